@@ -1,0 +1,99 @@
+"""Perplexity, KL divergence and top-1 agreement of the INT8 path against the float path on a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edge_llm.errors import UsageError
+from edge_llm.runner.base import Runner
+
+BLOCK = 64
+"""Tokens per forward call: bounds the memory of the logits; it changes no number."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How near one runner's predictions are to another's, over all predicted tokens."""
+
+    perplexity: float
+    float_perplexity: float
+    mean_kl: float
+    """Mean over tokens of KL(float || INT8), in nats."""
+    top1_agreement: float
+    """Share of tokens for which both find the same token most likely."""
+    tokens: int
+    """Tokens that were predicted."""
+
+
+def compare(
+    runner: Runner[Any],
+    oracle: Runner[Any],
+    tokens: Sequence[int],
+    window: int,
+    bos: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Quality:
+    """Predict every token of ``tokens`` from those before it in its window of ``window`` tokens, with both runners.
+
+    Windows do not overlap; each begins with ``bos`` if the model has one, and else its first token is not predicted.
+    """
+    windows = list(_windows(tokens, window, bos))
+    if not windows:
+        raise UsageError(f"the text has `{len(tokens)}` tokens, too few to predict anything; give a longer one")
+    nll = oracle_nll = divergence = 0.0
+    same = count = 0
+    for done, ids in enumerate(windows):
+        for targets, ours, theirs in _predictions(runner, oracle, ids):
+            rows = np.arange(len(targets))
+            nll -= float(ours[rows, targets].sum())
+            oracle_nll -= float(theirs[rows, targets].sum())
+            divergence += float((np.exp(theirs) * (theirs - ours)).sum())
+            same += int((ours.argmax(1) == theirs.argmax(1)).sum())
+            count += len(targets)
+        if progress is not None:
+            progress(done + 1, len(windows))
+    return Quality(
+        perplexity=float(np.exp(nll / count)),
+        float_perplexity=float(np.exp(oracle_nll / count)),
+        mean_kl=divergence / count,
+        top1_agreement=same / count,
+        tokens=count,
+    )
+
+
+def _windows(tokens: Sequence[int], window: int, bos: int | None) -> Iterator[list[int]]:
+    head = [] if bos is None else [bos]
+    step = window - len(head)
+    for start in range(0, len(tokens), step):
+        ids = head + list(tokens[start : start + step])
+        if len(ids) > 1:
+            yield ids
+
+
+def _predictions(
+    runner: Runner[Any], oracle: Runner[Any], ids: list[int]
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Blocks of (targets [n], log-probabilities float64 [n, vocab] of the runner and of the oracle)."""
+    ours, theirs = runner.open(), oracle.open()
+    try:
+        for start in range(0, len(ids) - 1, BLOCK):
+            block = ids[start : min(start + BLOCK, len(ids) - 1)]
+            targets = np.asarray(ids[start + 1 : start + 1 + len(block)])
+            yield (
+                targets,
+                log_softmax(runner.forward(ours, block, wanted=len(block))),
+                log_softmax(oracle.forward(theirs, block, wanted=len(block))),
+            )
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Log-probabilities float64 [n, vocab] of ``logits`` [n, vocab]."""
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

@@ -1,0 +1,107 @@
+"""Bundles with random weights at real shapes: speed does not depend on weight values, so they are fair to measure.
+
+They carry a typical shadow (0.3 % hot channels in every linear, as published for Qwen1.5-1.8B: llm.npu, §3.3).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+import edge_llm
+from edge_llm.config import ModelConfig
+from edge_llm.errors import UsageError
+from edge_llm.formats.bundle import BundleWriter, linear_shapes, tensor_layout
+from edge_llm.paths import home
+from kernels.layout import row_sums
+
+HOT_SHARE = 0.003
+INPUT_SCALE = 4.0 / 127.0
+"""Four standard deviations of a normalized activation fit the INT8 range."""
+
+SHAPES: dict[str, ModelConfig] = {
+    "qwen2.5-0.5b": ModelConfig(
+        family="qwen2", vocab_size=151936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14,
+        num_kv_heads=2, head_dim=64, context=32768, norm_eps=1e-6, rope_theta=1e6, tied_embeddings=True, qkv_bias=True,
+    ),
+    "llama-1.1b": ModelConfig(
+        family="llama", vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_layers=22, num_heads=32,
+        num_kv_heads=4, head_dim=64, context=32768, norm_eps=1e-5, rope_theta=1e4,
+    ),
+    "llama-3.2-1b": ModelConfig(
+        family="llama", vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_layers=16, num_heads=32,
+        num_kv_heads=8, head_dim=64, context=131072, norm_eps=1e-5, rope_theta=5e5, tied_embeddings=True,
+    ),
+    "qwen3-1.7b": ModelConfig(
+        family="qwen3", vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_layers=28, num_heads=16,
+        num_kv_heads=8, head_dim=128, context=40960, norm_eps=1e-6, rope_theta=1e6, tied_embeddings=True, qk_norm=True,
+    ),
+}  # fmt: skip
+
+
+def synthetic_bundle(shape: str) -> Path:
+    """Folder of the bundle with random weights at ``shape``; made once and kept."""
+    if shape not in SHAPES:
+        raise UsageError(f"no synthetic shape `{shape}`; there are: {', '.join(SHAPES)}", param="synthetic")
+    folder = home() / "synthetic" / f"{shape}-v1"
+    if not (folder / "manifest.json").is_file():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = folder.parent / f".{folder.name}.{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            write_random(temporary, SHAPES[shape])
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def write_random(folder: Path, config: ModelConfig, seed: int = 0) -> None:
+    """Fill the empty ``folder`` with a bundle of random weights that keep activations near one."""
+    random = np.random.default_rng(seed)
+    shapes = linear_shapes(config)
+    hot = {name: max(1, round(HOT_SHARE * shape.columns)) for name, shape in shapes.items()}
+    with BundleWriter(folder) as writer:
+        writer.add_file("tokenizer.json", [b"{}"])
+        tiles = np.empty(0, np.int8)
+        for tensor in tensor_layout(config, hot):
+            if tensor.name.endswith(".row_sum"):
+                array = row_sums(tiles, tensor.shape[0])
+            else:
+                array = _random_tensor(tensor.name, tensor.shape, _columns(tensor.name, config), random)
+            if tensor.name.endswith(".tiles"):
+                tiles = array
+            writer.add(tensor.name, array)
+        writer.finish(
+            config,
+            dict.fromkeys(shapes, INPUT_SCALE),
+            profile={},
+            source={"kind": "synthetic", "path": None, "digest": None, "float": None},
+            created_with=edge_llm.__version__,
+        )
+
+
+def _columns(tensor: str, config: ModelConfig) -> int:
+    linear = tensor.rpartition(".")[0]
+    shapes = linear_shapes(config)
+    return shapes[linear].columns if linear in shapes else config.hidden_size
+
+
+def _random_tensor(name: str, shape: tuple[int, ...], columns: int, random: np.random.Generator) -> np.ndarray:
+    kind = name.rpartition(".")[2]
+    if kind == "tiles":
+        bytes_ = np.frombuffer(random.bytes(int(np.prod(shape))), np.int8).reshape(shape)
+        return np.maximum(bytes_, -127)
+    if kind == "scale":
+        return np.full(shape, 1.0 / (73.0 * columns**0.5), np.float32)  # 73: deviation of a uniform INT8
+    if kind == "hot_index":
+        return np.sort(random.choice(columns, shape[0], replace=False)).astype(np.int32)
+    if kind == "hot_weight":
+        return (random.standard_normal(shape) / columns**0.5).astype(np.float16)
+    if kind == "bias":
+        return np.zeros(shape, np.float32)
+    return np.ones(shape, np.float32)  # the gains of norms

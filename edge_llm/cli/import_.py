@@ -1,0 +1,32 @@
+"""`edge-llm import`: a source becomes a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edge_llm.cli.terminal import note, progress_bar
+from edge_llm.convert.importer import import_model
+
+
+@click.command("import")
+@click.argument("source")
+@click.option("--name", help="Name of the model here; default: the last part of SOURCE.")
+@click.option("--calibration", type=click.Path(path_type=Path), help="Text that the activations are measured on.")
+@click.option("--keep-float", is_flag=True, help="Keep the float weights in the bundle, for --float and perplexity.")
+@click.option("--overwrite", is_flag=True, help="Replace a model of the same name.")
+def import_command(
+    source: str, name: str | None, calibration: Path | None, keep_float: bool, overwrite: bool
+) -> None:
+    """Turn SOURCE into a local model: a Hugging Face folder, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct.
+
+    Reads the weights layer by layer, measures the activations on a calibration text, quantizes to INT8 and keeps the
+    outlier channels in float.  A half-written model is never visible.
+    """
+    with progress_bar() as draw:
+        folder = import_model(
+            source, name, calibration=calibration, keep_float=keep_float, overwrite=overwrite, progress=draw
+        )
+    note(f"imported as {folder.name}; chat with `edge-llm chat {folder.name}`")
+    click.echo(folder)

@@ -1,0 +1,94 @@
+"""`edge-llm`: the tuple of verbs, and the one place where an error becomes a line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+import edge_llm
+from edge_llm.errors import EdgeLLMError
+
+VERBS: tuple[tuple[str, str, str], ...] = (
+    ("run", "run", "Answer one prompt on stdout; reads stdin when piped."),
+    ("chat", "chat", "Chat in the terminal."),
+    ("bench", "bench", "Measure prompt and generation speed."),
+    ("import", "import_", "Turn a Hugging Face folder or hub id into a local model."),
+    ("pull", "pull", "Download a model from the hub without importing it."),
+    ("list", "models", "List the models that are here."),
+    ("show", "models", "Show what one model is."),
+    ("rm", "models", "Remove a model."),
+    ("perplexity", "perplexity", "Compare the INT8 path with the float path on a text."),
+    ("doctor", "doctor", "Say what this machine has and what is missing."),
+)
+"""(verb, module in edge_llm.cli, one line of help); the module is imported when the verb is called."""
+
+
+class _Verbs(click.Group):
+    """A group whose commands are imported one by one, so that `--help` stays instant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [verb for verb, _, _ in VERBS]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        for verb, module, _ in VERBS:
+            if verb == name:
+                return getattr(import_module(f"edge_llm.cli.{module}"), f"{verb}_command")
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, text) for verb, _, text in VERBS])
+
+
+@click.group(cls=_Verbs, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(edge_llm.__version__, prog_name="edge-llm")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """A local LLM runtime for one small machine.
+
+    Without a command: chat with the small built-in model.
+    """
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(cli.get_command(ctx, "chat"))  # type: ignore[arg-type]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 good, 1 failed, 2 misuse, 130 interrupted."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    try:
+        result: Any = cli.main(arguments, prog_name="edge-llm", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as wanted:
+        return wanted.exit_code
+    except click.ClickException as misuse:
+        misuse.show()
+        return misuse.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing more to say, and nothing to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except EdgeLLMError as error:
+        _complain(str(error))
+        return error.exit_code
+    except Exception as error:
+        if os.environ.get("EDGE_LLM_DEBUG"):
+            raise
+        _complain(f"internal error, {type(error).__name__}: {error} (set EDGE_LLM_DEBUG=1 to see where)")
+        return 1
+
+
+def _complain(message: str) -> None:
+    line = " ".join(message.split())
+    printable = "".join(char if char.isprintable() else "?" for char in line)
+    click.echo(f"error: {printable}", err=True)

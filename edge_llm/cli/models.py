@@ -1,0 +1,146 @@
+"""`edge-llm list`, `show` and `rm`: the models that are here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_llm.engine.load import find_bundle
+from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
+from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.kv.store import page_bytes
+from edge_llm.kv.pages import PAGE_TOKENS
+from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, bundle_path, models_folder
+
+
+@click.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def list_command(as_json: bool) -> None:
+    """List the models that are here."""
+    rows = [_summary(name, folder) for name, folder in _bundles()]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    width = max(len(row["name"]) for row in rows)
+    click.echo(f"{'NAME'.ljust(width)}  {'FAMILY':8} {'PARAMETERS':>10} {'SIZE':>10} {'CONTEXT':>8}")
+    for row in rows:
+        if "error" in row:
+            click.echo(f"{row['name'].ljust(width)}  {row['error']}")
+        else:
+            click.echo(
+                f"{row['name'].ljust(width)}  {row['family']:8} {_millions(row['parameters']):>10} "
+                f"{_mebibytes(row['bytes']):>10} {row['context']:>8}"
+            )
+
+
+@click.command("show")
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def show_command(model: str, as_json: bool) -> None:
+    """Show what MODEL is: shapes, memory, outlier profile, where it came from."""
+    folder = find_bundle(model)
+    facts = _facts(model, open_bundle(folder))
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    width = max(len(key) for key in facts)
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{name} {_short(inner)}" for name, inner in value.items() if not isinstance(inner, dict | list))
+        click.echo(f"{key.ljust(width)}  {value}")
+
+
+@click.command("rm")
+@click.argument("model")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def rm_command(model: str, yes: bool) -> None:
+    """Remove MODEL from this machine."""
+    if model == BUILTIN_MODEL_NAME:
+        raise UsageError("the built-in model is part of the program and cannot be removed", param="model")
+    folder = bundle_path(model)
+    if not folder.is_dir():
+        raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here")
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Remove {model} ({_mebibytes(_folder_bytes(folder))})?", abort=True, err=True)
+    try:
+        doomed = folder.with_name(f".{folder.name}.removed")
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise StorageError(f"cannot remove `{folder}`: {error.strerror}") from error
+    click.echo(f"removed {model}", err=True)
+
+
+def _bundles() -> list[tuple[str, Path]]:
+    found = [(BUILTIN_MODEL_NAME, builtin_bundle())]
+    folder = models_folder()
+    if folder.is_dir():
+        found += [(path.name, path) for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."]
+    return found
+
+
+def _summary(name: str, folder: Path) -> dict[str, Any]:
+    try:
+        with open_bundle(folder) as bundle:
+            config = bundle.config
+            return {
+                "name": name,
+                "family": config.family,
+                "parameters": config.parameters,
+                "bytes": _folder_bytes(folder),
+                "context": config.context,
+                "path": str(folder),
+            }
+    except EdgeLLMError as error:
+        return {"name": name, "error": str(error), "path": str(folder)}
+
+
+def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
+    config = bundle.config
+    return {
+        "name": name,
+        "path": str(bundle.folder),
+        "parameters": config.parameters,
+        "weights_bytes": bundle.size,
+        "kv_bytes_per_token": page_bytes(config) // PAGE_TOKENS,
+        "model": asdict(config),
+        "hot_channels": _hot_channels(bundle),
+        "generation_defaults": bundle.generation_config,
+        "chat_template": bundle.has_file("chat_template.jinja"),
+        "source": dict(bundle.manifest["source"]),
+        "created_with": bundle.manifest["created_with"],
+    }
+
+
+def _hot_channels(bundle: Bundle) -> dict[str, Any]:
+    """How many input channels the shadow computes in float, over all linears."""
+    counts = {
+        name.removesuffix(".hot_index"): tensor.shape[0]
+        for name, tensor in bundle.tensors.items()
+        if name.endswith(".hot_index")
+    }
+    total = sum(counts.values())
+    columns = sum(bundle.columns(name) for name in counts)
+    return {"total": total, "share": round(total / columns, 5), "by_linear": counts}
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.2f} M"
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,60 @@
+"""Options that several verbs share, and how they become frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import click
+
+from edge_llm.config import GenerationParams, RuntimeConfig
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_RUNTIME = (
+    click.option("--device", default="auto", show_default=True, help="Where the model runs: auto or host."),
+    click.option("-t", "--threads", type=int, help="CPU threads; default: the cores this process may use."),
+    click.option("--ctx", "context", type=int, help="Context in tokens; default: the model's own, at most 32768."),
+    click.option("--chunk", type=int, default=256, show_default=True, help="Longest prefill chunk in tokens."),
+    click.option("--float", "float_path", is_flag=True, help="Compute in float32 on the source's weights (slow, exact)."),
+)
+
+_GENERATION = (
+    click.option("--temperature", type=float, help="0 is greedy; default: the model's own."),
+    click.option("--top-p", type=float, help="Keep the most likely tokens up to this mass."),
+    click.option("--top-k", type=int, help="Keep the K most likely tokens; 0 keeps all."),
+    click.option("--min-p", type=float, help="Keep tokens at least this fraction as likely as the best."),
+    click.option("--repetition-penalty", type=float, help="Above 1 makes seen tokens less likely."),
+    click.option("--seed", type=int, help="Same seed, same text."),
+    click.option("-n", "--max-tokens", type=int, help="Stop after this many tokens."),
+    click.option("--stop", multiple=True, help="Stop before this text; may be repeated."),
+)
+
+
+def runtime_options(command: Command) -> Command:
+    """Add --device --threads --ctx --chunk --float."""
+    return _decorate(command, _RUNTIME)
+
+
+def generation_options(command: Command) -> Command:
+    """Add the sampling options."""
+    return _decorate(command, _GENERATION)
+
+
+def runtime_config(options: dict[str, Any]) -> RuntimeConfig:
+    """The `RuntimeConfig` that the parsed ``options`` ask for; the keys used are taken out of ``options``."""
+    names = ("device", "threads", "context", "chunk", "float_path")
+    return RuntimeConfig(**{name: options.pop(name) for name in names})
+
+
+def generation_params(options: dict[str, Any], defaults: GenerationParams) -> GenerationParams:
+    """``defaults`` with what the parsed ``options`` say otherwise."""
+    given = {name: value for name, value in options.items() if value is not None and value != ()}
+    return replace(defaults, **given)
+
+
+def _decorate(command: Command, decorators: tuple[Callable[[Any], Any], ...]) -> Command:
+    for decorate in reversed(decorators):
+        command = decorate(command)
+    return command

@@ -1,0 +1,61 @@
+"""`edge-llm perplexity`: how near the INT8 path is to the float path on a text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from edge_llm.bench.quality import Quality, compare
+from edge_llm.cli.terminal import progress_bar
+from edge_llm.engine.load import load_comparison
+from edge_llm.config import RuntimeConfig
+from edge_llm.errors import UsageError
+
+
+@click.command("perplexity")
+@click.argument("model")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--window", type=click.IntRange(2), default=512, show_default=True, help="Tokens per window.")
+@click.option("--max-tokens", type=click.IntRange(2), help="Use only the first tokens of FILE.")
+@click.option("-t", "--threads", type=int, help="CPU threads; default: the cores this process may use.")
+@click.option("--no-shadow", is_flag=True, help="Drop the shadow outliers, to see what they are worth.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def perplexity_command(
+    model: str,
+    file: Path,
+    window: int,
+    max_tokens: int | None,
+    threads: int | None,
+    no_shadow: bool,
+    as_json: bool,
+) -> None:
+    """Perplexity of MODEL on the text FILE: the INT8 path beside the float path on the source's own weights."""
+    try:
+        text = file.read_text("utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read `{file}`: {error.strerror}", param="file") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"`{file}` is not UTF-8 text (byte {error.start})", param="file") from error
+    runtime = RuntimeConfig(threads=threads, shadow=not no_shadow)
+    tokenizer, runner, oracle = load_comparison(model, runtime)
+    tokens = tokenizer.encode(text, add_bos=False)[:max_tokens]
+    bos = tokenizer.bos_id if tokenizer.add_bos else None
+    with progress_bar() as draw:
+        quality = compare(
+            runner, oracle, tokens, min(window, runner.context), bos, lambda done, total: draw("perplexity", done, total)
+        )
+    click.echo(json.dumps(asdict(quality)) if as_json else _table(quality))
+
+
+def _table(quality: Quality) -> str:
+    ratio = quality.perplexity / quality.float_perplexity
+    return (
+        f"perplexity INT8     {quality.perplexity:10.4f}\n"
+        f"perplexity float    {quality.float_perplexity:10.4f}   (INT8 is x{ratio:.5f})\n"
+        f"mean KL divergence  {quality.mean_kl:10.6f}   nats per token\n"
+        f"top-1 agreement     {100 * quality.top1_agreement:10.2f} %\n"
+        f"tokens              {quality.tokens:10d}"
+    )

@@ -1,0 +1,89 @@
+"""`edge-llm run`: one answer on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from edge_llm.cli.options import generation_options, generation_params, runtime_config, runtime_options
+from edge_llm.cli.terminal import note, quiet_progress, write
+from edge_llm.engine.engine import Engine, collect
+from edge_llm.engine.load import load_engine
+from edge_llm.engine.request import Request
+from edge_llm.errors import EdgeLLMError, UsageError
+
+
+@click.command("run")
+@click.argument("model", required=False)
+@click.argument("prompt", required=False)
+@generation_options
+@runtime_options
+@click.option("--system", help="System message, for a model with a chat template.")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
+@click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, tokens, usage, timings.")
+def run_command(
+    model: str | None, prompt: str | None, system: str | None, raw: bool, as_json: bool, **options: Any
+) -> None:
+    """Answer PROMPT with MODEL (default: the built-in model) and print the answer.
+
+    Text piped to stdin is the prompt, or is put after PROMPT if both are given.  A model with a chat template
+    answers as an assistant; one without continues the text.
+    """
+    text = _whole_prompt(prompt)
+    runtime = runtime_config(options)
+    with quiet_progress() as progress:
+        engine = load_engine(model, runtime, progress)
+    params = generation_params(options, engine.defaults)
+    request = _request(engine, text, system, raw, params)
+    if as_json:
+        click.echo(json.dumps(engine.answer(request).as_dict()))
+    else:
+        _print_stream(engine, request)
+
+
+def _whole_prompt(prompt: str | None) -> str:
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else _read_stdin()
+    if prompt is None and not piped:
+        raise UsageError("no prompt; write `edge-llm run MODEL \"your text\"` or pipe it in", param="prompt")
+    return "\n\n".join(part for part in (prompt, piped) if part)
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"stdin is not UTF-8 text (byte {error.start}); pipe text", param="prompt") from error
+
+
+def _request(engine: Engine, text: str, system: str | None, raw: bool, params: Any) -> Request:
+    if raw or engine.template.is_default:
+        if system is not None:
+            raise UsageError("--system needs a model with a chat template, and no --raw", param="system")
+        return engine.text_request(text, params)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return engine.chat_request([*messages, {"role": "user", "content": text}], params)
+
+
+def _print_stream(engine: Engine, request: Request) -> None:
+    def shown() -> Any:
+        for delta in engine.stream(request):
+            write(delta.text)
+            yield delta
+
+    try:
+        answer = collect(shown())
+    except (KeyboardInterrupt, EdgeLLMError):
+        click.echo()
+        raise
+    if not answer.text.endswith("\n"):
+        click.echo()
+    if sys.stderr.isatty() and sys.stdout.isatty():
+        timings = answer.finish.timings
+        note(
+            f"[{answer.finish.usage.prompt_tokens} tokens read at {timings.prompt_per_second:.0f}/s, "
+            f"{answer.finish.usage.completion_tokens} written at {timings.predicted_per_second:.0f}/s]"
+        )

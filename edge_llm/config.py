@@ -1,0 +1,127 @@
+"""Facts that travel: what a model is, how it is run, how text is sampled.  Frozen; a change makes a new value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from edge_llm.errors import UsageError
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3 frequency scaling of rotary embeddings (Hugging Face `rope_scaling`, `rope_type: llama3`)."""
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only transformer: shapes and constants, in Hugging Face's meaning of the words."""
+
+    family: str
+    """Hugging Face `model_type`: llama, mistral, qwen2 or qwen3."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context: int
+    """Longest sequence in tokens that the model was made for."""
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """Bias on the attention output projection."""
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMS norm of every query and key head before the rotary embedding (Qwen3)."""
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Rows of the fused query, key, value matrix."""
+        return self.q_size + 2 * self.kv_size
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, biases left out."""
+        linear = self.hidden_size * (self.qkv_size + self.q_size + 3 * self.intermediate_size)
+        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return embeddings + self.num_layers * (linear + norms) + self.hidden_size
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """How a model is run on this machine.  ``None`` means: chosen from the model and the machine at load."""
+
+    device: str = "auto"
+    threads: int | None = None
+    context: int | None = None
+    chunk: int = 256
+    """Longest static chunk of prefill, in tokens; shorter ones come from the ladder below it."""
+    window: int = 4
+    """Chunks that one prefill task graph holds."""
+    float_path: bool = False
+    """Run every linear in float32 on the source's own weights (the oracle), not the INT8 path."""
+    shadow: bool = True
+    """Add the shadow outliers; off only to see what they are worth."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("threads", 1), ("context", 1)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise UsageError(f"{name} must be at least {low}, got `{value}`", param=name)
+        if not 1 <= self.chunk <= 4096:
+            raise UsageError(f"chunk must be between 1 and 4096 tokens, got `{self.chunk}`", param="chunk")
+        if not 1 <= self.window <= 64:
+            raise UsageError(f"window must be between 1 and 64 chunks, got `{self.window}`", param="window")
+
+
+@dataclass(frozen=True)
+class GenerationParams:
+    """How tokens are chosen.  Defaults are a plain greedy answer; a model's own defaults come from its bundle."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = field(default=())
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _within("temperature", self.temperature, 0.0, 100.0)
+        _within("top_p", self.top_p, 0.0, 1.0)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        if self.top_k < 0:
+            raise UsageError(f"top_k must be 0 (off) or more, got `{self.top_k}`", param="top_k")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UsageError(f"max_tokens must be at least 1, got `{self.max_tokens}`", param="max_tokens")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise UsageError(f"seed must be between 0 and 2^64-1, got `{self.seed}`", param="seed")
+        if len(self.stop) > 16 or any(not s or len(s) > 256 for s in self.stop):
+            raise UsageError("stop takes at most 16 strings of 1 to 256 characters", param="stop")
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise UsageError(f"{name} must be between {low:g} and {high:g}, got `{value}`", param=name)

@@ -1,0 +1,1 @@
+"""From logits to a token: pure functions over arrays, composed per request."""

@@ -1,0 +1,43 @@
+"""Stop strings over a stream of text pieces: emit what is safe, hold back what may still become a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Feed text with `push`; once `stopped` is true the text before the first stop string has been emitted."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: str) -> str:
+        """Text that can be shown now; nothing after a stop string ever is."""
+        if self.stopped:
+            return ""
+        text = self._held + piece
+        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)]
+        safe = len(text) - self._open_end(text)
+        self._held = text[safe:]
+        return text[:safe]
+
+    def finish(self) -> str:
+        """The text still held back, when the stream ends without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _open_end(self, text: str) -> int:
+        """Length of the longest end of ``text`` that some stop string begins with."""
+        longest = 0
+        for stop in self._stops:
+            for length in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest

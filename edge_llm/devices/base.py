@@ -1,0 +1,104 @@
+"""The contract between a model and a device: what a subgraph is, what it runs on, what a device must do.
+
+A `Subgraph` is a short list of known operations over named buffers of a static number of rows.  It holds no weights
+and no layer number: those come in when it runs, so one subgraph serves every chunk and every layer
+(llm.npu, arXiv 2407.05858, §3.2, carried on to layers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from edge_llm.config import ModelConfig
+from edge_llm.kv.store import LayerPages
+from edge_llm.quant.linear import LinearWeights
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation: ``kind`` reads a buffer and writes a buffer, with the weights called ``weights``."""
+
+    kind: str
+    """rms_norm, linear, swiglu, rope_append or attention."""
+    reads: str
+    writes: str
+    weights: str = ""
+    adds: str = ""
+    """Buffer that is added to a linear's result (the residual stream)."""
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """A static unit of work: the part of a layer it is, its rows, and its operations in order."""
+
+    part: str
+    rows: int
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the rows of a chunk are.  The first ``count`` rows are valid; the rest only fill the static length.
+
+    tokens int64 [count]; sequence int32 [count] (row of ``page_table``); position int32 [count];
+    slots int64 [count] (where keys and values are written); page_table int32 [sequences, pages].
+    """
+
+    static: int
+    tokens: np.ndarray
+    sequence: np.ndarray
+    position: np.ndarray
+    slots: np.ndarray
+    page_table: np.ndarray
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+
+LayerWeights = Mapping[str, "LinearWeights | np.ndarray"]
+"""The weights of one layer by their names in a subgraph: `LinearWeights` for linears, float32 gains for norms."""
+
+Buffers = Mapping[str, np.ndarray]
+"""Named activations of one chunk, float32 [rows, width]."""
+
+RunSubgraph = Callable[[LayerWeights, Buffers, Rows, "LayerPages | None"], None]
+"""A built subgraph: weights and pages of the layer, buffers and rows of the chunk."""
+
+
+class Device(Protocol):
+    """Where subgraphs run."""
+
+    name: str
+
+    def lane(self, part: str) -> str:
+        """The lane on which subgraphs of this part run."""
+        ...
+
+    def buffers(self, config: ModelConfig, rows: int) -> Buffers:
+        """Activations for one chunk of at most ``rows`` rows."""
+        ...
+
+    def build(self, subgraph: Subgraph, config: ModelConfig, rope: tuple[np.ndarray, np.ndarray]) -> RunSubgraph:
+        """Build a subgraph once; ``rope`` is (cos, sin), each float32 [context, head_dim / 2]."""
+        ...
+
+    def embed(self, table: LinearWeights, rows: Rows, hidden: np.ndarray) -> None:
+        """Write the embedding of every valid row's token to ``hidden`` float32 [rows, hidden_size]."""
+        ...
+
+
+def buffer_widths(config: ModelConfig) -> dict[str, int]:
+    """Width of every buffer that the subgraphs of a decoder name."""
+    return {
+        "hidden": config.hidden_size,
+        "normed": config.hidden_size,
+        "qkv": config.qkv_size,
+        "attended": config.q_size,
+        "gate_up": 2 * config.intermediate_size,
+        "activated": config.intermediate_size,
+    }

@@ -1,0 +1,130 @@
+"""The host CPU: every operation is one call of a native kernel, on one thread pool and one lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edge_llm.config import ModelConfig
+from edge_llm.devices.base import Buffers, LayerWeights, Op, Rows, RunSubgraph, Subgraph, buffer_widths
+from edge_llm.kv.store import LayerPages
+from edge_llm.quant.linear import LinearWeights
+from kernels.attention import append_kv, paged_attention
+from kernels.layout import gather_rows
+from kernels.linear import linear
+from kernels.pointwise import head_norm, rms_norm, rope, swiglu
+from kernels.pool import ThreadPool
+
+_RunOp = Callable[[LayerWeights, Buffers, Rows, LayerPages | None], None]
+
+
+class HostDevice:
+    """Runs subgraphs with ``threads`` threads.  ``shadow=False`` drops the outliers, to see what they are worth."""
+
+    name = "host"
+
+    def __init__(self, threads: int, *, shadow: bool = True) -> None:
+        self.pool = ThreadPool(threads)
+        self._shadow = shadow
+
+    def lane(self, part: str) -> str:
+        return "cpu"
+
+    def buffers(self, config: ModelConfig, rows: int) -> Buffers:
+        return {name: np.zeros((rows, width), np.float32) for name, width in buffer_widths(config).items()}
+
+    def build(self, subgraph: Subgraph, config: ModelConfig, rope: tuple[np.ndarray, np.ndarray]) -> RunSubgraph:
+        steps = tuple(self._build_op(op, config, rope) for op in subgraph.ops)
+
+        def run(weights: LayerWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+            for step in steps:
+                step(weights, buffers, rows, pages)
+
+        return run
+
+    def embed(self, table: LinearWeights, rows: Rows, hidden: np.ndarray) -> None:
+        values = gather_rows(table.tiles, rows.tokens, table.columns)
+        out = hidden[: rows.count]
+        np.multiply(values, table.weight_scale[rows.tokens, None], out=out)
+        if len(table.hot_index):
+            out[:, table.hot_index] = table.hot_weight[:, rows.tokens].T
+
+    def _build_op(self, op: Op, config: ModelConfig, tables: tuple[np.ndarray, np.ndarray]) -> _RunOp:
+        pool = self.pool
+        shadow = self._shadow
+        cos, sin = tables
+        heads = config.num_heads
+        kv_heads = config.num_kv_heads
+        head_dim = config.head_dim
+        q_end = config.q_size
+        k_end = q_end + config.kv_size
+
+        def run_norm(weights: LayerWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+            n = rows.count
+            rms_norm(buffers[op.reads][:n], weights[op.weights], config.norm_eps, pool, out=buffers[op.writes][:n])
+
+        def run_linear(weights: LayerWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+            n = rows.count
+            w = weights[op.weights]
+            assert isinstance(w, LinearWeights)
+            linear(
+                buffers[op.reads][:n],
+                w.tiles,
+                w.rows,
+                w.input_scale,
+                w.scale,
+                w.row_sum,
+                w.hot_index,
+                w.hot_weight,
+                pool,
+                bias=w.bias,
+                add=buffers[op.adds][:n] if op.adds else None,
+                shadow=shadow,
+                out=buffers[op.writes][:n],
+            )
+
+        def run_swiglu(weights: LayerWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+            n = rows.count
+            swiglu(buffers[op.reads][:n], pool, out=buffers[op.writes][:n])
+
+        def run_rope_append(weights: LayerWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+            assert pages is not None
+            n = rows.count
+            qkv = buffers[op.reads][:n]
+            q = qkv[:, :q_end].reshape(n, heads, head_dim)
+            k = qkv[:, q_end:k_end].reshape(n, kv_heads, head_dim)
+            v = qkv[:, k_end:].reshape(n, kv_heads, head_dim)
+            if config.qk_norm:
+                head_norm(q, weights["q_norm"], config.norm_eps, pool)
+                head_norm(k, weights["k_norm"], config.norm_eps, pool)
+            rope(q, rows.position, cos, sin, pool)
+            rope(k, rows.position, cos, sin, pool)
+            append_kv(k, v, pages.k, pages.k_scale, pages.v, pages.v_scale, rows.slots, pool)
+
+        def run_attention(weights: LayerWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+            assert pages is not None
+            n = rows.count
+            q = buffers[op.reads][:n, :q_end].reshape(n, heads, head_dim)
+            paged_attention(
+                q,
+                pages.k,
+                pages.k_scale,
+                pages.v,
+                pages.v_scale,
+                rows.page_table,
+                rows.sequence,
+                rows.position,
+                head_dim**-0.5,
+                pool,
+                out=buffers[op.writes][:n].reshape(n, heads, head_dim),
+            )
+
+        kinds: dict[str, _RunOp] = {
+            "rms_norm": run_norm,
+            "linear": run_linear,
+            "swiglu": run_swiglu,
+            "rope_append": run_rope_append,
+            "attention": run_attention,
+        }
+        return kinds[op.kind]

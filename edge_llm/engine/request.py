@@ -1,0 +1,75 @@
+"""What travels between a face and the engine: a request, the deltas of its answer, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edge_llm.config import GenerationParams
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt in tokens and how to continue it."""
+
+    prompt: tuple[int, ...]
+    params: GenerationParams
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens that a request took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose keys and values were there already."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time went, in milliseconds."""
+
+    load_ms: float
+    prompt_ms: float
+    prompt_per_second: float
+    """Prompt tokens that were computed (cached ones left out) per second."""
+    predicted_ms: float
+    predicted_per_second: float
+
+
+@dataclass(frozen=True)
+class Finish:
+    """How a request ended: ``stop`` (end token or stop string), ``length`` (token limit or full context), ``cancelled``."""
+
+    reason: str
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The next piece of an answer.  Only the last delta of a stream has ``finish``."""
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer: all deltas of a stream put together."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish: Finish
+
+    def as_dict(self) -> dict[str, Any]:
+        """The answer as the JSON object that `edge-llm run --json` prints."""
+        return {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish.reason,
+            "usage": asdict(self.finish.usage),
+            "timings": asdict(self.finish.timings),
+        }

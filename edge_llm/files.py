@@ -1,0 +1,121 @@
+"""How a model's files are opened: regular files only, bounded, read with ``pread``, never mapped.
+
+Knows the operating system and the error tree, nothing of formats.  A model folder is untrusted input: a FIFO, a
+device or a folder in a file's place is refused before anything blocks, and every read is checked against the size
+that the file had when it was opened.  Symbolic links are followed (the Hugging Face cache is made of them); what
+they lead to must be a regular file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+
+from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, StorageError
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def shown(value: object, limit: int = 120) -> str:
+    """One printable line for an error message: control characters escaped, long values cut in the middle."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 512:
+        return f"a {value.bit_length()}-bit integer"
+    text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    if len(text) > limit:
+        text = f"{text[: limit * 2 // 3]}...{text[-limit // 4 :]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+class RegularFile:
+    """An open regular file that must not change while it is read.
+
+    Raises `ModelNotFound` when nothing is there, ``error`` when it is not a regular file, `StorageError` when the
+    system refuses.  Close it when done; reads are positional, so threads may share it.
+    """
+
+    def __init__(self, path: Path, *, error: type[EdgeLLMError] = InvalidModel) -> None:
+        self.path = path
+        self._error = error
+        self._fd = -1
+        try:
+            self._require_regular(path.stat())  # before open: opening a device may already do something
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            status = os.fstat(self._fd)
+            self._require_regular(status)
+        except BaseException as failure:
+            self.close()
+            if isinstance(failure, (OSError, ValueError)):
+                raise _open_error(path, failure) from None
+            raise
+        self.size = status.st_size
+        self._modified = status.st_mtime_ns
+
+    def _require_regular(self, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
+            raise self._error(f"`{shown(self.path)}` is {kind}; a regular file is needed")
+
+    def read_into(self, out: np.ndarray, offset: int) -> None:
+        """Fill ``out`` (uint8, contiguous) with the bytes at ``offset``; all of them or an error."""
+        view = memoryview(out)
+        done = 0
+        while done < len(view):
+            try:
+                got = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as failure:
+                raise StorageError(f"cannot read `{shown(self.path)}`: {failure.strerror}; check the disk") from None
+            if got == 0:
+                raise self._error(
+                    f"`{shown(self.path)}` ends at byte {offset + done}, {len(view) - done} bytes too early; "
+                    "it is truncated: copy or download it again"
+                )
+            done += got
+
+    def read(self, count: int, offset: int = 0) -> bytes:
+        """The ``count`` bytes at ``offset``."""
+        out = np.empty(count, np.uint8)
+        self.read_into(out, offset)
+        return out.tobytes()
+
+    def check_unchanged(self) -> None:
+        """Refuse a file that was truncated, extended or rewritten since it was opened."""
+        status = os.fstat(self._fd)
+        if (status.st_size, status.st_mtime_ns) != (self.size, self._modified):
+            raise self._error(f"`{shown(self.path)}` changed while it was being read; load it again")
+
+    def close(self) -> None:
+        """Give the descriptor back; more than once is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> RegularFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_file(path: Path, limit: int, *, error: type[EdgeLLMError] = InvalidModel) -> bytes:
+    """The whole of a small file; more than ``limit`` bytes raises ``error``."""
+    with RegularFile(path, error=error) as file:
+        if file.size > limit:
+            raise error(f"`{shown(path)}` has {file.size} bytes; at most {limit} are read")
+        return file.read(file.size)
+
+
+def _open_error(path: Path, failure: OSError | ValueError) -> EdgeLLMError:
+    if isinstance(failure, (FileNotFoundError, NotADirectoryError)):
+        return ModelNotFound(f"no file `{shown(path)}`; check the path")
+    if isinstance(failure, OSError):
+        return StorageError(f"cannot open `{shown(path)}`: {failure.strerror or failure}; check its permissions")
+    return ModelNotFound(f"`{shown(path)}` is not a possible file name; check the path")  # NUL inside

@@ -1,0 +1,369 @@
+"""Hugging Face model folders: ``config.json`` and float weights in one or several safetensors files.
+
+A bounded reader of our own.  A safetensors file is eight bytes (header length N, little endian), N bytes of JSON
+that give each tensor's dtype, shape and byte range, then the data; ranges must tile the data exactly, without hole
+or overlap.  All of that is checked at open, from the header alone; `read` then takes only the bytes of one tensor.
+
+    with open_model_folder(Path("qwen2.5-0.5b")) as source:
+        embedding = source.read("model.embed_tokens.weight")      # float32 [vocab, hidden]
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_llm.errors import InvalidModel, ModelNotFound, StorageError, UnsupportedModel
+from edge_llm.files import RegularFile, read_file, shown
+from edge_llm.formats.strict_json import parse_object, read_object
+
+MAX_HEADER_BYTES = 25 << 20
+MAX_TENSORS = 100_000
+MAX_DIMS = 8
+MAX_NAME = 1024
+MAX_SHARDS = 4096
+MAX_CONFIG_BYTES = 4 << 20
+MAX_TEMPLATE_BYTES = 1 << 20
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_BLOCK_BYTES = 4 << 20
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
+    "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+_FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where one tensor lies in its file; ``offset`` counts from the start of the file, in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class SafetensorsFile:
+    """One open file.  ``tensors`` maps names to `TensorInfo`, in the order of the data."""
+
+    def __init__(self, file: RegularFile, tensors: dict[str, TensorInfo]) -> None:
+        self._file = file
+        self.tensors = tensors
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    def read(self, name: str, *, finite: bool = False) -> np.ndarray:
+        """The tensor as float32 in an array of its own; ``finite`` refuses NaN and infinity.
+
+        Raises `UnsupportedModel` for a dtype other than F32, F16 and BF16, `InvalidModel` when the file changed.
+        """
+        info = self._info(name)
+        dtype = _FLOATS.get(info.dtype)
+        if dtype is None:
+            raise UnsupportedModel(
+                f"`{self.path.name}`: tensor `{shown(name)}` is {info.dtype}; weights must be F32, F16 or BF16"
+            )
+        self._file.check_unchanged()
+        try:
+            out = np.empty(math.prod(info.shape), np.float32)
+        except (MemoryError, ValueError):
+            raise InvalidModel(
+                f"`{self.path.name}`: tensor `{shown(name)}` {list(info.shape)} does not fit into memory"
+            ) from None
+        # block by block: the peak is the result plus one block, whatever the dtype
+        step = _BLOCK_BYTES // dtype.itemsize
+        block = np.empty(min(step, out.size) * dtype.itemsize, np.uint8)
+        for start in range(0, out.size, step):
+            piece = out[start : start + step]
+            raw = block[: piece.size * dtype.itemsize]
+            self._file.read_into(raw, info.offset + start * dtype.itemsize)
+            _widen(raw.view(dtype), piece, info.dtype)
+            if finite and not np.isfinite(piece).all():
+                at = start + int(np.argmin(np.isfinite(piece)))
+                raise InvalidModel(
+                    f"`{self.path.name}`: tensor `{shown(name)}` holds `{out[at]}` at element {at}; "
+                    "weights must be finite, export the model again"
+                )
+        return out.reshape(info.shape)
+
+    def _info(self, name: str) -> TensorInfo:
+        info = self.tensors.get(name)
+        if info is None:
+            raise InvalidModel(f"`{self.path.name}` has no tensor `{shown(name)}`")
+        return info
+
+    def close(self) -> None:
+        """Close the file; more than once is fine."""
+        self._file.close()
+
+    def __enter__(self) -> SafetensorsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _widen(raw: np.ndarray, out: np.ndarray, dtype: str) -> None:
+    if dtype == "BF16":  # the upper half of a float32
+        np.left_shift(raw, 16, out=out.view(np.uint32), dtype=np.uint32)
+    else:
+        out[...] = raw
+
+
+def open_safetensors(path: Path) -> SafetensorsFile:
+    """Open and check ``path``; raises `InvalidModel` that names the file and the first broken rule."""
+    file = RegularFile(path)
+    try:
+        return SafetensorsFile(file, _read_header(file))
+    except BaseException:
+        file.close()
+        raise
+
+
+def _read_header(file: RegularFile) -> dict[str, TensorInfo]:
+    where = f"`{shown(file.path.name)}`"
+    if file.size < 8:
+        raise InvalidModel(f"{where} has {file.size} bytes, too few for a safetensors file; download it again")
+    length = int.from_bytes(file.read(8), "little")
+    if length > MAX_HEADER_BYTES:
+        raise InvalidModel(f"{where}: a header of `{length}` bytes; at most {MAX_HEADER_BYTES} are read")
+    if 8 + length > file.size:
+        raise InvalidModel(
+            f"{where}: a header of `{length}` bytes in a file of {file.size}; it is truncated, download it again"
+        )
+    header = file.read(length, 8)
+    if not header.startswith(b"{") or not header.rstrip(b" ").endswith(b"}"):
+        raise InvalidModel(f"{where}: the header is not one JSON object; this is not a safetensors file")
+    # a tensor of 8 dimensions costs 11 commas, 2 brackets, 1 brace
+    entries = parse_object(header, file.path.name, max_bytes=MAX_HEADER_BYTES, max_depth=3, max_values=15 * MAX_TENSORS)
+    _check_metadata(entries.pop("__metadata__", {}), where)
+    if len(entries) > MAX_TENSORS:
+        raise InvalidModel(f"{where} lists `{len(entries)}` tensors; at most {MAX_TENSORS} are read")
+    start = 8 + length
+    infos = [_tensor(name, entry, start, where) for name, entry in entries.items()]
+    infos.sort(key=lambda info: (info.offset, info.nbytes))
+    end = start
+    for info in infos:
+        if info.offset != end:
+            fault = "overlaps the tensor before it" if info.offset < end else "leaves a hole before it"
+            raise InvalidModel(f"{where}: tensor `{shown(info.name)}` at byte {info.offset} {fault} (byte {end})")
+        end += info.nbytes
+    if end != file.size:
+        fault = "truncated" if end > file.size else "followed by foreign bytes"
+        raise InvalidModel(f"{where}: the tensors end at byte {end}, the file at {file.size}; it is {fault}")
+    return {info.name: info for info in infos}
+
+
+def _check_metadata(metadata: Any, where: str) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise InvalidModel(f"{where}: `__metadata__` must map strings to strings")
+
+
+def _tensor(name: str, entry: Any, start: int, where: str) -> TensorInfo:
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise InvalidModel(f"{where}: `{shown(name)}` cannot be a tensor name (1 to {MAX_NAME} printable characters)")
+    where = f"{where}: tensor `{shown(name)}`"
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise InvalidModel(f"{where} must have exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise InvalidModel(f"{where} has the unknown dtype `{shown(dtype)}`")
+    if not _naturals(shape) or len(shape) > MAX_DIMS:
+        raise InvalidModel(f"{where} has the shape `{shown(shape)}`; at most {MAX_DIMS} whole numbers below 2^63")
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise InvalidModel(f"{where} has the data_offsets `{shown(offsets)}`; two ascending byte positions are needed")
+    bits = math.prod(shape) * _BITS[dtype]
+    nbytes = offsets[1] - offsets[0]
+    if bits != nbytes * 8:
+        raise InvalidModel(f"{where} has {nbytes} bytes, but {dtype} {shape} needs {shown(-(-bits // 8))}")
+    return TensorInfo(name, dtype, tuple(shape), start + offsets[0], nbytes)
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(v) is int and 0 <= v < 1 << 63 for v in value)
+
+
+class SourceFolder:
+    """A Hugging Face model folder: its settings as dictionaries, its weights by name."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], shards: list[SafetensorsFile]) -> None:
+        self.folder = folder
+        self.config = config
+        self._shards = shards
+        self._where = {name: shard for shard in shards for name in shard.tensors}
+
+    def names(self) -> list[str]:
+        """Names of all tensors, in file order."""
+        return list(self._where)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; an unknown name raises `InvalidModel`."""
+        return self._shard(name).tensors[name].shape
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor as float32; NaN and infinity raise `InvalidModel` naming it."""
+        return self._shard(name).read(name, finite=True)
+
+    def _shard(self, name: str) -> SafetensorsFile:
+        shard = self._where.get(name)
+        if shard is None:
+            raise InvalidModel(f"`{shown(self.folder)}` has no tensor `{shown(name)}`")
+        return shard
+
+    @property
+    def files(self) -> list[Path]:
+        """The weight files, in index order."""
+        return [shard.path for shard in self._shards]
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """Where ``tokenizer.json`` is, or would be."""
+        return self.folder / "tokenizer.json"
+
+    @property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """``tokenizer_config.json``, empty when absent."""
+        return _optional_object(self.folder / "tokenizer_config.json")
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        """``generation_config.json``, empty when absent."""
+        return _optional_object(self.folder / "generation_config.json")
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's chat template: ``chat_template.jinja``, or the one inside ``tokenizer_config.json``."""
+        path = self.folder / "chat_template.jinja"
+        if path.exists():
+            try:
+                return read_file(path, MAX_TEMPLATE_BYTES).decode("utf-8")
+            except UnicodeDecodeError as failure:
+                raise InvalidModel(f"`{shown(path)}`: byte {failure.start} is not UTF-8") from None
+        template = self.tokenizer_config.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+            template = named.get("default")
+        if template is not None and not isinstance(template, str):
+            raise InvalidModel("`tokenizer_config.json`: chat_template must be a string")
+        return template
+
+    def close(self) -> None:
+        """Close every file; more than once is fine."""
+        for shard in self._shards:
+            shard.close()
+
+    def __enter__(self) -> SourceFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_model_folder(folder: Path) -> SourceFolder:
+    """Open a Hugging Face folder; raises `ModelNotFound`, `InvalidModel`, `UnsupportedModel` or `StorageError`."""
+    if not _exists(folder):
+        raise ModelNotFound(f"no model folder `{shown(folder)}`; check the path")
+    if not folder.is_dir():
+        raise InvalidModel(f"`{shown(folder)}` is not a folder; give the folder that holds config.json")
+    if not _exists(folder / "config.json"):
+        raise ModelNotFound(
+            f"no config.json in `{shown(folder)}`; give a Hugging Face folder with safetensors or a .gguf file"
+        )
+    config = read_object(folder / "config.json", max_bytes=MAX_CONFIG_BYTES)
+    if _exists(folder / _SINGLE):
+        return SourceFolder(folder, config, [open_safetensors(folder / _SINGLE)])
+    if _exists(folder / _INDEX):
+        return SourceFolder(folder, config, _open_shards(folder))
+    raise _no_weights(folder)
+
+
+def _open_shards(folder: Path) -> list[SafetensorsFile]:
+    weight_map = read_object(folder / _INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InvalidModel(f"`{_INDEX}`: weight_map must map tensor names to file names")
+    for name, file in weight_map.items():
+        if not _is_shard_name(file):
+            raise InvalidModel(
+                f"`{_INDEX}` puts tensor `{shown(name)}` into `{shown(file)}`; "
+                "a shard must be a plain .safetensors file name in the same folder"
+            )
+    names = list(dict.fromkeys(weight_map.values()))
+    if len(names) > MAX_SHARDS:
+        raise InvalidModel(f"`{_INDEX}` lists `{len(names)}` files; at most {MAX_SHARDS} are read")
+    shards: list[SafetensorsFile] = []
+    try:
+        for name in names:
+            shards.append(_open_shard(folder / name))
+        _check_index(weight_map, shards)
+    except BaseException:
+        for shard in shards:
+            shard.close()
+        raise
+    return shards
+
+
+def _open_shard(path: Path) -> SafetensorsFile:
+    try:
+        return open_safetensors(path)
+    except ModelNotFound:
+        raise InvalidModel(f"`{_INDEX}` lists `{shown(path.name)}`, which is missing; download it again") from None
+
+
+def _check_index(weight_map: dict[str, str], shards: list[SafetensorsFile]) -> None:
+    for shard in shards:
+        for name in shard.tensors:
+            if weight_map.get(name) != shard.path.name:
+                listed = shown(weight_map.get(name, "nowhere"))
+                raise InvalidModel(
+                    f"tensor `{shown(name)}` is in `{shard.path.name}`, but `{_INDEX}` puts it into `{listed}`"
+                )
+    present = {name for shard in shards for name in shard.tensors}
+    for name, file in weight_map.items():
+        if name not in present:
+            raise InvalidModel(f"`{_INDEX}` puts tensor `{shown(name)}` into `{file}`, which does not hold it")
+
+
+def _is_shard_name(name: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= 255
+        and name.isprintable()
+        and name.endswith(".safetensors")
+        and not name.startswith(".")
+        and not any(c in name for c in '/\\:')
+    )
+
+
+def _no_weights(folder: Path) -> Exception:
+    try:
+        present = sorted(p.name for p in folder.iterdir())
+    except OSError as failure:
+        return StorageError(f"cannot list `{shown(folder)}`: {failure.strerror}; check its permissions")
+    pickles = [n for n in present if n.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    if pickles:
+        return UnsupportedModel(
+            f"`{shown(folder)}` has its weights only as `{shown(pickles[0])}`; such files can run code when loaded: "
+            "save the model as safetensors"
+        )
+    return ModelNotFound(f"no {_SINGLE} or {_INDEX} in `{shown(folder)}`; download the weights too")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long, or with NUL inside
+        return False
+
+
+def _optional_object(path: Path) -> dict[str, Any]:
+    return read_object(path) if _exists(path) else {}

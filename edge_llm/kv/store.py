@@ -1,0 +1,100 @@
+"""The INT8 keys and values of every layer, in pages, and the page list of one sequence.
+
+A value costs 8 bits plus its share of one float16 scale per (token, kv head): 8.25 bits at head size 64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_llm.config import ModelConfig
+from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, pages_for
+
+
+@dataclass(frozen=True)
+class LayerPages:
+    """One layer's pages.  k, v: int8 [pages, kv_heads, 16, head_dim]; scales: float16 [pages, kv_heads, 16]."""
+
+    k: np.ndarray
+    k_scale: np.ndarray
+    v: np.ndarray
+    v_scale: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes + self.k_scale.nbytes + self.v.nbytes + self.v_scale.nbytes
+
+
+def page_bytes(config: ModelConfig) -> int:
+    """Bytes of one page over all layers, keys and values."""
+    per_token_and_head = config.head_dim + 2  # int8 values and one float16 scale
+    return 2 * config.num_layers * config.num_kv_heads * PAGE_TOKENS * per_token_and_head
+
+
+class KVStore:
+    """All pages of one model.  The operating system gives memory to a page when it is first written."""
+
+    def __init__(self, config: ModelConfig, tokens: int) -> None:
+        self.pages = PageAllocator(pages_for(tokens))
+        count = self.pages.pages
+        values = (count, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
+        self.layers = tuple(
+            LayerPages(
+                k=np.zeros(values, np.int8),
+                k_scale=np.zeros(values[:3], np.float16),
+                v=np.zeros(values, np.int8),
+                v_scale=np.zeros(values[:3], np.float16),
+            )
+            for _ in range(config.num_layers)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    def open(self) -> SequencePages:
+        """An empty sequence."""
+        return SequencePages(self.pages)
+
+
+class SequencePages:
+    """The pages of one sequence, in token order, and how many tokens they hold.
+
+    Tokens [0, length) are written and valid; [length, capacity) is room that this sequence owns but has not written.
+    """
+
+    def __init__(self, allocator: PageAllocator) -> None:
+        self._allocator = allocator
+        self.table = np.empty(0, np.int32)
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        return len(self.table) * PAGE_TOKENS
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for ``tokens`` tokens in all; raises `OutOfMemory` and changes nothing if there is none."""
+        missing = pages_for(tokens) - len(self.table)
+        if missing > 0:
+            taken = self._allocator.allocate(missing)
+            self.table = np.concatenate([self.table, np.array(taken, np.int32)])
+
+    def slots(self, start: int, count: int) -> np.ndarray:
+        """Where tokens start..start+count-1 are written: int64 [count], page * 16 + place in the page."""
+        positions = np.arange(start, start + count)
+        return self.table[positions // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + positions % PAGE_TOKENS
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens from ``length`` on and give back the pages that held only them."""
+        assert 0 <= length <= self.length
+        keep = pages_for(length)
+        self._allocator.release(self.table[keep:].tolist())
+        self.table = self.table[:keep]
+        self.length = length
+
+    def close(self) -> None:
+        """Give every page back; the sequence is empty afterwards."""
+        self.length = 0
+        self.truncate(0)

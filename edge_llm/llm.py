@@ -1,0 +1,52 @@
+"""The Python face.
+
+    from edge_llm import LLM
+
+    llm = LLM("builtin")
+    print(llm.chat([{"role": "user", "content": "Who are you?"}]))
+    for piece in llm.stream("Once upon a time", max_tokens=60):
+        print(piece, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.engine.load import load_engine
+from edge_llm.errors import UsageError
+
+
+class LLM:
+    """A model loaded from a bundle name or path; ``options`` are the fields of `RuntimeConfig`."""
+
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+        self.engine = load_engine(model, RuntimeConfig(**_known(RuntimeConfig, options)))
+
+    def generate(self, prompt: str, **params: Any) -> str:
+        """Continue ``prompt``; ``params`` are the fields of `GenerationParams` over the model's own defaults."""
+        return self.engine.answer(self.engine.text_request(prompt, self._params(params))).text
+
+    def stream(self, prompt: str, **params: Any) -> Iterator[str]:
+        """Continue ``prompt`` piece by piece."""
+        for delta in self.engine.stream(self.engine.text_request(prompt, self._params(params))):
+            if delta.text:
+                yield delta.text
+
+    def chat(self, messages: Sequence[dict[str, Any]], **params: Any) -> str:
+        """Answer ``messages`` ({"role": ..., "content": ...}) through the model's chat template."""
+        return self.engine.answer(self.engine.chat_request(messages, self._params(params))).text
+
+    def _params(self, changes: dict[str, Any]) -> GenerationParams:
+        return replace(self.engine.defaults, **_known(GenerationParams, changes))
+
+
+def _known(kind: type, options: dict[str, Any]) -> dict[str, Any]:
+    names = [field.name for field in fields(kind)]
+    for option in options:
+        if option not in names:
+            raise UsageError(f"unknown option `{option}`; there are: {', '.join(names)}", param=option)
+    return options

@@ -1,0 +1,179 @@
+"""What the families share: reading config.json with bounds, and the settings that all of them have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from edge_llm.config import ModelConfig, RopeScaling
+from edge_llm.errors import InvalidModel, UnsupportedModel
+from edge_llm.files import shown
+
+MAX_CONTEXT = 1 << 27
+MAX_HEAD_DIM = 256
+
+_REQUIRED = object()
+
+
+class Fields:
+    """Checked access to the values of a config.json; an absent or null key takes the default."""
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.raw = raw
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.raw.get(key)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise InvalidModel(f"config.json lacks `{key}`; give the complete config.json of the model")
+        return default
+
+    def integer(self, key: str, low: int, high: int, default: Any = _REQUIRED) -> int:
+        """A whole number in [low, high]."""
+        value = self._value(key, default)
+        if type(value) is not int or not low <= value <= high:
+            raise InvalidModel(f"config.json: {key} must be a whole number from {low} to {high}, not `{shown(value)}`")
+        return value
+
+    def positive(self, key: str, default: Any = _REQUIRED, *, high: float = math.inf) -> float:
+        """A finite number above zero and at most ``high``."""
+        value = self._value(key, default)
+        if type(value) not in (int, float) or not 0 < value <= high or value > 1e300:
+            limit = "" if high == math.inf else f" of at most {high:g}"
+            raise InvalidModel(f"config.json: {key} must be a number above 0{limit}, not `{shown(value)}`")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self._value(key, default)
+        if type(value) is not bool:
+            raise InvalidModel(f"config.json: {key} must be true or false, not `{shown(value)}`")
+        return value
+
+    def section(self, key: str) -> dict[str, Any]:
+        """An object; empty when absent."""
+        value = self._value(key, {})
+        if not isinstance(value, dict):
+            raise InvalidModel(f"config.json: {key} must be an object, not `{shown(value)}`")
+        return value
+
+
+def decoder_config(
+    raw: dict[str, Any],
+    *,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    context: int,
+    norm_eps: float = 1e-6,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    window: int | None = None,
+) -> ModelConfig:
+    """The `ModelConfig` of a llama-like decoder.
+
+    ``kv_heads``, ``head_dim``, ``context`` and ``norm_eps`` are the family's own values for keys that are absent
+    (None: as many as query heads; hidden size / heads).  ``window`` is the reach of a sliding attention window in
+    tokens: inside it windowed and full attention are the same, so it bounds the context.
+    """
+    fields = Fields(raw)
+    _check_activation(raw)
+    hidden = fields.integer("hidden_size", 1, 1 << 17)
+    heads = fields.integer("num_attention_heads", 1, 4096)
+    kv = fields.integer("num_key_value_heads", 1, 4096, heads if kv_heads is None else kv_heads)
+    if kv > heads or heads % kv:
+        raise InvalidModel(
+            f"config.json: num_attention_heads `{heads}` must be a multiple of num_key_value_heads, not `{kv}`"
+        )
+    theta, scaling = _rope(fields)
+    longest = fields.integer("max_position_embeddings", 1, MAX_CONTEXT, context)
+    return ModelConfig(
+        family=raw["model_type"],
+        vocab_size=fields.integer("vocab_size", 1, 1 << 22),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size", 1, 1 << 20),
+        num_layers=fields.integer("num_hidden_layers", 1, 1024),
+        num_heads=heads,
+        num_kv_heads=kv,
+        head_dim=_head_dim(fields, hidden, heads, head_dim),
+        context=longest if window is None else min(longest, window),
+        norm_eps=fields.positive("rms_norm_eps", norm_eps, high=1.0),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tied_embeddings=fields.flag("tie_word_embeddings", False),
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+    )
+
+
+def sliding_window(raw: dict[str, Any]) -> int | None:
+    """Tokens that a sliding window reaches (the token itself included), or None when attention is full."""
+    fields = Fields(raw)
+    kinds = raw.get("layer_types") or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise InvalidModel(f"config.json: layer_types must be a list of names, not `{shown(kinds)}`")
+    foreign = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if foreign:
+        raise UnsupportedModel(f"config.json: the layer type `{shown(foreign[0])}` does not run here")
+    if raw.get("sliding_window") is None or (kinds and "sliding_attention" not in kinds):
+        return None
+    return fields.integer("sliding_window", 1, MAX_CONTEXT)
+
+
+def _check_activation(raw: dict[str, Any]) -> None:
+    activation = raw.get("hidden_act", "silu")
+    if activation != "silu":
+        raise UnsupportedModel(f"config.json: the activation `{shown(activation)}` does not run here; only silu does")
+
+
+def _head_dim(fields: Fields, hidden: int, heads: int, default: int | None) -> int:
+    if default is None and fields.raw.get("head_dim") is None:
+        if hidden % heads:
+            raise InvalidModel(
+                f"config.json: hidden_size `{hidden}` must be a multiple of num_attention_heads `{heads}`"
+            )
+        default = hidden // heads
+    value = fields.integer("head_dim", 1, 1 << 17, default)
+    if value % 8 or value > MAX_HEAD_DIM:
+        raise UnsupportedModel(
+            f"config.json: a head_dim of `{value}` does not run here; multiples of 8 up to {MAX_HEAD_DIM} do"
+        )
+    return value
+
+
+def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
+    # rope_scaling + rope_theta, or both in rope_parameters (transformers 5)
+    section = fields.section("rope_parameters") or fields.section("rope_scaling")
+    rope = Fields(section)
+    kind = section.get("rope_type", section.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise UnsupportedModel(
+            f"config.json: the rotary embedding type `{shown(kind)}` does not run here; default and llama3 do"
+        )
+    for where in (fields, rope):
+        if where.positive("partial_rotary_factor", 1.0) != 1.0:
+            raise UnsupportedModel("config.json: a partial_rotary_factor other than 1 does not run here")
+    theta = fields.positive("rope_theta", 10000.0)
+    if "rope_theta" in section:
+        inner = rope.positive("rope_theta")
+        if "rope_theta" in fields.raw and inner != theta:
+            raise InvalidModel(f"config.json gives two values for rope_theta: `{theta:g}` and `{inner:g}`")
+        theta = inner
+    if kind == "default":
+        return theta, None
+    scaling = RopeScaling(
+        factor=rope.positive("factor"),
+        low_frequency_factor=rope.positive("low_freq_factor"),
+        high_frequency_factor=rope.positive("high_freq_factor"),
+        original_context=rope.integer("original_max_position_embeddings", 1, MAX_CONTEXT),
+    )
+    if scaling.low_frequency_factor >= scaling.high_frequency_factor:
+        raise InvalidModel(
+            f"config.json: low_freq_factor `{scaling.low_frequency_factor:g}` must be below high_freq_factor "
+            f"`{scaling.high_frequency_factor:g}`"
+        )
+    return theta, scaling

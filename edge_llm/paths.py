@@ -1,0 +1,51 @@
+"""The only file that knows folders and environment variables.
+
+``EDGE_LLM_HOME`` moves everything (models, history, caches); without it the platform's user data folder is used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from edge_llm.errors import UsageError
+
+BUILTIN_MODEL_NAME = "builtin"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+def home() -> Path:
+    """Folder of everything that edge-llm keeps for this user (it may not exist yet)."""
+    chosen = os.environ.get("EDGE_LLM_HOME")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    from platformdirs import user_data_path
+
+    return user_data_path("edge-llm", appauthor=False)
+
+
+def models_folder() -> Path:
+    """Folder that holds one bundle folder per imported model."""
+    return home() / "models"
+
+
+def builtin_bundle() -> Path:
+    """The bundle that ships inside the package."""
+    return Path(__file__).parent / "builtin"
+
+
+def safe_name(name: str) -> str:
+    """Return ``name`` if it can be a bundle's folder name; a path or an odd character raises `UsageError`."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"`{name}` cannot be a model name; use up to 96 letters, digits, '.', '_' or '-', "
+            "starting with a letter or digit",
+            param="name",
+        )
+    return name
+
+
+def bundle_path(name: str) -> Path:
+    """Folder of the bundle called ``name`` (existing or not)."""
+    return models_folder() / safe_name(name)

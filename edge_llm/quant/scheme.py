@@ -1,0 +1,106 @@
+"""The weight scheme: symmetric INT8 per output channel, hot input channels taken out and kept in float16.
+
+    scale[n] = max |w[n, k]| / 127 over the channels k that are not hot
+    q[n, k]  = rint(w[n, k] / scale[n])          0 where k is hot
+    |w[n, k] - scale[n] * q[n, k]| <= scale[n] / 2 (and a few ulp) where k is not hot
+
+Hot columns are zero in INT8, so they widen no row's scale; their float16 copies are ``hot_weight``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_llm.errors import InvalidModel
+from kernels.layout import pack_tiles, row_sums
+
+LIMIT = 127
+MAX_FLOAT16 = 65504.0
+SMALLEST_SCALE = 1e-30
+"""Scale of a row that is all (or almost) zero; its reciprocal is still a finite float32."""
+_ROWS = 1024  # rows that are in float64/float32 scratch at once
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """One INT8 matrix W[N, K] in tile order.
+
+    tiles: int8 [ceil(N/16), ceil(K/4), 16, 4]; scale: float32 [N]; row_sum: int32 [N]; hot_index: int32 [H] ascending;
+    hot_weight: float16 [H, N].
+    """
+
+    tiles: np.ndarray
+    scale: np.ndarray
+    row_sum: np.ndarray
+    hot_index: np.ndarray
+    hot_weight: np.ndarray
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by their names in a bundle, in file order."""
+        return {
+            "tiles": self.tiles,
+            "scale": self.scale,
+            "row_sum": self.row_sum,
+            "hot_index": self.hot_index,
+            "hot_weight": self.hot_weight,
+        }
+
+
+def quantize_weight(weight: np.ndarray, hot: np.ndarray, name: str = "weight") -> QuantizedWeight:
+    """Quantize ``weight`` float32 [N, K] with the hot input channels ``hot`` int32 [H] (ascending).
+
+    ``name`` is for messages.  Raises `InvalidModel` if a value is not finite, or if a hot column is too large for
+    float16.
+    """
+    rows, columns = weight.shape
+    quantizer = WeightQuantizer(rows, columns, hot, name)
+    for start in range(0, rows, _ROWS):
+        quantizer.add(weight[start : start + _ROWS])
+    return quantizer.finish()
+
+
+class WeightQuantizer:
+    """`quantize_weight` for a matrix that comes in blocks of rows (each but the last a multiple of 16)."""
+
+    def __init__(self, rows: int, columns: int, hot: np.ndarray, name: str = "weight") -> None:
+        self._hot = np.ascontiguousarray(hot, np.int32)
+        if len(self._hot) and (self._hot[0] < 0 or self._hot[-1] >= columns or (np.diff(self._hot) <= 0).any()):
+            raise ValueError(f"hot must list ascending channels below {columns}")
+        self._name = name
+        self._done = 0
+        self._tiles = np.zeros((-(-rows // 16), -(-columns // 4), 16, 4), np.int8)
+        self._scale = np.empty(rows, np.float32)
+        self._row_sum = np.empty(rows, np.int32)
+        self._hot_weight = np.empty((len(self._hot), rows), np.float16)
+
+    def add(self, weight: np.ndarray) -> None:
+        """Quantize the next rows, float32 [n, K]."""
+        start, end = self._done, self._done + len(weight)
+        if start % 16:
+            raise ValueError("every block of rows but the last must be a multiple of 16")
+        values = weight.astype(np.float32)  # a copy: hot columns are cleared in it
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._hot_weight[:, start:end] = values[:, self._hot].T
+        values[:, self._hot] = 0.0
+        largest = np.maximum(values.max(axis=1, initial=0.0), -values.min(axis=1, initial=0.0))
+        if not np.isfinite(largest).all():
+            raise InvalidModel(f"`{self._name}` holds a value that is not finite, so it cannot be quantized")
+        if not np.isfinite(self._hot_weight[:, start:end]).all():
+            raise InvalidModel(f"`{self._name}` holds a value above {MAX_FLOAT16:g} that must be kept in float16")
+        scale = np.maximum(largest / np.float32(LIMIT), np.float32(SMALLEST_SCALE))
+        np.divide(values, scale[:, None], out=values)
+        np.rint(values, out=values)
+        np.clip(values, -LIMIT, LIMIT, out=values)
+        tiles = pack_tiles(values.astype(np.int8))
+        self._tiles[start // 16 : start // 16 + len(tiles)] = tiles
+        self._scale[start:end] = scale
+        self._row_sum[start:end] = row_sums(tiles, len(weight))
+        self._done = end
+
+    def finish(self) -> QuantizedWeight:
+        """The matrix, once all rows are there."""
+        if self._done != len(self._scale):
+            raise ValueError(f"{self._done} of {len(self._scale)} rows were added")
+        return QuantizedWeight(self._tiles, self._scale, self._row_sum, self._hot, self._hot_weight)

@@ -1,0 +1,63 @@
+"""All weights of a bundle in memory, checked against their checksums while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edge_llm.formats.bundle import Bundle
+from edge_llm.quant.linear import LinearWeights
+from edge_llm.weights.base import LayerWeights
+
+LINEARS = ("qkv", "o", "gate_up", "down")
+NORMS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
+Progress = Callable[[int, int], None]
+
+
+class ResidentWeights:
+    """Reads every tensor of ``bundle`` at once; the arrays are exactly the file's bytes, nothing is repacked."""
+
+    def __init__(self, bundle: Bundle, progress: Progress | None = None) -> None:
+        tensors = bundle.read_all(progress)
+        config = bundle.config
+        self._layers = tuple(layer_weights(bundle, tensors, index) for index in range(config.num_layers))
+        output = "embedding" if config.tied_embeddings else "output"
+        self.embedding = linear_weights(bundle, tensors, "embedding", "output" if config.tied_embeddings else None)
+        self.head: LayerWeights = {
+            "final_norm": tensors["final_norm"],
+            "output": self.embedding if config.tied_embeddings else linear_weights(bundle, tensors, output, "output"),
+        }
+        self.nbytes = sum(tensor.nbytes for tensor in tensors.values())
+
+    def layer(self, index: int) -> LayerWeights:
+        return self._layers[index]
+
+
+def layer_weights(bundle: Bundle, tensors: dict[str, np.ndarray], index: int) -> LayerWeights:
+    """Layer ``index`` under the names that subgraphs use."""
+    prefix = f"layers.{index}"
+    layer: dict[str, LinearWeights | np.ndarray] = {
+        name: linear_weights(bundle, tensors, f"{prefix}.{name}", f"{prefix}.{name}") for name in LINEARS
+    }
+    layer |= {name: tensors[f"{prefix}.{name}"] for name in NORMS if f"{prefix}.{name}" in tensors}
+    return layer
+
+
+def linear_weights(bundle: Bundle, tensors: dict[str, np.ndarray], name: str, profile: str | None) -> LinearWeights:
+    """The linear stored under ``name``; its input scale is the one recorded for ``profile`` (None: never multiplied)."""
+    tiles = tensors[f"{name}.tiles"]
+    weight_scale = tensors[f"{name}.scale"]
+    input_scale = 1.0 if profile is None else bundle.input_scale(profile)
+    return LinearWeights(
+        tiles=tiles,
+        rows=len(weight_scale),
+        columns=bundle.columns(name),
+        input_scale=input_scale,
+        weight_scale=weight_scale,
+        scale=np.float32(input_scale) * weight_scale,
+        row_sum=tensors[f"{name}.row_sum"],
+        hot_index=tensors[f"{name}.hot_index"],
+        hot_weight=tensors[f"{name}.hot_weight"],
+        bias=tensors.get(f"{name}.bias"),
+    )

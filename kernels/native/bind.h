@@ -1,0 +1,22 @@
+// What the binding files share: the array views, the guard of a kernel call, one entry point per kernel family.
+#pragma once
+
+#include "arrays.h"
+#include "isa.h"
+#include "pool.h"
+
+namespace edge {
+
+// Held while native code works: other Python threads run, and the pool and its scratch memory are ours.
+// Take it after all arguments are read and all outputs are allocated.
+struct KernelCall {
+  explicit KernelCall(ThreadPool& pool) : lease(pool) {}
+  nb::gil_scoped_release released;
+  PoolLease lease;
+};
+
+void bind_linear(nb::module_& module);
+void bind_attention(nb::module_& module);
+void bind_pointwise(nb::module_& module);
+
+}  // namespace edge

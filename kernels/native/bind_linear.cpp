@@ -1,0 +1,7 @@
+#include "bind.h"
+
+namespace edge {
+
+void bind_linear(nb::module_& module) { (void)module; }
+
+}  // namespace edge

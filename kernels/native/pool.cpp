@@ -1,0 +1,232 @@
+#include "pool.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+namespace edge {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void pause_core() {
+#if defined(__x86_64__) || defined(__i386__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until ready() or the time is up; true when ready.
+template <class Ready>
+bool spin_until(int microseconds, Ready&& ready) {
+  if (ready()) return true;
+  if (microseconds <= 0) return false;
+  const auto end = Clock::now() + std::chrono::microseconds(microseconds);
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return true;
+      pause_core();
+    }
+  } while (Clock::now() < end);
+  return ready();
+}
+
+// CPUs this process may run on.
+int available_cpus() {
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+#endif
+  return static_cast<int>(std::thread::hardware_concurrency());
+}
+
+void bind_to_cpu(int cpu) {
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // a refused CPU leaves the worker unbound
+#else
+  (void)cpu;
+#endif
+}
+
+class Buffer {
+ public:
+  void* reserve(size_t bytes) {
+    if (bytes > capacity_) {
+      data_.reset();
+      capacity_ = 0;
+      const size_t rounded = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+      void* data = std::aligned_alloc(64, rounded);
+      if (data == nullptr) throw std::bad_alloc();
+      data_.reset(data);
+      capacity_ = rounded;
+    }
+    return data_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> data_;
+  size_t capacity_ = 0;
+};
+
+}  // namespace
+
+struct ThreadPool::State {
+  // A job is announced by one word, generation << 16 | workers: a worker that is not part of the job needs nothing else,
+  // and one that is knows that `body` and `context` stay until it has counted itself out of `pending`.
+  alignas(64) std::atomic<uint64_t> ticket{0};
+  alignas(64) std::atomic<int> pending{0};
+  alignas(64) std::atomic<int64_t> next_block{0};
+  alignas(64) std::atomic<int> sleeping{0};
+  std::atomic<bool> stop{false};
+  void (*body)(void*, int) = nullptr;
+  void* context = nullptr;
+
+  std::mutex sleep_mutex;  // guards the two condition variables, never held while working
+  std::condition_variable work_ready;
+  std::condition_variable work_done;
+  std::atomic<bool> caller_sleeping{false};
+
+  std::mutex error_mutex;
+  std::exception_ptr error;
+
+  std::mutex lease;
+  int spin_microseconds = kSpinMicroseconds;
+  std::vector<Buffer> scratch;
+  Buffer shared[kSharedSlots];
+  std::vector<std::thread> workers;
+
+  void run_body(int worker) {
+    try {
+      body(context, worker);
+    } catch (...) {
+      std::lock_guard<std::mutex> guard(error_mutex);
+      if (!error) error = std::current_exception();
+    }
+  }
+
+  void wait_for_ticket(uint64_t seen) {
+    const auto changed = [&] { return ticket.load(std::memory_order_seq_cst) != seen || stop.load(); };
+    if (spin_until(spin_microseconds, changed)) return;
+    std::unique_lock<std::mutex> guard(sleep_mutex);
+    sleeping.fetch_add(1);
+    work_ready.wait(guard, changed);
+    sleeping.fetch_sub(1);
+  }
+
+  void worker_loop(int worker) {
+    uint64_t seen = 0;
+    while (true) {
+      wait_for_ticket(seen);
+      if (stop.load()) return;
+      seen = ticket.load(std::memory_order_acquire);
+      if (worker >= static_cast<int>(seen & 0xFFFF)) continue;
+      run_body(worker);
+      if (pending.fetch_sub(1) == 1 && caller_sleeping.load()) {
+        std::lock_guard<std::mutex> guard(sleep_mutex);
+        work_done.notify_one();
+      }
+    }
+  }
+
+  void wait_for_workers() {
+    const auto done = [&] { return pending.load() == 0; };
+    if (spin_until(spin_microseconds, done)) return;
+    std::unique_lock<std::mutex> guard(sleep_mutex);
+    caller_sleeping.store(true);
+    work_done.wait(guard, done);
+    caller_sleeping.store(false);
+  }
+
+  void stop_workers() {
+    {
+      std::lock_guard<std::mutex> guard(sleep_mutex);
+      stop.store(true);
+      work_ready.notify_all();
+    }
+    for (std::thread& thread : workers) thread.join();
+  }
+};
+
+ThreadPool::ThreadPool(int threads, const int* cpus) : threads_(threads), state_(nullptr) {
+  if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must be in 1..1024");
+  auto state = std::make_unique<State>();
+  // More threads than CPUs: spinning would only keep the thread that has the work from running.
+  if (threads > available_cpus()) state->spin_microseconds = 0;
+  state->scratch.resize(static_cast<size_t>(threads));
+  try {
+    for (int worker = 1; worker < threads; ++worker) {
+      const int cpu = cpus != nullptr ? cpus[worker] : -1;
+      state->workers.emplace_back([s = state.get(), worker, cpu] {
+        if (cpu >= 0) bind_to_cpu(cpu);
+        s->worker_loop(worker);
+      });
+    }
+  } catch (...) {
+    state->stop_workers();
+    throw;
+  }
+  state_ = state.release();
+}
+
+ThreadPool::~ThreadPool() {
+  state_->stop_workers();
+  delete state_;
+}
+
+void ThreadPool::dispatch(int workers, void (*body)(void*, int), void* context) {
+  State& s = *state_;
+  if (workers > threads_) workers = threads_;
+  s.body = body;
+  s.context = context;
+  s.pending.store(workers - 1);
+  const uint64_t generation = (s.ticket.load(std::memory_order_relaxed) >> 16) + 1;
+  s.ticket.store(generation << 16 | static_cast<uint64_t>(workers), std::memory_order_seq_cst);
+  if (s.sleeping.load(std::memory_order_seq_cst) > 0) {
+    std::lock_guard<std::mutex> guard(s.sleep_mutex);
+    s.work_ready.notify_all();
+  }
+  s.run_body(0);
+  s.wait_for_workers();
+  if (s.error) {
+    std::exception_ptr error = nullptr;
+    std::swap(error, s.error);
+    std::rethrow_exception(error);
+  }
+}
+
+void ThreadPool::reset_blocks() { state_->next_block.store(0, std::memory_order_relaxed); }
+
+int64_t ThreadPool::take_block() { return state_->next_block.fetch_add(1, std::memory_order_relaxed); }
+
+void* ThreadPool::scratch(int worker, size_t bytes) { return state_->scratch[static_cast<size_t>(worker)].reserve(bytes); }
+
+void* ThreadPool::shared_scratch(int slot, size_t bytes) { return state_->shared[slot].reserve(bytes); }
+
+void ThreadPool::lock() { state_->lease.lock(); }
+
+void ThreadPool::unlock() { state_->lease.unlock(); }
+
+}  // namespace edge

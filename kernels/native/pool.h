@@ -1,0 +1,85 @@
+// ThreadPool: the cores of one kernel call.
+//
+// The calling thread is worker 0. The others spin for at most kSpinMicroseconds after their last work, then sleep, so a
+// token's dozens of small regions start within a microsecond and an idle pool costs nothing. A pool serves one caller at
+// a time: a binding holds `PoolLease` for the whole call, scratch memory included.
+// Everything is out of line: variant units must not instantiate library templates (see vec.h).
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace edge {
+
+class ThreadPool {
+ public:
+  static constexpr int kSpinMicroseconds = 50;
+
+  // cpus: the CPU that worker i is bound to, `threads` of them (worker 0, the caller, is left alone); null: unbound.
+  ThreadPool(int threads, const int* cpus);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const { return threads_; }
+
+  // body(worker) once on each of workers 0..workers-1, at the same time; returns when all are done. The first exception
+  // is rethrown here. Must not be nested.
+  template <class Body>
+  void run(int workers, Body&& body) {
+    if (workers <= 1) return body(0);
+    dispatch(workers, [](void* context, int worker) { (*static_cast<Body*>(context))(worker); },
+             const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
+  // body(begin, end, worker) over blocks of `grain` that cover 0..count, taken in ascending order by whoever is free.
+  // A result must not depend on who takes which block. `workers` <= 0: all of them.
+  template <class Body>
+  void for_blocks(int64_t count, int64_t grain, Body&& body, int workers = 0) {
+    const int64_t blocks = (count + grain - 1) / grain;
+    int64_t width = workers > 0 && workers < threads_ ? workers : threads_;
+    if (width > blocks) width = blocks;
+    if (width <= 1) {
+      if (count > 0) body(int64_t{0}, count, 0);
+      return;
+    }
+    reset_blocks();
+    run(static_cast<int>(width), [&](int worker) {
+      for (int64_t begin; (begin = take_block() * grain) < count;)
+        body(begin, begin + grain < count ? begin + grain : count, worker);
+    });
+  }
+
+  // Private memory of a worker, 64-byte aligned, at least `bytes`; contents are undefined and stay until the worker's
+  // next scratch() call. Grows and never shrinks.
+  void* scratch(int worker, size_t bytes);
+  // The same for the whole call, to be taken before a region by the caller; `slot` in 0..kSharedSlots-1.
+  static constexpr int kSharedSlots = 8;
+  void* shared_scratch(int slot, size_t bytes);
+
+  void lock();
+  void unlock();
+
+ private:
+  struct State;
+
+  void dispatch(int workers, void (*body)(void*, int), void* context);
+  void reset_blocks();
+  int64_t take_block();
+
+  int threads_;
+  State* state_;
+};
+
+class PoolLease {
+ public:
+  explicit PoolLease(ThreadPool& pool) : pool_(pool) { pool_.lock(); }
+  ~PoolLease() { pool_.unlock(); }
+  PoolLease(const PoolLease&) = delete;
+  PoolLease& operator=(const PoolLease&) = delete;
+
+ private:
+  ThreadPool& pool_;
+};
+
+}  // namespace edge

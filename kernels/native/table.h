@@ -1,0 +1,18 @@
+// KernelTable: what one ISA variant offers. Each variant unit fills one table; the bindings call through the chosen one.
+// Argument structs and function pointers of a kernel family stand in its own header.
+#pragma once
+
+#include "table_attention.h"
+#include "table_linear.h"
+#include "table_pointwise.h"
+
+namespace edge {
+
+struct KernelTable {
+  const char* name;
+  LinearKernels linear;
+  AttentionKernels attention;
+  PointwiseKernels pointwise;
+};
+
+}  // namespace edge

@@ -1,0 +1,22 @@
+// The body of one ISA variant: every kernel family compiled in the namespace EDGE_VARIANT with the flags of the unit that
+// includes this file, gathered in one table. The unit defines EDGE_VARIANT and nothing else.
+#pragma once
+
+#include "table.h"
+#include "vec.h"
+
+#include "attention.h"
+#include "linear.h"
+#include "pointwise.h"
+
+#define EDGE_STRING_(x) #x
+#define EDGE_STRING(x) EDGE_STRING_(x)
+
+namespace edge {
+namespace EDGE_VARIANT {
+
+extern const KernelTable table;
+const KernelTable table = {EDGE_STRING(EDGE_VARIANT), linear_kernels, attention_kernels, pointwise_kernels};
+
+}  // namespace EDGE_VARIANT
+}  // namespace edge

@@ -1,0 +1,84 @@
+"""The task scheduler of edge-llm (no relation to distributions of this name on PyPI).
+
+It knows time, not language: tasks, the lanes they occupy, who waits for whom, what each costs, and in which order to
+run them.  It needs the standard library only, and would run a kitchen as well as a language model:
+
+>>> from scheduler import CostModel, TaskGraph, critical_path, execute, in_order, optimal, simulate
+>>> def work():
+...     pass
+>>> kitchen = TaskGraph()
+>>> for dish in ("soup", "pie"):
+...     _ = kitchen.add(f"chop {dish}", "cook", work, cost_key="chop")
+...     _ = kitchen.add(f"heat {dish}", "stove", work, after=[f"chop {dish}"], cost_key=f"heat {dish}")
+...     _ = kitchen.add(f"serve {dish}", "cook", work, after=[f"heat {dish}"], cost_key="serve")
+
+What a task takes, in seconds, is learned by kind of task and lane (it is a quick kitchen):
+
+>>> cost = CostModel(default=1)
+>>> for key, lane, seconds in [("chop", "cook", 3), ("heat soup", "stove", 2), ("heat pie", "stove", 8)]:
+...     cost.observe(key, lane, seconds)
+
+In program order the cook watches the soup before turning to the pie.  To start the longest path first is better, and
+here no order is better still:
+
+>>> print(simulate(kitchen, in_order, cost).gantt(78))
+cook  |[chop soup]       [se][chop pie]                             [se]|  44%
+stove |           [heat ]              [heat pie-------------------]    |  56%
+6 tasks in 18 s (no order beats 12 s)
+>>> print(simulate(kitchen, critical_path, cost).gantt(78))
+cook  |[chop pie----][chop soup---]                       [ser]    [ser]|  57%
+stove |              [heat pie---------------------------][heat so]     |  71%
+6 tasks in 14 s (no order beats 12 s)
+>>> optimal(kitchen, cost).makespan
+14.0
+
+The same policy runs the real tasks, one worker per lane, and the same kind of trace comes back:
+
+>>> trace = execute(kitchen, critical_path, cost=cost)
+>>> [span.name for span in trace.on("stove")]
+['heat pie', 'heat soup']
+
+To read on: `tasks`, `policy`, `simulate`, `execute`, `trace`.  Under them lie `progress` and `cost`; `exact` is the
+yardstick for tests.  Source: llm.npu (ASPLOS 2025, arXiv 2407.05858), section 3.4, out-of-order subgraph execution.
+"""
+
+from scheduler.cost import CostModel
+from scheduler.exact import optimal
+from scheduler.execute import Cancelled, TaskFailed, execute
+from scheduler.policy import (
+    c_value,
+    critical_path,
+    first_ready,
+    in_order,
+    largest,
+    longest_first,
+    per_lane,
+    smallest,
+)
+from scheduler.progress import Policy, Progress
+from scheduler.simulate import simulate
+from scheduler.tasks import Task, TaskGraph
+from scheduler.trace import Span, Trace
+
+__all__ = [
+    "Cancelled",
+    "CostModel",
+    "Policy",
+    "Progress",
+    "Span",
+    "Task",
+    "TaskFailed",
+    "TaskGraph",
+    "Trace",
+    "c_value",
+    "critical_path",
+    "execute",
+    "first_ready",
+    "in_order",
+    "largest",
+    "longest_first",
+    "optimal",
+    "per_lane",
+    "simulate",
+    "smallest",
+]

@@ -1,0 +1,87 @@
+"""Which ready task a free lane starts next: each policy is a plain function, and functions compose.
+
+A policy gets the ready tasks of one lane (at least one, in program order) and the `Progress` of the whole run.  It
+returns one of them, or None to keep the lane idle until another task ends.
+
+    in_order            each lane in strict program order: the plain program, and the baseline
+    first_ready         whatever is ready, earliest in the program first
+    longest_first       the ready task that takes longest
+    critical_path       the ready task with the longest path of work behind it
+    c_value("npu")      the rule of llm.npu: feed the NPU, and hand little work away from it
+
+Own policies are built the same way: `largest(key)` and `smallest(key)` choose by any function of task and progress,
+further keys break ties, program order breaks what is left, and `per_lane` gives lanes different rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from scheduler.progress import Policy, Progress
+from scheduler.tasks import Task
+
+Key = Callable[[Task, Progress], float]
+
+
+# -- keys: what is large or small about a task ------------------------------------------------------------------------
+
+
+def seconds(task: Task, progress: Progress) -> float:
+    """How long the task itself is predicted to take."""
+    return progress.seconds(task)
+
+
+def path_seconds(task: Task, progress: Progress) -> float:
+    """How long the longest path from the start of this task to the end of the program is predicted to take."""
+    return progress.path_seconds[task.name]
+
+
+def released_seconds(task: Task, progress: Progress) -> float:
+    """How much work becomes ready when the task ends: the sum of T(S) in llm.npu (arXiv 2407.05858), section 3.4."""
+    return sum(map(progress.seconds, progress.released_by(task)))
+
+
+# -- ways to choose ---------------------------------------------------------------------------------------------------
+
+
+def largest(*keys: Key) -> Policy:
+    """The ready task with the largest first key; later keys, then program order, break ties."""
+    return lambda ready, progress: max(ready, key=lambda task: [key(task, progress) for key in keys])
+
+
+def smallest(*keys: Key) -> Policy:
+    """The ready task with the smallest first key; later keys, then program order, break ties."""
+    return lambda ready, progress: min(ready, key=lambda task: [key(task, progress) for key in keys])
+
+
+def per_lane(policies: Mapping[str, Policy], otherwise: Policy) -> Policy:
+    """A policy of its own for some lanes, and one for all other lanes."""
+    return lambda ready, progress: policies.get(ready[0].lane, otherwise)(ready, progress)
+
+
+# -- the policies -----------------------------------------------------------------------------------------------------
+
+
+def in_order(ready: Sequence[Task], progress: Progress) -> Task | None:
+    """The lane's next task of the program, and none before it is ready."""
+    first = ready[0]
+    return first if first is progress.next_in_program(first.lane) else None
+
+
+def first_ready(ready: Sequence[Task], progress: Progress) -> Task:
+    """The ready task that comes first in the program."""
+    return ready[0]
+
+
+longest_first = largest(seconds)
+critical_path = largest(path_seconds)
+
+
+def c_value(npu: str) -> Policy:
+    """Start the ready task with the largest C, the heuristic of llm.npu (arXiv 2407.05858), section 3.4.
+
+    C is the work that the task's end makes ready, counted positive on a lane that feeds the lane `npu`, the one to be
+    kept busy, and negative on `npu` itself.  The sign is the same for all ready tasks of a lane, so the rule reads:
+    release the most elsewhere, the least on `npu`.
+    """
+    return per_lane({npu: smallest(released_seconds)}, otherwise=largest(released_seconds))

@@ -1,0 +1,146 @@
+"""What happened when: the spans of one run, and what can be read from them.
+
+A trace is plain data, the same from the simulator (virtual seconds) and the executor (real seconds); it holds no task
+and no closure.  Time 0 is the start of the run.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scheduler.tasks import Task
+
+
+class Span(NamedTuple):
+    """One task's time on its lane, in seconds since the start of the run."""
+
+    name: str
+    lane: str
+    start: float
+    end: float
+    after: tuple[str, ...] = ()
+    cost_key: str = ""
+
+    @classmethod
+    def of(cls, task: Task, start: float, end: float) -> Span:
+        return cls(task.name, task.lane, start, end, task.after, task.cost_key)
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The spans of one run in the order in which they ended, so that a span comes after all it waited for."""
+
+    spans: tuple[Span, ...]
+    lanes: tuple[str, ...]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the start of the run to the end of its last task."""
+        return max((span.end for span in self.spans), default=0.0)
+
+    def on(self, lane: str) -> list[Span]:
+        """The spans of one lane, by start."""
+        return sorted((span for span in self.spans if span.lane == lane), key=lambda span: (span.start, span.end))
+
+    def work(self, lane: str) -> float:
+        """Seconds in which the lane was busy."""
+        return sum(span.seconds for span in self.on(lane))
+
+    def utilization(self, lane: str) -> float:
+        """The share of the makespan in which the lane was busy, 0 to 1; 1 for a run that took no time."""
+        return self.work(lane) / self.makespan if self.makespan else 1.0
+
+    def bubbles(self, lane: str) -> list[tuple[float, float]]:
+        """The idle times (start, end) of the lane between the start of the run and its end."""
+        ends = [0.0, *(span.end for span in self.on(lane))]
+        starts = [*(span.start for span in self.on(lane)), self.makespan]
+        return [(end, start) for end, start in zip(ends, starts, strict=True) if start > end]
+
+    @property
+    def critical_path(self) -> tuple[Span, ...]:
+        """The chain of dependent spans with the most work: no number of lanes could have run it faster."""
+        length: dict[str, float] = {}
+        before: dict[str, Span] = {}
+        by_name: dict[str, Span] = {}
+        for span in self.spans:
+            last = max(span.after, key=length.__getitem__, default=None)
+            if last is not None:
+                before[span.name] = by_name[last]
+            length[span.name] = span.seconds + (0.0 if last is None else length[last])
+            by_name[span.name] = span
+        if not length:
+            return ()
+        path = [by_name[max(length, key=length.__getitem__)]]
+        while path[-1].name in before:
+            path.append(before[path[-1].name])
+        return tuple(reversed(path))
+
+    @property
+    def lower_bound(self) -> float:
+        """Seconds that no order of these tasks can beat: the busiest lane's work, or the critical path if longer."""
+        path = sum(span.seconds for span in self.critical_path)
+        return max([path, *(self.work(lane) for lane in self.lanes)])
+
+    def chrome_json(self) -> str:
+        """The trace in Chrome's format, for https://ui.perfetto.dev or chrome://tracing: one row per lane."""
+        row = {lane: i for i, lane in enumerate(self.lanes)}
+        names = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row[lane], "args": {"name": lane}}
+            for lane in self.lanes
+        ]
+        spans = [
+            {
+                "ph": "X",
+                "name": span.name,
+                "cat": span.cost_key,
+                "pid": 0,
+                "tid": row[span.lane],
+                "ts": span.start * 1e6,  # microseconds
+                "dur": span.seconds * 1e6,
+                "args": {"after": span.after},
+            }
+            for span in self.spans
+        ]
+        return json.dumps({"traceEvents": names + spans, "displayTimeUnit": "ms"})
+
+    def gantt(self, width: int = 100) -> str:
+        """The trace as text, one row per lane: a task is named where its name fits, else drawn by how busy it keeps
+        the lane.  No line is longer than `width` columns (at least 60)."""
+        if width < 60:
+            raise ValueError(f"width `{width}` is too narrow; give at least 60 columns")
+        margin = min(16, max((len(lane) for lane in self.lanes), default=0))
+        columns = width - margin - len(" || 100%")
+        rows = [
+            f"{lane[:margin]:<{margin}} |{self._bar(lane, columns)}| {self.utilization(lane):4.0%}"
+            for lane in self.lanes
+        ]
+        rows.append(f"{len(self.spans)} tasks in {self.makespan:.4g} s (no order beats {self.lower_bound:.4g} s)")
+        return "\n".join(rows)
+
+    def _bar(self, lane: str, columns: int) -> str:
+        scale = columns / self.makespan if self.makespan else 0.0
+        busy = [0.0] * columns
+        named: list[tuple[int, int, str]] = []
+        for span in self.on(lane):
+            first, last = round(span.start * scale), round(span.end * scale)
+            if last - first >= 4:
+                named.append((first, last, span.name))
+            else:
+                _spread(busy, span.start * scale, span.end * scale)
+        bar = [" ░▒▓█"[min(4, round(share * 4))] for share in busy]
+        for first, last, name in named:
+            room = last - first - 2
+            bar[first:last] = f"[{name[:room]:-<{room}}]"
+        return "".join(bar)
+
+
+def _spread(busy: list[float], start: float, end: float) -> None:
+    """Add to each column the share of it that lies between `start` and `end` (in columns)."""
+    for column in range(int(start), min(len(busy), int(end) + 1)):
+        busy[column] += max(0.0, min(end, column + 1) - max(start, column))

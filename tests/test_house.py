@@ -1,0 +1,110 @@
+"""The house: who may import whom, what must not be loaded early, and words that can rot."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+FLOORS = {
+    "kernels": 0, "scheduler": 0, "edge_llm.errors": 0,
+    "edge_llm.config": 1, "edge_llm.paths": 1,
+    "edge_llm.text": 2, "edge_llm.formats": 2, "edge_llm.quant": 2, "edge_llm.decoding": 2,
+    "edge_llm.kv": 3, "edge_llm.weights": 3, "edge_llm.models": 3,
+    "edge_llm.devices": 4,
+    "edge_llm.subgraphs": 5,
+    "edge_llm.runner": 6,
+    "edge_llm.engine": 7, "edge_llm.convert": 7,
+    "edge_llm.llm": 8, "edge_llm.bench": 8,
+    "edge_llm.cli": 9,
+    "app": 10,
+}  # fmt: skip
+SCHEDULER_IMPORTERS = {"edge_llm.runner", "edge_llm.bench"}
+BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
+BANNED_MODULES = {"pickle", "marshal", "shelve", "diskcache", "mmap", "torch"}
+
+
+def modules():
+    for folder in ("edge_llm", "scheduler", "kernels"):
+        yield from sorted((ROOT / folder).rglob("*.py"))
+    yield ROOT / "app.py"
+
+
+def module_name(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room(name):
+    """The package of FLOORS that a dotted name lies in; None for the face of edge_llm and for other people's packages."""
+    parts = name.split(".")
+    return next((".".join(parts[:n]) for n in (2, 1) if ".".join(parts[:n]) in FLOORS), None)
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=module_name)
+def test_imports_go_down(path):
+    here = room(module_name(path))
+    if here is None:
+        return  # edge_llm/__init__.py hands public names on
+    for imported in imports(path):
+        there = room(imported)
+        if there is not None and there != here:
+            assert FLOORS[there] < FLOORS[here], f"{here} (floor {FLOORS[here]}) imports {imported} (floor {FLOORS[there]})"
+            if there == "scheduler":
+                assert here in SCHEDULER_IMPORTERS, f"{here} must not know the scheduler"
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=module_name)
+def test_nothing_runs_code_from_data(path):
+    tree = ast.parse(path.read_text())
+    names = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert not names & BANNED_CALLS
+    assert not {name.split(".")[0] for name in imports(path)} & BANNED_MODULES
+
+
+def test_scheduler_needs_only_the_standard_library():
+    for path in (ROOT / "scheduler").glob("*.py"):
+        for imported in imports(path):
+            top = imported.split(".")[0]
+            assert top in sys.stdlib_module_names or top == "scheduler", f"{path.name} imports {imported}"
+
+
+def loaded_by(code):
+    script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
+    return set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import edge_llm",
+        "from edge_llm.cli.main import run; run(['--help'])",
+        "from edge_llm.cli.main import run; run(['--version'])",
+        "from edge_llm.cli.main import run; run(['nonsense'])",
+    ],
+)
+def test_help_loads_nothing_heavy(code):
+    heavy = {"numpy", "torch", "onnxruntime", "textual", "rich", "tokenizers", "jinja2", "huggingface_hub", "kernels"}
+    assert not loaded_by(code) & heavy
+
+
+def test_the_module_map_in_the_readme_is_true():
+    sys.path.insert(0, str(ROOT / "assets"))
+    try:
+        from module_map import readme_with_map
+    finally:
+        sys.path.pop(0)
+    readme = (ROOT / "README.md").read_text()
+    assert readme_with_map(readme) == readme, "run `python assets/module_map.py --write`"

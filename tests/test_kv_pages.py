@@ -1,0 +1,107 @@
+"""Pages: the bitmap allocator against a set of free pages, and the page list of a sequence."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_llm.config import ModelConfig
+from edge_llm.errors import OutOfMemory
+from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, pages_for
+from edge_llm.kv.store import KVStore, SequencePages, page_bytes
+
+TINY = ModelConfig(
+    family="llama", vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=3, num_heads=2, num_kv_heads=1,
+    head_dim=64, context=256, norm_eps=1e-5, rope_theta=1e4,
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 5)), max_size=60))
+def test_allocator_equals_a_table_of_holders(steps):
+    pages = 9
+    allocator = PageAllocator(pages)
+    holders = [0] * pages
+    held: list[list[int]] = []
+    for action, number in steps:
+        if action == "allocate":
+            if number > holders.count(0):
+                with pytest.raises(OutOfMemory, match=f"`{number}` are needed"):
+                    allocator.allocate(number)
+            else:
+                taken = allocator.allocate(number)
+                assert taken == [page for page in range(pages) if holders[page] == 0][:number]
+                held.append(taken)
+                for page in taken:
+                    holders[page] += 1
+        elif held:
+            group = held[number % len(held)]
+            if action == "share":
+                allocator.share(group)
+                held.append(list(group))
+            else:
+                allocator.release(group)
+                held.remove(group)
+            for page in group:
+                holders[page] += 1 if action == "share" else -1
+        assert allocator.free == holders.count(0)
+
+
+def test_a_page_released_twice_is_our_own_bug():
+    allocator = PageAllocator(2)
+    pages = allocator.allocate(1)
+    allocator.release(pages)
+    with pytest.raises(AssertionError, match="released twice"):
+        allocator.release(pages)
+
+
+def test_slots_follow_the_page_list():
+    allocator = PageAllocator(4)
+    first = allocator.allocate(2)
+    sequence = SequencePages(allocator)
+    sequence.reserve(20)
+    allocator.release(first)
+    sequence.reserve(40)
+    assert sequence.table.tolist() == [2, 3, 0]
+    assert sequence.slots(15, 3).tolist() == [2 * 16 + 15, 3 * 16, 3 * 16 + 1]
+    assert sequence.slots(32, 1).tolist() == [0]
+
+
+def test_truncate_gives_back_whole_pages_only():
+    store = KVStore(TINY, 64)
+    sequence = store.open()
+    sequence.reserve(40)
+    sequence.length = 40
+    sequence.truncate(17)
+    assert (len(sequence.table), store.pages.free) == (2, 2)
+    sequence.truncate(16)
+    assert (len(sequence.table), store.pages.free) == (1, 3)
+    sequence.close()
+    assert (sequence.length, store.pages.free) == (0, 4)
+
+
+def test_a_failed_reservation_changes_nothing():
+    store = KVStore(TINY, 32)
+    sequence = store.open()
+    sequence.reserve(16)
+    with pytest.raises(OutOfMemory):
+        sequence.reserve(49)
+    assert (sequence.capacity, store.pages.free) == (16, 1)
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 100])
+def test_bytes_are_counted(tokens):
+    store = KVStore(TINY, tokens)
+    assert store.nbytes == pages_for(tokens) * page_bytes(TINY)
+
+
+def test_a_value_costs_at_most_8_3_bits():
+    values = 2 * TINY.num_layers * TINY.num_kv_heads * TINY.head_dim * PAGE_TOKENS
+    assert 8 * page_bytes(TINY) / values <= 8.3
+
+
+def test_pages_start_as_zeros_of_the_stored_types():
+    layer = KVStore(TINY, 32).layers[0]
+    assert (layer.k.dtype, layer.k_scale.dtype) == (np.int8, np.float16)
+    assert layer.k.shape == (2, 1, 16, 64)
+    assert layer.v_scale.shape == (2, 1, 16)
+    assert not layer.k.any()

@@ -1,0 +1,171 @@
+"""One numeric: the logits of a token are bit-identical however they are computed (design: One numeric)."""
+
+import numpy as np
+import pytest
+
+from edge_llm.bench.synthetic import write_random
+from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.devices.host import HostDevice
+from edge_llm.errors import ContextOverflow, NumericError, OutOfMemory
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.models.reference import rope_tables
+from edge_llm.runner.base import Cancelled
+from edge_llm.runner.runner import Int8Runner
+from edge_llm.weights.resident import ResidentWeights
+
+SHAPES = {
+    "grouped heads, tied": ModelConfig(
+        family="llama", vocab_size=97, hidden_size=64, intermediate_size=100, num_layers=2, num_heads=4,
+        num_kv_heads=2, head_dim=16, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
+    ),
+    "biases, odd sizes": ModelConfig(
+        family="qwen2", vocab_size=130, hidden_size=72, intermediate_size=75, num_layers=2, num_heads=3,
+        num_kv_heads=1, head_dim=24, context=640, norm_eps=1e-6, rope_theta=1e6, qkv_bias=True,
+    ),
+    "query and key norms": ModelConfig(
+        family="qwen3", vocab_size=64, hidden_size=48, intermediate_size=96, num_layers=3, num_heads=2,
+        num_kv_heads=2, head_dim=40, context=640, norm_eps=1e-6, rope_theta=1e6, qk_norm=True,
+    ),
+}  # fmt: skip
+PROMPT = 330  # more than one 256-token attention segment
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def bundle(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle")
+    write_random(folder, SHAPES[request.param], seed=1)
+    return open_bundle(folder)
+
+
+def make_runner(bundle, threads=2, **runtime):
+    runtime = RuntimeConfig(**{"context": 640, **runtime})
+    tables = rope_tables(bundle.config, 640)
+    return Int8Runner(bundle.config, ResidentWeights(bundle), HostDevice(threads), runtime, tables)
+
+
+@pytest.fixture(scope="module")
+def tokens(bundle):
+    return np.random.default_rng(5).integers(0, bundle.config.vocab_size, PROMPT).tolist()
+
+
+@pytest.fixture(scope="module")
+def whole(bundle, tokens):
+    """Logits of every position, the prompt computed as one chunk."""
+    runner = make_runner(bundle, threads=1, chunk=512, window=1)
+    return runner.forward(runner.open(), tokens, wanted=len(tokens))
+
+
+@pytest.mark.parametrize(("chunk", "window"), [(256, 1), (64, 2), (64, 4), (33, 3), (7, 64)])
+def test_any_chunking_and_any_window_is_the_whole(bundle, tokens, whole, chunk, window):
+    runner = make_runner(bundle, chunk=chunk, window=window)
+    assert np.array_equal(runner.forward(runner.open(), tokens, wanted=len(tokens)), whole)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_any_number_of_threads_is_the_same(bundle, tokens, whole, threads):
+    runner = make_runner(bundle, threads=threads)
+    assert np.array_equal(runner.forward(runner.open(), tokens, wanted=len(tokens)), whole)
+
+
+def test_token_by_token_is_the_whole(bundle, tokens, whole):
+    runner = make_runner(bundle)
+    sequence = runner.open()
+    assert np.array_equal(np.concatenate([runner.forward(sequence, [token]) for token in tokens]), whole)
+
+
+def test_several_calls_are_one(bundle, tokens, whole):
+    runner = make_runner(bundle, chunk=64)
+    sequence = runner.open()
+    parts = [tokens[:100], tokens[100:101], tokens[101:260], tokens[260:]]
+    assert np.array_equal(np.concatenate([runner.forward(sequence, p, wanted=len(p)) for p in parts]), whole)
+
+
+def test_a_batch_is_each_alone(bundle, tokens, whole):
+    runner = make_runner(bundle)
+    lengths = [300, 17, 16, 1, 256]
+    sequences = []
+    for length in lengths:
+        sequences.append(runner.open())
+        runner.forward(sequences[-1], tokens[:length])
+    for step in range(3):
+        logits = runner.decode(sequences, [tokens[length + step] for length in lengths])
+        assert np.array_equal(logits, whole[[length + step for length in lengths]])
+
+
+def test_scattered_pages_are_contiguous_pages(bundle, tokens, whole):
+    runner = make_runner(bundle, chunk=64)
+    holders = [runner.open() for _ in range(16)]
+    for holder in holders:
+        holder.reserve(16)
+    for holder in holders[::2]:
+        holder.close()
+    sequence = runner.open()
+    logits = runner.forward(sequence, tokens, wanted=len(tokens))
+    assert (np.diff(sequence.table) != 1).any()
+    assert np.array_equal(logits, whole)
+
+
+def test_pages_with_an_old_sequence_are_fresh_pages(bundle, tokens, whole):
+    runner = make_runner(bundle)
+    old = runner.open()
+    runner.forward(old, tokens[::-1])
+    old.close()
+    assert np.array_equal(runner.forward(runner.open(), tokens, wanted=len(tokens)), whole)
+
+
+def test_a_shortened_sequence_goes_on_as_if_never_longer(bundle, tokens, whole):
+    runner = make_runner(bundle)
+    sequence = runner.open()
+    runner.forward(sequence, tokens[:90] + tokens[:90])
+    sequence.truncate(90)
+    assert np.array_equal(runner.forward(sequence, tokens[90:], wanted=PROMPT - 90), whole[90:])
+
+
+def test_only_the_wanted_logits_come_back(bundle, tokens, whole):
+    runner = make_runner(bundle, chunk=64, window=2)
+    for wanted in (1, 10, 11, 75, 200):
+        sequence = runner.open()
+        assert np.array_equal(runner.forward(sequence, tokens, wanted=wanted), whole[-wanted:])
+        sequence.close()
+
+
+def test_a_static_subgraph_is_built_once_for_all_layers_and_chunks(bundle, tokens):
+    runner = make_runner(bundle, chunk=64)
+    runner.forward(runner.open(), tokens[:128])
+    built = len(runner.subgraphs)
+    assert built == 6 + 1  # six parts at length 64, and the head
+    runner.forward(runner.open(), tokens[:128])
+    assert len(runner.subgraphs) == built
+
+
+def test_a_prompt_longer_than_the_context_is_refused_and_changes_nothing(bundle, tokens):
+    runner = make_runner(bundle, context=100)
+    sequence = runner.open()
+    runner.forward(sequence, tokens[:40])
+    with pytest.raises(ContextOverflow, match="maximum context length is 100 tokens, but the prompt has 101"):
+        runner.forward(sequence, tokens[:61])
+    assert sequence.length == 40
+    with pytest.raises(OutOfMemory):
+        runner.forward(runner.open(), tokens[:99])
+    assert runner.kv.pages.free == 4
+
+
+def test_cancelling_leaves_the_sequence_as_it_was(bundle, tokens, whole):
+    runner = make_runner(bundle, chunk=8, window=2)
+    sequence = runner.open()
+    runner.forward(sequence, tokens[:20])
+    asked = iter([False] * 30 + [True] * 1000)
+    with pytest.raises(Cancelled):
+        runner.forward(sequence, tokens[20:], cancel=lambda: next(asked))
+    assert (sequence.length, len(sequence.table)) == (20, 2)
+    assert np.array_equal(runner.forward(sequence, tokens[20:], wanted=PROMPT - 20), whole[20:])
+
+
+def test_activations_that_are_no_numbers_are_an_error(bundle, tokens):
+    runner = make_runner(bundle)
+    weights = runner.weights.layer(0)
+    broken = {**weights, "attention_norm": np.full_like(weights["attention_norm"], np.inf)}
+    runner.weights._layers = (broken, *runner.weights._layers[1:])
+    for prompt in (tokens[:20], tokens[:1]):
+        with pytest.raises(NumericError):
+            runner.forward(runner.open(), prompt)
