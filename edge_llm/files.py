@@ -66,7 +66,7 @@ class RegularFile:
 
     def read_into(self, out: np.ndarray, offset: int) -> None:
         """Fill ``out`` (uint8, contiguous) with the bytes at ``offset``; all of them or an error."""
-        view = memoryview(out)
+        view = out.data
         done = 0
         while done < len(view):
             try:

@@ -3,7 +3,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_F16 = npt.NDArray[np.float16]
+_F32 = npt.NDArray[np.float32]
+_I8 = npt.NDArray[np.int8]
+_I32 = npt.NDArray[np.int32]
+_I64 = npt.NDArray[np.int64]
+
 class ThreadPool:
+    """The threads of one kernel call at a time: the calling thread and `threads - 1` workers.
+
+    `cpus` names one CPU per thread (the first, the caller's, is not bound); None leaves them to the system. Workers sleep
+    when there is nothing to do. Raises ValueError for fewer than 1 or more than 1024 threads.
+    """
+
     def __init__(self, threads: int, cpus: list[int] | None = None) -> None: ...
     @property
     def threads(self) -> int: ...
@@ -12,8 +24,97 @@ def isa() -> str: ...
 def isa_variants() -> list[str]: ...
 def use_isa(name: str) -> None: ...
 
-# ---- linear, layout, checksum, roofs (bind_linear.cpp) ----
+# ---- layout, checksum (bind_layout.cpp) ----
+
+def pack_tiles(weight: _I8, /) -> _I8: ...
+def unpack_tiles(tiles: _I8, n: int, k: int, /) -> _I8: ...
+def gather_rows(tiles: _I8, rows: _I64, k: int, /) -> _I8: ...
+def row_sums(tiles: _I8, n: int, /) -> _I32: ...
+def crc32c(data: bytes | bytearray | memoryview | npt.NDArray[Any], pool: ThreadPool | None, /) -> int: ...
+def crc32c_table(data: bytes | bytearray | memoryview | npt.NDArray[Any], /) -> int: ...
+
+# ---- linear, roofs (bind_linear.cpp) ----
+
+def quantize(
+    x: _F32, scale: float, hot: _I32, pool: ThreadPool, residual: bool, /
+) -> tuple[_I8, _I64, _I32, _F32]: ...
+def linear_int8(
+    q: _I8, tiles: _I8, n: int, scale: _F32, row_sum: _I32, pool: ThreadPool, bias: _F32 | None, out: _F32 | None, /
+) -> _F32: ...
+def add_hot(out: _F32, x: _F32, hot: _I32, hot_weight: _F16, pool: ThreadPool, /) -> None: ...
+def add_residual(
+    out: _F32,
+    row_start: _I64,
+    column: _I32,
+    value: _F32,
+    tiles: _I8,
+    k: int,
+    scale: _F32,
+    pool: ThreadPool,
+    /,
+) -> None: ...
+def linear(
+    x: _F32,
+    tiles: _I8,
+    n: int,
+    input_scale: float,
+    scale: _F32,
+    row_sum: _I32,
+    hot: _I32,
+    hot_weight: _F16,
+    pool: ThreadPool,
+    bias: _F32 | None,
+    add: _F32 | None,
+    shadow: bool,
+    out: _F32 | None,
+    /,
+) -> _F32: ...
+def int8_operations(repeats: int, pool: ThreadPool, /) -> int: ...
+def read_stream(data: _I8, pool: ThreadPool, /) -> int: ...
 
 # ---- attention (bind_attention.cpp) ----
 
+def append_kv(
+    k: npt.NDArray[np.float32],
+    v: npt.NDArray[np.float32],
+    k_pages: npt.NDArray[np.int8],
+    k_scales: npt.NDArray[np.float16],
+    v_pages: npt.NDArray[np.int8],
+    v_scales: npt.NDArray[np.float16],
+    slots: npt.NDArray[np.int64],
+    pool: ThreadPool,
+) -> None: ...
+def paged_attention(
+    q: npt.NDArray[np.float32],
+    k_pages: npt.NDArray[np.int8],
+    k_scales: npt.NDArray[np.float16],
+    v_pages: npt.NDArray[np.int8],
+    v_scales: npt.NDArray[np.float16],
+    page_table: npt.NDArray[np.int32],
+    row_sequence: npt.NDArray[np.int32],
+    row_position: npt.NDArray[np.int32],
+    scale: float,
+    pool: ThreadPool,
+    out: npt.NDArray[np.float32] | None = None,
+) -> npt.NDArray[np.float32]: ...
+
 # ---- pointwise (bind_pointwise.cpp) ----
+
+def rms_norm(
+    x: npt.NDArray[np.float32],
+    gain: npt.NDArray[np.float32],
+    eps: float,
+    pool: ThreadPool,
+    out: npt.NDArray[np.float32] | None = None,
+) -> npt.NDArray[np.float32]: ...
+def head_norm(x: npt.NDArray[np.float32], gain: npt.NDArray[np.float32], eps: float, pool: ThreadPool) -> None: ...
+def rope(
+    x: npt.NDArray[np.float32],
+    positions: npt.NDArray[np.int32],
+    cos: npt.NDArray[np.float32],
+    sin: npt.NDArray[np.float32],
+    pool: ThreadPool,
+) -> None: ...
+def swiglu(
+    gate_up: npt.NDArray[np.float32], pool: ThreadPool, out: npt.NDArray[np.float32] | None = None
+) -> npt.NDArray[np.float32]: ...

@@ -244,3 +244,158 @@ def _crc_table() -> list[int]:
 
 
 _CRC_TABLE: list[int] = []
+
+
+# ---- pointwise ----------------------------------------------------------------------------------------------------
+
+
+def exp(x: F32) -> F32:
+    """e^x as the kernels compute it: x = n ln2 + r, a degree-7 polynomial in r, n added to the exponent field.
+
+    0 below the smallest normal number (exp(-inf) = 0), inf above the largest, NaN kept; relative error < 2e-7.
+    """
+    f32 = np.float32
+    with np.errstate(invalid="ignore", over="ignore"):
+        n = np.rint(x * f32(float.fromhex("0x1.715476p+0")))
+        r = fma(n, f32(float.fromhex("-0x1.62e400p-1")), x)
+        r = fma(n, f32(float.fromhex("-0x1.7f7d1cp-20")), r)
+        y = np.full(r.shape, float.fromhex("0x1.a01a02p-13"), np.float32)
+        for coefficient in ("0x1.6c16c2p-10", "0x1.111112p-7", "0x1.555556p-5", "0x1.555556p-3", "0x1p-1"):
+            y = fma(y, r, f32(float.fromhex(coefficient)))
+        y = fma(y * r, r, r) + f32(1)
+        shift = np.where(np.abs(n) < 2.0**8, n, 0).astype(np.int32) << 23
+        y = np.asarray(y.view(np.int32) + shift).view(np.float32)
+    y = np.where(x < f32(float.fromhex("-0x1.5d589ep+6")), f32(0), y)
+    return np.asarray(np.where(x > f32(float.fromhex("0x1.62e42ep+6")), f32(np.inf), y))
+
+
+def rms_norm(x: F32, gain: F32, eps: float, *, out: F32 | None = None) -> F32:
+    """x[M, K], gain[K] -> (x * r) * gain with r = 1 / sqrt(mean(x^2) + eps)."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        mean = lane_dot(x, x) / np.float32(x.shape[-1])
+        r = np.float32(1) / np.sqrt(mean + np.float32(eps))
+        y = (x * r[..., None]) * gain
+    return _into(out, y)
+
+
+def head_norm(x: F32, gain: F32, eps: float) -> None:
+    """In place, `rms_norm` of every head: x[M, H, D], gain[D]."""
+    x[:] = rms_norm(x, gain, eps)
+
+
+def rope(x: F32, positions: I32, cos: F32, sin: F32) -> None:
+    """In place, rotary embedding by halves: x[M, H, D], positions[M], cos and sin [C, D/2].
+
+    (x1, x2) -> (fma(-x2, s, x1*c), fma(x1, s, x2*c)), x1 and x2 the halves of a head (the layout of Hugging Face).
+    """
+    half = x.shape[-1] // 2
+    c, s = cos[positions][:, None], sin[positions][:, None]
+    x1, x2 = x[..., :half].copy(), x[..., half:].copy()
+    x[..., :half] = fma(-x2, s, x1 * c)
+    x[..., half:] = fma(x1, s, x2 * c)
+
+
+def swiglu(gate_up: F32, *, out: F32 | None = None) -> F32:
+    """gate_up[M, 2F], the gate in the left half -> silu(gate) * up [M, F], silu(g) = g / (1 + exp(-g))."""
+    width = gate_up.shape[1] // 2
+    gate, up = gate_up[:, :width], gate_up[:, width:]
+    with np.errstate(invalid="ignore", over="ignore"):
+        y = (gate / (np.float32(1) + exp(-gate))) * up
+    return _into(out, y)
+
+
+# ---- attention ----------------------------------------------------------------------------------------------------
+
+PAGE = 16  # tokens in a page
+SEGMENT = 256  # tokens in a segment: one softmax each, merged in ascending order
+
+
+def append_kv(k: F32, v: F32, k_pages: I8, k_scales: F16, v_pages: I8, v_scales: F16, slots: I64) -> None:
+    """Token m's keys and values k, v [M, Hkv, D] into slot slots[m] = page * 16 + offset (-1: left out).
+
+    Pages [P, Hkv, 16, D], scales [P, Hkv, 16]. Per token and kv head: scale = float16(min(absmax / 127, 65504)),
+    q = clamp(rint(x * (1/scale)), -127, 127), zeros for a zero scale.
+    Raises ValueError("non-finite key or value").
+    """
+    if not np.isfinite(k).all() or not np.isfinite(v).all():
+        raise ValueError("non-finite key or value")
+    for x, pages, scales in ((k, k_pages, k_scales), (v, v_pages, v_scales)):
+        step = np.minimum(np.abs(x).max(axis=-1) / np.float32(127), np.float32(65504)).astype(np.float16)
+        wide = step.astype(np.float32)
+        inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide > 0)
+        q = np.rint(np.clip(x * inverse[..., None], np.float32(-127), np.float32(127))).astype(np.int8)
+        for m, slot in enumerate(slots):
+            if slot >= 0:
+                pages[slot // PAGE, :, slot % PAGE] = q[m]
+                scales[slot // PAGE, :, slot % PAGE] = step[m]
+
+
+def paged_attention(
+    q: F32,
+    k_pages: I8,
+    k_scales: F16,
+    v_pages: I8,
+    v_scales: F16,
+    page_table: I32,
+    row_sequence: I32,
+    row_position: I32,
+    scale: float,
+    *,
+    out: F32 | None = None,
+) -> F32:
+    """Softmax attention of the rows q[M, Hq, D] over INT8 pages -> [M, Hq, D].
+
+    Row m sees the tokens 0..row_position[m] of its sequence, whose page j is page_table[row_sequence[m], j]; a row at -1
+    sees none and gets zeros. Head h reads kv head h // (Hq/Hkv). The order is part of the definition: segments of 256
+    tokens, a softmax in each, merged in ascending order.
+    """
+    result = np.zeros(q.shape, np.float32)
+    group = q.shape[1] // k_pages.shape[1]
+    for m in range(q.shape[0]):
+        tokens = int(row_position[m]) + 1
+        pages = page_table[row_sequence[m], : -(-tokens // PAGE)]
+        scaled = q[m] * np.float32(scale)
+        k, k_scale = _gather_tokens(k_pages, k_scales, pages, tokens, group)
+        v, v_scale = _gather_tokens(v_pages, v_scales, pages, tokens, group)
+        part = None
+        for begin in range(0, tokens, SEGMENT):
+            at = slice(begin, begin + SEGMENT)
+            part = _merge(part, _attend_segment(scaled, k[:, at], k_scale[:, at], v[:, at], v_scale[:, at]))
+        if part is not None:
+            result[m] = part[2] / part[1][:, None]
+    return _into(out, result)
+
+
+def _gather_tokens(pages: I8, scales: F16, page_ids: I32, tokens: int, group: int) -> tuple[F32, F32]:
+    """Integers and scales of a sequence, per query head: [Hq, T, D], [Hq, T]."""
+    kv_heads, dim = pages.shape[1], pages.shape[3]
+    q = pages[page_ids].transpose(1, 0, 2, 3).reshape(kv_heads, -1, dim)[:, :tokens]
+    scale = scales[page_ids].transpose(1, 0, 2).reshape(kv_heads, -1)[:, :tokens]
+    return np.repeat(q.astype(np.float32), group, axis=0), np.repeat(scale.astype(np.float32), group, axis=0)
+
+
+_Part = tuple[F32, F32, F32]  # per head: maximum [H], sum of exponentials [H], weighted sum of values [H, D]
+
+
+def _attend_segment(q: F32, k: F32, k_scale: F32, v: F32, v_scale: F32) -> _Part:
+    """q[H, D] (already times the softmax scale) on at most 256 tokens: k, v [H, T, D], k_scale, v_scale [H, T]."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        score = lane_dot(q[:, None], k) * k_scale
+        top = score.max(axis=-1)
+        p = exp(score - top[:, None])
+        weight = p * v_scale
+    value = np.zeros(q.shape, np.float32)
+    for t in range(k.shape[1]):
+        value = fma(weight[:, t, None], v[:, t], value)
+    return top, lane_sum(p), value
+
+
+def _merge(left: _Part | None, right: _Part) -> _Part:
+    """Online softmax: both parts rescaled to the common maximum and added."""
+    if left is None:
+        return right
+    top = np.maximum(left[0], right[0])
+    with np.errstate(invalid="ignore"):
+        a, b = exp(left[0] - top), exp(right[0] - top)
+    total = fma(left[1], a, right[1] * b)
+    return top, total, fma(left[2], a[:, None], right[2] * b[:, None])

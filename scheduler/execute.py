@@ -47,18 +47,17 @@ def execute(
     """
     run = _Run(Progress(graph, cost, lanes), policy, cancel.is_set if isinstance(cancel, threading.Event) else cancel)
     mine, *others = run.progress.lanes or ("no lane",)
-    workers: list[threading.Thread] = []
+    workers = [threading.Thread(target=run.work, args=(lane,), name=f"lane {lane}") for lane in others]
     try:
-        for lane in others:
-            worker = threading.Thread(target=run.work, args=(lane,), name=f"lane {lane}")
+        for worker in workers:
             worker.start()
-            workers.append(worker)
         run.work(mine)
     except BaseException as error:  # no thread to be had, or an interrupt between two tasks
         run.stop(error)
     finally:
         for worker in workers:
-            worker.join()
+            if worker.is_alive():
+                worker.join()
     if run.error is not None:
         try:
             raise run.error
@@ -68,7 +67,7 @@ def execute(
 
 
 class _Run:
-    """One execution.  All fields are guarded by `lock`; only tasks and `cancelled` run outside of it."""
+    """One execution.  All fields are guarded by `lock`; tasks and `cancelled` run outside of it."""
 
     def __init__(self, progress: Progress, policy: Policy, cancelled: Callable[[], bool] | None) -> None:
         self.progress = progress
@@ -76,9 +75,12 @@ class _Run:
         self.cancelled = cancelled
         self.spans: list[Span] = []
         self.error: BaseException | None = None
+        self.stopped = False
         self.lock = threading.Lock()
-        self.wake = {lane: threading.Condition(self.lock) for lane in progress.lanes}
         self.idle: set[str] = set()  # the lanes that sleep and have not been woken
+        self.bell = {lane: threading.Lock() for lane in progress.lanes}  # acquire = sleep, release = wake the lane
+        for bell in self.bell.values():
+            bell.acquire()
         self.begin = perf_counter()
 
     def work(self, lane: str) -> None:
@@ -98,15 +100,16 @@ class _Run:
 
     def next(self, lane: str) -> Task | None:
         """The task to run now, after sleeping until there is one; None when the run is over."""
-        with self.lock:
-            while self.progress.left and self.error is None:
+        while True:
+            with self.lock:
+                if self.stopped or not self.progress.left:
+                    return None
                 if task := self.progress.pick(lane, self.policy):
                     return task
                 self.idle.add(lane)
-                if len(self.idle) == len(self.wake):
+                if len(self.idle) == len(self.bell):
                     raise self.progress.stalled()
-                self.wake[lane].wait()
-        return None
+            self.bell[lane].acquire()
 
     def finish(self, task: Task, start: float, end: float) -> None:
         """Record a task's end and wake the lanes that can go on."""
@@ -120,11 +123,11 @@ class _Run:
     def stop(self, error: BaseException) -> None:
         """Let no further task start; the first error is the one to be raised."""
         with self.lock:
-            if self.error is None:
-                self.error = error
+            if not self.stopped:
+                self.stopped, self.error = True, error
             self._wake(list(self.idle))
 
     def _wake(self, lanes: list[str]) -> None:
         for lane in lanes:
             self.idle.remove(lane)
-            self.wake[lane].notify()
+            self.bell[lane].release()

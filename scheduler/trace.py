@@ -124,15 +124,15 @@ class Trace:
         return "\n".join(rows)
 
     def _bar(self, lane: str, columns: int) -> str:
-        scale = columns / self.makespan if self.makespan else 0.0
+        whole = self.makespan or 1.0
         busy = [0.0] * columns
         named: list[tuple[int, int, str]] = []
         for span in self.on(lane):
-            first, last = round(span.start * scale), round(span.end * scale)
-            if last - first >= 4:
-                named.append((first, last, span.name))
+            start, end = span.start / whole * columns, span.end / whole * columns
+            if round(end) - round(start) >= 4:
+                named.append((round(start), round(end), span.name))
             else:
-                _spread(busy, span.start * scale, span.end * scale)
+                _spread(busy, start, end)
         bar = [" ░▒▓█"[min(4, round(share * 4))] for share in busy]
         for first, last, name in named:
             room = last - first - 2

@@ -11,16 +11,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 FLOORS = {
     "kernels": 0, "scheduler": 0, "edge_llm.errors": 0,
-    "edge_llm.config": 1, "edge_llm.paths": 1,
-    "edge_llm.text": 2, "edge_llm.formats": 2, "edge_llm.quant": 2, "edge_llm.decoding": 2,
-    "edge_llm.kv": 3, "edge_llm.weights": 3, "edge_llm.models": 3,
-    "edge_llm.devices": 4,
-    "edge_llm.subgraphs": 5,
-    "edge_llm.runner": 6,
-    "edge_llm.engine": 7, "edge_llm.convert": 7,
-    "edge_llm.llm": 8, "edge_llm.bench": 8,
-    "edge_llm.cli": 9,
-    "app": 10,
+    "edge_llm.config": 1, "edge_llm.paths": 1, "edge_llm.files": 1,
+    "edge_llm.strict_json": 2,
+    "edge_llm.text": 3, "edge_llm.formats": 3, "edge_llm.quant": 3, "edge_llm.decoding": 3,
+    "edge_llm.kv": 4, "edge_llm.weights": 4, "edge_llm.models": 4,
+    "edge_llm.devices": 5,
+    "edge_llm.subgraphs": 6,
+    "edge_llm.runner": 7,
+    "edge_llm.engine": 8, "edge_llm.convert": 8,
+    "edge_llm.llm": 9, "edge_llm.bench": 9,
+    "edge_llm.cli": 10,
+    "app": 11,
 }  # fmt: skip
 SCHEDULER_IMPORTERS = {"edge_llm.runner", "edge_llm.bench"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}

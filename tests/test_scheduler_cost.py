@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from scheduler import CostModel, Span, Trace
 from scheduler.cost import MEMORY
 

@@ -5,6 +5,7 @@ from itertools import permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from scheduler import CostModel, TaskGraph, critical_path, optimal, simulate
 
 

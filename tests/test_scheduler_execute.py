@@ -1,5 +1,6 @@
 """The executor: every task once and in a lawful order, and what happens on errors, interrupts and cancellation."""
 
+import contextlib
 import gc
 import signal
 import threading
@@ -10,6 +11,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from scheduler import (
     Cancelled,
     CostModel,
@@ -237,10 +239,8 @@ def test_a_failed_run_is_freed_as_soon_as_its_error_is(lane):
     graph, page = program()
     gc.disable()
     try:
-        try:
+        with contextlib.suppress(TaskFailed):
             execute(graph, lanes=["mine", "other"])
-        except TaskFailed:
-            pass
         del graph
         assert page() is None
     finally:

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import scheduler
 from hypothesis import given
 from hypothesis import strategies as st
+
+import scheduler
 from scheduler import Task, TaskGraph
 
 

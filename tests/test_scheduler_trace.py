@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from scheduler import Span, Trace
 
 # a  |[x 0-2]  [z 5-6]    |
@@ -63,7 +64,7 @@ def test_chrome_json_has_a_named_row_per_lane_and_microseconds():
 def test_gantt_names_what_fits_and_shades_the_rest():
     assert TRACE.gantt(60).splitlines() == [
         "a |[x----------]                   [z---]             |  38%",
-        "b |             [y-----------------]            [w----]|  50%",
+        "b |             [y----------------]             [w---]|  50%",
         "4 tasks in 8 s (no order beats 6 s)",
     ]
     thirds = Trace(tuple(Span(f"t{i}", "a", i, i + 1 / 3) for i in range(1000)), ("a",))

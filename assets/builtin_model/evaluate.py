@@ -24,7 +24,11 @@ def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 @torch.no_grad()
 def answers(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, chats: list[list[Message]], new_tokens: int = 80, **sampling: float
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    chats: list[list[Message]],
+    new_tokens: int = 80,
+    **sampling: float,
 ) -> list[str]:
     """The model's next message in each chat: greedy, or sampled if `temperature` is given."""
     texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]

@@ -7,14 +7,26 @@ offers several sentences, and one `Cast` fills all the slots, so names and prono
 from dataclasses import dataclass
 from random import Random
 
-GIRLS = "Mia Lily Anna Zoe Nora Ella Rosa Maya Ruby Clara Lena Ivy Sara Tina Emma Lucy Amy Eva Molly Hana".split()
-BOYS = "Tom Ben Max Leo Sam Tim Noah Finn Jack Omar Paul Adam Hugo Ravi Luca Oscar Theo Will Kai Jonas".split()
-PETS = "Pip Momo Bram Coco Dot Fizz Gus Hazel Juno Kiki Lulu Nib Olo Poppy Rufus Tilly Ziggy Bibi Tuck Wren".split()
+from grammar import article
 
-ANIMALS = (
-    "fox rabbit bear mouse cat dog duck owl frog hedgehog squirrel turtle penguin elephant lion pony goat donkey "
-    "kitten puppy otter panda monkey bee snail dragon"
-).split()
+GIRLS = [
+    "Mia", "Lily", "Anna", "Zoe", "Nora", "Ella", "Rosa", "Maya", "Ruby", "Clara", "Lena", "Ivy", "Sara",
+    "Tina", "Emma", "Lucy", "Amy", "Eva", "Molly", "Hana",
+]  # fmt: skip
+BOYS = [
+    "Tom", "Ben", "Max", "Leo", "Sam", "Tim", "Noah", "Finn", "Jack", "Omar", "Paul", "Adam", "Hugo", "Ravi",
+    "Luca", "Oscar", "Theo", "Will", "Kai", "Jonas",
+]  # fmt: skip
+PETS = [
+    "Pip", "Momo", "Bram", "Coco", "Dot", "Fizz", "Gus", "Hazel", "Juno", "Kiki", "Lulu", "Nib", "Olo", "Poppy",
+    "Rufus", "Tilly", "Ziggy", "Bibi", "Tuck", "Wren",
+]  # fmt: skip
+
+ANIMALS = [
+    "fox", "rabbit", "bear", "mouse", "cat", "dog", "duck", "owl", "frog", "hedgehog", "squirrel", "turtle",
+    "penguin", "elephant", "lion", "pony", "goat", "donkey", "kitten", "puppy", "otter", "panda", "monkey",
+    "bee", "snail", "dragon",
+]  # fmt: skip
 MACHINES = ["robot", "train", "tractor", "toy car"]
 ADJECTIVES = ["little", "small", "young", "brave", "shy", "curious", "cheerful", "quiet", "clever", "gentle"]
 PLACES = {
@@ -31,7 +43,7 @@ PLACES = {
     "river": "near a fast river",
     "castle": "in an old castle",
 }
-TREASURES = ["kite", "ball", "boat", "drum", "lantern", "hat", "bell", "book", "blanket", "umbrella", "whistle", "scarf"]
+TREASURES = ["kite", "ball", "boat", "drum", "lantern", "hat", "bell", "book", "blanket", "umbrella", "scarf"]
 COLOURS = ["red", "blue", "green", "yellow", "golden", "silver", "white", "orange"]
 SKILLS = {
     "swim": "swim across the pond",
@@ -45,12 +57,13 @@ SKILLS = {
     "cook": "cook soup for the whole village",
     "whistle": "whistle like a bird",
 }
-GIFTS = ["cake", "scarf", "paper boat", "basket", "pie", "card", "crown of flowers", "wooden spoon", "pair of warm socks"]
+GIFTS = ["cake", "scarf", "paper boat", "basket", "pie", "card", "crown of flowers", "wooden spoon", "pair of socks"]
 FINDS = ["key", "map", "egg", "box", "shell", "door", "letter", "star", "bottle", "lamp"]
 WEATHERS = ["storm", "rain", "snow", "night", "wind", "fog"]
 MORALS = ["friendship", "sharing", "courage", "kindness", "patience", "winter", "spring", "birthday", "moon", "dream"]
 
-PLAIN_TOPICS = [*ANIMALS, *MACHINES, *PLACES, *TREASURES, *SKILLS, *FINDS, *WEATHERS, *MORALS]
+NOUNS = {*ANIMALS, *MACHINES, *TREASURES, *FINDS}
+TOPICS = [*ANIMALS, *MACHINES, *PLACES, *TREASURES, *SKILLS, *FINDS, *WEATHERS, *MORALS, "girl", "boy"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +110,7 @@ PLOTS: dict[str, list[list[str]]] = {
             "{He} searched all day long and felt very sad.",
         ],
         [
-            'Then {he} met {friend} the {friendkind}. "Why are you sad?" asked {friend}. "I lost my {treasure}," said {name}.',
+            'Then {he} met {friend} the {friendkind}. "What is wrong?" asked {friend}. "It is gone!" said {name}.',
             '{friend} the {friendkind} came by and said, "Do not worry. I will help you look."',
             '"Two can search better than one," said {friend} the {friendkind}, and they set off together.',
         ],
@@ -267,7 +280,7 @@ PLOTS: dict[str, list[list[str]]] = {
             "The way was long, but they sang and shared {his} {snack}.",
         ],
         [
-            'There an old lady opened the door. "My {find}!" she cried. "I have missed it for years." She gave them warm {snack}.',
+            'An old lady opened the door. "My {find}!" she cried. "I missed it for years." She gave them warm {snack}.',
             "And there, behind the last tree, was a secret garden full of light. It had waited for them.",
             "In the end {name} gave it back, and that felt better than keeping it.",
         ],
@@ -364,6 +377,19 @@ def tell(rng: Random, topic: str | None = None, hero: str | None = None) -> str:
     beats = [rng.choice(OPENINGS), *(rng.choice(beat) for beat in PLOTS[cast.plot]), rng.choice(ENDINGS)]
     sentences = (_capital(beat.format(**cast.slots)) for beat in beats)
     return _articles(" ".join(sentences))
+
+
+def names_of(topic: str) -> list[str]:
+    """How people name a topic when they ask for a story about it."""
+    if topic in ("girl", "boy"):
+        return [f"a {topic}", f"a little {topic}", f"a brave {topic}"]
+    if topic in SKILLS:
+        return [f"someone who wants to {topic}", f"learning to {topic}"]
+    if topic in ("storm", "moon", "dream", "birthday"):
+        return [topic, f"the {topic}", article(topic)]
+    if topic in MORALS or topic in WEATHERS:
+        return [topic]
+    return [article(topic), article(topic), article(topic), f"{topic}s", f"the {topic}"]
 
 
 def _cast(rng: Random, topic: str | None, hero: str | None) -> Cast:

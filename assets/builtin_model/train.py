@@ -21,13 +21,15 @@ from pathlib import Path
 import corpus
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 
 SPECIAL_TOKENS = [corpus.BOS, corpus.END, corpus.SYSTEM, corpus.USER, corpus.ASSISTANT]
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 CHAT_TEMPLATE = """\
 {{- bos_token -}}
@@ -60,19 +62,20 @@ class Shape:
 def train_tokenizer(vocab_size: int, num_documents: int = 20_000) -> Tokenizer:
     """Byte-level BPE over the corpus; digits stay single, and every byte has a token."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])  # fmt: skip
+    split = pre_tokenizers.Split(Regex(WORDS), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )  # fmt: skip
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     texts = (text for document in islice(corpus.documents(0, set()), num_documents) for _, text in document)
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{corpus.BOS} $A", pair=f"{corpus.BOS} $A $B", special_tokens=[(corpus.BOS, tokenizer.token_to_id(corpus.BOS))]
-    )  # fmt: skip
+    bos = (corpus.BOS, tokenizer.token_to_id(corpus.BOS))
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{corpus.BOS} $A", special_tokens=[bos])
     return tokenizer
 
 
@@ -81,8 +84,7 @@ def train_tokenizer(vocab_size: int, num_documents: int = 20_000) -> Tokenizer:
 
 def rows(tokenizer: Tokenizer, length: int, seed: int) -> Iterator[np.ndarray]:
     """Endless rows of `length` tokens; each starts with a document and is filled with whole ones but the last."""
-    banned = {corpus.normalised(question.text) for question in corpus.heldout_questions()}
-    documents = corpus.documents(seed, banned)
+    documents = corpus.documents(seed, corpus.banned_questions())
     row: list[int] = []
     while True:
         texts = [corpus.render(document) for document in islice(documents, 1000)]
@@ -143,11 +145,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        heads = lambda y: y.view(batch, length, -1, self.shape.head_dim).transpose(1, 2)  # noqa: E731
-        q, k, v = rotate(heads(self.q_proj(x)), cos, sin), rotate(heads(self.k_proj(x)), cos, sin), heads(self.v_proj(x))
+        projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = (y.view(batch, length, -1, self.shape.head_dim).transpose(1, 2) for y in projected)
         groups = self.shape.num_attention_heads // self.shape.num_key_value_heads
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -159,7 +162,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
@@ -200,7 +203,7 @@ class Llama(nn.Module):
         cos, sin = rope_tables(self.shape, tokens.shape[1])
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return F.linear(self.norm(x), self.embed_tokens.weight)
+        return nn.functional.linear(self.norm(x), self.embed_tokens.weight)
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
@@ -212,7 +215,7 @@ class Schedule:
 
     steps: int = 3000
     warmup: int = 60
-    tokens_per_step: int = 8192
+    tokens_per_step: int = 4096
     row: int = 512
     long_row: int = 1024
     long_share: float = 0.15
@@ -246,11 +249,11 @@ def optimizers(model: Llama, schedule: Schedule) -> list[torch.optim.Optimizer]:
 def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(tokens)
-    losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+    losses = nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
     return (losses * weights.flatten()).sum() / weights.sum()
 
 
-def train(model: Llama, tokenizer: Tokenizer, schedule: Schedule, seed: int, out: Path) -> float:
+def train(model: Llama, tokenizer: Tokenizer, schedule: Schedule, seed: int) -> float:
     """Trains in place and returns the mean loss of the last hundred steps."""
     steppers = optimizers(model, schedule)
     full_rates = [[group["lr"] for group in stepper.param_groups] for stepper in steppers]
@@ -279,7 +282,8 @@ def train(model: Llama, tokenizer: Tokenizer, schedule: Schedule, seed: int, out
 def report(step: int, schedule: Schedule, recent: list[float], seconds: float) -> None:
     speed = (step + 1) * schedule.tokens_per_step / seconds
     last = recent[-50:]
-    print(f"step {step:5d}/{schedule.steps}  loss {sum(last) / len(last):.4f}  {speed:,.0f} tokens/s  {seconds:.0f} s", flush=True)
+    loss = sum(last) / len(last)
+    print(f"step {step:5d}/{schedule.steps}  loss {loss:.4f}  {speed:,.0f} tokens/s  {seconds:.0f} s", flush=True)
 
 
 # ---- export --------------------------------------------------------------------------------------------------------
@@ -326,11 +330,13 @@ def export(model: Llama, tokenizer: Tokenizer, out: Path) -> None:
     fresh.mkdir(parents=True)
     weights = {f"model.{name}": p.detach().to(torch.float16).contiguous() for name, p in model.named_parameters()}
     save_file(weights, fresh / "model.safetensors", metadata={"format": "pt"})
+    (fresh / "model.safetensors").chmod(0o644)
     tokenizer.save(str(fresh / "tokenizer.json"))
     config = hugging_face_config(model.shape, tokenizer)
     generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     generation |= {"do_sample": True, "temperature": 0.3, "top_p": 0.9}
-    for name, content in (("config", config), ("generation_config", generation), ("tokenizer_config", tokenizer_config())):
+    files = {"config": config, "generation_config": generation, "tokenizer_config": tokenizer_config()}
+    for name, content in files.items():
         (fresh / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     (fresh / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     swap_in(fresh, out)
@@ -362,7 +368,7 @@ def main() -> None:
     tokenizer = train_tokenizer(shape.vocab_size)
     model = Llama(shape)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, tokenizer after {time.time() - start:.0f} s")
-    loss = train(model, tokenizer, schedule, args.seed, args.out)
+    loss = train(model, tokenizer, schedule, args.seed)
     export(model, tokenizer, args.out)
     print(f"final loss {loss:.4f} after {time.time() - start:.0f} s, written to {args.out}")
 

@@ -10,11 +10,11 @@ from edge_llm.config import ModelConfig
 from edge_llm.devices.base import Buffers, LayerWeights, Op, Rows, RunSubgraph, Subgraph, buffer_widths
 from edge_llm.kv.store import LayerPages
 from edge_llm.quant.linear import LinearWeights
+from kernels import ThreadPool
 from kernels.attention import append_kv, paged_attention
 from kernels.layout import gather_rows
 from kernels.linear import linear
 from kernels.pointwise import head_norm, rms_norm, rope, swiglu
-from kernels.pool import ThreadPool
 
 _RunOp = Callable[[LayerWeights, Buffers, Rows, LayerPages | None], None]
 

@@ -13,7 +13,7 @@ from edge_llm.decoding.stop import StopStrings
 from edge_llm.engine.request import Answer, Delta, Finish, Request, Timings, Usage
 from edge_llm.errors import ContextOverflow, UsageError
 from edge_llm.runner.base import Cancel, Cancelled, Runner
-from edge_llm.text.chat import ChatTemplate
+from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tokenizer import IncrementalDecoder, Tokenizer
 
 
@@ -53,8 +53,7 @@ class Engine:
 
     def chat_request(self, messages: Sequence[dict[str, Any]], params: GenerationParams) -> Request:
         """A request that answers ``messages`` ({"role": ..., "content": ...}) through the model's chat template."""
-        text = self.template.render(list(messages), add_generation_prompt=True)
-        return self._request(self.tokenizer.encode(text, add_bos=False, parse_special=True), params)
+        return self._request(encode_chat(self.template, self.tokenizer, messages), params)
 
     def text_request(self, text: str, params: GenerationParams) -> Request:
         """A request that continues ``text`` as it stands."""

@@ -340,7 +340,7 @@ def _is_shard_name(name: Any) -> bool:
         and name.isprintable()
         and name.endswith(".safetensors")
         and not name.startswith(".")
-        and not any(c in name for c in '/\\:')
+        and not any(c in name for c in "/\\:")
     )
 
 

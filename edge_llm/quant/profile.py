@@ -76,7 +76,7 @@ class ChannelStatistics:
 def choose_hot(statistics: ChannelStatistics, factor: float = HOT_FACTOR, share: float = HOT_SHARE) -> np.ndarray:
     """Hot channels, int32 [H] ascending."""
     values = statistics.absolute()
-    limit = max(1, int(share * statistics.columns))
+    limit = max(2, int(np.ceil(share * statistics.columns)))
     regular = values[~statistics.sinks()]
     if not len(regular) or statistics.columns < 2:
         return np.empty(0, np.int32)

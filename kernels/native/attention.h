@@ -1,4 +1,11 @@
-// Placeholder until the attention kernels land.
+// Attention over paged INT8 keys and values, and the write into the pages.
+//
+// A tile is a few query rows of one sequence times the query heads of one kv head. Keys are handled in segments of 256
+// tokens: scores of all tile queries against each page, a softmax per query, then the weighted values of each page. A
+// page is turned to float32 once per tile, in a scratch of one page that stays in the L1 cache: keys as [dim][token], so
+// that the 16 virtual lanes of a dot product are 16 registers over tokens and their tree is plain additions; values as
+// [token][dim]. A query's arithmetic never depends on the other queries of its tile: masked keys have weight +0, and
+// fma(+0, v, o) = o for every o that occurs (o starts at +0).
 #pragma once
 
 #include "pool.h"
@@ -8,7 +15,403 @@
 namespace edge {
 namespace EDGE_VARIANT {
 
-constexpr AttentionKernels attention_kernels = {};
+// Queries per register block of the score and of the value product, and vectors of values per block.
+#if defined(__AVX512F__)
+constexpr int kScoreRows = 8, kValueRows = 8, kValueVectors = 2;
+#elif defined(__AVX2__)
+constexpr int kScoreRows = 4, kValueRows = 4, kValueVectors = 1;
+#else
+constexpr int kScoreRows = 1, kValueRows = 1, kValueVectors = 1;
+#endif
+
+constexpr int64_t kScoreStride = kSegment + 16;  // a power of two would put a page's scores into few cache sets
+constexpr int64_t kMaxHeadDim = 256;
+#ifndef PFD
+#define PFD 2
+#define PFH 3
+#endif
+constexpr int64_t kPrefetchPages = PFD;  // how far ahead of its use a page is asked for
+
+// ---- append ------------------------------------------------------------------------------------------------
+
+// One token and kv head: x[dim] -> q int8[dim] and its float16 scale.
+EDGE_INLINE bool append_head(const float* x, int64_t dim, int8_t* q, uint16_t* scale) {
+  const int tail = static_cast<int>(dim % kLanes);
+  const int64_t whole = dim - tail;
+  f32x16 most = zero(), finite = zero();  // finite: a sum of x*0, NaN when any x is not finite
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    most = max(most, abs(load(x + i)));
+    finite = fma(load(x + i), zero(), finite);
+  }
+  if (tail != 0) {
+    most = max(most, abs(load_partial(x + whole, tail)));
+    finite = fma(load_partial(x + whole, tail), zero(), finite);
+  }
+  if (!(reduce_add(finite) == 0.0f)) {
+    memset(q, 0, static_cast<size_t>(dim));
+    *scale = 0;
+    return false;
+  }
+  const float step = reduce_max(most) / 127.0f;
+  uint16_t half[kLanes];
+  to_f16(half, broadcast(step < 65504.0f ? step : 65504.0f));
+  *scale = half[0];
+  float rounded[kLanes];
+  store(rounded, from_f16(half));
+  const f32x16 inverse = broadcast(rounded[0] > 0.0f ? 1.0f / rounded[0] : 0.0f);
+  const f32x16 low = broadcast(-127.0f), high = broadcast(127.0f);
+  for (int64_t i = 0; i < whole; i += kLanes) store_i8(q + i, round_even(clamp(mul(load(x + i), inverse), low, high)));
+  if (tail != 0)
+    store_i8_partial(q + whole, round_even(clamp(mul(load_partial(x + whole, tail), inverse), low, high)), tail);
+  return true;
+}
+
+static bool append_rows(const AppendArgs& a, int64_t begin, int64_t end) {
+  bool finite = true;
+  for (int64_t m = begin; m < end; ++m) {
+    if (a.slots[m] < 0) continue;
+    const int64_t page = a.slots[m] / kPage, offset = a.slots[m] % kPage;
+    for (int64_t h = 0; h < a.kv_heads; ++h) {
+      const int64_t at = (page * a.kv_heads + h) * kPage + offset;
+      finite &= append_head(a.source + m * a.row_stride + h * a.head_stride, a.head_dim, a.pages + at * a.head_dim,
+                            a.scales + at);
+    }
+  }
+  return finite;
+}
+
+// ---- pages to float32 --------------------------------------------------------------------------------------
+
+// 16 tokens of 16 dims, token t at source + t*stride -> float32 [dim][token]: rows t and t+8 interleaved, four times.
+EDGE_INLINE void transpose_block(const int8_t* source, int64_t stride, float* out) {
+#if defined(__AVX2__)
+  __m128i rows[16], next[16];
+  for (int t = 0; t < 16; ++t) rows[t] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + t * stride));
+  for (int round = 0; round < 4; ++round) {
+    for (int t = 0; t < 8; ++t) {
+      next[2 * t] = _mm_unpacklo_epi8(rows[t], rows[t + 8]);
+      next[2 * t + 1] = _mm_unpackhi_epi8(rows[t], rows[t + 8]);
+    }
+    for (int t = 0; t < 16; ++t) rows[t] = next[t];
+  }
+  alignas(16) int8_t lanes[16];
+  for (int d = 0; d < 16; ++d) {
+    _mm_store_si128(reinterpret_cast<__m128i*>(lanes), rows[d]);
+    store(out + d * kPage, from_i8(lanes));
+  }
+#else
+  for (int d = 0; d < 16; ++d)
+    for (int t = 0; t < 16; ++t) out[d * kPage + t] = static_cast<float>(source[t * stride + d]);
+#endif
+}
+
+// One kv head of a page, int8 [16][dim], with the rows padded by zeros to whole vectors.
+EDGE_INLINE const int8_t* padded_page(const int8_t* page, int64_t dim, int64_t padded, int8_t* memory) {
+  if (dim == padded) return page;
+  for (int64_t t = 0; t < kPage; ++t) {
+    memcpy(memory + t * padded, page + t * dim, static_cast<size_t>(dim));
+    memset(memory + t * padded + dim, 0, static_cast<size_t>(padded - dim));
+  }
+  return memory;
+}
+
+// -> keys float32 [padded][16]
+EDGE_INLINE void load_keys(const int8_t* page, int64_t dim, int64_t padded, float* keys) {
+  int8_t memory[kPage * kMaxHeadDim];
+  const int8_t* source = padded_page(page, dim, padded, memory);
+  for (int64_t d = 0; d < padded; d += kLanes) transpose_block(source + d, padded, keys + d * kPage);
+}
+
+// -> values float32 [16][padded]
+EDGE_INLINE void load_values(const int8_t* page, int64_t dim, int64_t padded, float* values) {
+  int8_t memory[kPage * kMaxHeadDim];
+  const int8_t* source = padded_page(page, dim, padded, memory);
+  for (int64_t i = 0; i < kPage * padded; i += kLanes) store(values + i, from_i8(source + i));
+}
+
+EDGE_INLINE void prefetch_page(const int8_t* page, const uint16_t* scales, int64_t dim) {
+  __builtin_prefetch(scales);
+  for (int64_t i = 0; i < kPage * dim; i += 64) __builtin_prefetch(page + i, 0, PFH);
+}
+
+// ---- scores ------------------------------------------------------------------------------------------------
+
+// The tree of the lanes lane, lane+STEP, lane+2*STEP, ... of R dot products with 16 tokens: a leaf (STEP 16) is one lane,
+// summed over the chunks of 16 dims. C is the number of chunks when known to the compiler, else 0.
+template <int R, int C, int STEP>
+EDGE_INLINE void lane_tree(const float* q, const float* keys, int64_t chunks, int lane, f32x16* sums) {
+  if constexpr (STEP == kLanes) {
+    for (int r = 0; r < R; ++r) sums[r] = zero();
+    const int64_t count = C > 0 ? C : chunks;
+    for (int64_t c = 0; c < count; ++c) {
+      const f32x16 k = load(keys + (c * kLanes + lane) * kPage);
+      for (int r = 0; r < R; ++r) sums[r] = fma(broadcast(q[(r * count + c) * kLanes + lane]), k, sums[r]);
+    }
+  } else {
+    f32x16 right[R];
+    lane_tree<R, C, 2 * STEP>(q, keys, chunks, lane, sums);
+    lane_tree<R, C, 2 * STEP>(q, keys, chunks, lane + STEP, right);
+    for (int r = 0; r < R; ++r) sums[r] = add(sums[r], right[r]);
+  }
+}
+
+// scores[r * kScoreStride + t] = dot(q[r], key t) * key_scale[t] for R queries and one page.
+template <int R, int C>
+__attribute__((noinline)) void score_block(const float* q, const float* keys, int64_t chunks, f32x16 key_scale,
+                                           float* scores) {
+  f32x16 sums[R];
+  lane_tree<R, C, 1>(q, keys, chunks, 0, sums);
+  for (int r = 0; r < R; ++r) store(scores + r * kScoreStride, mul(sums[r], key_scale));
+}
+
+template <int R>
+EDGE_INLINE void score_rows(int64_t rows, const float* q, const float* keys, int64_t chunks, f32x16 key_scale,
+                            float* scores) {
+  if constexpr (R > 1) {
+    if (rows < R) return score_rows<R - 1>(rows, q, keys, chunks, key_scale, scores);
+  }
+  if (chunks == 4) return score_block<R, 4>(q, keys, chunks, key_scale, scores);
+  if (chunks == 8) return score_block<R, 8>(q, keys, chunks, key_scale, scores);
+  score_block<R, 0>(q, keys, chunks, key_scale, scores);
+}
+
+// ---- softmax -----------------------------------------------------------------------------------------------
+
+// scores[0..padded) of one query, `tokens` of them valid -> weights p * value_scale, with maximum and sum of p.
+EDGE_INLINE void softmax_weights(float* scores, int64_t tokens, int64_t padded, const float* value_scale, float* top,
+                                 float* sum) {
+  for (int64_t t = tokens; t < padded; ++t) scores[t] = -__builtin_inff();
+  f32x16 most = load(scores);
+  for (int64_t t = kLanes; t < padded; t += kLanes) most = max(most, load(scores + t));
+  *top = reduce_max(most);
+  const f32x16 shift = broadcast(*top);
+  f32x16 total = zero();
+  for (int64_t t = 0; t < padded; t += kLanes) {
+    const f32x16 p = exp(sub(load(scores + t), shift));
+    total = add(total, p);
+    store(scores + t, mul(p, load(value_scale + t)));
+  }
+  for (int64_t t = tokens; t < padded; ++t) scores[t] = 0.0f;  // a stale scale may be anything
+  *sum = reduce_add(total);
+}
+
+// ---- values ------------------------------------------------------------------------------------------------
+
+// out[r] += sum over the 16 tokens ascending of weight[r][t] * value[t], R queries, V vectors of the head.
+template <int R, int V>
+EDGE_INLINE void value_block(const float* weights, const float* values, int64_t padded, float* out) {
+  f32x16 sums[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < V; ++i) sums[r][i] = load(out + r * padded + i * kLanes);
+  for (int t = 0; t < kPage; ++t) {
+    f32x16 value[V];
+    for (int i = 0; i < V; ++i) value[i] = load(values + t * padded + i * kLanes);
+    for (int r = 0; r < R; ++r) {
+      const f32x16 weight = broadcast(weights[r * kScoreStride + t]);
+      for (int i = 0; i < V; ++i) sums[r][i] = fma(weight, value[i], sums[r][i]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < V; ++i) store(out + r * padded + i * kLanes, sums[r][i]);
+}
+
+template <int R>
+__attribute__((noinline)) void value_head(const float* weights, const float* values, int64_t padded, float* out) {
+  int64_t d = 0;
+  for (; d + kValueVectors * kLanes <= padded; d += kValueVectors * kLanes)
+    value_block<R, kValueVectors>(weights, values + d, padded, out + d);
+  if constexpr (kValueVectors > 1) {
+    for (; d < padded; d += kLanes) value_block<R, 1>(weights, values + d, padded, out + d);
+  }
+}
+
+template <int R>
+EDGE_INLINE void value_rows(int64_t rows, const float* weights, const float* values, int64_t padded, float* out) {
+  if constexpr (R > 1) {
+    if (rows < R) return value_rows<R - 1>(rows, weights, values, padded, out);
+  }
+  value_head<R>(weights, values, padded, out);
+}
+
+// ---- a tile ------------------------------------------------------------------------------------------------
+
+struct TileScratch {
+  float* q;            // [queries][padded]: the queries times the softmax scale
+  float* keys;         // [padded][16]
+  float* values;       // [16][padded]
+  float* value_scale;  // [256]
+  float* scores;       // [queries][kScoreStride]
+  float* run;          // a SoftmaxPart: the segments so far
+  float* part;         // a SoftmaxPart: the segment at hand
+};
+
+static int64_t attention_scratch_floats(int64_t queries, int64_t head_dim) {
+  const int64_t padded = attention_padded(head_dim);
+  return queries * padded + 2 * kPage * padded + kSegment + queries * kScoreStride +
+         2 * attention_part_floats(queries, head_dim);
+}
+
+EDGE_INLINE TileScratch tile_scratch(float* memory, int64_t queries, int64_t head_dim) {
+  const int64_t padded = attention_padded(head_dim);
+  TileScratch s;
+  s.q = memory;
+  s.keys = s.q + queries * padded;
+  s.values = s.keys + kPage * padded;
+  s.value_scale = s.values + kPage * padded;
+  s.scores = s.value_scale + kSegment;
+  s.run = s.scores + queries * kScoreStride;
+  s.part = s.run + attention_part_floats(queries, head_dim);
+  return s;
+}
+
+static void load_queries(const AttentionArgs& a, const AttentionTile& tile, float* q) {
+  const int64_t group = a.q_heads / a.kv_heads, padded = attention_padded(a.head_dim);
+  const f32x16 scale = broadcast(a.scale);
+  for (int64_t n = 0; n < tile.rows * group; ++n) {
+    const float* source = a.q + (tile.row + n / group) * a.row_stride + (tile.kv_head * group + n % group) * a.head_stride;
+    for (int64_t d = 0; d < padded; d += kLanes) {
+      const int64_t left = a.head_dim - d;
+      const f32x16 x = left < kLanes ? load_partial(source + d, static_cast<int>(left)) : load(source + d);
+      store(q + n * padded + d, mul(x, scale));
+    }
+  }
+}
+
+// Tokens of a segment that a row sees: 0..256.
+EDGE_INLINE int64_t visible(const AttentionArgs& a, int64_t row, int64_t segment) {
+  return max_i64(0, min_i64(kSegment, a.row_position[row] + 1 - segment * kSegment));
+}
+
+// The same for the rows of the queries begin..end-1, the most of them.
+EDGE_INLINE int64_t visible_most(const AttentionArgs& a, const AttentionTile& tile, int64_t begin, int64_t end,
+                                 int64_t segment) {
+  const int64_t group = a.q_heads / a.kv_heads;
+  int64_t most = 0;
+  for (int64_t r = begin / group; r <= (end - 1) / group; ++r) most = max_i64(most, visible(a, tile.row + r, segment));
+  return most;
+}
+
+// One segment for all queries of a tile; a query that sees none of it gets an undefined part, which is never merged.
+static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, const TileScratch& s,
+                         SoftmaxPart part) {
+  const int64_t group = a.q_heads / a.kv_heads, queries = tile.rows * group;
+  const int64_t dim = a.head_dim, padded = attention_padded(dim), chunks = padded / kLanes;
+  const int64_t pages = ceil_div(visible_most(a, tile, 0, queries, segment), kPage);
+  int64_t least = kSegment;  // tokens that every row sees
+  for (int64_t r = 0; r < tile.rows; ++r) least = min_i64(least, visible(a, tile.row + r, segment));
+  const auto block_sees = [&](int64_t n, int64_t rows, int64_t j) {
+    return j * kPage < least || j * kPage < visible_most(a, tile, n, n + rows, segment);
+  };
+  const int32_t* table = a.page_table + a.row_sequence[tile.row] * a.max_pages + segment * (kSegment / kPage);
+  const auto slot = [&](int64_t j) { return (table[j] * a.kv_heads + tile.kv_head) * kPage; };
+  // The segment's pages in the order of their use: keys, then values.
+  const auto prefetch = [&](int64_t step) {
+    if (step < pages)
+      prefetch_page(a.k_pages + slot(step) * dim, a.k_scales + slot(step), dim);
+    else if (step < 2 * pages)
+      prefetch_page(a.v_pages + slot(step - pages) * dim, a.v_scales + slot(step - pages), dim);
+  };
+
+  for (int64_t j = 0; j < pages; ++j) {
+    prefetch(j + kPrefetchPages);
+    load_keys(a.k_pages + slot(j) * dim, dim, padded, s.keys);
+    const f32x16 key_scale = from_f16(a.k_scales + slot(j));
+    for (int64_t n = 0; n < queries; n += kScoreRows) {
+      const int64_t rows = min_i64(kScoreRows, queries - n);
+      if (block_sees(n, rows, j))
+        score_rows<kScoreRows>(rows, s.q + n * padded, s.keys, chunks, key_scale, s.scores + n * kScoreStride + j * kPage);
+    }
+    store(s.value_scale + j * kPage, from_f16(a.v_scales + slot(j)));
+  }
+
+  for (int64_t n = 0; n < queries; ++n) {
+    const int64_t tokens = visible(a, tile.row + n / group, segment);
+    float* scores = s.scores + n * kScoreStride;
+    if (tokens > 0)
+      softmax_weights(scores, tokens, pages * kPage, s.value_scale, part.top + n, part.sum + n);
+    else
+      memset(scores, 0, static_cast<size_t>(pages * kPage) * sizeof(float));
+  }
+
+  memset(part.value, 0, static_cast<size_t>(queries * padded) * sizeof(float));
+  for (int64_t j = 0; j < pages; ++j) {
+    prefetch(pages + j + kPrefetchPages);
+    load_values(a.v_pages + slot(j) * dim, dim, padded, s.values);
+    for (int64_t n = 0; n < queries; n += kValueRows) {
+      const int64_t rows = min_i64(kValueRows, queries - n);
+      if (block_sees(n, rows, j))
+        value_rows<kValueRows>(rows, s.scores + n * kScoreStride + j * kPage, s.values, padded, part.value + n * padded);
+    }
+  }
+}
+
+// Query n: `segment` joins the segments before it.
+EDGE_INLINE void merge_query(SoftmaxPart left, SoftmaxPart right, int64_t n, int64_t padded) {
+  const float top = left.top[n] > right.top[n] ? left.top[n] : right.top[n];
+  const f32x16 a = exp(broadcast(left.top[n] - top)), b = exp(broadcast(right.top[n] - top));
+  float scale_left[kLanes], scale_right[kLanes];
+  store(scale_left, a);
+  store(scale_right, b);
+  left.top[n] = top;
+  left.sum[n] = fma_f32(left.sum[n], scale_left[0], right.sum[n] * scale_right[0]);
+  for (int64_t d = n * padded; d < (n + 1) * padded; d += kLanes)
+    store(left.value + d, fma(load(left.value + d), a, mul(load(right.value + d), b)));
+}
+
+static void merge_tile(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, SoftmaxPart left,
+                       SoftmaxPart right) {
+  const int64_t group = a.q_heads / a.kv_heads;
+  for (int64_t n = 0; n < tile.rows * group; ++n)
+    if (visible(a, tile.row + n / group, segment) > 0) merge_query(left, right, n, attention_padded(a.head_dim));
+}
+
+// out = value / sum; zeros for a row that sees nothing.
+static void finish_tile(const AttentionArgs& a, const AttentionTile& tile, SoftmaxPart part) {
+  const int64_t group = a.q_heads / a.kv_heads, padded = attention_padded(a.head_dim);
+  for (int64_t n = 0; n < tile.rows * group; ++n) {
+    const int64_t row = tile.row + n / group;
+    float* out = a.out + (row * a.q_heads + tile.kv_head * group + n % group) * a.head_dim;
+    const bool empty = a.row_position[row] < 0;
+    for (int64_t d = 0; d < a.head_dim; d += kLanes) {
+      const f32x16 y = empty ? zero() : div(load(part.value + n * padded + d), broadcast(part.sum[n]));
+      const int64_t left = a.head_dim - d;
+      if (left < kLanes)
+        store_partial(out + d, y, static_cast<int>(left));
+      else
+        store(out + d, y);
+    }
+  }
+}
+
+static void attend(const AttentionArgs& a, const AttentionTile& tile, float* scratch) {
+  const int64_t queries = tile.rows * (a.q_heads / a.kv_heads);
+  const TileScratch s = tile_scratch(scratch, queries, a.head_dim);
+  const SoftmaxPart run = attention_part(s.run, queries), part = attention_part(s.part, queries);
+  load_queries(a, tile, s.q);
+  for (int64_t segment = 0; segment < tile.segments; ++segment) {
+    tile_segment(a, tile, segment, s, segment == 0 ? run : part);
+    if (segment > 0) merge_tile(a, tile, segment, run, part);
+  }
+  finish_tile(a, tile, run);
+}
+
+static void attend_segment(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, SoftmaxPart part,
+                           float* scratch) {
+  const TileScratch s = tile_scratch(scratch, tile.rows * (a.q_heads / a.kv_heads), a.head_dim);
+  load_queries(a, tile, s.q);
+  tile_segment(a, tile, segment, s, part);
+}
+
+static void join_segments(const AttentionArgs& a, const AttentionTile& tile, float* parts, int64_t stride) {
+  const int64_t queries = tile.rows * (a.q_heads / a.kv_heads);
+  const SoftmaxPart run = attention_part(parts, queries);
+  for (int64_t segment = 1; segment < tile.segments; ++segment)
+    merge_tile(a, tile, segment, run, attention_part(parts + segment * stride, queries));
+  finish_tile(a, tile, run);
+}
+
+constexpr AttentionKernels attention_kernels = {append_rows, attention_scratch_floats, attend, attend_segment,
+                                                join_segments};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

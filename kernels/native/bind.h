@@ -15,6 +15,7 @@ struct KernelCall {
   PoolLease lease;
 };
 
+void bind_layout(nb::module_& module);
 void bind_linear(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_pointwise(nb::module_& module);

@@ -1,7 +1,256 @@
+// append_kv and paged_attention: arguments checked, rows cut into tiles, tiles (or their segments) shared out.
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
 #include "bind.h"
 
 namespace edge {
+namespace {
 
-void bind_attention(nb::module_& module) { (void)module; }
+constexpr int64_t kTileQueries = 64;          // queries that share one page turned to float32
+constexpr int64_t kMaxHeadDim = 256;          // as in attention.h
+constexpr double kFlopsPerWorker = 1e6;       // some 10 microseconds; less is not worth waking a worker
+constexpr int64_t kAppendValuesPerBlock = 8192;
+
+struct Pages {
+  int8_t* data;      // [P, Hkv, 16, D]
+  uint16_t* scales;  // [P, Hkv, 16]
+  int64_t count, kv_heads, head_dim;
+};
+
+void expect_head_dim(int64_t dim) {
+  if (dim < 8 || dim > kMaxHeadDim || dim % 8 != 0)
+    throw nb::value_error(
+        ("the head size must be a multiple of 8 in 8..256; got `" + std::to_string(dim) + "`").c_str());
+}
+
+Pages pages_of(nb::handle pages_arg, const char* pages_name, nb::handle scales_arg, const char* scales_name,
+               bool writeable) {
+  const auto pages = writeable ? write<int8_t, 4>(pages_arg, pages_name) : [&] {
+    const auto view = read<int8_t, 4>(pages_arg, pages_name);
+    Array<int8_t, 4> out;
+    out.data = const_cast<int8_t*>(view.data);
+    std::copy(view.shape, view.shape + 4, out.shape);
+    return out;
+  }();
+  expect_shape(pages, pages_name, {-1, -1, kPage, -1});
+  uint16_t* scales_data;
+  const int64_t wanted[3] = {pages.shape[0], pages.shape[1], kPage};
+  if (writeable) {
+    const auto scales = write<half, 3>(scales_arg, scales_name);
+    expect_shape(scales, scales_name, wanted);
+    scales_data = &scales.data->bits;
+  } else {
+    const auto scales = read<half, 3>(scales_arg, scales_name);
+    expect_shape(scales, scales_name, wanted);
+    scales_data = const_cast<uint16_t*>(&scales.data->bits);
+  }
+  return {pages.data, scales_data, pages.shape[0], pages.shape[1], pages.shape[3]};
+}
+
+// ---- append ------------------------------------------------------------------------------------------------
+
+AppendArgs append_args(const Array<const float, 3>& source, const char* name, const Pages& pages, const int64_t* slots) {
+  expect_shape(source, name, {-1, pages.kv_heads, pages.head_dim});
+  return {source.data,    source.stride[0], source.stride[1], pages.kv_heads,
+          pages.head_dim, pages.data,       pages.scales,     slots};
+}
+
+void append_kv(nb::handle k_arg, nb::handle v_arg, nb::handle k_pages_arg, nb::handle k_scales_arg,
+               nb::handle v_pages_arg, nb::handle v_scales_arg, nb::handle slots_arg, ThreadPool& pool) {
+  const auto k = strided<const float, 3>(k_arg, "k");
+  const auto v = strided<const float, 3>(v_arg, "v");
+  const Pages k_pages = pages_of(k_pages_arg, "k_pages", k_scales_arg, "k_scales", true);
+  const Pages v_pages = pages_of(v_pages_arg, "v_pages", v_scales_arg, "v_scales", true);
+  expect_head_dim(k_pages.head_dim);
+  expect_head_dim(v_pages.head_dim);
+  const auto slots = read<int64_t, 1>(slots_arg, "slots");
+  const int64_t rows = k.shape[0], slot_count = std::min(k_pages.count, v_pages.count) * kPage;
+  expect_shape(slots, "slots", {rows});
+  const AppendArgs k_args = append_args(k, "k", k_pages, slots.data);
+  const AppendArgs v_args = append_args(v, "v", v_pages, slots.data);
+  expect_shape(v, "v", {rows, -1, -1});
+  for (int64_t m = 0; m < rows; ++m)
+    if (slots.data[m] < -1 || slots.data[m] >= slot_count)
+      throw nb::value_error(("`slots` must be -1 or in 0.." + std::to_string(slot_count - 1) + "; got `" +
+                             std::to_string(slots.data[m]) + "`")
+                                .c_str());
+  std::atomic<bool> finite{true};
+  {
+    KernelCall call(pool);
+    const auto kernel = kernels().attention.append;
+    const int64_t values = std::max<int64_t>(1, k_pages.kv_heads * (k_pages.head_dim + v_pages.head_dim));
+    pool.for_blocks(rows, std::max<int64_t>(1, kAppendValuesPerBlock / values), [&](int64_t begin, int64_t end, int) {
+      const bool k_finite = kernel(k_args, begin, end), v_finite = kernel(v_args, begin, end);
+      if (!k_finite || !v_finite) finite.store(false, std::memory_order_relaxed);
+    });
+  }
+  if (!finite.load()) throw nb::value_error("non-finite key or value");
+}
+
+// ---- attention ---------------------------------------------------------------------------------------------
+
+// The rows' sequences and positions hold, and every page they need exists.
+void expect_rows(const AttentionArgs& a, int64_t rows, int64_t sequences, int64_t page_count) {
+  for (int64_t begin = 0, end; begin < rows; begin = end) {
+    const int32_t sequence = a.row_sequence[begin];
+    if (sequence < 0 || sequence >= sequences)
+      throw nb::value_error(("`row_sequence` must be in 0.." + std::to_string(sequences - 1) +
+                             ", the rows of `page_table`; got `" + std::to_string(sequence) + "`")
+                                .c_str());
+    int32_t first = a.row_position[begin], last = first;
+    for (end = begin + 1; end < rows && a.row_sequence[end] == sequence; ++end) {
+      first = std::min(first, a.row_position[end]);
+      last = std::max(last, a.row_position[end]);
+    }
+    if (first < -1 || last >= a.max_pages * kPage)
+      throw nb::value_error(("`row_position` must be -1 or in 0.." + std::to_string(a.max_pages * kPage - 1) +
+                             ", the tokens of a `page_table` row; got `" + std::to_string(first < -1 ? first : last) + "`")
+                                .c_str());
+    const int32_t* table = a.page_table + sequence * a.max_pages;
+    for (int64_t j = 0; j < last / kPage + (last >= 0); ++j)
+      if (table[j] < 0 || table[j] >= page_count)
+        throw nb::value_error(("`page_table` must name pages in 0.." + std::to_string(page_count - 1) +
+                               "; got `" + std::to_string(table[j]) + "`")
+                                  .c_str());
+  }
+}
+
+struct PlannedTile {
+  AttentionTile tile;
+  double cost;    // (query, key) pairs
+  int64_t parts;  // floats before its segments' parts, when it is split
+};
+
+// Consecutive rows of one sequence, cut so that a tile has about kTileQueries queries; once per kv head.
+std::vector<PlannedTile> plan_tiles(const AttentionArgs& a, int64_t rows) {
+  const int64_t group = a.q_heads / a.kv_heads, most_rows = std::max<int64_t>(1, kTileQueries / group);
+  std::vector<PlannedTile> tiles;
+  tiles.reserve(static_cast<size_t>((rows / most_rows + 1) * a.kv_heads));
+  for (int64_t row = 0, end; row < rows; row = end) {
+    double pairs = 0;
+    int32_t last = -1;
+    for (end = row; end < rows && end - row < most_rows && a.row_sequence[end] == a.row_sequence[row]; ++end) {
+      pairs += static_cast<double>(group) * (a.row_position[end] + 1);
+      last = std::max(last, a.row_position[end]);
+    }
+    const int64_t segments = last < 0 ? 0 : last / kSegment + 1;
+    for (int64_t h = 0; h < a.kv_heads; ++h) tiles.push_back({{row, end - row, h, segments}, pairs, 0});
+  }
+  return tiles;
+}
+
+size_t scratch_bytes(const AttentionArgs& a, const std::vector<PlannedTile>& tiles) {
+  int64_t rows = 0;
+  for (const PlannedTile& planned : tiles) rows = std::max(rows, planned.tile.rows);
+  return static_cast<size_t>(kernels().attention.scratch_floats(rows * (a.q_heads / a.kv_heads), a.head_dim)) * 4;
+}
+
+void run_tiles(const AttentionArgs& a, const std::vector<PlannedTile>& tiles, ThreadPool& pool, int workers) {
+  const auto attend = kernels().attention.attend;
+  const size_t bytes = scratch_bytes(a, tiles);
+  pool.for_blocks(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end, int worker) {
+    float* scratch = static_cast<float*>(pool.scratch(worker, bytes));
+    for (int64_t i = begin; i < end; ++i) attend(a, tiles[static_cast<size_t>(i)].tile, scratch);
+  }, workers);
+}
+
+// Segments as units of work. Whoever finishes the last one of a tile merges them, in ascending order.
+void run_segments(const AttentionArgs& a, std::vector<PlannedTile>& tiles, ThreadPool& pool, int workers) {
+  struct Unit {
+    int32_t tile, segment;
+  };
+  const int64_t group = a.q_heads / a.kv_heads;
+  const auto stride_of = [&](const AttentionTile& tile) {
+    return (attention_part_floats(tile.rows * group, a.head_dim) + 15) / 16 * 16;
+  };
+  std::vector<Unit> units;
+  int64_t floats = 0;
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    PlannedTile& planned = tiles[i];
+    planned.parts = floats;
+    // A tile that sees nothing has one unit all the same: its result is zeros.
+    const int64_t segments = std::max<int64_t>(1, planned.tile.segments);
+    floats += segments * stride_of(planned.tile);
+    for (int64_t s = 0; s < segments; ++s) units.push_back({static_cast<int32_t>(i), static_cast<int32_t>(s)});
+  }
+  std::vector<std::atomic<int32_t>> finished(tiles.size());
+  float* parts = static_cast<float*>(pool.shared_scratch(0, static_cast<size_t>(floats) * 4));
+  const size_t bytes = scratch_bytes(a, tiles);
+  const AttentionKernels& kernel = kernels().attention;
+  pool.for_blocks(static_cast<int64_t>(units.size()), 1, [&](int64_t begin, int64_t end, int worker) {
+    float* scratch = static_cast<float*>(pool.scratch(worker, bytes));
+    for (int64_t i = begin; i < end; ++i) {
+      const Unit unit = units[static_cast<size_t>(i)];
+      const PlannedTile& planned = tiles[static_cast<size_t>(unit.tile)];
+      const int64_t stride = stride_of(planned.tile);
+      float* part = parts + planned.parts + unit.segment * stride;
+      kernel.attend_segment(a, planned.tile, unit.segment, attention_part(part, planned.tile.rows * group), scratch);
+      if (finished[static_cast<size_t>(unit.tile)].fetch_add(1) + 1 >= planned.tile.segments)
+        kernel.join(a, planned.tile, parts + planned.parts, stride);
+    }
+  }, workers);
+}
+
+void attend_rows(const AttentionArgs& a, int64_t rows, ThreadPool& pool) {
+  std::vector<PlannedTile> tiles = plan_tiles(a, rows);
+  double total = 0, most = 0;
+  for (const PlannedTile& planned : tiles) {
+    total += planned.cost;
+    most = std::max(most, planned.cost);
+  }
+  const double flops = 4.0 * total * static_cast<double>(a.head_dim);
+  const int workers = static_cast<int>(std::min<double>(pool.threads(), 1 + flops / kFlopsPerWorker));
+  if (workers > 1) {
+    // The dearest first, so that no worker starts a long tile when the others end.
+    std::stable_sort(tiles.begin(), tiles.end(),
+                     [](const PlannedTile& x, const PlannedTile& y) { return x.cost > y.cost; });
+    if (most * 2 * workers > total) return run_segments(a, tiles, pool, workers);
+  }
+  run_tiles(a, tiles, pool, workers);
+}
+
+nb::object paged_attention(nb::handle q_arg, nb::handle k_pages_arg, nb::handle k_scales_arg, nb::handle v_pages_arg,
+                           nb::handle v_scales_arg, nb::handle page_table_arg, nb::handle row_sequence_arg,
+                           nb::handle row_position_arg, float scale, ThreadPool& pool, nb::handle out_arg) {
+  const auto q = strided<const float, 3>(q_arg, "q");
+  const Pages k = pages_of(k_pages_arg, "k_pages", k_scales_arg, "k_scales", false);
+  const Pages v = pages_of(v_pages_arg, "v_pages", v_scales_arg, "v_scales", false);
+  const auto page_table = read<int32_t, 2>(page_table_arg, "page_table");
+  const auto row_sequence = read<int32_t, 1>(row_sequence_arg, "row_sequence");
+  const auto row_position = read<int32_t, 1>(row_position_arg, "row_position");
+  const int64_t rows = q.shape[0], heads = q.shape[1], dim = q.shape[2];
+  expect_head_dim(dim);
+  expect_shape(Array<int8_t, 4>{k.data, {k.count, k.kv_heads, kPage, k.head_dim}, {}}, "k_pages", {-1, -1, kPage, dim});
+  expect_shape(Array<int8_t, 4>{v.data, {v.count, v.kv_heads, kPage, v.head_dim}, {}}, "v_pages",
+               {k.count, k.kv_heads, kPage, dim});
+  expect_shape(row_sequence, "row_sequence", {rows});
+  expect_shape(row_position, "row_position", {rows});
+  if (k.kv_heads == 0 || heads % k.kv_heads != 0 || heads == 0)
+    throw nb::value_error(("`q` must have a multiple of the `" + std::to_string(k.kv_heads) + "` kv heads; got `" +
+                           std::to_string(heads) + "` heads")
+                              .c_str());
+  AttentionArgs a = {q.data,   q.stride[0], q.stride[1],     heads,
+                     k.kv_heads, dim,       k.data,          v.data,
+                     k.scales, v.scales,    page_table.data, page_table.shape[1],
+                     row_sequence.data, row_position.data,   scale, nullptr};
+  expect_rows(a, rows, page_table.shape[0], k.count);
+  nb::object out = output<float, 3>(out_arg, "out", {rows, heads, dim});
+  a.out = data_of<float, 3>(out);
+  KernelCall call(pool);
+  attend_rows(a, rows, pool);
+  return out;
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& module) {
+  module.def("append_kv", &append_kv, nb::arg("k"), nb::arg("v"), nb::arg("k_pages"), nb::arg("k_scales"),
+             nb::arg("v_pages"), nb::arg("v_scales"), nb::arg("slots"), nb::arg("pool"));
+  module.def("paged_attention", &paged_attention, nb::arg("q"), nb::arg("k_pages"), nb::arg("k_scales"),
+             nb::arg("v_pages"), nb::arg("v_scales"), nb::arg("page_table"), nb::arg("row_sequence"),
+             nb::arg("row_position"), nb::arg("scale"), nb::arg("pool"), nb::arg("out") = nb::none());
+}
 
 }  // namespace edge

@@ -1,7 +1,197 @@
+// Bindings of quantize.h, linear.h and roofs.h: arguments are checked here, once, and kernels trust them.
+#include <cmath>
+#include <vector>
+
 #include "bind.h"
 
 namespace edge {
+namespace {
 
-void bind_linear(nb::module_& module) { (void)module; }
+// The largest depth whose int32 sum cannot overflow: 128 * 127 * K < 2^31.
+constexpr int64_t kMaxColumns = 131072;
+
+[[noreturn]] void refuse(const std::string& message) { throw nb::value_error(message.c_str()); }
+
+void refuse_not_finite() { refuse("non-finite activation"); }
+
+Array<const int32_t, 1> read_hot(nb::handle hot_arg, int64_t columns) {
+  const auto hot = read<int32_t, 1>(hot_arg, "hot");
+  int32_t last = -1;
+  for (int64_t h = 0; h < hot.shape[0]; ++h) {
+    if (hot.data[h] <= last || hot.data[h] >= columns)
+      refuse("`hot` must ascend in 0.." + std::to_string(columns - 1) + "; got `" + std::to_string(hot.data[h]) + "`");
+    last = hot.data[h];
+  }
+  return hot;
+}
+
+Array<const half, 2> read_hot_weight(nb::handle hot_weight_arg, int64_t hot_count, int64_t channels) {
+  const auto hot_weight = read<half, 2>(hot_weight_arg, "hot_weight");
+  expect_shape(hot_weight, "hot_weight", {hot_count, channels});
+  return hot_weight;
+}
+
+QuantizeInput quantize_input(const Array<const float, 2>& x, double scale, const Array<const int32_t, 1>& hot,
+                             bool residual) {
+  const float narrow = static_cast<float>(scale);
+  if (!(narrow > 0.0f) || !std::isfinite(narrow) || !std::isfinite(1.0f / narrow))
+    refuse("the activation scale must be positive, finite and not tiny; got `" + std::to_string(scale) + "`");
+  return {x.data, x.shape[0], x.shape[1], narrow, hot.data, hot.shape[0], residual};
+}
+
+Int8Weight read_weight(nb::handle tiles_arg, int64_t n, int64_t columns) {
+  const auto tiles = read<int8_t, 4>(tiles_arg, "tiles");
+  if (n < 0 || columns > kMaxColumns)
+    refuse("a weight has 0 or more rows and at most " + std::to_string(kMaxColumns) + " columns; got `" +
+           std::to_string(n) + "` and `" + std::to_string(columns) + "`");
+  Int8Weight weight = {};
+  weight.tiles = tiles.data;
+  weight.channels = n;
+  weight.columns = columns;
+  expect_shape(tiles, "tiles", {weight.panels(), weight.blocks(), kTileChannels, kTileDepth});
+  return weight;
+}
+
+const float* read_channel_floats(nb::handle value, const char* name, int64_t channels) {
+  const auto array = read<float, 1>(value, name);
+  expect_shape(array, name, {channels});
+  return array.data;
+}
+
+Int8Weight read_scaled_weight(nb::handle tiles_arg, int64_t n, int64_t columns, nb::handle scale_arg,
+                              nb::handle row_sum_arg, nb::handle bias_arg) {
+  Int8Weight weight = read_weight(tiles_arg, n, columns);
+  weight.scale = read_channel_floats(scale_arg, "scale", n);
+  const auto row_sum = read<int32_t, 1>(row_sum_arg, "row_sum");
+  expect_shape(row_sum, "row_sum", {n});
+  weight.row_sum = row_sum.data;
+  if (!bias_arg.is_none()) weight.bias = read_channel_floats(bias_arg, "bias", n);
+  return weight;
+}
+
+template <class T>
+nb::object to_array(const std::vector<T>& values) {
+  nb::object array = new_array<T, 1>({static_cast<int64_t>(values.size())});
+  if (!values.empty()) std::memcpy(data_of<T, 1>(array), values.data(), values.size() * sizeof(T));
+  return array;
+}
+
+nb::tuple quantize(nb::handle x_arg, double scale, nb::handle hot_arg, ThreadPool& pool, bool residual) {
+  const auto x = read<float, 2>(x_arg, "x");
+  const int64_t m = x.shape[0], k = x.shape[1];
+  const QuantizeInput input = quantize_input(x, scale, read_hot(hot_arg, k), residual);
+  nb::object q = new_array<int8_t, 2>({m, k});
+  auto* q_data = data_of<int8_t, 2>(q);
+  std::vector<ResidualRow> rows(static_cast<size_t>(m));
+  std::vector<int64_t> row_start(static_cast<size_t>(m) + 1);
+  std::vector<int32_t> column;
+  std::vector<float> value;
+  bool finite;
+  {
+    const KernelCall call(pool);
+    finite = kernels().linear.quantize(input, q_data, rows.data(), pool);
+    for (int64_t i = 0; finite && i < m; ++i) {
+      const ResidualRow& row = rows[static_cast<size_t>(i)];
+      const auto* entries = static_cast<const ResidualEntry*>(pool.extend(row.worker, 0)) + row.offset;
+      for (int32_t e = 0; e < row.count; ++e) {
+        column.push_back(entries[e].column);
+        value.push_back(entries[e].value);
+      }
+      row_start[static_cast<size_t>(i) + 1] = static_cast<int64_t>(column.size());
+    }
+  }
+  if (!finite) refuse_not_finite();
+  return nb::make_tuple(q, to_array(row_start), to_array(column), to_array(value));
+}
+
+nb::object linear_int8(nb::handle q_arg, nb::handle tiles_arg, int64_t n, nb::handle scale_arg, nb::handle row_sum_arg,
+                       ThreadPool& pool, nb::handle bias_arg, nb::handle out_arg) {
+  const auto q = read<int8_t, 2>(q_arg, "q");
+  const Int8Weight weight = read_scaled_weight(tiles_arg, n, q.shape[1], scale_arg, row_sum_arg, bias_arg);
+  nb::object out = output<float, 2>(out_arg, "out", {q.shape[0], n});
+  auto* out_data = data_of<float, 2>(out);
+  const KernelCall call(pool);
+  kernels().linear.linear_int8(q.data, q.shape[0], weight, out_data, pool);
+  return out;
+}
+
+void add_hot(nb::handle out_arg, nb::handle x_arg, nb::handle hot_arg, nb::handle hot_weight_arg, ThreadPool& pool) {
+  const auto out = write<float, 2>(out_arg, "out");
+  const auto x = read<float, 2>(x_arg, "x");
+  expect_shape(x, "x", {out.shape[0], -1});
+  const auto hot = read_hot(hot_arg, x.shape[1]);
+  const auto hot_weight = read_hot_weight(hot_weight_arg, hot.shape[0], out.shape[1]);
+  const KernelCall call(pool);
+  kernels().linear.add_hot(out.data, x.data, x.shape[0], x.shape[1], out.shape[1], hot.data, hot.shape[0],
+                           reinterpret_cast<const uint16_t*>(hot_weight.data), pool);
+}
+
+void add_residual(nb::handle out_arg, nb::handle row_start_arg, nb::handle column_arg, nb::handle value_arg,
+                  nb::handle tiles_arg, int64_t k, nb::handle scale_arg, ThreadPool& pool) {
+  const auto out = write<float, 2>(out_arg, "out");
+  const int64_t m = out.shape[0], n = out.shape[1];
+  Int8Weight weight = read_weight(tiles_arg, n, k);
+  weight.scale = read_channel_floats(scale_arg, "scale", n);
+  const auto row_start = read<int64_t, 1>(row_start_arg, "residual.row_start");
+  const auto column = read<int32_t, 1>(column_arg, "residual.column");
+  const auto value = read<float, 1>(value_arg, "residual.value");
+  expect_shape(row_start, "residual.row_start", {m + 1});
+  expect_shape(value, "residual.value", {column.shape[0]});
+  if (row_start.data[0] != 0 || row_start.data[m] != column.shape[0])
+    refuse("`residual.row_start` must run from 0 to " + std::to_string(column.shape[0]));
+  for (int64_t i = 0; i < m; ++i)
+    if (row_start.data[i] > row_start.data[i + 1]) refuse("`residual.row_start` must not descend");
+  for (int64_t i = 0; i < column.shape[0]; ++i)
+    if (column.data[i] < 0 || column.data[i] >= k)
+      refuse("`residual.column` must be in 0.." + std::to_string(k - 1) + "; got `" + std::to_string(column.data[i]) + "`");
+  const KernelCall call(pool);
+  kernels().linear.add_residual(out.data, m, weight, row_start.data, column.data, value.data, pool);
+}
+
+nb::object linear(nb::handle x_arg, nb::handle tiles_arg, int64_t n, double input_scale, nb::handle scale_arg,
+                  nb::handle row_sum_arg, nb::handle hot_arg, nb::handle hot_weight_arg, ThreadPool& pool,
+                  nb::handle bias_arg, nb::handle add_arg, bool shadow, nb::handle out_arg) {
+  const auto x = read<float, 2>(x_arg, "x");
+  const int64_t m = x.shape[0], k = x.shape[1];
+  const auto hot = read_hot(hot_arg, k);
+  const auto hot_weight = read_hot_weight(hot_weight_arg, hot.shape[0], n);
+  const QuantizeInput input = quantize_input(x, input_scale, hot, shadow);
+  const Int8Weight weight = read_scaled_weight(tiles_arg, n, k, scale_arg, row_sum_arg, bias_arg);
+  const auto add = read_optional<float, 2>(add_arg, "add");
+  if (add) expect_shape(add, "add", {m, n});
+  nb::object out = output<float, 2>(out_arg, "out", {m, n});
+  auto* out_data = data_of<float, 2>(out);
+  bool finite;
+  {
+    const KernelCall call(pool);
+    const auto* shadow_weight = shadow ? reinterpret_cast<const uint16_t*>(hot_weight.data) : nullptr;
+    finite = kernels().linear.linear(input, weight, shadow_weight, add.data, out_data, pool);
+  }
+  if (!finite) refuse_not_finite();
+  return out;
+}
+
+int64_t int8_operations(int64_t repeats, ThreadPool& pool) {
+  const KernelCall call(pool);
+  return kernels().linear.int8_operations(repeats, pool);
+}
+
+int32_t read_stream(nb::handle data_arg, ThreadPool& pool) {
+  const auto data = read<int8_t, 1>(data_arg, "data");
+  const KernelCall call(pool);
+  return kernels().linear.read_stream(data.data, data.shape[0], pool);
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& module) {
+  module.def("quantize", &quantize);
+  module.def("linear_int8", &linear_int8);
+  module.def("add_hot", &add_hot);
+  module.def("add_residual", &add_residual);
+  module.def("linear", &linear);
+  module.def("int8_operations", &int8_operations);
+  module.def("read_stream", &read_stream);
+}
 
 }  // namespace edge

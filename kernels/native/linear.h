@@ -1,13 +1,303 @@
+// The INT8 linear y = x . W^T: activations quantized row by row, exact int32 products, and one epilogue per register tile
+// that scales, adds bias, hot columns, residual and `add` before the tile's only store.
+//
+// Per output element the float operations and their order are fixed (see kernels/reference.py, `linear`), whatever the
+// tile it falls in; that is why a row does not depend on the number of rows, threads or on the ISA.
+//
+// Memory of a call: activations [M, stride], hot columns of x [M, H] and the residual rows live in the pool's shared
+// scratch; residual entries in the workers' own.
 #pragma once
 
+#include "int8_dot.h"
 #include "pool.h"
+#include "quantize.h"
+#include "roofs.h"
 #include "table_linear.h"
 #include "vec.h"
 
 namespace edge {
 namespace EDGE_VARIANT {
 
-constexpr LinearKernels linear_kernels = {};
+using Activation = Int8Dot::Activation;
+
+// Everything a tile needs, constant during a call.
+struct LinearPlan {
+  Int8Weight weight;
+  const Activation* activations;  // [M, stride]
+  int64_t stride;                 // elements, see activation_stride()
+  int64_t rows;
+  const float* hot_x;  // [M, H]
+  const uint16_t* hot_weight;  // [H, N] float16
+  int64_t hot_count;
+  const ResidualRow* residual_rows;            // [M] or null
+  const ResidualEntry* const* worker_entries;  // [workers]
+  const float* add;                            // [M, N] or null
+  float* out;                                  // [M, N]
+};
+
+// An odd number of 64-byte lines, so that the rows of a tile do not fall in one cache set; whole 16-value stores fit.
+EDGE_INLINE int64_t activation_stride(int64_t columns) {
+  constexpr int64_t kLine = 64 / sizeof(Activation);
+  return (ceil_div(columns, kLine) | 1) * kLine;
+}
+
+EDGE_INLINE f32x16 load_lanes(const float* p, int lanes) { return lanes == kLanes ? load(p) : load_partial(p, lanes); }
+EDGE_INLINE f32x16 load_lanes_f16(const uint16_t* p, int lanes) {
+  return lanes == kLanes ? from_f16(p) : from_f16_partial(p, lanes);
+}
+EDGE_INLINE void store_lanes(float* p, f32x16 y, int lanes) {
+  if (lanes == kLanes) store(p, y);
+  else store_partial(p, y, lanes);
+}
+
+// Column c of a panel as floats: byte c % 4 of the 16 words of block c / 4, moved to the top and back with its sign.
+EDGE_INLINE f32x16 panel_column(const int8_t* panel, int64_t c) {
+  const auto* words = reinterpret_cast<const int32_t*>(panel + c / kTileDepth * kTileBytes);
+  return from_i32(shift_right(shift_left(load_i32(words), static_cast<int>(24 - 8 * (c % kTileDepth))), 24));
+}
+
+// y = fma(sum over the row's entries of value * W[:, column], scale, y), for P panels.
+template <int P>
+EDGE_INLINE void add_entries(const ResidualEntry* entry, int64_t count, const int8_t* panel, int64_t panel_bytes,
+                             const f32x16 (&scale)[P], f32x16 (&y)[P]) {
+  f32x16 total[P];
+  for (int p = 0; p < P; ++p) total[p] = zero();
+  for (int64_t i = 0; i < count; ++i) {
+    const f32x16 value = broadcast(entry[i].value);
+    for (int p = 0; p < P; ++p) total[p] = fma(value, panel_column(panel + p * panel_bytes, entry[i].column), total[p]);
+  }
+  for (int p = 0; p < P; ++p) y[p] = fma(total[p], scale[p], y[p]);
+}
+
+// Rows m..m+R of panels first..first+P: product and epilogue.
+template <int R, int P, int Unroll>
+void linear_tile(const LinearPlan& plan, int64_t m, int64_t first) {
+  const Int8Weight& weight = plan.weight;
+  const int64_t panel_bytes = weight.blocks() * kTileBytes;
+  const int8_t* panel = weight.tiles + first * panel_bytes;
+  i32x16 dot[R][P];
+  multiply<R, P, Unroll>(plan.activations + m * plan.stride, plan.stride, panel, panel_bytes, weight.blocks(), dot);
+
+  const int64_t n = first * kTileChannels;
+  int lanes[P];  // 16, or fewer in the last panel
+  f32x16 scale[P], y[R][P];
+#pragma GCC unroll 16
+  for (int p = 0; p < P; ++p) {
+    lanes[p] = static_cast<int>(min_i64(kLanes, weight.channels - n - p * kTileChannels));
+    const int64_t at = n + p * kTileChannels;
+    scale[p] = load_lanes(weight.scale + at, lanes[p]);
+    if (Int8Dot::kOffset != 0) {
+      constexpr int kShift = 7;  // kOffset is 128
+      i32x16 row_sum = lanes[p] == kLanes ? load_i32(weight.row_sum + at) : load_i32_partial(weight.row_sum + at, lanes[p]);
+      row_sum = shift_left(row_sum, kShift);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) dot[r][p] = sub_i32(dot[r][p], row_sum);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) y[r][p] = mul(from_i32(dot[r][p]), scale[p]);
+    if (weight.bias != nullptr) {
+      const f32x16 bias = load_lanes(weight.bias + at, lanes[p]);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) y[r][p] = add(y[r][p], bias);
+    }
+  }
+  for (int64_t h = 0; h < plan.hot_count; ++h) {
+    f32x16 hot[P];
+#pragma GCC unroll 16
+    for (int p = 0; p < P; ++p)
+      hot[p] = load_lanes_f16(plan.hot_weight + h * weight.channels + n + p * kTileChannels, lanes[p]);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const f32x16 x = broadcast(plan.hot_x[(m + r) * plan.hot_count + h]);
+#pragma GCC unroll 16
+      for (int p = 0; p < P; ++p) y[r][p] = fma(x, hot[p], y[r][p]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    if (plan.residual_rows != nullptr) {
+      const ResidualRow& row = plan.residual_rows[m + r];
+      if (row.count != 0)
+        add_entries<P>(plan.worker_entries[row.worker] + row.offset, row.count, panel, panel_bytes, scale, y[r]);
+    }
+#pragma GCC unroll 16
+    for (int p = 0; p < P; ++p) {
+      const int64_t at = (m + r) * weight.channels + n + p * kTileChannels;
+      if (plan.add != nullptr) y[r][p] = add(y[r][p], load_lanes(plan.add + at, lanes[p]));
+      store_lanes(plan.out + at, y[r][p], lanes[p]);
+    }
+  }
+}
+
+// As many independent sums per accumulator as hide the latency of a dot product.
+template <int R, int P>
+constexpr int unroll_of() {
+  constexpr int kSums = R * P * Int8Dot::kRegisters;
+  return kSums >= 8 ? 1 : kSums >= 4 ? 2 : kSums >= 2 ? 4 : 8;
+}
+
+template <int R, int P>
+void linear_tile_of(const LinearPlan& plan, int64_t rows, int64_t m, int64_t first) {
+  if (rows == R) return linear_tile<R, P, unroll_of<R, P>()>(plan, m, first);
+  if constexpr (R > 1) linear_tile_of<R - 1, P>(plan, rows, m, first);
+}
+
+// Rows begin..end of panels first..first+P in tiles of at most R rows; the last two share what is left evenly.
+template <int R, int P>
+void linear_rows(const LinearPlan& plan, int64_t begin, int64_t end, int64_t first) {
+  for (int64_t m = begin; m < end;) {
+    const int64_t left = end - m;
+    const int64_t rows = left <= R ? left : left >= 2 * R ? R : (left + 1) / 2;
+    linear_tile_of<R, P>(plan, rows, m, first);
+    m += rows;
+  }
+}
+
+// Few rows: the weights pass by once, panel after panel, and memory sets the pace.
+static void linear_stream(const LinearPlan& plan, int workers, ThreadPool& pool) {
+  constexpr int64_t kBlockBytes = 64 << 10;  // long enough for the hardware prefetcher, short enough to balance
+  const int64_t panels = plan.weight.panels();
+  const int64_t panel_bytes = max_i64(1, plan.weight.blocks() * kTileBytes);
+  const int64_t grain = max_i64(1, min_i64(kBlockBytes / panel_bytes, panels / (4 * workers)));
+  pool.for_blocks(
+      panels, grain,
+      [&](int64_t begin, int64_t end, int) {
+        for (int64_t p = begin; p < end; ++p) linear_rows<Int8Dot::kStreamRows, 1>(plan, 0, plan.rows, p);
+      },
+      workers);
+}
+
+// Many rows: a task is a group of panels, which stays in the core's L2, times a block of rows.
+static void linear_block(const LinearPlan& plan, int workers, ThreadPool& pool) {
+  constexpr int64_t kTasksPerWorker = 8;
+  const int64_t panels = plan.weight.panels();
+  const int64_t groups = ceil_div(panels, Int8Dot::kPanels);
+  const int64_t wanted_splits = ceil_div(kTasksPerWorker * workers, groups);
+  const int64_t row_grain = ceil_div(ceil_div(plan.rows, wanted_splits), Int8Dot::kRows) * Int8Dot::kRows;
+  const int64_t splits = ceil_div(plan.rows, row_grain);
+  pool.for_blocks(
+      groups * splits, 1,
+      [&](int64_t task_begin, int64_t task_end, int) {
+        for (int64_t task = task_begin; task < task_end; ++task) {
+          const int64_t first = task / splits * Int8Dot::kPanels;
+          const int64_t begin = task % splits * row_grain, end = min_i64(begin + row_grain, plan.rows);
+          if (first + Int8Dot::kPanels <= panels) {
+            linear_rows<Int8Dot::kRows, Int8Dot::kPanels>(plan, begin, end, first);
+          } else {
+            for (int64_t p = first; p < panels; ++p) linear_rows<Int8Dot::kStreamRows, 1>(plan, begin, end, p);
+          }
+        }
+      },
+      workers);
+}
+
+static void linear_product(const LinearPlan& plan, ThreadPool& pool) {
+  constexpr int64_t kProductsPerWorker = 32 << 10;  // about a microsecond: less is not worth waking a core
+  const int64_t products = plan.rows * plan.weight.channels * plan.weight.columns;
+  const int workers = static_cast<int>(min_i64(pool.threads(), 1 + products / kProductsPerWorker));
+  if (plan.rows <= Int8Dot::kStreamRows) linear_stream(plan, workers, pool);
+  else linear_block(plan, workers, pool);
+}
+
+static Activation* activation_scratch(ThreadPool& pool, int64_t rows, int64_t stride) {
+  return static_cast<Activation*>(pool.shared_scratch(1, static_cast<size_t>(rows * stride) * sizeof(Activation)));
+}
+
+static void linear_int8(const int8_t* q, int64_t rows, const Int8Weight& weight, float* out, ThreadPool& pool) {
+  LinearPlan plan = {};
+  plan.weight = weight;
+  plan.rows = rows;
+  plan.stride = activation_stride(weight.columns);
+  plan.out = out;
+  Activation* activations = activation_scratch(pool, rows, plan.stride);
+  plan.activations = activations;
+  const int64_t columns = weight.columns;
+  for (int64_t m = 0; m < rows; ++m) {
+    Activation* row = activations + m * plan.stride;
+    for (int64_t c = 0; c < columns; ++c) row[c] = Int8Dot::activation(q[m * columns + c]);
+    for (int64_t c = columns; c < ceil_div(columns, kTileDepth) * kTileDepth; ++c) row[c] = Int8Dot::activation(0);
+  }
+  linear_product(plan, pool);
+}
+
+static bool linear(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, const float* add,
+                   float* out, ThreadPool& pool) {
+  LinearPlan plan = {};
+  plan.weight = weight;
+  plan.rows = input.rows;
+  plan.stride = activation_stride(input.columns);
+  plan.hot_count = hot_weight != nullptr ? input.hot_count : 0;
+  plan.hot_weight = hot_weight;
+  plan.add = add;
+  plan.out = out;
+  Activation* activations = activation_scratch(pool, input.rows, plan.stride);
+  auto* hot_x = static_cast<float*>(
+      pool.shared_scratch(2, static_cast<size_t>(input.rows * plan.hot_count) * sizeof(float)));
+  auto* residual_rows =
+      static_cast<ResidualRow*>(pool.shared_scratch(3, static_cast<size_t>(input.rows) * sizeof(ResidualRow)));
+  plan.activations = activations;
+  plan.hot_x = hot_x;
+
+  const bool finite = quantize_rows(
+      input, residual_rows, pool,
+      [&](int64_t m, int64_t c, i32x16 q) { Int8Dot::store(activations + m * plan.stride + c, q); },
+      [&](int64_t m) {
+        for (int64_t h = 0; h < plan.hot_count; ++h)
+          hot_x[m * plan.hot_count + h] = input.x[m * input.columns + input.hot[h]];
+      });
+  if (!finite) return false;
+
+  const ResidualEntry* worker_entries[kMaxThreads];
+  if (input.residual) {
+    for (int worker = 0; worker < pool.threads(); ++worker)
+      worker_entries[worker] = static_cast<const ResidualEntry*>(pool.extend(worker, 0));
+    plan.residual_rows = residual_rows;
+    plan.worker_entries = worker_entries;
+  }
+  linear_product(plan, pool);
+  return true;
+}
+
+// ---- the parts of the epilogue on their own --------------------------------------------------------------------
+
+static void add_hot(float* out, const float* x, int64_t rows, int64_t columns, int64_t channels, const int32_t* hot,
+                    int64_t hot_count, const uint16_t* hot_weight, ThreadPool& pool) {
+  pool.for_blocks(rows, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t m = begin; m < end; ++m)
+      for (int64_t n = 0; n < channels; n += kLanes) {
+        const int lanes = static_cast<int>(min_i64(kLanes, channels - n));
+        f32x16 y = load_lanes(out + m * channels + n, lanes);
+        for (int64_t h = 0; h < hot_count; ++h)
+          y = fma(broadcast(x[m * columns + hot[h]]), load_lanes_f16(hot_weight + h * channels + n, lanes), y);
+        store_lanes(out + m * channels + n, y, lanes);
+      }
+  });
+}
+
+static void add_residual(float* out, int64_t rows, const Int8Weight& weight, const int64_t* row_start,
+                         const int32_t* column, const float* value, ThreadPool& pool) {
+  const int64_t panel_bytes = weight.blocks() * kTileBytes;
+  pool.for_blocks(rows, 1, [&](int64_t begin, int64_t end, int worker) {
+    for (int64_t m = begin; m < end; ++m) {
+      const int64_t count = row_start[m + 1] - row_start[m];
+      if (count == 0) continue;
+      auto* entries = static_cast<ResidualEntry*>(
+          pool.scratch(worker, static_cast<size_t>(count) * sizeof(ResidualEntry)));
+      for (int64_t i = 0; i < count; ++i) entries[i] = {column[row_start[m] + i], value[row_start[m] + i]};
+      for (int64_t p = 0; p < weight.panels(); ++p) {
+        const int64_t n = p * kTileChannels;
+        const int lanes = static_cast<int>(min_i64(kLanes, weight.channels - n));
+        const f32x16 scale[1] = {load_lanes(weight.scale + n, lanes)};
+        f32x16 y[1] = {load_lanes(out + m * weight.channels + n, lanes)};
+        add_entries<1>(entries, count, weight.tiles + p * panel_bytes, panel_bytes, scale, y);
+        store_lanes(out + m * weight.channels + n, y[0], lanes);
+      }
+    }
+  });
+}
+
+constexpr LinearKernels linear_kernels = {&quantize,  &linear_int8,     &add_hot,    &add_residual,
+                                          &linear,    &int8_operations, &read_stream};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

@@ -17,8 +17,8 @@ int import_numpy() {
 }
 
 void make_pool(ThreadPool* self, int threads, const std::optional<std::vector<int>>& cpus) {
-  if (threads < 1 || threads > 1024)
-    throw nb::value_error(("`threads` must be in 1..1024; got `" + std::to_string(threads) + "`").c_str());
+  if (threads < 1 || threads > kMaxThreads)
+    throw nb::value_error(("`threads` must be in 1.." + std::to_string(kMaxThreads) + "; got `" + std::to_string(threads) + "`").c_str());
   if (cpus && cpus->size() != static_cast<size_t>(threads))
     throw nb::value_error(("`cpus` must name one CPU per thread; got `" + std::to_string(cpus->size()) + "` for " +
                            std::to_string(threads) + " threads")
@@ -47,6 +47,7 @@ NB_MODULE(_native, module) {
     }
   }, nb::arg("name"));
 
+  bind_layout(module);
   bind_linear(module);
   bind_attention(module);
   bind_pointwise(module);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -70,15 +71,23 @@ void bind_to_cpu(int cpu) {
 
 class Buffer {
  public:
+  // At least `bytes`, contents undefined.
   void* reserve(size_t bytes) {
     if (bytes > capacity_) {
       data_.reset();
       capacity_ = 0;
-      const size_t rounded = (bytes + bytes / 4 + 4095) / 4096 * 4096;
-      void* data = std::aligned_alloc(64, rounded);
-      if (data == nullptr) throw std::bad_alloc();
-      data_.reset(data);
-      capacity_ = rounded;
+      data_ = allocate(bytes + bytes / 4);
+    }
+    return data_.get();
+  }
+
+  // At least `bytes`, contents kept.
+  void* extend(size_t bytes) {
+    if (bytes > capacity_) {
+      const size_t kept = capacity_;
+      Memory data = allocate(2 * bytes);
+      if (kept > 0) std::memcpy(data.get(), data_.get(), kept);
+      data_ = std::move(data);
     }
     return data_.get();
   }
@@ -87,7 +96,17 @@ class Buffer {
   struct Free {
     void operator()(void* p) const { std::free(p); }
   };
-  std::unique_ptr<void, Free> data_;
+  using Memory = std::unique_ptr<void, Free>;
+
+  Memory allocate(size_t bytes) {
+    const size_t rounded = (bytes + 4095) / 4096 * 4096;
+    Memory data(std::aligned_alloc(64, rounded));
+    if (data == nullptr) throw std::bad_alloc();
+    capacity_ = rounded;
+    return data;
+  }
+
+  Memory data_;
   size_t capacity_ = 0;
 };
 
@@ -115,6 +134,7 @@ struct ThreadPool::State {
   std::mutex lease;
   int spin_microseconds = kSpinMicroseconds;
   std::vector<Buffer> scratch;
+  std::vector<Buffer> extended;
   Buffer shared[kSharedSlots];
   std::vector<std::thread> workers;
 
@@ -171,11 +191,12 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int threads, const int* cpus) : threads_(threads), state_(nullptr) {
-  if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must be in 1..1024");
+  if (threads < 1 || threads > kMaxThreads) throw std::invalid_argument("threads out of range");
   auto state = std::make_unique<State>();
   // More threads than CPUs: spinning would only keep the thread that has the work from running.
   if (threads > available_cpus()) state->spin_microseconds = 0;
   state->scratch.resize(static_cast<size_t>(threads));
+  state->extended.resize(static_cast<size_t>(threads));
   try {
     for (int worker = 1; worker < threads; ++worker) {
       const int cpu = cpus != nullptr ? cpus[worker] : -1;
@@ -222,6 +243,8 @@ void ThreadPool::reset_blocks() { state_->next_block.store(0, std::memory_order_
 int64_t ThreadPool::take_block() { return state_->next_block.fetch_add(1, std::memory_order_relaxed); }
 
 void* ThreadPool::scratch(int worker, size_t bytes) { return state_->scratch[static_cast<size_t>(worker)].reserve(bytes); }
+
+void* ThreadPool::extend(int worker, size_t bytes) { return state_->extended[static_cast<size_t>(worker)].extend(bytes); }
 
 void* ThreadPool::shared_scratch(int slot, size_t bytes) { return state_->shared[slot].reserve(bytes); }
 

@@ -11,6 +11,8 @@
 
 namespace edge {
 
+constexpr int kMaxThreads = 1024;
+
 class ThreadPool {
  public:
   static constexpr int kSpinMicroseconds = 50;
@@ -53,19 +55,23 @@ class ThreadPool {
   // Private memory of a worker, 64-byte aligned, at least `bytes`; contents are undefined and stay until the worker's
   // next scratch() call. Grows and never shrinks.
   void* scratch(int worker, size_t bytes);
-  // The same for the whole call, to be taken before a region by the caller; `slot` in 0..kSharedSlots-1.
+  // A second private memory that keeps its contents as it grows, for results whose size is not known beforehand.
+  void* extend(int worker, size_t bytes);
+  // Memory for the whole call, to be taken before a region by the caller; `slot` in 0..kSharedSlots-1.
   static constexpr int kSharedSlots = 8;
   void* shared_scratch(int slot, size_t bytes);
 
   void lock();
   void unlock();
 
+  // The counter of for_blocks, for loops that need state per worker.
+  void reset_blocks();
+  int64_t take_block();
+
  private:
   struct State;
 
   void dispatch(int workers, void (*body)(void*, int), void* context);
-  void reset_blocks();
-  int64_t take_block();
 
   int threads_;
   State* state_;

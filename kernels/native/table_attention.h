@@ -7,6 +7,62 @@
 
 namespace edge {
 
-struct AttentionKernels {};
+constexpr int64_t kPage = 16;      // tokens in a page
+constexpr int64_t kSegment = 256;  // tokens in a segment: one softmax each, merged in ascending order
+
+struct AppendArgs {
+  const float* source;  // [M, Hkv, D], row and head strides in elements
+  int64_t row_stride, head_stride;
+  int64_t kv_heads, head_dim;
+  int8_t* pages;         // [P, Hkv, 16, D]
+  uint16_t* scales;      // [P, Hkv, 16], float16
+  const int64_t* slots;  // [M]: page * 16 + offset, or -1
+};
+
+struct AttentionArgs {
+  const float* q;  // [M, Hq, D], row and head strides in elements
+  int64_t row_stride, head_stride;
+  int64_t q_heads, kv_heads, head_dim;
+  const int8_t *k_pages, *v_pages;      // [P, Hkv, 16, D]
+  const uint16_t *k_scales, *v_scales;  // [P, Hkv, 16], float16
+  const int32_t* page_table;            // [S, max_pages]
+  int64_t max_pages;
+  const int32_t *row_sequence, *row_position;  // [M]
+  float scale;
+  float* out;  // [M, Hq, D]
+};
+
+// Query rows row .. row+rows-1 (one sequence) with the query heads of one kv head: the queries that share keys.
+// Query n of a tile is row n / group, head kv_head * group + n % group.
+struct AttentionTile {
+  int64_t row, rows, kv_head;
+  int64_t segments;  // up to the tile's last position
+};
+
+// The softmax of some keys, per query of a tile: maximum, sum of exponentials, weighted sum of values [n][padded dim].
+struct SoftmaxPart {
+  float *top, *sum, *value;
+};
+
+inline int64_t attention_padded(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+inline int64_t attention_part_floats(int64_t queries, int64_t head_dim) {
+  return (2 * queries + 15) / 16 * 16 + queries * attention_padded(head_dim);
+}
+inline SoftmaxPart attention_part(float* memory, int64_t queries) {
+  return {memory, memory + queries, memory + (2 * queries + 15) / 16 * 16};
+}
+
+struct AttentionKernels {
+  // Rows begin..end-1 into their pages; false when a value is not finite (its token is stored as zeros).
+  bool (*append)(const AppendArgs&, int64_t begin, int64_t end);
+  // Floats of scratch that the functions below need for a tile of so many queries.
+  int64_t (*scratch_floats)(int64_t queries, int64_t head_dim);
+  // All segments of a tile, to the result.
+  void (*attend)(const AttentionArgs&, const AttentionTile&, float* scratch);
+  // One segment of a tile.
+  void (*attend_segment)(const AttentionArgs&, const AttentionTile&, int64_t segment, SoftmaxPart, float* scratch);
+  // The parts of a tile's segments, `stride` floats apart, merged in ascending order into the first, to the result.
+  void (*join)(const AttentionArgs&, const AttentionTile&, float* parts, int64_t stride);
+};
 
 }  // namespace edge

@@ -1,4 +1,6 @@
 // Function pointers and argument structs of quantize.h, linear.h and roofs.h.
+//
+// All arrays are row-major and contiguous; M rows, K input channels, N output channels.
 #pragma once
 
 #include <stdint.h>
@@ -7,6 +9,65 @@
 
 namespace edge {
 
-struct LinearKernels {};
+constexpr int kTileChannels = 16;  // output channels of a panel
+constexpr int kTileDepth = 4;      // input channels next to each other in a panel
+constexpr int kTileBytes = kTileChannels * kTileDepth;
+
+// What quantization cut off at one place, in units of the activation scale.
+struct ResidualEntry {
+  int32_t column;
+  float value;
+};
+
+// Where a row's entries are: entries(worker)[offset .. offset + count).
+struct ResidualRow {
+  int64_t offset;
+  int32_t worker;
+  int32_t count;
+};
+
+// Activations to be quantized.
+struct QuantizeInput {
+  const float* x;  // [M, K]
+  int64_t rows;
+  int64_t columns;
+  float scale;
+  const int32_t* hot;  // [H] ascending: columns that quantize to 0 and leave no residual
+  int64_t hot_count;
+  bool residual;  // whether to keep the residual
+};
+
+// An INT8 weight and what turns its integer product into floats.
+struct Int8Weight {
+  const int8_t* tiles;  // [ceil(N/16), ceil(K/4), 16, 4], zero padded
+  int64_t channels;     // N
+  int64_t columns;      // K
+  const float* scale;   // [N] activation scale * weight scale
+  const int32_t* row_sum;  // [N] sum of W[n, :]
+  const float* bias;       // [N] or null
+  int64_t panels() const { return (channels + kTileChannels - 1) / kTileChannels; }
+  int64_t blocks() const { return (columns + kTileDepth - 1) / kTileDepth; }
+};
+
+struct LinearKernels {
+  // q[M, K]; residual_rows[M] and each worker's pool.extend() hold the residual. False: an activation is not finite.
+  bool (*quantize)(const QuantizeInput& input, int8_t* q, ResidualRow* residual_rows, ThreadPool& pool);
+  // out[M, N] = float(q[M, K] . W) * scale (+ bias)
+  void (*linear_int8)(const int8_t* q, int64_t rows, const Int8Weight& weight, float* out, ThreadPool& pool);
+  // out[m, :] = fma(x[m, hot[h]], hot_weight[h, :], out[m, :]) for h ascending; hot_weight f16[H, N]
+  void (*add_hot)(float* out, const float* x, int64_t rows, int64_t columns, int64_t channels, const int32_t* hot,
+                  int64_t hot_count, const uint16_t* hot_weight, ThreadPool& pool);
+  // row_start[M+1], column[R], value[R]
+  void (*add_residual)(float* out, int64_t rows, const Int8Weight& weight, const int64_t* row_start,
+                       const int32_t* column, const float* value, ThreadPool& pool);
+  // The four in one: quantize, then one pass over the output. `add` [M, N] or null is added last; it may be `out`.
+  // False: an activation is not finite, `out` is untouched.
+  bool (*linear)(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, const float* add,
+                 float* out, ThreadPool& pool);
+  // Roofs: the bare microkernel on data in L1, `repeats` times on every worker, returns the operations done; and a
+  // streaming read, returns a value that depends on every byte.
+  int64_t (*int8_operations)(int64_t repeats, ThreadPool& pool);
+  int32_t (*read_stream)(const int8_t* data, int64_t bytes, ThreadPool& pool);
+};
 
 }  // namespace edge

@@ -63,6 +63,7 @@ EDGE_INLINE i32x16 load_i32_partial(const int32_t* p, int n) { return {_mm512_ma
 EDGE_INLINE void store_i32(int32_t* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
 EDGE_INLINE i32x16 broadcast_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
 EDGE_INLINE i32x16 add_i32(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+EDGE_INLINE i32x16 sub_i32(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 EDGE_INLINE i32x16 shift_left(i32x16 a, int bits) { return {_mm512_sll_epi32(a.v, _mm_cvtsi32_si128(bits))}; }
 EDGE_INLINE i32x16 shift_right(i32x16 a, int bits) { return {_mm512_sra_epi32(a.v, _mm_cvtsi32_si128(bits))}; }
 EDGE_INLINE i32x16 bits_of(f32x16 a) { return {_mm512_castps_si512(a.v)}; }
@@ -159,6 +160,7 @@ EDGE_INLINE void store_i32(int32_t* p, i32x16 a) {
 }
 EDGE_INLINE i32x16 broadcast_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 EDGE_INLINE i32x16 add_i32(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+EDGE_INLINE i32x16 sub_i32(i32x16 a, i32x16 b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
 EDGE_INLINE i32x16 shift_left(i32x16 a, int bits) {
   const __m128i count = _mm_cvtsi32_si128(bits);
   return {_mm256_sll_epi32(a.lo, count), _mm256_sll_epi32(a.hi, count)};
@@ -250,12 +252,11 @@ EDGE_INLINE i32x16 load_i32(const int32_t* p) { EDGE_LANES(i32x16, p[i]); }
 EDGE_INLINE i32x16 load_i32_partial(const int32_t* p, int n) { EDGE_LANES(i32x16, i < n ? p[i] : 0); }
 EDGE_INLINE void store_i32(int32_t* p, i32x16 a) { memcpy(p, a.v, sizeof(a.v)); }
 EDGE_INLINE i32x16 broadcast_i32(int32_t x) { EDGE_LANES(i32x16, x); }
-EDGE_INLINE int32_t wrap_add(int32_t a, int32_t b) {
-  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
-}
-EDGE_INLINE i32x16 add_i32(i32x16 a, i32x16 b) { EDGE_LANES(i32x16, wrap_add(a.v[i], b.v[i])); }
+EDGE_INLINE uint32_t u32(int32_t x) { return static_cast<uint32_t>(x); }  // wraps where int32_t must not
+EDGE_INLINE i32x16 add_i32(i32x16 a, i32x16 b) { EDGE_LANES(i32x16, static_cast<int32_t>(u32(a.v[i]) + u32(b.v[i]))); }
+EDGE_INLINE i32x16 sub_i32(i32x16 a, i32x16 b) { EDGE_LANES(i32x16, static_cast<int32_t>(u32(a.v[i]) - u32(b.v[i]))); }
 EDGE_INLINE i32x16 shift_left(i32x16 a, int bits) {
-  EDGE_LANES(i32x16, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << bits));
+  EDGE_LANES(i32x16, static_cast<int32_t>(u32(a.v[i]) << bits));
 }
 EDGE_INLINE i32x16 shift_right(i32x16 a, int bits) { EDGE_LANES(i32x16, a.v[i] >> bits); }
 EDGE_INLINE i32x16 bits_of(f32x16 a) {

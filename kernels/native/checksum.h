@@ -1,0 +1,130 @@
+// CRC-32C (Castagnoli). One stream of the crc instruction is bound by its latency, so three run side by side; their
+// results, and those of the pool's workers, are joined by multiplying with a power of x modulo the polynomial.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
+#include <arm_acle.h>
+#endif
+
+namespace edge {
+namespace crc {
+
+constexpr uint32_t kPolynomial = 0x82F63B78u;  // reflected: bit 31 is x^0
+
+// a * b modulo the polynomial.
+inline uint32_t multiply(uint32_t a, uint32_t b) {
+  uint32_t product = 0;
+  for (; a != 0; a <<= 1) {
+    if (a & 0x80000000u) product ^= b;
+    b = b >> 1 ^ (b & 1 ? kPolynomial : 0);
+  }
+  return product;
+}
+
+// x^(8 * bytes) modulo the polynomial: what `bytes` zero bytes do to a CRC.
+inline uint32_t power(uint64_t bytes) {
+  uint32_t result = 0x80000000u, square = 0x00800000u;  // 1, x^8
+  for (; bytes != 0; bytes >>= 1) {
+    if (bytes & 1) result = multiply(result, square);
+    square = multiply(square, square);
+  }
+  return result;
+}
+
+// The CRC of a|b from the finished CRCs of a and b.
+inline uint32_t join(uint32_t a, uint32_t b, uint64_t bytes_of_b) { return multiply(power(bytes_of_b), a) ^ b; }
+
+// ---- one core, raw register in and out (no complement) ----------------------------------------------------------
+
+struct Tables {
+  uint32_t entry[8][256];
+  Tables() {
+    for (uint32_t i = 0; i < 256; ++i) {
+      uint32_t value = i;
+      for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ (value & 1 ? kPolynomial : 0);
+      entry[0][i] = value;
+    }
+    for (int t = 1; t < 8; ++t)
+      for (uint32_t i = 0; i < 256; ++i) entry[t][i] = entry[t - 1][i] >> 8 ^ entry[0][entry[t - 1][i] & 0xFF];
+  }
+};
+
+// Eight bytes per step by table (little-endian hosts).
+inline uint32_t update_table(uint32_t crc, const uint8_t* data, int64_t bytes) {
+  static const Tables tables;
+  const auto& entry = tables.entry;
+  for (; bytes >= 8; data += 8, bytes -= 8) {
+    uint64_t word;
+    memcpy(&word, data, 8);
+    word ^= crc;
+    crc = 0;
+    for (int i = 0; i < 8; ++i) crc ^= entry[7 - i][word >> 8 * i & 0xFF];
+  }
+  for (; bytes > 0; ++data, --bytes) crc = entry[0][(crc ^ *data) & 0xFF] ^ crc >> 8;
+  return crc;
+}
+
+#if defined(__x86_64__)
+#define EDGE_CRC_TARGET __attribute__((target("sse4.2")))
+EDGE_CRC_TARGET inline uint32_t step8(uint32_t crc, uint64_t word) {
+  return static_cast<uint32_t>(__builtin_ia32_crc32di(crc, word));
+}
+EDGE_CRC_TARGET inline uint32_t step1(uint32_t crc, uint8_t byte) { return __builtin_ia32_crc32qi(crc, byte); }
+inline bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
+#define EDGE_CRC_TARGET
+inline uint32_t step8(uint32_t crc, uint64_t word) { return __crc32cd(crc, word); }
+inline uint32_t step1(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }
+inline bool has_instruction() { return true; }
+#endif
+
+#if defined(EDGE_CRC_TARGET)
+
+// Three streams of `Length` bytes each, as long as there are three; the rest is left to the caller.
+template <int64_t Length>
+EDGE_CRC_TARGET uint32_t update_three(uint32_t crc, const uint8_t*& data, int64_t& bytes) {
+  static const uint32_t one = power(Length), two = power(2 * Length);
+  for (; bytes >= 3 * Length; data += 3 * Length, bytes -= 3 * Length) {
+    uint32_t second = 0, third = 0;
+    for (int64_t at = 0; at < Length; at += 8) {
+      uint64_t a, b, c;
+      memcpy(&a, data + at, 8);
+      memcpy(&b, data + at + Length, 8);
+      memcpy(&c, data + at + 2 * Length, 8);
+      crc = step8(crc, a);
+      second = step8(second, b);
+      third = step8(third, c);
+    }
+    crc = multiply(two, crc) ^ multiply(one, second) ^ third;
+  }
+  return crc;
+}
+
+EDGE_CRC_TARGET inline uint32_t update_instruction(uint32_t crc, const uint8_t* data, int64_t bytes) {
+  crc = update_three<16384>(crc, data, bytes);
+  crc = update_three<1024>(crc, data, bytes);
+  for (; bytes >= 8; data += 8, bytes -= 8) {
+    uint64_t word;
+    memcpy(&word, data, 8);
+    crc = step8(crc, word);
+  }
+  for (; bytes > 0; ++data, --bytes) crc = step1(crc, *data);
+  return crc;
+}
+
+#endif
+
+}  // namespace crc
+
+// The CRC-32C of the bytes, as RFC 3720 prints it.
+inline uint32_t crc32c(const uint8_t* data, int64_t bytes) {
+#if defined(EDGE_CRC_TARGET)
+  if (crc::has_instruction()) return ~crc::update_instruction(~0u, data, bytes);
+#endif
+  return ~crc::update_table(~0u, data, bytes);
+}
+
+}  // namespace edge

@@ -1,0 +1,44 @@
+"""Row-wise float32 kernels: norms, rotary embedding, SwiGLU.
+
+Every function shares its rows over `pool`, works on the calling thread alone when there is little to do, and gives the
+same bits as its twin in `kernels.reference`. Wrong types, shapes or layouts raise ValueError naming the argument.
+
+    y = pointwise.rms_norm(x, gain, 1e-6, pool)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels import _native
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+
+def rms_norm(x: F32, gain: F32, eps: float, pool: _native.ThreadPool, out: F32 | None = None) -> F32:
+    """Root mean square norm of rows: x[M, K] (rows may be strided), gain[K] -> (x * r) * gain, r = 1/sqrt(mean(x^2) + eps).
+
+    `out` f32[M, K], C-contiguous, may be `x` itself.
+    """
+    return _native.rms_norm(x, gain, eps, pool, out)
+
+
+def head_norm(x: F32, gain: F32, eps: float, pool: _native.ThreadPool) -> None:
+    """Root mean square norm of every head, in place: x[M, H, D] (rows and heads may be strided), gain[D]."""
+    _native.head_norm(x, gain, eps, pool)
+
+
+def rope(x: F32, positions: I32, cos: F32, sin: F32, pool: _native.ThreadPool) -> None:
+    """Rotary embedding in place, by halves of a head as Hugging Face lays them out.
+
+    x[M, H, D] (rows and heads may be strided: a column slice of the joint q|k|v matrix), positions[M] in 0..C-1,
+    cos and sin [C, D/2].
+    """
+    _native.rope(x, positions, cos, sin, pool)
+
+
+def swiglu(gate_up: F32, pool: _native.ThreadPool, out: F32 | None = None) -> F32:
+    """silu(gate) * up of the joint matrix gate_up[M, 2F], the gate in the left half -> [M, F]."""
+    return _native.swiglu(gate_up, pool, out)

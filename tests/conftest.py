@@ -1,0 +1,60 @@
+"""Fixtures for all tests: a home folder of their own, tiny models on disk, and the real model when it is there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the tests' own helper modules
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("RUST_BACKTRACE", "0")
+
+
+@pytest.fixture(autouse=True)
+def edge_llm_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """EDGE_LLM_HOME in a fresh folder, so that no test sees or touches the user's models."""
+    home = tmp_path_factory.mktemp("home", numbered=True)
+    monkeypatch.setenv("EDGE_LLM_HOME", str(home))
+    return home
+
+
+@pytest.fixture(scope="session")
+def shared_folder() -> Path:
+    """Folder with the real model and text that lie beside the repository."""
+    folder = Path(__file__).resolve().parents[2] / "shared"
+    if not (folder / "models").is_dir():
+        pytest.skip("the real model and text are not here (no `shared` folder beside the repository)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stories_folder(shared_folder: Path) -> Path:
+    """The trained 260K-parameter Llama, as a Hugging Face folder."""
+    return shared_folder / "models" / "stories260k"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``tiny_model(family="llama", **config_changes)``: a folder with a tiny random model; made once per session.
+
+    Keywords of `model_files.write_model` (dtype, shards, seed, chat_template) are taken too.  Do not change the folder.
+    """
+    from model_files import tiny_config, write_model
+
+    made: dict[str, Path] = {}
+
+    def make(family: str = "llama", **changes: Any) -> Path:
+        options = {key: changes.pop(key) for key in ("dtype", "shards", "seed", "chat_template") if key in changes}
+        key = repr((family, sorted(changes.items()), sorted(options.items())))
+        if key not in made:
+            folder = tmp_path_factory.mktemp(family)
+            made[key] = write_model(folder, tiny_config(family, **changes), **options)
+        return made[key]
+
+    return make

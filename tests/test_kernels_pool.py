@@ -1,0 +1,99 @@
+"""ThreadPool: sizes, callers, idleness, end; and the choice of the instruction set."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import kernels
+from kernels import layout, linear, reference
+
+
+def multiply(pool: kernels.ThreadPool, seed: int) -> bool:
+    """One product large enough to be split; whether it is right."""
+    generator = np.random.default_rng(seed)
+    q = generator.integers(-127, 128, (40, 96)).astype(np.int8)
+    weight = generator.integers(-127, 128, (208, 96)).astype(np.int8)
+    tiles = layout.pack_tiles(weight)
+    y = linear.linear_int8(q, tiles, 208, np.ones(208, np.float32), layout.row_sums(tiles, 208), pool)
+    return np.array_equal(y, (q.astype(np.int32) @ weight.T.astype(np.int32)).astype(np.float32))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 9, 33])
+def test_any_number_of_threads(threads: int) -> None:
+    pool = kernels.ThreadPool(threads)
+    assert pool.threads == threads
+    assert all(multiply(pool, seed) for seed in range(5))
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025])
+def test_impossible_sizes_are_refused(threads: int) -> None:
+    with pytest.raises(ValueError, match=f"`{threads}`"):
+        kernels.ThreadPool(threads)
+
+
+def test_bound_to_cpus() -> None:
+    assert multiply(kernels.ThreadPool(2, cpus=[0, 0]), 1)
+    assert multiply(kernels.ThreadPool(2, [0, 1 << 20]), 1)  # no such CPU: left unbound
+    with pytest.raises(ValueError, match="`cpus`"):
+        kernels.ThreadPool(2, cpus=[0])
+
+
+def test_two_callers_take_turns() -> None:
+    pool = kernels.ThreadPool(2)
+    good: list[bool] = []
+
+    def call(seed: int) -> None:
+        good.extend(multiply(pool, seed + i) for i in range(20))
+
+    callers = [threading.Thread(target=call, args=(100 * i,)) for i in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert good == [True] * 60
+
+
+def test_works_again_after_sleep_and_costs_nothing_idle() -> None:
+    pool = kernels.ThreadPool(2)
+    assert multiply(pool, 1)
+    time.sleep(0.01)
+    before = time.process_time()
+    time.sleep(0.2)
+    assert time.process_time() - before < 0.05  # workers sleep; a spinning one would count 0.2
+    assert multiply(pool, 2)
+
+
+def test_pools_come_and_go() -> None:
+    before = threading.active_count()
+    for seed in range(20):
+        assert multiply(kernels.ThreadPool(3), seed)
+    assert threading.active_count() == before
+
+
+def test_a_failed_call_leaves_the_pool_usable() -> None:
+    pool = kernels.ThreadPool(2)
+    x = np.full((64, 512), np.nan, np.float32)
+    with pytest.raises(ValueError, match="non-finite activation"):
+        linear.quantize(x, 1.0, np.zeros(0, np.int32), pool)
+    assert multiply(pool, 3)
+
+
+def test_isa_is_one_of_the_variants() -> None:
+    chosen = kernels.isa()
+    assert kernels.isa_variants()[0] == "portable"
+    assert chosen in kernels.isa_variants()
+    with pytest.raises(ValueError, match="unknown ISA variant `abacus`; this CPU runs portable"):
+        kernels.use_isa("abacus")
+    assert kernels.isa() == chosen
+
+
+def test_reference_fma_rounds_once() -> None:
+    # 1 + 2^-12 squared is 1 + 2^-11 + 2^-24: the last term survives only without a rounding in between.
+    x = np.float32(1 + 2.0**-12)
+    assert reference.fma(x, x, np.float32(-1)) == np.float32(2.0**-11 + 2.0**-24)
+    assert np.float32(x * x) - np.float32(1) == np.float32(2.0**-11)
+    # Rounding the float64 sum first would make a tie of it and round it down.
+    assert reference.fma(np.float32(1), np.float32(1), np.float32(2.0**-24)) == 1
+    assert reference.fma(np.float32(1 + 2.0**-23), np.float32(1), np.float32(2.0**-24)) == np.float32(1 + 2.0**-22)
