@@ -128,22 +128,19 @@ class Residual(NamedTuple):
 
 
 def quantize(x: F32, scale: float, hot: I32, *, residual: bool = True) -> tuple[I8, Residual]:
-    """x[M, K] -> (q[M, K], residual): y = x * (1/scale), q = clamp(rint(y), -127, 127), hot columns of q are 0.
+    """x[M, K] -> (q[M, K], residual): y = x * (1/scale), at hot columns x * 0; q = clamp(rint(y), -127, 127).
 
-    The residual keeps y - q where |y| > 127.5 outside the hot columns (empty when `residual` is false).
+    The residual keeps y - q where |y| > 127.5 (empty when `residual` is false).
     Raises ValueError("non-finite activation") when any y is infinite or NaN.
     """
-    inverse = np.float32(1) / np.float32(scale)
+    factor = np.full(x.shape[1], np.float32(1) / np.float32(scale))
+    factor[hot] = 0
     with np.errstate(over="ignore", invalid="ignore"):
-        y = x * inverse
+        y = x * factor
     if not np.isfinite(y).all():
         raise ValueError("non-finite activation")
     q = np.rint(np.clip(y, np.float32(-127), np.float32(127))).astype(np.int8)
-    q[:, hot] = 0
-    over = np.abs(y) > np.float32(127.5)
-    over[:, hot] = False
-    if not residual:
-        over[:] = False
+    over = (np.abs(y) > np.float32(127.5)) & residual
     row, column = np.nonzero(over)
     row_start = np.zeros(x.shape[0] + 1, np.int64)
     np.cumsum(np.bincount(row, minlength=x.shape[0]), out=row_start[1:])

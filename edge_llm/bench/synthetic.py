@@ -67,8 +67,9 @@ def write_random(folder: Path, config: ModelConfig, seed: int = 0) -> None:
     hot = {name: max(1, round(HOT_SHARE * shape.columns)) for name, shape in shapes.items()}
     with BundleWriter(folder) as writer:
         writer.add_file("tokenizer.json", [b"{}"])
-        tiles = np.empty(0, np.int8)
+        tiles: np.ndarray = np.empty(0, np.int8)
         for tensor in tensor_layout(config, hot):
+            array: np.ndarray
             if tensor.name.endswith(".row_sum"):
                 array = row_sums(tiles, tensor.shape[0])
             else:

@@ -12,8 +12,8 @@ from edge_llm.cli.options import generation_options, generation_params, runtime_
 from edge_llm.cli.terminal import note, quiet_progress, write
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.load import load_engine
-from edge_llm.errors import EdgeLLMError
 from edge_llm.engine.request import Finish
+from edge_llm.errors import EdgeLLMError
 
 HELP = """\
 /help          this list

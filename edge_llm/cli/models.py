@@ -14,8 +14,8 @@ import click
 from edge_llm.engine.load import find_bundle
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.kv.store import page_bytes
 from edge_llm.kv.pages import PAGE_TOKENS
+from edge_llm.kv.store import page_bytes
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, bundle_path, models_folder
 
 

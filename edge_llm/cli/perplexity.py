@@ -10,8 +10,8 @@ import click
 
 from edge_llm.bench.quality import Quality, compare
 from edge_llm.cli.terminal import progress_bar
-from edge_llm.engine.load import load_comparison
 from edge_llm.config import RuntimeConfig
+from edge_llm.engine.load import load_comparison
 from edge_llm.errors import UsageError
 
 

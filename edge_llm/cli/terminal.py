@@ -13,7 +13,7 @@ Progress = Callable[[str, int, int], None]
 
 def printable(text: str) -> str:
     """Generated text without control characters (a model must not move the cursor or talk to the terminal)."""
-    return "".join(char for char in text if char in "\n\t" or (char.isprintable() or char.isspace()) and char != "\r")
+    return "".join(char for char in text if char in "\n\t" or ((char.isprintable() or char.isspace()) and char != "\r"))
 
 
 def write(text: str) -> None:
@@ -34,7 +34,8 @@ def progress_bar() -> Iterator[Progress]:
         yield _say_stages()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
     columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     with Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:

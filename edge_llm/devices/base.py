@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_llm.config import ModelConfig
 from edge_llm.kv.store import LayerPages
-from edge_llm.quant.linear import LinearWeights
+from edge_llm.quant.linear import BlockWeights, LinearWeights
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,10 @@ class Rows:
         return len(self.tokens)
 
 
-LayerWeights = Mapping[str, "LinearWeights | np.ndarray"]
-"""The weights of one layer by their names in a subgraph: `LinearWeights` for linears, float32 gains for norms."""
-
 Buffers = Mapping[str, np.ndarray]
 """Named activations of one chunk, float32 [rows, width]."""
 
-RunSubgraph = Callable[[LayerWeights, Buffers, Rows, "LayerPages | None"], None]
+RunSubgraph = Callable[[BlockWeights, Buffers, Rows, "LayerPages | None"], None]
 """A built subgraph: weights and pages of the layer, buffers and rows of the chunk."""
 
 

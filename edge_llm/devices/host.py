@@ -7,16 +7,16 @@ from collections.abc import Callable
 import numpy as np
 
 from edge_llm.config import ModelConfig
-from edge_llm.devices.base import Buffers, LayerWeights, Op, Rows, RunSubgraph, Subgraph, buffer_widths
+from edge_llm.devices.base import Buffers, Op, Rows, RunSubgraph, Subgraph, buffer_widths
 from edge_llm.kv.store import LayerPages
-from edge_llm.quant.linear import LinearWeights
+from edge_llm.quant.linear import BlockWeights, LinearWeights
 from kernels import ThreadPool
 from kernels.attention import append_kv, paged_attention
 from kernels.layout import gather_rows
 from kernels.linear import linear
 from kernels.pointwise import head_norm, rms_norm, rope, swiglu
 
-_RunOp = Callable[[LayerWeights, Buffers, Rows, LayerPages | None], None]
+_RunOp = Callable[[BlockWeights, Buffers, Rows, LayerPages | None], None]
 
 
 class HostDevice:
@@ -37,7 +37,7 @@ class HostDevice:
     def build(self, subgraph: Subgraph, config: ModelConfig, rope: tuple[np.ndarray, np.ndarray]) -> RunSubgraph:
         steps = tuple(self._build_op(op, config, rope) for op in subgraph.ops)
 
-        def run(weights: LayerWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
             for step in steps:
                 step(weights, buffers, rows, pages)
 
@@ -60,14 +60,14 @@ class HostDevice:
         q_end = config.q_size
         k_end = q_end + config.kv_size
 
-        def run_norm(weights: LayerWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        def run_norm(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
             n = rows.count
-            rms_norm(buffers[op.reads][:n], weights[op.weights], config.norm_eps, pool, out=buffers[op.writes][:n])
+            gain = weights.gains[op.weights]
+            rms_norm(buffers[op.reads][:n], gain, config.norm_eps, pool, out=buffers[op.writes][:n])
 
-        def run_linear(weights: LayerWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        def run_linear(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
             n = rows.count
-            w = weights[op.weights]
-            assert isinstance(w, LinearWeights)
+            w = weights.linears[op.weights]
             linear(
                 buffers[op.reads][:n],
                 w.tiles,
@@ -84,11 +84,11 @@ class HostDevice:
                 out=buffers[op.writes][:n],
             )
 
-        def run_swiglu(weights: LayerWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        def run_swiglu(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
             n = rows.count
             swiglu(buffers[op.reads][:n], pool, out=buffers[op.writes][:n])
 
-        def run_rope_append(weights: LayerWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        def run_rope_append(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
             assert pages is not None
             n = rows.count
             qkv = buffers[op.reads][:n]
@@ -96,13 +96,13 @@ class HostDevice:
             k = qkv[:, q_end:k_end].reshape(n, kv_heads, head_dim)
             v = qkv[:, k_end:].reshape(n, kv_heads, head_dim)
             if config.qk_norm:
-                head_norm(q, weights["q_norm"], config.norm_eps, pool)
-                head_norm(k, weights["k_norm"], config.norm_eps, pool)
+                head_norm(q, weights.gains["q_norm"], config.norm_eps, pool)
+                head_norm(k, weights.gains["k_norm"], config.norm_eps, pool)
             rope(q, rows.position, cos, sin, pool)
             rope(k, rows.position, cos, sin, pool)
             append_kv(k, v, pages.k, pages.k_scale, pages.v, pages.v_scale, rows.slots, pool)
 
-        def run_attention(weights: LayerWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        def run_attention(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
             assert pages is not None
             n = rows.count
             q = buffers[op.reads][:n, :q_end].reshape(n, heads, head_dim)

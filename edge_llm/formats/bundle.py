@@ -36,14 +36,22 @@ import numpy as np
 from edge_llm.config import ModelConfig, RopeScaling
 from edge_llm.errors import CorruptBundle, ModelNotFound, StorageError, UnsupportedModel
 from edge_llm.files import RegularFile
-from edge_llm.formats.strict_json import parse_object
+from edge_llm.strict_json import parse_object
 from kernels.checksum import crc32c
 
 FORMAT = "edge-llm-bundle"
 VERSION = 1
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.bin"
-SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+SIDE_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+"""What the text side reads; the same names as in a Hugging Face folder."""
 SOURCE_FILES = ("source/config.json", "source/model.safetensors")
 """Float weights in Hugging Face layout, when the import kept them."""
 
@@ -328,11 +336,7 @@ class Bundle:
         record = next((r for r in self.manifest["files"] if r["name"] == name), None)
         if record is None:
             raise _corrupt(f"the bundle `{self.folder}` has no `{name}`")
-        path = self.folder / name
-        data = np.frombuffer(_read_small(path, record["bytes"]), np.uint8)
-        if crc32c(data) != record["crc32c"]:
-            raise _corrupt(f"`{path}` was changed after it was written (checksum does not match)")
-        return data.tobytes()
+        return _read_checked(self.folder, record)
 
     def float_source(self) -> Path | None:
         """Folder of the float weights that this bundle was made from; None when they are not there any more."""
@@ -436,6 +440,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 _COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+
+
+def _read_checked(folder: Path, record: dict[str, Any]) -> bytes:
+    path = folder / record["name"]
+    data = _read_small(path, record["bytes"])
+    if crc32c(data) != record["crc32c"]:
+        raise _corrupt(f"`{path}` was changed after it was written (checksum does not match)")
+    return data
 
 
 def _read_small(path: Path, limit: int) -> bytes:
@@ -561,6 +573,8 @@ def _check_files(raw: list[Any], folder: Path) -> None:
         path = folder / name
         if not path.is_file() or path.stat().st_size != record["bytes"]:
             raise _corrupt(f"`{path}` is missing or does not have {record['bytes']} bytes")
+        if name in SIDE_FILES:  # small, and read by path later on
+            _read_checked(folder, record)
     if "tokenizer.json" not in names:
         raise _corrupt("the manifest lists no `tokenizer.json`")
 
@@ -628,7 +642,7 @@ class BundleWriter:
         self._block = block
 
     def add_file(self, name: str, chunks: Iterable[bytes | np.ndarray]) -> None:
-        """Write the side file ``name`` (one of `SIDE_FILES` or `SOURCE_FILES`) from its pieces."""
+        """Write the side file ``name`` (one of `SIDE_FILES` or `SOURCE_FILES`) from pieces: bytes or uint8 [n]."""
         if name not in SIDE_FILES + SOURCE_FILES:
             raise ValueError(f"a bundle has no file {name!r}")
         path = self.folder / name
@@ -638,9 +652,8 @@ class BundleWriter:
         with _Output(path) as out:
             for chunk in chunks:
                 out.write(chunk)
-                length = chunk.nbytes if isinstance(chunk, np.ndarray) else len(chunk)
-                crc = combine_crc32c(crc, crc32c(chunk), length)
-                size += length
+                crc = combine_crc32c(crc, crc32c(chunk), len(chunk))
+                size += len(chunk)
             out.sync()
         if path.parent != self.folder:
             sync_folder(path.parent)
@@ -709,7 +722,8 @@ class _Output:
         self.close()
 
     def write(self, data: bytes | np.ndarray) -> None:
-        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        """Append bytes, or an array uint8 [n]."""
+        view = memoryview(data) if isinstance(data, bytes) else data.data
         with storage_errors(self._path):
             while view:
                 view = view[os.write(self._fd, view[: 2**30]) :]

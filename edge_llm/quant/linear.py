@@ -1,7 +1,8 @@
-"""The arrays of one INT8 linear as every device gets them."""
+"""INT8 weights as every device gets them: one linear, and the linears and norm gains of one block."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,3 +35,12 @@ class LinearWeights:
     def nbytes(self) -> int:
         arrays = (self.tiles, self.weight_scale, self.scale, self.row_sum, self.hot_index, self.hot_weight, self.bias)
         return sum(array.nbytes for array in arrays if array is not None)
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """The weights of one decoder layer, or of the head, by the names that subgraphs use."""
+
+    linears: Mapping[str, LinearWeights]
+    gains: Mapping[str, np.ndarray]
+    """Float32 gains of the norms."""

@@ -11,7 +11,7 @@ Cancel = Callable[[], bool]
 """Asked between tasks; true means: stop, the answer is no longer wanted."""
 
 
-class Cancelled(Exception):  # noqa: N818 - a wish, not an error
+class Cancelled(Exception):
     """The caller asked to stop; the sequence is as it was before the call."""
 
 

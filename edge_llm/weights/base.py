@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
-import numpy as np
-
-from edge_llm.quant.linear import LinearWeights
-
-LayerWeights = Mapping[str, "LinearWeights | np.ndarray"]
+from edge_llm.quant.linear import BlockWeights, LinearWeights
 
 
 class Weights(Protocol):
     """The weights of one model."""
 
     embedding: LinearWeights
-    head: LayerWeights
-    """final_norm and output."""
+    head: BlockWeights
+    """The final norm and the output linear."""
 
-    def layer(self, index: int) -> LayerWeights:
-        """Weights of one decoder layer by the names that subgraphs use."""
+    def layer(self, index: int) -> BlockWeights:
+        """Weights of decoder layer ``index``."""
         ...
 
     @property

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edge_llm.formats.bundle import Bundle
-from edge_llm.quant.linear import LinearWeights
-from edge_llm.weights.base import LayerWeights
+from edge_llm.quant.linear import BlockWeights, LinearWeights
 
 LINEARS = ("qkv", "o", "gate_up", "down")
 NORMS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
@@ -22,26 +21,22 @@ class ResidentWeights:
         tensors = bundle.read_all(progress)
         config = bundle.config
         self._layers = tuple(layer_weights(bundle, tensors, index) for index in range(config.num_layers))
-        output = "embedding" if config.tied_embeddings else "output"
         self.embedding = linear_weights(bundle, tensors, "embedding", "output" if config.tied_embeddings else None)
-        self.head: LayerWeights = {
-            "final_norm": tensors["final_norm"],
-            "output": self.embedding if config.tied_embeddings else linear_weights(bundle, tensors, output, "output"),
-        }
+        output = self.embedding if config.tied_embeddings else linear_weights(bundle, tensors, "output", "output")
+        self.head = BlockWeights({"output": output}, {"final_norm": tensors["final_norm"]})
         self.nbytes = sum(tensor.nbytes for tensor in tensors.values())
 
-    def layer(self, index: int) -> LayerWeights:
+    def layer(self, index: int) -> BlockWeights:
         return self._layers[index]
 
 
-def layer_weights(bundle: Bundle, tensors: dict[str, np.ndarray], index: int) -> LayerWeights:
-    """Layer ``index`` under the names that subgraphs use."""
+def layer_weights(bundle: Bundle, tensors: dict[str, np.ndarray], index: int) -> BlockWeights:
+    """The weights of layer ``index``."""
     prefix = f"layers.{index}"
-    layer: dict[str, LinearWeights | np.ndarray] = {
-        name: linear_weights(bundle, tensors, f"{prefix}.{name}", f"{prefix}.{name}") for name in LINEARS
-    }
-    layer |= {name: tensors[f"{prefix}.{name}"] for name in NORMS if f"{prefix}.{name}" in tensors}
-    return layer
+    return BlockWeights(
+        linears={name: linear_weights(bundle, tensors, f"{prefix}.{name}", f"{prefix}.{name}") for name in LINEARS},
+        gains={name: tensors[f"{prefix}.{name}"] for name in NORMS if f"{prefix}.{name}" in tensors},
+    )
 
 
 def linear_weights(bundle: Bundle, tensors: dict[str, np.ndarray], name: str, profile: str | None) -> LinearWeights:

@@ -82,26 +82,54 @@ static bool append_rows(const AppendArgs& a, int64_t begin, int64_t end) {
 
 // ---- pages to float32 --------------------------------------------------------------------------------------
 
-// 16 tokens of 16 dims, token t at source + t*stride -> float32 [dim][token]: rows t and t+8 interleaved, four times.
-EDGE_INLINE void transpose_block(const int8_t* source, int64_t stride, float* out) {
 #if defined(__AVX2__)
-  __m128i rows[16], next[16];
-  for (int t = 0; t < 16; ++t) rows[t] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + t * stride));
+// Registers of bytes that interleave inside each 16-byte part.
+struct Bytes16 { __m128i v; };
+struct Bytes32 { __m256i v; };
+EDGE_INLINE Bytes16 unpack_low(Bytes16 a, Bytes16 b) { return {_mm_unpacklo_epi8(a.v, b.v)}; }
+EDGE_INLINE Bytes16 unpack_high(Bytes16 a, Bytes16 b) { return {_mm_unpackhi_epi8(a.v, b.v)}; }
+EDGE_INLINE Bytes32 unpack_low(Bytes32 a, Bytes32 b) { return {_mm256_unpacklo_epi8(a.v, b.v)}; }
+EDGE_INLINE Bytes32 unpack_high(Bytes32 a, Bytes32 b) { return {_mm256_unpackhi_epi8(a.v, b.v)}; }
+#if defined(__AVX512F__)
+struct Bytes64 { __m512i v; };
+EDGE_INLINE Bytes64 unpack_low(Bytes64 a, Bytes64 b) { return {_mm512_unpacklo_epi8(a.v, b.v)}; }
+EDGE_INLINE Bytes64 unpack_high(Bytes64 a, Bytes64 b) { return {_mm512_unpackhi_epi8(a.v, b.v)}; }
+#endif
+
+// 16 tokens of as many dims as a register has bytes, token t at source + t*stride -> float32 [dim][token]: rows t and t+8
+// interleaved, four times.
+template <class Bytes>
+EDGE_INLINE void transpose_dims(const int8_t* source, int64_t stride, float* out) {
+  constexpr int width = sizeof(Bytes);
+  Bytes rows[16], next[16];
+  for (int t = 0; t < 16; ++t) memcpy(&rows[t], source + t * stride, width);
   for (int round = 0; round < 4; ++round) {
     for (int t = 0; t < 8; ++t) {
-      next[2 * t] = _mm_unpacklo_epi8(rows[t], rows[t + 8]);
-      next[2 * t + 1] = _mm_unpackhi_epi8(rows[t], rows[t + 8]);
+      next[2 * t] = unpack_low(rows[t], rows[t + 8]);
+      next[2 * t + 1] = unpack_high(rows[t], rows[t + 8]);
     }
     for (int t = 0; t < 16; ++t) rows[t] = next[t];
   }
-  alignas(16) int8_t lanes[16];
-  for (int d = 0; d < 16; ++d) {
-    _mm_store_si128(reinterpret_cast<__m128i*>(lanes), rows[d]);
-    store(out + d * kPage, from_i8(lanes));
+  for (int d = 0; d < 16; ++d) {  // rows[d]: the tokens of dim d, of dim 16 + d, ...
+    alignas(64) int8_t tokens[width];
+    memcpy(tokens, &rows[d], width);
+    for (int part = 0; part < width; part += 16) store(out + (part + d) * kPage, from_i8(tokens + part));
   }
+}
+#endif
+
+// int8 [16][dims] -> float32 [dims][16]; dims is a multiple of 16.
+EDGE_INLINE void transpose_page(const int8_t* source, int64_t dims, float* out) {
+#if defined(__AVX2__)
+  int64_t d = 0;
+#if defined(__AVX512F__)
+  for (; d + 64 <= dims; d += 64) transpose_dims<Bytes64>(source + d, dims, out + d * kPage);
+#endif
+  for (; d + 32 <= dims; d += 32) transpose_dims<Bytes32>(source + d, dims, out + d * kPage);
+  for (; d < dims; d += 16) transpose_dims<Bytes16>(source + d, dims, out + d * kPage);
 #else
-  for (int d = 0; d < 16; ++d)
-    for (int t = 0; t < 16; ++t) out[d * kPage + t] = static_cast<float>(source[t * stride + d]);
+  for (int64_t d = 0; d < dims; ++d)
+    for (int64_t t = 0; t < kPage; ++t) out[d * kPage + t] = static_cast<float>(source[t * dims + d]);
 #endif
 }
 
@@ -118,8 +146,7 @@ EDGE_INLINE const int8_t* padded_page(const int8_t* page, int64_t dim, int64_t p
 // -> keys float32 [padded][16]
 EDGE_INLINE void load_keys(const int8_t* page, int64_t dim, int64_t padded, float* keys) {
   int8_t memory[kPage * kMaxHeadDim];
-  const int8_t* source = padded_page(page, dim, padded, memory);
-  for (int64_t d = 0; d < padded; d += kLanes) transpose_block(source + d, padded, keys + d * kPage);
+  transpose_page(padded_page(page, dim, padded, memory), padded, keys);
 }
 
 // -> values float32 [16][padded]
@@ -304,8 +331,9 @@ static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int6
   };
   const int32_t* table = a.page_table + a.row_sequence[tile.row] * a.max_pages + segment * (kSegment / kPage);
   const auto slot = [&](int64_t j) { return (table[j] * a.kv_heads + tile.kv_head) * kPage; };
-  // The segment's pages in the order of their use: keys, then values.
-  const auto prefetch = [&](int64_t step) {
+  // The segment's pages in the order of their use: keys, then values. Inlined by force: GCC takes a function that only
+  // prefetches for one without effect, and drops its calls.
+  const auto prefetch = [&](int64_t step) __attribute__((always_inline)) {
     if (step < pages)
       prefetch_page(a.k_pages + slot(step) * dim, a.k_scales + slot(step), dim);
     else if (step < 2 * pages)

@@ -185,11 +185,14 @@ int32_t read_stream(nb::handle data_arg, ThreadPool& pool) {
 }  // namespace
 
 void bind_linear(nb::module_& module) {
-  module.def("quantize", &quantize);
-  module.def("linear_int8", &linear_int8);
-  module.def("add_hot", &add_hot);
-  module.def("add_residual", &add_residual);
-  module.def("linear", &linear);
+  // None reaches `read`, which names the argument in its ValueError.
+  const auto any = nb::arg().none();
+  const nb::arg number, pool, flag;
+  module.def("quantize", &quantize, any, number, any, pool, flag);
+  module.def("linear_int8", &linear_int8, any, any, number, any, any, pool, any, any);
+  module.def("add_hot", &add_hot, any, any, any, any, pool);
+  module.def("add_residual", &add_residual, any, any, any, any, any, number, any, pool);
+  module.def("linear", &linear, any, any, number, number, any, any, any, any, pool, any, any, flag, any);
   module.def("int8_operations", &int8_operations);
   module.def("read_stream", &read_stream);
 }

@@ -1,0 +1,88 @@
+"""Calibration: a little text runs through the float model, layer by layer, and every linear's input is looked at.
+
+The text is the built-in one (varied prose, dialogue, lists, code, several languages) or the user's.  It becomes up to
+`MAX_SEQUENCES` sequences, spread evenly over the text, each begun as the model begins a text, `MAX_TOKENS` together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge_llm.config import ModelConfig
+from edge_llm.errors import UsageError
+from edge_llm.files import read_file
+from edge_llm.models.reference import layer_forward
+from edge_llm.models.weights import LayerWeights
+from edge_llm.quant.profile import ChannelStatistics
+from edge_llm.text.tokenizer import Tokenizer
+
+BUILTIN_TEXT = Path(__file__).parent / "calibration.txt"
+PASSAGE_BREAK = "\n%%\n"
+"""Line between passages; each is tokenized for itself."""
+MAX_TEXT_BYTES = 16 * 2**20
+MAX_SEQUENCES = 16
+MAX_SEQUENCE_TOKENS = 256
+MAX_TOKENS = 2048
+LAYER_PARTS = ("qkv", "o", "gate_up", "down")
+
+
+@dataclass(frozen=True)
+class CalibrationText:
+    """A text and its digest."""
+
+    text: str
+    digest: str
+
+
+def read_calibration(path: Path | None = None) -> CalibrationText:
+    """The text in ``path`` (UTF-8), or the built-in one.  Raises `UsageError` when it cannot serve."""
+    data = read_file(path or BUILTIN_TEXT, MAX_TEXT_BYTES, error=UsageError)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"`{path}` is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    if not text.strip():
+        raise UsageError(f"`{path}` is empty; calibration needs some text like what the model will see")
+    return CalibrationText(text, f"sha256:{hashlib.sha256(data).hexdigest()}")
+
+
+def calibration_sequences(text: str, tokenizer: Tokenizer, config: ModelConfig) -> list[np.ndarray]:
+    """Token ids int64 [T] of the sequences that are run."""
+    head = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+    ids = [token for passage in text.split(PASSAGE_BREAK) for token in tokenizer.encode(passage)]
+    if not ids:
+        raise UsageError("the calibration text has no tokens in this model's vocabulary; give another text")
+    length = max(1, min(config.context, MAX_SEQUENCE_TOKENS) - len(head))
+    windows = [ids[start : start + length] for start in range(0, len(ids), length)]
+    if len(windows) > 1 and len(windows[-1]) < length:
+        windows.pop()
+    count = max(1, min(MAX_SEQUENCES, MAX_TOKENS // (length + len(head)), len(windows)))
+    chosen = np.linspace(0, len(windows) - 1, count).round().astype(int)
+    return [np.array(head + windows[index], np.int64) for index in chosen]
+
+
+def run_layer(
+    states: Sequence[np.ndarray],
+    layer: LayerWeights,
+    config: ModelConfig,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    name: str,
+) -> tuple[list[np.ndarray], dict[str, ChannelStatistics]]:
+    """Run the layer ``name`` on every sequence's hidden states float32 [T, hidden].
+
+    Returns the states after it, and what each of its linears was given.
+    """
+    weights = {part: getattr(layer, part) for part in LAYER_PARTS}
+    seen = {part: ChannelStatistics(weights[part].shape[1], f"{name}.{part}") for part in LAYER_PARTS}
+    # what overflows shows up as a non-finite input of the next linear, which the statistics refuse by name
+    with np.errstate(all="ignore"):
+        after = [
+            layer_forward(state, layer, config, cos, sin, None, lambda part, x: seen[part].add(x)) for state in states
+        ]
+    return after, seen

@@ -1,0 +1,309 @@
+"""The INT8 linear: equal to the reference and to its own parts, bit for bit, on every ISA, at any thread and row count."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import kernels
+from kernels import layout, linear, reference
+
+NO_HOT = np.zeros(0, np.int32)
+
+
+@pytest.fixture(params=kernels.isa_variants())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    chosen = kernels.isa()
+    kernels.use_isa(request.param)
+    yield request.param
+    kernels.use_isa(chosen)
+
+
+@pytest.fixture(scope="module")
+def pools() -> list[kernels.ThreadPool]:
+    return [kernels.ThreadPool(threads) for threads in (1, 2, 3, 4)]
+
+
+class Problem(NamedTuple):
+    x: reference.F32  # [M, K]
+    weight: reference.I8  # [N, K]
+    arguments: tuple[Any, ...]  # tiles .. hot_weight of `linear`
+    bias: reference.F32
+    add: reference.F32
+
+
+def problem(m: int, n: int, k: int, hot: int = 0, outliers: float = 0.02) -> Problem:
+    """Activations with hot columns and some cold overflow; a share of rows without any."""
+    generator = np.random.default_rng([m, n, k, hot])
+    x = generator.standard_normal((m, k)).astype(np.float32)
+    x[(generator.random((m, k)) < outliers) & (generator.random((m, 1)) < 0.7)] *= 40
+    hot_index = np.sort(generator.choice(k, hot, replace=False)).astype(np.int32)
+    x[:, hot_index] *= 100
+    weight = generator.integers(-127, 128, (n, k)).astype(np.int8)
+    weight[:, hot_index] = 0
+    hot_weight = generator.standard_normal((hot, n)).astype(np.float16)
+    tiles = layout.pack_tiles(weight)
+    scale = (generator.random(n) * 1e-3).astype(np.float32)
+    arguments = (tiles, n, 0.03, scale, layout.row_sums(tiles, n), hot_index, hot_weight)
+    bias, add = generator.standard_normal(n).astype(np.float32), generator.standard_normal((m, n)).astype(np.float32)
+    return Problem(x, weight, arguments, bias, add)
+
+
+def assert_same_bits(actual: reference.F32, expected: reference.F32) -> None:
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual.view(np.int32), expected.view(np.int32))
+
+
+# ---- quantize -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "k", "hot"), [(1, 1, 0), (1, 64, 2), (3, 17, 1), (5, 130, 7), (40, 515, 9)])
+def test_quantize_equals_the_reference(isa: str, pools: list[kernels.ThreadPool], m: int, k: int, hot: int) -> None:
+    data = problem(m, 1, k, hot)
+    hot_index = data.arguments[5]
+    expected_q, expected = reference.quantize(data.x, 0.03, hot_index)
+    for pool in pools:
+        q, residual = linear.quantize(data.x, 0.03, hot_index, pool)
+        np.testing.assert_array_equal(q, expected_q)
+        np.testing.assert_array_equal(residual.row_start, expected.row_start)
+        np.testing.assert_array_equal(residual.column, expected.column)
+        assert_same_bits(residual.value, expected.value)
+    assert not q[:, hot_index].any()
+    q, residual = linear.quantize(data.x, 0.03, hot_index, pools[1], residual=False)
+    np.testing.assert_array_equal(q, expected_q)
+    assert residual.row_start.tolist() == [0] * (m + 1)
+    assert residual.column.size == residual.value.size == 0
+
+
+def test_quantize_rounds_half_to_even_and_cuts_at_127(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    x = np.array([[0.5, 1.5, -0.5, -2.5, 126.5, 127.4, 127.5, 127.6, -127.5, -130, 1e6, 0]], np.float32)
+    q, residual = linear.quantize(x, 1.0, NO_HOT, pools[0])
+    assert q.tolist() == [[0, 2, 0, -2, 126, 127, 127, 127, -127, -127, 127, 0]]
+    assert residual.column.tolist() == [7, 9, 10]
+    assert_same_bits(residual.value, np.array([127.6, -130, 1e6], np.float32) - np.array([127, -127, 127], np.float32))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("column", [0, 20, 32, 34])
+def test_a_non_finite_activation_is_refused(
+    isa: str, pools: list[kernels.ThreadPool], bad: float, column: int
+) -> None:
+    data = problem(20, 8, 35, 3)
+    hot = np.array([20, 21, 33], np.int32)
+    data.x[17, column] = bad
+    arguments = (*data.arguments[:5], hot, data.arguments[6])
+    with pytest.raises(ValueError, match="non-finite activation"), np.errstate(invalid="ignore"):
+        reference.quantize(data.x, 0.03, hot)
+    for pool in pools[:2]:
+        with pytest.raises(ValueError, match="non-finite activation"):
+            linear.quantize(data.x, 0.03, hot, pool)
+        for shadow in (True, False):
+            out = np.full((20, 8), 7, np.float32)
+            with pytest.raises(ValueError, match="non-finite activation"):
+                linear.linear(data.x, *arguments, pool, shadow=shadow, out=out)
+            assert (out == 7).all()
+
+
+def test_a_quotient_beyond_float32_is_refused_unless_hot(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    x = np.array([[1.0, 1e38]], np.float32)
+    with pytest.raises(ValueError, match="non-finite activation"):
+        linear.quantize(x, 1e-3, NO_HOT, pools[0])
+    q, residual = linear.quantize(x, 1e-3, np.array([1], np.int32), pools[0])
+    assert (q.tolist(), residual.column.tolist()) == ([[127, 0]], [0])
+    expected_q, _ = reference.quantize(x, 1e-3, np.array([1], np.int32))
+    assert expected_q.tolist() == [[127, 0]]
+
+
+# ---- the integer product ------------------------------------------------------------------------------------------
+
+
+def exact_product(q: reference.I8, weight: reference.I8) -> reference.F32:
+    return (q.astype(np.int64) @ weight.astype(np.int64).T).astype(np.int32).astype(np.float32)
+
+
+@pytest.mark.parametrize("k", [1, 3, 4, 67, 256])
+@pytest.mark.parametrize("n", [1, 16, 31, 100])
+def test_product_is_exact_for_every_tile_height(
+    isa: str, pools: list[kernels.ThreadPool], n: int, k: int
+) -> None:
+    generator = np.random.default_rng([n, k])
+    weight = generator.integers(-127, 128, (n, k)).astype(np.int8)
+    tiles = layout.pack_tiles(weight)
+    ones, row_sum = np.ones(n, np.float32), layout.row_sums(tiles, n)
+    for m in [*range(1, 28), 64]:
+        q = generator.integers(-127, 128, (m, k)).astype(np.int8)
+        y = linear.linear_int8(q, tiles, n, ones, row_sum, pools[m % len(pools)])
+        np.testing.assert_array_equal(y, exact_product(q, weight))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(257, 130, 515), (1, 2051, 1030), (8, 336, 4864)])
+def test_product_is_exact_at_larger_shapes(
+    isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int
+) -> None:
+    generator = np.random.default_rng([m, n, k])
+    weight = generator.integers(-127, 128, (n, k)).astype(np.int8)
+    q = generator.integers(-127, 128, (m, k)).astype(np.int8)
+    tiles = layout.pack_tiles(weight)
+    for pool in pools:
+        y = linear.linear_int8(q, tiles, n, np.ones(n, np.float32), layout.row_sums(tiles, n), pool)
+        np.testing.assert_array_equal(y, exact_product(q, weight))
+
+
+@pytest.mark.parametrize("q_value", [-127, 127, "alternating"])
+@pytest.mark.parametrize("weight_value", [-127, 127, "alternating"])
+def test_extreme_values_do_not_saturate(
+    isa: str, pools: list[kernels.ThreadPool], q_value: int | str, weight_value: int | str
+) -> None:
+    def fill(rows: int, columns: int, value: int | str) -> reference.I8:
+        if value == "alternating":
+            return np.where(np.arange(columns) % 2, 127, -127).astype(np.int8)[None].repeat(rows, 0)
+        return np.full((rows, columns), value, np.int8)
+
+    for m, n, k in [(1, 17, 1027), (7, 33, 1027), (13, 40, 131072)]:
+        q, weight = fill(m, k, q_value), fill(n, k, weight_value)
+        tiles = layout.pack_tiles(weight)
+        y = linear.linear_int8(q, tiles, n, np.ones(n, np.float32), layout.row_sums(tiles, n), pools[-1])
+        np.testing.assert_array_equal(y, exact_product(q, weight))
+
+
+def test_linear_int8_equals_the_reference(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    data = problem(19, 75, 150)
+    tiles, n, _, scale, row_sum, _, _ = data.arguments
+    q, _ = reference.quantize(data.x, 0.03, NO_HOT)
+    q[3, 5] = -128  # the only value the kernels never make themselves
+    for bias in (None, data.bias):
+        expected = reference.linear_int8(q, tiles, n, scale, row_sum, bias=bias)
+        out = np.empty((19, n), np.float32)
+        for pool in pools:
+            assert_same_bits(linear.linear_int8(q, tiles, n, scale, row_sum, pool, bias=bias), expected)
+            assert linear.linear_int8(q, tiles, n, scale, row_sum, pool, bias=bias, out=out) is out
+            assert_same_bits(out, expected)
+
+
+# ---- the fused linear ---------------------------------------------------------------------------------------------
+
+SHAPES = [(1, 16, 4, 0), (1, 50, 67, 1), (2, 64, 64, 2), (5, 47, 130, 3), (13, 161, 96, 5), (33, 40, 515, 16)]
+
+
+@pytest.mark.parametrize(("m", "n", "k", "hot"), SHAPES)
+def test_linear_equals_the_reference(
+    isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int, hot: int
+) -> None:
+    data = problem(m, n, k, hot)
+    for options in ({}, {"bias": data.bias}, {"add": data.add}, {"bias": data.bias, "add": data.add}):
+        for shadow in (True, False):
+            expected = reference.linear(data.x, *data.arguments, shadow=shadow, **options)
+            for pool in pools:
+                assert_same_bits(linear.linear(data.x, *data.arguments, pool, shadow=shadow, **options), expected)
+
+
+@pytest.mark.parametrize(("m", "n", "k", "hot"), SHAPES)
+def test_linear_equals_its_parts(
+    isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int, hot: int
+) -> None:
+    data = problem(m, n, k, hot)
+    tiles, _, input_scale, scale, row_sum, hot_index, hot_weight = data.arguments
+    for pool in pools:
+        q, residual = linear.quantize(data.x, input_scale, hot_index, pool)
+        y = linear.linear_int8(q, tiles, n, scale, row_sum, pool, bias=data.bias)
+        expected_hot, expected = y.copy(), y.copy()
+        linear.add_hot(y, data.x, hot_index, hot_weight, pool)
+        reference.add_hot(expected_hot, data.x, hot_index, hot_weight)
+        assert_same_bits(y, expected_hot)
+        expected[:] = y
+        linear.add_residual(y, residual, tiles, k, scale, pool)
+        reference.add_residual(expected, residual, tiles, k, scale)
+        assert_same_bits(y, expected)
+        assert_same_bits(linear.linear(data.x, *data.arguments, pool, bias=data.bias), y)
+        assert_same_bits(linear.linear(data.x, *data.arguments, pool, bias=data.bias, add=data.add), y + data.add)
+
+
+def test_a_row_does_not_depend_on_its_neighbours(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    data = problem(64, 208, 320, 8)
+    whole = linear.linear(data.x, *data.arguments, pools[0], bias=data.bias, add=data.add)
+    for first, last in [(0, 1), (5, 6), (63, 64), (3, 10), (10, 23), (20, 52)]:
+        for pool in pools:
+            part = linear.linear(
+                data.x[first:last], *data.arguments, pool, bias=data.bias, add=data.add[first:last]
+            )
+            assert_same_bits(part, whole[first:last])
+
+
+def test_all_isa_variants_agree_at_a_larger_shape(pools: list[kernels.ThreadPool]) -> None:
+    data = problem(150, 530, 1203, 30)
+    chosen, results = kernels.isa(), []
+    for name in kernels.isa_variants():
+        kernels.use_isa(name)
+        results += [linear.linear(data.x, *data.arguments, pool, bias=data.bias, add=data.add) for pool in pools]
+    kernels.use_isa(chosen)
+    for result in results[1:]:
+        assert_same_bits(result, results[0])
+
+
+def test_every_element_may_overflow(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    data = problem(17, 40, 130, 4, outliers=1.0)
+    x = np.sign(data.x) * (np.abs(data.x) + 5)
+    assert_same_bits(linear.linear(x, *data.arguments, pools[-1]), reference.linear(x, *data.arguments))
+
+
+def test_out_may_be_add_or_x(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    data = problem(21, 96, 96, 3)
+    expected = linear.linear(data.x, *data.arguments, pools[0], add=data.add)
+    add = data.add.copy()
+    assert linear.linear(data.x, *data.arguments, pools[-1], add=add, out=add) is add
+    assert_same_bits(add, expected)
+    x = data.x.copy()
+    assert_same_bits(linear.linear(x, *data.arguments, pools[-1], add=data.add, out=x), expected)
+
+
+def test_empty_sides(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    for m, n, k in [(0, 5, 8), (3, 0, 8), (3, 5, 0)]:
+        data = problem(m, n, k)
+        y = linear.linear(data.x, *data.arguments, pools[-1], bias=data.bias)
+        assert_same_bits(y, np.broadcast_to(data.bias, (m, n)).copy())
+
+
+def test_wrong_arguments_are_named(pools: list[kernels.ThreadPool]) -> None:
+    data = problem(3, 20, 30, 2)
+    pool = pools[0]
+    names = ["x", "tiles", "n", "input_scale", "scale", "row_sum", "hot", "hot_weight"]
+    good = dict(zip(names, (data.x, *data.arguments), strict=True))
+    wrong = {
+        "x": [data.x.astype(np.float64), data.x[:, ::2], data.x[0], None],
+        "tiles": [data.arguments[0][:1], data.arguments[0][..., :2].copy()],
+        "scale": [data.arguments[3][:5], data.arguments[3].astype(np.float16)],
+        "row_sum": [data.arguments[4].astype(np.int64)],
+        "hot": [np.array([3, 3], np.int32), np.array([-1, 3], np.int32), np.array([3, 30], np.int32)],
+        "hot_weight": [data.arguments[6].T.copy(), data.arguments[6].astype(np.float32)],
+        "activation scale": [0.0, -1.0, np.nan, np.inf, 1e-45],
+    }
+    for name, values in wrong.items():
+        argument = "input_scale" if name == "activation scale" else name
+        for value in values:
+            with pytest.raises(ValueError, match=name):
+                linear.linear(**{**good, argument: value}, pool=pool)
+    for option, value in {"bias": data.bias[:3], "add": data.add[:2], "out": np.empty((3, 20))}.items():
+        with pytest.raises(ValueError, match=f"`{option}`"):
+            linear.linear(**good, pool=pool, **{option: value})
+    read_only = np.empty((3, 20), np.float32)
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="`out` .*writeable.*read-only"):
+        linear.linear(**good, pool=pool, out=read_only)
+
+
+def test_a_malformed_residual_is_refused(pools: list[kernels.ThreadPool]) -> None:
+    data = problem(2, 20, 30)
+    tiles, _, _, scale, _, _, _ = data.arguments
+    value = np.ones(2, np.float32)
+    for row_start, column in [([0, 1, 3], [1, 2]), ([1, 1, 2], [1, 2]), ([0, 3, 2], [1, 2]), ([0, 1, 2], [1, 30])]:
+        residual = linear.Residual(np.array(row_start, np.int64), np.array(column, np.int32), value)
+        with pytest.raises(ValueError, match=r"`residual\."):
+            linear.add_residual(np.zeros((2, 20), np.float32), residual, tiles, 30, scale, pools[0])
+
+
+def test_roofs_are_positive(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    from kernels import roofs
+
+    assert roofs.int8_rate(pools[1], seconds=0.001) > 0
+    assert roofs.read_bandwidth(pools[1], 1 << 20) > 0
