@@ -154,7 +154,10 @@ def linear_int8(
     """q[M, K] @ W[N, K].T in exact int32, then float32(dot) * scale[N] (+ bias[N]) -> [M, N].
 
     `row_sum` i32[N] serves variants that shift the activations to unsigned; it never changes the result.
+    Raises ValueError for a -128 in q: the range is symmetric, [-127, 127].
     """
+    if q.size and q.min() == -128:
+        raise ValueError("`q` holds `-128`; int8 activations are symmetric, in [-127, 127]")
     weight = unpack_tiles(tiles, n, q.shape[1])
     # float64 holds every int32 sum exactly, and is the quick way to multiply in NumPy.
     dot = (q.astype(np.float64) @ weight.astype(np.float64).T).astype(np.int32)

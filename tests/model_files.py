@@ -142,9 +142,7 @@ def write_weights(folder: Path, tensors: Mapping[str, np.ndarray], *, dtype: str
         (folder / file).write_bytes(safetensors_bytes(part, dtype))
         weight_map |= dict.fromkeys(part, file)
     total = sum(array.size for array in tensors.values()) * _WIDTH[dtype]
-    write_json(
-        folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map}
-    )
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 def write_json(path: Path, value: object) -> None:

@@ -171,7 +171,6 @@ def test_linear_int8_equals_the_reference(isa: str, pools: list[kernels.ThreadPo
     data = problem(19, 75, 150)
     tiles, n, _, scale, row_sum, _, _ = data.arguments
     q, _ = reference.quantize(data.x, 0.03, NO_HOT)
-    q[3, 5] = -128  # the only value the kernels never make themselves
     for bias in (None, data.bias):
         expected = reference.linear_int8(q, tiles, n, scale, row_sum, bias=bias)
         out = np.empty((19, n), np.float32)
@@ -179,6 +178,16 @@ def test_linear_int8_equals_the_reference(isa: str, pools: list[kernels.ThreadPo
             assert_same_bits(linear.linear_int8(q, tiles, n, scale, row_sum, pool, bias=bias), expected)
             assert linear.linear_int8(q, tiles, n, scale, row_sum, pool, bias=bias, out=out) is out
             assert_same_bits(out, expected)
+
+
+@pytest.mark.parametrize("multiply", [linear.linear_int8, reference.linear_int8])
+def test_minus_128_is_refused(isa: str, pools: list[kernels.ThreadPool], multiply: Any) -> None:
+    tiles, n, _, scale, row_sum, _, _ = problem(3, 20, 30).arguments
+    q = np.zeros((3, 30), np.int8)
+    q[2, 29] = -128
+    extra = (pools[0],) if multiply is linear.linear_int8 else ()
+    with pytest.raises(ValueError, match="`q` holds `-128`"):
+        multiply(q, tiles, n, scale, row_sum, *extra)
 
 
 # ---- the fused linear ---------------------------------------------------------------------------------------------

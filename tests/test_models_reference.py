@@ -175,6 +175,16 @@ def test_rope_tables_are_plain_angles() -> None:
     assert sin[99, 4] == np.float32(np.sin(99 * 10000 ** (-0.5)))
 
 
+def test_tables_grow_with_the_sequence(tiny_model: Callable[..., Path]) -> None:
+    model, _ = load(tiny_model("llama", max_position_embeddings=8192, num_hidden_layers=1))
+    first = len(model._cos)
+    cache = model.open_cache()
+    for _ in range(2):
+        logits = model.forward(tokens_of(first // 2 + 1), cache, last_only=True)
+    assert logits.shape == (1, VOCAB_SIZE)
+    assert len(model._cos) > first
+
+
 def test_refuses_what_it_cannot_place(tiny_model: Callable[..., Path]) -> None:
     model, config = load(tiny_model())
     with pytest.raises(UsageError, match=f"`{VOCAB_SIZE}`"):

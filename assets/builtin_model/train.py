@@ -211,14 +211,14 @@ class Llama(nn.Module):
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to learn; the last part of the training uses rows as long as the context."""
+    """How long and how fast to learn; every few steps the rows are as long as the context."""
 
     steps: int = 3000
     warmup: int = 60
     tokens_per_step: int = 4096
     row: int = 512
     long_row: int = 1024
-    long_share: float = 0.15
+    long_every: int = 5
     matrix_rate: float = 0.01
     vector_rate: float = 0.004
     weight_decay: float = 0.1
@@ -231,7 +231,7 @@ class Schedule:
         return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
     def row_length(self, step: int) -> int:
-        return self.long_row if step >= self.steps * (1 - self.long_share) else self.row
+        return self.row if step % self.long_every else self.long_row
 
 
 def optimizers(model: Llama, schedule: Schedule) -> list[torch.optim.Optimizer]:

@@ -20,7 +20,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from edge_llm.convert.calibrate import (
     LAYER_PARTS,
     CalibrationText,
     calibration_sequences,
+    key_offset,
     read_calibration,
     run_layer,
 )
@@ -37,6 +37,7 @@ from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, StorageEr
 from edge_llm.files import RegularFile, read_file, shown
 from edge_llm.formats.bundle import BundleWriter, open_bundle
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
+from edge_llm.formats.safetensors_writer import safetensors_header
 from edge_llm.models import load_config
 from edge_llm.models.reference import rms_norm, rope_tables
 from edge_llm.models.weights import check_tensors, read_embedding, read_final_norm, read_layer, read_output
@@ -55,3 +56,376 @@ from edge_llm.quant.profile import (
 from edge_llm.quant.scheme import MAX_FLOAT16, QuantizedWeight, quantize_weight
 from edge_llm.text.chat import ChatTemplate, find_template
 from edge_llm.text.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]
+"""Called as (stage, done, total).  Stages: download and digest (bytes), layers, output, copy, unchanged."""
+
+DIGESTED = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+"""Files beside the weights that make a model what it is."""
+_COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json")
+_MAX_TEXT_FILE = 64 * 2**20
+_BLOCK = 8 * 2**20
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model comes from."""
+
+    kind: str
+    """folder or hub."""
+    path: str
+    """What the user named: an absolute path, or a hub id with its revision."""
+    folder: Path
+
+
+def import_model(
+    source: str | Path,
+    name: str | None = None,
+    *,
+    revision: str | None = None,
+    target: Path | None = None,
+    calibration: Path | None = None,
+    keep_float: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> Path:
+    """Import ``source`` (a Hugging Face folder, or a hub id ``org/name``) and return the bundle's folder.
+
+    name: what the bundle will be called (default: what the source is called).  target: a folder to write instead of
+    the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one.  keep_float: put
+    the float weights (float16) into the bundle.  overwrite: replace another model of this name.  notice: told what is
+    worth a line.
+
+    The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
+    Raises `UsageError` (a name that is taken), `ModelNotFound`, `InvalidModel`, `UnsupportedModel`, `HubError` or
+    `StorageError`; then nothing is left behind.
+    """
+    tell_progress = progress or _ignore
+    tell = notice or _ignore
+    text = read_calibration(calibration)
+    if target is None:
+        target = bundle_path(name or default_name(source))
+    origin = find_source(source, revision, tell_progress)
+    target = target.absolute()
+    _refuse_overlap(origin.folder, target)
+    with open_model_folder(origin.folder) as folder:
+        job = _Job(origin, folder, text, keep_float, tell_progress, tell)
+        state = _existing(target, job)
+        if state == "same":
+            tell(f"`{target.name}` is already imported from this source; nothing to do")
+            tell_progress("unchanged", 1, 1)
+            return target
+        if state == "other" and not overwrite:
+            raise _taken(target)
+        clear_leftovers(target.parent)
+        with Staging(target) as staging:
+            _check_space(staging.path, job)
+            job.write(staging.path)
+            job.check_unchanged()
+            if not staging.publish(replace=overwrite or state == "damaged") and _existing(target, job) != "same":
+                raise _taken(target)  # another import was faster, with another model
+    return target
+
+
+def _taken(target: Path) -> UsageError:
+    return UsageError(
+        f"a different model or import is already called `{target.name}`; choose another `--name`, or replace it with "
+        "`--overwrite`",
+        param="name",
+    )
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+def default_name(source: str | Path) -> str:
+    """The name for ``source`` when none is given: its last part, as a legal bundle name."""
+    path = Path(str(source)).expanduser()
+    cached = next((part for part in path.parts if part.startswith("models--")), None)  # a Hugging Face cache
+    last = cached.split("--")[-1] if cached else path.absolute().name
+    legal = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-._")[:96]
+    if not legal:
+        raise UsageError(f"`{shown(source)}` gives no usable model name; choose one with `--name`", param="name")
+    return safe_name(legal)
+
+
+def find_source(source: str | Path, revision: str | None = None, progress: Progress = _ignore) -> Origin:
+    """Find the model folder that ``source`` names; a hub id is downloaded."""
+    text = str(source)
+    path = Path(text).expanduser()
+    try:
+        exists, is_folder = path.exists(), path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or with NUL inside
+        raise ModelNotFound(f"no model at `{shown(text)}`; check the path") from None
+    if path.suffix.lower() == ".gguf" and (exists or not _HUB_ID.fullmatch(text)):
+        if not exists:
+            raise ModelNotFound(f"no file `{shown(text)}`; check the path")
+        raise UnsupportedModel(
+            f"`{shown(text)}` is a GGUF file; importing those is planned but not there yet: import the Hugging Face "
+            "folder (config.json and safetensors) that it was made from"
+        )
+    if is_folder:
+        if (path / "manifest.json").exists() and not (path / "model.safetensors").exists():
+            raise UsageError(f"`{shown(text)}` is an imported model already; use it by its path or name")
+        try:
+            absolute = str(path.absolute())
+            absolute.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"the folder name `{shown(text)}` is not UTF-8; rename it") from None
+        return Origin("folder", absolute, path.absolute())
+    if exists:
+        raise UsageError(f"`{shown(text)}` is a file; give the folder that holds config.json", param="source")
+    if isinstance(source, str) and _HUB_ID.fullmatch(text):
+        from edge_llm.convert.hub import pull
+
+        folder = pull(text, revision, progress)
+        return Origin("hub", f"{text}@{folder.name}", folder)
+    raise ModelNotFound(
+        f"no model folder `{shown(text)}`; give a Hugging Face folder, or a hub id such as `Qwen/Qwen2.5-0.5B-Instruct`"
+    )
+
+
+def _refuse_overlap(folder: Path, target: Path) -> None:
+    source, place = folder.resolve(), target.resolve()
+    if source == place or source in place.parents or place in source.parents:
+        raise UsageError(
+            f"the source `{folder}` and the place of the bundle `{target}` overlap; choose another `--name`",
+            param="name",
+        )
+
+
+def _existing(target: Path, job: _Job) -> str:
+    """What stands at ``target``: none, same, damaged (same source, bad bytes) or other."""
+    if not os.path.lexists(target):
+        return "none"
+    try:
+        with open_bundle(target) as bundle:
+            made_from = bundle.manifest["source"]
+            if made_from["digest"] != job.digest or made_from.get("calibration") != job.text.digest:
+                return "other"
+            if job.keep_float and made_from["float"] != "source":
+                return "other"
+            try:
+                bundle.read_all()
+                bundle.verify_files()
+            except EdgeLLMError:
+                return "damaged"
+            return "same"
+    except EdgeLLMError:
+        return "other"
+
+
+def _check_space(folder: Path, job: _Job) -> None:
+    needed = int(1.02 * job.config.parameters) + 2**20
+    if job.keep_float:
+        needed += 2 * job.config.parameters
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StorageError(
+            f"the bundle needs about {needed / 1e6:.0f} MB in `{folder.parent}`, where {free / 1e6:.0f} MB are free; "
+            "free some, or set EDGE_LLM_HOME to a folder on another disk"
+        )
+
+
+class _Job:
+    """One import: the source opened and checked, and how its bundle is written."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        source: SourceFolder,
+        text: CalibrationText,
+        keep_float: bool,
+        progress: Progress,
+        notice: Callable[[str], None],
+    ) -> None:
+        self.origin = origin
+        self.source = source
+        self.text = text
+        self.keep_float = keep_float
+        self.progress = progress
+        self.config: ModelConfig = load_config(source.config)
+        self.unused = check_tensors(source, self.config)
+        self.tokenizer = Tokenizer.from_folder(origin.folder, self.config.vocab_size)
+        ChatTemplate.from_folder(origin.folder, self.tokenizer).check()
+        self._files = [path for name in DIGESTED if (path := origin.folder / name).exists()] + source.files
+        self._stamps = [_stamp(path) for path in self._files]
+        self.digest = digest_files(self._files, progress)
+        self._scales: dict[str, float] = {}
+        self._profiles: dict[str, LinearProfile] = {}
+        if self.unused:
+            names = ", ".join(f"`{shown(name)}`" for name in self.unused[:3])
+            notice(f"{len(self.unused)} tensors of the source are not part of this architecture: {names}")
+
+    def check_unchanged(self) -> None:
+        """Refuse a source whose files changed since they were digested."""
+        for path, stamp in zip(self._files, self._stamps, strict=True):
+            if _stamp(path) != stamp:
+                raise InvalidModel(f"`{shown(path)}` changed during the import; import it again")
+
+    def write(self, folder: Path) -> None:
+        """Write the whole bundle into the empty ``folder``."""
+        with BundleWriter(folder) as writer:
+            tokens = self._write_weights(writer)
+            self._write_files(writer)
+            profile = OutlierProfile(
+                calibration=self.text.digest,
+                tokens=tokens,
+                hot_factor=HOT_FACTOR,
+                hot_share=HOT_SHARE,
+                overflow_price=OVERFLOW_PRICE,
+                linears=self._profiles,
+            )
+            writer.finish(
+                self.config, self._scales, profile=profile.to_fields(), source=self._made_from(), created_with=_version()
+            )
+
+    def _made_from(self) -> dict[str, str | None]:
+        # a bundle that carries its float weights may travel: it keeps the source's name, not a path of this machine
+        origin = self.origin
+        return {
+            "kind": origin.kind,
+            "path": Path(origin.path).name if self.keep_float and origin.kind == "folder" else origin.path,
+            "digest": self.digest,
+            "calibration": self.text.digest,
+            "float": "source" if self.keep_float else str(origin.folder),
+        }
+
+    def _write_weights(self, writer: BundleWriter) -> int:
+        """The sweep; returns the number of calibration tokens."""
+        config = self.config
+        sequences = calibration_sequences(self.text.text, self.tokenizer, config)
+        embedding = read_embedding(self.source, config)
+        states = [embedding[ids] for ids in sequences]
+        if not config.tied_embeddings:
+            _add(writer, "embedding", quantize_weight(embedding, np.empty(0, np.int32), "the embedding"))
+        del embedding
+        cos, sin = rope_tables(config, max(len(ids) for ids in sequences))
+        for index in range(config.num_layers):
+            self.progress("layers", index, config.num_layers)
+            states = self._write_layer(writer, index, states, cos, sin)
+        self.progress("layers", config.num_layers, config.num_layers)
+        self._write_output(writer, states)
+        return sum(len(ids) for ids in sequences)
+
+    def _write_layer(
+        self, writer: BundleWriter, index: int, states: list[np.ndarray], cos: np.ndarray, sin: np.ndarray
+    ) -> list[np.ndarray]:
+        name = f"layers.{index}"
+        layer = read_layer(self.source, self.config, index)
+        states, seen = run_layer(states, layer, self.config, cos, sin, name)
+        offset = key_offset(layer, seen["qkv"], self.config)
+        writer.add(f"{name}.attention_norm", layer.attention_norm)
+        for part in LAYER_PARTS:
+            if part == "gate_up":
+                writer.add(f"{name}.mlp_norm", layer.mlp_norm)
+            self._write_linear(writer, f"{name}.{part}", f"{name}.{part}", getattr(layer, part), seen.pop(part))
+            bias = getattr(layer, f"{part}_bias")
+            if bias is not None:
+                writer.add(f"{name}.{part}.bias", bias)
+            if part == "qkv":
+                if layer.q_norm is not None and layer.k_norm is not None:
+                    writer.add(f"{name}.q_norm", layer.q_norm)
+                    writer.add(f"{name}.k_norm", layer.k_norm)
+                writer.add(f"{name}.k_offset", offset)
+        return states
+
+    def _write_output(self, writer: BundleWriter, states: list[np.ndarray]) -> None:
+        self.progress("output", 0, 1)
+        gain = read_final_norm(self.source, self.config)
+        seen = ChannelStatistics(self.config.hidden_size, "output")
+        with np.errstate(all="ignore"):
+            for state in states:
+                seen.add(rms_norm(state, gain, self.config.norm_eps))
+        writer.add("final_norm", gain)
+        place = "embedding" if self.config.tied_embeddings else "output"
+        self._write_linear(writer, place, "output", read_output(self.source, self.config), seen)
+        self.progress("output", 1, 1)
+
+    def _write_linear(self, writer: BundleWriter, place: str, name: str, weight: np.ndarray, seen: ChannelStatistics) -> None:
+        hot = choose_hot(seen)
+        energy = np.einsum("nk,nk->k", weight, weight)
+        scale = choose_scale(seen, hot, energy)
+        quantized = quantize_weight(weight, hot, name)
+        _add(writer, place, quantized)
+        self._scales[name] = scale
+        self._profiles[name] = measure(seen, weight, quantized, scale)
+
+    def _write_files(self, writer: BundleWriter) -> None:
+        for name in _COPIED:
+            path = self.origin.folder / name
+            if path.exists():
+                writer.add_file(name, [read_file(path, _MAX_TEXT_FILE)])
+        template = find_template(self.origin.folder)
+        if template is not None:
+            writer.add_file("chat_template.jinja", [template.encode()])
+        if self.keep_float:
+            writer.add_file("source/config.json", [read_file(self.origin.folder / "config.json", _MAX_TEXT_FILE)])
+            writer.add_file("source/model.safetensors", self._float_copy())
+
+    def _float_copy(self) -> Iterator[bytes | np.ndarray]:
+        """The tensors that are used, as a safetensors file: matrices in float16 where they fit, the rest in float32."""
+        names = [name for name in self.source.names() if name not in set(self.unused)]
+        kinds: dict[str, str] = {}
+        for name in names:
+            matrix = len(self.source.shape(name)) > 1
+            kinds[name] = "F16" if matrix and np.abs(self.source.read(name)).max(initial=0) <= MAX_FLOAT16 else "F32"
+        yield safetensors_header((name, kinds[name], self.source.shape(name)) for name in names)
+        for done, name in enumerate(names):
+            self.progress("copy", done, len(names))
+            values = self.source.read(name)
+            data = values.astype(np.float16) if kinds[name] == "F16" else values
+            yield data.reshape(-1).view(np.uint8)
+        self.progress("copy", len(names), len(names))
+
+
+def _add(writer: BundleWriter, place: str, weight: QuantizedWeight) -> None:
+    for part, array in weight.arrays().items():
+        writer.add(f"{place}.{part}", array)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def digest_files(files: list[Path], progress: Progress = _ignore) -> str:
+    """SHA-256 over the names, sizes and contents of ``files``."""
+    opened = []
+    try:
+        for path in files:
+            opened.append(RegularFile(path))
+        total = sum(file.size for file in opened)
+        digest = hashlib.sha256()
+        done = 0
+        for file in opened:
+            digest.update(json.dumps([file.path.name, file.size]).encode())
+            for start in range(0, file.size, _BLOCK):
+                block = np.empty(min(_BLOCK, file.size - start), np.uint8)
+                file.read_into(block, start)
+                digest.update(block)
+                done += len(block)
+                progress("digest", done, total)
+        return f"sha256:{digest.hexdigest()}"
+    finally:
+        for file in opened:
+            file.close()
+
+
+def _version() -> str:
+    import edge_llm
+
+    return edge_llm.__version__

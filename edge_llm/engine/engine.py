@@ -57,7 +57,7 @@ class Engine:
 
     def text_request(self, text: str, params: GenerationParams) -> Request:
         """A request that continues ``text`` as it stands."""
-        return self._request(self.tokenizer.encode(text, add_bos=self.tokenizer.add_bos), params)
+        return self._request(self.tokenizer.encode(text, add_bos=self.tokenizer.add_bos), params, continues=True)
 
     def stream(self, request: Request, cancel: Cancel = never) -> Iterator[Delta]:
         """Answer ``request`` piece by piece.  ``cancel`` is asked between chunks and tokens; closing the iterator stops too."""
@@ -65,7 +65,7 @@ class Engine:
         cached = self._reuse_prefix(request.prompt)
         sampler = make_sampler(request.params)
         processors = make_processors(request.params, self.tokenizer.eos_ids)
-        decoder = IncrementalDecoder(self.tokenizer)
+        decoder = IncrementalDecoder(self.tokenizer, continues=request.continues)
         stops = StopStrings(request.params.stop)
         limit = self._token_limit(request)
         tokens: list[int] = []
@@ -102,12 +102,12 @@ class Engine:
         """Answer ``request`` as a whole."""
         return collect(self.stream(request, cancel))
 
-    def _request(self, prompt: list[int], params: GenerationParams) -> Request:
+    def _request(self, prompt: list[int], params: GenerationParams, *, continues: bool = False) -> Request:
         if not prompt:
             raise UsageError("the prompt is empty; give at least one character", param="prompt")
         if len(prompt) >= self.runner.context:
             raise ContextOverflow(len(prompt), self.runner.context)
-        return Request(tuple(prompt), params)
+        return Request(tuple(prompt), params, continues)
 
     def _token_limit(self, request: Request) -> int:
         """Tokens that may be generated: what was asked for, or what the context has room for."""

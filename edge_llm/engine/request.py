@@ -14,6 +14,8 @@ class Request:
 
     prompt: tuple[int, ...]
     params: GenerationParams
+    continues: bool = False
+    """The answer goes on in the middle of the prompt's text, so its leading space belongs to it."""
 
 
 @dataclass(frozen=True)

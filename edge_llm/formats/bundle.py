@@ -149,8 +149,10 @@ def _blocks(config: ModelConfig, hot: Mapping[str, int]) -> Iterator[tuple[str, 
             if part == "gate_up":
                 specs.append(("mlp_norm", "float32", (config.hidden_size,)))
             specs += _linear_specs(f"{part}.", shapes[f"{block}.{part}"], hot.get(f"{block}.{part}", 0))
-            if part == "qkv" and config.qk_norm:
-                specs += [(norm, "float32", (config.head_dim,)) for norm in ("q_norm", "k_norm")]
+            if part == "qkv":
+                norms = ("q_norm", "k_norm") if config.qk_norm else ()
+                specs += [(norm, "float32", (config.head_dim,)) for norm in norms]
+                specs.append(("k_offset", "float32", (config.num_kv_heads, config.head_dim)))
         yield block, specs
     yield "final_norm", [("", "float32", (config.hidden_size,))]
     if config.tied_embeddings:
@@ -316,16 +318,10 @@ class Bundle:
                     progress(done, self.size)
         return {name: arrays[name] for name in self.tensors}
 
-    def verify(self, progress: Progress | None = None) -> None:
-        """Read everything once, float source included; `CorruptBundle` names the first thing that is damaged."""
-        done = 0
-        for block in self.blocks:
-            done += self.blocks[block].nbytes
-            self.read_block(block)
-            if progress is not None:
-                progress(done, self.size)
+    def verify_files(self) -> None:
+        """Check every file beside the weights; `CorruptBundle` names the first that is damaged."""
         for record in self.manifest["files"]:
-            self.read_file(record["name"])
+            _read_checked(self.folder, record)
 
     def has_file(self, name: str) -> bool:
         """True if the bundle has the side file ``name`` (one of `SIDE_FILES` or `SOURCE_FILES`)."""
@@ -417,8 +413,7 @@ def _group(ranges: list[TensorRange]) -> dict[str, BlockRange]:
         parts = tensor.name.split(".")
         groups.setdefault(".".join(parts[:2]) if parts[0] == "layers" else parts[0], []).append(tensor)
     return {
-        name: BlockRange(name, group[0].offset, group[-1].end - group[0].offset, tuple(group))
-        for name, group in groups.items()
+        name: BlockRange(name, group[0].offset, group[-1].end - group[0].offset, tuple(group)) for name, group in groups.items()
     }
 
 

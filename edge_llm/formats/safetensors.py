@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from edge_llm.errors import InvalidModel, ModelNotFound, StorageError, UnsupportedModel
-from edge_llm.files import RegularFile, read_file, shown
+from edge_llm.files import RegularFile, shown
 from edge_llm.formats.strict_json import parse_object, read_object
 
 MAX_HEADER_BYTES = 25 << 20
@@ -27,7 +27,6 @@ MAX_DIMS = 8
 MAX_NAME = 1024
 MAX_SHARDS = 4096
 MAX_CONFIG_BYTES = 4 << 20
-MAX_TEMPLATE_BYTES = 1 << 20
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -225,38 +224,6 @@ class SourceFolder:
         """The weight files, in index order."""
         return [shard.path for shard in self._shards]
 
-    @property
-    def tokenizer_path(self) -> Path:
-        """Where ``tokenizer.json`` is, or would be."""
-        return self.folder / "tokenizer.json"
-
-    @property
-    def tokenizer_config(self) -> dict[str, Any]:
-        """``tokenizer_config.json``, empty when absent."""
-        return _optional_object(self.folder / "tokenizer_config.json")
-
-    @property
-    def generation_config(self) -> dict[str, Any]:
-        """``generation_config.json``, empty when absent."""
-        return _optional_object(self.folder / "generation_config.json")
-
-    @property
-    def chat_template(self) -> str | None:
-        """The model's chat template: ``chat_template.jinja``, or the one inside ``tokenizer_config.json``."""
-        path = self.folder / "chat_template.jinja"
-        if path.exists():
-            try:
-                return read_file(path, MAX_TEMPLATE_BYTES).decode("utf-8")
-            except UnicodeDecodeError as failure:
-                raise InvalidModel(f"`{shown(path)}`: byte {failure.start} is not UTF-8") from None
-        template = self.tokenizer_config.get("chat_template")
-        if isinstance(template, list):  # several, by name
-            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-            template = named.get("default")
-        if template is not None and not isinstance(template, str):
-            raise InvalidModel("`tokenizer_config.json`: chat_template must be a string")
-        return template
-
     def close(self) -> None:
         """Close every file; more than once is fine."""
         for shard in self._shards:
@@ -276,9 +243,7 @@ def open_model_folder(folder: Path) -> SourceFolder:
     if not folder.is_dir():
         raise InvalidModel(f"`{shown(folder)}` is not a folder; give the folder that holds config.json")
     if not _exists(folder / "config.json"):
-        raise ModelNotFound(
-            f"no config.json in `{shown(folder)}`; give a Hugging Face folder with safetensors or a .gguf file"
-        )
+        raise ModelNotFound(f"no config.json in `{shown(folder)}`; give a Hugging Face folder with safetensors or a .gguf file")
     config = read_object(folder / "config.json", max_bytes=MAX_CONFIG_BYTES)
     if _exists(folder / _SINGLE):
         return SourceFolder(folder, config, [open_safetensors(folder / _SINGLE)])
@@ -324,9 +289,7 @@ def _check_index(weight_map: dict[str, str], shards: list[SafetensorsFile]) -> N
         for name in shard.tensors:
             if weight_map.get(name) != shard.path.name:
                 listed = shown(weight_map.get(name, "nowhere"))
-                raise InvalidModel(
-                    f"tensor `{shown(name)}` is in `{shard.path.name}`, but `{_INDEX}` puts it into `{listed}`"
-                )
+                raise InvalidModel(f"tensor `{shown(name)}` is in `{shard.path.name}`, but `{_INDEX}` puts it into `{listed}`")
     present = {name for shard in shards for name in shard.tensors}
     for name, file in weight_map.items():
         if name not in present:
@@ -360,10 +323,9 @@ def _no_weights(folder: Path) -> Exception:
 
 def _exists(path: Path) -> bool:
     try:
-        return path.exists()
-    except (OSError, ValueError):  # a name too long, or with NUL inside
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL inside
         return False
-
-
-def _optional_object(path: Path) -> dict[str, Any]:
-    return read_object(path) if _exists(path) else {}
+    except OSError as failure:
+        raise StorageError(f"cannot look at `{shown(path)}`: {failure.strerror}; check its permissions") from None
+    return True

@@ -84,9 +84,7 @@ def decoder_config(
     heads = fields.integer("num_attention_heads", 1, 4096)
     kv = fields.integer("num_key_value_heads", 1, 4096, heads if kv_heads is None else kv_heads)
     if kv > heads or heads % kv:
-        raise InvalidModel(
-            f"config.json: num_attention_heads `{heads}` must be a multiple of num_key_value_heads, not `{kv}`"
-        )
+        raise InvalidModel(f"config.json: num_attention_heads `{heads}` must be a multiple of num_key_value_heads, not `{kv}`")
     theta, scaling = _rope(fields)
     longest = fields.integer("max_position_embeddings", 1, MAX_CONTEXT, context)
     return ModelConfig(
@@ -133,9 +131,7 @@ def _check_activation(raw: dict[str, Any]) -> None:
 def _head_dim(fields: Fields, hidden: int, heads: int, default: int | None) -> int:
     if default is None and fields.raw.get("head_dim") is None:
         if hidden % heads:
-            raise InvalidModel(
-                f"config.json: hidden_size `{hidden}` must be a multiple of num_attention_heads `{heads}`"
-            )
+            raise InvalidModel(f"config.json: hidden_size `{hidden}` must be a multiple of num_attention_heads `{heads}`")
         default = hidden // heads
     value = fields.integer("head_dim", 1, 1 << 17, default)
     if value % 8 or value > MAX_HEAD_DIM:

@@ -14,6 +14,4 @@ from edge_llm.models._common import Fields, decoder_config, sliding_window
 def config(raw: dict[str, Any]) -> ModelConfig:
     """Read a ``model_type: qwen2`` config.json."""
     windowed = Fields(raw).flag("use_sliding_window", False)
-    return decoder_config(
-        raw, kv_heads=32, context=32768, qkv_bias=True, window=sliding_window(raw) if windowed else None
-    )
+    return decoder_config(raw, kv_heads=32, context=32768, qkv_bias=True, window=sliding_window(raw) if windowed else None)

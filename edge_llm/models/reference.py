@@ -206,9 +206,7 @@ class FloatModel:
             raise UsageError("forward needs at least one token", param="tokens")
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             bad = int(ids[(ids < 0) | (ids >= self.config.vocab_size)][0])
-            raise UsageError(
-                f"token id `{bad}` is outside the vocabulary of {self.config.vocab_size} tokens", param="tokens"
-            )
+            raise UsageError(f"token id `{bad}` is outside the vocabulary of {self.config.vocab_size} tokens", param="tokens")
         cache = cache if cache is not None else self.open_cache()
         end = cache.length + ids.size
         if end > self.config.context:

@@ -151,9 +151,7 @@ class LinearProfile:
     """The same without its shadow: what the shadow is worth here."""
 
 
-def measure(
-    statistics: ChannelStatistics, weight: np.ndarray, quantized: QuantizedWeight, input_scale: float
-) -> LinearProfile:
+def measure(statistics: ChannelStatistics, weight: np.ndarray, quantized: QuantizedWeight, input_scale: float) -> LinearProfile:
     """Hold the quantized linear against ``weight`` float32 [N, K] on some of the calibration rows."""
     x = statistics.rows()
     values = np.abs(x)

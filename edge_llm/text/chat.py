@@ -23,11 +23,12 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext, Macro, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
@@ -247,11 +248,11 @@ def _named_tokens(folder: Path) -> dict[str, str]:
 # ---- the sandbox
 
 
-class _Said(Exception):  # noqa: N818
+class _Said(Exception):
     """What a template says through raise_exception."""
 
 
-class _TooMuch(SecurityError):  # noqa: N818
+class _TooMuch(SecurityError):
     """The budget of a rendering is spent."""
 
 

@@ -30,6 +30,7 @@ MAX_EOS_TOKENS = 64
 MAX_ADDED_TOKEN = 1024
 """Characters of one added token."""
 
+_UNLIKELY = "\u2603\U0001f9ff"
 _CONFIGS = ("generation_config.json", "config.json", "tokenizer_config.json")
 
 
@@ -66,12 +67,14 @@ class Tokenizer:
         special = special or SpecialTokens()
         self.eos_ids = special.eos_ids
         self.bos_id = special.bos_id
-        frame = backend.encode("", add_special_tokens=True).ids  # what the post-processor puts around a text
+        frame = self._run("", add_special_tokens=True)  # what the post-processor puts around a text
         if self.bos_id is None and frame and frame[0] not in self.eos_ids:
             self.bos_id = frame[0]
         by_processor = bool(frame) and frame[0] == self.bos_id
         self.add_bos = self.bos_id is not None and (by_processor if special.add_bos is None else special.add_bos)
         _check_special(self.bos_id, self.eos_ids, vocab_size)
+        if not self._run(_UNLIKELY):
+            raise InvalidTokenizer("the tokenizer drops characters that it does not know; it needs bytes or an unk token")
 
     @classmethod
     def from_file(cls, path: Path, vocab_size: int, special: SpecialTokens | None = None) -> Tokenizer:
@@ -84,8 +87,7 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.exists():
             raise ModelNotFound(
-                f"no tokenizer.json in `{shown(folder)}`; save the model's fast tokenizer there "
-                "(`tokenizer.save_pretrained`)"
+                f"no tokenizer.json in `{shown(folder)}`; save the model's fast tokenizer there (`tokenizer.save_pretrained`)"
             )
         configs = [read_object(folder / name, error=InvalidTokenizer) for name in _CONFIGS if (folder / name).exists()]
         backend = _load(path)
@@ -122,10 +124,13 @@ class Tokenizer:
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
 
     def _encode(self, text: str, parse_special: bool) -> list[int]:
+        with self._lock:
+            self._backend.encode_special_tokens = not parse_special
+            return self._run(text)
+
+    def _run(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         try:
-            with self._lock:
-                self._backend.encode_special_tokens = not parse_special
-                ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
             return ids
         except BaseException as failure:  # a Rust panic is not an Exception
             _pass_on(failure)

@@ -75,12 +75,13 @@ Array<T, D> view(nb::handle value, const char* name, Layout layout, bool writeab
   Array<T, D> out;
   out.data = static_cast<T*>(PyArray_DATA(array));
   int64_t dense = 1;
+  const bool empty = PyArray_SIZE(array) == 0;
   for (int d = D - 1; d >= 0; --d) {
     out.shape[d] = PyArray_DIM(array, d);
     const int64_t bytes = PyArray_STRIDE(array, d);
     // An axis of length <= 1 or an empty array may carry any stride.
-    out.stride[d] = layout == kContiguous || out.shape[d] <= 1 ? dense : bytes / static_cast<int64_t>(sizeof(T));
-    if (layout == kStrided && (bytes % static_cast<int64_t>(sizeof(T)) != 0 || (d == D - 1 && out.stride[d] != 1)))
+    out.stride[d] = layout == kContiguous || empty || out.shape[d] <= 1 ? dense : bytes / static_cast<int64_t>(sizeof(T));
+    if (layout == kStrided && !empty && (bytes % static_cast<int64_t>(sizeof(T)) != 0 || (d == D - 1 && out.stride[d] != 1)))
       refuse_array(value, name, Element::name, D, ", last axis contiguous");
     dense *= out.shape[d] > 0 ? out.shape[d] : 1;
   }

@@ -1,11 +1,11 @@
 // Attention over paged INT8 keys and values, and the write into the pages.
 //
 // A tile is a few query rows of one sequence times the query heads of one kv head. Keys are handled in segments of 256
-// tokens: scores of all tile queries against each page, a softmax per query, then the weighted values of each page. A
-// page is turned to float32 once per tile, in a scratch of one page that stays in the L1 cache: keys as [dim][token], so
-// that the 16 virtual lanes of a dot product are 16 registers over tokens and their tree is plain additions; values as
-// [token][dim]. A query's arithmetic never depends on the other queries of its tile: masked keys have weight +0, and
-// fma(+0, v, o) = o for every o that occurs (o starts at +0).
+// tokens: scores of all tile queries against each page, a softmax per query, then the weighted values of each page. Keys
+// are transposed page by page, so that the 16 virtual lanes of a dot product are 16 registers over tokens and their tree
+// is plain additions. Pages turn to float32 in registers, or, for many queries, once per tile in a scratch of one page
+// that stays in the L1 cache. A query's arithmetic never depends on the other queries of its tile: a masked key has
+// weight +0, and fma(+0, v, o) = o for every o that occurs (o starts at +0).
 #pragma once
 
 #include "pool.h"
@@ -23,14 +23,10 @@ constexpr int kScoreRows = 4, kValueRows = 4, kValueVectors = 1;
 #else
 constexpr int kScoreRows = 1, kValueRows = 1, kValueVectors = 1;
 #endif
+constexpr int kFewQueries = 8;  // up to here a page is turned to float32 as it is used, without a copy
 
 constexpr int64_t kScoreStride = kSegment + 16;  // a power of two would put a page's scores into few cache sets
-constexpr int64_t kMaxHeadDim = 256;
-#ifndef PFD
-#define PFD 2
-#define PFH 3
-#endif
-constexpr int64_t kPrefetchPages = PFD;  // how far ahead of its use a page is asked for
+constexpr int64_t kPrefetchPages = 2;  // how far ahead of its use a page is asked for
 
 // ---- append ------------------------------------------------------------------------------------------------
 
@@ -96,13 +92,11 @@ EDGE_INLINE Bytes64 unpack_low(Bytes64 a, Bytes64 b) { return {_mm512_unpacklo_e
 EDGE_INLINE Bytes64 unpack_high(Bytes64 a, Bytes64 b) { return {_mm512_unpackhi_epi8(a.v, b.v)}; }
 #endif
 
-// 16 tokens of as many dims as a register has bytes, token t at source + t*stride -> float32 [dim][token]: rows t and t+8
-// interleaved, four times.
+// Dims first .. first+width-1 of 16 tokens (width: the bytes of a register): rows t and t+8 interleaved, four times.
 template <class Bytes>
-EDGE_INLINE void transpose_dims(const int8_t* source, int64_t stride, float* out) {
-  constexpr int width = sizeof(Bytes);
+EDGE_INLINE void transpose_dims(const int8_t* page, int64_t dims, int64_t first, int8_t* out) {
   Bytes rows[16], next[16];
-  for (int t = 0; t < 16; ++t) memcpy(&rows[t], source + t * stride, width);
+  for (int t = 0; t < 16; ++t) memcpy(&rows[t], page + t * dims + first, sizeof(Bytes));
   for (int round = 0; round < 4; ++round) {
     for (int t = 0; t < 8; ++t) {
       next[2 * t] = unpack_low(rows[t], rows[t + 8]);
@@ -110,30 +104,27 @@ EDGE_INLINE void transpose_dims(const int8_t* source, int64_t stride, float* out
     }
     for (int t = 0; t < 16; ++t) rows[t] = next[t];
   }
-  for (int d = 0; d < 16; ++d) {  // rows[d]: the tokens of dim d, of dim 16 + d, ...
-    alignas(64) int8_t tokens[width];
-    memcpy(tokens, &rows[d], width);
-    for (int part = 0; part < width; part += 16) store(out + (part + d) * kPage, from_i8(tokens + part));
-  }
+  // rows[i]: the 16 tokens of dim first + i, of dim first + 16 + i, ...
+  for (int i = 0; i < 16; ++i) memcpy(out + i * dims + first, &rows[i], sizeof(Bytes));
 }
 #endif
 
-// int8 [16][dims] -> float32 [dims][16]; dims is a multiple of 16.
-EDGE_INLINE void transpose_page(const int8_t* source, int64_t dims, float* out) {
+// int8 [16 tokens][dims] -> int8 [16 lanes][dims / 16][16 tokens], dims a multiple of 16.
+EDGE_INLINE void transpose_page(const int8_t* page, int64_t dims, int8_t* out) {
 #if defined(__AVX2__)
   int64_t d = 0;
 #if defined(__AVX512F__)
-  for (; d + 64 <= dims; d += 64) transpose_dims<Bytes64>(source + d, dims, out + d * kPage);
+  for (; d + 64 <= dims; d += 64) transpose_dims<Bytes64>(page, dims, d, out);
 #endif
-  for (; d + 32 <= dims; d += 32) transpose_dims<Bytes32>(source + d, dims, out + d * kPage);
-  for (; d < dims; d += 16) transpose_dims<Bytes16>(source + d, dims, out + d * kPage);
+  for (; d + 32 <= dims; d += 32) transpose_dims<Bytes32>(page, dims, d, out);
+  for (; d < dims; d += 16) transpose_dims<Bytes16>(page, dims, d, out);
 #else
   for (int64_t d = 0; d < dims; ++d)
-    for (int64_t t = 0; t < kPage; ++t) out[d * kPage + t] = static_cast<float>(source[t * dims + d]);
+    for (int64_t t = 0; t < kPage; ++t) out[d % kLanes * dims + d / kLanes * kPage + t] = page[t * dims + d];
 #endif
 }
 
-// One kv head of a page, int8 [16][dim], with the rows padded by zeros to whole vectors.
+// One kv head of a page, int8 [16][dim], the rows padded by zeros to whole vectors: in `memory` where that takes a copy.
 EDGE_INLINE const int8_t* padded_page(const int8_t* page, int64_t dim, int64_t padded, int8_t* memory) {
   if (dim == padded) return page;
   for (int64_t t = 0; t < kPage; ++t) {
@@ -143,35 +134,31 @@ EDGE_INLINE const int8_t* padded_page(const int8_t* page, int64_t dim, int64_t p
   return memory;
 }
 
-// -> keys float32 [padded][16]
-EDGE_INLINE void load_keys(const int8_t* page, int64_t dim, int64_t padded, float* keys) {
-  int8_t memory[kPage * kMaxHeadDim];
-  transpose_page(padded_page(page, dim, padded, memory), padded, keys);
+EDGE_INLINE void widen_page(const int8_t* page, int64_t padded, float* out) {
+  for (int64_t i = 0; i < kPage * padded; i += kLanes) store(out + i, from_i8(page + i));
 }
 
-// -> values float32 [16][padded]
-EDGE_INLINE void load_values(const int8_t* page, int64_t dim, int64_t padded, float* values) {
-  int8_t memory[kPage * kMaxHeadDim];
-  const int8_t* source = padded_page(page, dim, padded, memory);
-  for (int64_t i = 0; i < kPage * padded; i += kLanes) store(values + i, from_i8(source + i));
-}
+// A page's numbers as stored, or turned to float32 before because several blocks of queries need them.
+EDGE_INLINE f32x16 load_number(const int8_t* p) { return from_i8(p); }
+EDGE_INLINE f32x16 load_number(const float* p) { return load(p); }
 
+// Its callers must be inlined too: GCC takes a function that only prefetches for one without effect and drops the call.
 EDGE_INLINE void prefetch_page(const int8_t* page, const uint16_t* scales, int64_t dim) {
   __builtin_prefetch(scales);
-  for (int64_t i = 0; i < kPage * dim; i += 64) __builtin_prefetch(page + i, 0, PFH);
+  for (int64_t i = 0; i < kPage * dim; i += 64) __builtin_prefetch(page + i);
 }
 
 // ---- scores ------------------------------------------------------------------------------------------------
 
 // The tree of the lanes lane, lane+STEP, lane+2*STEP, ... of R dot products with 16 tokens: a leaf (STEP 16) is one lane,
 // summed over the chunks of 16 dims. C is the number of chunks when known to the compiler, else 0.
-template <int R, int C, int STEP>
-EDGE_INLINE void lane_tree(const float* q, const float* keys, int64_t chunks, int lane, f32x16* sums) {
+template <int R, int C, int STEP, class Number>
+EDGE_INLINE void lane_tree(const float* q, const Number* keys, int64_t chunks, int lane, f32x16* sums) {
   if constexpr (STEP == kLanes) {
     for (int r = 0; r < R; ++r) sums[r] = zero();
     const int64_t count = C > 0 ? C : chunks;
     for (int64_t c = 0; c < count; ++c) {
-      const f32x16 k = load(keys + (c * kLanes + lane) * kPage);
+      const f32x16 k = load_number(keys + (lane * count + c) * kPage);
       for (int r = 0; r < R; ++r) sums[r] = fma(broadcast(q[(r * count + c) * kLanes + lane]), k, sums[r]);
     }
   } else {
@@ -182,17 +169,17 @@ EDGE_INLINE void lane_tree(const float* q, const float* keys, int64_t chunks, in
   }
 }
 
-// scores[r * kScoreStride + t] = dot(q[r], key t) * key_scale[t] for R queries and one page.
-template <int R, int C>
-__attribute__((noinline)) void score_block(const float* q, const float* keys, int64_t chunks, f32x16 key_scale,
+// scores[r * kScoreStride + t] = dot(q[r], key t) * key_scale[t] for R queries and one page, keys [lane][chunk][token].
+template <int R, int C, class Number>
+__attribute__((noinline)) void score_block(const float* q, const Number* keys, int64_t chunks, f32x16 key_scale,
                                            float* scores) {
   f32x16 sums[R];
   lane_tree<R, C, 1>(q, keys, chunks, 0, sums);
   for (int r = 0; r < R; ++r) store(scores + r * kScoreStride, mul(sums[r], key_scale));
 }
 
-template <int R>
-EDGE_INLINE void score_rows(int64_t rows, const float* q, const float* keys, int64_t chunks, f32x16 key_scale,
+template <int R, class Number>
+EDGE_INLINE void score_rows(int64_t rows, const float* q, const Number* keys, int64_t chunks, f32x16 key_scale,
                             float* scores) {
   if constexpr (R > 1) {
     if (rows < R) return score_rows<R - 1>(rows, q, keys, chunks, key_scale, scores);
@@ -225,14 +212,14 @@ EDGE_INLINE void softmax_weights(float* scores, int64_t tokens, int64_t padded, 
 // ---- values ------------------------------------------------------------------------------------------------
 
 // out[r] += sum over the 16 tokens ascending of weight[r][t] * value[t], R queries, V vectors of the head.
-template <int R, int V>
-EDGE_INLINE void value_block(const float* weights, const float* values, int64_t padded, float* out) {
+template <int R, int V, class Number>
+EDGE_INLINE void value_block(const float* weights, const Number* values, int64_t padded, float* out) {
   f32x16 sums[R][V];
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < V; ++i) sums[r][i] = load(out + r * padded + i * kLanes);
   for (int t = 0; t < kPage; ++t) {
     f32x16 value[V];
-    for (int i = 0; i < V; ++i) value[i] = load(values + t * padded + i * kLanes);
+    for (int i = 0; i < V; ++i) value[i] = load_number(values + t * padded + i * kLanes);
     for (int r = 0; r < R; ++r) {
       const f32x16 weight = broadcast(weights[r * kScoreStride + t]);
       for (int i = 0; i < V; ++i) sums[r][i] = fma(weight, value[i], sums[r][i]);
@@ -242,8 +229,8 @@ EDGE_INLINE void value_block(const float* weights, const float* values, int64_t 
     for (int i = 0; i < V; ++i) store(out + r * padded + i * kLanes, sums[r][i]);
 }
 
-template <int R>
-__attribute__((noinline)) void value_head(const float* weights, const float* values, int64_t padded, float* out) {
+template <int R, class Number>
+__attribute__((noinline)) void value_head(const float* weights, const Number* values, int64_t padded, float* out) {
   int64_t d = 0;
   for (; d + kValueVectors * kLanes <= padded; d += kValueVectors * kLanes)
     value_block<R, kValueVectors>(weights, values + d, padded, out + d);
@@ -252,8 +239,8 @@ __attribute__((noinline)) void value_head(const float* weights, const float* val
   }
 }
 
-template <int R>
-EDGE_INLINE void value_rows(int64_t rows, const float* weights, const float* values, int64_t padded, float* out) {
+template <int R, class Number>
+EDGE_INLINE void value_rows(int64_t rows, const float* weights, const Number* values, int64_t padded, float* out) {
   if constexpr (R > 1) {
     if (rows < R) return value_rows<R - 1>(rows, weights, values, padded, out);
   }
@@ -264,30 +251,32 @@ EDGE_INLINE void value_rows(int64_t rows, const float* weights, const float* val
 
 struct TileScratch {
   float* q;            // [queries][padded]: the queries times the softmax scale
-  float* keys;         // [padded][16]
-  float* values;       // [16][padded]
+  float* numbers;      // one page of keys or values, float32
   float* value_scale;  // [256]
-  float* scores;       // [queries][kScoreStride]
+  float* scores;       // [queries][kScoreStride]: scores, then weights
   float* run;          // a SoftmaxPart: the segments so far
   float* part;         // a SoftmaxPart: the segment at hand
+  int8_t* padded;      // one page of keys or values, its rows padded
+  int8_t* keys;        // one page of keys, transposed
 };
 
 static int64_t attention_scratch_floats(int64_t queries, int64_t head_dim) {
   const int64_t padded = attention_padded(head_dim);
-  return queries * padded + 2 * kPage * padded + kSegment + queries * kScoreStride +
-         2 * attention_part_floats(queries, head_dim);
+  return queries * padded + kPage * padded + kSegment + queries * kScoreStride +
+         2 * attention_part_floats(queries, head_dim) + 2 * kPage * padded / 4;
 }
 
 EDGE_INLINE TileScratch tile_scratch(float* memory, int64_t queries, int64_t head_dim) {
   const int64_t padded = attention_padded(head_dim);
   TileScratch s;
   s.q = memory;
-  s.keys = s.q + queries * padded;
-  s.values = s.keys + kPage * padded;
-  s.value_scale = s.values + kPage * padded;
+  s.numbers = s.q + queries * padded;
+  s.value_scale = s.numbers + kPage * padded;
   s.scores = s.value_scale + kSegment;
   s.run = s.scores + queries * kScoreStride;
   s.part = s.run + attention_part_floats(queries, head_dim);
+  s.padded = reinterpret_cast<int8_t*>(s.part + attention_part_floats(queries, head_dim));
+  s.keys = s.padded + kPage * padded;
   return s;
 }
 
@@ -306,7 +295,7 @@ static void load_queries(const AttentionArgs& a, const AttentionTile& tile, floa
 
 // Tokens of a segment that a row sees: 0..256.
 EDGE_INLINE int64_t visible(const AttentionArgs& a, int64_t row, int64_t segment) {
-  return max_i64(0, min_i64(kSegment, a.row_position[row] + 1 - segment * kSegment));
+  return max_i64(0, min_i64(kSegment, a.row_position[row] + int64_t{1} - segment * kSegment));
 }
 
 // The same for the rows of the queries begin..end-1, the most of them.
@@ -318,38 +307,75 @@ EDGE_INLINE int64_t visible_most(const AttentionArgs& a, const AttentionTile& ti
   return most;
 }
 
-// One segment for all queries of a tile; a query that sees none of it gets an undefined part, which is never merged.
-static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, const TileScratch& s,
-                         SoftmaxPart part) {
-  const int64_t group = a.q_heads / a.kv_heads, queries = tile.rows * group;
-  const int64_t dim = a.head_dim, padded = attention_padded(dim), chunks = padded / kLanes;
-  const int64_t pages = ceil_div(visible_most(a, tile, 0, queries, segment), kPage);
-  int64_t least = kSegment;  // tokens that every row sees
-  for (int64_t r = 0; r < tile.rows; ++r) least = min_i64(least, visible(a, tile.row + r, segment));
-  const auto block_sees = [&](int64_t n, int64_t rows, int64_t j) {
-    return j * kPage < least || j * kPage < visible_most(a, tile, n, n + rows, segment);
-  };
-  const int32_t* table = a.page_table + a.row_sequence[tile.row] * a.max_pages + segment * (kSegment / kPage);
-  const auto slot = [&](int64_t j) { return (table[j] * a.kv_heads + tile.kv_head) * kPage; };
-  // The segment's pages in the order of their use: keys, then values. Inlined by force: GCC takes a function that only
-  // prefetches for one without effect, and drops its calls.
-  const auto prefetch = [&](int64_t step) __attribute__((always_inline)) {
-    if (step < pages)
-      prefetch_page(a.k_pages + slot(step) * dim, a.k_scales + slot(step), dim);
-    else if (step < 2 * pages)
-      prefetch_page(a.v_pages + slot(step - pages) * dim, a.v_scales + slot(step - pages), dim);
-  };
+// A segment at work.
+struct TileSegment {
+  const AttentionArgs& a;
+  const AttentionTile& tile;
+  int64_t segment;
+  const TileScratch& s;
+  int64_t queries, padded;
+  int64_t pages;  // that any query sees
+  int64_t least;  // tokens that every query sees
 
-  for (int64_t j = 0; j < pages; ++j) {
-    prefetch(j + kPrefetchPages);
-    load_keys(a.k_pages + slot(j) * dim, dim, padded, s.keys);
+  // Offset of page j's kv head in the scales; times the head size, in the pages.
+  EDGE_INLINE int64_t slot(int64_t j) const {
+    const int32_t* table = a.page_table + a.row_sequence[tile.row] * a.max_pages + segment * (kSegment / kPage);
+    return (table[j] * a.kv_heads + tile.kv_head) * kPage;
+  }
+
+  // The pages in the order of their use: keys, then values.
+  EDGE_INLINE void prefetch(int64_t step) const {
+    const bool key = step < pages;
+    if (step >= 2 * pages) return;
+    const int64_t at = slot(key ? step : step - pages);
+    prefetch_page((key ? a.k_pages : a.v_pages) + at * a.head_dim, (key ? a.k_scales : a.v_scales) + at, a.head_dim);
+  }
+
+  EDGE_INLINE bool block_sees(int64_t n, int64_t rows, int64_t j) const {
+    return j * kPage < least || j * kPage < visible_most(a, tile, n, n + rows, segment);
+  }
+
+  template <class Number>
+  EDGE_INLINE void score_page(int64_t j, const Number* keys) const {
     const f32x16 key_scale = from_f16(a.k_scales + slot(j));
     for (int64_t n = 0; n < queries; n += kScoreRows) {
       const int64_t rows = min_i64(kScoreRows, queries - n);
       if (block_sees(n, rows, j))
-        score_rows<kScoreRows>(rows, s.q + n * padded, s.keys, chunks, key_scale, s.scores + n * kScoreStride + j * kPage);
+        score_rows<kScoreRows>(rows, s.q + n * padded, keys, padded / kLanes, key_scale,
+                               s.scores + n * kScoreStride + j * kPage);
     }
-    store(s.value_scale + j * kPage, from_f16(a.v_scales + slot(j)));
+  }
+
+  template <class Number>
+  EDGE_INLINE void value_page(int64_t j, const Number* values, float* out) const {
+    for (int64_t n = 0; n < queries; n += kValueRows) {
+      const int64_t rows = min_i64(kValueRows, queries - n);
+      if (block_sees(n, rows, j))
+        value_rows<kValueRows>(rows, s.scores + n * kScoreStride + j * kPage, values, padded, out + n * padded);
+    }
+  }
+};
+
+// One segment for all queries of a tile; a query that sees none of it gets an undefined part, which is never merged.
+static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, const TileScratch& s,
+                         SoftmaxPart part) {
+  const int64_t group = a.q_heads / a.kv_heads, queries = tile.rows * group;
+  const int64_t dim = a.head_dim, padded = attention_padded(dim);
+  int64_t least = kSegment;
+  for (int64_t r = 0; r < tile.rows; ++r) least = min_i64(least, visible(a, tile.row + r, segment));
+  const int64_t pages = ceil_div(visible_most(a, tile, 0, queries, segment), kPage);
+  const TileSegment work = {a, tile, segment, s, queries, padded, pages, least};
+
+  for (int64_t j = 0; j < pages; ++j) {
+    work.prefetch(j + kPrefetchPages);
+    transpose_page(padded_page(a.k_pages + work.slot(j) * dim, dim, padded, s.padded), padded, s.keys);
+    if (queries <= kFewQueries) {
+      work.score_page(j, s.keys);
+    } else {
+      widen_page(s.keys, padded, s.numbers);
+      work.score_page(j, s.numbers);
+    }
+    store(s.value_scale + j * kPage, from_f16(a.v_scales + work.slot(j)));
   }
 
   for (int64_t n = 0; n < queries; ++n) {
@@ -363,12 +389,13 @@ static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int6
 
   memset(part.value, 0, static_cast<size_t>(queries * padded) * sizeof(float));
   for (int64_t j = 0; j < pages; ++j) {
-    prefetch(pages + j + kPrefetchPages);
-    load_values(a.v_pages + slot(j) * dim, dim, padded, s.values);
-    for (int64_t n = 0; n < queries; n += kValueRows) {
-      const int64_t rows = min_i64(kValueRows, queries - n);
-      if (block_sees(n, rows, j))
-        value_rows<kValueRows>(rows, s.scores + n * kScoreStride + j * kPage, s.values, padded, part.value + n * padded);
+    work.prefetch(pages + j + kPrefetchPages);
+    const int8_t* values = padded_page(a.v_pages + work.slot(j) * dim, dim, padded, s.padded);
+    if (queries <= kFewQueries) {
+      work.value_page(j, values, part.value);
+    } else {
+      widen_page(values, padded, s.numbers);
+      work.value_page(j, s.numbers, part.value);
     }
   }
 }

@@ -132,7 +132,7 @@ std::vector<PlannedTile> plan_tiles(const AttentionArgs& a, int64_t rows) {
     double pairs = 0;
     int32_t last = -1;
     for (end = row; end < rows && end - row < most_rows && a.row_sequence[end] == a.row_sequence[row]; ++end) {
-      pairs += static_cast<double>(group) * (a.row_position[end] + 1);
+      pairs += static_cast<double>(group) * (a.row_position[end] + 1.0);
       last = std::max(last, a.row_position[end]);
     }
     const int64_t segments = last < 0 ? 0 : last / kSegment + 1;

@@ -7,7 +7,7 @@
 namespace edge {
 namespace {
 
-// The largest depth whose int32 sum cannot overflow: 128 * 127 * K < 2^31.
+// The largest depth whose int32 sum cannot overflow: 127 * 127 * K < 2^31.
 constexpr int64_t kMaxColumns = 131072;
 
 [[noreturn]] void refuse(const std::string& message) { throw nb::value_error(message.c_str()); }
@@ -110,8 +110,12 @@ nb::object linear_int8(nb::handle q_arg, nb::handle tiles_arg, int64_t n, nb::ha
   const Int8Weight weight = read_scaled_weight(tiles_arg, n, q.shape[1], scale_arg, row_sum_arg, bias_arg);
   nb::object out = output<float, 2>(out_arg, "out", {q.shape[0], n});
   auto* out_data = data_of<float, 2>(out);
-  const KernelCall call(pool);
-  kernels().linear.linear_int8(q.data, q.shape[0], weight, out_data, pool);
+  bool in_range;
+  {
+    const KernelCall call(pool);
+    in_range = kernels().linear.linear_int8(q.data, q.shape[0], weight, out_data, pool);
+  }
+  if (!in_range) refuse("`q` holds `-128`; int8 activations are symmetric, in [-127, 127]");
   return out;
 }
 

@@ -1,12 +1,12 @@
 // Int8Dot: the INT8 product of one 16-channel panel, the only part of the linear kernels written per ISA.
 //
-//   Activation   how one quantized value lies in memory; `activation(q)` makes it
+//   Activation   how a quantized value lies in memory; made from one by `activation`, from sixteen by `store`
 //   Broadcast    4 consecutive activations of one row, ready to meet a tile
 //   Weights      1/kRegisters of a tile (16 channels x 4 columns, 64 bytes)
-//   Accumulator  int32 sums; kRegisters of them make the 16 channels of a panel, see `finish`
+//   Accumulator  int32 sums; kRegisters (1 or 2) of them make the 16 channels of a panel, see `finish`
 //   kRows x kPanels  the register tile: as many accumulators as the register file holds besides the operands
 //   kStreamRows x 1  the tile of a few rows, or of a panel left over
-//   kOffset      what was added to the activations; the product is too large by kOffset * row_sum
+//   kOffsetBits  b > 0: 2^b was added to the activations, so the product is too large by 2^b * row_sum
 //
 // Every form is exact: the integer sums are equal, so the order and the blocking are free.
 #pragma once
@@ -17,89 +17,124 @@
 namespace edge {
 namespace EDGE_VARIANT {
 
+// vpdpbusd multiplies unsigned by signed bytes: activations are shifted by 128.
+struct OffsetActivation {
+  using Activation = uint8_t;
+  static constexpr int kOffsetBits = 7;
+
+  static EDGE_INLINE Activation activation(int8_t q) { return static_cast<uint8_t>(q ^ 0x80); }
+  // As signed bytes q + 128 is q - 128 or q + 128: flipping the sign-extended bit 7 does it without a carry.
+  static EDGE_INLINE void store(Activation* p, i32x16 q) {
+    store_i8(reinterpret_cast<int8_t*>(p), xor_i32(q, broadcast_i32(-128)));
+  }
+};
+
+struct SignedActivation {
+  using Activation = int8_t;
+  static constexpr int kOffsetBits = 0;
+
+  static EDGE_INLINE Activation activation(int8_t q) { return q; }
+  static EDGE_INLINE void store(Activation* p, i32x16 q) { store_i8(p, q); }
+};
+
+EDGE_INLINE int32_t load_four(const void* p) {
+  int32_t four;
+  memcpy(&four, p, 4);
+  return four;
+}
+
 #if defined(__AVX512VNNI__)
 
-// vpdpbusd multiplies unsigned by signed: activations are shifted by 128.
-struct Int8Dot {
-  using Activation = uint8_t;
+struct Int8Dot : OffsetActivation {
   using Broadcast = __m512i;
   using Weights = __m512i;
   using Accumulator = __m512i;
-  static constexpr int kRegisters = 1, kOffset = 128;
+  static constexpr int kRegisters = 1;
   static constexpr int kRows = 12, kPanels = 2, kStreamRows = 12;
 
-  static EDGE_INLINE Activation activation(int8_t q) { return static_cast<uint8_t>(q + 128); }
-  static EDGE_INLINE void store(Activation* p, i32x16 q) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                     _mm_xor_si128(_mm512_cvtsepi32_epi8(q.v), _mm_set1_epi8(static_cast<char>(0x80))));
-  }
-  static EDGE_INLINE Broadcast broadcast(const Activation* p) {
-    int32_t four;
-    memcpy(&four, p, 4);
-    return _mm512_set1_epi32(four);
-  }
+  static EDGE_INLINE Broadcast broadcast(const Activation* p) { return _mm512_set1_epi32(load_four(p)); }
   static EDGE_INLINE Weights weights(const int8_t* tile, int) { return _mm512_loadu_si512(tile); }
   static EDGE_INLINE Accumulator zero() { return _mm512_setzero_si512(); }
-  static EDGE_INLINE Accumulator dot(Accumulator sum, Broadcast a, Weights w) { return _mm512_dpbusd_epi32(sum, a, w); }
-  static EDGE_INLINE Accumulator add(Accumulator a, Accumulator b) { return _mm512_add_epi32(a, b); }
-  static EDGE_INLINE i32x16 finish(const Accumulator* sum) { return {sum[0]}; }
+  // In assembly: GCC copies the accumulator before and after the intrinsic, which costs more than half of the speed.
+  static EDGE_INLINE void dot(Accumulator& sum, Broadcast a, Weights w) {
+    asm("vpdpbusd %[w], %[a], %[sum]" : [sum] "+v"(sum) : [a] "v"(a), [w] "v"(w));
+  }
+  static EDGE_INLINE void add(Accumulator& sum, Accumulator other) { sum = _mm512_add_epi32(sum, other); }
+  static EDGE_INLINE i32x16 finish(Accumulator only, Accumulator) { return {only}; }
+};
+
+#elif defined(__AVXVNNI__)
+
+struct Int8Dot : OffsetActivation {
+  using Broadcast = __m256i;
+  using Weights = __m256i;
+  using Accumulator = __m256i;
+  static constexpr int kRegisters = 2;
+  static constexpr int kRows = 6, kPanels = 1, kStreamRows = 6;
+
+  static EDGE_INLINE Broadcast broadcast(const Activation* p) { return _mm256_set1_epi32(load_four(p)); }
+  static EDGE_INLINE Weights weights(const int8_t* tile, int part) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile) + part);
+  }
+  static EDGE_INLINE Accumulator zero() { return _mm256_setzero_si256(); }
+  // In assembly as above; {vex} because these CPUs have no EVEX form.
+  static EDGE_INLINE void dot(Accumulator& sum, Broadcast a, Weights w) {
+    asm("%{vex%} vpdpbusd %[w], %[a], %[sum]" : [sum] "+x"(sum) : [a] "x"(a), [w] "x"(w));
+  }
+  static EDGE_INLINE void add(Accumulator& sum, Accumulator other) { sum = _mm256_add_epi32(sum, other); }
+  static EDGE_INLINE i32x16 finish(Accumulator low, Accumulator high) { return {low, high}; }
 };
 
 #elif defined(__AVX2__)
 
-// |a| * (w with the sign of a) by vpmaddubsw: a pair of products is at most 2 * 127 * 127 < 2^15, so nothing saturates.
-struct Int8Dot {
-  using Activation = int8_t;
-  struct Broadcast { __m256i value, magnitude; };
-  using Weights = __m256i;
+// (a with the sign of w) * |w| by vpmaddubsw: a pair of products is at most 2 * 127 * 127 < 2^15, so nothing saturates.
+struct Int8Dot : SignedActivation {
+  using Broadcast = __m256i;
+  struct Weights { const __m256i* value; __m256i magnitude; };
   using Accumulator = __m256i;
-  static constexpr int kRegisters = 2, kOffset = 0;
-  static constexpr int kRows = 3, kPanels = 2, kStreamRows = 6;
+  static constexpr int kRegisters = 2;
+  static constexpr int kRows = 6, kPanels = 1, kStreamRows = 6;
 
-  static EDGE_INLINE Activation activation(int8_t q) { return q; }
-  static EDGE_INLINE void store(Activation* p, i32x16 q) { store_i8(p, q); }
-  static EDGE_INLINE Broadcast broadcast(const Activation* p) {
-    int32_t four;
-    memcpy(&four, p, 4);
-    const __m256i value = _mm256_set1_epi32(four);
-    return {value, _mm256_abs_epi8(value)};
-  }
+  static EDGE_INLINE Broadcast broadcast(const Activation* p) { return _mm256_set1_epi32(load_four(p)); }
   static EDGE_INLINE Weights weights(const int8_t* tile, int part) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + 32 * part));
+    const auto* value = reinterpret_cast<const __m256i*>(tile) + part;
+    return {value, _mm256_abs_epi8(_mm256_loadu_si256(value))};
   }
   static EDGE_INLINE Accumulator zero() { return _mm256_setzero_si256(); }
-  static EDGE_INLINE Accumulator dot(Accumulator sum, Broadcast a, Weights w) {
-    const __m256i pairs = _mm256_maddubs_epi16(a.magnitude, _mm256_sign_epi8(w, a.value));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  // In assembly: twelve sums and their operands just fit sixteen registers, and GCC reorders until they do not.
+  static EDGE_INLINE void dot(Accumulator& sum, Broadcast a, const Weights& w) {
+    __m256i t;
+    asm("vpsignb %[w], %[a], %[t]\n\t"
+        "vpmaddubsw %[t], %[magnitude], %[t]\n\t"  // int16: pairs
+        "vpmaddwd %[ones], %[t], %[t]\n\t"         // int32: fours
+        "vpaddd %[t], %[sum], %[sum]"
+        : [sum] "+x"(sum), [t] "=&x"(t)
+        : [a] "x"(a), [w] "m"(*w.value), [magnitude] "x"(w.magnitude), [ones] "xm"(_mm256_set1_epi16(1)));
   }
-  static EDGE_INLINE Accumulator add(Accumulator a, Accumulator b) { return _mm256_add_epi32(a, b); }
-  static EDGE_INLINE i32x16 finish(const Accumulator* sum) { return {sum[0], sum[1]}; }
+  static EDGE_INLINE void add(Accumulator& sum, Accumulator other) { sum = _mm256_add_epi32(sum, other); }
+  static EDGE_INLINE i32x16 finish(Accumulator low, Accumulator high) { return {low, high}; }
 };
 
 #else
 
-struct Int8Dot {
-  using Activation = int8_t;
+struct Int8Dot : SignedActivation {
   struct Broadcast { int16_t v[kTileDepth]; };
   struct Weights { const int8_t* tile; };
   using Accumulator = i32x16;
-  static constexpr int kRegisters = 1, kOffset = 0;
+  static constexpr int kRegisters = 1;
   static constexpr int kRows = 4, kPanels = 1, kStreamRows = 4;
 
-  static EDGE_INLINE Activation activation(int8_t q) { return q; }
-  static EDGE_INLINE void store(Activation* p, i32x16 q) { store_i8(p, q); }
   static EDGE_INLINE Broadcast broadcast(const Activation* p) { return {{p[0], p[1], p[2], p[3]}}; }
   static EDGE_INLINE Weights weights(const int8_t* tile, int) { return {tile}; }
   static EDGE_INLINE Accumulator zero() { return broadcast_i32(0); }
-  static EDGE_INLINE Accumulator dot(Accumulator sum, Broadcast a, Weights w) {
+  static EDGE_INLINE void dot(Accumulator& sum, Broadcast a, Weights w) {
     for (int i = 0; i < kTileChannels; ++i) {
       const int8_t* four = w.tile + kTileDepth * i;
       sum.v[i] += a.v[0] * four[0] + a.v[1] * four[1] + a.v[2] * four[2] + a.v[3] * four[3];
     }
-    return sum;
   }
-  static EDGE_INLINE Accumulator add(Accumulator a, Accumulator b) { return add_i32(a, b); }
-  static EDGE_INLINE i32x16 finish(const Accumulator* sum) { return sum[0]; }
+  static EDGE_INLINE void add(Accumulator& sum, Accumulator other) { sum = add_i32(sum, other); }
+  static EDGE_INLINE i32x16 finish(Accumulator only, Accumulator) { return only; }
 };
 
 #endif
@@ -111,47 +146,39 @@ template <int R, int P, int Unroll>
 EDGE_INLINE void multiply(const Int8Dot::Activation* a, int64_t stride, const int8_t* w, int64_t panel_bytes,
                           int64_t blocks, i32x16 (&dot)[R][P]) {
   constexpr int kColumns = P * Int8Dot::kRegisters;
-  constexpr int kPrefetchBytes = 2048;  // a single row is bound by memory: run ahead of the hardware prefetcher
+  constexpr int kPrefetchBytes = 2048;  // a few rows are bound by memory: run ahead of the hardware prefetcher
   Int8Dot::Accumulator sum[Unroll][R][kColumns];
-#pragma GCC unroll 8
-  for (int u = 0; u < Unroll; ++u)
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-      for (int c = 0; c < kColumns; ++c) sum[u][r][c] = Int8Dot::zero();
+  unrolled<Unroll>([&](auto u) EDGE_INLINE_LAMBDA {
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+      unrolled<kColumns>([&](auto c) EDGE_INLINE_LAMBDA { sum[u][r][c] = Int8Dot::zero(); });
+    });
+  });
 
-  const auto step = [&](int u, int64_t block) __attribute__((always_inline)) {
+  const auto step = [&](auto u, int64_t block) EDGE_INLINE_LAMBDA {
     Int8Dot::Weights tile[kColumns];
-#pragma GCC unroll 16
-    for (int c = 0; c < kColumns; ++c)
-      tile[c] = Int8Dot::weights(w + (c / Int8Dot::kRegisters) * panel_bytes + block * kTileBytes, c % Int8Dot::kRegisters);
-    if (Unroll > 1) __builtin_prefetch(w + block * kTileBytes + kPrefetchBytes);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
+    unrolled<kColumns>([&](auto c) EDGE_INLINE_LAMBDA {
+      constexpr int kPanel = c / Int8Dot::kRegisters, kPart = c % Int8Dot::kRegisters;
+      tile[c] = Int8Dot::weights(w + kPanel * panel_bytes + block * kTileBytes, kPart);
+    });
+    if (P == 1) __builtin_prefetch(w + block * kTileBytes + kPrefetchBytes);
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
       const Int8Dot::Broadcast row = Int8Dot::broadcast(a + r * stride + block * kTileDepth);
-#pragma GCC unroll 16
-      for (int c = 0; c < kColumns; ++c) sum[u][r][c] = Int8Dot::dot(sum[u][r][c], row, tile[c]);
-    }
+      unrolled<kColumns>([&](auto c) EDGE_INLINE_LAMBDA { Int8Dot::dot(sum[u][r][c], row, tile[c]); });
+    });
   };
   int64_t block = 0;
   for (; block + Unroll <= blocks; block += Unroll)
-#pragma GCC unroll 8
-    for (int u = 0; u < Unroll; ++u) step(u, block + u);
-  for (; block < blocks; ++block) step(0, block);
+    unrolled<Unroll>([&](auto u) EDGE_INLINE_LAMBDA { step(u, block + u); });
+  for (; block < blocks; ++block) step(Index<0>{}, block);
 
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) {
-      Int8Dot::Accumulator total[Int8Dot::kRegisters];
-#pragma GCC unroll 4
-      for (int j = 0; j < Int8Dot::kRegisters; ++j) {
-        total[j] = sum[0][r][p * Int8Dot::kRegisters + j];
-#pragma GCC unroll 8
-        for (int u = 1; u < Unroll; ++u) total[j] = Int8Dot::add(total[j], sum[u][r][p * Int8Dot::kRegisters + j]);
-      }
-      dot[r][p] = Int8Dot::finish(total);
-    }
+  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+    unrolled<Unroll - 1>([&](auto u) EDGE_INLINE_LAMBDA {
+      unrolled<kColumns>([&](auto c) EDGE_INLINE_LAMBDA { Int8Dot::add(sum[0][r][c], sum[u + 1][r][c]); });
+    });
+    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
+      dot[r][p] = Int8Dot::finish(sum[0][r][p * Int8Dot::kRegisters], sum[0][r][(p + 1) * Int8Dot::kRegisters - 1]);
+    });
+  });
 }
 
 }  // namespace EDGE_VARIANT

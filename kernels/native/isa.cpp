@@ -1,6 +1,7 @@
 #include "isa.h"
 
 #include <atomic>
+#include <initializer_list>
 #include <stdexcept>
 
 #if defined(EDGE_X86)
@@ -12,9 +13,10 @@ namespace edge {
 namespace portable { extern const KernelTable table; }
 #if defined(EDGE_X86)
 namespace avx2 { extern const KernelTable table; }
+namespace avxvnni { extern const KernelTable table; }
 namespace avx512vnni { extern const KernelTable table; }
 #endif
-// Other instruction sets (AVX-VNNI, NEON dot product, i8mm) join here, in variants() and in CMakeLists.txt.
+// Other instruction sets (NEON dot product, i8mm) join here, in variants() and in CMakeLists.txt.
 
 namespace {
 
@@ -56,6 +58,8 @@ bool has_avx2() {
          all_bits(cpuid(7, 0).b, {5 /* AVX2 */});
 }
 
+bool has_avxvnni() { return has_avx2() && all_bits(cpuid(7, 1).a, {4 /* AVX-VNNI */}); }
+
 bool has_avx512vnni() {
   const bool zmm_state = (saved_states() & 0xE6) == 0xE6;
   return zmm_state && has_avx2() && all_bits(cpuid(7, 0).b, {16 /* F */, 17 /* DQ */, 30 /* BW */, 31 /* VL */}) &&
@@ -69,6 +73,7 @@ const std::vector<Variant>& variants() {
       {&portable::table, true},
 #if defined(EDGE_X86)
       {&avx2::table, has_avx2()},
+      {&avxvnni::table, has_avxvnni()},
       {&avx512vnni::table, has_avx512vnni()},
 #endif
   };

@@ -42,6 +42,9 @@ EDGE_INLINE int64_t activation_stride(int64_t columns) {
 }
 
 EDGE_INLINE f32x16 load_lanes(const float* p, int lanes) { return lanes == kLanes ? load(p) : load_partial(p, lanes); }
+EDGE_INLINE i32x16 load_lanes_i32(const int32_t* p, int lanes) {
+  return lanes == kLanes ? load_i32(p) : load_i32_partial(p, lanes);
+}
 EDGE_INLINE f32x16 load_lanes_f16(const uint16_t* p, int lanes) {
   return lanes == kLanes ? from_f16(p) : from_f16_partial(p, lanes);
 }
@@ -61,12 +64,14 @@ template <int P>
 EDGE_INLINE void add_entries(const ResidualEntry* entry, int64_t count, const int8_t* panel, int64_t panel_bytes,
                              const f32x16 (&scale)[P], f32x16 (&y)[P]) {
   f32x16 total[P];
-  for (int p = 0; p < P; ++p) total[p] = zero();
+  unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { total[p] = zero(); });
   for (int64_t i = 0; i < count; ++i) {
     const f32x16 value = broadcast(entry[i].value);
-    for (int p = 0; p < P; ++p) total[p] = fma(value, panel_column(panel + p * panel_bytes, entry[i].column), total[p]);
+    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
+      total[p] = fma(value, panel_column(panel + p * panel_bytes, entry[i].column), total[p]);
+    });
   }
-  for (int p = 0; p < P; ++p) y[p] = fma(total[p], scale[p], y[p]);
+  unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { y[p] = fma(total[p], scale[p], y[p]); });
 }
 
 // Rows m..m+R of panels first..first+P: product and epilogue.
@@ -81,52 +86,42 @@ void linear_tile(const LinearPlan& plan, int64_t m, int64_t first) {
   const int64_t n = first * kTileChannels;
   int lanes[P];  // 16, or fewer in the last panel
   f32x16 scale[P], y[R][P];
-#pragma GCC unroll 16
-  for (int p = 0; p < P; ++p) {
-    lanes[p] = static_cast<int>(min_i64(kLanes, weight.channels - n - p * kTileChannels));
+  unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
     const int64_t at = n + p * kTileChannels;
+    lanes[p] = static_cast<int>(min_i64(kLanes, weight.channels - at));
     scale[p] = load_lanes(weight.scale + at, lanes[p]);
-    if (Int8Dot::kOffset != 0) {
-      constexpr int kShift = 7;  // kOffset is 128
-      i32x16 row_sum = lanes[p] == kLanes ? load_i32(weight.row_sum + at) : load_i32_partial(weight.row_sum + at, lanes[p]);
-      row_sum = shift_left(row_sum, kShift);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) dot[r][p] = sub_i32(dot[r][p], row_sum);
+    if constexpr (Int8Dot::kOffsetBits != 0) {
+      const i32x16 excess = shift_left(load_lanes_i32(weight.row_sum + at, lanes[p]), Int8Dot::kOffsetBits);
+      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { dot[r][p] = sub_i32(dot[r][p], excess); });
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) y[r][p] = mul(from_i32(dot[r][p]), scale[p]);
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { y[r][p] = mul(from_i32(dot[r][p]), scale[p]); });
     if (weight.bias != nullptr) {
       const f32x16 bias = load_lanes(weight.bias + at, lanes[p]);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) y[r][p] = add(y[r][p], bias);
+      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { y[r][p] = add(y[r][p], bias); });
     }
-  }
+  });
   for (int64_t h = 0; h < plan.hot_count; ++h) {
     f32x16 hot[P];
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p)
+    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
       hot[p] = load_lanes_f16(plan.hot_weight + h * weight.channels + n + p * kTileChannels, lanes[p]);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
+    });
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
       const f32x16 x = broadcast(plan.hot_x[(m + r) * plan.hot_count + h]);
-#pragma GCC unroll 16
-      for (int p = 0; p < P; ++p) y[r][p] = fma(x, hot[p], y[r][p]);
-    }
+      unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { y[r][p] = fma(x, hot[p], y[r][p]); });
+    });
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
+  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
     if (plan.residual_rows != nullptr) {
       const ResidualRow& row = plan.residual_rows[m + r];
       if (row.count != 0)
         add_entries<P>(plan.worker_entries[row.worker] + row.offset, row.count, panel, panel_bytes, scale, y[r]);
     }
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) {
+    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
       const int64_t at = (m + r) * weight.channels + n + p * kTileChannels;
       if (plan.add != nullptr) y[r][p] = add(y[r][p], load_lanes(plan.add + at, lanes[p]));
       store_lanes(plan.out + at, y[r][p], lanes[p]);
-    }
-  }
+    });
+  });
 }
 
 // As many independent sums per accumulator as hide the latency of a dot product.
@@ -203,7 +198,7 @@ static Activation* activation_scratch(ThreadPool& pool, int64_t rows, int64_t st
   return static_cast<Activation*>(pool.shared_scratch(1, static_cast<size_t>(rows * stride) * sizeof(Activation)));
 }
 
-static void linear_int8(const int8_t* q, int64_t rows, const Int8Weight& weight, float* out, ThreadPool& pool) {
+static bool linear_int8(const int8_t* q, int64_t rows, const Int8Weight& weight, float* out, ThreadPool& pool) {
   LinearPlan plan = {};
   plan.weight = weight;
   plan.rows = rows;
@@ -212,12 +207,18 @@ static void linear_int8(const int8_t* q, int64_t rows, const Int8Weight& weight,
   Activation* activations = activation_scratch(pool, rows, plan.stride);
   plan.activations = activations;
   const int64_t columns = weight.columns;
+  bool in_range = true;
   for (int64_t m = 0; m < rows; ++m) {
     Activation* row = activations + m * plan.stride;
-    for (int64_t c = 0; c < columns; ++c) row[c] = Int8Dot::activation(q[m * columns + c]);
+    for (int64_t c = 0; c < columns; ++c) {
+      in_range &= q[m * columns + c] != -128;
+      row[c] = Int8Dot::activation(q[m * columns + c]);
+    }
     for (int64_t c = columns; c < ceil_div(columns, kTileDepth) * kTileDepth; ++c) row[c] = Int8Dot::activation(0);
   }
+  if (!in_range) return false;
   linear_product(plan, pool);
+  return true;
 }
 
 static bool linear(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, const float* add,

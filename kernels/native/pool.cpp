@@ -113,10 +113,14 @@ class Buffer {
 }  // namespace
 
 struct ThreadPool::State {
-  // A job is announced by one word, generation << 16 | workers: a worker that is not part of the job needs nothing else,
-  // and one that is knows that `body` and `context` stay until it has counted itself out of `pending`.
+  static constexpr uint64_t kClosed = uint64_t{1} << 31, kInside = kClosed - 1;
+
+  // A job is announced by one word, generation << 16 | workers; a worker that is not part of the job needs nothing else.
   alignas(64) std::atomic<uint64_t> ticket{0};
-  alignas(64) std::atomic<int> pending{0};
+  // Who is inside the job: generation << 32 | closed (bit 31) | workers inside. A worker enters by counting itself in while
+  // the gate is open; `body` and `context` stay until it has counted itself out again.
+  alignas(64) std::atomic<uint64_t> gate{kClosed};
+  std::atomic<int> finished{0};  // workers that have been inside
   alignas(64) std::atomic<int64_t> next_block{0};
   alignas(64) std::atomic<int> sleeping{0};
   std::atomic<bool> stop{false};
@@ -148,7 +152,7 @@ struct ThreadPool::State {
   }
 
   void wait_for_ticket(uint64_t seen) {
-    const auto changed = [&] { return ticket.load(std::memory_order_seq_cst) != seen || stop.load(); };
+    const auto changed = [&] { return ticket.load() != seen || stop.load(); };
     if (spin_until(spin_microseconds, changed)) return;
     std::unique_lock<std::mutex> guard(sleep_mutex);
     sleeping.fetch_add(1);
@@ -156,23 +160,37 @@ struct ThreadPool::State {
     sleeping.fetch_sub(1);
   }
 
+  bool enter(uint64_t generation) {
+    uint64_t value = gate.load();
+    while (value >> 32 == generation && !(value & kClosed))
+      if (gate.compare_exchange_weak(value, value + 1)) return true;
+    return false;
+  }
+
+  void leave() {
+    finished.fetch_add(1);
+    gate.fetch_sub(1);
+    if (caller_sleeping.load()) {
+      std::lock_guard<std::mutex> guard(sleep_mutex);
+      work_done.notify_one();
+    }
+  }
+
   void worker_loop(int worker) {
     uint64_t seen = 0;
     while (true) {
       wait_for_ticket(seen);
       if (stop.load()) return;
-      seen = ticket.load(std::memory_order_acquire);
-      if (worker >= static_cast<int>(seen & 0xFFFF)) continue;
+      seen = ticket.load();
+      if (worker >= static_cast<int>(seen & 0xFFFF) || !enter(seen >> 16)) continue;
       run_body(worker);
-      if (pending.fetch_sub(1) == 1 && caller_sleeping.load()) {
-        std::lock_guard<std::mutex> guard(sleep_mutex);
-        work_done.notify_one();
-      }
+      leave();
     }
   }
 
-  void wait_for_workers() {
-    const auto done = [&] { return pending.load() == 0; };
+  // Until at least `wanted` workers have been inside and nobody is.
+  void wait_for_workers(int wanted) {
+    const auto done = [&] { return finished.load() >= wanted && (gate.load() & kInside) == 0; };
     if (spin_until(spin_microseconds, done)) return;
     std::unique_lock<std::mutex> guard(sleep_mutex);
     caller_sleeping.store(true);
@@ -217,20 +235,22 @@ ThreadPool::~ThreadPool() {
   delete state_;
 }
 
-void ThreadPool::dispatch(int workers, void (*body)(void*, int), void* context) {
+void ThreadPool::dispatch(int workers, bool all, void (*body)(void*, int), void* context) {
   State& s = *state_;
   if (workers > threads_) workers = threads_;
   s.body = body;
   s.context = context;
-  s.pending.store(workers - 1);
-  const uint64_t generation = (s.ticket.load(std::memory_order_relaxed) >> 16) + 1;
-  s.ticket.store(generation << 16 | static_cast<uint64_t>(workers), std::memory_order_seq_cst);
-  if (s.sleeping.load(std::memory_order_seq_cst) > 0) {
+  s.finished.store(0);
+  const uint64_t generation = ((s.ticket.load(std::memory_order_relaxed) >> 16) + 1) & 0xFFFFFFFFu;
+  s.gate.store(generation << 32);
+  s.ticket.store(generation << 16 | static_cast<uint64_t>(workers));
+  if (s.sleeping.load() > 0) {
     std::lock_guard<std::mutex> guard(s.sleep_mutex);
     s.work_ready.notify_all();
   }
   s.run_body(0);
-  s.wait_for_workers();
+  if (!all) s.gate.fetch_or(State::kClosed);
+  s.wait_for_workers(all ? workers - 1 : 0);
   if (s.error) {
     std::exception_ptr error = nullptr;
     std::swap(error, s.error);

@@ -30,12 +30,21 @@ class ThreadPool {
   template <class Body>
   void run(int workers, Body&& body) {
     if (workers <= 1) return body(0);
-    dispatch(workers, [](void* context, int worker) { (*static_cast<Body*>(context))(worker); },
+    dispatch(workers, true, [](void* context, int worker) { (*static_cast<Body*>(context))(worker); },
+             const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
+  // The same for work that whoever is there takes from a common store: a worker that has not begun when worker 0 returns
+  // is left out. So a core that the system lends to someone else holds nobody up.
+  template <class Body>
+  void run_shared(int workers, Body&& body) {
+    if (workers <= 1) return body(0);
+    dispatch(workers, false, [](void* context, int worker) { (*static_cast<Body*>(context))(worker); },
              const_cast<void*>(static_cast<const void*>(&body)));
   }
 
   // body(begin, end, worker) over blocks of `grain` that cover 0..count, taken in ascending order by whoever is free.
-  // A result must not depend on who takes which block. `workers` <= 0: all of them.
+  // A result must not depend on who takes which block. `workers` <= 0: all of them. With one worker it is a single block.
   template <class Body>
   void for_blocks(int64_t count, int64_t grain, Body&& body, int workers = 0) {
     const int64_t blocks = (count + grain - 1) / grain;
@@ -46,7 +55,7 @@ class ThreadPool {
       return;
     }
     reset_blocks();
-    run(static_cast<int>(width), [&](int worker) {
+    run_shared(static_cast<int>(width), [&](int worker) {
       for (int64_t begin; (begin = take_block() * grain) < count;)
         body(begin, begin + grain < count ? begin + grain : count, worker);
     });
@@ -71,7 +80,7 @@ class ThreadPool {
  private:
   struct State;
 
-  void dispatch(int workers, void (*body)(void*, int), void* context);
+  void dispatch(int workers, bool all, void (*body)(void*, int), void* context);
 
   int threads_;
   State* state_;

@@ -79,7 +79,7 @@ EDGE_INLINE bool quantize_rows(const QuantizeInput& input, ResidualRow* residual
   for (int64_t w = 0; w < workers; ++w) good[w] = 1;
   const int64_t grain = max_i64(1, kGrainElements / max_i64(1, input.columns));
   pool.reset_blocks();
-  pool.run(static_cast<int>(workers), [&](int worker) {
+  pool.run_shared(static_cast<int>(workers), [&](int worker) {
     ResidualWriter writer(pool, worker);
     for (int64_t begin; (begin = pool.take_block() * grain) < input.rows;) {
       const int64_t end = min_i64(begin + grain, input.rows);

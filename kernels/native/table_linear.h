@@ -52,8 +52,8 @@ struct Int8Weight {
 struct LinearKernels {
   // q[M, K]; residual_rows[M] and each worker's pool.extend() hold the residual. False: an activation is not finite.
   bool (*quantize)(const QuantizeInput& input, int8_t* q, ResidualRow* residual_rows, ThreadPool& pool);
-  // out[M, N] = float(q[M, K] . W) * scale (+ bias)
-  void (*linear_int8)(const int8_t* q, int64_t rows, const Int8Weight& weight, float* out, ThreadPool& pool);
+  // out[M, N] = float(q[M, K] . W) * scale (+ bias). False: q holds -128, which the symmetric range excludes.
+  bool (*linear_int8)(const int8_t* q, int64_t rows, const Int8Weight& weight, float* out, ThreadPool& pool);
   // out[m, :] = fma(x[m, hot[h]], hot_weight[h, :], out[m, :]) for h ascending; hot_weight f16[H, N]
   void (*add_hot)(float* out, const float* x, int64_t rows, int64_t columns, int64_t channels, const int32_t* hot,
                   int64_t hot_count, const uint16_t* hot_weight, ThreadPool& pool);

@@ -17,11 +17,26 @@
 #endif
 
 #define EDGE_INLINE inline __attribute__((always_inline))
+#define EDGE_INLINE_LAMBDA __attribute__((always_inline))  // [&](auto i) EDGE_INLINE_LAMBDA { ... }
 
 namespace edge {
 namespace EDGE_VARIANT {
 
 constexpr int kLanes = 16;
+
+// f(Index<0>), f(Index<1>), ... f(Index<N-1>), written out by the compiler before it assigns registers: arrays indexed so
+// live in registers. (An unrolled loop comes too late for GCC, which then keeps the array in memory as well.)
+template <int I>
+struct Index {
+  constexpr operator int() const { return I; }
+};
+template <int N, int I = 0, class F>
+EDGE_INLINE void unrolled(F&& f) {
+  if constexpr (I < N) {
+    f(Index<I>{});
+    unrolled<N, I + 1>(f);
+  }
+}
 
 EDGE_INLINE int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 EDGE_INLINE int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -64,6 +79,7 @@ EDGE_INLINE void store_i32(int32_t* p, i32x16 a) { _mm512_storeu_si512(p, a.v); 
 EDGE_INLINE i32x16 broadcast_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
 EDGE_INLINE i32x16 add_i32(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 EDGE_INLINE i32x16 sub_i32(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+EDGE_INLINE i32x16 xor_i32(i32x16 a, i32x16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
 EDGE_INLINE i32x16 shift_left(i32x16 a, int bits) { return {_mm512_sll_epi32(a.v, _mm_cvtsi32_si128(bits))}; }
 EDGE_INLINE i32x16 shift_right(i32x16 a, int bits) { return {_mm512_sra_epi32(a.v, _mm_cvtsi32_si128(bits))}; }
 EDGE_INLINE i32x16 bits_of(f32x16 a) { return {_mm512_castps_si512(a.v)}; }
@@ -161,6 +177,7 @@ EDGE_INLINE void store_i32(int32_t* p, i32x16 a) {
 EDGE_INLINE i32x16 broadcast_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 EDGE_INLINE i32x16 add_i32(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 EDGE_INLINE i32x16 sub_i32(i32x16 a, i32x16 b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+EDGE_INLINE i32x16 xor_i32(i32x16 a, i32x16 b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
 EDGE_INLINE i32x16 shift_left(i32x16 a, int bits) {
   const __m128i count = _mm_cvtsi32_si128(bits);
   return {_mm256_sll_epi32(a.lo, count), _mm256_sll_epi32(a.hi, count)};
@@ -187,9 +204,9 @@ EDGE_INLINE void store_i16(int16_t* p, i32x16 a) {
 
 EDGE_INLINE f32x16 from_i32(i32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 EDGE_INLINE f32x16 from_i8(const int8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+  const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m128i high = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))};
 }
 EDGE_INLINE f32x16 from_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
@@ -255,6 +272,7 @@ EDGE_INLINE i32x16 broadcast_i32(int32_t x) { EDGE_LANES(i32x16, x); }
 EDGE_INLINE uint32_t u32(int32_t x) { return static_cast<uint32_t>(x); }  // wraps where int32_t must not
 EDGE_INLINE i32x16 add_i32(i32x16 a, i32x16 b) { EDGE_LANES(i32x16, static_cast<int32_t>(u32(a.v[i]) + u32(b.v[i]))); }
 EDGE_INLINE i32x16 sub_i32(i32x16 a, i32x16 b) { EDGE_LANES(i32x16, static_cast<int32_t>(u32(a.v[i]) - u32(b.v[i]))); }
+EDGE_INLINE i32x16 xor_i32(i32x16 a, i32x16 b) { EDGE_LANES(i32x16, a.v[i] ^ b.v[i]); }
 EDGE_INLINE i32x16 shift_left(i32x16 a, int bits) {
   EDGE_LANES(i32x16, static_cast<int32_t>(u32(a.v[i]) << bits));
 }

@@ -1,0 +1,400 @@
+"""Attention over paged INT8 keys and values: equal to the reference bit for bit, however the rows are handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import kernels
+from kernels import attention, reference
+
+F32 = reference.F32
+PAGE = attention.PAGE
+
+
+@pytest.fixture(params=kernels.isa_variants())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    chosen = kernels.isa()
+    kernels.use_isa(request.param)
+    yield request.param
+    kernels.use_isa(chosen)
+
+
+@pytest.fixture(scope="module")
+def pools() -> list[kernels.ThreadPool]:
+    return [kernels.ThreadPool(threads) for threads in (1, 2, 3, 4)]
+
+
+@pytest.fixture(scope="module")
+def pool(pools: list[kernels.ThreadPool]) -> kernels.ThreadPool:
+    return pools[3]
+
+
+def assert_same_bits(actual: F32, expected: F32) -> None:
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual.view(np.int32), expected.view(np.int32))
+
+
+class Pages(NamedTuple):
+    k: reference.I8  # [P, Hkv, 16, D]
+    k_scale: reference.F16  # [P, Hkv, 16]
+    v: reference.I8
+    v_scale: reference.F16
+
+    def copy(self) -> Pages:
+        return Pages(self.k.copy(), self.k_scale.copy(), self.v.copy(), self.v_scale.copy())
+
+
+def stale_pages(count: int, kv_heads: int, dim: int) -> Pages:
+    """Pages as another sequence left them: any integer, any finite scale."""
+    generator = np.random.default_rng([count, kv_heads, dim])
+    shape = (count, kv_heads, PAGE, dim)
+    integers = [generator.integers(-128, 128, shape).astype(np.int8) for _ in range(2)]
+    scales = [generator.choice([6e-8, 1.0, -3.0, 65504.0], shape[:3]).astype(np.float16) for _ in range(2)]
+    return Pages(integers[0], scales[0], integers[1], scales[1])
+
+
+class Problem(NamedTuple):
+    q: F32  # [T, Hq, D], a view of the joint matrix
+    k: F32  # [T, Hkv, D], likewise
+    v: F32
+    pages: Pages  # the T tokens appended
+    table: reference.I32  # [1, max_pages]
+    slots: reference.I64  # [T]
+
+
+@lru_cache
+def problem(heads: int, kv_heads: int, dim: int, tokens: int) -> Problem:
+    generator = np.random.default_rng([heads, kv_heads, dim, tokens])
+    joint = generator.standard_normal((tokens, heads + 2 * kv_heads, dim)).astype(np.float32)
+    joint[generator.random(joint.shape) < 0.001] *= 100
+    q, k, v = joint[:, :heads], joint[:, heads : heads + kv_heads], joint[:, heads + kv_heads :]
+    needed = -(-tokens // PAGE)
+    table = generator.permutation(needed + 3)[: needed + 1].astype(np.int32)
+    slots = table[np.arange(tokens) // PAGE].astype(np.int64) * PAGE + np.arange(tokens) % PAGE
+    pages = stale_pages(needed + 3, kv_heads, dim)
+    reference.append_kv(k, v, *pages, slots)
+    return Problem(q, k, v, pages, table[None], slots)
+
+
+def attend(p: Problem, rows: list[int], pool: kernels.ThreadPool) -> F32:
+    """The tokens `rows` of the one sequence, each seeing everything up to itself."""
+    position = np.array(rows, np.int32)
+    sequence = np.zeros(len(rows), np.int32)
+    return attention.paged_attention(p.q[rows], *p.pages, p.table, sequence, position, softmax_scale(p), pool)
+
+
+def softmax_scale(p: Problem) -> float:
+    return float(p.q.shape[2] ** -0.5)
+
+
+SHAPES = [  # query heads, kv heads, head size, tokens
+    (14, 2, 64, 700),
+    (3, 1, 8, 40),
+    (4, 4, 40, 20),
+    (6, 3, 80, 260),
+    (8, 2, 128, 530),
+    (2, 2, 256, 17),
+    (9, 1, 32, 100),
+    (71, 1, 16, 33),
+    (1, 1, 24, 1),
+]
+
+
+def some_rows(tokens: int) -> list[int]:
+    edges = [0, 1, 14, 15, 16, 17, 254, 255, 256, 257, 511, 512, tokens - 2, tokens - 1]
+    return sorted({row for row in edges if 0 <= row < tokens})
+
+
+@lru_cache
+def expected_rows(shape: tuple[int, int, int, int]) -> F32:
+    p, rows = problem(*shape), some_rows(shape[3])
+    position, sequence = np.array(rows, np.int32), np.zeros(len(rows), np.int32)
+    return reference.paged_attention(p.q[rows], *p.pages, p.table, sequence, position, softmax_scale(p))
+
+
+# ---- append_kv ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "kv_heads", "dim"), [(0, 2, 64), (1, 1, 8), (5, 3, 40), (130, 2, 64), (3, 1, 256)])
+def test_append_equals_the_reference(isa: str, pools: list[kernels.ThreadPool], m: int, kv_heads: int, dim: int) -> None:
+    generator = np.random.default_rng([m, kv_heads, dim])
+    joint = generator.standard_normal((m, 4 * kv_heads, dim)).astype(np.float32)
+    k, v = joint[:, kv_heads : 2 * kv_heads], joint[:, 2 * kv_heads : 3 * kv_heads]
+    count = m // PAGE + 2
+    slots = generator.permutation(count * PAGE)[:m]
+    slots[::7] = -1  # left out
+    expected = stale_pages(count, kv_heads, dim)
+    reference.append_kv(k, v, *expected, slots)
+    for pool in pools:
+        pages = stale_pages(count, kv_heads, dim)
+        attention.append_kv(k, v, *pages, slots, pool)
+        for actual, wanted in zip(pages, expected, strict=True):
+            np.testing.assert_array_equal(actual, wanted)
+
+
+def test_append_of_hard_rows(isa: str, pool: kernels.ThreadPool) -> None:
+    dim = 24
+    ramp = np.linspace(-1, 1, dim)
+    rows: list[np.ndarray] = [ramp * size for size in (0, -0.0, 1e-45, 1e-41, 1e-6, 8e-6, 1, 1e4, 8e6, 8.4e6, 1e20, 3e38)]
+    rows += [np.full(dim, 2.5), np.where(np.arange(dim) == 3, 1e4, ramp), np.arange(dim) * 0.5]
+    k = np.array(rows, np.float32)[:, None]
+    slots = np.arange(len(rows), dtype=np.int64)
+    pages, expected = stale_pages(2, 1, dim), stale_pages(2, 1, dim)
+    attention.append_kv(k, -k, *pages, slots, pool)
+    reference.append_kv(k, -k, *expected, slots)
+    for actual, wanted in zip(pages, expected, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
+    assert np.isfinite(pages.k_scale).all() and pages.k.reshape(-1, dim)[: len(rows)].min() >= -127
+    np.testing.assert_array_equal(pages.k[0, 0, 0], 0)
+
+
+def test_append_is_within_half_a_step(pool: kernels.ThreadPool) -> None:
+    k = np.random.default_rng(0).standard_normal((64, 2, 64)).astype(np.float32)
+    pages = stale_pages(4, 2, 64)
+    attention.append_kv(k, k, *pages, np.arange(64, dtype=np.int64), pool)
+    step = pages.k_scale.astype(np.float32)[..., None]
+    restored = (pages.k * step).transpose(0, 2, 1, 3).reshape(64, 2, 64)
+    # Half a step, and float16's rounding of the step where the value is clamped.
+    bound = step.transpose(0, 2, 1, 3).reshape(64, 2, 1) * 0.57
+    assert (np.abs(restored - k) <= bound).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 9, 23])
+def test_append_refuses_what_is_not_finite(isa: str, pool: kernels.ThreadPool, bad: float, place: int) -> None:
+    k = np.ones((3, 1, 24), np.float32)
+    v = k.copy()
+    v[1, 0, place] = bad
+    pages = stale_pages(1, 1, 24)
+    with pytest.raises(ValueError, match="non-finite key or value"):
+        attention.append_kv(k, v, *pages, np.arange(3, dtype=np.int64), pool)
+    np.testing.assert_array_equal(pages.v[0, 0, 1], 0)  # nothing that is not finite gets into a page
+    assert np.isfinite(pages.v_scale).all()
+
+
+# ---- paged_attention ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_equals_the_reference(isa: str, pools: list[kernels.ThreadPool], shape: tuple[int, int, int, int]) -> None:
+    for pool in pools:
+        assert_same_bits(attend(problem(*shape), some_rows(shape[3]), pool), expected_rows(shape))
+
+
+@pytest.mark.parametrize("shape", [(14, 2, 64, 700), (8, 8, 64, 530)])
+def test_a_row_alone_has_the_bits_of_a_batch(
+    isa: str, pools: list[kernels.ThreadPool], shape: tuple[int, int, int, int]
+) -> None:
+    p = problem(*shape)
+    rows = [*some_rows(shape[3]), *range(300, 340)]
+    together = attend(p, rows, pools[3])
+    for pool in (pools[0], pools[3]):  # alone, a deep row's segments are shared out over the threads
+        assert_same_bits(np.concatenate([attend(p, [row], pool) for row in rows]), together)
+    assert_same_bits(attend(p, rows[::-1], pools[2])[::-1], together)
+
+
+def test_rows_of_several_sequences_in_any_order(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    lengths = [5, 300, 1, 600]
+    generator = np.random.default_rng(8)
+    pages = stale_pages(70, 2, 64)
+    free = generator.permutation(70)
+    table = np.full((4, 40), -1, np.int32)  # beyond a sequence's pages there is nothing
+    rows = []
+    for sequence, length in enumerate(lengths):
+        needed = -(-length // PAGE)
+        table[sequence, :needed], free = free[:needed], free[needed:]
+        tokens = np.arange(length)
+        slots = table[sequence, tokens // PAGE].astype(np.int64) * PAGE + tokens % PAGE
+        k = generator.standard_normal((length, 2, 64)).astype(np.float32)
+        attention.append_kv(k, k[::-1].copy(), *pages, slots, pools[0])
+        rows += [(sequence, position) for position in {0, length // 2, length - 2, length - 1} if position >= 0]
+    order = generator.permutation(len(rows))
+    sequence, position = np.array(rows, np.int32)[order].T.copy()
+    q = generator.standard_normal((len(rows), 6, 64)).astype(np.float32)
+    expected = reference.paged_attention(q, *pages, table, sequence, position, 0.125)
+    for pool in pools:
+        assert_same_bits(attention.paged_attention(q, *pages, table, sequence, position, 0.125, pool), expected)
+
+
+def test_page_numbers_do_not_matter(isa: str, pool: kernels.ThreadPool) -> None:
+    p = problem(14, 2, 64, 700)
+    count = p.pages.k.shape[0]
+    moved = np.random.default_rng(3).permutation(count)  # page i goes to moved[i]
+    pages = p.pages.copy()
+    pages.k[moved], pages.k_scale[moved] = p.pages.k, p.pages.k_scale
+    pages.v[moved], pages.v_scale[moved] = p.pages.v, p.pages.v_scale
+    elsewhere = p._replace(pages=pages, table=moved[p.table].astype(np.int32))
+    rows = some_rows(700)
+    assert_same_bits(attend(elsewhere, rows, pool), attend(p, rows, pool))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 100, 256])
+def test_chunks_equal_the_whole(isa: str, pool: kernels.ThreadPool, chunk: int) -> None:
+    p = problem(6, 2, 32, 290)
+    whole = attend(p, list(range(290)), pool)
+    pages = stale_pages(p.pages.k.shape[0], 2, 32)
+    parts = []
+    for begin in range(0, 290, chunk):
+        rows = slice(begin, begin + chunk)
+        attention.append_kv(p.k[rows], p.v[rows], *pages, p.slots[rows], pool)
+        parts.append(attend(p._replace(pages=pages), list(range(290))[rows], pool))
+    assert_same_bits(np.concatenate(parts), whole)
+
+
+def test_what_lies_beyond_a_row_never_matters(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    p = problem(14, 2, 64, 700)
+    rows = [3, 100, 300, 301]
+    expected = attend(p, rows, pools[0])
+    pages = p.pages.copy()
+    flat_slots = p.slots[302:]
+    page, offset = flat_slots // PAGE, flat_slots % PAGE
+    for integers in (pages.k, pages.v):
+        integers[page, :, offset] = -128
+    for scales, value in ((pages.k_scale, np.inf), (pages.v_scale, np.nan)):
+        scales[page, :, offset] = value
+    for pool in pools:
+        assert_same_bits(attend(p._replace(pages=pages), rows, pool), expected)
+
+
+def test_a_row_that_sees_nothing_gives_zeros(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    p = problem(14, 2, 64, 700)
+    position = np.array([-1, 650, 651, -1], np.int32)
+    sequence = np.zeros(4, np.int32)
+    for pool in pools:
+        out = np.full((4, 14, 64), np.nan, np.float32)
+        result = attention.paged_attention(p.q[:4], *p.pages, p.table, sequence, position, 0.125, pool, out=out)
+        assert result is out
+        np.testing.assert_array_equal(out[[0, 3]], 0)
+        alone = attention.paged_attention(p.q[1:3], *p.pages, p.table, sequence[1:3], position[1:3], 0.125, pool)
+        assert_same_bits(out[1:3], alone)
+        empty = attention.paged_attention(p.q[:2], *p.pages, p.table, sequence[:2], position[[0, 3]], 0.125, pool)
+        np.testing.assert_array_equal(empty, 0)
+    assert attend(p, [], pools[3]).shape == (0, 14, 64)
+
+
+def test_hard_values_equal_the_reference(isa: str, pool: kernels.ThreadPool) -> None:
+    tokens, dim = 300, 40
+    generator = np.random.default_rng(5)
+    k = generator.standard_normal((tokens, 1, dim)).astype(np.float32)
+    k[10] = 0
+    k[20:40] = 1.5  # equal scores
+    k[50] = 1e4
+    k[60:70] *= 1e-6
+    v = k[::-1] * np.float32(30)
+    p = problem(6, 1, dim, tokens)
+    pages = stale_pages(p.pages.k.shape[0], 1, dim)
+    attention.append_kv(k, v.copy(), *pages, p.slots, pool)
+    q = generator.standard_normal((7, 6, dim)).astype(np.float32)
+    q[0] = 0
+    q[1] = -0.0
+    q[2] = 1e4
+    q[3, :, ::5] *= 1e4
+    q[4] *= 1e-41
+    q[5] *= 1e15
+    q[6] *= 1e-3
+    position = np.array([299, 299, 299, 298, 280, 299, 40], np.int32)
+    sequence = np.zeros(7, np.int32)
+    expected = reference.paged_attention(q, *pages, p.table, sequence, position, 0.3)
+    assert np.isfinite(expected).all()
+    assert_same_bits(attention.paged_attention(q, *pages, p.table, sequence, position, 0.3, pool), expected)
+    # A query of zeros sees every value with the same weight.
+    restored = (pages.v.astype(np.float64) * pages.v_scale.astype(np.float64)[..., None])[p.table[0], 0].reshape(-1, dim)
+    np.testing.assert_allclose(expected[0, 0], restored[:300].mean(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_query_that_is_not_finite_spoils_only_its_own_head(isa: str, pools: list[kernels.ThreadPool], bad: float) -> None:
+    p = problem(14, 2, 64, 700)
+    rows = [250, 600, 699]
+    q = p.q[rows].copy()
+    q[1, 4, 7] = bad
+    position, sequence = np.array(rows, np.int32), np.zeros(3, np.int32)
+    expected = attend(p, rows, pools[0])
+    for pool in pools:
+        result = attention.paged_attention(q, *p.pages, p.table, sequence, position, softmax_scale(p), pool)
+        assert np.isnan(result[1, 4]).all()
+        result[1, 4] = expected[1, 4]
+        assert_same_bits(result, expected)
+
+
+def test_close_to_float_attention(pool: kernels.ThreadPool) -> None:
+    tokens, heads, kv_heads, dim = 700, 14, 2, 64
+    generator = np.random.default_rng(1)
+    q, k, v = (generator.standard_normal((tokens, n, dim)).astype(np.float32) for n in (heads, kv_heads, kv_heads))
+    p = problem(heads, kv_heads, dim, tokens)
+    pages = stale_pages(p.pages.k.shape[0], kv_heads, dim)
+    attention.append_kv(k, v, *pages, p.slots, pool)
+    result = attend(p._replace(q=q, pages=pages), list(range(tokens)), pool)
+
+    score = np.einsum("mhd,thd->hmt", q, np.repeat(k, 7, axis=1), dtype=np.float64) / np.sqrt(dim)
+    score[:, np.triu(np.ones((tokens, tokens), bool), 1)] = -np.inf
+    weight = np.exp(score - score.max(-1, keepdims=True))
+    exact = np.einsum("hmt,thd->mhd", weight / weight.sum(-1, keepdims=True), np.repeat(v, 7, axis=1))
+    error = result - exact
+    # INT8 keys and values: steps of absmax/127 leave an error of about 0.6 % of a value's spread.
+    assert np.sqrt((error**2).mean()) < 0.004 * np.sqrt((exact**2).mean()) + 0.002
+    assert np.abs(error).max() < 0.05
+
+
+# ---- refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_attention_refuses_rows_and_pages_out_of_range(pool: kernels.ThreadPool) -> None:
+    p = problem(3, 1, 8, 40)
+    q, count = p.q[:2], p.pages.k.shape[0]
+
+    def run(table: reference.I32, sequence: list[int], position: list[int]) -> None:
+        attention.paged_attention(q, *p.pages, table, np.array(sequence, np.int32), np.array(position, np.int32), 1.0, pool)
+
+    run(p.table, [0, 0], [3, 39])
+    for sequence in ([0, 1], [-1, 0]):
+        with pytest.raises(ValueError, match=r"`row_sequence` must be in 0\.\.0.*got `-?1`"):
+            run(p.table, sequence, [0, 0])
+    limit = p.table.shape[1] * PAGE
+    for position in ([0, limit], [-2, 0]):
+        with pytest.raises(ValueError, match=rf"`row_position` must be -1 or in 0\.\.{limit - 1}"):
+            run(p.table, [0, 0], position)
+    for page in (-1, count, 2**31 - 1):
+        table = p.table.copy()
+        table[0, 2] = page
+        run(table, [0, 0], [31, 5])  # not needed, so not looked at
+        with pytest.raises(ValueError, match=rf"`page_table` must name pages in 0\.\.{count - 1}.*`{page}`"):
+            run(table, [0, 0], [31, 32])
+
+
+def test_append_refuses_slots_out_of_range(pool: kernels.ThreadPool) -> None:
+    k = np.ones((2, 1, 8), np.float32)
+    pages = stale_pages(3, 1, 8)
+    for slot in (-2, 48, 2**40):
+        with pytest.raises(ValueError, match=rf"`slots` must be -1 or in 0\.\.47.*`{slot}`"):
+            attention.append_kv(k, k, *pages, np.array([0, slot], np.int64), pool)
+
+
+def test_refusals_name_the_argument(pool: kernels.ThreadPool) -> None:
+    p = problem(3, 1, 8, 40)
+    zeros = np.zeros(2, np.int32)
+
+    def run(q: F32, pages: Pages) -> None:
+        attention.paged_attention(q, *pages, p.table, zeros, zeros, 1.0, pool)
+
+    with pytest.raises(ValueError, match=r"`v_pages` must have shape"):
+        run(p.q[:2], p.pages._replace(v=p.pages.v[:-1], v_scale=p.pages.v_scale[:-1]))
+    with pytest.raises(ValueError, match=r"`k_scales`.*float16"):
+        run(p.q[:2], p.pages._replace(k_scale=p.pages.k_scale.astype(np.float32)))
+    with pytest.raises(ValueError, match="`row_sequence` must have shape"):
+        run(p.q[:3], p.pages)
+    with pytest.raises(ValueError, match="multiple of the `2` kv heads"):
+        run(p.q[:2], stale_pages(8, 2, 8))
+    with pytest.raises(ValueError, match="head size"):
+        run(np.ones((2, 3, 12), np.float32), stale_pages(8, 1, 12))
+    with pytest.raises(ValueError, match="`slots` must have shape"):
+        attention.append_kv(p.k[:2], p.v[:2], *p.pages.copy(), p.slots[:3], pool)
+    read_only = p.pages.copy()
+    read_only.k.flags.writeable = False
+    with pytest.raises(ValueError, match="`k_pages`.*writeable"):
+        attention.append_kv(p.k[:2], p.v[:2], *read_only, p.slots[:2], pool)
