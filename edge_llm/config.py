@@ -83,10 +83,10 @@ class RuntimeConfig:
     """Add the shadow outliers; off only to see what they are worth."""
 
     def __post_init__(self) -> None:
-        for name, low in (("threads", 1), ("context", 1)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise UsageError(f"{name} must be at least {low}, got `{value}`", param=name)
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise UsageError(f"threads must be between 1 and 1024, got `{self.threads}`", param="threads")
+        if self.context is not None and self.context < 1:
+            raise UsageError(f"context must be at least 1 token, got `{self.context}`", param="context")
         if not 1 <= self.chunk <= 4096:
             raise UsageError(f"chunk must be between 1 and 4096 tokens, got `{self.chunk}`", param="chunk")
         if not 1 <= self.window <= 64:

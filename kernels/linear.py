@@ -73,6 +73,4 @@ def linear(
     `input_scale` is the activation scale. Without `shadow` the hot columns and the residual are left out. `out` may be `add`
     itself. When an activation is not finite, `out` is left as it was.
     """
-    return _native.linear(
-        x, tiles, n, input_scale, scale, row_sum, hot, hot_weight, pool, bias, add, shadow, out
-    )
+    return _native.linear(x, tiles, n, input_scale, scale, row_sum, hot, hot_weight, pool, bias, add, shadow, out)

@@ -1,13 +1,10 @@
-"""The machine's limits, measured: what a kernel's speed is quoted against.
-
-    pool = kernels.ThreadPool(4)
-    print(int8_rate(pool) / 1e9, "GOP/s", read_bandwidth(pool) / 1e9, "GB/s")
-"""
+"""The machine's limits, measured: what a kernel's speed is quoted against."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -20,16 +17,16 @@ _ROUNDS = 5  # the best counts: others may use the machine
 def int8_rate(pool: ThreadPool, seconds: float = 0.2) -> float:
     """INT8 operations/s (a multiply-add is two) of the bare microkernel of the current ISA, operands in L1, all threads."""
     repeats = 64
-    while _best_time(lambda: _native.int8_operations(repeats, pool), rounds=2) < seconds / (2 * _ROUNDS):
+    while _best_time(partial(_native.int8_operations, repeats, pool), rounds=2) < seconds / (2 * _ROUNDS):
         repeats *= 2
     operations = _native.int8_operations(repeats, pool)
-    return operations / _best_time(lambda: _native.int8_operations(repeats, pool))
+    return operations / _best_time(partial(_native.int8_operations, repeats, pool))
 
 
 def read_bandwidth(pool: ThreadPool, nbytes: int = 512 << 20) -> float:
     """Bytes/s of a sequential read of `nbytes` of memory, more than any cache holds, all threads."""
     data = np.ones(nbytes, np.int8)
-    return nbytes / _best_time(lambda: _native.read_stream(data, pool))
+    return nbytes / _best_time(partial(_native.read_stream, data, pool))
 
 
 def _best_time(work: Callable[[], object], rounds: int = _ROUNDS) -> float:

@@ -24,9 +24,9 @@ from edge_llm.formats.safetensors import (
     open_model_folder,
     open_safetensors,
 )
-from edge_llm.formats.strict_json import parse_json, parse_object
 from edge_llm.models import load_config
 from edge_llm.models.weights import check_tensors
+from edge_llm.strict_json import parse_json, parse_object
 
 RNG = np.random.default_rng(0)
 TENSORS = {

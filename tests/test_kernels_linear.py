@@ -86,9 +86,7 @@ def test_quantize_rounds_half_to_even_and_cuts_at_127(isa: str, pools: list[kern
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("column", [0, 20, 32, 34])
-def test_a_non_finite_activation_is_refused(
-    isa: str, pools: list[kernels.ThreadPool], bad: float, column: int
-) -> None:
+def test_a_non_finite_activation_is_refused(isa: str, pools: list[kernels.ThreadPool], bad: float, column: int) -> None:
     data = problem(20, 8, 35, 3)
     hot = np.array([20, 21, 33], np.int32)
     data.x[17, column] = bad
@@ -124,9 +122,7 @@ def exact_product(q: reference.I8, weight: reference.I8) -> reference.F32:
 
 @pytest.mark.parametrize("k", [1, 3, 4, 67, 256])
 @pytest.mark.parametrize("n", [1, 16, 31, 100])
-def test_product_is_exact_for_every_tile_height(
-    isa: str, pools: list[kernels.ThreadPool], n: int, k: int
-) -> None:
+def test_product_is_exact_for_every_tile_height(isa: str, pools: list[kernels.ThreadPool], n: int, k: int) -> None:
     generator = np.random.default_rng([n, k])
     weight = generator.integers(-127, 128, (n, k)).astype(np.int8)
     tiles = layout.pack_tiles(weight)
@@ -138,9 +134,7 @@ def test_product_is_exact_for_every_tile_height(
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(257, 130, 515), (1, 2051, 1030), (8, 336, 4864)])
-def test_product_is_exact_at_larger_shapes(
-    isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int
-) -> None:
+def test_product_is_exact_at_larger_shapes(isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int) -> None:
     generator = np.random.default_rng([m, n, k])
     weight = generator.integers(-127, 128, (n, k)).astype(np.int8)
     q = generator.integers(-127, 128, (m, k)).astype(np.int8)
@@ -196,9 +190,7 @@ SHAPES = [(1, 16, 4, 0), (1, 50, 67, 1), (2, 64, 64, 2), (5, 47, 130, 3), (13, 1
 
 
 @pytest.mark.parametrize(("m", "n", "k", "hot"), SHAPES)
-def test_linear_equals_the_reference(
-    isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int, hot: int
-) -> None:
+def test_linear_equals_the_reference(isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int, hot: int) -> None:
     data = problem(m, n, k, hot)
     for options in ({}, {"bias": data.bias}, {"add": data.add}, {"bias": data.bias, "add": data.add}):
         for shadow in (True, False):
@@ -208,9 +200,7 @@ def test_linear_equals_the_reference(
 
 
 @pytest.mark.parametrize(("m", "n", "k", "hot"), SHAPES)
-def test_linear_equals_its_parts(
-    isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int, hot: int
-) -> None:
+def test_linear_equals_its_parts(isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int, hot: int) -> None:
     data = problem(m, n, k, hot)
     tiles, _, input_scale, scale, row_sum, hot_index, hot_weight = data.arguments
     for pool in pools:
@@ -233,9 +223,7 @@ def test_a_row_does_not_depend_on_its_neighbours(isa: str, pools: list[kernels.T
     whole = linear.linear(data.x, *data.arguments, pools[0], bias=data.bias, add=data.add)
     for first, last in [(0, 1), (5, 6), (63, 64), (3, 10), (10, 23), (20, 52)]:
         for pool in pools:
-            part = linear.linear(
-                data.x[first:last], *data.arguments, pool, bias=data.bias, add=data.add[first:last]
-            )
+            part = linear.linear(data.x[first:last], *data.arguments, pool, bias=data.bias, add=data.add[first:last])
             assert_same_bits(part, whole[first:last])
 
 

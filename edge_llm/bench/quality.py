@@ -11,8 +11,8 @@ import numpy as np
 from edge_llm.errors import UsageError
 from edge_llm.runner.base import Runner
 
-BLOCK = 64
-"""Tokens per forward call: bounds the memory of the logits; it changes no number."""
+BLOCK_LOGITS = 2**23
+"""Logits per forward call (some hundred MB of work space); it changes no number."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ def _predictions(
     """Blocks of (targets [n], log-probabilities float64 [n, vocab] of the runner and of the oracle)."""
     ours, theirs = runner.open(), oracle.open()
     try:
-        for start in range(0, len(ids) - 1, BLOCK):
-            block = ids[start : min(start + BLOCK, len(ids) - 1)]
+        start, block_length = 0, 1  # the first call is one token, to learn the size of the vocabulary
+        while start < len(ids) - 1:
+            block = ids[start : min(start + block_length, len(ids) - 1)]
             targets = np.asarray(ids[start + 1 : start + 1 + len(block)])
-            yield (
-                targets,
-                log_softmax(runner.forward(ours, block, wanted=len(block))),
-                log_softmax(oracle.forward(theirs, block, wanted=len(block))),
-            )
+            logits = runner.forward(ours, block, wanted=len(block))
+            yield targets, log_softmax(logits), log_softmax(oracle.forward(theirs, block, wanted=len(block)))
+            start += len(block)
+            block_length = max(1, BLOCK_LOGITS // logits.shape[1])
     finally:
         ours.close()
         theirs.close()

@@ -49,7 +49,10 @@ def _whole_prompt(prompt: str | None) -> str:
     piped = "" if sys.stdin is None or sys.stdin.isatty() else _read_stdin()
     if prompt is None and not piped:
         raise UsageError("no prompt; write `edge-llm run MODEL \"your text\"` or pipe it in", param="prompt")
-    return "\n\n".join(part for part in (prompt, piped) if part)
+    text = "\n\n".join(part for part in (prompt, piped) if part)
+    if not text:
+        raise UsageError("the prompt is empty; give at least one character", param="prompt")
+    return text
 
 
 def _read_stdin() -> str:

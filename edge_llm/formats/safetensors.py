@@ -19,7 +19,7 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel, ModelNotFound, StorageError, UnsupportedModel
 from edge_llm.files import RegularFile, shown
-from edge_llm.formats.strict_json import parse_object, read_object
+from edge_llm.strict_json import parse_object, read_object
 
 MAX_HEADER_BYTES = 25 << 20
 MAX_TENSORS = 100_000

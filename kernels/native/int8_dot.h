@@ -50,7 +50,7 @@ struct Int8Dot : OffsetActivation {
   using Weights = __m512i;
   using Accumulator = __m512i;
   static constexpr int kRegisters = 1;
-  static constexpr int kRows = 12, kPanels = 2, kStreamRows = 12;
+  static constexpr int kRows = 6, kPanels = 4, kStreamRows = 12;
 
   static EDGE_INLINE Broadcast broadcast(const Activation* p) { return _mm512_set1_epi32(load_four(p)); }
   static EDGE_INLINE Weights weights(const int8_t* tile, int) { return _mm512_loadu_si512(tile); }

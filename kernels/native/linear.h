@@ -187,7 +187,7 @@ static void linear_block(const LinearPlan& plan, int workers, ThreadPool& pool) 
 }
 
 static void linear_product(const LinearPlan& plan, ThreadPool& pool) {
-  constexpr int64_t kProductsPerWorker = 32 << 10;  // about a microsecond: less is not worth waking a core
+  constexpr int64_t kProductsPerWorker = 128 << 10;  // some microseconds: less is not worth waking a core
   const int64_t products = plan.rows * plan.weight.channels * plan.weight.columns;
   const int workers = static_cast<int>(min_i64(pool.threads(), 1 + products / kProductsPerWorker));
   if (plan.rows <= Int8Dot::kStreamRows) linear_stream(plan, workers, pool);

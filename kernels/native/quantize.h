@@ -71,11 +71,11 @@ EDGE_INLINE bool quantize_row(const float* x, const float* factor, int64_t colum
 template <class Put, class RowDone>
 EDGE_INLINE bool quantize_rows(const QuantizeInput& input, ResidualRow* residual_rows, ThreadPool& pool, Put&& put,
                                RowDone&& row_done) {
-  constexpr int64_t kGrainElements = 8192;  // some microseconds of work
+  constexpr int64_t kGrainElements = 32768;  // some microseconds of work
   auto* factor = static_cast<float*>(pool.shared_scratch(0, static_cast<size_t>(input.columns) * sizeof(float)));
   column_factors(input, factor);
   int good[kMaxThreads];  // by worker
-  const int64_t workers = min_i64(pool.threads(), 1 + input.rows * input.columns / kGrainElements);
+  const int64_t workers = min_i64(min_i64(pool.threads(), input.rows), 1 + input.rows * input.columns / kGrainElements);
   for (int64_t w = 0; w < workers; ++w) good[w] = 1;
   const int64_t grain = max_i64(1, kGrainElements / max_i64(1, input.columns));
   pool.reset_blocks();

@@ -1,0 +1,279 @@
+"""The command line as people and scripts meet it: output, exit codes, one clear line for every mistake."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from edge_llm.cli.main import VERBS, run
+from edge_llm.convert.importer import import_model
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_model, tmp_path_factory):
+    """A bundle of a tiny random model with a chat template."""
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
+    source = tiny_model("llama", chat_template=template)
+    return import_model(source, "tiny", target=tmp_path_factory.mktemp("bundles") / "tiny", keep_float=True)
+
+
+def edge(capsys, *arguments):
+    """Exit code, stdout, stderr of one call."""
+    code = run([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Call the command line with text on stdin (nothing by default)."""
+    import io
+
+    def call_(*arguments, stdin=""):
+        text = io.TextIOWrapper(io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", text)
+        return edge(capsys, *arguments)
+
+    return call_
+
+
+def test_help_names_every_verb(call):
+    code, out, _ = call("--help")
+    assert code == 0
+    assert all(verb in out for verb, _, _ in VERBS)
+
+
+@pytest.mark.parametrize("verb", [verb for verb, _, _ in VERBS])
+def test_every_verb_explains_itself(call, verb):
+    code, out, _ = call(verb, "--help")
+    assert code == 0
+    assert out.startswith("Usage:")
+
+
+def test_run_prints_the_answer_and_nothing_else_on_stdout(call, tiny_bundle):
+    code, out, err = call("run", tiny_bundle, "hello", "--max-tokens", 8, "--temperature", 0, "--ignore-eos")
+    again = call("run", tiny_bundle, "hello", "--max-tokens", 8, "--temperature", 0, "--ignore-eos")
+    assert (code, err) == (0, "")
+    assert out.endswith("\n")
+    assert again[1] == out
+
+
+def test_run_json_is_one_object_with_the_documented_keys(call, tiny_bundle):
+    code, out, _ = call("run", tiny_bundle, "hello", "--max-tokens", 5, "--ignore-eos", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert set(answer) == {"text", "tokens", "finish_reason", "usage", "timings"}
+    assert (answer["finish_reason"], len(answer["tokens"])) == ("length", 5)
+    assert answer["usage"]["completion_tokens"] == 5
+
+
+def test_the_prompt_can_be_piped_and_is_put_behind_the_argument(call, tiny_bundle):
+    options = ("--max-tokens", 4, "--temperature", 0, "--json", "--ignore-eos")
+    piped = call("run", tiny_bundle, *options, stdin="hello")
+    given = call("run", tiny_bundle, "hello", *options)
+    both = call("run", tiny_bundle, "say", *options, stdin="hello")
+    joined = call("run", tiny_bundle, "say\n\nhello", *options)
+    text = [json.loads(result[1])["tokens"] for result in (piped, given, both, joined)]
+    assert text[0] == text[1]
+    assert text[2] == text[3]
+
+
+def test_a_seed_repeats_a_sampled_answer(call, tiny_bundle):
+    def sample(seed):
+        return call("run", tiny_bundle, "hi", "--temperature", 1.5, "--seed", seed, "--max-tokens", 16, "--json")[1]
+
+    assert json.loads(sample(1))["tokens"] == json.loads(sample(1))["tokens"] != json.loads(sample(2))["tokens"]
+
+
+def test_raw_leaves_the_template_out(call, tiny_bundle):
+    def prompt_tokens(*options):
+        return json.loads(call("run", tiny_bundle, "hello", "--max-tokens", 1, "--json", *options)[1])["usage"]["prompt_tokens"]
+
+    assert prompt_tokens("--raw") < prompt_tokens() < prompt_tokens("--system", "be kind")
+
+
+def test_the_float_path_runs_on_the_kept_float_weights(call, tiny_bundle):
+    code, out, err = call("run", tiny_bundle, "hello", "--max-tokens", 4, "--float", "--ignore-eos")
+    assert (code, err) == (0, "")
+    assert out.strip() or out == "\n"
+
+
+def test_chat_answers_every_piped_line_and_obeys_commands(call, tiny_bundle):
+    lines = "hello\n/reset\n/system be kind\n/stats\n/help\n/nonsense\nagain\n/stats\n/exit\nnever answered\n"
+    code, out, err = call("chat", tiny_bundle, "--max-tokens", 3, "--temperature", 0, "--seed", 1, stdin=lines)
+    assert code == 0
+    assert out.count("\n") >= 2
+    assert "starts over" in err
+    assert "unknown command `/nonsense`" in err
+    assert "tokens read" in err
+
+
+def test_a_chat_that_outgrows_its_context_says_so_and_goes_on(call, tiny_bundle):
+    code, _, err = call("chat", tiny_bundle, "--ctx", 40, "--max-tokens", 2, stdin="x " * 60 + "\nhi\n")
+    assert code == 0
+    assert "maximum context length is 40 tokens" in err
+    assert "Traceback" not in err
+
+
+def test_import_list_show_rm(call, tiny_model, edge_llm_home):
+    source = tiny_model("qwen2")
+    code, out, err = call("import", source, "--name", "mine")
+    assert code == 0, err
+    assert out.strip() == str(edge_llm_home / "models" / "mine")
+    assert "mine" in call("list")[1]
+    rows = json.loads(call("list", "--json")[1])
+    assert [row["name"] for row in rows] == ["builtin", "mine"]
+    facts = json.loads(call("show", "mine", "--json")[1])
+    assert facts["model"]["family"] == "qwen2"
+    assert facts["source"]["path"] == str(source)
+    assert "hot_channels" in call("show", "mine")[1]
+    assert call("rm", "mine", "--yes")[0] == 0
+    assert list((edge_llm_home / "models").iterdir()) == []
+    code, _, err = call("show", "mine")
+    assert (code, err.count("\n")) == (1, 1)
+
+
+def test_bench_prints_llama_bench_rows(call, tiny_bundle):
+    options = ("-p", "16,8", "-n", "2", "-pg", "8,2", "-d", "0,16", "-r", "2")
+    code, out, _ = call("bench", tiny_bundle, *options, "-o", "json")
+    rows = json.loads(out)
+    assert code == 0
+    labels = ["pp16", "pp8", "tg2", "pp8+tg2"]
+    assert [row["test"] for row in rows] == labels + [f"{label} @ d16" for label in labels]
+    assert all(len(row["samples_ts"]) == 2 and row["avg_ts"] > 0 and row["peak_rss_bytes"] > 0 for row in rows)
+    assert rows[0]["n_prompt"] == 16
+    table = call("bench", tiny_bundle, *options)[1].splitlines()
+    assert len(table) == 2 + len(rows)
+    assert len({len(line) for line in table}) == 1
+    assert len(call("bench", tiny_bundle, *options, "-o", "csv")[1].splitlines()) == 1 + len(rows)
+    assert [json.loads(line)["test"] for line in call("bench", tiny_bundle, *options, "-o", "jsonl")[1].splitlines()]
+
+
+def test_bench_takes_llama_bench_ranges(call, tiny_bundle):
+    out = call("bench", tiny_bundle, "-p", "8-32*2", "-n", "0", "-d", "0-16+16", "-r", "1", "-o", "json")[1]
+    assert [(row["n_prompt"], row["n_depth"]) for row in json.loads(out)] == [(p, d) for d in (0, 16) for p in (8, 16, 32)]
+
+
+def test_perplexity_reports_both_paths(call, tiny_bundle, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 8)
+    code, out, _ = call("perplexity", tiny_bundle, text, "--json", "--window", 64, "--max-tokens", 200)
+    quality = json.loads(out)
+    assert code == 0
+    assert set(quality) == {"perplexity", "float_perplexity", "mean_kl", "top1_agreement", "tokens"}
+    assert quality["perplexity"] == pytest.approx(quality["float_perplexity"], rel=0.1)
+    assert 0.0 <= quality["mean_kl"] < 0.1
+
+
+def test_doctor_looks_at_the_machine(call):
+    code, out, _ = call("doctor", "--json")
+    findings = json.loads(out)
+    assert code == 0
+    assert {"python", "threads", "kernels", "memory", "ascend card"} <= set(findings)
+    assert call("doctor")[0] == 0
+
+
+MISTAKES = {
+    "unknown verb": (("nonsense",), 2, "nonsense"),
+    "unknown option": (("run", "--nonsense"), 2, "--nonsense"),
+    "no prompt": (("run", "{bundle}"), 2, "no prompt"),
+    "no such model": (("run", "nowhere", "hi"), 1, "no model `nowhere`"),
+    "no such folder": (("run", "./nowhere", "hi"), 1, "no model `./nowhere`"),
+    "a name that is a traversal": (("show", "..%2f"), 2, "cannot be a model name"),
+    "a model folder that is not imported": (("run", "{source}", "hi"), 1, "not imported yet"),
+    "negative temperature": (("run", "{bundle}", "hi", "--temperature", "-1"), 2, "temperature must be between 0 and 100"),
+    "temperature is no number": (("run", "{bundle}", "hi", "--temperature", "warm"), 2, "'warm' is not a valid float"),
+    "not-a-number": (("run", "{bundle}", "hi", "--top-p", "nan"), 2, "top_p must be between 0 and 1, got `nan`"),
+    "top-p above one": (("run", "{bundle}", "hi", "--top-p", "1.5"), 2, "`1.5`"),
+    "negative top-k": (("run", "{bundle}", "hi", "--top-k", "-2"), 2, "`-2`"),
+    "max-tokens zero": (("run", "{bundle}", "hi", "--max-tokens", "0"), 2, "max_tokens must be at least 1"),
+    "negative seed": (("run", "{bundle}", "hi", "--seed", "-1"), 2, "seed must be between"),
+    "empty stop": (("run", "{bundle}", "hi", "--stop", ""), 2, "stop takes"),
+    "threads zero": (("run", "{bundle}", "hi", "--threads", "0"), 2, "threads must be between 1 and 1024"),
+    "threads without end": (("run", "{bundle}", "hi", "--threads", "100000"), 2, "`100000`"),
+    "context zero": (("run", "{bundle}", "hi", "--ctx", "0"), 2, "context must be at least 1"),
+    "context above the model's": (("run", "{bundle}", "hi", "--ctx", "99999999"), 2, "`99999999`"),
+    "chunk zero": (("run", "{bundle}", "hi", "--chunk", "0"), 2, "chunk must be between"),
+    "prompt above the context": (("run", "{bundle}", "{long}", "--ctx", "32"), 2, "maximum context length is 32 tokens"),
+    "empty prompt": (("run", "{bundle}", ""), 2, "prompt is empty"),
+    "unknown device": (("run", "{bundle}", "hi", "--device", "toaster"), 1, "no device `toaster`"),
+    "system without a template": (("run", "{bundle}", "hi", "--system", "x", "--raw"), 2, "--system"),
+    "bench with nothing to do": (("bench", "{bundle}", "-p", "0", "-n", "0"), 2, "nothing to measure"),
+    "bench with words": (("bench", "{bundle}", "-p", "many"), 2, "`many`"),
+    "bench with a range without end": (("bench", "{bundle}", "-p", "8-32+0"), 2, "`8-32+0`"),
+    "bench with a bad pair": (("bench", "{bundle}", "-pg", "8"), 2, "`8`"),
+    "bench of model and shape": (("bench", "{bundle}", "--synthetic", "llama-1.1b"), 2, "not both"),
+    "bench above the context": (("bench", "{bundle}", "-p", "99999999", "-n", "0"), 2, "`99999999`"),
+    "bench of an unknown shape": (("bench", "--synthetic", "gpt-9"), 2, "gpt-9"),
+    "perplexity of no file": (("perplexity", "{bundle}", "./no.txt"), 2, "`no.txt`"),
+    "perplexity of a folder": (("perplexity", "{bundle}", "{source}"), 2, "cannot read"),
+    "perplexity of an empty file": (("perplexity", "{bundle}", "{empty}"), 2, "too few"),
+    "import of nothing": (("import", "./nowhere"), 1, "nowhere"),
+    "import under a bad name": (("import", "{source}", "--name", "../x"), 2, "`../x` cannot be a model name"),
+    "import with no calibration file": (("import", "{source}", "--calibration", "./no.txt"), None, "no.txt"),
+    "removing the built-in model": (("rm", "builtin"), 2, "built-in"),
+    "removing nothing": (("rm", "nowhere", "--yes"), 1, "no model `nowhere`"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_clear_line(call, tiny_bundle, tiny_model, tmp_path, edge_llm_home, mistake):
+    arguments, wanted_code, wanted_text = MISTAKES[mistake]
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    places = {
+        "{bundle}": str(tiny_bundle), "{source}": str(tiny_model("llama")), "{long}": "word " * 100, "{empty}": str(empty),
+    }  # fmt: skip
+    code, out, err = call(*(places.get(argument, argument) for argument in arguments))
+    assert code == wanted_code if wanted_code is not None else code in (1, 2)
+    assert wanted_text in err
+    assert out == ""
+    assert "Traceback" not in err
+    errors = [line for line in err.splitlines() if line.lower().startswith("error")]
+    assert len(errors) == 1
+    assert not list(edge_llm_home.rglob("*"))
+
+
+def test_a_flipped_byte_is_refused(call, tiny_bundle, tmp_path):
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_bundle, broken)
+    data = bytearray((broken / "weights.bin").read_bytes())
+    data[len(data) // 2] ^= 1
+    (broken / "weights.bin").write_bytes(data)
+    code, out, err = call("run", broken, "hi")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    (broken / "weights.bin").write_bytes(data[:-1])
+    assert call("run", broken, "hi")[0] == 1
+
+
+def test_stdin_that_is_not_text_is_refused(call, tiny_bundle):
+    code, _, err = call("run", tiny_bundle, stdin=b"\xff\xfe")
+    assert (code, err) == (2, "error: stdin is not UTF-8 text (byte 0); pipe text\n")
+
+
+def program(*arguments, **options):
+    command = [sys.executable, "-m", "edge_llm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+def test_the_program_as_a_process(tiny_bundle, tmp_path):
+    done = program("run", tiny_bundle, "hi", "--max-tokens", 2, stdin=subprocess.DEVNULL, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    missing = program("run", "nowhere", "hi", stdin=subprocess.DEVNULL)
+    assert (missing.returncode, missing.stdout) == (1, "")
+
+
+def test_a_reader_that_goes_away_is_no_crash(tiny_bundle):
+    command = f"{sys.executable} -m edge_llm run {tiny_bundle} hi --ignore-eos --max-tokens 300 | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert done.stderr == b""
+
+
+def test_a_model_in_another_folder_runs_from_anywhere(tiny_bundle, tmp_path):
+    environment = os.environ | {"HOME": "/nonexistent", "EDGE_LLM_HOME": str(tmp_path / "none")}
+    done = program("run", tiny_bundle, "hi", "--max-tokens", 1, env=environment, cwd="/", stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
