@@ -15,6 +15,7 @@ VOWELS = "a,e,i,o,u,ai,ea,oo,ou,y"
 CODAS = "b,ck,d,ft,g,k,l,ll,lm,m,n,nd,ng,nk,p,r,rd,rk,rn,s,sh,st,t,x,z,,,,,,,,,,,,"
 
 QUESTION_WORDS = ("what", "who", "how", "where", "why", "when", "which", "can", "could", "do", "is", "are", "will")
+SMALL_WORDS = {"a", "an", "the", "of", "is", "are", "do", "does", "to", "me", "in", "it", "please", "that", "you", "I"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -97,6 +98,12 @@ def nonsense(rng: Random) -> str:
     return "".join(rng.choice(part) for _ in range(syllables) for part in parts)
 
 
+def mash(rng: Random) -> str:
+    """What a cat types."""
+    rows = ("qwertzuiop", "asdfghjkl", "yxcvbnm", "asdf", "jkl", LETTERS)
+    return "".join(rng.choice(rng.choice(rows)) for _ in range(rng.randint(2, 9)))
+
+
 def article(noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
@@ -106,12 +113,34 @@ def article(noun: str) -> str:
 
 def type_like_people(text: str, rng: Random) -> str:
     """A question as somebody might type it: capitals, marks, a lead-in, now and then a typo."""
-    if rng.random() < 0.08:
+    if rng.random() < 0.15:
         text = _lead_in(rng) + text
-    if rng.random() < 0.05 and text[-1] not in '.?"':
+    if rng.random() < 0.08 and text[-1] not in '.?"':
         text = f"{text}{rng.choice([',', ''])} {rng.choice(words('suffixes'))}"
+    if rng.random() < 0.05:
+        text = _slang(text, rng)
     text = letter_case(punctuate(text, rng), rng)
     return _typo(text, rng) if rng.random() < 0.12 else text
+
+
+def reword(text: str, rng: Random) -> str:
+    """A small word more or a small word less, so that no answer hangs on one exact wording."""
+    if "{" in text or '"' in text or ":" in text:
+        return text
+    parts = text.split(" ")
+    if rng.random() < 0.15:
+        parts.insert(rng.randint(0, len(parts)), rng.choice(words("fillers")))
+    small = [index for index, part in enumerate(parts) if part in SMALL_WORDS]
+    if small and len(parts) > 3 and rng.random() < 0.12:
+        del parts[rng.choice(small)]
+    return " ".join(parts)
+
+
+def _slang(text: str, rng: Random) -> str:
+    for pair in rng.sample(words("slang"), 8):
+        plain, short = pair.split(":")
+        text = re.sub(rf"\b{plain}\b", short, text)
+    return text
 
 
 def _lead_in(rng: Random) -> str:

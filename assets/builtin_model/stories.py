@@ -372,7 +372,7 @@ MORAL_PLOTS = {
 
 
 def tell(rng: Random, topic: str | None = None, hero: str | None = None) -> str:
-    """One story of six to ten sentences, about `topic` if given; `hero` fixes the hero's name."""
+    """One story of six to ten sentences, about `topic` if given (any noun will do); `hero` fixes the hero's name."""
     cast = _cast(rng, topic, hero)
     beats = [rng.choice(OPENINGS), *(rng.choice(beat) for beat in PLOTS[cast.plot]), rng.choice(ENDINGS)]
     sentences = (_capital(beat.format(**cast.slots)) for beat in beats)
@@ -403,7 +403,7 @@ def _cast(rng: Random, topic: str | None, hero: str | None) -> Cast:
         "he": he, "him": him, "his": his, "He": he.capitalize(), "His": his.capitalize(),
         "friend": rng.choice([pet for pet in PETS if pet != name]),
         "friendkind": rng.choice([animal for animal in ANIMALS if animal not in (kind, topic)]),
-        "treasure": topic if topic in TREASURES else rng.choice(TREASURES),
+        "treasure": topic if topic and (topic in TREASURES or topic not in TOPICS) else rng.choice(TREASURES),
         "find": topic if topic in FINDS else rng.choice(FINDS),
         "colour": rng.choice(COLOURS), "skill": SKILLS[skill], "fear": FEARS[weather],
         "gift": rng.choice(GIFTS), "spot": rng.choice(SPOTS), "search": rng.choice(SEARCHES),
@@ -427,7 +427,7 @@ def _plot(rng: Random, topic: str | None) -> str:
     for topics, plot in ((TREASURES, "lost"), (SKILLS, "learn"), (FINDS, "find"), (WEATHERS, "weather")):
         if topic in topics:
             return plot
-    return rng.choice(list(PLOTS))
+    return "lost" if topic and topic not in TOPICS else rng.choice(list(PLOTS))
 
 
 def _capital(sentence: str) -> str:

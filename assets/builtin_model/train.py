@@ -213,7 +213,7 @@ class Llama(nn.Module):
 class Schedule:
     """How long and how fast to learn; every few steps the rows are as long as the context."""
 
-    steps: int = 3000
+    steps: int = 2400
     warmup: int = 60
     tokens_per_step: int = 4096
     row: int = 512
@@ -334,7 +334,7 @@ def export(model: Llama, tokenizer: Tokenizer, out: Path) -> None:
     tokenizer.save(str(fresh / "tokenizer.json"))
     config = hugging_face_config(model.shape, tokenizer)
     generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    generation |= {"do_sample": True, "temperature": 0.3, "top_p": 0.9}
+    generation |= {"do_sample": True, "temperature": 0.4, "top_p": 0.9}
     files = {"config": config, "generation_config": generation, "tokenizer_config": tokenizer_config()}
     for name, content in files.items():
         (fresh / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -5,8 +5,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
+#if defined(__aarch64__) && defined(__linux__)
 #include <arm_acle.h>
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace edge {
@@ -74,11 +76,11 @@ EDGE_CRC_TARGET inline uint32_t step8(uint32_t crc, uint64_t word) {
 }
 EDGE_CRC_TARGET inline uint32_t step1(uint32_t crc, uint8_t byte) { return __builtin_ia32_crc32qi(crc, byte); }
 inline bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
-#elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
-#define EDGE_CRC_TARGET
-inline uint32_t step8(uint32_t crc, uint64_t word) { return __crc32cd(crc, word); }
-inline uint32_t step1(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }
-inline bool has_instruction() { return true; }
+#elif defined(__aarch64__) && defined(__linux__)
+#define EDGE_CRC_TARGET __attribute__((target("+crc")))
+EDGE_CRC_TARGET inline uint32_t step8(uint32_t crc, uint64_t word) { return __crc32cd(crc, word); }
+EDGE_CRC_TARGET inline uint32_t step1(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }
+inline bool has_instruction() { return getauxval(AT_HWCAP) & HWCAP_CRC32; }
 #endif
 
 #if defined(EDGE_CRC_TARGET)

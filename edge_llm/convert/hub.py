@@ -1,0 +1,291 @@
+"""Downloads from the Hugging Face hub: only the files an import needs, resumable, into the user's Hugging Face cache.
+
+The requests are huggingface_hub's: it reads HF_ENDPOINT (a mirror), HF_HUB_OFFLINE, HF_TOKEN and HF_HOME from the
+environment, sends a token only to the hub itself, and continues a partial file.  What is added here: the choice of
+files, a check of free space before and of every large file's SHA-256 after, progress, and one clear line per failure.
+Nothing else in the project opens a connection.
+
+    folder = pull("Qwen/Qwen2.5-0.5B-Instruct")
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_llm.errors import EdgeLLMError, HubError, StorageError, UnsupportedModel, UsageError
+from edge_llm.files import RegularFile, shown
+
+Progress = Callable[[str, int, int], None]
+
+TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
+_REPOSITORY = re.compile(f"{_PART}/{_PART}")
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_BLOCK = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of the repository that is needed."""
+
+    name: str
+    size: int
+    sha256: str | None
+
+
+def pull(repository: str, revision: str | None = None, progress: Progress | None = None) -> Path:
+    """Download what an import needs of ``repository`` (``org/name``) and return the folder.
+
+    revision: branch, tag or commit (default: main).  progress is called with ("download", bytes done, bytes in all).
+    Raises `HubError`, `UsageError` (not an id), `UnsupportedModel` (no safetensors there) or `StorageError`.
+    """
+    if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
+        raise UsageError(f"`{shown(repository)}` is not a hub id; one looks like `Qwen/Qwen2.5-0.5B-Instruct`")
+    if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
+        raise UsageError(f"`{shown(revision)}` cannot be a revision; give a branch, a tag or a commit", param="revision")
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    with _no_trace(cache, repository), _clear_errors(repository, revision):
+        if constants.HF_HUB_OFFLINE:
+            return Path(huggingface_hub.snapshot_download(repository, revision=revision, local_files_only=True))
+        commit, files = _wanted(repository, revision)
+        with _watched(cache / _folder_name(repository), repository, commit, files, progress or _ignore):
+            folder = Path(
+                huggingface_hub.snapshot_download(
+                    repository, revision=commit, allow_patterns=[file.name for file in files], ignore_patterns=["*/*"]
+                )
+            )
+        _remember(cache, repository, revision, commit)
+        _verify(folder, repository, files)
+        return folder
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+def _folder_name(repository: str) -> str:
+    return "models--" + repository.replace("/", "--")
+
+
+def _wanted(repository: str, revision: str | None) -> tuple[str, list[RemoteFile]]:
+    """Ask the hub for the commit and for the files that an import reads."""
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    commit = info.sha or ""
+    if not _COMMIT.fullmatch(commit):
+        raise HubError(f"the hub's answer for `{repository}` names the commit `{shown(commit)}`; try again later")
+    present = {file.rfilename: file for file in info.siblings or []}
+    names = [name for name in TEXT_FILES if name in present]
+    if _SINGLE in present:
+        names.append(_SINGLE)
+    elif _INDEX in present:
+        names += [_INDEX, *sorted(name for name in present if _SHARD.fullmatch(name))]
+    else:
+        raise _no_safetensors(repository, list(present))
+    if "config.json" not in present:
+        raise UnsupportedModel(f"`{repository}` has no config.json, so it is not a Hugging Face model; try another one")
+    return commit, [_remote_file(present[name]) for name in names]
+
+
+def _remote_file(file: Any) -> RemoteFile:
+    checksum = getattr(file.lfs, "sha256", None)
+    return RemoteFile(file.rfilename, int(file.size or 0), checksum)
+
+
+def _no_safetensors(repository: str, names: list[str]) -> UnsupportedModel:
+    if any(name.endswith(".gguf") for name in names):
+        what = "only GGUF files, whose import is planned but not there yet: take the repository that it was made from"
+    elif any(name.endswith((".bin", ".pt", ".pth")) for name in names):
+        what = "its weights only as `.bin` or `.pt`, which can run code when loaded: take one with safetensors"
+    else:
+        what = "no model.safetensors: take a repository with a whole language model"
+    return UnsupportedModel(f"`{repository}` has {what}")
+
+
+@contextmanager
+def _watched(folder: Path, repository: str, commit: str, files: list[RemoteFile], progress: Progress) -> Iterator[None]:
+    """Report progress from the sizes of the files that grow in the cache, whatever way they come in."""
+    from huggingface_hub import try_to_load_from_cache
+
+    total = sum(file.size for file in files)
+    have = sum(file.size for file in files if isinstance(try_to_load_from_cache(repository, file.name, revision=commit), str))
+    _check_space(folder, total - have)
+    start = _bytes_in(folder / "blobs")
+    partial = _bytes_in(folder / "blobs", "*.incomplete")
+    ended = threading.Event()
+
+    def report() -> None:
+        grown = _bytes_in(folder / "blobs") - start + partial
+        progress("download", min(total, have + max(0, grown)), total)
+
+    def watch() -> None:
+        while not ended.wait(0.2):
+            report()
+
+    watcher = threading.Thread(target=watch, name="download-progress", daemon=True)
+    report()
+    watcher.start()
+    try:
+        with _silent_bars():
+            yield
+        progress("download", total, total)
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _bytes_in(folder: Path, pattern: str = "*") -> int:
+    total = 0
+    for path in folder.glob(pattern):
+        try:
+            total += path.stat().st_size
+        except OSError:  # finished and renamed just now
+            continue
+    return total
+
+
+@contextmanager
+def _silent_bars() -> Iterator[None]:
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    place = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed + 2**20:
+        raise StorageError(
+            f"the download needs {needed / 1e6:.0f} MB in `{place}`, where {free / 1e6:.0f} MB are free; free some, or "
+            "set HF_HOME to a folder on another disk"
+        )
+
+
+def _remember(cache: Path, repository: str, revision: str | None, commit: str) -> None:
+    """Note which commit the revision was, as huggingface_hub does, so that it is found again offline."""
+    if revision == commit:
+        return
+    reference = cache / _folder_name(repository) / "refs" / (revision or "main")
+    try:
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(commit)
+    except OSError:  # only costs the offline look-up
+        return
+
+
+def _verify(folder: Path, repository: str, files: list[RemoteFile]) -> None:
+    """Hold large files against the SHA-256 that the hub promised; a damaged one is removed, to be fetched again."""
+    for remote in files:
+        path = folder / remote.name
+        with RegularFile(path, error=HubError) as file:
+            good = file.size == remote.size
+            if good and remote.sha256:
+                digest = hashlib.sha256()
+                for start in range(0, file.size, _BLOCK):
+                    block = np.empty(min(_BLOCK, file.size - start), np.uint8)
+                    file.read_into(block, start)
+                    digest.update(block)
+                good = digest.hexdigest() == remote.sha256
+        if not good:
+            path.resolve().unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            raise HubError(f"`{remote.name}` of `{repository}` arrived damaged and was removed; run the command again")
+
+
+@contextmanager
+def _no_trace(cache: Path, repository: str) -> Iterator[None]:
+    """On failure remove the cache folders that this call made, unless they hold bytes that a next try can use."""
+    folders = [cache / _folder_name(repository), cache / ".locks" / _folder_name(repository)]
+    new = [folder for folder in folders if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        if folders[0] in new and not _bytes_in(folders[0] / "blobs"):
+            for folder in new:
+                shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _clear_errors(repository: str, revision: str | None) -> Iterator[None]:
+    """Turn what huggingface_hub and its HTTP client raise into one line that says what to do."""
+    try:
+        yield
+    except EdgeLLMError:
+        raise
+    except Exception as error:
+        raise _clear_error(error, repository, revision) from None
+
+
+def _clear_error(error: Exception, repository: str, revision: str | None) -> EdgeLLMError:
+    from huggingface_hub import constants, errors
+
+    endpoint = constants.ENDPOINT
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, errors.GatedRepoError):
+        return HubError(
+            f"`{repository}` is gated: accept its terms at {endpoint}/{repository}, then log in with `hf auth login` or "
+            "set HF_TOKEN"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return HubError(f"`{repository}` has no revision `{shown(revision)}`; see {endpoint}/{repository}/tree/main")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return HubError(
+            f"no model `{repository}` at {endpoint}, and no such folder here; check the spelling, or log in with "
+            "`hf auth login` if it is private"
+        )
+    if constants.HF_HUB_OFFLINE or isinstance(error, errors.OfflineModeIsEnabled):
+        return HubError(
+            f"`{repository}` is not completely in the cache `{constants.HF_HUB_CACHE}`, and HF_HUB_OFFLINE forbids to "
+            "download it; unset that, or give a folder"
+        )
+    if status in (401, 403):
+        return HubError(f"{endpoint} refused access to `{repository}` ({status}); log in with `hf auth login`")
+    if status is not None:
+        return HubError(f"{endpoint} answered {status} for `{repository}`; try again later")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        return StorageError(f"cannot write to `{constants.HF_HUB_CACHE}`: {error.strerror}; set HF_HOME to another folder")
+    return HubError(
+        f"cannot download `{repository}` from {endpoint} ({_reason(error)}); check the network, or set HF_ENDPOINT to a "
+        "mirror; what has arrived is kept, run the command again to go on"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip().splitlines()
+    return shown(text[0] if text else type(error).__name__, 100)
