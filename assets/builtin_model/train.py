@@ -34,6 +34,9 @@ WORDS = (
 CHAT_TEMPLATE = """\
 {{- bos_token -}}
 {%- for message in messages -%}
+{%- if message['role'] not in ('system', 'user', 'assistant') -%}
+{{- raise_exception('the roles of this model are system, user and assistant') -}}
+{%- endif -%}
 {{- '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}

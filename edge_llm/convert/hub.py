@@ -71,7 +71,7 @@ def pull(repository: str, revision: str | None = None, progress: Progress | None
     cache = Path(constants.HF_HUB_CACHE)
     with _no_trace(cache, repository), _clear_errors(repository, revision):
         if constants.HF_HUB_OFFLINE:
-            return Path(huggingface_hub.snapshot_download(repository, revision=revision, local_files_only=True))
+            return _cached(repository, revision)
         commit, files = _wanted(repository, revision)
         with _watched(cache / _folder_name(repository), repository, commit, files, progress or _ignore):
             folder = Path(
@@ -82,6 +82,18 @@ def pull(repository: str, revision: str | None = None, progress: Progress | None
         _remember(cache, repository, revision, commit)
         _verify(folder, repository, files)
         return folder
+
+
+def _cached(repository: str, revision: str | None) -> Path:
+    """The folder of an earlier download."""
+    from huggingface_hub import snapshot_download
+
+    # weights are looked for by hand: huggingface_hub would miss the files that were never wanted
+    patterns = list(TEXT_FILES)
+    folder = Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=patterns))
+    if not (folder / _SINGLE).exists() and not (folder / _INDEX).exists():
+        raise FileNotFoundError(folder / _SINGLE)
+    return folder
 
 
 def _ignore(*_: object) -> None:
@@ -217,7 +229,7 @@ def _verify(folder: Path, repository: str, files: list[RemoteFile]) -> None:
                 for start in range(0, file.size, _BLOCK):
                     block = np.empty(min(_BLOCK, file.size - start), np.uint8)
                     file.read_into(block, start)
-                    digest.update(block)
+                    digest.update(block.data)
                 good = digest.hexdigest() == remote.sha256
         if not good:
             path.resolve().unlink(missing_ok=True)
@@ -273,7 +285,10 @@ def _clear_error(error: Exception, repository: str, revision: str | None) -> Edg
             "download it; unset that, or give a folder"
         )
     if status in (401, 403):
-        return HubError(f"{endpoint} refused access to `{repository}` ({status}); log in with `hf auth login`")
+        return HubError(
+            f"{endpoint} refused access to `{repository}` ({status}): it does not exist or is private; check the "
+            "spelling, or log in with `hf auth login`"
+        )
     if status is not None:
         return HubError(f"{endpoint} answered {status} for `{repository}`; try again later")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):

@@ -416,7 +416,7 @@ def digest_files(files: list[Path], progress: Progress = _ignore) -> str:
             for start in range(0, file.size, _BLOCK):
                 block = np.empty(min(_BLOCK, file.size - start), np.uint8)
                 file.read_into(block, start)
-                digest.update(block)
+                digest.update(block.data)
                 done += len(block)
                 progress("digest", done, total)
         return f"sha256:{digest.hexdigest()}"

@@ -1,0 +1,328 @@
+"""Downloads against a local stub of the hub's HTTP interface; each pull runs in a process of its own environment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from edge_llm.convert.hub import pull
+from edge_llm.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PULL = """
+import sys
+from edge_llm.convert.hub import pull
+from edge_llm.errors import EdgeLLMError
+seen = []
+try:
+    folder = pull(sys.argv[1], sys.argv[2] or None, lambda *step: seen.append(step))
+except EdgeLLMError as error:
+    print(type(error).__name__, error)
+    sys.exit(1)
+print(folder)
+print(len(seen), seen[0], seen[-1])
+"""
+
+
+@dataclass
+class Stub:
+    """What the stub hub holds, how it misbehaves, and what it was asked."""
+
+    files: dict[str, bytes]
+    large: tuple[str, ...] = ("model.safetensors",)
+    status: int = 200
+    error_code: str = ""
+    sha: str = COMMIT
+    sha256: str = ""
+    cut: int = 0
+    """Bytes after which a large file's connection is closed; used once."""
+    stall: int = 0
+    """Bytes after which a large file's transfer stands still."""
+    redirect: str = ""
+    """Base address that large files are redirected to."""
+    endpoint: str = ""
+    requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+
+    def asked(self, method: str, part: str) -> list[dict[str, str]]:
+        """Headers of the requests of ``method`` whose path contains ``part``."""
+        return [headers for m, path, headers in self.requests if m == method and part in path]
+
+
+def handler(stub: Stub) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:  # noqa: N802
+            self.answer()
+
+        def do_GET(self) -> None:  # noqa: N802
+            self.answer()
+
+        def answer(self) -> None:
+            path = urlsplit(self.path).path
+            stub.requests.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
+            if stub.status != 200:
+                self.reply(stub.status, b'{"error": "no"}', {"X-Error-Code": stub.error_code} if stub.error_code else {})
+            elif "/tree/" in path:
+                self.reply(200, json.dumps([self.entry(name, "path") for name in stub.files]).encode())
+            elif path.startswith("/api/models/org/tiny"):
+                siblings = [self.entry(name, "rfilename") for name in stub.files]
+                info = {"id": "org/tiny", "modelId": "org/tiny", "sha": stub.sha, "siblings": siblings}
+                self.reply(200, json.dumps(info).encode())
+            elif path.rpartition("/")[2] in stub.files:
+                self.file(path.rpartition("/")[2])
+            else:
+                self.reply(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+
+        def entry(self, name: str, key: str) -> dict[str, object]:
+            data = stub.files[name]
+            record: dict[str, object] = {key: name, "type": "file", "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+            if name in stub.large:
+                sha = stub.sha256 or hashlib.sha256(data).hexdigest()
+                record["lfs"] = {"sha256": sha, "oid": sha, "size": len(data), "pointerSize": 130}
+            return record
+
+        def file(self, name: str) -> None:
+            data = stub.files[name]
+            headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+            if stub.redirect and name in stub.large:
+                target = f"{stub.redirect}/{name}"
+                self.reply(302, b"", headers | {"Location": target, "X-Linked-Size": str(len(data)), "X-Linked-ETag": '"a"'})
+                return
+            start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
+            if start:
+                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            self.reply(206 if start else 200, data[start:], headers, large=name in stub.large)
+
+        def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None, large: bool = False) -> None:
+            self.send_response(status)
+            for key, value in (headers or {}).items():
+                self.send_header(key, value)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "HEAD":
+                return
+            if large and stub.cut:
+                body, stub.cut = body[: stub.cut], 0
+                self.close_connection = True
+            if large and stub.stall:
+                self.wfile.write(body[: stub.stall])
+                self.wfile.flush()
+                time.sleep(4.0)
+                return
+            self.wfile.write(body)
+
+    return Handler
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Stub], Stub]]:
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(stub: Stub) -> Stub:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler(stub))
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        servers.append(server)
+        stub.endpoint = f"http://127.0.0.1:{server.server_port}"
+        return stub
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def hub(serve: Callable[[Stub], Stub]) -> Stub:
+    weights = bytes(range(256)) * 40
+    files = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": weights}
+    extra = {"README.md": b"# no", "pytorch_model.bin": b"pickle", "onnx/model.onnx": b"x", "flax.msgpack": b"x"}
+    return serve(Stub(files | extra))
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+    home: Path
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.out.splitlines()[0])
+
+    def leftovers(self) -> list[str]:
+        """Files that are in the cache."""
+        return [str(path.relative_to(self.home)) for path in self.home.rglob("*") if path.is_file()]
+
+
+def environment(home: Path, endpoint: str, **more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING_FACE", "TRANSFORMERS_"))}
+    proxies = {k: "" for k in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")}
+    return kept | proxies | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT), "NO_PROXY": "*"} | more
+
+
+def run_pull(home: Path, endpoint: str, repository: str = "org/tiny", revision: str = "", **more: str) -> Result:
+    done = subprocess.run(
+        [sys.executable, "-c", PULL, repository, revision],
+        env=environment(home, endpoint, **more),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout, done.stderr, home)
+
+
+def test_only_what_an_import_needs_is_downloaded(hub: Stub, tmp_path: Path) -> None:
+    result = run_pull(tmp_path, hub.endpoint)
+    assert result.code == 0, result.out + result.err
+    assert result.folder.name == COMMIT
+    assert sorted(path.name for path in result.folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert (result.folder / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
+    assert not hub.asked("GET", "README") and not hub.asked("GET", ".bin")
+    assert result.out.splitlines()[1].endswith("('download', 10244, 10244)")
+    # a second time nothing large is fetched again, and offline it is found by its name alone
+    before = len(hub.asked("GET", "model.safetensors"))
+    assert run_pull(tmp_path, hub.endpoint).code == 0
+    assert len(hub.asked("GET", "model.safetensors")) == before
+    offline = run_pull(tmp_path, "http://127.0.0.1:1", HF_HUB_OFFLINE="1")
+    assert offline.folder == result.folder
+
+
+def test_shards_and_revisions(serve: Callable[[Stub], Stub], tmp_path: Path) -> None:
+    shards = {f"model-0000{i}-of-00002.safetensors": bytes([i]) * 50 for i in (1, 2)}
+    index = {"model.safetensors.index.json": b"{}"}
+    stub = serve(Stub({"config.json": b"{}", "consolidated.safetensors": b"x"} | index | shards, large=tuple(shards)))
+    result = run_pull(tmp_path, stub.endpoint, revision="v1.0")
+    assert sorted(path.name for path in result.folder.iterdir()) == sorted({"config.json"} | index.keys() | shards.keys())
+    assert stub.asked("GET", "/revision/v1.0")
+    assert run_pull(tmp_path, stub.endpoint, revision="v1.0", HF_HUB_OFFLINE="1").folder == result.folder
+
+
+@pytest.mark.parametrize(
+    ("status", "error_code", "message"),
+    [
+        (404, "RepoNotFound", "no model `org/tiny`"),
+        (401, "", "does not exist or is private"),
+        (403, "GatedRepo", "is gated: accept its terms"),
+        (404, "RevisionNotFound", "has no revision"),
+        (403, "", "refused access"),
+        (500, "", "answered 500"),
+    ],
+)
+def test_refusals_are_one_clear_line_and_leave_nothing(
+    hub: Stub, tmp_path: Path, status: int, error_code: str, message: str
+) -> None:
+    hub.status, hub.error_code = status, error_code
+    result = run_pull(tmp_path, hub.endpoint)
+    assert result.code == 1
+    assert result.out.startswith("HubError") and message in result.out
+    assert result.out.count("\n") == 1 and "Traceback" not in result.out + result.err
+    assert not (tmp_path / "hub" / "models--org--tiny").exists()
+
+
+def test_no_network_and_offline(tmp_path: Path) -> None:
+    result = run_pull(tmp_path, "http://127.0.0.1:9")
+    assert result.code == 1
+    assert result.out.startswith("HubError cannot download `org/tiny`") and result.out.count("\n") == 1
+    assert result.leftovers() == []
+    result = run_pull(tmp_path, "http://127.0.0.1:9", HF_HUB_OFFLINE="1")
+    assert result.code == 1
+    assert "HF_HUB_OFFLINE forbids" in result.out and result.out.count("\n") == 1
+    assert result.leftovers() == []
+
+
+def test_nonsense_from_the_hub(serve: Callable[[Stub], Stub], hub: Stub, tmp_path: Path) -> None:
+    hub.sha = "../../../etc"
+    assert "names the commit" in run_pull(tmp_path, hub.endpoint).out
+    for name, message in (("model.gguf", "only GGUF"), ("pytorch_model.bin", "can run code"), ("a.txt", "no model.saf")):
+        stub = serve(Stub({"config.json": b"{}", name: b"x"}))
+        result = run_pull(tmp_path, stub.endpoint)
+        assert result.out.startswith("UnsupportedModel") and message in result.out
+    assert not (tmp_path / "hub" / "models--org--tiny").exists()
+
+
+def test_damaged_file_is_refused_and_fetched_again(hub: Stub, tmp_path: Path) -> None:
+    hub.sha256 = "0" * 64
+    result = run_pull(tmp_path, hub.endpoint)
+    assert "arrived damaged" in result.out
+    hub.sha256 = ""
+    assert run_pull(tmp_path, hub.endpoint).code == 0
+
+
+HTTP_CHUNK = 10 * 2**20
+"""What huggingface_hub takes from a connection at once; less than that is lost when a connection breaks."""
+
+
+def test_cut_connection_goes_on_where_it_stopped(hub: Stub, tmp_path: Path) -> None:
+    weights = hub.files["model.safetensors"] = os.urandom(1000) * 11_000
+    hub.cut = HTTP_CHUNK + 100_000
+    result = run_pull(tmp_path, hub.endpoint)
+    assert (result.folder / "model.safetensors").read_bytes() == weights
+    assert any("range" in headers for headers in hub.asked("GET", "model.safetensors"))
+
+
+def test_killed_process_goes_on_where_it_stopped(hub: Stub, tmp_path: Path) -> None:
+    weights = hub.files["model.safetensors"] = os.urandom(1000) * 11_000
+    hub.stall = HTTP_CHUNK + 100_000
+    process = subprocess.Popen(
+        [sys.executable, "-c", PULL, "org/tiny", ""],
+        env=environment(tmp_path, hub.endpoint),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 20
+    while not any(path.stat().st_size >= HTTP_CHUNK for path in tmp_path.rglob("*.incomplete")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=20)
+    hub.stall = 0
+    result = run_pull(tmp_path, hub.endpoint)
+    assert (result.folder / "model.safetensors").read_bytes() == weights
+    assert any(headers.get("range", "") > "bytes=1" for headers in hub.asked("GET", "model.safetensors"))
+    assert not list(tmp_path.rglob("*.incomplete"))
+
+
+def test_token_stays_with_the_hub(serve: Callable[[Stub], Stub], hub: Stub, tmp_path: Path) -> None:
+    other = serve(Stub({"model.safetensors": hub.files["model.safetensors"]}))
+    hub.redirect = other.endpoint.replace("127.0.0.1", "localhost")
+    result = run_pull(tmp_path, hub.endpoint, HF_TOKEN="hf_secret")
+    assert result.code == 0, result.out + result.err
+    assert any(headers.get("authorization") == "Bearer hf_secret" for _, _, headers in hub.requests)
+    assert other.requests
+    assert all("authorization" not in headers for _, _, headers in other.requests)
+
+
+@pytest.mark.parametrize(
+    "repository", ["x", "a/b/c", "../x", "a/..", "a/.b", "a/b ", "/a/b", "http://x/y", "a--b/c", "a/b\n", "é/b", ""]
+)
+def test_odd_ids_are_refused_before_anything_is_asked(repository: str) -> None:
+    with pytest.raises(UsageError, match="not a hub id"):
+        pull(repository)
+
+
+@pytest.mark.parametrize("revision", ["", "../x", "a b", "/x", "x\n", "a" * 300])
+def test_odd_revisions_are_refused(revision: str) -> None:
+    with pytest.raises(UsageError, match="cannot be a revision"):
+        pull("org/tiny", revision)
