@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the tests' own helper modules
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RUST_BACKTRACE", "0")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tiny matrices: more threads only wait for each other
 
 
 @pytest.fixture(autouse=True)

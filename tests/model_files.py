@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.weights import EMBEDDING, FINAL_NORM, OUTPUT, layer_shapes
 
@@ -185,3 +187,25 @@ def byte_alphabet() -> list[str]:
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in visible else next(others)) for byte in range(256)]
+
+
+def inject_outliers(source: Path, folder: Path, factor: float, share: float = 0.01) -> Path:
+    """A copy of the model in ``source`` whose norms give ``share`` of the channels ``factor`` times larger activations.
+
+    The matching input columns of the next linears are divided by the same factor, so the float model is the same to
+    rounding.
+    """
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    with open_model_folder(source) as opened:
+        tensors = {name: opened.read(name).copy() for name in opened.names()}
+    hidden = tensors[FINAL_NORM].shape[0]
+    rng = np.random.default_rng(3)
+    for name in [name for name in tensors if name.endswith(("input_layernorm.weight", "post_attention_layernorm.weight"))]:
+        channels = rng.choice(hidden, max(1, round(share * hidden)), replace=False)
+        layer, norm, _ = name.rsplit(".", 2)
+        parts = ("self_attn.q", "self_attn.k", "self_attn.v") if norm == "input_layernorm" else ("mlp.gate", "mlp.up")
+        tensors[name][channels] *= factor
+        for part in parts:
+            tensors[f"{layer}.{part}_proj.weight"][:, channels] /= factor
+    write_weights(folder, tensors)
+    return folder

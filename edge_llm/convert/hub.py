@@ -1,9 +1,9 @@
 """Downloads from the Hugging Face hub: only the files an import needs, resumable, into the user's Hugging Face cache.
 
 The requests are huggingface_hub's: it reads HF_ENDPOINT (a mirror), HF_HUB_OFFLINE, HF_TOKEN and HF_HOME from the
-environment, sends a token only to the hub itself, and continues a partial file.  What is added here: the choice of
-files, a check of free space before and of every large file's SHA-256 after, progress, and one clear line per failure.
-Nothing else in the project opens a connection.
+environment, and sends a token only to the hub itself.  What is added here: the choice of files, a check of free space
+before and of every large file's SHA-256 after, progress, large files that go on where a killed download stopped, and
+one clear line per failure.  Nothing else in the project opens a connection.
 
     folder = pull("Qwen/Qwen2.5-0.5B-Instruct")
 """
@@ -11,20 +11,19 @@ Nothing else in the project opens a connection.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
+import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import IO, Any, BinaryIO, cast
 
 from edge_llm.errors import EdgeLLMError, HubError, StorageError, UnsupportedModel, UsageError
-from edge_llm.files import RegularFile, shown
+from edge_llm.files import shown
 
 Progress = Callable[[str, int, int], None]
 
@@ -43,7 +42,6 @@ _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 _REPOSITORY = re.compile(f"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_BLOCK = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -65,22 +63,19 @@ def pull(repository: str, revision: str | None = None, progress: Progress | None
         raise UsageError(f"`{shown(repository)}` is not a hub id; one looks like `Qwen/Qwen2.5-0.5B-Instruct`")
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise UsageError(f"`{shown(revision)}` cannot be a revision; give a branch, a tag or a commit", param="revision")
-    import huggingface_hub
-    from huggingface_hub import constants
+    from huggingface_hub import constants, snapshot_download
 
     cache = Path(constants.HF_HUB_CACHE)
-    with _no_trace(cache, repository), _clear_errors(repository, revision):
+    with _no_trace(cache, repository), _clear_errors(repository, revision), _silent_bars():
         if constants.HF_HUB_OFFLINE:
             return _cached(repository, revision)
         commit, files = _wanted(repository, revision)
-        with _watched(cache / _folder_name(repository), repository, commit, files, progress or _ignore):
-            folder = Path(
-                huggingface_hub.snapshot_download(
-                    repository, revision=commit, allow_patterns=[file.name for file in files], ignore_patterns=["*/*"]
-                )
-            )
+        _fetch_large(cache / _folder_name(repository) / "blobs", repository, commit, files, progress or _ignore)
+        # takes the large files from the cache, the small ones from the hub
+        names = [file.name for file in files]
+        folder = Path(snapshot_download(repository, revision=commit, allow_patterns=names, ignore_patterns=["*/*"]))
         _remember(cache, repository, revision, commit)
-        _verify(folder, repository, files)
+        _check_sizes(folder, repository, files)
         return folder
 
 
@@ -140,46 +135,70 @@ def _no_safetensors(repository: str, names: list[str]) -> UnsupportedModel:
     return UnsupportedModel(f"`{repository}` has {what}")
 
 
-@contextmanager
-def _watched(folder: Path, repository: str, commit: str, files: list[RemoteFile], progress: Progress) -> Iterator[None]:
-    """Report progress from the sizes of the files that grow in the cache, whatever way they come in."""
-    from huggingface_hub import try_to_load_from_cache
-
+def _fetch_large(blobs: Path, repository: str, commit: str, files: list[RemoteFile], progress: Progress) -> None:
+    """Put the large files into the cache's ``blobs`` under their SHA-256, one after the other."""
     total = sum(file.size for file in files)
-    have = sum(file.size for file in files if isinstance(try_to_load_from_cache(repository, file.name, revision=commit), str))
-    _check_space(folder, total - have)
-    start = _bytes_in(folder / "blobs")
-    partial = _bytes_in(folder / "blobs", "*.incomplete")
-    ended = threading.Event()
-
-    def report() -> None:
-        grown = _bytes_in(folder / "blobs") - start + partial
-        progress("download", min(total, have + max(0, grown)), total)
-
-    def watch() -> None:
-        while not ended.wait(0.2):
-            report()
-
-    watcher = threading.Thread(target=watch, name="download-progress", daemon=True)
-    report()
-    watcher.start()
-    try:
-        with _silent_bars():
-            yield
-        progress("download", total, total)
-    finally:
-        ended.set()
-        watcher.join()
+    large = [file for file in files if file.sha256 and not (blobs / file.sha256).exists()]
+    _check_space(blobs, sum(file.size for file in large))
+    done = total - sum(file.size for file in large)
+    for remote in large:
+        progress("download", done, total)
+        _fetch(blobs, repository, commit, remote, lambda arrived, before=done: progress("download", before + arrived, total))
+        done += remote.size
+    progress("download", total, total)
 
 
-def _bytes_in(folder: Path, pattern: str = "*") -> int:
-    total = 0
-    for path in folder.glob(pattern):
+def _fetch(blobs: Path, repository: str, commit: str, remote: RemoteFile, arrived: Callable[[int], None]) -> None:
+    """Download one file, from where an earlier try stopped; it gets its name when its SHA-256 is right."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    assert remote.sha256
+    blobs.mkdir(parents=True, exist_ok=True)
+    partial = blobs / f"{remote.sha256}.edge-llm.incomplete"
+    with partial.open("a+b") as file:
         try:
-            total += path.stat().st_size
-        except OSError:  # finished and renamed just now
-            continue
-    return total
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HubError(f"`{remote.name}` of `{repository}` is being downloaded by another process; wait") from None
+        have = file.seek(0, os.SEEK_END)
+        if have > remote.size:
+            have = file.truncate(0)
+        http_get(
+            hf_hub_url(repository, remote.name, revision=commit),
+            cast(BinaryIO, _Counted(file, arrived)),
+            resume_size=have,
+            headers=build_hf_headers(),
+            expected_size=remote.size,
+        )
+        file.flush()
+        os.fsync(file.fileno())
+        if _sha256(partial) != remote.sha256:
+            partial.unlink()
+            raise HubError(f"`{remote.name}` of `{repository}` arrived damaged and was removed; run the command again")
+        partial.rename(blobs / remote.sha256)
+
+
+class _Counted:
+    """A file that tells how long it is whenever it grows."""
+
+    def __init__(self, file: IO[bytes], grown: Callable[[int], None]) -> None:
+        self._file = file
+        self._grown = grown
+
+    def write(self, data: bytes) -> int:
+        count = self._file.write(data)
+        self._grown(self._file.tell())
+        return count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -218,23 +237,14 @@ def _remember(cache: Path, repository: str, revision: str | None, commit: str) -
         return
 
 
-def _verify(folder: Path, repository: str, files: list[RemoteFile]) -> None:
-    """Hold large files against the SHA-256 that the hub promised; a damaged one is removed, to be fetched again."""
+def _check_sizes(folder: Path, repository: str, files: list[RemoteFile]) -> None:
+    """Hold every file against its promised size; a wrong one is removed, to be fetched again."""
     for remote in files:
         path = folder / remote.name
-        with RegularFile(path, error=HubError) as file:
-            good = file.size == remote.size
-            if good and remote.sha256:
-                digest = hashlib.sha256()
-                for start in range(0, file.size, _BLOCK):
-                    block = np.empty(min(_BLOCK, file.size - start), np.uint8)
-                    file.read_into(block, start)
-                    digest.update(block.data)
-                good = digest.hexdigest() == remote.sha256
-        if not good:
+        if not path.exists() or path.stat().st_size != remote.size:
             path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-            raise HubError(f"`{remote.name}` of `{repository}` arrived damaged and was removed; run the command again")
+            raise HubError(f"`{remote.name}` of `{repository}` did not arrive whole; run the command again")
 
 
 @contextmanager
@@ -245,7 +255,7 @@ def _no_trace(cache: Path, repository: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if folders[0] in new and not _bytes_in(folders[0] / "blobs"):
+        if folders[0] in new and not any(path.stat().st_size for path in (folders[0] / "blobs").glob("*")):
             for folder in new:
                 shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -150,7 +150,7 @@ void linear_rows(const LinearPlan& plan, int64_t begin, int64_t end, int64_t fir
 
 // Few rows: the weights pass by once, panel after panel, and memory sets the pace.
 static void linear_stream(const LinearPlan& plan, int workers, ThreadPool& pool) {
-  constexpr int64_t kBlockBytes = 64 << 10;  // long enough for the hardware prefetcher, short enough to balance
+  constexpr int64_t kBlockBytes = 256 << 10;  // long enough for the hardware prefetcher, short enough to balance
   const int64_t panels = plan.weight.panels();
   const int64_t panel_bytes = max_i64(1, plan.weight.blocks() * kTileBytes);
   const int64_t grain = max_i64(1, min_i64(kBlockBytes / panel_bytes, panels / (4 * workers)));

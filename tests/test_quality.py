@@ -1,0 +1,109 @@
+"""Quality of the INT8 path against the float path, on models that were really trained, with and without outliers."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_files import inject_outliers
+
+from edge_llm.bench.quality import compare
+from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.convert.importer import import_model
+from edge_llm.engine.load import load_comparison, load_engine
+from edge_llm.paths import builtin_bundle
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets" / "builtin_model"
+
+
+@pytest.fixture(scope="session")
+def builtin_source(tmp_path_factory):
+    """The built-in model as the Hugging Face folder that it was imported from."""
+    folder = tmp_path_factory.mktemp("builtin_source")
+    for path in (builtin_bundle() / "source").iterdir():
+        shutil.copy(path, folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+        shutil.copy(builtin_bundle() / name, folder)
+    return folder
+
+
+def quality(bundle, text, tokens, shadow=True):
+    tokenizer, runner, oracle = load_comparison(bundle, RuntimeConfig(threads=2, shadow=shadow))
+    ids = tokenizer.encode(text, parse_special=True)[:tokens]
+    return compare(runner, oracle, ids, 512, tokenizer.bos_id)
+
+
+def ratio(measured):
+    return measured.perplexity / measured.float_perplexity
+
+
+@pytest.fixture(scope="session")
+def builtin_text():
+    return (ASSETS / "heldout.txt").read_text()
+
+
+@pytest.fixture(scope="session")
+def stories_text(shared_folder):
+    return (shared_folder / "text" / "tinystories-sample.txt").read_text()
+
+
+def test_the_builtin_model_loses_nothing_in_int8(builtin_text):
+    measured = quality(builtin_bundle(), builtin_text, 6000)
+    assert ratio(measured) <= 1.01
+    assert measured.top1_agreement >= 0.97
+    assert measured.mean_kl <= 0.01
+
+
+def test_a_float_path_against_itself_is_perfect(builtin_text):
+    tokenizer, _, oracle = load_comparison(builtin_bundle(), RuntimeConfig())
+    measured = compare(oracle, oracle, tokenizer.encode(builtin_text)[:300], 128, tokenizer.bos_id)
+    assert measured.perplexity == measured.float_perplexity
+    assert (measured.mean_kl, measured.top1_agreement, measured.tokens) == (0.0, 1.0, 300)
+
+
+def test_stories_quality(stories_folder, stories_text, tmp_path):
+    bundle = import_model(stories_folder, "stories", target=tmp_path / "stories")
+    measured = quality(bundle, stories_text, 12000)
+    assert abs(ratio(measured) - 1) <= 0.005
+    assert measured.top1_agreement >= 0.97
+
+
+def test_stories_text(stories_folder, tmp_path):
+    bundle = import_model(stories_folder, "stories", target=tmp_path / "stories")
+    wanted = (
+        ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball. "
+        "She wanted to play with it, but it was too high."
+    )
+    for float_path in (True, False):
+        engine = load_engine(bundle, RuntimeConfig(float_path=float_path))
+        answer = engine.answer(engine.text_request("Once upon a time", GenerationParams(max_tokens=80)))
+        assert answer.text.startswith(wanted)
+
+
+@pytest.mark.parametrize(("factor", "ruin"), [(30, 1.2), (100, 100.0)])
+def test_outliers_ruin_naive_int8_and_the_shadow_restores_it(stories_folder, stories_text, tmp_path, factor, ruin):
+    source = inject_outliers(stories_folder, tmp_path / "source", factor)
+    bundle = import_model(source, "outliers", target=tmp_path / "bundle")
+    restored = quality(bundle, stories_text, 12000)
+    assert abs(ratio(restored) - 1) <= 0.005
+    assert restored.top1_agreement >= 0.965
+    assert ratio(quality(bundle, stories_text, 3000, shadow=False)) > ruin
+
+
+@pytest.mark.parametrize("factor", [30, 100])
+def test_outliers_in_the_builtin_model(builtin_source, builtin_text, tmp_path, factor):
+    source = inject_outliers(builtin_source, tmp_path / "source", factor)
+    calibration = ASSETS / "calibration.txt"
+    bundle = import_model(source, "outliers", target=tmp_path / "bundle", calibration=calibration)
+    assert abs(ratio(quality(bundle, builtin_text, 5000)) - 1) <= 0.01
+    assert ratio(quality(bundle, builtin_text, 2000, shadow=False)) > 1.2
+
+
+def test_injected_outliers_do_not_change_the_float_model(builtin_source, builtin_text, tmp_path):
+    source = inject_outliers(builtin_source, tmp_path / "source", 100)
+    bundle = import_model(source, "outliers", target=tmp_path / "bundle")
+    plain = load_comparison(builtin_bundle(), RuntimeConfig())
+    changed = load_comparison(bundle, RuntimeConfig())
+    ids = plain[0].encode(builtin_text)[:200]
+    logits = [oracle.forward(oracle.open(), ids, wanted=200) for _, _, oracle in (plain, changed)]
+    assert np.abs(logits[0] - logits[1]).max() <= 1e-3 * np.abs(logits[0]).max()
