@@ -177,7 +177,7 @@ def test_facts_and_side_files(bundle_folder: Path) -> None:
         seen: list[tuple[int, int]] = []
         bundle.read_all(lambda done, total: seen.append((done, total)))
         assert seen[-1] == (bundle.size, bundle.size)
-        bundle.verify_files()
+        bundle.verify()
 
 
 def test_modes_are_private(bundle_folder: Path) -> None:

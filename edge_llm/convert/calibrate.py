@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,16 +74,25 @@ def run_layer(
     cos: np.ndarray,
     sin: np.ndarray,
     name: str,
+    pool: Executor,
 ) -> tuple[list[np.ndarray], dict[str, ChannelStatistics]]:
     """Run the layer ``name`` on every sequence's hidden states float32 [T, hidden].
 
-    Returns the states after it, and what each of its linears was given.
+    Returns the states after it, and what each of its linears was given, in the sequences' order.
     """
-    weights = {part: getattr(layer, part) for part in LAYER_PARTS}
-    seen = {part: ChannelStatistics(weights[part].shape[1], f"{name}.{part}") for part in LAYER_PARTS}
-    # what overflows shows up as a non-finite input of the next linear, which the statistics refuse by name
-    with np.errstate(all="ignore"):
-        after = [layer_forward(state, layer, config, cos, sin, None, lambda part, x: seen[part].add(x)) for state in states]
+
+    def run(state: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        inputs: dict[str, np.ndarray] = {}
+        # what overflows shows up as a non-finite input of the next linear, which the statistics refuse by name
+        with np.errstate(all="ignore"):
+            return layer_forward(state, layer, config, cos, sin, None, inputs.__setitem__), inputs
+
+    seen = {part: ChannelStatistics(getattr(layer, part).shape[1], f"{name}.{part}") for part in LAYER_PARTS}
+    after = []
+    for state, inputs in pool.map(run, states):
+        after.append(state)
+        for part, x in inputs.items():
+            seen[part].add(x)
     return after, seen
 
 

@@ -18,8 +18,10 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +34,7 @@ from edge_llm.convert.calibrate import (
     read_calibration,
     run_layer,
 )
+from edge_llm.convert.parallel import workers
 from edge_llm.convert.staging import Staging, clear_leftovers
 from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import RegularFile, read_file, shown
@@ -40,7 +43,14 @@ from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.formats.safetensors_writer import safetensors_header
 from edge_llm.models import load_config
 from edge_llm.models.reference import rms_norm, rope_tables
-from edge_llm.models.weights import check_tensors, read_embedding, read_final_norm, read_layer, read_output
+from edge_llm.models.weights import (
+    LayerWeights,
+    check_tensors,
+    read_embedding,
+    read_final_norm,
+    read_layer,
+    read_output,
+)
 from edge_llm.paths import bundle_path, safe_name
 from edge_llm.quant.profile import (
     HOT_FACTOR,
@@ -216,8 +226,7 @@ def _existing(target: Path, job: _Job) -> str:
             if job.keep_float and made_from["float"] != "source":
                 return "other"
             try:
-                bundle.read_all()
-                bundle.verify_files()
+                bundle.verify()
             except EdgeLLMError:
                 return "damaged"
             return "same"
@@ -311,25 +320,31 @@ class _Job:
             _add(writer, "embedding", quantize_weight(embedding, np.empty(0, np.int32), "the embedding"))
         del embedding
         cos, sin = rope_tables(config, max(len(ids) for ids in sequences))
-        for index in range(config.num_layers):
-            self.progress("layers", index, config.num_layers)
-            states = self._write_layer(writer, index, states, cos, sin)
-        self.progress("layers", config.num_layers, config.num_layers)
-        self._write_output(writer, states)
+        with workers() as pool:
+            for index in range(config.num_layers):
+                self.progress("layers", index, config.num_layers)
+                name = f"layers.{index}"
+                layer = read_layer(self.source, config, index)
+                states, seen = run_layer(states, layer, config, cos, sin, name, pool)
+                self._write_layer(writer, name, layer, seen, pool)
+            self.progress("layers", config.num_layers, config.num_layers)
+            self._write_output(writer, states)
         return sum(len(ids) for ids in sequences)
 
     def _write_layer(
-        self, writer: BundleWriter, index: int, states: list[np.ndarray], cos: np.ndarray, sin: np.ndarray
-    ) -> list[np.ndarray]:
-        name = f"layers.{index}"
-        layer = read_layer(self.source, self.config, index)
-        states, seen = run_layer(states, layer, self.config, cos, sin, name)
-        offset = key_offset(layer, seen["qkv"], self.config)
+        self,
+        writer: BundleWriter,
+        name: str,
+        layer: LayerWeights,
+        seen: dict[str, ChannelStatistics],
+        pool: Executor,
+    ) -> None:
+        made = {part: pool.submit(_quantize, getattr(layer, part), seen[part]) for part in LAYER_PARTS}
         writer.add(f"{name}.attention_norm", layer.attention_norm)
         for part in LAYER_PARTS:
             if part == "gate_up":
                 writer.add(f"{name}.mlp_norm", layer.mlp_norm)
-            self._write_linear(writer, f"{name}.{part}", f"{name}.{part}", getattr(layer, part), seen.pop(part))
+            self._write_linear(writer, f"{name}.{part}", f"{name}.{part}", made[part].result())
             bias = getattr(layer, f"{part}_bias")
             if bias is not None:
                 writer.add(f"{name}.{part}.bias", bias)
@@ -337,8 +352,7 @@ class _Job:
                 if layer.q_norm is not None and layer.k_norm is not None:
                     writer.add(f"{name}.q_norm", layer.q_norm)
                     writer.add(f"{name}.k_norm", layer.k_norm)
-                writer.add(f"{name}.k_offset", offset)
-        return states
+                writer.add(f"{name}.k_offset", key_offset(layer, seen[part], self.config))
 
     def _write_output(self, writer: BundleWriter, states: list[np.ndarray]) -> None:
         self.progress("output", 0, 1)
@@ -349,17 +363,13 @@ class _Job:
                 seen.add(rms_norm(state, gain, self.config.norm_eps))
         writer.add("final_norm", gain)
         place = "embedding" if self.config.tied_embeddings else "output"
-        self._write_linear(writer, place, "output", read_output(self.source, self.config), seen)
+        self._write_linear(writer, place, "output", _quantize(read_output(self.source, self.config), seen))
         self.progress("output", 1, 1)
 
-    def _write_linear(self, writer: BundleWriter, place: str, name: str, weight: np.ndarray, seen: ChannelStatistics) -> None:
-        hot = choose_hot(seen)
-        energy = np.einsum("nk,nk->k", weight, weight)
-        scale = choose_scale(seen, hot, energy)
-        quantized = quantize_weight(weight, hot, name)
-        _add(writer, place, quantized)
-        self._scales[name] = scale
-        self._profiles[name] = measure(seen, weight, quantized, scale)
+    def _write_linear(self, writer: BundleWriter, place: str, name: str, made: _Linear) -> None:
+        _add(writer, place, made.weight)
+        self._scales[name] = made.input_scale
+        self._profiles[name] = made.profile
 
     def _write_files(self, writer: BundleWriter) -> None:
         for name in _COPIED:
@@ -387,6 +397,19 @@ class _Job:
             data = values.astype(np.float16) if kinds[name] == "F16" else values
             yield data.reshape(-1).view(np.uint8)
         self.progress("copy", len(names), len(names))
+
+
+class _Linear(NamedTuple):
+    weight: QuantizedWeight
+    input_scale: float
+    profile: LinearProfile
+
+
+def _quantize(weight: np.ndarray, seen: ChannelStatistics) -> _Linear:
+    hot = choose_hot(seen)
+    scale = choose_scale(seen, hot, np.einsum("nk,nk->k", weight, weight))
+    quantized = quantize_weight(weight, hot, seen.name)
+    return _Linear(quantized, scale, measure(seen, weight, quantized, scale))
 
 
 def _add(writer: BundleWriter, place: str, weight: QuantizedWeight) -> None:

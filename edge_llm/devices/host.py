@@ -100,6 +100,8 @@ class HostDevice:
                 head_norm(k, weights.gains["k_norm"], config.norm_eps, pool)
             rope(q, rows.position, cos, sin, pool)
             rope(k, rows.position, cos, sin, pool)
+            # The same vector off every key of a head changes no softmax, and leaves less to quantize.
+            k -= weights.gains["k_offset"]
             append_kv(k, v, pages.k, pages.k_scale, pages.v, pages.v_scale, rows.slots, pool)
 
         def run_attention(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:

@@ -318,8 +318,10 @@ class Bundle:
                     progress(done, self.size)
         return {name: arrays[name] for name in self.tensors}
 
-    def verify_files(self) -> None:
-        """Check every file beside the weights; `CorruptBundle` names the first that is damaged."""
+    def verify(self) -> None:
+        """Read everything once, a block at a time; `CorruptBundle` names the first thing that is damaged."""
+        for name in self.blocks:
+            self.read_block(name)
         for record in self.manifest["files"]:
             _read_checked(self.folder, record)
 

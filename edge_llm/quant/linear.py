@@ -43,4 +43,4 @@ class BlockWeights:
 
     linears: Mapping[str, LinearWeights]
     gains: Mapping[str, np.ndarray]
-    """Float32 gains of the norms."""
+    """Float32 gains of the norms, and ``k_offset`` [kv heads, head_dim], which every key is stored less of."""

@@ -46,7 +46,7 @@ _WIDEST = 1e6
 _SAMPLE = 2**22
 """Values that the search for a scale looks at."""
 _ERROR_ROWS = 128
-"""Rows on which a linear's error is measured."""
+"""Rows on which a linear's error is measured, fewer where the output is very wide."""
 
 
 class ChannelStatistics:
@@ -157,7 +157,8 @@ def measure(statistics: ChannelStatistics, weight: np.ndarray, quantized: Quanti
     values = np.abs(x)
     cold = np.ones(statistics.columns, bool)
     cold[quantized.hot_index] = False
-    sample = np.ascontiguousarray(x[:: max(1, len(x) // _ERROR_ROWS)][:_ERROR_ROWS])
+    count = max(1, min(_ERROR_ROWS, _SAMPLE // len(weight)))
+    sample = np.ascontiguousarray(x[:: max(1, len(x) // count)][:count])
     wanted = sample @ weight.T
     length = float(np.square(wanted, dtype=np.float64).sum()) or 1.0
 

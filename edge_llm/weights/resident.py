@@ -10,7 +10,7 @@ from edge_llm.formats.bundle import Bundle
 from edge_llm.quant.linear import BlockWeights, LinearWeights
 
 LINEARS = ("qkv", "o", "gate_up", "down")
-NORMS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
+GAINS = ("attention_norm", "mlp_norm", "q_norm", "k_norm", "k_offset")
 Progress = Callable[[int, int], None]
 
 
@@ -35,7 +35,7 @@ def layer_weights(bundle: Bundle, tensors: dict[str, np.ndarray], index: int) ->
     prefix = f"layers.{index}"
     return BlockWeights(
         linears={name: linear_weights(bundle, tensors, f"{prefix}.{name}", f"{prefix}.{name}") for name in LINEARS},
-        gains={name: tensors[f"{prefix}.{name}"] for name in NORMS if f"{prefix}.{name}" in tensors},
+        gains={name: tensors[f"{prefix}.{name}"] for name in GAINS if f"{prefix}.{name}" in tensors},
     )
 
 

@@ -74,7 +74,7 @@ struct Int8Dot : OffsetActivation {
 
   static EDGE_INLINE Broadcast broadcast(const Activation* p) { return _mm256_set1_epi32(load_four(p)); }
   static EDGE_INLINE Weights weights(const int8_t* tile, int part) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile) + part);
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(tile) + part);
   }
   static EDGE_INLINE Accumulator zero() { return _mm256_setzero_si256(); }
   // In assembly as above; {vex} because these CPUs have no EVEX form.
@@ -90,14 +90,14 @@ struct Int8Dot : OffsetActivation {
 // (a with the sign of w) * |w| by vpmaddubsw: a pair of products is at most 2 * 127 * 127 < 2^15, so nothing saturates.
 struct Int8Dot : SignedActivation {
   using Broadcast = __m256i;
-  struct Weights { const __m256i* value; __m256i magnitude; };
+  struct Weights { const __m256i_u* value; __m256i magnitude; };  // the value is read where it lies
   using Accumulator = __m256i;
   static constexpr int kRegisters = 2;
   static constexpr int kRows = 6, kPanels = 1, kStreamRows = 6;
 
   static EDGE_INLINE Broadcast broadcast(const Activation* p) { return _mm256_set1_epi32(load_four(p)); }
   static EDGE_INLINE Weights weights(const int8_t* tile, int part) {
-    const auto* value = reinterpret_cast<const __m256i*>(tile) + part;
+    const auto* value = reinterpret_cast<const __m256i_u*>(tile) + part;
     return {value, _mm256_abs_epi8(_mm256_loadu_si256(value))};
   }
   static EDGE_INLINE Accumulator zero() { return _mm256_setzero_si256(); }

@@ -55,8 +55,8 @@ EDGE_INLINE void store_lanes(float* p, f32x16 y, int lanes) {
 
 // Column c of a panel as floats: byte c % 4 of the 16 words of block c / 4, moved to the top and back with its sign.
 EDGE_INLINE f32x16 panel_column(const int8_t* panel, int64_t c) {
-  const auto* words = reinterpret_cast<const int32_t*>(panel + c / kTileDepth * kTileBytes);
-  return from_i32(shift_right(shift_left(load_i32(words), static_cast<int>(24 - 8 * (c % kTileDepth))), 24));
+  const i32x16 words = load_i32(panel + c / kTileDepth * kTileBytes);
+  return from_i32(shift_right(shift_left(words, static_cast<int>(24 - 8 * (c % kTileDepth))), 24));
 }
 
 // y = fma(sum over the row's entries of value * W[:, column], scale, y), for P panels.

@@ -43,7 +43,7 @@ static int32_t read_stream(const int8_t* data, int64_t bytes, ThreadPool& pool) 
     for (int u = 0; u < kUnroll; ++u) sum[u] = broadcast_i32(0);
     for (int64_t at = begin; at < end; at += kStep)
       for (int u = 0; u < kUnroll; ++u)
-        sum[u] = add_i32(sum[u], load_i32(reinterpret_cast<const int32_t*>(data + at) + u * kLanes));
+        sum[u] = add_i32(sum[u], load_i32(data + at + u * kLanes * 4));
     for (int u = 1; u < kUnroll; ++u) sum[0] = add_i32(sum[0], sum[u]);
     int32_t lanes[kLanes];
     store_i32(lanes, sum[0]);

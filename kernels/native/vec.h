@@ -73,7 +73,7 @@ EDGE_INLINE f32x16 select_less(f32x16 a, f32x16 b, f32x16 yes, f32x16 no) {
 // bit i set where a[i] > b[i]
 EDGE_INLINE uint32_t mask_greater(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
 
-EDGE_INLINE i32x16 load_i32(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+EDGE_INLINE i32x16 load_i32(const void* p) { return {_mm512_loadu_si512(p)}; }  // 64 bytes, any alignment
 EDGE_INLINE i32x16 load_i32_partial(const int32_t* p, int n) { return {_mm512_maskz_loadu_epi32(first_lanes(n), p)}; }
 EDGE_INLINE void store_i32(int32_t* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
 EDGE_INLINE i32x16 broadcast_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
@@ -163,9 +163,9 @@ EDGE_INLINE uint32_t mask_greater(f32x16 a, f32x16 b) {
          static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ))) << 8;
 }
 
-EDGE_INLINE i32x16 load_i32(const int32_t* p) {
-  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+EDGE_INLINE i32x16 load_i32(const void* p) {  // 64 bytes, any alignment
+  const auto* halves = static_cast<const __m256i_u*>(p);
+  return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
 }
 EDGE_INLINE i32x16 load_i32_partial(const int32_t* p, int n) {
   return {_mm256_maskload_epi32(p, first_lanes(n, 0)), _mm256_maskload_epi32(p + 8, first_lanes(n, 1))};
@@ -265,7 +265,11 @@ EDGE_INLINE uint32_t mask_greater(f32x16 a, f32x16 b) {
   return mask;
 }
 
-EDGE_INLINE i32x16 load_i32(const int32_t* p) { EDGE_LANES(i32x16, p[i]); }
+EDGE_INLINE i32x16 load_i32(const void* p) {  // 64 bytes, any alignment
+  i32x16 out;
+  memcpy(out.v, p, sizeof(out.v));
+  return out;
+}
 EDGE_INLINE i32x16 load_i32_partial(const int32_t* p, int n) { EDGE_LANES(i32x16, i < n ? p[i] : 0); }
 EDGE_INLINE void store_i32(int32_t* p, i32x16 a) { memcpy(p, a.v, sizeof(a.v)); }
 EDGE_INLINE i32x16 broadcast_i32(int32_t x) { EDGE_LANES(i32x16, x); }

@@ -1,0 +1,164 @@
+"""Hot channels and scales on activations whose outliers we put there ourselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from edge_llm.errors import NumericError
+from edge_llm.quant.profile import (
+    ChannelStatistics,
+    LinearProfile,
+    OutlierProfile,
+    choose_hot,
+    choose_scale,
+    measure,
+)
+from edge_llm.quant.scheme import quantize_weight
+
+NONE = np.empty(0, np.int32)
+
+
+def statistics(x: np.ndarray, name: str = "layers.0.qkv") -> ChannelStatistics:
+    seen = ChannelStatistics(x.shape[1], name)
+    half = len(x) // 2
+    seen.add(x[:half])
+    seen.add(x[half:])
+    return seen
+
+
+def bell(tokens: int = 512, columns: int = 256, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((tokens, columns), np.float32)
+
+
+def test_plain_activations_have_no_hot_channels():
+    assert len(choose_hot(statistics(bell()))) == 0
+
+
+@pytest.mark.parametrize("factor", [10, 30, 100, 1e4])
+def test_loud_channels_are_hot(factor):
+    x = bell()
+    x[:, [5, 77, 200]] *= factor
+    assert choose_hot(statistics(x)).tolist() == [5, 77, 200]
+
+
+def test_one_loud_token_makes_its_channel_hot():
+    x = bell()
+    x[100, 9] = 500.0
+    assert choose_hot(statistics(x)).tolist() == [9]
+
+
+def test_at_most_three_percent_the_strongest_first():
+    x = bell()
+    x[:, :20] *= np.linspace(10, 200, 20, dtype=np.float32)
+    assert choose_hot(statistics(x)).tolist() == list(range(12, 20))  # ceil(3 % of 256) = 8
+
+
+def test_two_are_always_allowed():
+    x = bell(columns=16)
+    x[:, [3, 4, 5]] *= np.array([20, 30, 40], np.float32)
+    assert choose_hot(statistics(x)).tolist() == [4, 5]
+
+
+def test_a_sink_token_moves_neither_scale_nor_median():
+    x = bell()
+    plain = choose_scale(statistics(x), NONE)
+    x[0] *= 300.0
+    x[256] *= 300.0
+    x[:, 40] *= 30.0
+    seen = statistics(x)
+    assert seen.sinks().nonzero()[0].tolist() == [0, 256]
+    hot = choose_hot(seen)
+    assert 40 in hot
+    assert choose_scale(seen, hot) == pytest.approx(plain, rel=0.1)
+
+
+def test_a_row_that_peaks_in_few_channels_is_no_sink():
+    x = bell()
+    x[0, [1, 2]] = 1000.0
+    assert not statistics(x).sinks().any()
+    assert choose_hot(statistics(x)).tolist() == [1, 2]
+
+
+def test_bell_shape_gets_about_a_thousandth_of_overflow_and_heavy_tails_more():
+    x = bell(2048)
+    scale = choose_scale(statistics(x), NONE)
+    overflow = (np.abs(x) > 127.5 * scale).mean()
+    assert 2e-4 < overflow < 4e-3
+    heavy = (x**3).astype(np.float32)
+    assert (np.abs(heavy) > 127.5 * choose_scale(statistics(heavy), NONE)).mean() > 2 * overflow
+
+
+def test_dearer_overflow_means_coarser_steps():
+    x = bell(2048) ** 3
+    scales = [choose_scale(statistics(x), NONE, price=price) for price in (0.0, 0.001, 0.01, 0.1, 10.0)]
+    assert scales == sorted(scales) and scales[0] < scales[-1]
+    assert scales[-1] == pytest.approx(float(np.abs(x).max()) / 127, rel=1e-6)
+
+
+def test_channels_that_the_weight_ignores_do_not_count():
+    x = bell(1024)
+    x[:, 128:] *= 3.0
+    energy = np.ones(256)
+    energy[128:] = 1e-9
+    assert choose_scale(statistics(x), NONE, energy) < choose_scale(statistics(x), NONE)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 20), st.integers(1, 20)),
+        elements=st.floats(-(2.0**100), 2.0**100, width=32) | st.just(0.0) | st.floats(-(2.0**-100), 2.0**-100, width=32),
+    )
+)
+def test_any_activations_give_a_usable_scale(x):
+    seen = statistics(x)
+    hot = choose_hot(seen)
+    scale = choose_scale(seen, hot)
+    assert 1e-30 < scale < 1e30 and float(np.float32(scale)) == scale
+    cold = np.delete(np.abs(x), hot, axis=1)
+    assert cold.max(initial=0.0) / scale < 2e8  # a residual of it is far from float32's end
+    assert (np.diff(hot) > 0).all() and len(hot) <= max(2, np.ceil(0.03 * x.shape[1]))
+
+
+def test_silence_and_nothing():
+    for x in (np.zeros((8, 6), np.float32), np.zeros((0, 6), np.float32)):
+        assert len(choose_hot(statistics(x))) == 0
+        assert choose_scale(statistics(x), NONE) == 1.0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_broken_activations_are_refused_by_name(value):
+    x = bell(4)
+    x[1, 1] = value
+    with pytest.raises(NumericError, match=r"`layers\.0\.qkv`"):
+        statistics(x)
+
+
+def test_the_shadow_keeps_the_output():
+    x = bell()
+    weight = bell(96, 256, seed=1)
+    x[:, [7, 30]] *= 100.0
+    weight[:, [7, 30]] /= 100.0
+    seen = statistics(x)
+    hot = choose_hot(seen)
+    quantized = quantize_weight(weight, hot)
+    scale = choose_scale(seen, hot, np.square(weight).sum(axis=0))
+    profile = measure(seen, weight, quantized, scale)
+    assert profile.hot == 2
+    assert profile.largest > 100 > profile.largest_cold
+    assert profile.error < 2e-4
+    assert profile.error_without_shadow > 5e-3
+    assert 0 < profile.overflow < 0.01
+    naive = measure(seen, weight, quantize_weight(weight, NONE), profile.largest / 127)
+    assert naive.error > 100 * profile.error
+
+
+def test_a_profile_survives_the_manifest():
+    linear = LinearProfile(2, 10.0, 1.0, 0.001, 1e-5, 0.3)
+    profile = OutlierProfile("sha256:x", 2048, 4.0, 0.03, 0.01, {"output": linear})
+    assert OutlierProfile.from_fields(profile.to_fields()) == profile
