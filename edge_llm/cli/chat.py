@@ -51,6 +51,8 @@ class Conversation:
         interactive = sys.stdin.isatty()
         if interactive:
             note(f"{self._engine.name}: context {self._engine.runner.context} tokens. /help lists the commands.")
+        if self._engine.template.is_default:
+            note("This model brings no chat template and may not be made for chatting; it gets plain `role: text` lines.")
         for line in _lines(interactive):
             if line.startswith("/"):
                 if not self._obey(line):

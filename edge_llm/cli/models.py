@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,13 @@ def show_command(model: str, as_json: bool) -> None:
         return
     width = max(len(key) for key in facts)
     for key, value in facts.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{name} {_short(inner)}" for name, inner in value.items() if not isinstance(inner, dict | list))
-        click.echo(f"{key.ljust(width)}  {value}")
+        if not isinstance(value, dict):
+            click.echo(f"{key.ljust(width)}  {value}")
+            continue
+        plain = [f"{name} {_short(inner)}" for name, inner in value.items() if not isinstance(inner, dict | list)]
+        lines = textwrap.wrap(", ".join(plain) or "none", 100)
+        for index, line in enumerate(lines):
+            click.echo(f"{(key if index == 0 else '').ljust(width)}  {line}")
 
 
 @click.command("rm")

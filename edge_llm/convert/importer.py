@@ -51,7 +51,7 @@ from edge_llm.models.weights import (
     read_layer,
     read_output,
 )
-from edge_llm.paths import bundle_path, safe_name
+from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path, safe_name
 from edge_llm.quant.profile import (
     HOT_FACTOR,
     HOT_SHARE,
@@ -119,11 +119,13 @@ def import_model(
     Raises `UsageError` (a name that is taken), `ModelNotFound`, `InvalidModel`, `UnsupportedModel`, `HubError` or
     `StorageError`; then nothing is left behind.
     """
+    if name == BUILTIN_MODEL_NAME:
+        raise UsageError("`builtin` is the built-in model; choose another `--name`", param="name")
     tell_progress = progress or _ignore
     tell = notice or _ignore
     text = read_calibration(calibration)
     if target is None:
-        target = bundle_path(name or default_name(source))
+        target = bundle_path(default_name(source) if name is None else name)
     origin = find_source(source, revision, tell_progress)
     target = target.absolute()
     _refuse_overlap(origin.folder, target)

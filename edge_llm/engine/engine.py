@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edge_llm.config import GenerationParams, ModelConfig
@@ -52,7 +53,12 @@ class Engine:
         self._cached: list[int] = []
 
     def chat_request(self, messages: Sequence[dict[str, Any]], params: GenerationParams) -> Request:
-        """A request that answers ``messages`` ({"role": ..., "content": ...}) through the model's chat template."""
+        """A request that answers ``messages`` ({"role": ..., "content": ...}) through the model's chat template.
+
+        A model without a template gets plain "role: content" lines, and its answer ends where it speaks for the user.
+        """
+        if self.template.is_default:
+            params = replace(params, stop=(*params.stop, "\nuser:"))
         return self._request(encode_chat(self.template, self.tokenizer, messages), params)
 
     def text_request(self, text: str, params: GenerationParams) -> Request:

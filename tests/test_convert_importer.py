@@ -1,0 +1,609 @@
+"""Import: what comes out computes what went in, and whatever goes wrong, nothing half-done is ever seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from model_files import random_tensors, tiny_config, write_model, write_weights
+
+from edge_llm.convert import importer, staging
+from edge_llm.convert.calibrate import (
+    PASSAGE_BREAK,
+    calibration_sequences,
+    key_offset,
+    read_calibration,
+    run_layer,
+)
+from edge_llm.convert.importer import default_name, find_source, import_model
+from edge_llm.convert.parallel import workers
+from edge_llm.convert.staging import Staging, clear_leftovers
+from edge_llm.errors import (
+    EdgeLLMError,
+    InvalidModel,
+    InvalidTokenizer,
+    ModelNotFound,
+    NumericError,
+    StorageError,
+    UnsupportedModel,
+    UsageError,
+)
+from edge_llm.formats.bundle import Bundle, linear_shapes, open_bundle
+from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.models import load_config
+from edge_llm.models.reference import FloatKV, layer_forward, rope_tables
+from edge_llm.models.weights import read_embedding, read_layer, read_output
+from edge_llm.paths import bundle_path, models_folder
+from edge_llm.quant.profile import OutlierProfile
+from edge_llm.text.tokenizer import Tokenizer
+from kernels.layout import unpack_tiles
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def dequantized(bundle: Bundle, name: str) -> np.ndarray:
+    """The matrix that a bundle's linear (or embedding) stands for, float32 [N, K]."""
+    scale = bundle.read(f"{name}.scale")
+    weight = unpack_tiles(bundle.read(f"{name}.tiles"), len(scale), bundle.columns(name)) * scale[:, None]
+    weight[:, bundle.read(f"{name}.hot_index")] = bundle.read(f"{name}.hot_weight").T
+    return weight
+
+
+def copy_of(folder: Path, place: Path) -> Path:
+    """A copy of a model that a test may spoil."""
+    return Path(shutil.copytree(folder, place))
+
+
+def nothing_left() -> bool:
+    return not models_folder().exists() or list(models_folder().iterdir()) == []
+
+
+# --- what comes out computes what went in ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("dtype", "shards"), [("F32", 1), ("BF16", 3)])
+def test_every_family_keeps_its_weights(tiny_model: Callable[..., Path], family: str, dtype: str, shards: int) -> None:
+    folder = tiny_model(family, dtype=dtype, shards=shards)
+    with open_bundle(import_model(folder, "m")) as bundle, open_model_folder(folder) as source:
+        config = load_config(source.config)
+        assert bundle.config == config
+        for index in range(config.num_layers):
+            layer = read_layer(source, config, index)
+            for part in ("qkv", "o", "gate_up", "down"):
+                weight = getattr(layer, part)
+                error = np.abs(dequantized(bundle, f"layers.{index}.{part}") - weight)
+                assert error.max() <= np.abs(weight).max() / 250
+            for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm", "qkv_bias", "o_bias", "down_bias"):
+                array = getattr(layer, name)
+                if array is not None:
+                    stored = bundle.read(f"layers.{index}.{name.replace('_bias', '.bias')}")
+                    np.testing.assert_array_equal(stored, array)
+        embedding = read_embedding(source, config)
+        assert np.abs(dequantized(bundle, "embedding") - embedding).max() <= np.abs(embedding).max() / 250
+        if not config.tied_embeddings:
+            output = read_output(source, config)
+            assert np.abs(dequantized(bundle, "output") - output).max() <= np.abs(output).max() / 250
+        profile = OutlierProfile.from_fields(bundle.manifest["profile"])
+        assert profile.linears.keys() == linear_shapes(config).keys()
+        assert all(linear.error < 1e-3 for linear in profile.linears.values())
+        bundle.verify()
+
+
+def quality(folder: Path, text: Path, tokens: int, *, shadow: bool = True) -> Any:
+    from edge_llm.bench.quality import compare
+    from edge_llm.config import RuntimeConfig
+    from edge_llm.engine.load import float_runner, int8_runner, resolve
+
+    with open_bundle(folder) as bundle:
+        runtime = resolve(RuntimeConfig(threads=2, shadow=shadow), bundle.config)
+        tokenizer = Tokenizer.from_folder(folder, bundle.config.vocab_size)
+        ids = tokenizer.encode(text.read_text())[:tokens]
+        return compare(int8_runner(bundle, runtime), float_runner(bundle, runtime), ids, 256, tokenizer.bos_id)
+
+
+def test_a_trained_model_keeps_its_perplexity(stories_folder: Path, shared_folder: Path) -> None:
+    found = quality(import_model(stories_folder), shared_folder / "text" / "tinystories-sample.txt", 12_000)
+    assert found.perplexity / found.float_perplexity < 1.005
+    assert found.mean_kl < 0.006
+    assert found.top1_agreement > 0.955
+
+
+def scale_channels(folder: Path, place: Path, factor: float, channels: int) -> Path:
+    """The same model with a few channels of every norm's output ``factor`` times too large."""
+    copy_of(folder, place)
+    rng = np.random.default_rng(0)
+    with open_model_folder(folder) as source:
+        tensors = {name: source.read(name) for name in source.names()}
+        config = load_config(source.config)
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}"
+        readers = {
+            "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+        }
+        for norm, linears in readers.items():
+            chosen = rng.choice(config.hidden_size, channels, replace=False)
+            tensors[f"{prefix}.{norm}.weight"][chosen] *= factor
+            for linear in linears:
+                tensors[f"{prefix}.{linear}.weight"][:, chosen] /= factor
+    (place / "model.safetensors").chmod(0o644)
+    write_weights(place, tensors)
+    return place
+
+
+@pytest.mark.parametrize(("factor", "channels"), [(30.0, 1), (100.0, 2)])
+def test_outliers_are_restored_by_the_shadow(
+    stories_folder: Path, shared_folder: Path, tmp_path: Path, factor: float, channels: int
+) -> None:
+    folder = import_model(scale_channels(stories_folder, tmp_path / "loud", factor, channels), "loud")
+    text = shared_folder / "text" / "tinystories-sample.txt"
+    found = quality(folder, text, 8_000)
+    assert found.perplexity / found.float_perplexity < 1.005
+    ruined = quality(folder, text, 2_000, shadow=False)
+    assert ruined.perplexity / ruined.float_perplexity > 1.2
+
+
+def test_the_same_source_gives_the_same_bytes(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tiny_model("qwen2")
+    first, second = (import_model(folder, name) for name in ("first", "second"))
+    assert (first / "weights.bin").read_bytes() == (second / "weights.bin").read_bytes()
+    assert (first / "manifest.json").read_bytes() == (second / "manifest.json").read_bytes()
+
+
+def test_text_files_come_along(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    source = copy_of(tiny_model(), tmp_path / "source")
+    template = "{% for m in messages %}{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
+    config = json.loads((source / "tokenizer_config.json").read_text())
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": template}]
+    (source / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
+    folder = import_model(source, "m")
+    assert (folder / "chat_template.jinja").read_text() == template
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"):
+        assert (folder / name).read_bytes() == (source / name).read_bytes()
+    ours = Tokenizer.from_folder(folder, 280)
+    theirs = Tokenizer.from_folder(source, 280)
+    assert (ours.bos_id, ours.eos_ids, ours.add_bos) == (theirs.bos_id, theirs.eos_ids, theirs.add_bos)
+
+
+def test_keep_float(tmp_path: Path) -> None:
+    raw = tiny_config("qwen2")
+    tensors = random_tensors(raw)
+    tensors["model.layers.0.mlp.down_proj.weight"][0, 0] = 1e5  # does not fit into float16
+    source = write_model(tmp_path / "source", raw, tensors=tensors)
+    folder = import_model(source, "m", keep_float=True)
+    with open_bundle(folder) as bundle:
+        assert bundle.float_source() == folder / "source"
+        assert str(tmp_path) not in (folder / "manifest.json").read_text()
+        bundle.verify()
+    with open_model_folder(folder / "source") as kept:
+        assert load_config(kept.config) == load_config(raw)
+        assert sorted(kept.names()) == sorted(tensors)
+        for name, array in tensors.items():
+            exact = array.ndim == 1 or np.abs(array).max() > 65504
+            np.testing.assert_array_equal(kept.read(name), array if exact else array.astype(np.float16))
+
+
+def test_without_keep_float_the_place_is_remembered(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    source = copy_of(tiny_model(), tmp_path / "source")
+    with open_bundle(import_model(source, "m")) as bundle:
+        assert bundle.float_source() == source
+        shutil.rmtree(source)
+        assert bundle.float_source() is None
+
+
+# --- calibration ---------------------------------------------------------------------------------------------------
+
+
+def test_calibration_sequences(tiny_model: Callable[..., Path], stories_folder: Path) -> None:
+    text = read_calibration().text
+    for folder in (tiny_model(), stories_folder):
+        with open_model_folder(folder) as source:
+            config = load_config(source.config)
+        tokenizer = Tokenizer.from_folder(folder, config.vocab_size)
+        sequences = calibration_sequences(text, tokenizer, config)
+        assert [len(ids) for ids in sequences] == [256] * 8
+        assert all((ids[0] == tokenizer.bos_id) == tokenizer.add_bos for ids in sequences)
+        assert len({ids.tobytes() for ids in sequences}) == 8
+        short = calibration_sequences("One sentence." + PASSAGE_BREAK + "Two.", tokenizer, config)
+        assert len(short) == 1 and len(short[0]) < 30
+
+
+def test_the_builtin_text_is_varied_and_clean() -> None:
+    passages = read_calibration().text.split(PASSAGE_BREAK)
+    assert len(passages) >= 10
+    assert 12_000 < sum(len(passage.encode()) for passage in passages) < 17_000
+    assert "\ufffd" not in "".join(passages)
+
+
+def test_own_calibration_text(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("hello world " * 100)
+    with open_bundle(import_model(tiny_model(), "own", calibration=text)) as own:
+        with open_bundle(import_model(tiny_model(), "builtin-text")) as builtin:
+            assert own.input_scales != builtin.input_scales
+            assert own.manifest["profile"]["calibration"] != builtin.manifest["profile"]["calibration"]
+        assert own.manifest["profile"]["tokens"] == 256
+    with pytest.raises(UsageError, match="--overwrite"):
+        import_model(tiny_model(), "own")  # the same source, measured otherwise: not the same bundle
+    for data, message in ((b"", "empty"), (b"\xff\xfe", "not UTF-8")):
+        text.write_bytes(data)
+        with pytest.raises(UsageError, match=message):
+            import_model(tiny_model(), "m", calibration=text)
+    with pytest.raises(EdgeLLMError, match="nowhere"):
+        import_model(tiny_model(), "m", calibration=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_key_offset_is_the_mean_key(tiny_model: Callable[..., Path], family: str) -> None:
+    folder = tiny_model(family)
+    with open_model_folder(folder) as source:
+        config = load_config(source.config)
+        layer = read_layer(source, config, 0)
+        states = [read_embedding(source, config)[np.random.default_rng(i).integers(0, 200, 256)] for i in range(2)]
+    cos, sin = rope_tables(config, 256)
+    with workers() as pool:
+        after, seen = run_layer(states, layer, config, cos, sin, "layers.0", pool)
+    caches = [FloatKV(config) for _ in states]
+    plain = [layer_forward(x, layer, config, cos, sin, past) for x, past in zip(states, caches, strict=True)]
+    np.testing.assert_allclose(after, plain, rtol=1e-5, atol=1e-5)
+    keys = np.stack(
+        [
+            cache.append(
+                np.zeros((0, config.num_kv_heads, config.head_dim)), np.zeros((0, config.num_kv_heads, config.head_dim))
+            )[0]
+            for cache in caches
+        ]
+    )
+    offset = key_offset(layer, seen["qkv"], config)
+    assert offset.shape == (config.num_kv_heads, config.head_dim) and offset.dtype == np.float32
+    spread = keys.std()
+    assert np.abs(offset - keys.mean(axis=(0, 2))).max() < 0.3 * spread  # the mean, up to the text's own positions
+
+
+# --- names, sources, and what is there already ---------------------------------------------------------------------
+
+
+def test_importing_again_is_a_no_op(tiny_model: Callable[..., Path]) -> None:
+    folder = import_model(tiny_model(), "m")
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    said: list[str] = []
+    stages: list[tuple[str, int, int]] = []
+    assert import_model(tiny_model(), "m", notice=said.append, progress=lambda *s: stages.append(s)) == folder
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert "already imported" in said[0]
+    assert {stage for stage, _, _ in stages} == {"digest", "unchanged"}
+
+
+def test_a_damaged_bundle_is_repaired(tiny_model: Callable[..., Path]) -> None:
+    folder = import_model(tiny_model(), "m")
+    good = (folder / "weights.bin").read_bytes()
+    (folder / "weights.bin").write_bytes(good[:-1] + b"\1")
+    assert import_model(tiny_model(), "m") == folder
+    assert (folder / "weights.bin").read_bytes() == good
+
+
+def test_a_taken_name(tiny_model: Callable[..., Path]) -> None:
+    folder = import_model(tiny_model(seed=1), "m")
+    good = (folder / "weights.bin").read_bytes()
+    with pytest.raises(UsageError, match="--name.*--overwrite"):
+        import_model(tiny_model(seed=2), "m")
+    assert (folder / "weights.bin").read_bytes() == good
+    with open_bundle(folder) as old:
+        import_model(tiny_model(seed=2), "m", overwrite=True)
+        assert (folder / "weights.bin").read_bytes() != good
+        old.read_all()  # whoever has the old one open goes on with it
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(UsageError, match="--overwrite"):
+        import_model(tiny_model(seed=2), "m")
+    import_model(tiny_model(seed=2), "m", overwrite=True)
+    assert [path.name for path in models_folder().iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5-0.5B-Instruct"),
+        ("/models/my model (v2)/", "my-model-v2"),
+        ("~/.cache/huggingface/hub/models--org--tiny-1/snapshots/0123/", "tiny-1"),
+        (Path("/a/.hidden"), "hidden"),
+        ("/a/" + "x" * 200, "x" * 96),
+    ],
+)
+def test_default_names(source: str | Path, name: str) -> None:
+    assert default_name(source) == name
+
+
+def test_names_that_are_refused(tiny_model: Callable[..., Path]) -> None:
+    for name in ("../x", "a/b", ".x", "", "x" * 97, "a\n"):
+        with pytest.raises(UsageError):
+            import_model(tiny_model(), name)
+    with pytest.raises(UsageError, match="--name"):
+        default_name("/…/")
+    with pytest.raises(UsageError, match="built-in"):
+        import_model(tiny_model(), "builtin")
+    assert nothing_left()
+
+
+def test_sources_that_are_refused(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    gguf = tmp_path / "m.gguf"
+    gguf.write_bytes(b"GGUF")
+    with pytest.raises(UnsupportedModel, match="planned.*Hugging Face folder"):
+        import_model(gguf)
+    with pytest.raises(ModelNotFound, match="no file"):
+        import_model(tmp_path / "none.gguf")
+    (tmp_path / "f").write_text("x")
+    with pytest.raises(UsageError, match="is a file"):
+        import_model(tmp_path / "f")
+    for missing in ("./org/tiny", "/org/tiny", "one", "a/b/c", "x" * 5000, "a\0b", tmp_path / "org" / "tiny"):
+        with pytest.raises(ModelNotFound):
+            find_source(missing)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelNotFound, match="config.json"):
+        import_model(tmp_path / "empty")
+    bundle = import_model(tiny_model(), "m", keep_float=True)
+    with pytest.raises(UsageError, match="imported model already"):
+        import_model(bundle, "n")
+    with pytest.raises(UsageError, match="overlap"):
+        import_model(bundle / "source", "m", overwrite=True)
+    with pytest.raises(UsageError, match="overlap"):
+        import_model(tiny_model(), target=tiny_model() / "inside")
+
+
+def test_hub_ids_go_to_the_hub(monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path]) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def pull(repository: str, revision: str | None, progress: Any) -> Path:
+        asked.append((repository, revision))
+        return tiny_model()
+
+    monkeypatch.setattr("edge_llm.convert.hub.pull", pull)
+    folder = import_model("org/tiny-model", revision="v1")
+    assert asked == [("org/tiny-model", "v1")]
+    assert folder.name == "tiny-model"
+    with open_bundle(folder) as bundle:
+        assert bundle.manifest["source"]["kind"] == "hub"
+        assert bundle.manifest["source"]["path"] == f"org/tiny-model@{tiny_model().name}"
+        assert bundle.float_source() == tiny_model()
+
+
+# --- bad sources ---------------------------------------------------------------------------------------------------
+
+
+def spoil(tmp_path: Path, change: Callable[[dict[str, np.ndarray]], None], family: str = "llama") -> Path:
+    raw = tiny_config(family)
+    tensors = random_tensors(raw)
+    change(tensors)
+    return write_model(tmp_path / "spoiled", raw, tensors=tensors)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj.weight", "model.embed_tokens.weight", "model.norm.weight"])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        tensors[name].flat[3] = np.nan
+
+    with pytest.raises(InvalidModel, match=name):
+        import_model(spoil(tmp_path, change), "m")
+    assert nothing_left()
+
+
+def test_activations_that_overflow_are_refused_by_name(tmp_path: Path) -> None:
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        tensors["model.layers.0.mlp.up_proj.weight"] *= 1e25
+        tensors["model.layers.0.mlp.gate_proj.weight"] *= 1e25
+
+    with pytest.raises(NumericError, match=r"layers\.0\.down"):
+        import_model(spoil(tmp_path, change), "m")
+    assert nothing_left()
+
+
+def test_missing_and_extra_tensors(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match="down_proj"):
+        import_model(spoil(tmp_path, lambda t: t.__delitem__("model.layers.1.mlp.down_proj.weight")), "m")
+    shutil.rmtree(tmp_path / "spoiled")
+    said: list[str] = []
+    import_model(spoil(tmp_path, lambda t: t.update({"adapter.a": np.ones(2, np.float32)})), "m", notice=said.append)
+    assert "`adapter.a`" in said[0]
+
+
+def test_silent_layers_are_fine(tmp_path: Path) -> None:
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        for name, array in tensors.items():
+            if "layers.0" in name:
+                array[:] = 0.0
+
+    with open_bundle(import_model(spoil(tmp_path, change), "m")) as bundle:
+        assert bundle.input_scale("layers.0.down") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("tokenizer.json", "{}"), ("tokenizer.json", "x" * 100), ("generation_config.json", "[1]"),
+     ("chat_template.jinja", "{% for %}"), ("chat_template.jinja", "nothing of the messages")],
+)  # fmt: skip
+def test_bad_text_files_are_refused(tiny_model: Callable[..., Path], tmp_path: Path, file: str, text: str) -> None:
+    source = copy_of(tiny_model(), tmp_path / "source")
+    (source / file).write_text(text)
+    with pytest.raises(InvalidTokenizer):
+        import_model(source, "m")
+    assert nothing_left()
+
+
+def test_a_source_that_changes_is_refused(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    source = copy_of(tiny_model(), tmp_path / "source")
+
+    def rewrite(stage: str, done: int, total: int) -> None:
+        if stage == "output" and done == 0:
+            (source / "generation_config.json").write_text("{}")
+
+    with pytest.raises(InvalidModel, match="changed during the import"):
+        import_model(source, "m", progress=rewrite)
+    assert nothing_left()
+
+
+# --- nothing half-done is ever seen --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["digest", "layers", "output", "copy"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_interruptions_leave_nothing(tiny_model: Callable[..., Path], stage: str, error: type[BaseException]) -> None:
+    def interrupt(at: str, done: int, total: int) -> None:
+        if at == stage and done == total:
+            raise error
+
+    with pytest.raises(error):
+        import_model(tiny_model(), "m", keep_float=True, progress=interrupt)
+    assert nothing_left()
+
+
+def test_every_failing_call_leaves_the_old_state(tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    old = (import_model(tiny_model(seed=1), "m") / "manifest.json").read_bytes()
+    calls = [0, 0]
+    real = {name: getattr(os, name) for name in ("write", "fsync", "open", "mkdir")}
+
+    def failing(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if name != "open" or arguments[1] & os.O_CREAT:
+                calls[0] += 1
+                if calls[0] == calls[1]:
+                    raise OSError(28, "No space left on device")
+            return real[name](*arguments, **options)
+
+        return call
+
+    for name in real:
+        monkeypatch.setattr(os, name, failing(name))
+    failures = 0
+    for at in [*range(1, 8), *range(8, 1000, 9)]:
+        calls[:] = [0, at]
+        try:
+            import_model(tiny_model(seed=2), "m", overwrite=True, keep_float=True)
+        except StorageError as error:
+            failures += 1
+            assert "no space left" in str(error)
+        reached = calls[0]
+        calls[:] = [0, -1]
+        assert [path.name for path in models_folder().iterdir()] == ["m"]
+        if (models_folder() / "m" / "manifest.json").read_bytes() != old:  # it went through: back to the old state
+            import_model(tiny_model(seed=1), "m", overwrite=True)
+        if reached < at:
+            break
+    assert reached < at and failures > 10
+
+
+def test_a_killed_import_is_never_seen_and_cleared_by_the_next(tiny_model: Callable[..., Path]) -> None:
+    script = """
+import os, signal, sys
+from edge_llm.convert.importer import import_model
+def kill(stage, done, total):
+    if stage == sys.argv[2] and done == total:
+        os.kill(os.getpid(), signal.SIGKILL)
+import_model(sys.argv[1], "m", progress=kill)
+"""
+    for stage in ("layers", "output"):
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        code = subprocess.run([sys.executable, "-c", script, str(tiny_model()), stage], env=environment, check=False)
+        assert code.returncode == -signal.SIGKILL
+        assert not bundle_path("m").exists()
+        assert len(list(models_folder().iterdir())) == 1
+    folder = import_model(tiny_model(), "m")
+    assert list(models_folder().iterdir()) == [folder]
+
+
+def test_a_running_import_is_not_cleared(tmp_path: Path) -> None:
+    with Staging(tmp_path / "models" / "m") as running:
+        (running.path / "x").write_text("x")
+        clear_leftovers(tmp_path / "models")
+        assert (running.path / "x").exists()
+    assert list((tmp_path / "models").iterdir()) == []
+    clear_leftovers(tmp_path / "never")
+
+
+def test_two_imports_at_once(tiny_model: Callable[..., Path]) -> None:
+    folders = [tiny_model(), tiny_model(), tiny_model(seed=9)]
+    barrier = threading.Barrier(3)
+    results: list[object] = [None, None, None]
+
+    def work(index: int) -> None:
+        def meet(stage: str, done: int, total: int) -> None:
+            if stage == "output" and done == 0:
+                barrier.wait(timeout=30)
+
+        try:
+            results[index] = import_model(folders[index], "m", progress=meet)
+        except EdgeLLMError as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # the first to arrive wins; who brought the same model agrees, who brought another is told
+    same = [result for result in results[:2] if isinstance(result, Path)]
+    if same:
+        assert len(same) == 2 and isinstance(results[2], UsageError)
+    else:
+        assert isinstance(results[2], Path) and all(isinstance(result, UsageError) for result in results[:2])
+    assert [path.name for path in models_folder().iterdir()] == ["m"]
+    open_bundle(bundle_path("m")).close()
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_replacing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
+    if not exchange:
+        monkeypatch.setattr(staging, "_exchange", lambda first, second: False)
+    for text in ("one", "two"):
+        with Staging(tmp_path / "m") as place:
+            (place.path / "x").write_text(text)
+            assert place.publish(replace=text == "two")
+        assert (tmp_path / "m" / "x").read_text() == text
+        assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    with Staging(tmp_path / "m") as place:
+        assert not place.publish(replace=False)
+    assert (tmp_path / "m" / "x").read_text() == "two"
+
+
+def test_a_replacement_that_was_cut_short_is_finished(tmp_path: Path) -> None:
+    (tmp_path / ".replaced-m-00ff").mkdir()
+    (tmp_path / ".replaced-m-00ff" / "x").write_text("old")
+    clear_leftovers(tmp_path)
+    assert (tmp_path / "m" / "x").read_text() == "old"
+    (tmp_path / ".replaced-m-00ff").mkdir()
+    clear_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_too_little_space_is_said_before_anything_is_written(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(importer.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(StorageError, match="EDGE_LLM_HOME"):
+        import_model(tiny_model(), "m")
+    assert nothing_left()
+
+
+def test_a_place_that_cannot_be_written(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError):
+        import_model(tiny_model(), target=tmp_path / "file" / "m")
+
+
+def test_progress_only_goes_forward(tiny_model: Callable[..., Path]) -> None:
+    steps: list[tuple[str, int, int]] = []
+    import_model(tiny_model(), "m", keep_float=True, progress=lambda *step: steps.append(step))
+    assert list(dict.fromkeys(stage for stage, _, _ in steps)) == ["digest", "layers", "output", "copy"]
+    for stage in ("digest", "layers", "output", "copy"):
+        done = [(d, t) for s, d, t in steps if s == stage]
+        assert done == sorted(done) and done[-1][0] == done[-1][1]
