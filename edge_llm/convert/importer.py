@@ -35,6 +35,16 @@ from edge_llm.convert.calibrate import (
     run_layer,
 )
 from edge_llm.convert.parallel import workers
+from edge_llm.convert.source import (
+    DIGESTED,
+    Origin,
+    Progress,
+    default_name,
+    digest_files,
+    find_source,
+    ignore,
+    stamp,
+)
 from edge_llm.convert.staging import Staging, clear_leftovers
 from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import RegularFile, read_file, shown
@@ -61,41 +71,15 @@ from edge_llm.quant.profile import (
     OutlierProfile,
     choose_hot,
     choose_scale,
+    largest_scale,
     measure,
 )
 from edge_llm.quant.scheme import MAX_FLOAT16, QuantizedWeight, quantize_weight
 from edge_llm.text.chat import ChatTemplate, find_template
 from edge_llm.text.tokenizer import Tokenizer
 
-Progress = Callable[[str, int, int], None]
-"""Called as (stage, done, total).  Stages: download and digest (bytes), layers, output, copy, unchanged."""
-
-DIGESTED = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "chat_template.jinja",
-)
-"""Files beside the weights that make a model what it is."""
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json")
 _MAX_TEXT_FILE = 64 * 2**20
-_BLOCK = 8 * 2**20
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a model comes from."""
-
-    kind: str
-    """folder or hub."""
-    path: str
-    """What the user named: an absolute path, or a hub id with its revision."""
-    folder: Path
-
-
 def import_model(
     source: str | Path,
     name: str | None = None,
@@ -104,6 +88,7 @@ def import_model(
     target: Path | None = None,
     calibration: Path | None = None,
     keep_float: bool = False,
+    naive: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     notice: Callable[[str], None] | None = None,
@@ -112,17 +97,18 @@ def import_model(
 
     name: what the bundle will be called (default: what the source is called).  target: a folder to write instead of
     the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one.  keep_float: put
-    the float weights (float16) into the bundle.  overwrite: replace another model of this name.  notice: told what is
-    worth a line.
+    the float weights (float16) into the bundle.  naive: plain per-tensor INT8 without hot channels, every scale from
+    the maximum, only to see what outliers do to it.  overwrite: replace another model of this name.  notice: told
+    what is worth a line.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
     Raises `UsageError` (a name that is taken), `ModelNotFound`, `InvalidModel`, `UnsupportedModel`, `HubError` or
     `StorageError`; then nothing is left behind.
     """
-    if name == BUILTIN_MODEL_NAME:
+    if name == BUILTIN_MODEL_NAME and target is None:
         raise UsageError("`builtin` is the built-in model; choose another `--name`", param="name")
-    tell_progress = progress or _ignore
-    tell = notice or _ignore
+    tell_progress = progress or ignore
+    tell = notice or ignore
     text = read_calibration(calibration)
     if target is None:
         target = bundle_path(default_name(source) if name is None else name)
@@ -130,7 +116,7 @@ def import_model(
     target = target.absolute()
     _refuse_overlap(origin.folder, target)
     with open_model_folder(origin.folder) as folder:
-        job = _Job(origin, folder, text, keep_float, tell_progress, tell)
+        job = _Job(origin, folder, text, keep_float, naive, tell_progress, tell)
         state = _existing(target, job)
         if state == "same":
             tell(f"`{target.name}` is already imported from this source; nothing to do")
@@ -156,57 +142,6 @@ def _taken(target: Path) -> UsageError:
     )
 
 
-def _ignore(*_: object) -> None:
-    pass
-
-
-def default_name(source: str | Path) -> str:
-    """The name for ``source`` when none is given: its last part, as a legal bundle name."""
-    path = Path(str(source)).expanduser()
-    cached = next((part for part in path.parts if part.startswith("models--")), None)  # a Hugging Face cache
-    last = cached.split("--")[-1] if cached else path.absolute().name
-    legal = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-._")[:96]
-    if not legal:
-        raise UsageError(f"`{shown(source)}` gives no usable model name; choose one with `--name`", param="name")
-    return safe_name(legal)
-
-
-def find_source(source: str | Path, revision: str | None = None, progress: Progress = _ignore) -> Origin:
-    """Find the model folder that ``source`` names; a hub id is downloaded."""
-    text = str(source)
-    path = Path(text).expanduser()
-    try:
-        exists, is_folder = path.exists(), path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or with NUL inside
-        raise ModelNotFound(f"no model at `{shown(text)}`; check the path") from None
-    if path.suffix.lower() == ".gguf" and (exists or not _HUB_ID.fullmatch(text)):
-        if not exists:
-            raise ModelNotFound(f"no file `{shown(text)}`; check the path")
-        raise UnsupportedModel(
-            f"`{shown(text)}` is a GGUF file; importing those is planned but not there yet: import the Hugging Face "
-            "folder (config.json and safetensors) that it was made from"
-        )
-    if is_folder:
-        if (path / "manifest.json").exists() and not (path / "model.safetensors").exists():
-            raise UsageError(f"`{shown(text)}` is an imported model already; use it by its path or name")
-        try:
-            absolute = str(path.absolute())
-            absolute.encode()
-        except UnicodeEncodeError:
-            raise UsageError(f"the folder name `{shown(text)}` is not UTF-8; rename it") from None
-        return Origin("folder", absolute, path.absolute())
-    if exists:
-        raise UsageError(f"`{shown(text)}` is a file; give the folder that holds config.json", param="source")
-    if isinstance(source, str) and _HUB_ID.fullmatch(text):
-        from edge_llm.convert.hub import pull
-
-        folder = pull(text, revision, progress)
-        return Origin("hub", f"{text}@{folder.name}", folder)
-    raise ModelNotFound(
-        f"no model folder `{shown(text)}`; give a Hugging Face folder, or a hub id such as `Qwen/Qwen2.5-0.5B-Instruct`"
-    )
-
-
 def _refuse_overlap(folder: Path, target: Path) -> None:
     source, place = folder.resolve(), target.resolve()
     if source == place or source in place.parents or place in source.parents:
@@ -217,13 +152,14 @@ def _refuse_overlap(folder: Path, target: Path) -> None:
 
 
 def _existing(target: Path, job: _Job) -> str:
-    """What stands at ``target``: none, same, damaged (same source, bad bytes) or other."""
+    """What stands at ``target``: none, same, damaged (same source, but bytes or float weights are lost) or other."""
     if not os.path.lexists(target):
         return "none"
     try:
         with open_bundle(target) as bundle:
             made_from = bundle.manifest["source"]
-            if made_from["digest"] != job.digest or made_from.get("calibration") != job.text.digest:
+            facts = {"digest": job.digest, "calibration": job.text.digest, "outliers": job.outliers}
+            if any(made_from.get(key) != value for key, value in facts.items()):
                 return "other"
             if job.keep_float and made_from["float"] != "source":
                 return "other"
@@ -231,7 +167,7 @@ def _existing(target: Path, job: _Job) -> str:
                 bundle.verify()
             except EdgeLLMError:
                 return "damaged"
-            return "same"
+            return "same" if bundle.float_source() is not None else "damaged"  # the source was moved
     except EdgeLLMError:
         return "other"
 
@@ -257,6 +193,7 @@ class _Job:
         source: SourceFolder,
         text: CalibrationText,
         keep_float: bool,
+        naive: bool,
         progress: Progress,
         notice: Callable[[str], None],
     ) -> None:
@@ -264,13 +201,14 @@ class _Job:
         self.source = source
         self.text = text
         self.keep_float = keep_float
+        self.outliers = "naive" if naive else "shadow"
         self.progress = progress
         self.config: ModelConfig = load_config(source.config)
         self.unused = check_tensors(source, self.config)
         self.tokenizer = Tokenizer.from_folder(origin.folder, self.config.vocab_size)
         ChatTemplate.from_folder(origin.folder, self.tokenizer).check()
         self._files = [path for name in DIGESTED if (path := origin.folder / name).exists()] + source.files
-        self._stamps = [_stamp(path) for path in self._files]
+        self._stamps = [stamp(path) for path in self._files]
         self.digest = digest_files(self._files, progress)
         self._scales: dict[str, float] = {}
         self._profiles: dict[str, LinearProfile] = {}
@@ -280,8 +218,8 @@ class _Job:
 
     def check_unchanged(self) -> None:
         """Refuse a source whose files changed since they were digested."""
-        for path, stamp in zip(self._files, self._stamps, strict=True):
-            if _stamp(path) != stamp:
+        for path, before in zip(self._files, self._stamps, strict=True):
+            if stamp(path) != before:
                 raise InvalidModel(f"`{shown(path)}` changed during the import; import it again")
 
     def write(self, folder: Path) -> None:
@@ -309,6 +247,7 @@ class _Job:
             "path": Path(origin.path).name if self.keep_float and origin.kind == "folder" else origin.path,
             "digest": self.digest,
             "calibration": self.text.digest,
+            "outliers": self.outliers,
             "float": "source" if self.keep_float else str(origin.folder),
         }
 
@@ -341,7 +280,7 @@ class _Job:
         seen: dict[str, ChannelStatistics],
         pool: Executor,
     ) -> None:
-        made = {part: pool.submit(_quantize, getattr(layer, part), seen[part]) for part in LAYER_PARTS}
+        made = {part: pool.submit(_quantize, getattr(layer, part), seen[part], self.outliers) for part in LAYER_PARTS}
         writer.add(f"{name}.attention_norm", layer.attention_norm)
         for part in LAYER_PARTS:
             if part == "gate_up":
@@ -365,7 +304,7 @@ class _Job:
                 seen.add(rms_norm(state, gain, self.config.norm_eps))
         writer.add("final_norm", gain)
         place = "embedding" if self.config.tied_embeddings else "output"
-        self._write_linear(writer, place, "output", _quantize(read_output(self.source, self.config), seen))
+        self._write_linear(writer, place, "output", _quantize(read_output(self.source, self.config), seen, self.outliers))
         self.progress("output", 1, 1)
 
     def _write_linear(self, writer: BundleWriter, place: str, name: str, made: _Linear) -> None:
@@ -407,9 +346,12 @@ class _Linear(NamedTuple):
     profile: LinearProfile
 
 
-def _quantize(weight: np.ndarray, seen: ChannelStatistics) -> _Linear:
-    hot = choose_hot(seen)
-    scale = choose_scale(seen, hot, np.einsum("nk,nk->k", weight, weight))
+def _quantize(weight: np.ndarray, seen: ChannelStatistics, outliers: str) -> _Linear:
+    if outliers == "naive":
+        hot, scale = np.empty(0, np.int32), largest_scale(seen)
+    else:
+        hot = choose_hot(seen)
+        scale = choose_scale(seen, hot, np.einsum("nk,nk->k", weight, weight))
     quantized = quantize_weight(weight, hot, seen.name)
     return _Linear(quantized, scale, measure(seen, weight, quantized, scale))
 
@@ -417,37 +359,6 @@ def _quantize(weight: np.ndarray, seen: ChannelStatistics) -> _Linear:
 def _add(writer: BundleWriter, place: str, weight: QuantizedWeight) -> None:
     for part, array in weight.arrays().items():
         writer.add(f"{place}.{part}", array)
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def digest_files(files: list[Path], progress: Progress = _ignore) -> str:
-    """SHA-256 over the names, sizes and contents of ``files``."""
-    opened = []
-    try:
-        for path in files:
-            opened.append(RegularFile(path))
-        total = sum(file.size for file in opened)
-        digest = hashlib.sha256()
-        done = 0
-        for file in opened:
-            digest.update(json.dumps([file.path.name, file.size]).encode())
-            for start in range(0, file.size, _BLOCK):
-                block = np.empty(min(_BLOCK, file.size - start), np.uint8)
-                file.read_into(block, start)
-                digest.update(block.data)
-                done += len(block)
-                progress("digest", done, total)
-        return f"sha256:{digest.hexdigest()}"
-    finally:
-        for file in opened:
-            file.close()
 
 
 def _version() -> str:

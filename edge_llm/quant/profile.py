@@ -133,6 +133,12 @@ def choose_scale(
     return float(np.float32(candidates[int(np.argmin(costs))]))
 
 
+def largest_scale(statistics: ChannelStatistics) -> float:
+    """The scale without any thought for outliers: the maximum of all |x| becomes 127."""
+    largest = float(np.abs(statistics.rows()).max(initial=0.0))
+    return float(np.float32(max(largest, 1e-20) / LIMIT)) if largest else 1.0
+
+
 @dataclass(frozen=True)
 class LinearProfile:
     """What calibration found about one linear's input, and what INT8 does to its output."""
