@@ -156,6 +156,32 @@ def test_bench_takes_llama_bench_ranges(call, tiny_bundle):
     assert [(row["n_prompt"], row["n_depth"]) for row in json.loads(out)] == [(p, d) for d in (0, 16) for p in (8, 16, 32)]
 
 
+def test_bench_rows_say_all_that_makes_a_number(call, tiny_bundle, tmp_path):
+    path = tmp_path / "rows.json"
+    options = ("-p", "8", "-n", "2", "-r", "1", "-t", "1,2", "-ub", "8", "-b", "16", "-ctk", "q8_0", "--roof", "--breakdown")
+    code, out, err = call("bench", tiny_bundle, *options, "--ttft", "--progress", "-oe", "csv", "--json", "--save", path)
+    assert code == 0, err
+    rows = json.loads(out)
+    assert [(row["test"], row["n_threads"]) for row in rows] == [("pp8", 1), ("tg2", 1), ("pp8", 2), ("tg2", 2)]
+    assert json.loads(path.read_text()) == rows
+    assert {(row["n_ubatch"], row["n_batch"], row["type_k"]) for row in rows} == {(8, 16, "int8")}
+    for row in rows:
+        assert row["gops_share" if row["n_prompt"] else "gb_s_share"] > 0
+        assert row["breakdown"]["test"] == row["test"]
+        assert 0 < row["ready_ms"] < row["ttft_ms"]
+        assert row["environment"]["cpu"] == row["cpu_info"]
+    assert "pp8, 2 threads" in err
+    assert "build_version,build_commit," in err
+    table = call("bench", tiny_bundle, "-p", "8", "-n", "0", "-r", "1", "-t", "1", "-ub", "8", "--compare", path)[1]
+    assert table.splitlines()[0].rstrip(" |").endswith("vs. saved")
+    assert table.splitlines()[2].rstrip(" |").endswith("x")
+
+
+def test_bench_takes_a_model_after_m_and_repeated_lists(call, tiny_bundle):
+    out = call("bench", "-m", tiny_bundle, "-p", "8", "-p", "16,8", "-n", "0", "-r", "1", "--no-warmup", "-o", "json")[1]
+    assert [row["n_prompt"] for row in json.loads(out)] == [8, 16]
+
+
 def test_perplexity_reports_both_paths(call, tiny_bundle, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 8)
@@ -207,6 +233,13 @@ MISTAKES = {
     "bench of model and shape": (("bench", "{bundle}", "--synthetic", "llama-1.1b"), 2, "not both"),
     "bench above the context": (("bench", "{bundle}", "-p", "99999999", "-n", "0"), 2, "`99999999`"),
     "bench of an unknown shape": (("bench", "--synthetic", "gpt-9"), 2, "gpt-9"),
+    "bench of unknown keys": (("bench", "{bundle}", "-ctk", "f16"), 2, "INT8, not `f16`"),
+    "bench with a flag that means nothing here": (("bench", "{bundle}", "-ngl", "99"), 2, "-ngl is a flag of llama-bench"),
+    "bench against nobody": (("bench", "{bundle}", "--peer", "ollama"), 2, "no peer `ollama`"),
+    "bench compared with no rows": (("bench", "{bundle}", "--compare", "{empty}"), 2, "holds no rows"),
+    "bench with no threads": (("bench", "{bundle}", "-t", "0"), 2, "threads must be between 1 and 1024"),
+    "bench with a chunk without end": (("bench", "{bundle}", "-ub", "99999"), 2, "chunk must be between"),
+    "breakdown of the float path": (("bench", "{bundle}", "--breakdown", "--float"), 2, "--float"),
     "perplexity of no file": (("perplexity", "{bundle}", "./no.txt"), 2, "`no.txt`"),
     "perplexity of a folder": (("perplexity", "{bundle}", "{source}"), 2, "cannot read"),
     "perplexity of an empty file": (("perplexity", "{bundle}", "{empty}"), 2, "too few"),

@@ -20,6 +20,7 @@ import pytest
 
 from edge_llm.convert.hub import pull
 from edge_llm.errors import UsageError
+from edge_llm.formats.bundle import open_bundle
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -302,6 +303,27 @@ def test_killed_process_goes_on_where_it_stopped(hub: Stub, tmp_path: Path) -> N
     assert (result.folder / "model.safetensors").read_bytes() == weights
     assert any(headers.get("range", "") > "bytes=1" for headers in hub.asked("GET", "model.safetensors"))
     assert not list(tmp_path.rglob("*.incomplete"))
+
+
+def test_import_from_the_hub(serve: Callable[[Stub], Stub], tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    model = tiny_model("qwen2", shards=2)
+    files = {path.name: path.read_bytes() for path in model.iterdir()}
+    stub = serve(Stub(files, large=tuple(name for name in files if name.endswith(".safetensors"))))
+    script = "from edge_llm.convert.importer import import_model; print(import_model('org/tiny'))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(tmp_path / "hf", stub.endpoint, EDGE_LLM_HOME=str(tmp_path / "home")),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    with open_bundle(Path(done.stdout.strip())) as bundle:
+        assert bundle.folder.name == "tiny"
+        assert bundle.manifest["source"]["path"] == f"org/tiny@{COMMIT}"
+        assert bundle.float_source() is not None
+        bundle.verify()
 
 
 def test_token_stays_with_the_hub(serve: Callable[[Stub], Stub], hub: Stub, tmp_path: Path) -> None:

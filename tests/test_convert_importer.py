@@ -38,7 +38,8 @@ from edge_llm.errors import (
     UnsupportedModel,
     UsageError,
 )
-from edge_llm.formats.bundle import Bundle, linear_shapes, open_bundle
+from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.formats.layout import linear_shapes
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.reference import FloatKV, layer_forward, rope_tables
@@ -152,6 +153,15 @@ def test_outliers_are_restored_by_the_shadow(
     assert found.perplexity / found.float_perplexity < 1.005
     ruined = quality(folder, text, 2_000, shadow=False)
     assert ruined.perplexity / ruined.float_perplexity > 1.2
+
+
+def test_naive_import_is_what_outliers_ruin(stories_folder: Path, shared_folder: Path, tmp_path: Path) -> None:
+    source = scale_channels(stories_folder, tmp_path / "loud", 100.0, 1)
+    text = shared_folder / "text" / "tinystories-sample.txt"
+    ruined = quality(import_model(source, "naive", naive=True), text, 1_000)
+    assert ruined.perplexity / ruined.float_perplexity > 100
+    with pytest.raises(UsageError, match="--overwrite"):
+        import_model(source, "naive")
 
 
 def test_the_same_source_gives_the_same_bytes(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -291,6 +301,14 @@ def test_a_damaged_bundle_is_repaired(tiny_model: Callable[..., Path]) -> None:
     (folder / "weights.bin").write_bytes(good[:-1] + b"\1")
     assert import_model(tiny_model(), "m") == folder
     assert (folder / "weights.bin").read_bytes() == good
+
+
+def test_a_source_that_moved_is_found_again(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    source = copy_of(tiny_model(), tmp_path / "old")
+    import_model(source, "m")
+    moved = source.rename(tmp_path / "new")
+    with open_bundle(import_model(moved, "m")) as bundle:
+        assert bundle.float_source() == moved
 
 
 def test_a_taken_name(tiny_model: Callable[..., Path]) -> None:

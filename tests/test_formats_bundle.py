@@ -16,16 +16,10 @@ from hypothesis import strategies as st
 
 from edge_llm.config import ModelConfig, RopeScaling
 from edge_llm.errors import CorruptBundle, EdgeLLMError, ModelNotFound, StorageError, UnsupportedModel
-from edge_llm.formats.bundle import (
-    BLOCK_ALIGNMENT,
-    BundleWriter,
-    aligned_empty,
-    combine_crc32c,
-    encode_manifest,
-    linear_shapes,
-    open_bundle,
-    tensor_layout,
-)
+from edge_llm.formats.bundle import aligned_empty, open_bundle
+from edge_llm.formats.bundle_writer import BundleWriter, combine_crc32c
+from edge_llm.formats.layout import BLOCK_ALIGNMENT, linear_shapes, tensor_layout
+from edge_llm.formats.manifest import encode_manifest
 from kernels.checksum import crc32c
 
 CONFIG = ModelConfig(
@@ -121,10 +115,7 @@ def configs() -> st.SearchStrategy[ModelConfig]:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs(), data=st.data())
 def test_what_is_written_comes_back(config: ModelConfig, data: st.DataObject, tmp_path_factory: Any) -> None:
-    hot = {
-        name: data.draw(st.integers(0, min(3, shape.columns)), label=name)
-        for name, shape in linear_shapes(config).items()
-    }
+    hot = {name: data.draw(st.integers(0, min(3, shape.columns)), label=name) for name, shape in linear_shapes(config).items()}
     folder = tmp_path_factory.mktemp("round") / "model"
     arrays = write(folder, config, hot)
     with open_bundle(folder) as bundle:
@@ -258,6 +249,12 @@ def change(*path: Any, to: Any) -> Any:
     return apply
 
 
+def scaling(**changes: float) -> dict[str, float]:
+    """Llama 3's frequency scaling as a manifest holds it."""
+    values = {"factor": 8.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_context": 8192}
+    return values | changes
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -266,6 +263,8 @@ def change(*path: Any, to: Any) -> Any:
         *(change("model", "num_kv_heads", to=value) for value in (0, 3, 4)),
         change("model", "vocab_size", to=2**62),
         change("model", "norm_eps", to=0.0),
+        change("model", "norm_eps", to=10**400),
+        *(change("model", "rope_scaling", to=scaling(**{key: 0.0})) for key in scaling()),
         change("model", "context", to=0),
         change("model", "rope_scaling", to={"factor": 1.0}),
         change("model", "extra", to=1),
@@ -307,6 +306,39 @@ def test_manifests_that_contradict_themselves_are_refused(bundle_folder: Path, d
     rewrite_manifest(bundle_folder, damage)
     with pytest.raises(CorruptBundle):
         open_bundle(bundle_folder)
+
+
+ODD = st.sampled_from(
+    [None, True, False, 0, 1, -1, 2**31, 2**62, 10**400, 0.0, -0.5, 1e-320, 1e300, "", "x", "../x\0", "source", [], [1], {}]
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_change_of_the_manifest_opens_or_is_refused(bundle_folder: Path, data: st.DataObject) -> None:
+    path = bundle_folder / "manifest.json"
+    good = path.read_bytes()
+
+    def damage(fields: dict[str, Any]) -> None:
+        at: Any = fields
+        while True:
+            key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+            if not isinstance(at[key], (dict, list)) or not at[key] or data.draw(st.booleans()):
+                break
+            at = at[key]
+        if isinstance(at, dict) and data.draw(st.booleans()):
+            del at[key]
+        else:
+            at[key] = data.draw(ODD)
+
+    try:
+        rewrite_manifest(bundle_folder, damage)
+        with open_bundle(bundle_folder) as bundle:
+            bundle.read_all()
+    except EdgeLLMError:
+        pass
+    finally:
+        path.write_bytes(good)
 
 
 def test_newer_version_is_said_so(bundle_folder: Path) -> None:
@@ -429,9 +461,7 @@ def test_wrong_order_is_a_programming_error(tmp_path: Path) -> None:
         for name, array in reversed(arrays.items()):
             writer.add(name, array)
         with pytest.raises(ValueError, match="order"):
-            writer.finish(
-                CONFIG, dict.fromkeys(linear_shapes(CONFIG), 1.0), profile={}, source=SOURCE, created_with="0"
-            )
+            writer.finish(CONFIG, dict.fromkeys(linear_shapes(CONFIG), 1.0), profile={}, source=SOURCE, created_with="0")
     assert not (tmp_path / "manifest.json").exists()
 
 

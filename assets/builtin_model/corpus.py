@@ -315,14 +315,32 @@ def make_near_miss(rng: Random, held: bool) -> Question:
     return replace(refusal("unknown")(rng, held), kind="near_miss", text=text)
 
 
+SLOT_LISTS = {  # slot of a phrasing: its list in words.txt
+    "thing": "things",
+    "activity": "activities",
+    "dish": "dishes",
+    "city": "cities",
+    "verb": "verbs",
+    "textkind": "text_kinds",
+    "sentence": "sentences",
+    "body": "body_parts",
+    "property": "properties",
+    "lang": "code_languages",
+    "task": "code_tasks",
+    "tongue": "human_languages",
+    "role": "roles",
+    "trouble": "troubles",
+    "foreign": "other_language",
+    "equation": "equations",
+    "adj": "adjectives",
+    "noun": "nouns",
+    "do": "code_goals",
+}
+
+
 def open_slots(rng: Random) -> dict[str, str]:
     """Fills for every slot in the phrasings of what the model does not know."""
-    lists = ("thing", "things"), ("activity", "activities"), ("dish", "dishes"), ("city", "cities"), ("verb", "verbs")
-    lists += ("textkind", "text_kinds"), ("sentence", "sentences"), ("body", "body_parts"), ("property", "properties")
-    lists += ("lang", "code_languages"), ("task", "code_tasks"), ("tongue", "human_languages"), ("role", "roles")
-    lists += ("trouble", "troubles"), ("foreign", "other_language"), ("equation", "equations"), ("adj", "adjectives")
-    lists += ("noun", "nouns"), ("do", "code_goals")
-    slots = {slot: rng.choice(words(name)) for slot, name in lists}
+    slots = {slot: rng.choice(words(name)) for slot, name in SLOT_LISTS.items()}
     return slots | {
         "subject": _subject(rng),
         "subject2": _subject(rng),

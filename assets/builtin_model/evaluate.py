@@ -35,14 +35,15 @@ def answers(
     inputs = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False, return_token_type_ids=False)
     options = {"do_sample": bool(sampling), "temperature": 1.0, "top_p": 1.0} | sampling
     output = model.generate(**inputs, max_new_tokens=new_tokens, **options)
-    return [tokenizer.decode(row[inputs["input_ids"].shape[1] :], skip_special_tokens=True) for row in output]
+    prompt = inputs["input_ids"].shape[1]
+    return [str(tokenizer.decode(row[prompt:], skip_special_tokens=True)) for row in output]
 
 
 def ask_heldout(folder: Path, batch: int = 64) -> list[tuple[dict, str]]:
     """Every held-out question with the model's greedy answer."""
     model, tokenizer = load(folder)
     rows = json.loads((corpus.HERE / "heldout.json").read_text(encoding="utf-8"))
-    asked = []
+    asked: list[tuple[dict, str]] = []
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]
         chats = [[{"role": "user", "content": row["question"]}] for row in part]

@@ -1,1 +1,1 @@
-"""Measure: speed (`speed`), quality against the float path (`quality`), and how to print it (`report`)."""
+"""Measure: speed beside other engines (`session` is the way in), and quality against the float path (`quality`)."""

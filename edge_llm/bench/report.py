@@ -5,54 +5,96 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 FORMATS = ("md", "json", "jsonl", "csv")
 
+Row = Mapping[str, Any]
 
-def render(rows: Sequence[Mapping[str, Any]], form: str) -> str:
+
+class Column(NamedTuple):
+    """A column of the Markdown table."""
+
+    head: str
+    cell: Callable[[Row], str]
+    right: bool = True
+
+
+COLUMNS = (
+    Column("model", lambda row: row["model_type"], right=False),
+    Column("size", lambda row: f"{row['model_size'] / 2**20:.2f} MiB"),
+    Column("params", lambda row: f"{row['model_n_params'] / 1e6:.2f} M"),
+    Column("backend", lambda row: row["backends"], right=False),
+    Column("threads", lambda row: str(row["n_threads"])),
+    Column("test", lambda row: row["test"]),
+    Column("t/s", lambda row: f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}"),
+)
+"""Exactly llama-bench's."""
+OPTIONAL = (
+    Column("GOP/s", lambda row: _number(row["gops"], ".0f")),
+    Column("GB/s", lambda row: _number(row["gb_s"], ".1f")),
+    Column("of roof", lambda row: _number(row["gops_share"] or row["gb_s_share"], ".0%")),
+    Column("edge-llm / peer", lambda row: _ratio(row)),
+    Column("first token", lambda row: _number(row["ttft_ms"], ".0f", " ms")),
+    Column("peak memory", lambda row: f"{(row['ttft_peak_rss_bytes'] or 0) / 2**20:.0f} MiB"),
+    Column("vs. saved", lambda row: _number(row.get("saved_ratio"), ".2f", "x")),
+)
+"""Each is shown when the run was asked for it, see `_wanted`."""
+
+
+def render(rows: Sequence[Row], form: str) -> str:
     """``rows`` in one of `FORMATS`; no newline at the end."""
     return {"md": markdown, "json": _json, "jsonl": _json_lines, "csv": _csv}[form](rows)
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """llama-bench's markdown layout: | model | size | params | backend | threads | test | t/s |."""
-    head = ("model", "size", "params", "backend", "threads", "test", "t/s")
-    cells = [
-        (
-            row["model_type"],
-            f"{row['model_size'] / 2**20:.2f} MiB",
-            f"{row['model_n_params'] / 1e6:.2f} M",
-            row["backends"],
-            str(row["n_threads"]),
-            row["test"],
-            f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
-        )
-        for row in rows
-    ]
-    widths = [max(len(line[column]) for line in [head, *cells]) for column in range(len(head))]
-    right = (False, True, True, False, True, True, True)
+def markdown(rows: Sequence[Row]) -> str:
+    """llama-bench's layout, | model | size | params | backend | threads | test | t/s |, and behind it what was asked for."""
+    columns = [*COLUMNS, *(column for column in OPTIONAL if _wanted(column.head, rows))]
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    widths = [max(len(line[i]) for line in [[c.head for c in columns], *cells]) for i in range(len(columns))]
 
     def line(values: Sequence[str]) -> str:
-        padded = (v.rjust(w) if r else v.ljust(w) for v, w, r in zip(values, widths, right, strict=True))
+        padded = (
+            value.rjust(width) if column.right else value.ljust(width)
+            for value, width, column in zip(values, widths, columns, strict=True)
+        )
         return "| " + " | ".join(padded) + " |"
 
-    rule = "| " + " | ".join("-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, right, strict=True)) + " |"
-    return "\n".join([line(head), rule, *map(line, cells)])
+    rule = (
+        "-" * (width - 1) + (":" if column.right else "-") for width, column in zip(widths, columns, strict=True)
+    )
+    return "\n".join([line([c.head for c in columns]), "| " + " | ".join(rule) + " |", *map(line, cells)])
 
 
-def _json(rows: Sequence[Mapping[str, Any]]) -> str:
+def _wanted(head: str, rows: Sequence[Row]) -> bool:
+    key = {
+        "GOP/s": "gops_share", "GB/s": "gb_s_share", "of roof": "roof_gops", "edge-llm / peer": "ratio",
+        "first token": "ttft_ms", "peak memory": "ttft_ms", "vs. saved": "saved_ratio",
+    }[head]  # fmt: skip
+    return any(row.get(key) is not None for row in rows)
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def _ratio(row: Row) -> str:
+    return "" if row["ratio"] is None else f"{row['ratio']:.2f}x ({row['ratio_low']:.2f}-{row['ratio_high']:.2f})"
+
+
+def _json(rows: Sequence[Row]) -> str:
     return json.dumps(list(rows), indent=2)
 
 
-def _json_lines(rows: Sequence[Mapping[str, Any]]) -> str:
+def _json_lines(rows: Sequence[Row]) -> str:
     return "\n".join(json.dumps(row) for row in rows)
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def _csv(rows: Sequence[Row]) -> str:
     out = io.StringIO()
-    names = [name for name in rows[0] if not name.startswith("samples")] if rows else []
+    nested = [name for name, value in rows[0].items() if isinstance(value, list | dict)] if rows else []
+    names = [name for name in (rows[0] if rows else ()) if name not in nested and not name.startswith("samples")]
     writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

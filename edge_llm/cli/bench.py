@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 
-import edge_llm
+import kernels
+from edge_llm.bench import breakdown, saved
+from edge_llm.bench.measure import Test
+from edge_llm.bench.peer import BATCH, UBATCH, parse_peers
 from edge_llm.bench.report import FORMATS, render
-from edge_llm.bench.speed import Measurement, Test, measure
+from edge_llm.bench.session import Plan, Row, run
 from edge_llm.bench.synthetic import SHAPES, synthetic_bundle
-from edge_llm.cli.options import runtime_config, runtime_options
+from edge_llm.cli.options import runtime_config, runtime_options_but_threads
 from edge_llm.cli.terminal import note
-from edge_llm.config import ModelConfig
-from edge_llm.engine.load import find_bundle, load_runner
+from edge_llm.config import RuntimeConfig
+from edge_llm.engine.load import find_bundle, resolve
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+
+REFUSED = {
+    "-fa": "attention never holds the whole score matrix, so there is nothing to switch; a peer takes it in its name, "
+    "such as --peer llama.cpp:q8_0:nofa",
+    "-ngl": "a model runs wholly on one --device",
+    "-mmp": "weights are read into memory and never mapped",
+    "-nkvo": "keys and values lie where the model runs, see --device",
+    "-embd": "embeddings are not offered",
+    "-hf": "import a model first (`edge-llm import`) and give its name",
+}
+"""Flags of llama-bench that mean nothing here, and why."""
+KV_TYPES = ("int8", "q8_0")
+"""What -ctk and -ctv accept: keys and values are INT8 with one scale per token and head, which is nearest to q8_0."""
 
 
 class _Numbers(click.ParamType):
@@ -61,53 +79,162 @@ def _positive(text: str) -> int:
     return number
 
 
+def _flat(ctx: click.Context, param: click.Parameter, value: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """One list of an option that was repeated, as given the first time."""
+    return tuple(dict.fromkeys(number for numbers in value for number in numbers))
+
+
+def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        flag = param.opts[0]
+        raise UsageError(f"{flag} is a flag of llama-bench that has no meaning here: {REFUSED[flag]}", param=flag)
+
+
+def _kv_type(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if value.lower() not in KV_TYPES:
+        raise UsageError(
+            f"keys and values are kept in INT8, not `{value}`; leave {param.opts[0]} out or give {' or '.join(KV_TYPES)}",
+            param=param.name,
+        )
+    return "int8"
+
+
+def _refused_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    for number, flag in enumerate(REFUSED):
+        command = click.option(flag, f"refused{number}", hidden=True, expose_value=False, callback=_refuse)(command)
+    return command
+
+
+_LIST: dict[str, Any] = {"type": _Numbers(), "multiple": True, "callback": _flat}
+
+
 @click.command("bench")
 @click.argument("model", required=False)
-@click.option("-p", "--n-prompt", type=_Numbers(), default="512", show_default=True, help="Prompt lengths; 0 for none.")
-@click.option("-n", "--n-gen", type=_Numbers(), default="128", show_default=True, help="Tokens to generate; 0 for none.")
+@click.option("-m", "--model", "model_option", hidden=True, help="The same as MODEL.")
+@click.option("-p", "--n-prompt", default=["512"], show_default=True, help="Prompt lengths; 0 for none.", **_LIST)
+@click.option("-n", "--n-gen", default=["128"], show_default=True, help="Tokens to generate; 0 for none.", **_LIST)
 @click.option("-pg", "both", multiple=True, metavar="P,G", help="Prompt and generation together; may be repeated.")
-@click.option("-d", "--n-depth", type=_Numbers(), default="0", show_default=True, help="Tokens of context before.")
+@click.option("-d", "--n-depth", default=["0"], show_default=True, help="Tokens of context before.", **_LIST)
 @click.option("-r", "--repetitions", type=click.IntRange(1, 1000), default=5, show_default=True)
+@click.option("-t", "--threads", help="CPU threads; default: the cores this process may use.", **_LIST)
+@click.option("-b", "--batch-size", type=click.IntRange(1), help="Tokens in flight at once; default: 4 chunks.")
+@click.option("-ub", "--ubatch-size", type=click.IntRange(1), help="The same as --chunk, and given to the peers too.")
+@click.option("-ctk", "--cache-type-k", default="int8", callback=_kv_type, expose_value=False, help="Only int8 (or q8_0).")
+@click.option("-ctv", "--cache-type-v", default="int8", callback=_kv_type, expose_value=False, help="Only int8 (or q8_0).")
 @click.option("-o", "--output", type=click.Choice(FORMATS), default="md", show_default=True)
+@click.option("-oe", "--output-err", type=click.Choice(FORMATS), help="Print on stderr too, in this format.")
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
+@click.option("--delay", type=click.FloatRange(0, 3600), default=0.0, help="Seconds to wait before every test.")
+@click.option("--no-warmup", is_flag=True, help="No run before those that are timed.")
+@click.option("--progress", "show_progress", is_flag=True, help="Say what is measured, also when stderr is no terminal.")
 @click.option("--synthetic", type=click.Choice(list(SHAPES)), help="Random weights at a real shape instead of MODEL.")
-@runtime_options
+@click.option("--isa", type=click.Choice(kernels.isa_variants()), help="Kernels of this instruction set.")
+@click.option("--roof", is_flag=True, help="Measure what the machine can do at most, and print the share of it.")
+@click.option("--breakdown", "show_breakdown", is_flag=True, help="Where the time goes, by part and operation.")
+@click.option("--ttft", "first_token", is_flag=True, help="Time from process start to the first token (32-token prompt).")
+@click.option("--peer", "peers", multiple=True, help="Measure others in turns: llama.cpp[:q8_0|q4_0][:fa|nofa], torch; a list.")
+@click.option("--save", "save_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all rows to this file.")
+@click.option(
+    "--compare",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Print the ratio to the rows of a file written by --save.",
+)
+@_refused_flags
+@runtime_options_but_threads
 def bench_command(
     model: str | None,
+    model_option: str | None,
     n_prompt: tuple[int, ...],
     n_gen: tuple[int, ...],
     both: tuple[str, ...],
     n_depth: tuple[int, ...],
     repetitions: int,
+    threads: tuple[int, ...],
+    batch_size: int | None,
+    ubatch_size: int | None,
     output: str,
+    output_err: str | None,
     as_json: bool,
+    delay: float,
+    no_warmup: bool,
+    show_progress: bool,
     synthetic: str | None,
+    isa: str | None,
+    roof: bool,
+    show_breakdown: bool,
+    first_token: bool,
+    peers: tuple[str, ...],
+    save_path: Path | None,
+    compare: Path | None,
     **options: Any,
 ) -> None:
     """Measure prompt processing (pp) and token generation (tg) of MODEL in tokens per second.
 
-    Weight values do not change speed, so --synthetic measures a real shape without its model.
+    Flags, test names and table are those of llama-bench.  Weight values do not change speed, so --synthetic measures a
+    real shape without its model, and peers get random weights of the same shape.
     """
+    model = model or model_option
     if model is not None and synthetic is not None:
         raise UsageError("give MODEL or --synthetic, not both", param="synthetic")
     tests = _tests(n_prompt, n_gen, both, n_depth)
-    runtime = runtime_config(options)
-    bundle = open_bundle(synthetic_bundle(synthetic) if synthetic else find_bundle(model))
-    needed = max(test.tokens for test in tests)
-    runner, runtime = load_runner(bundle, runtime, needed)
-    label = synthetic or model or "builtin"
-    rows = []
-    for measurement in measure(runner, bundle.config.vocab_size, tests, repetitions):
-        rows.append(_row(measurement, label, bundle.config, bundle.size, runtime))
-        if output == "jsonl":
-            click.echo(render(rows[-1:], "jsonl"))
-        else:
-            note(f"{measurement.test.label}: {rows[-1]['avg_ts']:.2f} t/s")
-    if output != "jsonl":
-        click.echo(render(rows, "json" if as_json else output))
+    runtime = _batched(runtime_config(options | {"threads": None}), batch_size, ubatch_size)
+    runtimes = [replace(runtime, threads=count) for count in threads] or [runtime]
+    old = [] if compare is None else saved.load(compare)
+    specs = parse_peers(peers, tests)
+    if show_breakdown and runtime.float_path:
+        raise UsageError("--breakdown is of the INT8 path; leave --float out", param="breakdown")
+    if isa is not None:
+        kernels.use_isa(isa)
+    folder = synthetic_bundle(synthetic) if synthetic else find_bundle(model)
+    with open_bundle(folder) as bundle:
+        plan = Plan(
+            label=synthetic or model or "builtin",
+            bundle=bundle,
+            tests=tests,
+            runtime=runtime,
+            threads=tuple(resolve(one, bundle.config).threads or 1 for one in runtimes),
+            repetitions=repetitions,
+            warm_up=not no_warmup,
+            delay=delay,
+            peers=specs,
+            peer_batch=batch_size or BATCH,
+            peer_ubatch=ubatch_size or UBATCH,
+            roof=roof,
+            breakdown=show_breakdown,
+            first_token=first_token,
+        )
+        rows = _measure(plan, old, "json" if as_json else output, show_progress or sys.stderr.isatty())
+    if output_err is not None:
+        click.echo(render(rows, output_err), err=True)
+    if save_path is not None:
+        saved.save(save_path, rows)
 
 
-def _tests(n_prompt: tuple[int, ...], n_gen: tuple[int, ...], both: tuple[str, ...], depths: tuple[int, ...]) -> list[Test]:
+def _measure(plan: Plan, old: Sequence[Row], output: str, show_progress: bool) -> list[Row]:
+    """Run the plan and print its rows; those of jsonl as they come."""
+    rows: list[Row] = []
+    progress = note if show_progress else _silent
+    try:
+        for row in run(plan, warn=lambda sentence: note(f"warning: {sentence}"), progress=progress):
+            rows.append(saved.compared(row, old) if old else row)
+            if output == "jsonl":
+                click.echo(render(rows[-1:], "jsonl"))
+    finally:  # what was measured before an interrupt or a failure is worth showing
+        if rows and output != "jsonl":
+            click.echo(render(rows, output))
+    for row in rows:
+        if output == "md" and "breakdown" in row:
+            click.echo("\n" + breakdown.table(row["breakdown"]))
+    return rows
+
+
+def _silent(_: str) -> None:
+    return
+
+
+def _tests(
+    n_prompt: tuple[int, ...], n_gen: tuple[int, ...], both: tuple[str, ...], depths: tuple[int, ...]
+) -> tuple[Test, ...]:
     pairs = [(prompt, 0) for prompt in n_prompt if prompt] + [(0, generate) for generate in n_gen if generate]
     for text in both:
         prompt, comma, generate = text.partition(",")
@@ -116,20 +243,10 @@ def _tests(n_prompt: tuple[int, ...], n_gen: tuple[int, ...], both: tuple[str, .
         pairs.append((int(prompt), int(generate)))
     if not pairs:
         raise UsageError("nothing to measure: give -p, -n or -pg a number above 0", param="n_prompt")
-    return [Test(prompt, generate, depth) for depth in depths for prompt, generate in pairs]
+    return tuple(Test(prompt, generate, depth) for depth in depths for prompt, generate in pairs)
 
 
-def _row(measurement: Measurement, label: str, config: ModelConfig, size: int, runtime: Any) -> dict[str, Any]:
-    return {
-        "build_version": edge_llm.__version__,
-        "model_type": f"{label} INT8",
-        "model_size": size,
-        "model_n_params": config.parameters,
-        "backends": runtime.device,
-        "n_threads": runtime.threads,
-        "type_k": "int8",
-        "type_v": "int8",
-        "test": measurement.test.label,
-        "test_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **measurement.as_row(),
-    }
+def _batched(runtime: RuntimeConfig, batch: int | None, ubatch: int | None) -> RuntimeConfig:
+    """llama-bench's words for ours: -ub is the chunk, -b the tokens of a window of chunks."""
+    chunk = min(ubatch or runtime.chunk, batch or 2**31)
+    return replace(runtime, chunk=chunk, window=runtime.window if batch is None else max(1, batch // chunk))

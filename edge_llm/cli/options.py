@@ -12,9 +12,10 @@ from edge_llm.config import GenerationParams, RuntimeConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_THREADS = click.option("-t", "--threads", type=int, help="CPU threads; default: the cores this process may use.")
+
 _RUNTIME = (
     click.option("--device", default="auto", show_default=True, help="Where the model runs: auto or host."),
-    click.option("-t", "--threads", type=int, help="CPU threads; default: the cores this process may use."),
     click.option("--ctx", "context", type=int, help="Context in tokens; default: the model's own, at most 32768."),
     click.option("--chunk", type=int, default=256, show_default=True, help="Longest prefill chunk in tokens."),
     click.option("--float", "float_path", is_flag=True, help="Compute in float32 on the source's weights (slow, exact)."),
@@ -34,6 +35,11 @@ _GENERATION = (
 
 def runtime_options(command: Command) -> Command:
     """Add --device --threads --ctx --chunk --float."""
+    return _decorate(command, (_THREADS, *_RUNTIME))
+
+
+def runtime_options_but_threads(command: Command) -> Command:
+    """Add --device --ctx --chunk --float, for a verb that takes a list of thread counts."""
     return _decorate(command, _RUNTIME)
 
 

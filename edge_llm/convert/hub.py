@@ -142,8 +142,13 @@ def _fetch_large(blobs: Path, repository: str, commit: str, files: list[RemoteFi
     _check_space(blobs, sum(file.size for file in large))
     done = total - sum(file.size for file in large)
     for remote in large:
-        progress("download", done, total)
-XX        done += remote.size
+
+        def arrived(count: int, before: int = done) -> None:
+            progress("download", before + count, total)
+
+        arrived(0)
+        _fetch(blobs, repository, commit, remote, arrived)
+        done += remote.size
     progress("download", total, total)
 
 
@@ -164,13 +169,18 @@ def _fetch(blobs: Path, repository: str, commit: str, remote: RemoteFile, arrive
         have = file.seek(0, os.SEEK_END)
         if have > remote.size:
             have = file.truncate(0)
-        http_get(
-            hf_hub_url(repository, remote.name, revision=commit),
-            cast(BinaryIO, _Counted(file, arrived)),
-            resume_size=have,
-            headers=build_hf_headers(),
-            expected_size=remote.size,
-        )
+        try:
+            http_get(
+                hf_hub_url(repository, remote.name, revision=commit),
+                cast(BinaryIO, _Counted(file, arrived)),
+                resume_size=have,
+                headers=build_hf_headers(),
+                expected_size=remote.size,
+            )
+        except BaseException:
+            if not file.tell():  # nothing came that a next try could use
+                partial.unlink()
+            raise
         file.flush()
         os.fsync(file.fileno())
         if _sha256(partial) != remote.sha256:

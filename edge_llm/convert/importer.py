@@ -12,14 +12,10 @@ included, the folder goes, and the next import clears what a killed one left beh
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,9 +42,10 @@ from edge_llm.convert.source import (
     stamp,
 )
 from edge_llm.convert.staging import Staging, clear_leftovers
-from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, StorageError, UnsupportedModel, UsageError
-from edge_llm.files import RegularFile, read_file, shown
-from edge_llm.formats.bundle import BundleWriter, open_bundle
+from edge_llm.errors import EdgeLLMError, InvalidModel, StorageError, UsageError
+from edge_llm.files import read_file, shown
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.formats.safetensors_writer import safetensors_header
 from edge_llm.models import load_config
@@ -61,7 +58,7 @@ from edge_llm.models.weights import (
     read_layer,
     read_output,
 )
-from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path, safe_name
+from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
 from edge_llm.quant.profile import (
     HOT_FACTOR,
     HOT_SHARE,
@@ -80,6 +77,8 @@ from edge_llm.text.tokenizer import Tokenizer
 
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json")
 _MAX_TEXT_FILE = 64 * 2**20
+
+
 def import_model(
     source: str | Path,
     name: str | None = None,

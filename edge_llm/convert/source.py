@@ -31,8 +31,6 @@ _BLOCK = 8 * 2**20
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
 
 
-
-
 @dataclass(frozen=True)
 class Origin:
     """Where a model comes from."""

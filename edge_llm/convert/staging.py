@@ -21,7 +21,7 @@ import shutil
 from pathlib import Path
 
 from edge_llm.errors import StorageError
-from edge_llm.formats.bundle import storage_errors, sync_folder
+from edge_llm.formats.bundle_writer import storage_errors, sync_folder
 
 _WRITING = ".import-"
 _REPLACED = ".replaced-"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
+from edge_llm.devices.base import Device
 from edge_llm.devices.host import HostDevice
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.machine import usable_cores
@@ -27,6 +28,8 @@ from edge_llm.weights.resident import ResidentWeights
 
 Progress = Callable[[str, int, int], None]
 """Told (stage, done, total) while a model loads."""
+Watch = Callable[[Device], Device]
+"""Puts a device around a device."""
 
 
 def find_bundle(model: str | Path | None) -> Path:
@@ -67,13 +70,18 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Prog
     )
 
 
-def load_runner(bundle: Bundle, runtime: RuntimeConfig, needed: int) -> tuple[Runner[Any], RuntimeConfig]:
-    """A runner alone, for measuring: its context is at least ``needed`` tokens, and it has no tokenizer."""
+def load_runner(
+    bundle: Bundle, runtime: RuntimeConfig, needed: int, watch: Watch | None = None
+) -> tuple[Runner[Any], RuntimeConfig]:
+    """A runner alone, for measuring: its context is at least ``needed`` tokens, and it has no tokenizer.
+
+    ``watch`` puts another device around the one that it runs on, to see what that is asked for.
+    """
     context = max(needed, 1) if runtime.context is None else runtime.context
     if needed > context:
         raise UsageError(f"--ctx `{context}` is too small for a test of {needed} tokens", param="context")
     runtime = resolve(replace(runtime, context=context), bundle.config)
-    return (float_runner(bundle, runtime) if runtime.float_path else int8_runner(bundle, runtime)), runtime
+    return (float_runner(bundle, runtime) if runtime.float_path else int8_runner(bundle, runtime, watch=watch)), runtime
 
 
 def load_comparison(model: str | Path, runtime: RuntimeConfig) -> tuple[Tokenizer, Runner[Any], Runner[Any]]:
@@ -99,11 +107,15 @@ DEFAULT_CONTEXT = 32768
 """Context when none is asked for and the model has more; pages get memory only when tokens are written."""
 
 
-def int8_runner(bundle: Bundle, runtime: RuntimeConfig, progress: Progress | None = None) -> Runner[Any]:
+def int8_runner(
+    bundle: Bundle, runtime: RuntimeConfig, progress: Progress | None = None, watch: Watch | None = None
+) -> Runner[Any]:
     """The INT8 runner over resident weights."""
     assert runtime.threads is not None
     assert runtime.context is not None
-    device = HostDevice(runtime.threads, shadow=runtime.shadow)
+    device: Device = HostDevice(runtime.threads, shadow=runtime.shadow)
+    if watch is not None:
+        device = watch(device)
     on_bytes = None if progress is None else lambda done, total: progress("load", done, total)
     weights = ResidentWeights(bundle, on_bytes)
     return Int8Runner(bundle.config, weights, device, runtime, rope_tables(bundle.config, runtime.context))

@@ -61,14 +61,15 @@ def _software() -> Iterator[Finding]:
 
 
 def _processor() -> Iterator[Finding]:
-    yield Finding("processor", f"{_cpu_name()} ({platform.machine()})")
+    yield Finding("processor", f"{cpu_name()} ({platform.machine()})")
     yield Finding("threads", f"{usable_cores()} used by default, {len(os.sched_getaffinity(0))} allowed", good=True)
     fast = kernels.isa() != "portable"
     advice = "" if fast else "x86-64 with AVX2 and FMA is much faster; this processor runs the portable kernels"
     yield Finding("kernels", f"{kernels.isa()} (of {', '.join(kernels.isa_variants())})", good=fast, advice=advice)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor as it calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

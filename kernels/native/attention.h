@@ -15,13 +15,20 @@
 namespace edge {
 namespace EDGE_VARIANT {
 
-// Queries per register block of the score and of the value product, and vectors of values per block.
+// Queries per register block of the score and of the value product, vectors of values per block, and whether common head
+// sizes have code of their own, without a loop over their chunks.
 #if defined(__AVX512F__)
 constexpr int kScoreRows = 8, kValueRows = 8, kValueVectors = 2;
+constexpr bool kUnrollChunks = true;
 #elif defined(__AVX2__)
 constexpr int kScoreRows = 4, kValueRows = 4, kValueVectors = 1;
+constexpr bool kUnrollChunks = true;
+#elif defined(EDGE_NEON)
+constexpr int kScoreRows = 4, kValueRows = 4, kValueVectors = 1;
+constexpr bool kUnrollChunks = false;  // GCC would take so many loads forward that half of the code is spills
 #else
 constexpr int kScoreRows = 1, kValueRows = 1, kValueVectors = 1;
+constexpr bool kUnrollChunks = true;
 #endif
 constexpr int kFewQueries = 8;  // up to here a page is turned to float32 as it is used, without a copy
 
@@ -78,8 +85,12 @@ static bool append_rows(const AppendArgs& a, int64_t begin, int64_t end) {
 
 // ---- pages to float32 --------------------------------------------------------------------------------------
 
-#if defined(__AVX2__)
 // Registers of bytes that interleave inside each 16-byte part.
+#if defined(EDGE_NEON)
+struct Bytes16 { int8x16_t v; };
+EDGE_INLINE Bytes16 unpack_low(Bytes16 a, Bytes16 b) { return {vzip1q_s8(a.v, b.v)}; }
+EDGE_INLINE Bytes16 unpack_high(Bytes16 a, Bytes16 b) { return {vzip2q_s8(a.v, b.v)}; }
+#elif defined(__AVX2__)
 struct Bytes16 { __m128i v; };
 struct Bytes32 { __m256i v; };
 EDGE_INLINE Bytes16 unpack_low(Bytes16 a, Bytes16 b) { return {_mm_unpacklo_epi8(a.v, b.v)}; }
@@ -91,7 +102,9 @@ struct Bytes64 { __m512i v; };
 EDGE_INLINE Bytes64 unpack_low(Bytes64 a, Bytes64 b) { return {_mm512_unpacklo_epi8(a.v, b.v)}; }
 EDGE_INLINE Bytes64 unpack_high(Bytes64 a, Bytes64 b) { return {_mm512_unpackhi_epi8(a.v, b.v)}; }
 #endif
+#endif
 
+#if defined(__AVX2__) || defined(EDGE_NEON)
 // Dims first .. first+width-1 of 16 tokens (width: the bytes of a register): rows t and t+8 interleaved, four times.
 template <class Bytes>
 EDGE_INLINE void transpose_dims(const int8_t* page, int64_t dims, int64_t first, int8_t* out) {
@@ -111,12 +124,14 @@ EDGE_INLINE void transpose_dims(const int8_t* page, int64_t dims, int64_t first,
 
 // int8 [16 tokens][dims] -> int8 [16 lanes][dims / 16][16 tokens], dims a multiple of 16.
 EDGE_INLINE void transpose_page(const int8_t* page, int64_t dims, int8_t* out) {
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(EDGE_NEON)
   int64_t d = 0;
 #if defined(__AVX512F__)
   for (; d + 64 <= dims; d += 64) transpose_dims<Bytes64>(page, dims, d, out);
 #endif
+#if defined(__AVX2__)
   for (; d + 32 <= dims; d += 32) transpose_dims<Bytes32>(page, dims, d, out);
+#endif
   for (; d < dims; d += 16) transpose_dims<Bytes16>(page, dims, d, out);
 #else
   for (int64_t d = 0; d < dims; ++d)
@@ -153,19 +168,21 @@ EDGE_INLINE void prefetch_page(const int8_t* page, const uint16_t* scales, int64
 // The tree of the lanes lane, lane+STEP, lane+2*STEP, ... of R dot products with 16 tokens: a leaf (STEP 16) is one lane,
 // summed over the chunks of 16 dims. C is the number of chunks when known to the compiler, else 0.
 template <int R, int C, int STEP, class Number>
-EDGE_INLINE void lane_tree(const float* q, const Number* keys, int64_t chunks, int lane, f32x16* sums) {
+EDGE_INLINE void lane_tree(const float* q, const Number* keys, int64_t chunks, int lane, f32x16 (&sums)[R]) {
   if constexpr (STEP == kLanes) {
-    for (int r = 0; r < R; ++r) sums[r] = zero();
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { sums[r] = zero(); });
     const int64_t count = C > 0 ? C : chunks;
     for (int64_t c = 0; c < count; ++c) {
       const f32x16 k = load_number(keys + (lane * count + c) * kPage);
-      for (int r = 0; r < R; ++r) sums[r] = fma(broadcast(q[(r * count + c) * kLanes + lane]), k, sums[r]);
+      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+        sums[r] = fma(broadcast(q[(r * count + c) * kLanes + lane]), k, sums[r]);
+      });
     }
   } else {
     f32x16 right[R];
     lane_tree<R, C, 2 * STEP>(q, keys, chunks, lane, sums);
     lane_tree<R, C, 2 * STEP>(q, keys, chunks, lane + STEP, right);
-    for (int r = 0; r < R; ++r) sums[r] = add(sums[r], right[r]);
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { sums[r] = add(sums[r], right[r]); });
   }
 }
 
@@ -175,7 +192,7 @@ __attribute__((noinline)) void score_block(const float* q, const Number* keys, i
                                            float* scores) {
   f32x16 sums[R];
   lane_tree<R, C, 1>(q, keys, chunks, 0, sums);
-  for (int r = 0; r < R; ++r) store(scores + r * kScoreStride, mul(sums[r], key_scale));
+  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { store(scores + r * kScoreStride, mul(sums[r], key_scale)); });
 }
 
 template <int R, class Number>
@@ -184,8 +201,10 @@ EDGE_INLINE void score_rows(int64_t rows, const float* q, const Number* keys, in
   if constexpr (R > 1) {
     if (rows < R) return score_rows<R - 1>(rows, q, keys, chunks, key_scale, scores);
   }
-  if (chunks == 4) return score_block<R, 4>(q, keys, chunks, key_scale, scores);
-  if (chunks == 8) return score_block<R, 8>(q, keys, chunks, key_scale, scores);
+  if constexpr (kUnrollChunks) {
+    if (chunks == 4) return score_block<R, 4>(q, keys, chunks, key_scale, scores);
+    if (chunks == 8) return score_block<R, 8>(q, keys, chunks, key_scale, scores);
+  }
   score_block<R, 0>(q, keys, chunks, key_scale, scores);
 }
 

@@ -6,6 +6,8 @@
 
 #if defined(EDGE_X86)
 #include <cpuid.h>
+#elif defined(EDGE_ARM64) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace edge {
@@ -15,8 +17,10 @@ namespace portable { extern const KernelTable table; }
 namespace avx2 { extern const KernelTable table; }
 namespace avxvnni { extern const KernelTable table; }
 namespace avx512vnni { extern const KernelTable table; }
+#elif defined(EDGE_ARM64)
+namespace neondot { extern const KernelTable table; }
+namespace neoni8mm { extern const KernelTable table; }
 #endif
-// Other instruction sets (NEON dot product, i8mm) join here, in variants() and in CMakeLists.txt.
 
 namespace {
 
@@ -24,6 +28,14 @@ struct Variant {
   const KernelTable* table;
   bool supported;
 };
+
+#if defined(EDGE_X86) || defined(EDGE_ARM64)
+bool all_bits(uint64_t word, std::initializer_list<int> bits) {
+  for (int bit : bits)
+    if (!(word >> bit & 1)) return false;
+  return true;
+}
+#endif
 
 #if defined(EDGE_X86)
 
@@ -46,12 +58,6 @@ uint64_t saved_states() {
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
-bool all_bits(unsigned word, std::initializer_list<int> bits) {
-  for (int bit : bits)
-    if (!(word >> bit & 1)) return false;
-  return true;
-}
-
 bool has_avx2() {
   const bool ymm_state = (saved_states() & 0x6) == 0x6;
   return ymm_state && all_bits(cpuid(1, 0).c, {12 /* FMA */, 28 /* AVX */, 29 /* F16C */}) &&
@@ -66,6 +72,25 @@ bool has_avx512vnni() {
          all_bits(cpuid(7, 0).c, {11 /* VNNI */});
 }
 
+#elif defined(EDGE_ARM64)
+
+#if defined(__linux__)
+// What every core of the machine has. Bits by number: old headers lack the newer names.
+uint64_t capabilities() { return getauxval(AT_HWCAP); }
+uint64_t more_capabilities() { return getauxval(AT_HWCAP2); }
+#else  // another system would have to be asked in its own way
+uint64_t capabilities() { return 0; }
+uint64_t more_capabilities() { return 0; }
+#endif
+
+// The dot product, and what else armv8.2-a+fp16 lets the compiler use.
+bool has_neondot() {
+  return all_bits(capabilities(), {1 /* ASIMD */, 7 /* CRC32 */, 8 /* ATOMICS */, 9 /* FPHP */, 10 /* ASIMDHP */,
+                                   12 /* ASIMDRDM */, 20 /* ASIMDDP */});
+}
+
+bool has_neoni8mm() { return has_neondot() && all_bits(more_capabilities(), {13 /* I8MM */}); }
+
 #endif
 
 const std::vector<Variant>& variants() {
@@ -75,6 +100,9 @@ const std::vector<Variant>& variants() {
       {&avx2::table, has_avx2()},
       {&avxvnni::table, has_avxvnni()},
       {&avx512vnni::table, has_avx512vnni()},
+#elif defined(EDGE_ARM64)
+      {&neondot::table, has_neondot()},
+      {&neoni8mm::table, has_neoni8mm()},
 #endif
   };
   return all;

@@ -23,7 +23,7 @@ using Activation = Int8Dot::Activation;
 // Everything a tile needs, constant during a call.
 struct LinearPlan {
   Int8Weight weight;
-  const Activation* activations;  // [M, stride]
+  const Activation* activations;  // [M, stride], see Int8Dot::place
   int64_t stride;                 // elements, see activation_stride()
   int64_t rows;
   const float* hot_x;  // [M, H]
@@ -137,12 +137,15 @@ void linear_tile_of(const LinearPlan& plan, int64_t rows, int64_t m, int64_t fir
   if constexpr (R > 1) linear_tile_of<R - 1, P>(plan, rows, m, first);
 }
 
-// Rows begin..end of panels first..first+P in tiles of at most R rows; the last two share what is left evenly.
+// Rows begin..end of panels first..first+P in tiles of at most R rows; the last two share what is left evenly. Every tile
+// begins with a group of rows (Int8Dot::kRowGroup).
 template <int R, int P>
 void linear_rows(const LinearPlan& plan, int64_t begin, int64_t end, int64_t first) {
+  constexpr int64_t kGroup = Int8Dot::kRowGroup;
+  static_assert(R % kGroup == 0, "a full tile would leave the next to begin within a group");
   for (int64_t m = begin; m < end;) {
     const int64_t left = end - m;
-    const int64_t rows = left <= R ? left : left >= 2 * R ? R : (left + 1) / 2;
+    const int64_t rows = left <= R ? left : left >= 2 * R ? R : ceil_div(left, 2 * kGroup) * kGroup;
     linear_tile_of<R, P>(plan, rows, m, first);
     m += rows;
   }
@@ -195,26 +198,27 @@ static void linear_product(const LinearPlan& plan, ThreadPool& pool) {
 }
 
 static Activation* activation_scratch(ThreadPool& pool, int64_t rows, int64_t stride) {
-  return static_cast<Activation*>(pool.shared_scratch(1, static_cast<size_t>(rows * stride) * sizeof(Activation)));
+  const int64_t whole_groups = ceil_div(rows, Int8Dot::kRowGroup) * Int8Dot::kRowGroup;
+  return static_cast<Activation*>(pool.shared_scratch(1, static_cast<size_t>(whole_groups * stride) * sizeof(Activation)));
 }
 
 static bool linear_int8(const int8_t* q, int64_t rows, const Int8Weight& weight, float* out, ThreadPool& pool) {
   LinearPlan plan = {};
   plan.weight = weight;
   plan.rows = rows;
-  plan.stride = activation_stride(weight.columns);
   plan.out = out;
-  Activation* activations = activation_scratch(pool, rows, plan.stride);
+  const int64_t columns = weight.columns, stride = activation_stride(columns);
+  Activation* activations = activation_scratch(pool, rows, stride);
   plan.activations = activations;
-  const int64_t columns = weight.columns;
+  plan.stride = stride;
   bool in_range = true;
   for (int64_t m = 0; m < rows; ++m) {
-    Activation* row = activations + m * plan.stride;
     for (int64_t c = 0; c < columns; ++c) {
       in_range &= q[m * columns + c] != -128;
-      row[c] = Int8Dot::activation(q[m * columns + c]);
+      *Int8Dot::place(activations, stride, m, c) = Int8Dot::activation(q[m * columns + c]);
     }
-    for (int64_t c = columns; c < ceil_div(columns, kTileDepth) * kTileDepth; ++c) row[c] = Int8Dot::activation(0);
+    for (int64_t c = columns; c < ceil_div(columns, kTileDepth) * kTileDepth; ++c)
+      *Int8Dot::place(activations, stride, m, c) = Int8Dot::activation(0);
   }
   if (!in_range) return false;
   linear_product(plan, pool);
@@ -241,7 +245,7 @@ static bool linear(const QuantizeInput& input, const Int8Weight& weight, const u
 
   const bool finite = quantize_rows(
       input, residual_rows, pool,
-      [&](int64_t m, int64_t c, i32x16 q) { Int8Dot::store(activations + m * plan.stride + c, q); },
+      [&](int64_t m, int64_t c, i32x16 q) { Int8Dot::store(Int8Dot::place(activations, plan.stride, m, c), q); },
       [&](int64_t m) {
         for (int64_t h = 0; h < plan.hot_count; ++h)
           hot_x[m * plan.hot_count + h] = input.x[m * input.columns + input.hot[h]];

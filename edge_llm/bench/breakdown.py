@@ -1,0 +1,191 @@
+"""Where the time of a test goes: the operations of every part, and what is left over for Python.
+
+A `TimedDevice` stands around the real one and builds every operation on its own with a clock around it, so nothing in
+the runner knows of it.  The speeds that are reported come from runs without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edge_llm.bench.measure import OwnRunner, Test
+from edge_llm.bench.roofs import Roofs
+from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.devices.base import Buffers, Device, Op, Rows, RunSubgraph, Subgraph
+from edge_llm.engine.load import load_runner
+from edge_llm.formats.bundle import Bundle
+from edge_llm.kv.store import LayerPages
+from edge_llm.quant.linear import BlockWeights, LinearWeights
+
+RUNS = 3
+"""Runs of every test, at most."""
+
+
+@dataclass
+class Spent:
+    """What one operation of one part took in all."""
+
+    seconds: float = 0.0
+    calls: int = 0
+    operations: int = 0
+    """INT8 operations of a linear."""
+    bytes: int = 0
+    """Bytes of a linear's weights, or of the keys and values that attention needs."""
+
+    def add(self, seconds: float, operations: int = 0, nbytes: int = 0) -> None:
+        self.seconds += seconds
+        self.calls += 1
+        self.operations += operations
+        self.bytes += nbytes
+
+
+class TimedDevice:
+    """Runs everything on ``device`` and adds up the time by (part, operation)."""
+
+    def __init__(self, device: Device) -> None:
+        self.name = device.name
+        self._device = device
+        self.spent: dict[tuple[str, str], Spent] = defaultdict(Spent)
+
+    def lane(self, part: str) -> str:
+        return self._device.lane(part)
+
+    def buffers(self, config: ModelConfig, rows: int) -> Buffers:
+        return self._device.buffers(config, rows)
+
+    def embed(self, table: LinearWeights, rows: Rows, hidden: np.ndarray) -> None:
+        started = time.perf_counter()
+        self._device.embed(table, rows, hidden)
+        self.spent["embedding", "embedding"].add(time.perf_counter() - started)
+
+    def build(self, subgraph: Subgraph, config: ModelConfig, rope: tuple[np.ndarray, np.ndarray]) -> RunSubgraph:
+        steps = [
+            (op, self._device.build(Subgraph(subgraph.part, subgraph.rows, (op,)), config, rope)) for op in subgraph.ops
+        ]
+
+        def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+            for op, step in steps:
+                started = time.perf_counter()
+                step(weights, buffers, rows, pages)
+                seconds = time.perf_counter() - started
+                self.spent[subgraph.part, op.kind].add(seconds, *_work(op, weights, rows, pages))
+
+        return run
+
+
+def _work(op: Op, weights: BlockWeights, rows: Rows, pages: LayerPages | None) -> tuple[int, int]:
+    """INT8 operations and bytes of an operation, where these are what it is made of."""
+    if op.kind == "linear":
+        linear = weights.linears[op.weights]
+        return 2 * rows.count * linear.rows * linear.columns, linear.nbytes
+    if op.kind == "attention" and pages is not None:
+        slots = pages.k.shape[0] * pages.k.shape[2]
+        return 0, int((rows.position + 1).sum()) * pages.nbytes // slots
+    return 0, 0
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Time of one run of a test by (part, operation), in the order in which they first ran."""
+
+    test: Test
+    threads: int
+    seconds: float
+    """Of a run, all told."""
+    parts: tuple[tuple[str, str, Spent], ...]
+    """(part, operation, what it took in one run)."""
+
+    @property
+    def other_seconds(self) -> float:
+        """Outside of all operations: Python."""
+        return max(0.0, self.seconds - sum(spent.seconds for _, _, spent in self.parts))
+
+    @property
+    def linear_share(self) -> float:
+        return sum(spent.seconds for _, kind, spent in self.parts if kind == "linear") / self.seconds
+
+    def as_dict(self, roofs: Roofs | None) -> dict[str, Any]:
+        parts = [_part(part, kind, spent, self.seconds, roofs) for part, kind, spent in self.parts]
+        parts.append(_part("other", "python", Spent(self.other_seconds, 1), self.seconds, roofs))
+        return {
+            "test": self.test.label,
+            "n_threads": self.threads,
+            "ms": 1e3 * self.seconds,
+            "non_gemm_share": 1.0 - self.linear_share,
+            "parts": parts,
+        }
+
+
+def _part(part: str, kind: str, spent: Spent, total: float, roofs: Roofs | None) -> dict[str, Any]:
+    gops = spent.operations / spent.seconds / 1e9 if spent.operations else None
+    gb_s = spent.bytes / spent.seconds / 1e9 if spent.bytes else None
+    return {
+        "part": part,
+        "operation": kind,
+        "calls": spent.calls,
+        "ms": 1e3 * spent.seconds,
+        "share": spent.seconds / total,
+        "gops": gops,
+        "gops_share": None if roofs is None or gops is None else 1e9 * gops / roofs.operations,
+        "gb_s": gb_s,
+        "gb_s_share": None if roofs is None or gb_s is None else 1e9 * gb_s / roofs.read_bytes,
+    }
+
+
+def break_down(bundle: Bundle, runtime: RuntimeConfig, tests: Sequence[Test], repetitions: int) -> list[Breakdown]:
+    """Load the model once more, on a `TimedDevice`, and run every test on it."""
+    watched: list[TimedDevice] = []
+
+    def watch(device: Device) -> Device:
+        watched.append(TimedDevice(device))
+        return watched[0]
+
+    runner, runtime = load_runner(bundle, runtime, max(test.tokens for test in tests), watch)
+    contestant = OwnRunner(runner, bundle.config.vocab_size)
+    assert runtime.threads is not None
+    return [_run(contestant, watched[0], test, min(repetitions, RUNS), runtime.threads) for test in tests]
+
+
+def _run(contestant: OwnRunner, device: TimedDevice, test: Test, runs: int, threads: int) -> Breakdown:
+    contestant.begin(test.depth)
+    contestant.run(test.warm_up)
+    device.spent.clear()
+    seconds = sum(contestant.run(test) for _ in range(runs))
+    parts = tuple(
+        (part, kind, Spent(s.seconds / runs, s.calls // runs, s.operations // runs, s.bytes // runs))
+        for (part, kind), s in device.spent.items()
+    )
+    return Breakdown(test, threads, seconds / runs, parts)
+
+
+def table(breakdown: dict[str, Any]) -> str:
+    """One breakdown (of `Breakdown.as_dict`) as a Markdown table: GOP/s of a prompt, GB/s of generation."""
+    rate, head = ("gops", "GOP/s") if breakdown["test"].startswith("pp") else ("gb_s", " GB/s")
+    lines = [
+        f"{breakdown['test']}, {breakdown['n_threads']} threads: {breakdown['ms']:.2f} ms, "
+        f"{breakdown['non_gemm_share']:.1%} of it outside of linear layers",
+        "",
+        f"| part      | operation   |         ms |  share |   {head} | of roof |",
+        "| --------- | ----------- | ---------: | -----: | ------: | ------: |",
+    ]
+    for part in breakdown["parts"]:
+        cells = [
+            f"{part['part']:<9}",
+            f"{part['operation']:<11}",
+            f"{part['ms']:10.2f}",
+            f"{part['share']:6.1%}",
+            _cell(part[rate], ".1f"),
+            _cell(part[f"{rate}_share"], ".0%"),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, form: str) -> str:
+    return " " * 7 if value is None else f"{value:7{form}}"

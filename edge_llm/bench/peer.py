@@ -1,0 +1,230 @@
+"""Other engines as contestants: which there are, how they are named, and what they are given.
+
+A peer runs in its own process with random weights of the same shape, and takes turns with us.  Names are
+``llama.cpp``, ``llama.cpp:q4_0``, ``llama.cpp:q8_0:nofa`` (without flash attention), ``torch``, ``torch:onednn``.  When
+nothing is said about flash attention, tests at a depth are run both with it (llama.cpp's default) and without, because
+on a CPU that may be faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from edge_llm.bench.measure import Test
+from edge_llm.bench.roofs import Costs, operations
+from edge_llm.bench.synthetic_gguf import BLOCK_BYTES, shape_name, synthetic_gguf, weight_bytes
+from edge_llm.bench.worker import Worker
+from edge_llm.config import ModelConfig
+from edge_llm.errors import DeviceError, UsageError
+from edge_llm.paths import home
+
+BATCH, UBATCH = 2048, 512
+"""llama.cpp's own defaults."""
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """A kind of peer."""
+
+    name: str
+    module: str
+    """Run as its worker."""
+    variants: tuple[str, ...]
+    """The first is the default."""
+    packages: Mapping[str, str]
+    """Distribution to module; the first one's version is the engine's."""
+    advice: str
+    """How to get them."""
+    flash_attention_is_a_choice: bool = False
+    loads_a_file: bool = False
+    """Else its weights are made up at the start, and the time to its first token says nothing."""
+
+    @property
+    def version(self) -> str:
+        try:
+            return version(next(iter(self.packages)))
+        except PackageNotFoundError:
+            return "unknown"
+
+
+LLAMA_CPP = Engine(
+    "llama.cpp",
+    "edge_llm.bench.peer_llama_cpp",
+    tuple(BLOCK_BYTES),
+    {"llama-cpp-python": "llama_cpp", "gguf": "gguf"},
+    "install the extra `peers`: pip install 'edge-llm[peers]'",
+    flash_attention_is_a_choice=True,
+    loads_a_file=True,
+)
+TORCH = Engine(
+    "torch", "edge_llm.bench.peer_torch", ("x86", "fbgemm", "onednn"), {"torch": "torch"}, "install it: pip install torch"
+)
+ENGINES = {engine.name: engine for engine in (LLAMA_CPP, TORCH)}
+
+
+@dataclass(frozen=True)
+class PeerSpec:
+    """One way to run a peer."""
+
+    engine: Engine
+    variant: str
+    """llama.cpp: number format of the weights; torch: library that multiplies INT8 matrices."""
+    flash_attention: bool = True
+    at_depth_only: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.backend} {self.variant}"
+
+    @property
+    def backend(self) -> str:
+        return self.engine.name if self.flash_attention else f"{self.engine.name} fa=0"
+
+    def takes_part(self, test: Test) -> bool:
+        return test.depth > 0 or not self.at_depth_only
+
+
+def parse_peers(texts: Sequence[str], tests: Sequence[Test]) -> tuple[PeerSpec, ...]:
+    """The peers that ``texts`` (each a list with commas) name; `UsageError`, or `DeviceError` for a missing package."""
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    deep = any(test.depth for test in tests)
+    specs = list(dict.fromkeys(spec for name in names for spec in _parse(name, deep)))
+    for engine in dict.fromkeys(spec.engine.name for spec in specs):
+        _require_packages(ENGINES[engine])
+    return tuple(specs)
+
+
+def _parse(name: str, deep: bool) -> Iterator[PeerSpec]:
+    first, *words = name.split(":")
+    engine = ENGINES.get(first)
+    if engine is None:
+        raise UsageError(f"no peer `{name}`; there are: {', '.join(_known())}", param="peer")
+    choices = ("fa", "nofa") if engine.flash_attention_is_a_choice else ()
+    variants = [word for word in words if word in engine.variants]
+    attention = [word for word in words if word in choices]
+    if len(variants) > 1 or len(attention) > 1 or len(variants) + len(attention) < len(words):
+        raise UsageError(f"no peer `{name}`; there are: {', '.join(_known())}", param="peer")
+    spec = PeerSpec(engine, variants[0] if variants else engine.variants[0], flash_attention=attention != ["nofa"])
+    yield spec
+    if choices and not attention and deep:
+        yield replace(spec, flash_attention=False, at_depth_only=True)
+
+
+def _known() -> list[str]:
+    names = [f"{engine.name}:{variant}" for engine in ENGINES.values() for variant in engine.variants]
+    return [*names, f"{LLAMA_CPP.name}:{LLAMA_CPP.variants[0]}:nofa"]
+
+
+def _require_packages(engine: Engine) -> None:
+    missing = [package for package, module in engine.packages.items() if find_spec(module) is None]
+    if missing:
+        names = " and ".join(f"`{package}`" for package in missing)
+        raise DeviceError(f"--peer {engine.name} needs {names}; {engine.advice}")
+
+
+@dataclass(frozen=True)
+class PeerSettings:
+    """What all peers of a run are given."""
+
+    config: ModelConfig
+    context: int
+    threads: int
+    batch: int = BATCH
+    ubatch: int = UBATCH
+
+
+class Peer:
+    """A peer in its worker process, as a contestant."""
+
+    def __init__(self, spec: PeerSpec, settings: PeerSettings) -> None:
+        self.spec = spec
+        self._settings = settings
+        self._worker = start(spec, settings)
+        try:
+            self.load_seconds = float(self._worker.receive())
+            self.build = str(self._worker.ask("describe"))
+            """What it was compiled for, in its own words."""
+        except BaseException:
+            self._worker.close()
+            raise
+
+    @property
+    def process_id(self) -> int:
+        return self._worker.process_id
+
+    @property
+    def costs(self) -> Costs:
+        config, spec = self._settings.config, self.spec
+        per_token = 2 * config.num_layers * config.kv_size  # keys and values
+        layers, logits = operations(config)
+        if spec.engine is LLAMA_CPP:
+            return Costs(layers, logits, weight_bytes(config, spec.variant), 2 * per_token)  # float16
+        return Costs(layers, logits, (layers + logits) // 2, 4 * per_token)  # INT8 weights, float32 keys and values
+
+    @property
+    def model_facts(self) -> dict[str, Any]:
+        """What a row says of the model: its file, type and size, and the types of keys and values."""
+        config, spec = self._settings.config, self.spec
+        if spec.engine is LLAMA_CPP:
+            gguf = synthetic_gguf(config, spec.variant)
+            return _facts(gguf.name, spec.variant.upper(), gguf.stat().st_size, "f16")
+        size = self.costs.weight_bytes + 4 * config.vocab_size * config.hidden_size  # the embedding stays float32
+        return _facts("", f"INT8 {spec.variant}", size, "f32")
+
+    def begin(self, depth: int) -> None:
+        state = str(self._state_file(depth)) if depth and self.spec.engine is LLAMA_CPP else None
+        self._worker.ask("begin", depth=depth, threads=self._settings.threads, state=state)
+
+    def run(self, test: Test) -> float:
+        return float(self._worker.ask("run", prompt=test.prompt, generate=test.generate))
+
+    def use_threads(self, threads: int) -> None:
+        """From the next `begin` on."""
+        self._settings = replace(self._settings, threads=threads)
+
+    def peak_rss_bytes(self) -> int:
+        return self._worker.peak_rss_bytes()
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def _state_file(self, depth: int) -> Path:
+        """Keys and values of random tokens: how they are laid out depends on flash attention, not on the weights' quant."""
+        layout = "fa" if self.spec.flash_attention else "nofa"
+        return home() / "synthetic" / f"{shape_name(self._settings.config)}-d{depth}-{layout}-{LLAMA_CPP.version}.state"
+
+
+def _facts(filename: str, numbers: str, size: int, kv_type: str) -> dict[str, Any]:
+    return {"model_filename": filename, "numbers": numbers, "model_size": size, "type_k": kv_type, "type_v": kv_type}
+
+
+def start(spec: PeerSpec, settings: PeerSettings) -> Worker:
+    """A worker that says when it has loaded its model, and then serves requests."""
+    setting: dict[str, Any] = {"context": settings.context, "threads": settings.threads}
+    if spec.engine is LLAMA_CPP:
+        setting |= {
+            "gguf": str(synthetic_gguf(settings.config, spec.variant)),
+            "batch": settings.batch,
+            "ubatch": settings.ubatch,
+            "flash_attention": spec.flash_attention,
+        }
+    else:
+        setting |= {"config": asdict(settings.config), "library": spec.variant}
+    return Worker(spec.engine.module, setting, spec.name)
+
+
+@contextmanager
+def running(specs: Sequence[PeerSpec], settings: PeerSettings) -> Iterator[list[Peer]]:
+    """All of ``specs`` started, and ended again whatever happens."""
+    with ExitStack() as stack:
+        peers = []
+        for spec in specs:
+            peers.append(Peer(spec, settings))
+            stack.callback(peers[-1].close)
+        yield peers

@@ -1,0 +1,245 @@
+"""One call of the benchmark: a `Plan` goes in, rows with llama-bench's keys and ours come out as they are measured."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import kernels
+from edge_llm.bench.breakdown import break_down
+from edge_llm.bench.environment import Usage, UsageMeter, environment, load_warning, usage_warning, utc_now
+from edge_llm.bench.first_token import CONTEXT, FirstToken, measure_first_token, own_worker
+from edge_llm.bench.measure import Measurement, OwnRunner, Ratio, Test, measure
+from edge_llm.bench.memory import forget_peak, peak_rss_bytes
+from edge_llm.bench.peer import BATCH, UBATCH, Peer, PeerSettings, PeerSpec, running, start
+from edge_llm.bench.roofs import Costs, Roofs, measure_roofs, shares
+from edge_llm.config import RuntimeConfig
+from edge_llm.engine.load import load_runner
+from edge_llm.formats.bundle import Bundle
+
+NOISY = 0.05
+"""Standard deviation over mean of the speed, from which a row deserves a warning."""
+
+Row = dict[str, Any]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured, and how."""
+
+    label: str
+    """What tables call the model."""
+    bundle: Bundle
+    tests: tuple[Test, ...]
+    runtime: RuntimeConfig
+    """The ``threads`` of it are not used."""
+    threads: tuple[int, ...]
+    repetitions: int = 5
+    warm_up: bool = True
+    delay: float = 0.0
+    """Seconds to wait before every test."""
+    peers: tuple[PeerSpec, ...] = ()
+    peer_batch: int = BATCH
+    peer_ubatch: int = UBATCH
+    roof: bool = False
+    breakdown: bool = False
+    first_token: bool = False
+
+    @property
+    def context(self) -> int:
+        return max(test.tokens for test in self.tests)
+
+
+def run(plan: Plan, warn: Tell, progress: Tell) -> Iterator[Row]:
+    """Measure; every row is complete when it comes.  ``warn`` hears what makes numbers doubtful."""
+    surroundings = environment()
+    _say(warn, load_warning(surroundings["load_average_start"]))
+    settings = PeerSettings(plan.bundle.config, plan.context + 1, plan.threads[0], plan.peer_batch, plan.peer_ubatch)
+    if plan.peers:
+        progress(f"starting {', '.join(spec.name for spec in plan.peers)}")
+    with running(plan.peers, settings) as peers:
+        for threads in plan.threads:
+            for peer in peers:
+                peer.use_threads(threads)
+            yield from _with_threads(plan, threads, peers, surroundings, warn, progress)
+
+
+def _with_threads(
+    plan: Plan, threads: int, peers: Sequence[Peer], surroundings: dict[str, Any], warn: Tell, progress: Tell
+) -> Iterator[Row]:
+    runtime = replace(plan.runtime, threads=threads)
+    firsts = _first_tokens(plan, threads, progress)
+    roof_meter = _RoofMeter(threads, plan.roof)
+    started = time.perf_counter()
+    runner, runtime = load_runner(plan.bundle, runtime, plan.context)
+    facts = _Facts(plan, runtime, firsts, time.perf_counter() - started, surroundings)
+    load_peak = peak_rss_bytes()
+    own = OwnRunner(runner, plan.bundle.config.vocab_size)
+    del runner
+    rows: list[Row] = []
+    for test in plan.tests:
+        time.sleep(plan.delay)
+        progress(f"{test.label}, {threads} threads")
+        taking_part = [peer for peer in peers if peer.spec.takes_part(test)]
+        meter = UsageMeter([peer.process_id for peer in taking_part])
+        before = roof_meter.before()
+        mine, *theirs = measure([own, *taking_part], test, plan.repetitions, warm_up=plan.warm_up)
+        mine = replace(mine, peak_rss_bytes=max(mine.peak_rss_bytes, load_peak))
+        usage = meter.read()
+        roofs = roof_meter.after(before)
+        _say(warn, usage_warning(usage, test.label))
+        made = [facts.own_row(mine, roofs, usage)]
+        made += [facts.peer_row(peer, m, mine, roofs, usage) for peer, m in zip(taking_part, theirs, strict=True)]
+        for row in made:
+            _say(warn, _noise_warning(row))
+        rows += made
+        if not plan.breakdown:
+            yield from made
+    if plan.breakdown:
+        del own  # the weights are loaded anew
+        gc.collect()
+        progress(f"breakdown, {threads} threads")
+        found = iter(break_down(plan.bundle, runtime, plan.tests, plan.repetitions))
+        for row in rows:
+            yield row | ({} if row["peer"] else {"breakdown": next(found).as_dict(roof_meter.best)})
+
+
+class _RoofMeter:
+    """Measures roofs around tests; what it measured after one test serves before the next.  ``best`` is the highest."""
+
+    def __init__(self, threads: int, wanted: bool) -> None:
+        self._pool = kernels.ThreadPool(threads) if wanted else None
+        self._last = self.best = self._measure()
+
+    def before(self) -> Roofs | None:
+        return self._last
+
+    def after(self, before: Roofs | None) -> Roofs | None:
+        self._last = self._measure()
+        if before is None or self._last is None or self.best is None:
+            return None
+        self.best = self.best.higher(self._last)
+        return before.higher(self._last)
+
+    def _measure(self) -> Roofs | None:
+        if self._pool is None:
+            return None
+        roofs = measure_roofs(self._pool)
+        forget_peak()  # it takes half a gigabyte, which no model asked for
+        return roofs
+
+
+def _first_tokens(plan: Plan, threads: int, progress: Tell) -> dict[str, FirstToken]:
+    """By the name of the peer; ours under the empty name."""
+    if not plan.first_token:
+        return {}
+    progress(f"first token, {threads} threads")
+    settings = PeerSettings(plan.bundle.config, CONTEXT, threads, plan.peer_batch, plan.peer_ubatch)
+    specs = [spec for spec in plan.peers if spec.engine.loads_a_file and not spec.at_depth_only]
+    starters = [lambda: own_worker(plan.bundle.folder, threads)]
+    starters += [lambda spec=spec: start(spec, settings) for spec in specs]  # type: ignore[misc]
+    measured = measure_first_token(starters, plan.repetitions)
+    return dict(zip(["", *(spec.name for spec in specs)], measured, strict=True))
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What every row of one thread count says."""
+
+    plan: Plan
+    runtime: RuntimeConfig
+    firsts: dict[str, FirstToken]
+    load_seconds: float
+    surroundings: dict[str, Any]
+
+    def own_row(self, measurement: Measurement, roofs: Roofs | None, usage: Usage | None) -> Row:
+        plan, runtime = self.plan, self.runtime
+        numbers = "F32" if runtime.float_path else "INT8"
+        model = {
+            "peer": None,
+            "peer_version": None,
+            "peer_build": None,
+            "backends": runtime.device,
+            "model_filename": plan.bundle.folder.name,
+            "model_type": f"{plan.label} {numbers}",
+            "model_size": plan.bundle.size,
+            "n_batch": runtime.chunk * runtime.window,
+            "n_ubatch": runtime.chunk,
+            "type_k": numbers.lower(),
+            "type_v": numbers.lower(),
+            "flash_attn": True,
+            "load_ms": 1e3 * self.load_seconds,
+        }
+        costs = None if runtime.float_path else Costs.of_bundle(plan.bundle)
+        return self._row("", model, measurement, costs, roofs, usage) | dict.fromkeys(_RATIO)
+
+    def peer_row(
+        self, peer: Peer, measurement: Measurement, ours: Measurement, roofs: Roofs | None, usage: Usage | None
+    ) -> Row:
+        spec, facts = peer.spec, peer.model_facts
+        model = {
+            "peer": spec.name,
+            "peer_version": spec.engine.version,
+            "peer_build": peer.build,
+            "backends": spec.backend,
+            "model_type": f"{self.plan.label} {facts.pop('numbers')}",
+            **facts,
+            "n_batch": self.plan.peer_batch,
+            "n_ubatch": self.plan.peer_ubatch,
+            "flash_attn": spec.flash_attention,
+            "load_ms": 1e3 * peer.load_seconds,
+        }
+        ratio = Ratio.of(ours, measurement)
+        ratios = dict(zip(_RATIO, (ratio.median, ratio.low, ratio.high), strict=True))
+        return self._row(spec.name, model, measurement, peer.costs, roofs, usage) | ratios
+
+    def _row(
+        self, name: str, model: Row, measurement: Measurement, costs: Costs | None, roofs: Roofs | None, usage: Usage | None
+    ) -> Row:
+        rates: dict[str, float | None] = {"gops": None, "gb_s": None}
+        if costs is not None:
+            rates = costs.rates(measurement)
+        first = self.firsts.get(name)
+        surroundings = self.surroundings
+        return {
+            "build_version": surroundings["edge_llm"],
+            "build_commit": surroundings["commit"],
+            "cpu_info": surroundings["cpu"],
+            "gpu_info": "",
+            **model,
+            "model_n_params": self.plan.bundle.config.parameters,
+            "n_threads": self.runtime.threads,
+            "isa": None if name else kernels.isa(),
+            "test_time": utc_now(),
+            **measurement.as_row(),
+            **rates,
+            **shares(rates, roofs),
+            "roof_gops": None if roofs is None else roofs.operations / 1e9,
+            "roof_gb_s": None if roofs is None else roofs.read_bytes / 1e9,
+            **(dict.fromkeys(_FIRST) if first is None else first.as_dict()),
+            "other_cores": None if usage is None else usage.others,
+            "steal_cores": None if usage is None else usage.steal,
+            "environment": surroundings | {"load_average_end": list(os.getloadavg())},
+        }
+
+
+_RATIO = ("ratio", "ratio_low", "ratio_high")
+"""In the row of a peer: our speed over its speed (medians), and the range over pairs of neighbouring runs."""
+_FIRST = ("ready_ms", "ttft_ms", "samples_ttft_ms", "ttft_peak_rss_bytes")
+
+
+def _noise_warning(row: Row) -> str | None:
+    if row["spread"] <= NOISY:
+        return None
+    who = row["peer"] or "edge-llm"
+    return f"{row['test']}, {who}: runs differ by {row['spread']:.0%} (standard deviation over mean); trust the ratio more"
+
+
+def _say(tell: Tell, sentence: str | None) -> None:
+    if sentence:
+        tell(sentence)

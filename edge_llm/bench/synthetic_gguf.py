@@ -1,0 +1,144 @@
+"""GGUF files with random weights at a real shape, for measuring llama.cpp beside us (needs the `gguf` package)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_llm.config import ModelConfig
+from edge_llm.errors import UsageError
+from edge_llm.paths import home
+
+BLOCK = 32
+"""Weights that share one float16 scale in Q8_0 and Q4_0."""
+BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
+_DEVIATION = {"q8_0": 73.0, "q4_0": 4.6}
+"""Of uniform random quants, so that activations stay near one."""
+_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A tensor of a GGUF file: ``columns`` is 0 for a vector of float32."""
+
+    name: str
+    rows: int
+    columns: int = 0
+
+    def nbytes(self, quant: str) -> int:
+        return self.rows * self.columns // BLOCK * BLOCK_BYTES[quant] if self.columns else 4 * self.rows
+
+
+def synthetic_gguf(config: ModelConfig, quant: str) -> Path:
+    """The GGUF file of random ``quant`` weights (a key of `BLOCK_BYTES`) at the shape of ``config``; made once and kept."""
+    path = home() / "synthetic" / f"{shape_name(config)}-{quant}-v1.gguf"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            write_random_gguf(temporary, config, quant)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return path
+
+
+def shape_name(config: ModelConfig) -> str:
+    """A file name that no other shape has."""
+    sizes = (config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads, config.num_kv_heads)
+    parts = [config.family, *sizes, config.head_dim, config.vocab_size, "tied" if config.tied_embeddings else "untied"]
+    return "-".join(map(str, parts))
+
+
+def matrices(config: ModelConfig) -> Iterator[Matrix]:
+    """Every tensor of the model in llama.cpp's names."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    yield Matrix("token_embd.weight", config.vocab_size, hidden)
+    for layer in range(config.num_layers):
+        prefix = f"blk.{layer}."
+        yield Matrix(f"{prefix}attn_norm.weight", hidden)
+        for part, rows in (("q", config.q_size), ("k", config.kv_size), ("v", config.kv_size)):
+            yield Matrix(f"{prefix}attn_{part}.weight", rows, hidden)
+            if config.qkv_bias:
+                yield Matrix(f"{prefix}attn_{part}.bias", rows)
+        if config.qk_norm:
+            yield Matrix(f"{prefix}attn_q_norm.weight", config.head_dim)
+            yield Matrix(f"{prefix}attn_k_norm.weight", config.head_dim)
+        yield Matrix(f"{prefix}attn_output.weight", hidden, config.q_size)
+        yield Matrix(f"{prefix}ffn_norm.weight", hidden)
+        yield Matrix(f"{prefix}ffn_gate.weight", inner, hidden)
+        yield Matrix(f"{prefix}ffn_up.weight", inner, hidden)
+        yield Matrix(f"{prefix}ffn_down.weight", hidden, inner)
+    yield Matrix("output_norm.weight", hidden)
+    if not config.tied_embeddings:
+        yield Matrix("output.weight", config.vocab_size, hidden)
+
+
+def weight_bytes(config: ModelConfig, quant: str) -> int:
+    """Bytes of weights that a generated token reads (see `edge_llm.bench.roofs.Costs`)."""
+    return sum(
+        matrix.nbytes(quant)
+        for matrix in matrices(config)
+        if config.tied_embeddings or matrix.name != "token_embd.weight"
+    )
+
+
+def write_random_gguf(path: Path, config: ModelConfig, quant: str, seed: int = 0) -> None:
+    """Write the file tensor by tensor; `UsageError` for a shape that llama.cpp cannot hold in blocks of 32."""
+    import gguf
+
+    tensors = list(matrices(config))
+    for matrix in tensors:
+        if matrix.columns % BLOCK:
+            raise UsageError(
+                f"`{matrix.name}` has {matrix.columns} input channels, and {quant} needs a multiple of {BLOCK}; "
+                "measure this model without --peer llama.cpp",
+                param="peer",
+            )
+    kind = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_0": gguf.GGMLQuantizationType.Q4_0}[quant]
+    writer = gguf.GGUFWriter(path, _ARCHITECTURES[config.family])
+    _describe(writer, config)
+    for matrix in tensors:
+        if matrix.columns:
+            shape = (matrix.rows, matrix.nbytes(quant) // matrix.rows)
+            writer.add_tensor_info(matrix.name, shape, np.dtype(np.uint8), matrix.nbytes(quant), kind)
+        else:
+            writer.add_tensor_info(matrix.name, (matrix.rows,), np.dtype(np.float32), matrix.nbytes(quant))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    random = np.random.default_rng(seed)
+    for matrix in tensors:
+        writer.write_tensor_data(_random_values(matrix, quant, random.bytes))
+    writer.close()
+
+
+def _describe(writer: Any, config: ModelConfig) -> None:
+    writer.add_context_length(config.context)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("none")  # speed has no words
+
+
+def _random_values(matrix: Matrix, quant: str, random_bytes: Callable[[int], bytes]) -> np.ndarray:
+    if not matrix.columns:
+        return np.full(matrix.rows, 0.0 if matrix.name.endswith(".bias") else 1.0, np.float32)
+    blocks = matrix.rows * matrix.columns // BLOCK
+    raw = np.frombuffer(bytearray(random_bytes(matrix.nbytes(quant))), np.uint8).reshape(blocks, BLOCK_BYTES[quant])
+    scale = np.float16(1.0 / (_DEVIATION[quant] * matrix.columns**0.5))
+    raw[:, :2] = np.frombuffer(scale.tobytes(), np.uint8)
+    return raw.reshape(matrix.rows, -1)

@@ -1,0 +1,220 @@
+"""Writes a bundle: tensors as they come, side files, and the manifest last, everything made durable on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_llm.config import ModelConfig
+from edge_llm.errors import StorageError
+from edge_llm.formats.layout import (
+    BLOCK_ALIGNMENT,
+    TENSOR_ALIGNMENT,
+    TensorRange,
+    align,
+    linear_shapes,
+    tensor_layout,
+)
+from edge_llm.formats.manifest import (
+    FORMAT,
+    MANIFEST,
+    SIDE_FILES,
+    SOURCE_FILES,
+    VERSION,
+    WEIGHTS,
+    encode_manifest,
+    tensor_record,
+)
+from kernels.checksum import crc32c
+
+
+class BundleWriter:
+    """Writes a bundle into ``folder`` (existing, empty); nothing is a bundle before `finish` has returned.
+
+    ``add`` takes the tensors in the order of `tensor_layout`.  Every failed write raises `StorageError`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tensors: list[TensorRange] = []
+        self._files: list[dict[str, Any]] = []
+        self._offset = 0
+        self._block = ""
+        self._out = _Output(folder / WEIGHTS)
+
+    def __enter__(self) -> BundleWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._out.close()
+
+    def add(self, name: str, array: np.ndarray) -> None:
+        """Append one tensor."""
+        array = np.ascontiguousarray(array)
+        parts = name.split(".")
+        block = ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+        offset = align(self._offset, TENSOR_ALIGNMENT if block == self._block else BLOCK_ALIGNMENT)
+        data = array.reshape(-1).view(np.uint8)
+        self._out.write(bytes(offset - self._offset))
+        self._out.write(data)
+        crc = crc32c(data)
+        self._tensors.append(TensorRange(name, array.dtype.name, array.shape, offset, array.nbytes, 0, crc))
+        self._offset = offset + array.nbytes
+        self._block = block
+
+    def add_file(self, name: str, chunks: Iterable[bytes | np.ndarray]) -> None:
+        """Write the side file ``name`` (one of `SIDE_FILES` or `SOURCE_FILES`) from pieces: bytes or uint8 [n]."""
+        if name not in SIDE_FILES + SOURCE_FILES:
+            raise ValueError(f"a bundle has no file {name!r}")
+        path = self.folder / name
+        with storage_errors(path):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+        crc, size = 0, 0
+        with _Output(path) as out:
+            for chunk in chunks:
+                out.write(chunk)
+                crc = combine_crc32c(crc, crc32c(chunk), len(chunk))
+                size += len(chunk)
+            out.sync()
+        if path.parent != self.folder:
+            sync_folder(path.parent)
+        self._files.append({"name": name, "bytes": size, "crc32c": crc})
+
+    def finish(
+        self,
+        config: ModelConfig,
+        input_scales: Mapping[str, float],
+        *,
+        profile: Mapping[str, Any],
+        source: Mapping[str, str | None],
+        created_with: str,
+    ) -> None:
+        """Make everything durable, the manifest last.  The caller publishes the folder with a rename."""
+        self._out.write(bytes(align(self._offset, BLOCK_ALIGNMENT) - self._offset))
+        self._out.sync()
+        self._out.close()
+        tensors = self._laid_out(config)
+        linears = {
+            name: {"rows": shape.rows, "columns": shape.columns, "input_scale": float(input_scales[name])}
+            for name, shape in linear_shapes(config).items()
+        }
+        fields = {
+            "format": FORMAT,
+            "version": VERSION,
+            "created_with": created_with,
+            "source": dict(source),
+            "model": dataclasses.asdict(config),
+            "files": self._files,
+            "linears": linears,
+            "tensors": [tensor_record(tensor) for tensor in tensors],
+            "profile": dict(profile),
+        }
+        with _Output(self.folder / MANIFEST) as out:
+            out.write(encode_manifest(fields))
+            out.sync()
+        sync_folder(self.folder)
+
+    def _laid_out(self, config: ModelConfig) -> list[TensorRange]:
+        hot = {t.name.removesuffix(".hot_index"): t.shape[0] for t in self._tensors if t.name.endswith(".hot_index")}
+        if config.tied_embeddings:
+            hot["output"] = hot.get("embedding", 0)
+        layout = tensor_layout(config, hot)
+        written = [dataclasses.replace(tensor, end=0, crc32c=0) for tensor in self._tensors]
+        wanted = [dataclasses.replace(tensor, end=0) for tensor in layout]
+        if written != wanted:
+            wrong = next((w.name for w, t in zip(wanted, written, strict=False) if w != t), "the end")
+            raise ValueError(f"tensors were not added in the model's order and shapes; first difference: {wrong}")
+        return self._tensors
+
+
+class _Output:
+    """A new file of mode 0600 that is written from front to back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with storage_errors(path):
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._close = weakref.finalize(self, os.close, self._fd)
+
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, data: bytes | np.ndarray) -> None:
+        """Append bytes, or an array uint8 [n]."""
+        view = memoryview(data) if isinstance(data, bytes) else data.data
+        with storage_errors(self._path):
+            while view:
+                view = view[os.write(self._fd, view[: 2**30]) :]
+
+    def sync(self) -> None:
+        with storage_errors(self._path):
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        self._close()
+
+
+class storage_errors:  # noqa: N801  (a context manager, read as a phrase)
+    """Turn an `OSError` inside the block into a `StorageError` that names ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageError(
+                    f"no space left for `{self._path}`; free some, or set EDGE_LLM_HOME to a folder on another disk"
+                ) from None
+            raise StorageError(f"cannot write `{self._path}`: {error.strerror or error}") from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` durable."""
+    with storage_errors(folder):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+_CRC32C_POLYNOMIAL = 0x82F63B78
+
+
+def combine_crc32c(first: int, second: int, second_length: int) -> int:
+    """CRC32C of two pieces in a row from the CRC32C of each (zlib's crc32_combine with the Castagnoli polynomial)."""
+    power = _CRC32C_POLYNOMIAL, *(1 << bit for bit in range(31))  # the matrix of one zero bit
+    for _ in range(3):
+        power = _square(power)  # of one zero byte
+    while second_length:
+        if second_length & 1:
+            first = _times(power, first)
+        power = _square(power)
+        second_length >>= 1
+    return first ^ second
+
+
+def _times(matrix: tuple[int, ...], vector: int) -> int:
+    total = 0
+    for bit, row in enumerate(matrix):
+        if vector >> bit & 1:
+            total ^= row
+    return total
+
+
+def _square(matrix: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(_times(matrix, row) for row in matrix)

@@ -1,0 +1,237 @@
+"""The text of a bundle's manifest and what it must say.
+
+Every byte counts: a manifest carries the CRC32C of its own text and has exactly one spelling.  Nothing in it is
+believed: the tensor table must be the one that the model's shapes give, numbers must be in range, names in their lists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edge_llm.config import ModelConfig, RopeScaling
+from edge_llm.errors import CorruptBundle, UnsupportedModel
+from edge_llm.formats.layout import TensorRange, linear_shapes, tensor_layout
+from edge_llm.strict_json import parse_object
+from kernels.checksum import crc32c
+
+FORMAT = "edge-llm-bundle"
+VERSION = 1
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.bin"
+SIDE_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+"""What the text side reads; the same names as in a Hugging Face folder."""
+SOURCE_FILES = ("source/config.json", "source/model.safetensors")
+"""Float weights in Hugging Face layout, when the import kept them."""
+
+MAX_MANIFEST_BYTES = 64 * 2**20
+MAX_LAYERS = 4096
+MAX_DIMENSION = 2**31 - 1
+_KEYS = frozenset(
+    ("format", "version", "model", "linears", "tensors", "files", "profile", "source", "created_with", "checksum")
+)
+_KINDS = {"model": dict, "linears": dict, "tensors": list, "files": list, "profile": dict, "source": dict}
+_COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+
+
+def encode_manifest(fields: Mapping[str, Any]) -> bytes:
+    """The one spelling of a manifest: a key or a list element per line, checksum of all the rest as the last field."""
+    body = _encode_body(fields)
+    return body[:-2] + f',\n"checksum": "{crc32c(body):08x}"\n}}\n'.encode()
+
+
+def _encode_body(fields: Mapping[str, Any]) -> bytes:
+    lines = []
+    for key, value in fields.items():
+        if isinstance(value, list | tuple) and value:
+            text = "[\n " + ",\n ".join(_dump(item) for item in value) + "\n]"
+        elif isinstance(value, dict) and value:
+            text = "{\n " + ",\n ".join(f"{_dump(k)}: {_dump(v)}" for k, v in value.items()) + "\n}"
+        else:
+            text = _dump(value)
+        lines.append(f"{_dump(key)}: {text}")
+    return ("{\n" + ",\n".join(lines) + "\n}").encode()
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False)
+
+
+def decode_manifest(text: bytes, path: Path) -> dict[str, Any]:
+    """The fields of the manifest ``text`` (from ``path``), its checksum, version and outer shape checked."""
+    fields = parse_json(text, path)
+    if fields.get("format") != FORMAT:
+        raise corrupt(f"`{path}` is not the manifest of an edge-llm bundle")
+    if encode_manifest({key: value for key, value in fields.items() if key != "checksum"}) != text:
+        raise corrupt(f"`{path}` was changed after it was written (checksum does not match)")
+    version = fields.get("version")
+    if type(version) is int and version > VERSION:
+        raise UnsupportedModel(
+            f"`{path.parent}` was made by a newer edge-llm (bundle version `{version}`, this one reads up to "
+            f"{VERSION}); upgrade edge-llm, or import the model again"
+        )
+    if version != VERSION:
+        raise corrupt(f"`{path}` has the bundle version `{version}`, which never existed")
+    if set(fields) != _KEYS:
+        odd = ", ".join(f"`{key}`" for key in sorted(_KEYS ^ set(fields)))
+        raise corrupt(f"`{path}` lacks or has unknown fields: {odd}")
+    for key, kind in _KINDS.items():
+        if not isinstance(fields[key], kind):
+            raise corrupt(f"`{key}` in `{path}` is not a {kind.__name__}")
+    return fields
+
+
+def parse_json(text: bytes, path: Path) -> dict[str, Any]:
+    """A JSON object; `CorruptBundle` when it is none."""
+    try:
+        return parse_object(text, str(path), error=CorruptBundle)
+    except CorruptBundle as error:
+        raise corrupt(str(error)) from None
+
+
+def corrupt(what: str) -> CorruptBundle:
+    """The error for ``what``, with the way out."""
+    return CorruptBundle(f"{what}; import the model again with `edge-llm import SOURCE --overwrite`")
+
+
+def model_config(raw: dict[str, Any]) -> ModelConfig:
+    """The model that ``raw`` describes, every number in a range that can be computed with."""
+    values = dict(raw)
+    scaling = values.get("rope_scaling")
+    if scaling is not None:
+        values["rope_scaling"] = _fields_of(RopeScaling, scaling, "rope_scaling")
+    config: ModelConfig = _fields_of(ModelConfig, values, "model")
+    for name in (*_COUNTS, "context"):
+        if not 1 <= getattr(config, name) <= MAX_DIMENSION:
+            raise corrupt(f"`{name}` in the manifest is `{getattr(config, name)}`")
+    if config.num_layers > MAX_LAYERS:
+        raise corrupt(f"`num_layers` in the manifest is `{config.num_layers}`")
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+        raise corrupt("the heads in the manifest do not divide")
+    if not config.norm_eps > 0 or not config.rope_theta > 0:
+        raise corrupt("`norm_eps` and `rope_theta` in the manifest must be above 0")
+    rope = config.rope_scaling
+    if rope is not None and not (
+        rope.factor > 0 and rope.original_context > 0 and rope.high_frequency_factor > rope.low_frequency_factor > 0
+    ):
+        raise corrupt("`rope_scaling` in the manifest makes no sense")
+    return config
+
+
+def _fields_of(kind: type, raw: object, where: str) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    if not isinstance(raw, dict) or set(raw) != set(fields):
+        raise corrupt(f"`{where}` in the manifest does not have the fields of a {kind.__name__}")
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        hint = str(fields[name].type)
+        good = (
+            (hint == "str" and type(value) is str)
+            or (hint == "bool" and type(value) is bool)
+            or (hint == "int" and type(value) is int)
+            or (hint == "float" and type(value) in (int, float) and abs(value) < 1e300)
+            or (hint.startswith("RopeScaling") and (value is None or isinstance(value, RopeScaling)))
+        )
+        if not good:
+            raise corrupt(f"`{where}.{name}` in the manifest is `{str(value)[:60]}`, not a {hint}")
+        values[name] = float(value) if hint == "float" else value
+    return kind(**values)
+
+
+def input_scales(raw: dict[str, Any], config: ModelConfig) -> dict[str, float]:
+    """The activation scale of every linear; ``raw`` must list the model's linears in order."""
+    shapes = linear_shapes(config)
+    if list(raw) != list(shapes):
+        raise corrupt("the linears in the manifest are not those of the model")
+    scales: dict[str, float] = {}
+    for name, shape in shapes.items():
+        record = raw[name]
+        if not isinstance(record, dict) or set(record) != {"rows", "columns", "input_scale"}:
+            raise corrupt(f"linear `{name}` in the manifest is malformed")
+        scale = record["input_scale"]
+        if (record["rows"], record["columns"]) != (shape.rows, shape.columns):
+            raise corrupt(f"linear `{name}` in the manifest does not have the model's shape")
+        if type(scale) is not float or not _is_scale(scale):
+            raise corrupt(f"linear `{name}` in the manifest has the input scale `{str(scale)[:60]}`")
+        scales[name] = scale
+    return scales
+
+
+def _is_scale(value: float) -> bool:
+    # the kernels work with the float32 reciprocal, which must be finite as well
+    return 1e-30 <= value <= 1e30
+
+
+def tensor_ranges(raw: list[Any], config: ModelConfig) -> list[TensorRange]:
+    """The tensor table, which must be the one that the model's shapes and its numbers of hot channels give."""
+    hot: dict[str, int] = {}
+    for record in raw:
+        if not isinstance(record, dict) or set(record) != {"name", "dtype", "shape", "offset", "bytes", "crc32c"}:
+            raise corrupt("the tensor table in the manifest is malformed")
+        name, shape = record["name"], record["shape"]
+        if isinstance(name, str) and name.endswith(".hot_index"):
+            if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or shape[0] < 0:
+                raise corrupt(f"tensor `{name[:80]}` in the manifest is malformed")
+            linear = name.removesuffix(".hot_index")
+            hot["output" if linear == "embedding" and config.tied_embeddings else linear] = shape[0]
+    shapes = linear_shapes(config)
+    for name, count in hot.items():
+        if name in shapes and count > shapes[name].columns:
+            raise corrupt(f"linear `{name}` has more hot channels than channels")
+    layout = tensor_layout(config, hot)
+    if len(layout) != len(raw):
+        raise corrupt(f"the manifest lists {len(raw)} tensors, the model has {len(layout)}")
+    return [_matching(record, expected) for record, expected in zip(raw, layout, strict=True)]
+
+
+def _matching(record: dict[str, Any], expected: TensorRange) -> TensorRange:
+    crc = record["crc32c"]
+    if record != tensor_record(dataclasses.replace(expected, crc32c=crc)) or type(crc) is not int or not 0 <= crc < 2**32:
+        raise corrupt(f"tensor `{expected.name}` in the manifest is not where and what it must be")
+    return dataclasses.replace(expected, crc32c=crc)
+
+
+def tensor_record(tensor: TensorRange) -> dict[str, Any]:
+    """A tensor as the table holds it."""
+    return {
+        "name": tensor.name,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "offset": tensor.offset,
+        "bytes": tensor.nbytes,
+        "crc32c": tensor.crc32c,
+    }
+
+
+def check_files(raw: list[Any]) -> None:
+    """The table of files beside the weights: known names, once each, a tokenizer among them."""
+    names: set[str] = set()
+    for record in raw:
+        if not isinstance(record, dict) or set(record) != {"name", "bytes", "crc32c"}:
+            raise corrupt("the file table in the manifest is malformed")
+        name = record["name"]
+        if name not in SIDE_FILES + SOURCE_FILES or name in names:
+            raise corrupt(f"the manifest lists the file `{str(name)[:80]}`")
+        if type(record["bytes"]) is not int or type(record["crc32c"]) is not int:
+            raise corrupt(f"the file `{name}` in the manifest is malformed")
+        names.add(name)
+    if "tokenizer.json" not in names:
+        raise corrupt("the manifest lists no `tokenizer.json`")
+
+
+def check_source(raw: dict[str, Any], folder: Path) -> None:
+    """Where the model came from: strings, and a float source that is ours or an absolute path."""
+    where = raw.get("float")
+    good = {"kind", "path", "digest", "float"} <= set(raw) and all(v is None or type(v) is str for v in raw.values())
+    if not good or (where is not None and where != "source" and not Path(where).is_absolute()):
+        raise corrupt(f"`source` in the manifest of `{folder}` is malformed")

@@ -1,0 +1,521 @@
+// The kernels without Python: every variant that this CPU runs gives the bits of the portable one.
+//
+//   kernels_test [variant ...]    the variants that must run here, no more and no fewer
+//
+// The last line has a digest of all results. It is the same on every machine, so runs on two of them can be compared.
+#include "check.h"
+#include "layout.h"
+#include "vec_ops_table.h"
+
+namespace {
+
+using edge::KernelTable;
+using edge::ThreadPool;
+using edge_test::Array;
+using edge_test::Random;
+using edge_test::Report;
+using edge_test::Result;
+
+constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 64};
+constexpr float kInfinity = __builtin_inff();
+
+ThreadPool& pool_of(int threads) {
+  static ThreadPool one(1, nullptr), three(3, nullptr);
+  return threads == 1 ? one : three;
+}
+
+std::string name_of(const char* what, std::initializer_list<int64_t> numbers) {
+  std::string name = what;
+  for (int64_t number : numbers) name += " " + std::to_string(number);
+  return name;
+}
+
+bool same_bits(const Array<float>& a, const Array<float>& b) {
+  return a.size() == b.size() && memcmp(a.data(), b.data(), static_cast<size_t>(a.size()) * sizeof(float)) == 0;
+}
+
+// ---- vec.h -------------------------------------------------------------------------------------------------------
+
+// Operands of all kinds, each with each: zeros, ties, the ends of int32, of float16 and of the exponential, infinities, NaN.
+void test_vec(Report& report) {
+  constexpr float kNan = __builtin_nanf("");
+  const float special[] = {0.0f, 1.0f, 0.5f, 1.5f, 2.5f, 126.5f, 127.5f, 8388607.5f, 2147483520.0f, 2147483648.0f, 4e9f,
+                           1e-40f, 1e-45f, 2.98e-8f, 2.9802322e-8f, 6.0e-5f, 65504.0f, 65519.996f, 65520.0f, 87.33654f,
+                           88.72283f, 104.0f, 3.4e38f, kInfinity, kNan};
+  Random random(3);
+  const auto number = [&] {
+    const float x = random.chance(60) ? special[random.between(0, 24)] : random.unit() * 300.0f;
+    return x == x && random.chance(50) ? -x : x;  // one kind of NaN: an operation may select it
+  };
+  Array<float> a(16), b(16), c(16);
+  Array<int32_t> i(16), j(16);
+  Array<uint16_t> h(16);
+  Array<int8_t> bytes(16);
+  const edge::VecOperands operands = {a.data(), b.data(), c.data(), i.data(), j.data(), h.data(), bytes.data()};
+  for (int round = 0; round < 40; ++round) {
+    for (Array<float>* floats : {&a, &b, &c})
+      for (float& x : *floats) x = number();
+    for (Array<int32_t>* integers : {&i, &j})
+      for (int32_t& x : *integers) x = static_cast<int32_t>(random.bits() >> random.between(32, 60));
+    for (int32_t& x : i) x = random.chance(50) ? ~x : x;
+    for (uint16_t& x : h) x = static_cast<uint16_t>(random.bits());
+    for (int8_t& x : bytes) x = static_cast<int8_t>(random.bits());
+    report.compare(name_of("vec.h", {round}), [&](const KernelTable& table, Result& result) {
+      for (const edge::NamedVecOps& ops : edge::kVecOps) {
+        if (strcmp(ops.variant, table.name) != 0) continue;
+        std::vector<uint8_t> found(edge::kVecOpsBytes);
+        found.resize(static_cast<size_t>(ops.run(operands, found.data()) - found.data()));
+        result.add(found);
+      }
+    });
+  }
+}
+
+// ---- linear ------------------------------------------------------------------------------------------------------
+
+struct LinearProblem {
+  int64_t m, n, k;
+  float input_scale;
+  Array<float> x;
+  Array<int8_t> weight;  // [N, K]
+  Array<int8_t> tiles;
+  Array<float> scale;
+  Array<int32_t> row_sum, hot;
+  Array<uint16_t> hot_weight;
+  Array<float> bias, add;
+
+  edge::Int8Weight view(bool with_bias) const {
+    return {tiles.data(), n, k, scale.data(), row_sum.data(), with_bias ? bias.data() : nullptr};
+  }
+  edge::QuantizeInput input(bool residual) const {
+    return {x.data(), m, k, input_scale, hot.data(), hot.size(), residual};
+  }
+};
+
+enum class Values { kCommon, kExtreme };  // extreme: every weight and activation is -127 or 127, residuals everywhere
+
+LinearProblem linear_problem(int64_t m, int64_t n, int64_t k, int64_t hot, Values values) {
+  Random random(static_cast<uint64_t>((m * 1009 + n) * 1009 + k) * 17 + static_cast<uint64_t>(hot));
+  LinearProblem p;
+  p.m = m, p.n = n, p.k = k;
+  p.input_scale = 0.03f;
+  p.x = random.floats(m * k, 3.0f);
+  for (float& x : p.x)
+    if (values == Values::kExtreme) x = random.chance(50) ? 9.0f : -9.0f;
+    else if (random.chance(2)) x *= 40.0f;
+  p.weight = Array<int8_t>(n * k);
+  for (int8_t& w : p.weight)
+    w = static_cast<int8_t>(values == Values::kExtreme ? (random.chance(50) ? 127 : -127) : random.between(-127, 127));
+  if (values == Values::kExtreme && n > 0) std::fill(p.weight.begin(), p.weight.begin() + k, int8_t{127});
+  if (values == Values::kExtreme && m > 0) std::fill(p.x.begin(), p.x.begin() + k, 9.0f);
+  p.hot = Array<int32_t>(hot);
+  for (int64_t h = 0; h < hot; ++h) p.hot[h] = static_cast<int32_t>(k * (2 * h + 1) / (2 * hot));
+  for (int32_t column : p.hot)
+    for (int64_t i = 0; i < n; ++i) p.weight[i * k + column] = 0;
+  const int64_t panels = (n + 15) / 16, blocks = (k + 3) / 4;
+  p.tiles = Array<int8_t>(panels * blocks * edge::kTileBytes);
+  edge::pack_tiles(p.weight.data(), n, k, p.tiles.data());
+  p.row_sum = Array<int32_t>(n);
+  edge::row_sums(p.tiles.data(), n, blocks, p.row_sum.data());
+  p.scale = random.floats(n, 1e-3f);
+  p.hot_weight = Array<uint16_t>(hot * n);
+  for (uint16_t& w : p.hot_weight) w = random.half();
+  p.bias = random.floats(n, 1.0f);
+  p.add = random.floats(m * n, 1.0f);
+  return p;
+}
+
+struct Residual {
+  std::vector<int64_t> row_start = {0};
+  std::vector<int32_t> column;
+  std::vector<float> value;
+};
+
+Residual read_residual(const std::vector<edge::ResidualRow>& rows, ThreadPool& pool) {
+  Residual out;
+  for (const edge::ResidualRow& row : rows) {
+    const auto* entries = static_cast<const edge::ResidualEntry*>(pool.extend(row.worker, 0)) + row.offset;
+    for (int32_t i = 0; i < row.count; ++i) {
+      out.column.push_back(entries[i].column);
+      out.value.push_back(entries[i].value);
+    }
+    out.row_start.push_back(static_cast<int64_t>(out.column.size()));
+  }
+  return out;
+}
+
+// float(q . W^T) * scale (+ bias) as written on paper.
+Array<float> plain_linear(const Array<int8_t>& q, const LinearProblem& p, bool with_bias) {
+  Array<float> out(p.m * p.n);
+  for (int64_t m = 0; m < p.m; ++m)
+    for (int64_t n = 0; n < p.n; ++n) {
+      int32_t dot = 0;
+      for (int64_t c = 0; c < p.k; ++c) dot += q[m * p.k + c] * p.weight[n * p.k + c];
+      const float y = static_cast<float>(dot) * p.scale[n];
+      out[m * p.n + n] = with_bias ? y + p.bias[n] : y;
+    }
+  return out;
+}
+
+// The fused linear, its parts one by one, and that both agree.
+void run_linear(const KernelTable& table, Result& result, const LinearProblem& p, ThreadPool& pool, bool with_bias) {
+  const edge::LinearKernels& kernel = table.linear;
+  const edge::Int8Weight weight = p.view(with_bias);
+  Array<float> fused(p.m * p.n, -1.0f), plain(p.m * p.n, -1.0f);
+  result.add_flag(kernel.linear(p.input(true), weight, p.hot_weight.data(), p.add.data(), fused.data(), pool));
+  result.add_flag(kernel.linear(p.input(false), weight, nullptr, nullptr, plain.data(), pool));
+
+  Array<int8_t> q(p.m * p.k);
+  std::vector<edge::ResidualRow> rows(static_cast<size_t>(p.m));
+  result.add_flag(kernel.quantize(p.input(true), q.data(), rows.data(), pool));
+  const Residual residual = read_residual(rows, pool);
+  Array<float> parts(p.m * p.n, -1.0f);
+  result.add_flag(kernel.linear_int8(q.data(), p.m, weight, parts.data(), pool));
+  result.expect(same_bits(parts, plain_linear(q, p, with_bias)), "linear_int8 is not the plain product");
+  result.expect(same_bits(parts, plain), "linear without shadow is not linear_int8");
+  kernel.add_hot(parts.data(), p.x.data(), p.m, p.k, p.n, p.hot.data(), p.hot.size(), p.hot_weight.data(), pool);
+  kernel.add_residual(parts.data(), p.m, weight, residual.row_start.data(), residual.column.data(), residual.value.data(),
+                      pool);
+  for (int64_t i = 0; i < parts.size(); ++i) parts[i] += p.add[i];
+  result.expect(same_bits(parts, fused), "linear is not the sum of its parts");
+
+  result.add(fused);
+  result.add(q);
+  result.add(residual.row_start);
+  result.add(residual.column);
+  result.add(residual.value);
+}
+
+void test_linear(Report& report) {
+  struct Shape { int64_t n, k, hot; };
+  const Shape shapes[] = {{1, 1, 0}, {5, 3, 1}, {16, 4, 0}, {17, 7, 1}, {33, 70, 5}, {70, 133, 3}};
+  for (const Shape& s : shapes)
+    for (int64_t m : kRowCounts) {
+      const LinearProblem p = linear_problem(m, s.n, s.k, s.hot, Values::kCommon);
+      report.compare(name_of("linear", {m, s.n, s.k, s.hot}), [&](const KernelTable& table, Result& result) {
+        run_linear(table, result, p, pool_of(1), m % 2 == 0);
+      });
+    }
+  for (int64_t m : {1, 2, 3, 4, 6, 7, 20}) {
+    const LinearProblem p = linear_problem(m, 19, 1030, 0, Values::kExtreme);
+    report.compare(name_of("linear of extremes", {m}), [&](const KernelTable& table, Result& result) {
+      run_linear(table, result, p, pool_of(1), false);
+    });
+  }
+  for (int64_t m : {1, 9, 65}) {  // enough work for the pool to share it out
+    const LinearProblem p = linear_problem(m, 330, 517, 4, Values::kCommon);
+    report.compare(name_of("linear on three threads", {m}), [&](const KernelTable& table, Result& result) {
+      run_linear(table, result, p, pool_of(3), true);
+    });
+  }
+}
+
+void test_quantize(Report& report) {
+  Array<float> ties(1061);  // every half from -132.5 to 132.5 and its neighbours
+  for (int64_t i = 0; i < ties.size(); ++i) ties[i] = static_cast<float>(i - 530) * 0.25f;
+  report.compare("quantize rounds half to even", [&](const KernelTable& table, Result& result) {
+    Array<int8_t> q(ties.size());
+    std::vector<edge::ResidualRow> rows(1);
+    const edge::QuantizeInput input = {ties.data(), 1, ties.size(), 1.0f, nullptr, 0, true};
+    result.expect(table.linear.quantize(input, q.data(), rows.data(), pool_of(1)), "finite values are refused");
+    for (int64_t i = 0; i < ties.size(); ++i) {
+      const float nearest = std::min(127.0f, std::max(-127.0f, __builtin_rintf(ties[i])));
+      result.expect(q[i] == static_cast<int8_t>(nearest), "not rounded half to even");
+    }
+    const Residual residual = read_residual(rows, pool_of(1));
+    result.add(q);
+    result.add(residual.column);
+    result.add(residual.value);
+  });
+  report.compare("linear refuses what it must", [&](const KernelTable& table, Result& result) {
+    for (float bad : {kInfinity, -kInfinity, __builtin_nanf("")})
+      for (int64_t at : {0, 15, 16, 36}) {
+        LinearProblem p = linear_problem(3, 5, 37, 0, Values::kCommon);
+        p.x[37 + at] = bad;
+        Array<float> out(15, 7.0f);
+        result.expect(!table.linear.linear(p.input(true), p.view(false), nullptr, nullptr, out.data(), pool_of(1)),
+                      "a value that is not finite is taken");
+        result.expect(same_bits(out, Array<float>(15, 7.0f)), "the output of a refused call is touched");
+        Array<int8_t> q(3 * 37, int8_t{1});
+        q[37 + at] = -128;
+        result.expect(!table.linear.linear_int8(q.data(), 3, p.view(false), out.data(), pool_of(1)), "-128 is taken");
+      }
+    result.add_flag(true);
+  });
+}
+
+void test_halves(Report& report) {
+  Array<uint16_t> halves(0x10000);
+  for (int64_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<uint16_t>((i & 0x7FFF) > 0x7C00 ? 0 : i);  // no NaN
+  report.compare("every float16 as a hot weight", [&](const KernelTable& table, Result& result) {
+    const Array<float> x(1, 1.0f);
+    const Array<int32_t> hot(1, 0);
+    Array<float> out(halves.size());
+    table.linear.add_hot(out.data(), x.data(), 1, 1, halves.size(), hot.data(), 1, halves.data(), pool_of(1));
+    result.add(out);
+  });
+}
+
+// ---- attention -----------------------------------------------------------------------------------------------------
+
+struct AttentionProblem {
+  const char* name;
+  int64_t q_heads, kv_heads, head_dim;
+  int64_t tokens;           // of each of two sequences
+  int64_t rows;             // the last tokens of the second sequence, one query row each
+  int64_t rows_of_a_tile;
+};
+
+constexpr int64_t kSequences = 2;
+
+struct Pages {
+  Array<int8_t> values;    // [P, Hkv, 16, D]
+  Array<uint16_t> scales;  // [P, Hkv, 16]
+  bool finite = true;
+};
+
+// tokens[kSequences * tokens, Hkv, D] written into pages: sequence s has every second page, from the end of the store.
+Pages append(const KernelTable& table, const AttentionProblem& p, const Array<float>& tokens,
+             const Array<int32_t>& page_table) {
+  const int64_t max_pages = page_table.size() / kSequences;
+  Array<int64_t> slots(kSequences * p.tokens);
+  for (int64_t s = 0; s < kSequences; ++s)
+    for (int64_t t = 0; t < p.tokens; ++t)
+      slots[s * p.tokens + t] = page_table[s * max_pages + t / edge::kPage] * edge::kPage + t % edge::kPage;
+  slots[0] = -1;  // a row of padding, not stored
+  Pages pages = {Array<int8_t>(page_table.size() * p.kv_heads * edge::kPage * p.head_dim, int8_t{77}),
+                 Array<uint16_t>(page_table.size() * p.kv_heads * edge::kPage, uint16_t{0x7E00}), true};  // stale: NaN
+  const edge::AppendArgs args = {tokens.data(), p.kv_heads * p.head_dim, p.head_dim, p.kv_heads, p.head_dim,
+                                 pages.values.data(), pages.scales.data(), slots.data()};
+  pages.finite = table.attention.append(args, 0, slots.size());
+  return pages;
+}
+
+Array<float> attend(const KernelTable& table, edge::AttentionArgs args, const AttentionProblem& p, bool by_segments) {
+  Array<float> out(p.rows * p.q_heads * p.head_dim, -1.0f);
+  args.out = out.data();
+  const edge::AttentionKernels& kernel = table.attention;
+  for (int64_t row = 0; row < p.rows; row += p.rows_of_a_tile)
+    for (int64_t h = 0; h < p.kv_heads; ++h) {
+      const int64_t rows = std::min(p.rows_of_a_tile, p.rows - row), queries = rows * (p.q_heads / p.kv_heads);
+      int32_t last = -1;
+      for (int64_t r = row; r < row + rows; ++r) last = std::max(last, args.row_position[r]);
+      const edge::AttentionTile tile = {row, rows, h, last < 0 ? 0 : last / edge::kSegment + 1};
+      Array<float> scratch(kernel.scratch_floats(queries, p.head_dim), -1.0f);
+      if (!by_segments) {
+        kernel.attend(args, tile, scratch.data());
+        continue;
+      }
+      const int64_t stride = edge::attention_part_floats(queries, p.head_dim);
+      Array<float> parts(std::max<int64_t>(1, tile.segments) * stride, -1.0f);
+      for (int64_t s = tile.segments; s-- > 0;)
+        kernel.attend_segment(args, tile, s, edge::attention_part(parts.data() + s * stride, queries), scratch.data());
+      kernel.join(args, tile, parts.data(), stride);
+    }
+  return out;
+}
+
+void run_attention(const KernelTable& table, Result& result, const AttentionProblem& p) {
+  Random random(static_cast<uint64_t>(p.q_heads * 7 + p.kv_heads * 5 + p.head_dim * 3 + p.tokens + p.rows));
+  const int64_t max_pages = (p.tokens + edge::kPage - 1) / edge::kPage;
+  Array<int32_t> page_table(kSequences * max_pages);
+  for (int64_t i = 0; i < page_table.size(); ++i)
+    page_table[i] = static_cast<int32_t>(page_table.size() - 1 - i % max_pages * kSequences - i / max_pages);
+  const int64_t values = kSequences * p.tokens * p.kv_heads * p.head_dim;
+  const Pages k = append(table, p, random.floats(values, 2.0f), page_table);
+  const Pages v = append(table, p, random.floats(values, 0.5f), page_table);
+
+  // Query rows as in a joint q|k|v matrix; the first row is padding, where there are several.
+  const int64_t row_stride = (p.q_heads + 2 * p.kv_heads) * p.head_dim;
+  const Array<float> q = random.floats((p.rows - 1) * row_stride + p.q_heads * p.head_dim, 2.0f);
+  Array<int32_t> row_sequence(p.rows, 1), row_position(p.rows);
+  for (int64_t r = 0; r < p.rows; ++r) row_position[r] = static_cast<int32_t>(p.tokens - p.rows + r);
+  if (p.rows > 2) row_position[0] = -1;
+  const edge::AttentionArgs args = {q.data(), row_stride, p.head_dim, p.q_heads, p.kv_heads, p.head_dim,
+                                    k.values.data(), v.values.data(), k.scales.data(), v.scales.data(),
+                                    page_table.data(), max_pages, row_sequence.data(), row_position.data(),
+                                    0.125f, nullptr};
+  const Array<float> out = attend(table, args, p, false);
+  result.expect(k.finite && v.finite, "finite keys and values are refused");
+  result.expect(same_bits(out, attend(table, args, p, true)), "segments on their own give other bits");
+  result.add(k.values);
+  result.add(k.scales);
+  result.add(v.values);
+  result.add(v.scales);
+  result.add(out);
+}
+
+void test_attention(Report& report) {
+  const AttentionProblem problems[] = {
+      //            heads kv dim  tokens rows tile
+      {"decode",        4, 2, 64,    300,  1,  1},
+      {"decode",        8, 1, 40,     17,  1,  1},
+      {"decode",        1, 1, 16,      1,  1,  1},
+      {"decode",        3, 3,  7,     33,  1,  1},
+      {"decode",        5, 1, 128,    20,  1,  1},
+      {"prefill",       4, 4, 24,     40, 40,  8},
+      {"prefill",       6, 2, 128,    19, 19,  4},
+      {"prefill",       8, 1, 64,     35, 11,  5},
+      {"prefill",       2, 1, 33,     18, 18, 16},
+      {"long prefill",  2, 1, 20,    600,  5,  5},
+  };
+  for (const AttentionProblem& p : problems)
+    report.compare(name_of(p.name, {p.q_heads, p.kv_heads, p.head_dim, p.tokens, p.rows}),
+                   [&](const KernelTable& table, Result& result) { run_attention(table, result, p); });
+}
+
+void test_append(Report& report) {
+  // Tokens whose largest values run through all that a float16 scale can be: subnormal, normal, too large.
+  constexpr int64_t kTokens = 1200, kDim = 17;
+  Random random(5);
+  Array<float> tokens(kTokens * kDim);
+  for (int64_t t = 0; t < kTokens; ++t) {
+    const auto exponent = static_cast<uint32_t>(t % 60 + 127 - 32);  // 2^-32 .. 2^27
+    const uint32_t bits = exponent << 23 | static_cast<uint32_t>(random.between(0, (1 << 23) - 1));
+    float most;
+    memcpy(&most, &bits, 4);
+    for (int64_t d = 0; d < kDim; ++d) tokens[t * kDim + d] = t % 100 == 99 ? 0.0f : random.unit() * most;
+  }
+  Array<int64_t> slots(kTokens);
+  for (int64_t t = 0; t < kTokens; ++t) slots[t] = t;
+  const auto run = [&](const KernelTable& table, Result& result, bool finite) {
+    Array<int8_t> pages(kTokens * kDim);
+    Array<uint16_t> scales(kTokens);
+    const edge::AppendArgs args = {tokens.data(), kDim, kDim, 1, kDim, pages.data(), scales.data(), slots.data()};
+    result.expect(table.attention.append(args, 0, kTokens) == finite, "finite or not is mistaken");
+    result.add(pages);
+    result.add(scales);
+  };
+  report.compare("append", [&](const KernelTable& table, Result& result) { run(table, result, true); });
+  tokens[3 * kDim + 16] = __builtin_nanf("");
+  tokens[7 * kDim + 2] = -kInfinity;
+  report.compare("append of what is not finite", [&](const KernelTable& table, Result& result) { run(table, result, false); });
+}
+
+// ---- pointwise -----------------------------------------------------------------------------------------------------
+
+void test_norm(Report& report) {
+  for (int64_t dim : {1, 5, 16, 33, 128, 200}) {
+    Random random(static_cast<uint64_t>(dim));
+    constexpr int64_t kRows = 3, kHeads = 2;
+    const Array<float> x = random.floats(kRows * kHeads * dim, 5.0f), gain = random.floats(dim, 2.0f);
+    report.compare(name_of("norm", {dim}), [&](const KernelTable& table, Result& result) {
+      Array<float> out(x.size());
+      const auto norm = [&](const float* from, float* to) {
+        const int64_t stride = kHeads * dim;
+        table.pointwise.norm({from, stride, dim, to, stride, dim, kHeads, dim, gain.data(), 1e-5f}, 0, kRows);
+      };
+      norm(x.data(), out.data());
+      Array<float> in_place = x;
+      norm(in_place.data(), in_place.data());
+      result.expect(same_bits(out, in_place), "in place gives other bits");
+      result.add(out);
+    });
+  }
+}
+
+void test_rope(Report& report) {
+  for (int64_t half : {1, 4, 16, 20, 64}) {
+    Random random(static_cast<uint64_t>(half));
+    constexpr int64_t kRows = 4, kHeads = 3, kPositions = 9;
+    const Array<float> x = random.floats(kRows * kHeads * 2 * half, 3.0f);
+    const Array<float> cos = random.floats(kPositions * half, 1.0f), sin = random.floats(kPositions * half, 1.0f);
+    Array<int32_t> positions(kRows);
+    for (int64_t m = 0; m < kRows; ++m) positions[m] = static_cast<int32_t>(random.between(0, kPositions - 1));
+    report.compare(name_of("rope", {half}), [&](const KernelTable& table, Result& result) {
+      Array<float> rotated = x;
+      const int64_t stride = 2 * half;
+      table.pointwise.rope(
+          {rotated.data(), kHeads * stride, stride, kHeads, half, positions.data(), cos.data(), sin.data()}, 0, kRows);
+      result.add(rotated);
+    });
+  }
+}
+
+void test_swiglu(Report& report) {
+  for (int64_t width : {1, 15, 16, 50}) {
+    Random random(static_cast<uint64_t>(width));
+    const Array<float> gate_up = random.floats(3 * 2 * width, 20.0f);
+    report.compare(name_of("swiglu", {width}), [&](const KernelTable& table, Result& result) {
+      Array<float> out(3 * width);
+      table.pointwise.swiglu({gate_up.data(), out.data(), width}, 0, 3);
+      result.add(out);
+    });
+  }
+  // The exponential over its whole range, with what lies at and beyond its ends.
+  constexpr int64_t kSteps = 20000;
+  const float ends[] = {0.0f, -0.0f, 1e-40f, -1e-40f, 87.33654f, -87.33655f, 88.72283f, -88.72284f,
+                        1e4f, -1e4f, 3e38f, -3e38f, kInfinity};
+  constexpr int64_t kEnds = sizeof(ends) / sizeof(*ends), kWidth = kSteps + kEnds;
+  Array<float> gate_up(2 * kWidth, 1.0f);
+  for (int64_t i = 0; i < kSteps; ++i) gate_up[i] = static_cast<float>(i - kSteps / 2) * 0.01f;
+  std::copy(ends, ends + kEnds, gate_up.begin() + kSteps);
+  report.compare("swiglu from end to end", [&](const KernelTable& table, Result& result) {
+    Array<float> out(kWidth);
+    table.pointwise.swiglu({gate_up.data(), out.data(), kWidth}, 0, 1);
+    result.add(out);
+  });
+}
+
+// ---- the rest ------------------------------------------------------------------------------------------------------
+
+void test_roofs(Report& report) {
+  Random random(11);
+  Array<int8_t> data(100000);
+  for (int8_t& byte : data) byte = static_cast<int8_t>(random.bits());
+  report.compare("roofs", [&](const KernelTable& table, Result& result) {
+    const std::vector<int32_t> read = {table.linear.read_stream(data.data(), data.size(), pool_of(1))};
+    result.expect(table.linear.int8_operations(2, pool_of(3)) > 0, "no operations done");
+    result.add(read);
+  });
+}
+
+// Not part of the table: the CRC instruction, where the CPU has it, against the table of 8 x 256 entries.
+void test_crc32c(Report& report) {
+  Random random(13);
+  Array<uint8_t> data(3 * 16384 * 2 + 3 * 1024 + 5);
+  for (uint8_t& byte : data) byte = static_cast<uint8_t>(random.bits());
+  report.compare("crc32c", [&](const KernelTable&, Result& result) {
+    const uint8_t digits[] = {'1', '2', '3', '4', '5', '6', '7', '8', '9'};
+    result.expect(edge::crc32c(digits, 9) == 0xE3069283u, "not the check value of CRC-32C");
+    std::vector<int64_t> lengths = {3071, 3072, 3 * 16384 - 1, 3 * 16384 + 8, data.size()};
+    for (int64_t n = 0; n <= 70; ++n) lengths.push_back(n);
+    std::vector<uint32_t> found;
+    for (int64_t n : lengths) {
+      const uint8_t* end = data.end() - n;
+      found.push_back(edge::crc32c(end, n));
+      result.expect(found.back() == ~edge::crc::update_table(~0u, end, n), "the instruction and the table differ");
+    }
+    result.add(found);
+  });
+}
+
+bool expected_variants(const std::vector<std::string>& wanted) {
+  std::string found, asked;
+  for (const std::string& name : edge::isa_variants()) found += " " + name;
+  for (const std::string& name : wanted) asked += " " + name;
+  printf("variants:%s\n", found.c_str());
+  if (wanted.empty() || found == asked) return true;
+  printf("FAILED: expected%s\n", asked.c_str());
+  return false;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const bool variants_right = expected_variants({arguments + 1, arguments + count});
+  Report report;
+  test_vec(report);
+  test_linear(report);
+  test_quantize(report);
+  test_halves(report);
+  test_attention(report);
+  test_append(report);
+  test_norm(report);
+  test_rope(report);
+  test_swiglu(report);
+  test_roofs(report);
+  test_crc32c(report);
+  printf("%d cases, %d failures, digest %08x\n", report.cases(), report.failures(), report.digest());
+  return variants_right && report.failures() == 0 ? 0 : 1;
+}
