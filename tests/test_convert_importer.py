@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_files import random_tensors, tiny_config, write_model, write_weights
+from model_files import random_tensors, tiny_config, write_model
 
 from edge_llm.convert import importer, staging
 from edge_llm.convert.calibrate import (
@@ -99,69 +99,6 @@ def test_every_family_keeps_its_weights(tiny_model: Callable[..., Path], family:
         assert profile.linears.keys() == linear_shapes(config).keys()
         assert all(linear.error < 1e-3 for linear in profile.linears.values())
         bundle.verify()
-
-
-def quality(folder: Path, text: Path, tokens: int, *, shadow: bool = True) -> Any:
-    from edge_llm.bench.quality import compare
-    from edge_llm.config import RuntimeConfig
-    from edge_llm.engine.load import float_runner, int8_runner, resolve
-
-    with open_bundle(folder) as bundle:
-        runtime = resolve(RuntimeConfig(threads=2, shadow=shadow), bundle.config)
-        tokenizer = Tokenizer.from_folder(folder, bundle.config.vocab_size)
-        ids = tokenizer.encode(text.read_text())[:tokens]
-        return compare(int8_runner(bundle, runtime), float_runner(bundle, runtime), ids, 256, tokenizer.bos_id)
-
-
-def test_a_trained_model_keeps_its_perplexity(stories_folder: Path, shared_folder: Path) -> None:
-    found = quality(import_model(stories_folder), shared_folder / "text" / "tinystories-sample.txt", 12_000)
-    assert found.perplexity / found.float_perplexity < 1.005
-    assert found.mean_kl < 0.006
-    assert found.top1_agreement > 0.955
-
-
-def scale_channels(folder: Path, place: Path, factor: float, channels: int) -> Path:
-    """The same model with a few channels of every norm's output ``factor`` times too large."""
-    copy_of(folder, place)
-    rng = np.random.default_rng(0)
-    with open_model_folder(folder) as source:
-        tensors = {name: source.read(name) for name in source.names()}
-        config = load_config(source.config)
-    for index in range(config.num_layers):
-        prefix = f"model.layers.{index}"
-        readers = {
-            "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
-        }
-        for norm, linears in readers.items():
-            chosen = rng.choice(config.hidden_size, channels, replace=False)
-            tensors[f"{prefix}.{norm}.weight"][chosen] *= factor
-            for linear in linears:
-                tensors[f"{prefix}.{linear}.weight"][:, chosen] /= factor
-    (place / "model.safetensors").chmod(0o644)
-    write_weights(place, tensors)
-    return place
-
-
-@pytest.mark.parametrize(("factor", "channels"), [(30.0, 1), (100.0, 2)])
-def test_outliers_are_restored_by_the_shadow(
-    stories_folder: Path, shared_folder: Path, tmp_path: Path, factor: float, channels: int
-) -> None:
-    folder = import_model(scale_channels(stories_folder, tmp_path / "loud", factor, channels), "loud")
-    text = shared_folder / "text" / "tinystories-sample.txt"
-    found = quality(folder, text, 8_000)
-    assert found.perplexity / found.float_perplexity < 1.005
-    ruined = quality(folder, text, 2_000, shadow=False)
-    assert ruined.perplexity / ruined.float_perplexity > 1.2
-
-
-def test_naive_import_is_what_outliers_ruin(stories_folder: Path, shared_folder: Path, tmp_path: Path) -> None:
-    source = scale_channels(stories_folder, tmp_path / "loud", 100.0, 1)
-    text = shared_folder / "text" / "tinystories-sample.txt"
-    ruined = quality(import_model(source, "naive", naive=True), text, 1_000)
-    assert ruined.perplexity / ruined.float_perplexity > 100
-    with pytest.raises(UsageError, match="--overwrite"):
-        import_model(source, "naive")
 
 
 def test_the_same_source_gives_the_same_bytes(tiny_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -15,9 +15,15 @@ from edge_llm.convert.importer import import_model
 @click.option("--name", help="Name of the model here; default: the last part of SOURCE.")
 @click.option("--calibration", type=click.Path(path_type=Path), help="Text that the activations are measured on.")
 @click.option("--keep-float", is_flag=True, help="Keep the float weights in the bundle, for --float and perplexity.")
+@click.option("--revision", help="Branch, tag or commit of a hub id; default: main.")
 @click.option("--overwrite", is_flag=True, help="Replace a model of the same name.")
 def import_command(
-    source: str, name: str | None, calibration: Path | None, keep_float: bool, overwrite: bool
+    source: str,
+    name: str | None,
+    calibration: Path | None,
+    keep_float: bool,
+    revision: str | None,
+    overwrite: bool,
 ) -> None:
     """Turn SOURCE into a local model: a Hugging Face folder, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct.
 
@@ -26,7 +32,14 @@ def import_command(
     """
     with progress_bar() as draw:
         folder = import_model(
-            source, name, calibration=calibration, keep_float=keep_float, overwrite=overwrite, progress=draw
+            source,
+            name,
+            revision=revision,
+            calibration=calibration,
+            keep_float=keep_float,
+            overwrite=overwrite,
+            progress=draw,
+            notice=note,
         )
     note(f"imported as {folder.name}; chat with `edge-llm chat {folder.name}`")
     click.echo(folder)
