@@ -484,6 +484,21 @@ def test_a_running_import_is_not_cleared(tmp_path: Path) -> None:
     clear_leftovers(tmp_path / "never")
 
 
+def test_a_folder_cleared_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock, cleared = staging.fcntl.flock, []
+
+    def clear_first(fd: int, how: int) -> None:
+        if not cleared:
+            cleared.extend(tmp_path.iterdir())
+            cleared[0].rmdir()
+        flock(fd, how)
+
+    monkeypatch.setattr(staging.fcntl, "flock", clear_first)
+    with Staging(tmp_path / "m") as place:
+        assert place.path.is_dir() and place.path != cleared[0]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_imports_at_once(tiny_model: Callable[..., Path]) -> None:
     folders = [tiny_model(), tiny_model(), tiny_model(seed=9)]
     barrier = threading.Barrier(3)
@@ -504,6 +519,7 @@ def test_two_imports_at_once(tiny_model: Callable[..., Path]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert None not in results, results
     # the first to arrive wins; who brought the same model agrees, who brought another is told
     same = [result for result in results[:2] if isinstance(result, Path)]
     if same:

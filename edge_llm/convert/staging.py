@@ -32,23 +32,34 @@ class Staging:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.path = target.parent / f"{_WRITING}{target.name}-{secrets.token_hex(6)}"
+        self.path = target  # until a folder is held
         self._lock = -1
 
     def __enter__(self) -> Staging:
-        with storage_errors(self.path):
+        with storage_errors(self.target):
             self.target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o700)
+            while not self._hold_new_folder():
+                pass
+        return self
+
+    def _hold_new_folder(self) -> bool:
+        """Make and lock a folder; false if another import cleared it in between, taking it for a leftover."""
+        self.path = self.target.parent / f"{_WRITING}{self.target.name}-{secrets.token_hex(6)}"
+        self.path.mkdir(mode=0o700)
         try:
-            with storage_errors(self.path):
-                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                # a file system without locks only loses the clearing of leftovers
-                with contextlib.suppress(OSError):
-                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            # a file system without locks only loses the clearing of leftovers
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if self.path.stat().st_ino == os.fstat(self._lock).st_ino:
+                return True
+        except FileNotFoundError:
+            pass
         except BaseException:
             self._remove()
             raise
-        return self
+        self._remove()
+        return False
 
     def __exit__(self, *_: object) -> None:
         self._remove()
