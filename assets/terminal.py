@@ -19,7 +19,7 @@ COMMANDS = (
     "who are you?",
     "what are shadow outliers?",
     "what is 7 plus 8?",
-    "tell me a short story about a fox",
+    "tell me a short story",
     "/exit",
     "edge-llm bench builtin -p 512 -n 128 2>/dev/null",
 )
@@ -40,7 +40,7 @@ def record(commands: tuple[str, ...]) -> str:
     os.write(fd, b"exit\n")
     os.close(fd)
     os.waitpid(pid, 0)
-    return _ESCAPES.sub("", screen)
+    return shown(screen)
 
 
 def _read_until_prompt(fd: int) -> str:
@@ -54,6 +54,26 @@ def _read_until_prompt(fd: int) -> str:
         elif _ESCAPES.sub("", data.decode(errors="replace")).endswith(("$ ", "> ")):
             break
     return data.decode(errors="replace")
+
+
+def shown(output: str) -> str:
+    """What stands on the screen after ``output``: carriage returns, erased lines and cursor-up are obeyed."""
+    lines, row, start_over = [""], 0, False
+    for part in re.split(r"(\r|\n|\x1b\[2K|\x1b\[1A)", output):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+            start_over = False
+        elif part == "\r":
+            start_over = True
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part == "\x1b[1A":
+            row = max(0, row - 1)
+        elif text := _ESCAPES.sub("", part):
+            lines[row] = text if start_over else lines[row] + text
+            start_over = False
+    return "\n".join(lines)
 
 
 def wrap(text: str) -> list[str]:

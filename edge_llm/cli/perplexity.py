@@ -21,6 +21,7 @@ from edge_llm.errors import UsageError
 @click.option("--window", type=click.IntRange(2), default=512, show_default=True, help="Tokens per window.")
 @click.option("--max-tokens", type=click.IntRange(2), help="Use only the first tokens of FILE.")
 @click.option("-t", "--threads", type=int, help="CPU threads; default: the cores this process may use.")
+@click.option("--parse-special", is_flag=True, help="Control tokens spelled in FILE are control tokens (rendered chats).")
 @click.option("--no-shadow", is_flag=True, help="Drop the shadow outliers, to see what they are worth.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def perplexity_command(
@@ -29,6 +30,7 @@ def perplexity_command(
     window: int,
     max_tokens: int | None,
     threads: int | None,
+    parse_special: bool,
     no_shadow: bool,
     as_json: bool,
 ) -> None:
@@ -41,7 +43,7 @@ def perplexity_command(
         raise UsageError(f"`{file}` is not UTF-8 text (byte {error.start})", param="file") from error
     runtime = RuntimeConfig(threads=threads, shadow=not no_shadow)
     tokenizer, runner, oracle = load_comparison(model, runtime)
-    tokens = tokenizer.encode(text, add_bos=False)[:max_tokens]
+    tokens = tokenizer.encode(text, parse_special=parse_special)[:max_tokens]
     bos = tokenizer.bos_id if tokenizer.add_bos else None
     with progress_bar() as draw:
         quality = compare(
