@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.config import GenerationParams
@@ -109,6 +109,7 @@ def feed(stops, pieces):
     return shown + ("" if stream.stopped else stream.finish()), stream.stopped
 
 
+@settings(max_examples=500)
 @given(st.text("ab\n", max_size=40), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3), st.data())
 def test_text_ends_before_the_first_stop_string_however_it_is_cut(text, stops, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
@@ -117,13 +118,7 @@ def test_text_ends_before_the_first_stop_string_however_it_is_cut(text, stops, d
     ends = [(text.find(s) + len(s), text.find(s)) for s in stops if s in text]
     shown, stopped = feed(stops, pieces)
     assert stopped == bool(ends)
-    if not ends:
-        assert shown == text
-    elif len(pieces) == len(text) + 1 or len(stops) == 1:
-        assert shown == text[: min(ends)[1]]
-    else:
-        assert text.startswith(shown)
-        assert not any(s in shown for s in stops)
+    assert shown == (text[: min(ends)[1]] if ends else text)
 
 
 def test_possible_beginnings_are_held_back():

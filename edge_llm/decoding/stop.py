@@ -18,11 +18,12 @@ class StopStrings:
         if self.stopped:
             return ""
         text = self._held + piece
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        # The stop string that is complete first, however the text was cut into pieces.
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self.stopped = True
             self._held = ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         safe = len(text) - self._open_end(text)
         self._held = text[safe:]
         return text[:safe]
