@@ -92,14 +92,13 @@ class HostDevice:
             assert pages is not None
             n = rows.count
             qkv = buffers[op.reads][:n]
-            q = qkv[:, :q_end].reshape(n, heads, head_dim)
-            k = qkv[:, q_end:k_end].reshape(n, kv_heads, head_dim)
+            queries_and_keys = qkv[:, :k_end].reshape(n, heads + kv_heads, head_dim)
+            k = queries_and_keys[:, heads:]
             v = qkv[:, k_end:].reshape(n, kv_heads, head_dim)
             if config.qk_norm:
-                head_norm(q, weights.gains["q_norm"], config.norm_eps, pool)
+                head_norm(queries_and_keys[:, :heads], weights.gains["q_norm"], config.norm_eps, pool)
                 head_norm(k, weights.gains["k_norm"], config.norm_eps, pool)
-            rope(q, rows.position, cos, sin, pool)
-            rope(k, rows.position, cos, sin, pool)
+            rope(queries_and_keys, rows.position, cos, sin, pool)
             # The same vector off every key of a head changes no softmax, and leaves less to quantize.
             k -= weights.gains["k_offset"]
             append_kv(k, v, pages.k, pages.k_scale, pages.v, pages.v_scale, rows.slots, pool)

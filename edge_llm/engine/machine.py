@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +102,8 @@ def _ascend() -> Iterator[Finding]:
 
 
 def _installed(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and only asked for here
+
     try:
         return version(package)
     except PackageNotFoundError:
