@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,11 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Prog
     bundle = open_bundle(folder)
     config = bundle.config
     runtime = resolve(runtime, config)
-    tokenizer = Tokenizer.from_folder(folder, config.vocab_size)
-    template = ChatTemplate.from_folder(folder, tokenizer)
-    runner = float_runner(bundle, runtime) if runtime.float_path else int8_runner(bundle, runtime, progress)
+    with ThreadPoolExecutor(1) as background:  # weights are read while the tokenizer is built
+        loading = background.submit(_make_runner, bundle, runtime, progress)
+        tokenizer = Tokenizer.from_folder(folder, config.vocab_size)
+        template = ChatTemplate.from_folder(folder, tokenizer)
+        runner = loading.result()
     return Engine(
         name=BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name,
         config=config,
@@ -105,6 +108,10 @@ def resolve(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
 
 DEFAULT_CONTEXT = 32768
 """Context when none is asked for and the model has more; pages get memory only when tokens are written."""
+
+
+def _make_runner(bundle: Bundle, runtime: RuntimeConfig, progress: Progress | None) -> Runner[Any]:
+    return float_runner(bundle, runtime) if runtime.float_path else int8_runner(bundle, runtime, progress)
 
 
 def int8_runner(
