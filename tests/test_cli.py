@@ -117,6 +117,25 @@ def test_a_chat_that_outgrows_its_context_says_so_and_goes_on(call, tiny_bundle)
     assert "Traceback" not in err
 
 
+def test_an_interrupt_stops_the_answer_and_not_the_chat(call, tiny_bundle, monkeypatch):
+    from edge_llm.engine.engine import Engine
+
+    stream = Engine.stream
+
+    def interrupted_once(self, request):
+        monkeypatch.setattr(Engine, "stream", stream)
+        deltas = stream(self, request)
+        yield next(deltas)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "stream", interrupted_once)
+    code, out, err = call("chat", tiny_bundle, "--max-tokens", 3, "--temperature", 0, stdin="hello\nagain\n/stats\n/exit\n")
+    assert code == 0
+    assert err.count("[stopped]") == 1
+    assert "tokens read" in err
+    assert out.endswith("\n")
+
+
 def test_import_list_show_rm(call, tiny_model, edge_llm_home):
     source = tiny_model("qwen2")
     code, out, err = call("import", source, "--name", "mine")
