@@ -84,7 +84,7 @@ def load_runner(
     if needed > context:
         raise UsageError(f"--ctx `{context}` is too small for a test of {needed} tokens", param="context")
     runtime = resolve(replace(runtime, context=context), bundle.config)
-    return (float_runner(bundle, runtime) if runtime.float_path else int8_runner(bundle, runtime, watch=watch)), runtime
+    return _make_runner(bundle, runtime, watch=watch), runtime
 
 
 def load_comparison(model: str | Path, runtime: RuntimeConfig) -> tuple[Tokenizer, Runner[Any], Runner[Any]]:
@@ -110,8 +110,10 @@ DEFAULT_CONTEXT = 32768
 """Context when none is asked for and the model has more; pages get memory only when tokens are written."""
 
 
-def _make_runner(bundle: Bundle, runtime: RuntimeConfig, progress: Progress | None) -> Runner[Any]:
-    return float_runner(bundle, runtime) if runtime.float_path else int8_runner(bundle, runtime, progress)
+def _make_runner(
+    bundle: Bundle, runtime: RuntimeConfig, progress: Progress | None = None, watch: Watch | None = None
+) -> Runner[Any]:
+    return float_runner(bundle, runtime) if runtime.float_path else int8_runner(bundle, runtime, progress, watch)
 
 
 def int8_runner(

@@ -94,7 +94,7 @@ def _ascend() -> Iterator[Finding]:
     yield Finding("ascend card", ", ".join(card.name for card in cards), good=True)
     for package in ("torch", "torch_npu"):
         found = _installed(package)
-        advice = "" if found else "see the Ascend chapter of the README for the matching torch and torch_npu versions"
+        advice = "" if found else "install torch and torch_npu of the same version, 2.10 to 2.13"
         yield Finding(package, found or "not installed", good=bool(found), advice=advice)
     toolkit = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH")
     advice = "" if toolkit else "install the CANN toolkit and run `source set_env.sh` of it"
