@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from edge_llm.errors import StorageError, UsageError
+from edge_llm.errors import ModelNotFound, StorageError, UsageError
 
 BUILTIN_MODEL_NAME = "builtin"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -70,3 +70,17 @@ def safe_name(name: str) -> str:
 def bundle_path(name: str) -> Path:
     """Folder of the bundle called ``name`` (existing or not)."""
     return models_folder() / safe_name(name)
+
+
+def find_bundle(model: str | Path | None) -> Path:
+    """The bundle folder that ``model`` names: a name given at import, a path to a bundle, or the built-in model."""
+    if model is None or str(model) == BUILTIN_MODEL_NAME:
+        return builtin_bundle()
+    path = Path(model).expanduser()
+    looks_like_path = isinstance(model, Path) or os.sep in model or path.is_dir()
+    folder = path if looks_like_path else bundle_path(str(model))
+    if (folder / "manifest.json").is_file():
+        return folder
+    if (folder / "config.json").is_file() or folder.suffix == ".gguf":
+        raise ModelNotFound(f"`{model}` is not imported yet; run `edge-llm import {model} --name NAME` first")
+    raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here, `edge-llm import SOURCE` adds one")

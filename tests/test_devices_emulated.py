@@ -17,10 +17,10 @@ from edge_llm.devices.card_weights import CardBlock, CardWeights
 from edge_llm.devices.chips import CHIPS, chip_law
 from edge_llm.devices.emulated import EmulatedDevice, split_cores
 from edge_llm.devices.host import HostDevice
-from edge_llm.engine.load import find_bundle
 from edge_llm.errors import DeviceError, StorageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.reference import rope_tables
+from edge_llm.paths import find_bundle
 from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.plan import WeightSizes, plan_memory

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Protocol
 
 import numpy as np
@@ -142,7 +143,7 @@ class OwnRunner:
 
     def __init__(self, runner: Runner[Any], vocab: int) -> None:
         self._runner = runner
-        self._tokens = np.random.default_rng(SEED).integers(0, vocab, runner.context).tolist()
+        self._tokens = Random(SEED).choices(range(vocab), k=runner.context)  # NumPy's generators take 3 MB to import
         self._sequence = runner.open()
 
     def begin(self, depth: int) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,8 @@ class Engine:
 
     @property
     def version(self) -> str:
+        from importlib.metadata import PackageNotFoundError, version  # parses e-mail headers: a megabyte, for peers only
+
         try:
             return version(next(iter(self.packages)))
         except PackageNotFoundError:

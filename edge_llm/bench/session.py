@@ -92,6 +92,7 @@ def _with_threads(
         meter = UsageMeter([peer.process_id for peer in taking_part])
         before = roof_meter.before()
         disk_before = disk_meter.read()
+        forget_peak()  # the meter's buffers are no part of the model
         mine, *theirs = measure([own, *taking_part], test, plan.repetitions, warm_up=plan.warm_up)
         mine = replace(mine, peak_rss_bytes=max(mine.peak_rss_bytes, load_peak))
         usage = meter.read()

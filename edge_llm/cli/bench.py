@@ -14,9 +14,6 @@ from click.core import ParameterSource
 
 import kernels
 from edge_llm.bench import breakdown, cost_table, lanes, saved, simulate, trace
-from edge_llm.bench import concurrency as load_tests
-from edge_llm.bench import speculation as guesses
-from edge_llm.bench.concurrency import Load
 from edge_llm.bench.measure import Test
 from edge_llm.bench.peer import BATCH, UBATCH, parse_peers
 from edge_llm.bench.report import FORMATS, render
@@ -25,10 +22,10 @@ from edge_llm.bench.synthetic import SHAPES, synthetic_bundle
 from edge_llm.cli.options import runtime_config, runtime_options_but_threads
 from edge_llm.cli.terminal import note
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.load import find_bundle
 from edge_llm.engine.runners import load_int8_runner, resolve
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.paths import find_bundle
 
 REFUSED = {
     "-fa": "attention never holds the whole score matrix, so there is nothing to switch; a peer takes it in its name, "
@@ -201,7 +198,9 @@ def bench_command(
     real shape without its model, and peers get random weights of the same shape.
     """
     form = "json" if as_json else output
-    if table is not None:
+    kind = _kind(click.get_current_context())
+    if kind == "--simulate":
+        assert table is not None
         _simulate(table, n_prompt, form, output_err, gantt, trace_path)
         return
     model = model or model_option
@@ -217,14 +216,14 @@ def bench_command(
     if isa is not None:
         kernels.use_isa(isa)
     folder = synthetic_bundle(synthetic) if synthetic else find_bundle(model)
-    if concurrency:
-        loads = [Load(streams, n_prompt[0], n_gen[0]) for streams in concurrency]
-        _run_loads(folder, synthetic is not None, runtimes[0], loads, repetitions, batch_window / 1e3, form)
+    if kind == "--concurrency":
+        sizes = (concurrency, n_prompt[0], n_gen[0])
+        _run_loads(folder, synthetic is not None, runtimes[0], sizes, repetitions, batch_window / 1e3, form)
         return
-    if speculation:
+    if kind == "--speculation":
         _run_speculation(folder, synthetic is not None, runtimes[0], repetitions, form)
         return
-    if policies is not None or gantt or trace_path is not None:
+    if kind in LANES:
         names = lanes.EVERY if policies == "all" else tuple((policies or runtime.policy).split(","))
         _run_lanes(folder, runtimes[0], n_prompt, names, repetitions, form, gantt, trace_path)
         return
@@ -252,20 +251,52 @@ def bench_command(
         saved.save(save_path, rows)
 
 
-SIMULATED = {"table", "n_prompt", "output", "output_err", "as_json", "gantt", "trace_path"}
-"""The options that --simulate takes."""
+LANES = ("--policy", "--gantt", "--trace")
+KINDS = {
+    "table": "--simulate",
+    "concurrency": "--concurrency",
+    "speculation": "--speculation",
+    "policies": "--policy",
+    "gantt": "--gantt",
+    "trace_path": "--trace",
+}
+"""What may be measured instead of speed, by the parameter that asks for it; the first that is given decides."""
+OF_LANES = {"n_prompt", "policies", "gantt", "trace_path"}
+OF_ONE_KIND = {
+    "--simulate": {"table", "n_prompt", "gantt", "trace_path", "output", "output_err", "as_json"},
+    "--concurrency": {"concurrency", "n_prompt", "n_gen", "batch_window"},
+    "--speculation": {"speculation"},
+    **dict.fromkeys(LANES, OF_LANES),
+}
+"""The options that mean something to each kind; besides those of `OF_ANY_RUN`, which a simulation is not."""
+OF_ANY_RUN = {
+    *("model", "model_option", "synthetic", "isa", "repetitions", "threads", "batch_size", "ubatch_size"),
+    *("output", "as_json", "show_progress", "device", "cpus", "numa", "memory", "context", "chunk", "draft", "float_path"),
+}
+
+
+def _kind(context: click.Context) -> str | None:
+    """Which of `KINDS` is asked for, None for speed; options that then mean nothing are refused."""
+    given = {
+        param.name: param.opts[-1] if isinstance(param, click.Option) else "MODEL"
+        for param in context.command.params
+        if param.name and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    }
+    kind = next((flag for name, flag in KINDS.items() if name in given), None)
+    if kind is None and "batch_window" in given:
+        raise UsageError("--batch-window has a meaning only with --concurrency", param="batch_window")
+    taken = OF_ONE_KIND[kind] | (set() if kind == "--simulate" else OF_ANY_RUN) if kind else set(given)
+    for name, flag in given.items():
+        if name not in taken:
+            why = ": nothing is run or measured" if kind == "--simulate" else ""
+            raise UsageError(f"{flag} has no meaning with {kind}{why}", param=name)
+    return kind
 
 
 def _simulate(
     name: str, n_prompt: tuple[int, ...], output: str, output_err: str | None, gantt: bool, trace_path: Path | None
 ) -> None:
     """Print what every policy makes of prompts of these lengths on the machine of a cost table."""
-    context = click.get_current_context()
-    for param in context.command.params:
-        given = param.name and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
-        if given and param.name not in SIMULATED:
-            flag = param.opts[0] if isinstance(param, click.Option) else "MODEL"
-            raise UsageError(f"{flag} has no meaning with --simulate: nothing is run or measured", param=param.name)
     if not any(n_prompt):
         raise UsageError("nothing to simulate: give -p a number above 0", param="n_prompt")
     costs = cost_table.load(name)
@@ -281,25 +312,31 @@ def _run_loads(
     folder: Path,
     synthetic: bool,
     runtime: RuntimeConfig,
-    loads: list[Load],
+    sizes: tuple[tuple[int, ...], int, int],
     repetitions: int,
     window_seconds: float,
     output: str,
 ) -> None:
-    """Print what so many answers at once come to."""
-    if not all(load.streams and load.prompt and load.generate for load in loads):
+    """Print what so many answers at once come to; ``sizes``: how many, tokens of their prompts, tokens of the answers."""
+    from edge_llm.bench import concurrency as bench  # the whole engine, which would count in the memory of other measurements
+
+    streams, prompt, generate = sizes
+    if not (all(streams) and prompt and generate):
         raise UsageError("--concurrency, -p and -n must be above 0", param="concurrency")
-    engine = load_tests.load_for(folder, runtime, loads, synthetic=synthetic)
-    results = load_tests.measure(engine, loads, repetitions, window_seconds)
-    rows = load_tests.rows(results, window_seconds)
-    click.echo(load_tests.markdown(rows) if output == "md" else render(rows, output))
+    loads = [bench.Load(count, prompt, generate) for count in streams]
+    engine = bench.load_for(folder, runtime, loads, synthetic=synthetic)
+    rows = bench.rows(bench.measure(engine, loads, repetitions, window_seconds), window_seconds)
+    click.echo(bench.markdown(rows) if output == "md" else render(rows, output))
 
 
 def _run_speculation(folder: Path, synthetic: bool, runtime: RuntimeConfig, repetitions: int, output: str) -> None:
     """Print what prompt lookup is worth."""
-    engine = load_tests.load_for(folder, runtime, [Load(1, guesses.DOCUMENT, guesses.DOCUMENT)], synthetic=synthetic)
-    rows = guesses.rows(guesses.measure(engine.runner, engine.tokenizer, repetitions))
-    click.echo(guesses.markdown(rows) if output == "md" else render(rows, output))
+    from edge_llm.bench import speculation as bench  # see _run_loads
+    from edge_llm.bench.concurrency import Load, load_for
+
+    engine = load_for(folder, runtime, [Load(1, bench.DOCUMENT, bench.DOCUMENT)], synthetic=synthetic)
+    rows = bench.rows(bench.measure(engine.runner, engine.tokenizer, repetitions))
+    click.echo(bench.markdown(rows) if output == "md" else render(rows, output))
 
 
 def _run_lanes(

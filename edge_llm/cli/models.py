@@ -13,13 +13,12 @@ from typing import Any
 import click
 
 from edge_llm.cli.shadow import shadow_lines, shadow_report
-from edge_llm.engine.load import find_bundle
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.kv.store import page_bytes
-from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, bundle_path, models_folder, prefix_cache_folder
+from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, bundle_path, find_bundle, models_folder, prefix_cache_folder
 
 
 @click.command("list")

@@ -9,11 +9,10 @@ import click
 
 from edge_llm.bench.roofs import Costs, measure_disk, measure_layer, measure_roofs
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.load import find_bundle
-from edge_llm.engine.runners import resolve
+from edge_llm.engine.runners import plan_weights, resolve
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.weights.budget import parse_memory
-from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Work, layer_ranges, plan_memory, predict
+from edge_llm.paths import find_bundle
+from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Work, layer_ranges, predict
 from kernels import ThreadPool
 
 
@@ -29,10 +28,10 @@ def plan_command(model: str | None, memory: str, device: str, threads: int | Non
     Measures the disk, the main memory and a layer's products for about a second; the speeds are what these allow.
     """
     with open_bundle(find_bundle(model)) as bundle:
-        runtime = resolve(RuntimeConfig(device=device, threads=threads), bundle.config)
+        runtime = resolve(RuntimeConfig(device=device, threads=threads, memory=memory), bundle.config)
         assert runtime.threads is not None
         sizes = WeightSizes.of_bundle(bundle)
-        plan = plan_memory(sizes, parse_memory(memory, sizes.total), flash_tables=True)
+        plan = plan_weights(bundle, runtime)
         pool = ThreadPool(runtime.threads)
         operations = measure_layer(bundle.config, pool, runtime.chunk)
         rates = Rates(measure_disk(bundle), measure_roofs(pool).read_bytes, operations)

@@ -50,9 +50,9 @@ def serve_command(
     # imported late, so that --help does not wait for the server
     from edge_llm.engine.batching import BatchingService
     from edge_llm.engine.engine import Engine
-    from edge_llm.engine.load import find_bundle, load_engine
+    from edge_llm.engine.load import load_engine
     from edge_llm.engine.service import Service
-    from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle
+    from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
     from edge_llm.server.host import ModelHost, Progress
     from edge_llm.server.run import ServeOptions, listen, serve
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,26 +15,12 @@ from edge_llm.engine.batcher import Limits
 from edge_llm.engine.draft_model import model_drafter
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.runners import Progress, int8_runner, make_runner, resolve
-from edge_llm.errors import EdgeLLMError, ModelNotFound, UsageError
+from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, bundle_path
+from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
 from edge_llm.runner.base import Runner
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
-
-
-def find_bundle(model: str | Path | None) -> Path:
-    """The bundle folder that ``model`` names: a name given at import, a path to a bundle, or the built-in model."""
-    if model is None or str(model) == BUILTIN_MODEL_NAME:
-        return builtin_bundle()
-    path = Path(model).expanduser()
-    looks_like_path = isinstance(model, Path) or os.sep in model or path.is_dir()
-    folder = path if looks_like_path else bundle_path(str(model))
-    if (folder / "manifest.json").is_file():
-        return folder
-    if (folder / "config.json").is_file() or folder.suffix == ".gguf":
-        raise ModelNotFound(f"`{model}` is not imported yet; run `edge-llm import {model} --name NAME` first")
-    raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here, `edge-llm import SOURCE` adds one")
 
 
 def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Progress | None = None) -> Engine:

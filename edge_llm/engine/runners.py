@@ -17,10 +17,11 @@ from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.store import page_bytes
 from edge_llm.models.rope import rope_tables
 from edge_llm.runner.base import Runner
+from edge_llm.runner.prefill import activation_bytes
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.base import Weights
 from edge_llm.weights.budget import parse_memory
-from edge_llm.weights.plan import WeightSizes, plan_memory
+from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
 
@@ -122,7 +123,21 @@ def make_weights(bundle: Bundle, runtime: RuntimeConfig, progress: Progress | No
     on_bytes = None if progress is None else lambda done, total: progress("load", done, total)
     if runtime.memory is None:
         return ResidentWeights(bundle, on_bytes)
-    sizes = WeightSizes.of_bundle(bundle)
-    plan = plan_memory(sizes, parse_memory(runtime.memory, sizes.total), flash_tables=True)
+    plan = plan_weights(bundle, runtime)
     whole = not plan.streamed and not plan.flash_tables
     return ResidentWeights(bundle, on_bytes) if whole else StreamedWeights(bundle, plan, on_bytes)
+
+
+PROCESS_BYTES = 42 << 20
+"""What a process takes before it has a model: Python, NumPy, the tokenizer."""
+
+
+def plan_weights(bundle: Bundle, runtime: RuntimeConfig) -> MemoryPlan:
+    """What of the weights is resident under the resolved ``runtime``, which has a ``memory``.
+
+    Raises `UsageError` for a budget that is none or too small.
+    """
+    assert runtime.memory is not None
+    sizes = WeightSizes.of_bundle(bundle)
+    beside = PROCESS_BYTES + activation_bytes(bundle.config, runtime.chunk, runtime.window)
+    return plan_memory(sizes, parse_memory(runtime.memory, sizes.total), flash_tables=True, beside=beside)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import mmap
 import os
 import time
 import weakref
@@ -28,8 +29,31 @@ from kernels.checksum import crc32c
 from kernels.range_reader import RangeReader, Reading
 
 REQUEST_BYTES = 1 << 20
-READERS = 4
-"""Threads that read and check in turns: one or two requests saturate a disk, the others' bytes are being checked."""
+READERS = 8
+"""Threads that read and check in turns.  One or two requests saturate a disk; the others are there when a thread has to wait
+for a core."""
+HUGE_PAGE_BYTES = 2 << 20
+
+
+def direct_buffers(count: int, nbytes: int) -> list[np.ndarray]:
+    """``count`` buffers, uint8 [nbytes] (a multiple of 4096), zero, side by side from the start of a huge page.
+
+    A disk fills memory of small pages at 60 to 70 % of its rate, because each page is an address of its own to it.  The
+    system has the memory back as soon as nobody uses it.
+    """
+    if not count * nbytes:
+        return []
+    memory = mmap.mmap(-1, count * nbytes + HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    arena = np.frombuffer(memory, np.uint8)
+    start = -arena.ctypes.data % HUGE_PAGE_BYTES
+    return [arena[start + index * nbytes : start + (index + 1) * nbytes] for index in range(count)]
+
+
+def range_reader() -> RangeReader:
+    """Threads that keep a disk busy, for one or more files of it."""
+    return RangeReader(READERS, REQUEST_BYTES)
 
 
 class RangeFile(Protocol):
@@ -112,15 +136,17 @@ class DirectFile(RegularFile):
 class RangeReading:
     """A range of ``file`` on its way into ``out`` (uint8, 4096-aligned), which must not be touched before `wait`.
 
-    Piece i of it ends at ``ends[i]`` (int64, ascending, from the start of ``out``).
+    Piece i of it ends at ``ends[i]`` (int64, ascending, from the start of ``out``).  What is ``urgent`` overtakes what is not.
     """
 
-    def __init__(self, file: RangeFile, reader: RangeReader, out: np.ndarray, offset: int, ends: np.ndarray) -> None:
+    def __init__(
+        self, file: RangeFile, reader: RangeReader, out: np.ndarray, offset: int, ends: np.ndarray, *, urgent: bool = False
+    ) -> None:
         self._file = file
         self._out = out
         self._offset = offset
         self._ends = ends
-        self._reading = reader.start(file.descriptor, out, offset, ends) if file.descriptor >= 0 else None
+        self._reading = reader.start(file.descriptor, out, offset, ends, urgent) if file.descriptor >= 0 else None
 
     def wait(self) -> list[int]:
         """The CRC32C of every piece.
@@ -181,13 +207,13 @@ def _piece_ends(block: BlockRange) -> np.ndarray:
 class BlockReader:
     """Reads blocks of ``bundle`` past the page cache, every tensor checked against its CRC32C on every read.
 
-    Blocks come in the order in which they were asked for.  ``file`` stands for ``weights.bin``.
+    Blocks come in the order in which they were asked for.  ``reader`` may serve others too; ``file`` stands for its file.
     """
 
-    def __init__(self, bundle: Bundle, file: RangeFile | None = None) -> None:
+    def __init__(self, bundle: Bundle, reader: RangeReader, file: RangeFile | None = None) -> None:
         self._bundle = bundle
         self._file = file or DirectFile(bundle.folder / WEIGHTS)
-        self._reader = RangeReader(READERS, REQUEST_BYTES)
+        self._reader = reader
         weakref.finalize(self, self._file.close)
 
     def start(self, name: str, out: np.ndarray | None = None) -> BlockReading:
@@ -208,10 +234,10 @@ class BlockReader:
 def read_rate(bundle: Bundle, seconds: float) -> float:
     """Bytes per second at which the layers of ``bundle`` come when they are read as streamed ones are, but not checked."""
     blocks = [block for name, block in bundle.blocks.items() if name.startswith("layers.")]
-    buffers = [aligned_empty(max(block.nbytes for block in blocks)) for _ in range(2)]
+    buffers = direct_buffers(2, max(block.nbytes for block in blocks))
     for buffer in buffers:
         buffer.fill(0)  # memory that is given out by the system now would be timed as well
-    reader = RangeReader(READERS, REQUEST_BYTES)
+    reader = range_reader()
     nothing = np.empty(0, np.int64)
     reading: deque[Reading] = deque()
     done = 0

@@ -8,7 +8,6 @@ before the page itself.
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -23,6 +22,10 @@ Key = bytes
 
 def page_keys(identity: bytes, tokens: Sequence[int]) -> Iterator[tuple[Key, tuple[int, ...]]]:
     """The key and the tokens of every full page of ``tokens``, in order."""
+    if len(tokens) < PAGE_TOKENS:
+        return
+    import hashlib  # brings OpenSSL, 3 MB, which a start with a short prompt need not wait for
+
     key = hashlib.sha256(identity).digest()
     text = np.asarray(tokens, "<i8").tobytes()
     for first in range(0, len(tokens) - PAGE_TOKENS + 1, PAGE_TOKENS):

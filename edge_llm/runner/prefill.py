@@ -1,7 +1,8 @@
 """A window of chunks as a task graph: each chunk walks the parts of every layer; attention also waits for earlier keys.
 
 Dependencies as in llm.npu (arXiv 2407.05858, §3.4): inside a chunk a part follows those it names; across chunks only
-attention waits, for the keys of the earlier chunks in the same layer.  Streamed weights add reads on
+attention waits, for the keys of the earlier chunks in the same layer.  Where one lane does everything, chunks could not
+overlap anyway: they take turns layer by layer, and share the memory in which a layer works.  Streamed weights add reads on
 the lane `flash`, see `runner.sweep`.
 """
 
@@ -10,13 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edge_llm.devices.base import Buffers, Device, Part, Rows
+from edge_llm.config import ModelConfig
+from edge_llm.devices.base import Buffers, Device, Part, Rows, buffer_widths
 from edge_llm.kv.store import LayerPages
 from edge_llm.runner.embedding import embed
 from edge_llm.runner.sweep import Sweep
 from edge_llm.subgraphs.build import SubgraphShelf
 from edge_llm.weights.base import Weights
 from scheduler import TaskGraph
+
+
+def take_turns(device: Device) -> bool:
+    """Whether the chunks of a window go through each layer one after the other, so that only ``hidden`` is a chunk's own."""
+    return len(device.lanes) == 1
+
+
+def activation_bytes(config: ModelConfig, rows: int, window: int) -> int:
+    """Memory of the activations of ``window`` chunks of ``rows`` tokens that take turns."""
+    return rows * 4 * (sum(buffer_widths(config).values()) + (window - 1) * config.hidden_size)
 
 
 @dataclass(frozen=True)
@@ -41,13 +53,15 @@ def prefill_graph(
     """
     graph = TaskGraph()
     sweep = Sweep(graph, weights)
+    turns = take_turns(device) and len(chunks) > 1
     ends = [_add_embedding(graph, index, chunk, weights, device) for index, chunk in enumerate(chunks)]
     for layer in range(len(pages)):
         read = sweep.begin(layer)
         keys: list[str] = []
         for index, chunk in enumerate(chunks):
+            before = [ends[index - 1]] if turns else []  # of the first: the last one in the layer before
             for part in subgraphs.layer_parts:
-                after = [_name(index, layer, earlier) for earlier in part.after] or [ends[index], *read]
+                after = [_name(index, layer, earlier) for earlier in part.after] or [ends[index], *before, *read]
                 if part.name == "attention":
                     after += keys
                 run = _bind(part, layer, chunk, weights, pages[layer], subgraphs)

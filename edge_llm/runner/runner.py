@@ -9,7 +9,7 @@ import numpy as np
 
 import scheduler
 from edge_llm.config import ModelConfig, RuntimeConfig
-from edge_llm.devices.base import Device, Rows
+from edge_llm.devices.base import Buffers, Device, Rows
 from edge_llm.errors import ContextOverflow, NumericError
 from edge_llm.kv.memory import KVMemory
 from edge_llm.kv.prefix import PrefixIndex
@@ -19,7 +19,7 @@ from edge_llm.runner.base import Cancel, Cancelled, Segment
 from edge_llm.runner.chunks import ladder, static_length
 from edge_llm.runner.decode import decode_graph
 from edge_llm.runner.order import choose_policy
-from edge_llm.runner.prefill import Chunk, prefill_graph
+from edge_llm.runner.prefill import Chunk, prefill_graph, take_turns
 from edge_llm.runner.rows import pack
 from edge_llm.subgraphs.build import FINAL_NORM_PART, HEAD_PART, SubgraphShelf
 from edge_llm.weights.base import Weights
@@ -136,8 +136,14 @@ class Int8Runner:
     def _chunk(self, slot: int, rows: Rows) -> Chunk:
         """``rows`` in the activations of window slot ``slot``."""
         while slot >= len(self._buffers):
-            self._buffers.append(self._device.buffers(self.config, self._lengths[-1]))
+            self._buffers.append(self._more_buffers())
         return Chunk(rows, self._buffers[slot])
+
+    def _more_buffers(self) -> Buffers:
+        if not take_turns(self._device):
+            return self._device.buffers(self.config, self._lengths[-1])
+        first = self._buffers[0]
+        return {**first, "hidden": np.empty_like(first["hidden"])}
 
     def _head(self, chunk: Chunk, wanted: np.ndarray) -> np.ndarray:
         """Logits of the rows ``wanted``: float32 [wanted, vocab]."""

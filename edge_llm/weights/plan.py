@@ -15,6 +15,10 @@ SLOTS = 2
 """Buffers for streamed layers: one is used while the other is read.  A third costs a layer that could be resident."""
 
 
+ALLOWANCE = 0.15
+"""Part of the budget that a process may take beyond it, keys and values aside."""
+
+
 @dataclass(frozen=True)
 class BlockSize:
     """A block of weights: its bytes on flash, and in memory (with the scales that are computed from them)."""
@@ -80,16 +84,22 @@ class MemoryPlan:
     """The embedding and the output matrix stay on flash too."""
 
 
-def plan_memory(sizes: WeightSizes, budget: int, *, slots: int = SLOTS, flash_tables: bool = False) -> MemoryPlan:
+def plan_memory(
+    sizes: WeightSizes, budget: int, *, slots: int = SLOTS, flash_tables: bool = False, beside: int = 0
+) -> MemoryPlan:
     """The plan that streams as few bytes as ``budget`` bytes of memory allow, layers through ``slots`` (2 or more) buffers.
 
-    ``flash_tables``: the embedding and the output matrix may stay on flash, where the bundle can do that.
+    ``flash_tables``: the embedding and the output matrix may stay on flash, where the bundle can do that.  ``beside`` is what
+    the process takes apart from weights, keys and values: when not all weights are resident, all of it is to stay within the
+    budget and `ALLOWANCE` of it, if that can be.
     Raises `UsageError` naming the least that works when not even that fits.
     """
     plans = list(_candidates(sizes, budget, slots, flash_tables and sizes.fixed_without_tables is not None))
     fitting = [plan for plan in plans if plan.held_bytes <= budget]
     if fitting:
-        return min(fitting, key=lambda plan: plan.streamed_bytes)
+        best = min(fitting, key=lambda plan: plan.streamed_bytes)
+        frugal = [plan for plan in fitting if plan.held_bytes + beside <= (1 + ALLOWANCE) * budget]
+        return min(frugal, key=lambda plan: plan.streamed_bytes) if best.streamed_bytes and frugal else best
     least = min(plan.held_bytes for plan in plans)
     raise UsageError(
         f"{budget} bytes of memory are too little for this model's weights; the least that works is "

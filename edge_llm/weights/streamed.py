@@ -8,9 +8,10 @@ from threading import Lock
 
 import numpy as np
 
-from edge_llm.formats.bundle import Bundle, aligned_empty
-from edge_llm.formats.direct import BlockReader, BlockReading, RangeFile
+from edge_llm.formats.bundle import Bundle
+from edge_llm.formats.direct import BlockReader, BlockReading, RangeFile, direct_buffers, range_reader
 from edge_llm.formats.layout import BlockRange
+from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.weights.plan import MemoryPlan
 from edge_llm.weights.resident import layer_weights, linear_weights
@@ -44,7 +45,8 @@ class StreamedWeights:
         self.slots = plan.slots
         self.nbytes = plan.held_bytes
         self._bundle = bundle
-        self._reader = BlockReader(bundle, file)
+        reader = range_reader()
+        self._reader = BlockReader(bundle, reader, file)
         tensors = self._read_resident(plan, progress)
         tied = bundle.config.tied_embeddings
         self.embedding = linear_weights(bundle, tensors, "embedding", "output" if tied else None)
@@ -52,12 +54,13 @@ class StreamedWeights:
         self.head = BlockWeights({"output": output}, {"final_norm": tensors["final_norm"]})
         self._tables: dict[str, FlashTable] = {}
         if plan.flash_tables:
-            self._tables["embedding"] = FlashTable(bundle.folder, bundle.tensors["embedding.tiles"], self.embedding, file)
-            self._tables["output"] = (
-                self._tables["embedding"] if tied else FlashTable(bundle.folder, bundle.tensors["output.tiles"], output, file)
-            )
+            path = bundle.folder / WEIGHTS
+            embedding = FlashTable(path, bundle.tensors["embedding.tiles"], self.embedding, reader, file)
+            self._tables["embedding"] = self._tables["output"] = embedding
+            if not tied:
+                self._tables["output"] = FlashTable(path, bundle.tensors["output.tiles"], output, reader, file)
         self._layers = {index: layer_weights(bundle, tensors, index) for index in plan.resident}
-        self._slots = [_Slot(aligned_empty(plan.slot_bytes)) for _ in range(plan.slots)]
+        self._slots = [_Slot(buffer) for buffer in direct_buffers(plan.slots, plan.slot_bytes)]
         self._lock = Lock()  # of the slots' order
 
     def layer(self, index: int) -> BlockWeights:

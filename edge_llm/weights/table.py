@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from edge_llm.formats.bundle import aligned_empty
-from edge_llm.formats.direct import READERS, REQUEST_BYTES, DirectFile, RangeFile, RangeReading
+from edge_llm.formats.direct import DirectFile, RangeFile, RangeReading, direct_buffers
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, TensorRange, align
-from edge_llm.formats.manifest import WEIGHTS, corrupt
+from edge_llm.formats.manifest import corrupt
 from edge_llm.quant.linear import LinearWeights
 from kernels.layout import gather_rows, pack_tiles
 from kernels.range_reader import RangeReader
@@ -34,22 +34,33 @@ BLOCK_BUFFERS = 4
 ROW_BUFFERS = 8
 """Pieces in memory while the rows of a prompt are gathered."""
 
+_Run = tuple[int, int]
+"""Pieces of the tensor: the first, and how many (fewer at the end)."""
+
 
 class FlashTable:
-    """The matrix ``tensor`` of the bundle in ``folder``; ``resident`` is all of the linear but its tiles.
+    """The matrix ``tensor`` in the file at ``path``; ``resident`` is all of the linear but its tiles.
 
-    `rows` and `blocks` raise `StorageError` or `CorruptBundle`, and can be called again after that.  One caller at a time.
+    Reads through ``reader`` overtake those of layers: who asks for rows or blocks waits for them.  `rows` and `blocks` raise
+    `StorageError` or `CorruptBundle`, and can be called again after that.  One caller at a time.
     """
 
-    def __init__(self, folder: Path, tensor: TensorRange, resident: LinearWeights, file: RangeFile | None = None) -> None:
-        self._path = folder / WEIGHTS
-        self._file = file or DirectFile(self._path)
+    def __init__(
+        self,
+        path: Path,
+        tensor: TensorRange,
+        resident: LinearWeights,
+        reader: RangeReader,
+        file: RangeFile | None = None,
+    ) -> None:
+        self._path = path
+        self._file = file or DirectFile(path)
         self._tensor = tensor
         self._resident = resident
-        self._reader = RangeReader(READERS, REQUEST_BYTES)
+        self._reader = reader
         self._close = weakref.finalize(self, self._file.close)
-        self._block_pieces = max(1, BLOCK_BYTES // tensor.piece_bytes)
         self._buffers: list[np.ndarray] = []  # of `blocks`, made when it is first called
+        self._ahead: deque[_PieceReading] = deque()  # the first blocks of the next call
 
     def rows(self, tokens: np.ndarray) -> LinearWeights:
         """A linear whose row i is row ``tokens[i]`` (int64 [M]) of the matrix."""
@@ -57,37 +68,48 @@ class FlashTable:
         pieces = tokens // self._piece_rows
         buffers = [aligned_empty(self._tensor.piece_bytes + 2 * BLOCK_ALIGNMENT) for _ in range(ROW_BUFFERS)]
         wanted = np.unique(pieces).tolist()
-        for piece, tiles in zip(wanted, self._in_turn([(piece, 1) for piece in wanted], buffers), strict=True):
+        runs = [(piece, 1) for piece in wanted]
+        for piece, tiles in zip(wanted, self._in_turn(runs, buffers, self._begin(runs, buffers)), strict=True):
             places = np.flatnonzero(pieces == piece)
             rows[places] = gather_rows(tiles, tokens[places] - piece * self._piece_rows, self._resident.columns)
         return self._part(pack_tiles(rows), tokens)
 
     def blocks(self) -> Iterator[tuple[slice, LinearWeights]]:
-        """All of the matrix: (rows, the linear that has them), each valid until the next one is asked for."""
-        if not self._buffers:
-            self._buffers = [aligned_empty(buffer_bytes(self._tensor)) for _ in range(BLOCK_BUFFERS)]
-        starts = range(0, self._tensor.piece_count, self._block_pieces)
-        runs = self._in_turn([(start, self._block_pieces) for start in starts], self._buffers)
-        with contextlib.closing(runs):
-            for start, tiles in zip(starts, runs, strict=True):
-                first = start * self._piece_rows
-                rows = slice(first, min(first + len(tiles) * PANEL_ROWS, self._resident.rows))
-                yield rows, self._part(tiles, rows)
+        """All of the matrix: (rows, the linear that has them), each valid until the next one is asked for.
 
-    def _in_turn(self, runs: Sequence[tuple[int, int]], buffers: Sequence[np.ndarray]) -> Generator[np.ndarray, None, None]:
-        """Tiles int8 [panels, KB, 16, 4] of every run (first piece, pieces), each valid until the next is asked for.
-
-        As many runs as there are other ``buffers`` are on their way meanwhile.
+        After the last one the first ones are asked for again: they are there when the next step comes to them.
         """
-        reading: deque[_PieceReading] = deque()
-        left = iter(zip(runs, itertools.cycle(buffers), strict=False))
+        if not self._buffers:
+            self._buffers = direct_buffers(BLOCK_BUFFERS, buffer_bytes(self._tensor))
+        count = max(1, BLOCK_BYTES // self._tensor.piece_bytes)
+        runs = [(first, count) for first in range(0, self._tensor.piece_count, count)]
+        begun, self._ahead = self._ahead or self._begin(runs, self._buffers), deque()
+        tiles_in_turn = self._in_turn(runs, self._buffers, begun)
+        with contextlib.closing(tiles_in_turn):
+            for (first, _), tiles in zip(runs, tiles_in_turn, strict=True):
+                row = first * self._piece_rows
+                rows = slice(row, min(row + len(tiles) * PANEL_ROWS, self._resident.rows))
+                yield rows, self._part(tiles, rows)
+        self._ahead = self._begin(runs, self._buffers, urgent=False)
+
+    def _begin(self, runs: Sequence[_Run], buffers: Sequence[np.ndarray], *, urgent: bool = True) -> deque[_PieceReading]:
+        """Ask for as many ``runs`` as there are ``buffers``."""
+        return deque(self._start(run, buffer, urgent=urgent) for run, buffer in zip(runs, buffers, strict=False))
+
+    def _in_turn(
+        self, runs: Sequence[_Run], buffers: Sequence[np.ndarray], begun: deque[_PieceReading]
+    ) -> Generator[np.ndarray, None, None]:
+        """Tiles int8 [panels, KB, 16, 4] of every run, each valid until the next is asked for.
+
+        The first ones are ``begun``; as many as there are other ``buffers`` are on their way meanwhile.
+        """
+        reading = begun
+        left = iter(list(zip(runs, itertools.cycle(buffers), strict=False))[len(begun) :])
         try:
-            for (first, count), buffer in itertools.islice(left, len(buffers)):
-                reading.append(self._start(first, count, buffer))
             while reading:
                 yield reading.popleft().wait()
-                for (first, count), buffer in itertools.islice(left, 1):
-                    reading.append(self._start(first, count, buffer))
+                for run, buffer in itertools.islice(left, 1):
+                    reading.append(self._start(run, buffer, urgent=True))
         finally:
             for given_up in reading:
                 given_up.settle()
@@ -100,16 +122,17 @@ class FlashTable:
     def _panel_bytes(self) -> int:
         return self._tensor.nbytes // self._tensor.shape[0]
 
-    def _start(self, first: int, count: int, buffer: np.ndarray) -> _PieceReading:
-        """Have ``count`` pieces from ``first`` read into ``buffer``, fewer at the end."""
+    def _start(self, run: _Run, buffer: np.ndarray, *, urgent: bool) -> _PieceReading:
+        """Have ``run`` read into ``buffer``, as much of it as there is."""
         tensor = self._tensor
+        first, count = run
         start = first * tensor.piece_bytes
         stop = min(start + count * tensor.piece_bytes, tensor.nbytes)
         page = (tensor.offset + start) // BLOCK_ALIGNMENT * BLOCK_ALIGNMENT
         lead = tensor.offset + start - page
         out = buffer[: align(tensor.offset + stop, BLOCK_ALIGNMENT) - page]
         ends = np.minimum(np.arange(count + 1) * tensor.piece_bytes, stop - start) + lead  # the first is what lies before
-        reading = RangeReading(self._file, self._reader, out, page, ends)
+        reading = RangeReading(self._file, self._reader, out, page, ends, urgent=urgent)
         return _PieceReading(self, first, out[lead : lead + stop - start], reading)
 
     def _checked(self, first: int, data: np.ndarray, checksums: Sequence[int]) -> np.ndarray:

@@ -119,10 +119,14 @@ uint32_t crc32c_of(nb::handle data, ThreadPool* pool) {
   return crc32c_parallel(bytes, buffer.view.len, *pool);
 }
 
-// The path without the CPU's crc instruction, for tests.
-uint32_t crc32c_table(nb::handle data) {
+// By every method that this CPU has, for tests.
+nb::dict crc32c_methods(nb::handle data) {
   const Buffer buffer(data);
-  return ~crc::update_table(~0u, static_cast<const uint8_t*>(buffer.view.buf), buffer.view.len);
+  const crc::Methods& methods = crc::Methods::of_cpu();
+  nb::dict found;
+  for (const crc::Method* method = methods.list; method < methods.list + methods.count; ++method)
+    found[method->name] = ~method->update(~0u, static_cast<const uint8_t*>(buffer.view.buf), buffer.view.len);
+  return found;
 }
 
 }  // namespace
@@ -133,7 +137,7 @@ void bind_layout(nb::module_& module) {
   module.def("gather_rows", &gather_rows);
   module.def("row_sums", &row_sums_of);
   module.def("crc32c", &crc32c_of, nb::arg(), nb::arg().none());
-  module.def("crc32c_table", &crc32c_table);
+  module.def("crc32c_methods", &crc32c_methods);
 }
 
 }  // namespace edge

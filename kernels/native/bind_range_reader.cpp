@@ -33,7 +33,7 @@ struct Reading {
   }
 };
 
-Reading* start(nb::object self, int fd, nb::object out, int64_t offset, nb::handle ends_arg) {
+Reading* start(nb::object self, int fd, nb::object out, int64_t offset, nb::handle ends_arg, bool urgent) {
   const auto to = write<uint8_t, 1>(out, "out");
   const auto ends = read<int64_t, 1>(ends_arg, "ends");
   const int64_t bytes = to.shape[0], pieces = ends.shape[0];
@@ -42,7 +42,7 @@ Reading* start(nb::object self, int fd, nb::object out, int64_t offset, nb::hand
       refuse("`ends` must ascend in 0.." + std::to_string(bytes) + "; got `" + std::to_string(ends.data[i]) + "`");
   if (offset < 0) refuse("`offset` must not be negative; got `" + std::to_string(offset) + "`");
   auto job = std::make_shared<RangeJob>(fd, to.data, bytes, offset, std::vector<int64_t>(ends.data, ends.data + pieces));
-  nb::cast<RangeReader&>(self).start(job);
+  nb::cast<RangeReader&>(self).start(job, urgent);
   return new Reading(std::move(self), std::move(out), std::move(job));
 }
 
@@ -60,7 +60,8 @@ void bind_range_reader(nb::module_& module) {
   nb::class_<Reading>(module, "Reading").def("wait", &wait_for);
   nb::class_<RangeReader>(module, "RangeReader")
       .def("__init__", &make_reader, nb::arg("threads"), nb::arg("request_bytes"))
-      .def("start", &start, nb::arg("fd"), nb::arg("out"), nb::arg("offset"), nb::arg("ends"));
+      .def("start", &start, nb::arg("fd"), nb::arg("out"), nb::arg("offset"), nb::arg("ends"),
+           nb::arg("urgent") = false);
 }
 
 }  // namespace edge

@@ -1,5 +1,6 @@
-// Ranges of files read in the background: several requests in flight, in the order in which the ranges were asked for and
-// without a pause between two of them, and the CRC-32C of every piece taken by the thread that read it.
+// Ranges of files read in the background: several requests in flight, in the order in which the ranges were asked for (the
+// urgent ones before all others) and without a pause between two of them, and the CRC-32C of every piece taken by the
+// thread that read it.
 #pragma once
 
 #include <errno.h>
@@ -83,12 +84,13 @@ class RangeReader {
   RangeReader(const RangeReader&) = delete;
   RangeReader& operator=(const RangeReader&) = delete;
 
-  void start(std::shared_ptr<RangeJob> job) {
+  void start(std::shared_ptr<RangeJob> job, bool urgent) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (!job->finished()) queue_.push_back(std::move(job));
+      if (job->finished()) return;
+      (urgent ? urgent_ : queue_).push_back(std::move(job));
     }
-    wanted_.notify_all();
+    wanted_.notify_one();  // who comes wakes the next, so that the caller need not wait for all to be woken
   }
 
   void wait(const RangeJob& job) {
@@ -102,14 +104,17 @@ class RangeReader {
   void work() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-      wanted_.wait(lock, [&] { return closing_ || !queue_.empty(); });
+      wanted_.wait(lock, [&] { return closing_ || !urgent_.empty() || !queue_.empty(); });
       if (closing_) return;
-      const std::shared_ptr<RangeJob> job = queue_.front();
+      std::deque<std::shared_ptr<RangeJob>>& queue = urgent_.empty() ? queue_ : urgent_;
+      const std::shared_ptr<RangeJob> job = queue.front();
       const int64_t begin = job->asked, end = std::min(begin + request_bytes_, job->bytes);
       job->asked = end;
       ++job->running;
-      if (end == job->bytes) queue_.pop_front();
+      if (end == job->bytes) queue.pop_front();
+      const bool more = !urgent_.empty() || !queue_.empty();
       lock.unlock();
+      if (more) wanted_.notify_one();
       const bool good = fill(*job, begin, end);
       const std::vector<RangeJob::Part> parts = good ? check(*job, begin, end) : std::vector<RangeJob::Part>();
       lock.lock();
@@ -123,7 +128,7 @@ class RangeReader {
   // Ask for no more of a range.
   void give_up(const std::shared_ptr<RangeJob>& job, int64_t begin) {
     job->failed_at = std::min(job->failed_at, begin);
-    queue_.erase(std::remove(queue_.begin(), queue_.end(), job), queue_.end());
+    for (auto* queue : {&urgent_, &queue_}) queue->erase(std::remove(queue->begin(), queue->end(), job), queue->end());
   }
 
   // False when the file ends or the system refuses.  A short direct read goes on at the last whole page.
@@ -152,7 +157,7 @@ class RangeReader {
   std::vector<std::thread> threads_;
   std::mutex mutex_;  // guards all below, and the progress of every range
   std::condition_variable wanted_, finished_;
-  std::deque<std::shared_ptr<RangeJob>> queue_;
+  std::deque<std::shared_ptr<RangeJob>> urgent_, queue_;
   bool closing_ = false;
 };
 
