@@ -38,6 +38,7 @@ OPTIONAL = (
     Column("streamed", lambda row: f"{(row.get('streamed_bytes_per_token') or 0) / 2**20:.0f} MiB"),
     Column("disk", lambda row: _number((row.get("disk_bytes_per_s") or 0) / 1e9, ".2f", " GB/s")),
     Column("of disk", lambda row: _number(row.get("disk_share"), ".0%")),
+    Column("disk busy", lambda row: _number(row.get("disk_busy_share"), ".0%")),
     Column("edge-llm / peer", lambda row: _ratio(row)),
     Column("first token", lambda row: _number(row["ttft_ms"], ".0f", " ms")),
     Column("peak memory", lambda row: f"{(row['ttft_peak_rss_bytes'] or 0) / 2**20:.0f} MiB"),
@@ -79,6 +80,7 @@ def _wanted(head: str, rows: Sequence[Row]) -> bool:
         "GOP/s": "gops_share", "GB/s": "gb_s_share", "of roof": "roof_gops", "edge-llm / peer": "ratio",
         "first token": "ttft_ms", "peak memory": "ttft_ms", "vs. saved": "saved_ratio",
         "streamed": "disk_bytes_per_s", "disk": "disk_bytes_per_s", "of disk": "disk_share",
+        "disk busy": "disk_busy_share",
     }[head]  # fmt: skip
     return any(row.get(key) is not None for row in rows)
 

@@ -16,7 +16,6 @@ import numpy as np
 from edge_llm.bench.measure import Measurement, Test
 from edge_llm.config import ModelConfig
 from edge_llm.formats.bundle import Bundle, linear_shapes
-from edge_llm.formats.direct import read_rate
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.store import page_bytes
 from kernels import ThreadPool, isa
@@ -75,37 +74,6 @@ def _linear_of(
     hot, hot_weight = np.empty(0, np.int32), np.empty((0, outputs), np.float16)
     out = np.empty((rows, outputs), np.float32)
     return lambda: linear(x, tiles, outputs, 0.05, scale, row_sum, hot, hot_weight, pool, out=out)
-
-
-def measure_disk(bundle: Bundle, seconds: float = 0.5) -> float:
-    """Bytes per second from the disk of ``bundle``, several requests in flight, past the page cache."""
-    return read_rate(bundle, seconds)
-
-
-class DiskMeter:
-    """Measures the disk of ``bundle`` beside tests; with None, nothing."""
-
-    def __init__(self, bundle: Bundle | None) -> None:
-        self._bundle = bundle
-
-    def read(self) -> float | None:
-        """Bytes per second, now."""
-        return None if self._bundle is None else measure_disk(self._bundle)
-
-    @staticmethod
-    def mean(before: float | None, after: float | None) -> float | None:
-        """What the disk gave while something ran between two readings."""
-        return None if before is None or after is None else (before + after) / 2
-
-
-def streaming(row: dict[str, Any], streamed_bytes: int, disk: float | None) -> dict[str, Any]:
-    """What a row says of streamed weights; ``disk_share`` is generation over what the disk alone would allow."""
-    of_disk = None if disk is None or row["n_prompt"] else row["median_ts"] * streamed_bytes / disk
-    return {
-        "streamed_bytes_per_token": streamed_bytes,
-        "disk_bytes_per_s": disk,
-        "disk_share": of_disk,
-    }
 
 
 @dataclass(frozen=True)

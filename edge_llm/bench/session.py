@@ -11,12 +11,13 @@ from typing import Any
 
 import kernels
 from edge_llm.bench.breakdown import break_down
+from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
 from edge_llm.bench.environment import Usage, UsageMeter, environment, load_warning, usage_warning, utc_now
 from edge_llm.bench.first_token import CONTEXT, FirstToken, measure_first_token, own_worker
 from edge_llm.bench.measure import Measurement, OwnRunner, Ratio, Test, measure
 from edge_llm.bench.memory import forget_peak, peak_rss_bytes
 from edge_llm.bench.peer import BATCH, UBATCH, Peer, PeerSettings, PeerSpec, running, start
-from edge_llm.bench.roofs import Costs, DiskMeter, Roofs, measure_roofs, shares, streaming
+from edge_llm.bench.roofs import Costs, Roofs, measure_roofs, shares
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.runners import load_runner
 from edge_llm.formats.bundle import Bundle
@@ -91,13 +92,12 @@ def _with_threads(
         taking_part = [peer for peer in peers if peer.spec.takes_part(test)]
         meter = UsageMeter([peer.process_id for peer in taking_part])
         before = roof_meter.before()
-        disk_before = disk_meter.read()
-        forget_peak()  # the meter's buffers are no part of the model
+        disk_before = disk_meter.before()
         mine, *theirs = measure([own, *taking_part], test, plan.repetitions, warm_up=plan.warm_up)
+        disk = disk_meter.after(disk_before, alone=not taking_part)
         mine = replace(mine, peak_rss_bytes=max(mine.peak_rss_bytes, load_peak))
         usage = meter.read()
         roofs = roof_meter.after(before)
-        disk = disk_meter.mean(disk_before, disk_meter.read())
         _say(warn, usage_warning(usage, test.label))
         made = [facts.own_row(mine, roofs, usage, disk)]
         made += [facts.peer_row(peer, m, mine, roofs, usage) for peer, m in zip(taking_part, theirs, strict=True)]
@@ -165,7 +165,7 @@ class _Facts:
     streamed_bytes: int
     """Bytes that our runner reads from flash for a generated token."""
 
-    def own_row(self, measurement: Measurement, roofs: Roofs | None, usage: Usage | None, disk: float | None) -> Row:
+    def own_row(self, measurement: Measurement, roofs: Roofs | None, usage: Usage | None, disk: DiskUse | None) -> Row:
         plan, runtime = self.plan, self.runtime
         numbers = "F32" if runtime.float_path else "INT8"
         model = {

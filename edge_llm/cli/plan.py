@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from edge_llm.bench.roofs import Costs, measure_disk, measure_layer, measure_roofs
+from edge_llm.bench.disk import measure_disk
+from edge_llm.bench.roofs import Costs, measure_layer, measure_roofs
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.runners import plan_weights, resolve
 from edge_llm.formats.bundle import open_bundle

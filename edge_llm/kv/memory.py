@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from edge_llm.errors import OutOfMemory
 from edge_llm.kv.pages import PAGE_TOKENS, pages_for
 from edge_llm.kv.prefix import PrefixIndex
-from edge_llm.kv.prefix_store import PrefixStore
 from edge_llm.kv.store import KVStore, SequencePages
+
+if TYPE_CHECKING:
+    from edge_llm.kv.prefix_store import PrefixStore  # only servers keep pages, and bring OpenSSL for it
 
 READY_PAGES = 256
 """Pages that get memory at the start if as many are on disk: during an answer that takes as long as to read them."""

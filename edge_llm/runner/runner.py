@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from edge_llm.devices.base import Buffers, Device, Rows
 from edge_llm.errors import ContextOverflow, NumericError
 from edge_llm.kv.memory import KVMemory
 from edge_llm.kv.prefix import PrefixIndex
-from edge_llm.kv.prefix_store import PrefixStore
 from edge_llm.kv.store import KVStore, SequencePages
 from edge_llm.runner.base import Cancel, Cancelled, Segment
 from edge_llm.runner.chunks import ladder, static_length
@@ -23,6 +23,9 @@ from edge_llm.runner.prefill import Chunk, prefill_graph, take_turns
 from edge_llm.runner.rows import pack
 from edge_llm.subgraphs.build import FINAL_NORM_PART, HEAD_PART, SubgraphShelf
 from edge_llm.weights.base import Weights
+
+if TYPE_CHECKING:
+    from edge_llm.kv.prefix_store import PrefixStore  # only servers keep pages, and bring OpenSSL for it
 
 STEP_ROWS = 32
 """A step of at most so many rows, such as the next token of every answer, walks the layers in program order."""

@@ -1,0 +1,223 @@
+"""A model that is larger than the memory given: speed against the disk, against all in memory, and against llama.cpp.
+
+    python benchmarks/streaming.py                              both shapes, half of the weights; about three minutes
+    python benchmarks/streaming.py --memory 30% --isa avx2      other budgets, other kernels
+
+Writes `benchmarks/results/streaming.md`.  Everybody has a process of its own: we with all weights, we with a part of them, and
+llama.cpp, which maps its file.  The last two get the same memory limit from a cgroup (budget, keys and values, and 15 %), if
+this machine lets us make one.  They take turns, after the page cache has forgotten llama.cpp's file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+import kernels  # noqa: E402
+from edge_llm.bench.disk import DiskMeter, DiskUse  # noqa: E402
+from edge_llm.bench.environment import environment  # noqa: E402
+from edge_llm.bench.measure import Contestant, Measurement, Ratio, Test, measure  # noqa: E402
+from edge_llm.bench.own_process import OwnProcess  # noqa: E402
+from edge_llm.bench.peer import LLAMA_CPP, Peer, PeerSettings, PeerSpec  # noqa: E402
+from edge_llm.bench.synthetic import SHAPES, synthetic_bundle  # noqa: E402
+from edge_llm.bench.synthetic_gguf import synthetic_gguf  # noqa: E402
+from edge_llm.config import RuntimeConfig  # noqa: E402
+from edge_llm.engine.cores import usable_cores  # noqa: E402
+from edge_llm.engine.runners import plan_weights  # noqa: E402
+from edge_llm.formats.bundle import Bundle, open_bundle  # noqa: E402
+from edge_llm.kv.pages import PAGE_TOKENS, pages_for  # noqa: E402
+from edge_llm.kv.store import page_bytes  # noqa: E402
+from edge_llm.weights.plan import ALLOWANCE, MemoryPlan  # noqa: E402
+
+PROMPT, GENERATE = Test(512, 0), Test(0, 16)
+PEER_UBATCH = 128
+"""Tokens that llama.cpp computes at once: its buffers for 512 would not fit beside the larger vocabulary."""
+DEFAULT_SHAPES = ("qwen2.5-0.5b", "llama-1.1b")
+
+
+class NoLimit(Exception):
+    """This machine does not let us limit memory."""
+
+
+class MemoryGroup:
+    """A cgroup whose processes have ``limit`` bytes of memory together, their page cache included; version 1 or 2."""
+
+    def __init__(self, limit: int) -> None:
+        root = Path("/sys/fs/cgroup")
+        old = (root / "memory").is_dir()
+        self._home = root / "memory" if old else root
+        self._group = self._home / f"edge-llm-{uuid.uuid4().hex[:8]}"
+        try:
+            if not old:
+                (root / "cgroup.subtree_control").write_text("+memory")
+            self._group.mkdir()
+            (self._group / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
+        except OSError as error:
+            raise NoLimit(f"{error.strerror}: {error.filename}") from None
+
+    @contextmanager
+    def children(self) -> Iterator[None]:
+        """Processes that are started inside belong to the group."""
+        procs = self._group / "cgroup.procs"
+        procs.write_text(str(os.getpid()))
+        try:
+            yield
+        finally:
+            (self._home / "cgroup.procs").write_text(str(os.getpid()))
+
+    def close(self) -> None:
+        """Remove the group; its processes must have ended."""
+        self._group.rmdir()
+
+
+@dataclass(frozen=True)
+class Result:
+    """One shape, measured."""
+
+    shape: str
+    plan: MemoryPlan
+    limit: int
+    limited: str | None
+    """Why there was no limit; None if there was one."""
+    prompt: list[Measurement]
+    """All in memory, a part of it, llama.cpp."""
+    generate: list[Measurement]
+    disk: DiskUse
+
+
+def measure_shape(shape: str, memory: str, repetitions: int) -> Result:
+    """Run everybody in turns."""
+    with open_bundle(synthetic_bundle(shape)) as bundle:
+        plan = plan_weights(bundle, RuntimeConfig(memory=memory))
+        limit = memory_limit(bundle, plan)
+        with ExitStack() as stack:
+            resident, streamed, peer, limited = start(bundle, memory, limit, stack)
+            meter = DiskMeter(bundle)
+            before = meter.before()
+            (alone,) = measure([streamed], GENERATE, repetitions)
+            use = meter.after(before, alone=True)
+            assert use is not None
+            peak = streamed.peak_rss_bytes()
+            generate = [alone, *measure([peer], GENERATE, repetitions)]
+            prompt = measure([resident, streamed, peer], PROMPT, repetitions)
+            peak = max(peak, streamed.peak_rss_bytes())
+            generate[0] = replace(alone, peak_rss_bytes=peak)
+            return Result(shape, plan, limit, limited, prompt, generate, use)
+
+
+def memory_limit(bundle: Bundle, plan: MemoryPlan) -> int:
+    """Budget, keys and values, and 15 %."""
+    tokens = pages_for(PROMPT.tokens) * PAGE_TOKENS
+    return round((plan.budget + tokens // PAGE_TOKENS * page_bytes(bundle.config)) * (1 + ALLOWANCE))
+
+
+def start(
+    bundle: Bundle, memory: str, limit: int, stack: ExitStack
+) -> tuple[Contestant, Contestant, Contestant, str | None]:
+    """All contestants, which end with ``stack``; and why there is no limit."""
+    threads, context = usable_cores(), PROMPT.tokens + GENERATE.tokens
+    resident = OwnProcess(bundle.folder, context, threads)
+    stack.callback(resident.close)
+    gguf = synthetic_gguf(bundle.config, LLAMA_CPP.variants[0])
+    with open(gguf, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    groups: list[MemoryGroup] = []
+    limited = None
+    try:
+        for _ in range(2):
+            groups.append(MemoryGroup(limit))
+            stack.callback(groups[-1].close)
+    except NoLimit as error:
+        limited = str(error)
+    with ExitStack() as inside:
+        if limited is None:
+            inside.enter_context(groups[0].children())
+        streamed = OwnProcess(bundle.folder, context, threads, memory)
+        stack.callback(streamed.close)
+    with ExitStack() as inside:
+        if limited is None:
+            inside.enter_context(groups[1].children())
+        settings = PeerSettings(bundle.config, context, threads, PROMPT.tokens, PEER_UBATCH)
+        peer = Peer(PeerSpec(LLAMA_CPP, LLAMA_CPP.variants[0]), settings)
+        stack.callback(peer.close)
+    return resident, streamed, peer, limited
+
+
+def report(results: Sequence[Result], memory: str, surroundings: dict[str, object]) -> str:
+    """Markdown."""
+    lines = [
+        "# Weights larger than the memory given",
+        "",
+        f"`--memory {memory}`, {surroundings['cpu']}, {kernels.isa()}, {usable_cores()} threads, edge-llm {surroundings['edge_llm']}",
+        "",
+        "| | " + " | ".join(result.shape for result in results) + " |",
+        "|---|" + "---|" * len(results),
+    ]
+    rows = [row(result) for result in results]
+    lines += [f"| {name} | " + " | ".join(cells[name] for cells in rows) + " |" for name in rows[0]]
+    lines += ["", *(f"No memory limit for {r.shape}: {r.limited}" for r in results if r.limited)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def row(result: Result) -> dict[str, str]:
+    """What the report says of a shape."""
+    plan, disk = result.plan, result.disk
+    resident, streamed, their_prompt = result.prompt
+    tokens, their_tokens = result.generate
+    speed = float(_median(tokens))
+    share = Ratio.of(streamed, resident)
+    prompts = Ratio.of(streamed, their_prompt)
+    return {
+        "weights streamed": f"{plan.streamed_bytes / 2**20:.0f} MiB per token, {len(plan.streamed)} layers",
+        "disk alone": f"{disk.rate / 1e9:.2f} GB/s",
+        "generation": f"{speed:.2f} t/s ({tokens.speeds.min():.2f} - {tokens.speeds.max():.2f})",
+        "of disk / bytes": f"{speed * plan.streamed_bytes / disk.rate:.2f}",
+        "disk busy meanwhile": "unknown" if disk.busy is None else f"{disk.busy:.0%}",
+        "prompt of 512": f"{_median(streamed):.0f} t/s",
+        "of all in memory": f"{share.median:.2f} ({share.low:.2f} - {share.high:.2f})",
+        "peak memory": f"{tokens.peak_rss_bytes / 2**20:.0f} MiB",
+        "limit: budget, keys and values, 15 %": f"{result.limit / 2**20:.0f} MiB",
+        "llama.cpp Q8_0, mapped, generation": f"{_median(their_tokens):.2f} t/s",
+        "we are faster": f"{speed / _median(their_tokens):.1f}x",
+        "llama.cpp, prompt of 512": f"{_median(their_prompt):.0f} t/s",
+        "we are faster there": f"{prompts.median:.1f}x ({prompts.low:.1f} - {prompts.high:.1f})",
+    }
+
+
+def _median(measurement: Measurement) -> float:
+    speeds = sorted(measurement.speeds.tolist())
+    return float(speeds[len(speeds) // 2])
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--memory", default="50%", help="budget of the weights (default: 50%%)")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(DEFAULT_SHAPES))
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--isa", choices=kernels.isa_variants())
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/streaming.md")
+    arguments = parser.parse_args()
+    if arguments.isa:
+        kernels.use_isa(arguments.isa)
+    results = []
+    for shape in arguments.shapes:
+        print(f"{shape} ...", file=sys.stderr, flush=True)
+        results.append(measure_shape(shape, arguments.memory, arguments.repetitions))
+    text = report(results, arguments.memory, environment())
+    arguments.results.write_text(text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
