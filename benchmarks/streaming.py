@@ -128,7 +128,7 @@ def start(
     resident = OwnProcess(bundle.folder, context, threads)
     stack.callback(resident.close)
     gguf = synthetic_gguf(bundle.config, LLAMA_CPP.variants[0])
-    with open(gguf, "rb") as file:
+    with gguf.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     groups: list[MemoryGroup] = []
     limited = None
@@ -154,10 +154,11 @@ def start(
 
 def report(results: Sequence[Result], memory: str, surroundings: dict[str, object]) -> str:
     """Markdown."""
+    machine = f"{surroundings['cpu']}, {kernels.isa()}, {usable_cores()} threads"
     lines = [
         "# Weights larger than the memory given",
         "",
-        f"`--memory {memory}`, {surroundings['cpu']}, {kernels.isa()}, {usable_cores()} threads, edge-llm {surroundings['edge_llm']}",
+        f"`--memory {memory}`, {machine}, edge-llm {surroundings['edge_llm']}",
         "",
         "| | " + " | ".join(result.shape for result in results) + " |",
         "|---|" + "---|" * len(results),

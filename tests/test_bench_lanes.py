@@ -46,6 +46,13 @@ def test_a_gantt_chart_of_a_streamed_prompt_has_the_flash_lane(bench):
         (("--policy", "fastest"), "no policy `fastest`"),
         (("--policy", "in-order", "-p", 600, "--chunk", 32), "takes 5 windows"),
         (("--concurrency", "0"), "--concurrency, -p and -n must be above 0"),
+        (("--concurrency", "1", "-d", "8"), "-d has no meaning with --concurrency"),
+        (("--concurrency", "1", "--save", "x.json"), "--save has no meaning with --concurrency"),
+        (("--speculation", "-p", "8"), "-p has no meaning with --speculation"),
+        (("--speculation", "--roof"), "--roof has no meaning with --speculation"),
+        (("--policy", "all", "--peer", "torch"), "--peer has no meaning with --policy"),
+        (("--gantt", "-n", "8"), "-n has no meaning with --gantt"),
+        (("--batch-window", "1"), "--batch-window has a meaning only with --concurrency"),
     ],
 )
 def test_mistakes_are_refused(bench, arguments, message):

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 from edge_llm.bench.breakdown import break_down, table
+from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
 from edge_llm.bench.environment import UsageMeter, environment, load_warning
 from edge_llm.bench.first_token import measure_first_token, own_worker
 from edge_llm.bench.measure import Measurement, OwnRunner, Ratio, Test, measure
 from edge_llm.bench.memory import forget_peak, peak_rss_bytes
+from edge_llm.bench.own_process import OwnProcess
 from edge_llm.bench.roofs import Costs, Roofs, operations, shares
 from edge_llm.bench.synthetic import SHAPES, write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.engine.runners import load_runner
+from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle
 
 CONFIG = ModelConfig(
@@ -156,6 +159,32 @@ def test_first_token_is_later_than_the_load(bundle):
     assert 0 < found.load[0] < found.token[0]
     assert found.peak_rss_bytes > 1 << 20
     assert found.as_dict()["ttft_ms"] == 1e3 * found.token[0]
+
+
+def test_a_process_of_its_own_is_a_contestant(bundle):
+    test = Test(20, 3)
+    own = OwnProcess(bundle.folder, test.tokens, 1)
+    try:
+        (found,) = measure([own], test, 2)
+    finally:
+        own.close()
+    assert all(seconds > 0 for seconds in found.seconds)
+    assert found.peak_rss_bytes > 1 << 20
+    with pytest.raises(DeviceError, match="too little"):
+        OwnProcess(bundle.folder, test.tokens, 1, memory="1")
+
+
+def test_the_disk_is_measured_around_a_test(bundle):
+    meter = DiskMeter(bundle)
+    before = meter.before()
+    with_others, alone = meter.after(before, alone=False), meter.after(before, alone=True)
+    assert with_others.rate > 0 and with_others.busy is None
+    assert alone.busy is None or 0 <= alone.busy <= 1
+    assert DiskMeter(None).after(DiskMeter(None).before(), alone=True) is None
+    row = {"n_prompt": 0, "median_ts": 10.0}
+    assert streaming(row, 300, DiskUse(4000.0, 0.5))["disk_share"] == 10.0 * 300 / 4000.0
+    assert streaming(row | {"n_prompt": 5}, 300, DiskUse(4000.0, 0.5))["disk_share"] is None
+    assert set(streaming(row, 0, None).values()) == {0, None}
 
 
 def test_peak_memory_can_be_counted_anew():

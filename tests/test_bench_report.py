@@ -69,7 +69,8 @@ def test_a_file_without_rows_is_refused(tmp_path, text):
 
 
 def test_streamed_weights_are_further_columns():
-    streamed = ROW | {"streamed_bytes_per_token": 300 * 2**20, "disk_bytes_per_s": 4.5e9, "disk_share": 0.93, "disk_busy_share": 0.98}
+    disk = {"disk_bytes_per_s": 4.5e9, "disk_share": 0.93, "disk_busy_share": 0.98}
+    streamed = ROW | disk | {"streamed_bytes_per_token": 300 * 2**20}
     head, _, row = render([streamed], "md").splitlines()
     assert [cell.strip() for cell in head.split("|")][8:-1] == ["streamed", "disk", "of disk", "disk busy"]
     assert [cell.strip() for cell in row.split("|")][8:-1] == ["300 MiB", "4.50 GB/s", "93%", "98%"]

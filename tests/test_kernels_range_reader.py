@@ -63,6 +63,22 @@ def test_a_descriptor_that_is_none(fd: int) -> None:
     assert RangeReader(1, PAGE).start(-1, out, 0, np.array([PAGE])).wait()[0] == 0
 
 
+def test_the_urgent_overtakes_what_was_asked_for_before(data: np.ndarray, fd: int) -> None:
+    reader = RangeReader(1, PAGE)
+    endless = os.open("/dev/zero", os.O_RDONLY)
+    nothing = np.array([], np.int64)
+    long = reader.start(endless, np.ones(32768 * PAGE, np.uint8), 0, nothing)  # keeps the thread busy while the others come
+    shared = np.zeros(PAGE, np.uint8)  # holds what was read last
+    patient = reader.start(fd, shared, 3 * PAGE, np.array([PAGE]))
+    urgent = reader.start(fd, shared, 5 * PAGE, np.array([PAGE]), urgent=True)
+    for reading, page in ((urgent, 5), (patient, 3)):
+        there, crcs = reading.wait()
+        assert (there, crcs.tolist()) == (PAGE, [crc32c(data[page * PAGE : (page + 1) * PAGE])])
+    assert np.array_equal(shared, data[3 * PAGE : 4 * PAGE])
+    assert long.wait()[0] == 32768 * PAGE
+    os.close(endless)
+
+
 def test_dropping_a_reading_waits_for_it(fd: int) -> None:
     reader = RangeReader(2, PAGE)
     for _ in range(100):

@@ -106,6 +106,19 @@ def test_more_memory_never_streams_more() -> None:
     assert streamed[-1] == 0
 
 
+@given(st.integers(90_000, 1_100_000), st.integers(0, 300_000))
+def test_the_whole_process_stays_near_the_budget_when_it_can(budget: int, beside: int) -> None:
+    weights = sizes([4096 * 10] * 24)
+    plain, frugal = plan_memory(weights, budget), plan_memory(weights, budget, beside=beside)
+    everything = [plan_memory(weights, least) for least in range(90_000, budget + 1, 4096)]
+    reachable = any(plan.held_bytes + beside <= 1.15 * budget for plan in everything)
+    if not plain.streamed or not reachable:
+        assert frugal == plain
+    else:
+        assert frugal.held_bytes + beside <= 1.15 * budget
+        assert frugal.streamed_bytes >= plain.streamed_bytes
+
+
 def test_the_least_that_works_is_named() -> None:
     with pytest.raises(UsageError, match=r"least that works is 2310100 bytes \(3MiB\)"):
         plan_memory(WeightSizes((BlockSize(10**6, 1_155_000),) * 5, 100), 1000)

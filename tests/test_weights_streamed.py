@@ -23,7 +23,7 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import CorruptBundle, StorageError, UsageError
 from edge_llm.formats import direct, layout
 from edge_llm.formats.bundle import Bundle, aligned_empty, open_bundle
-from edge_llm.formats.direct import HUGE_PAGE_BYTES, BlockReader, DirectFile, range_reader
+from edge_llm.formats.direct import HUGE_PAGE_BYTES, BlockReader, DirectFile, direct_buffers, range_reader
 from edge_llm.formats.layout import BLOCK_ALIGNMENT
 from edge_llm.formats.manifest import encode_manifest
 from edge_llm.quant.linear import BlockWeights, LinearWeights
@@ -414,8 +414,9 @@ def test_descriptors_are_given_back(folder: Path) -> None:
 
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of the output matrix of one piece or two."""
+    """Few blocks of the output matrix, of one piece or two."""
     monkeypatch.setattr(table, "BLOCK_BYTES", 5 * BLOCK_ALIGNMENT)
+    monkeypatch.setattr(table, "BLOCK_BUFFERS", 3)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
@@ -498,6 +499,37 @@ def test_damaged_tables_are_found_and_repaired_ones_work(large_vocabulary: Path,
             _write(own / "weights.bin", at, good)
             weights.embedding_rows(np.array([2989]))
             assert list(weights.head_blocks())[-1][0].stop == 2990
+
+
+@pytest.mark.usefixtures("short_pieces", "short_blocks")
+def test_blocks_that_were_read_ahead_are_checked_and_read_again(large_vocabulary: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(large_vocabulary, tmp_path / "own"))
+    with open_bundle(own) as bundle:
+        weights = StreamedWeights(bundle, tables_plan(bundle))
+        first = bundle.tensors.get("output.tiles", bundle.tensors["embedding.tiles"]).offset
+        good = (own / "weights.bin").read_bytes()[first : first + 1]
+        _write(own / "weights.bin", first, bytes([good[0] ^ 1]))
+        for _ in range(2):  # also what is asked for again right after the error
+            with pytest.raises(CorruptBundle, match="damaged"):
+                list(weights.head_blocks())
+        _write(own / "weights.bin", first, good)
+        whole = [(rows, copy_of(head.linears["output"])) for rows, head in weights.head_blocks()]
+        given_up = weights.head_blocks()
+        next(given_up)
+        given_up.close()  # type: ignore[attr-defined]
+        again = [(rows, copy_of(head.linears["output"])) for rows, head in weights.head_blocks()]
+        assert [rows for rows, _ in again] == [rows for rows, _ in whole]
+        assert all(np.array_equal(a.tiles, b.tiles) for (_, a), (_, b) in zip(again, whole, strict=True))
+
+
+@pytest.mark.parametrize(("count", "pages"), [(0, 3), (3, 0), (1, 1), (2, 700), (5, 3)])
+def test_direct_buffers_are_aligned_and_apart(count: int, pages: int) -> None:
+    buffers = direct_buffers(count, pages * BLOCK_ALIGNMENT)
+    assert len(buffers) == (count if pages else 0)
+    for value, buffer in enumerate(buffers):
+        assert (len(buffer), buffer.ctypes.data % BLOCK_ALIGNMENT) == (pages * BLOCK_ALIGNMENT, 0)
+        buffer.fill(value + 1)
+    assert [set(buffer.tolist()) for buffer in buffers] == [{value + 1} for value in range(len(buffers))]
 
 
 @pytest.mark.usefixtures("short_pieces", "short_blocks")

@@ -24,7 +24,7 @@ def measure_disk(bundle: Bundle, seconds: float = 0.5) -> float:
 
 def busy_seconds(folder: Path) -> float | None:
     """Seconds since the start of the machine in which the disk of ``folder`` had work; None where nobody says."""
-    device = os.stat(folder).st_dev
+    device = folder.stat().st_dev
     try:
         return int(Path(_STAT.format(os.major(device), os.minor(device))).read_text().split()[_BUSY_FIELD]) / 1e3
     except (OSError, IndexError, ValueError):  # no block device: a network file system, an overlay

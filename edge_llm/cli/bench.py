@@ -278,7 +278,7 @@ OF_ANY_RUN = {
 def _kind(context: click.Context) -> str | None:
     """Which of `KINDS` is asked for, None for speed; options that then mean nothing are refused."""
     given = {
-        param.name: param.opts[-1] if isinstance(param, click.Option) else "MODEL"
+        param.name: param.opts[0] if isinstance(param, click.Option) else "MODEL"
         for param in context.command.params
         if param.name and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
     }

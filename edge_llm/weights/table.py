@@ -29,8 +29,9 @@ from kernels.range_reader import RangeReader
 PANEL_ROWS = 16
 BLOCK_BYTES = 2 << 20
 """Bytes of the output matrix that are multiplied at once, about."""
-BLOCK_BUFFERS = 4
-"""Blocks in memory: one is multiplied while the others are read and checked side by side."""
+BLOCK_BUFFERS = 8
+"""Blocks in memory: one is multiplied while the others are read and checked.  Fewer than the readers would leave some of these
+to the layers of the next step, which can wait."""
 ROW_BUFFERS = 8
 """Pieces in memory while the rows of a prompt are gathered."""
 
@@ -182,3 +183,8 @@ def buffer_bytes(tensor: TensorRange) -> int:
     """Bytes of each of the `BLOCK_BUFFERS` buffers that blocks of ``tensor`` go through."""
     pieces = max(1, BLOCK_BYTES // tensor.piece_bytes)
     return align(min(pieces * tensor.piece_bytes, tensor.nbytes), BLOCK_ALIGNMENT) + BLOCK_ALIGNMENT
+
+
+def block_memory(tensor: TensorRange) -> int:
+    """Bytes of memory that a table takes for its blocks."""
+    return BLOCK_BUFFERS * buffer_bytes(tensor)
