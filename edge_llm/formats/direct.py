@@ -28,7 +28,7 @@ from edge_llm.formats.manifest import WEIGHTS, corrupt
 from kernels.checksum import crc32c
 from kernels.range_reader import RangeReader, Reading
 
-REQUEST_BYTES = 1 << 20
+REQUEST_BYTES = 2 << 20
 READERS = 8
 """Threads that read and check in turns.  One or two requests saturate a disk; the others are there when a thread has to wait
 for a core."""
