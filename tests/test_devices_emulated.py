@@ -344,7 +344,7 @@ class TwoSlots:
 def test_streamed_layers_are_copied_again_and_only_when_they_were_read_again():
     host = TwoSlots()
     device = EmulatedDevice("310p", 1)
-    weights = CardWeights(host, device.chip)
+    weights = CardWeights(host, device.chip, 4)
     copied = []
     for index in (0, 1, 1, 2, 3, 3, 2, 0):
         before = device.chip.memory.copied_in
@@ -359,7 +359,7 @@ def test_streamed_layers_are_copied_again_and_only_when_they_were_read_again():
 
 def test_a_streamed_layer_that_cannot_be_read_is_read_again():
     host = TwoSlots()
-    weights = CardWeights(host, EmulatedDevice("310p", 1).chip)
+    weights = CardWeights(host, EmulatedDevice("310p", 1).chip, 4)
     for index in (0, 1):
         weights.read(index)
     read, host.read = host.read, fail
@@ -392,7 +392,8 @@ def test_resident_layers_are_copied_once():
         layer=lambda _: BlockWeights({"o": linear}, {}),
     )
     device = EmulatedDevice("310p", 1)
-    weights = device.weights(host)
+    weights = device.weights(host, 1)
+    assert device.chip.memory.held == held_by(device.chip.law, linear)
     first = weights.layer(0)
     assert weights.layer(0) is first
     assert first.linears["o"] is linear
@@ -489,9 +490,10 @@ def test_streamed_weights_on_the_card_say_the_same_in_any_order(policy):
     np.testing.assert_array_equal(logits, expected_logits)
 
 
-def test_a_model_that_does_not_fit_the_card_is_refused():
+def test_a_model_that_does_not_fit_the_card_is_refused_before_it_is_used():
+    bundle = open_bundle(find_bundle(None))
     with pytest.raises(DeviceError, match="out of memory on Ascend310P3"):
-        greedy(EmulatedDevice("310p", 2, memory=2**20), open_bundle(find_bundle(None)))
+        EmulatedDevice("310p", 2, memory=2**20).weights(ResidentWeights(bundle), bundle.config.num_layers)
 
 
 def test_card_arrays_have_no_values_to_print():

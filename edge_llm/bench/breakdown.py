@@ -58,8 +58,8 @@ class TimedDevice:
         self._device = device
         self._notes: list[_Note] = []
 
-    def weights(self, weights: Weights) -> Weights:
-        return self._device.weights(weights)
+    def weights(self, weights: Weights, layers: int) -> Weights:
+        return self._device.weights(weights, layers)
 
     def buffers(self, config: ModelConfig, rows: int) -> Buffers:
         return self._device.buffers(config, rows)

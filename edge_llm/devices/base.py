@@ -92,8 +92,11 @@ class Device(Protocol):
     lanes: tuple[str, ...]
     """("cpu",), or ("cpu", "npu") where INT8 products run on a card."""
 
-    def weights(self, weights: Weights) -> Weights:
-        """``weights`` as subgraphs of this device take them; a card copies what it multiplies into its own memory."""
+    def weights(self, weights: Weights, layers: int) -> Weights:
+        """``weights`` of ``layers`` layers as subgraphs of this device take them.
+
+        A card copies what it multiplies into its own memory; raises `DeviceError` when they do not fit there.
+        """
         ...
 
     def buffers(self, config: ModelConfig, rows: int) -> Buffers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -45,12 +44,12 @@ class _Slot(Generic[CardLinearT]):
 class CardWeights(Generic[CardLinearT]):
     """Puts every linear of every layer on the card; the embedding and the head stay with the CPU.
 
-    A resident layer is copied when it is first asked for.  A streamed layer is copied when it has been read, over the one whose
+    Resident layers are copied at once, so that a model too large for the card is refused before it is used.  A streamed layer is copied when it has been read, over the one whose
     read lies back the longest, as the host does: what may be overwritten there may be here.  `read` has one caller at a time;
     lanes may ask for layers meanwhile.
     """
 
-    def __init__(self, host: Weights, card: Card[CardLinearT]) -> None:
+    def __init__(self, host: Weights, card: Card[CardLinearT], layers: int) -> None:
         self.head = host.head
         self.nbytes = host.nbytes
         self.streamed = host.streamed
@@ -58,15 +57,12 @@ class CardWeights(Generic[CardLinearT]):
         self.slots = host.slots
         self._host = host
         self._card = card
-        self._lock = Lock()
-        self._blocks: dict[int, CardBlock[CardLinearT]] = {}
+        resident = [index for index in range(layers) if index not in host.streamed]
+        self._blocks = {index: self._both(host.layer(index), {}) for index in resident}
         self._card_slots: list[_Slot[CardLinearT]] = [_Slot({}) for _ in range(host.slots)]
 
     def layer(self, index: int) -> BlockWeights:
-        with self._lock:
-            if index not in self._blocks:
-                self._blocks[index] = self._both(self._host.layer(index), {})
-            return self._blocks[index]
+        return self._blocks[index]
 
     def embedding_rows(self, tokens: np.ndarray) -> tuple[LinearWeights, np.ndarray]:
         return self._host.embedding_rows(tokens)

@@ -169,8 +169,8 @@ class EmulatedDevice:
         chip, _, route = rest.partition(":")
         return cls(chip, threads, shadow=shadow, route=route or None)
 
-    def weights(self, weights: Weights) -> Weights:
-        return CardWeights(weights, self.chip)
+    def weights(self, weights: Weights, layers: int) -> Weights:
+        return CardWeights(weights, self.chip, layers)
 
     def buffers(self, config: ModelConfig, rows: int) -> Buffers:
         return {**self._host.buffers(config, rows), **split_buffers(config, rows)}

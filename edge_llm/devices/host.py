@@ -33,7 +33,7 @@ class HostDevice:
         self.pool = ThreadPool(threads, cores)
         self._shadow = shadow
 
-    def weights(self, weights: Weights) -> Weights:
+    def weights(self, weights: Weights, layers: int) -> Weights:
         return weights
 
     def buffers(self, config: ModelConfig, rows: int) -> Buffers:

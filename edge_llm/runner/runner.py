@@ -51,7 +51,7 @@ class Int8Runner:
     ) -> None:
         self.config = config
         self.context = runtime.context or config.context
-        self.weights = device.weights(weights)
+        self.weights = device.weights(weights, config.num_layers)
         self.kv = KVStore(config, runtime.kv_tokens or self.context)
         self.memory = KVMemory(self.kv, PrefixIndex(self.kv.pages, identity, self.kv.pages.pages), prefix_store)
         self.subgraphs = SubgraphShelf(device, config, rope)
