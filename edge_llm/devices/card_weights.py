@@ -44,9 +44,9 @@ class _Slot(Generic[CardLinearT]):
 class CardWeights(Generic[CardLinearT]):
     """Puts every linear of every layer on the card; the embedding and the head stay with the CPU.
 
-    Resident layers are copied at once, so that a model too large for the card is refused before it is used.  A streamed layer is
-    copied when it has been read, over the one whose read lies back the longest, as the host does: what may be overwritten there
-    may be here.  `read` has one caller at a time; lanes may ask for layers meanwhile.
+    Resident layers are copied at once, so that a model too large for the card is refused before it is used.  A streamed layer
+    is copied when it has been read, over the one whose read lies back the longest, as the host does: what may be overwritten
+    there may be here.  `read` has one caller at a time; lanes may ask for layers meanwhile.
     """
 
     def __init__(self, host: Weights, card: Card[CardLinearT], layers: int) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from edge_llm.errors import CorruptBundle
 from edge_llm.files import RegularFile
 from edge_llm.formats.bundle import Bundle, aligned_empty
-from edge_llm.formats.layout import BLOCK_ALIGNMENT, BlockRange
+from edge_llm.formats.layout import BLOCK_ALIGNMENT, DTYPES, BlockRange
 from edge_llm.formats.manifest import WEIGHTS, corrupt
 from kernels.checksum import crc32c
 from kernels.range_reader import RangeReader, Reading
@@ -168,14 +168,43 @@ class RangeReading:
             self._reading.wait()
 
 
+class BlockPieces:
+    """The tensors of ``block`` of ``bundle`` and the padding behind each: where they end, and whether they came whole."""
+
+    def __init__(self, bundle: Bundle, block: BlockRange) -> None:
+        self._bundle = bundle
+        self._block = block
+        parts = [(tensor.offset - block.offset, tensor.nbytes, tensor.end - block.offset) for tensor in block.tensors]
+        self.ends = np.array([(start + nbytes, end) for start, nbytes, end in parts], np.int64).reshape(-1)
+        """In the block: int64 [2 * tensors]."""
+        self._views = [
+            (tensor.name, slice(start, start + nbytes), DTYPES[tensor.dtype], tensor.shape)
+            for tensor, (start, nbytes, _) in zip(block.tensors, parts, strict=True)
+        ]
+        self._whole: list[int] | None = None  # checksums of a reading in which all was as it should be
+
+    def tensors(self, buffer: np.ndarray, checksums: list[int]) -> dict[str, np.ndarray]:
+        """The tensors by their full names: views of ``buffer``, whose pieces have these ``checksums``; or `CorruptBundle`."""
+        if checksums != self._whole:
+            start = self._block.offset
+            for tensor, checksum in zip(self._block.tensors, checksums[::2], strict=True):
+                self._bundle.checked(tensor, buffer[tensor.offset - start : tensor.end - start], checksum)
+            self._whole = checksums
+        return {name: buffer[part].view(dtype).reshape(shape) for name, part, dtype, shape in self._views}
+
+    def cut(self) -> CorruptBundle:
+        """The error when the file ends before the block does."""
+        path = self._bundle.folder / WEIGHTS
+        return corrupt(f"`{path}` was cut while it was open: `{self._block.name}` is incomplete")
+
+
 class BlockReading:
     """A block on its way into ``buffer`` (uint8, 4096-aligned), which must not be touched before `wait`."""
 
-    def __init__(self, bundle: Bundle, block: BlockRange, buffer: np.ndarray, file: RangeFile, reader: RangeReader) -> None:
-        self._bundle = bundle
-        self._block = block
+    def __init__(self, pieces: BlockPieces, buffer: np.ndarray, reading: RangeReading) -> None:
+        self._pieces = pieces
         self._buffer = buffer
-        self._reading = RangeReading(file, reader, buffer, block.offset, _piece_ends(block))
+        self._reading = reading
 
     def wait(self) -> dict[str, np.ndarray]:
         """The tensors of the block by their full names, checked: views of the buffer.
@@ -183,25 +212,14 @@ class BlockReading:
         Raises `StorageError` or `CorruptBundle`; the buffer then holds anything.
         """
         try:
-            checksums = self._reading.wait()[::2]
+            checksums = self._reading.wait()
         except CorruptBundle:
-            path = self._bundle.folder / WEIGHTS
-            raise corrupt(f"`{path}` was cut while it was open: `{self._block.name}` is incomplete") from None
-        start = self._block.offset
-        return {
-            tensor.name: self._bundle.checked(tensor, self._buffer[tensor.offset - start : tensor.end - start], checksum)
-            for tensor, checksum in zip(self._block.tensors, checksums, strict=True)
-        }
+            raise self._pieces.cut() from None
+        return self._pieces.tensors(self._buffer, checksums)
 
     def settle(self) -> None:
         """Wait until nobody writes to the buffer any more, whatever came of it."""
         self._reading.settle()
-
-
-def _piece_ends(block: BlockRange) -> np.ndarray:
-    """Where each tensor and the padding behind it end in the block: int64 [2 * tensors]."""
-    ends = [(tensor.offset + tensor.nbytes, tensor.end) for tensor in block.tensors]
-    return np.array(ends, np.int64).reshape(-1) - block.offset
 
 
 class BlockReader:
@@ -214,13 +232,17 @@ class BlockReader:
         self._bundle = bundle
         self._file = file or DirectFile(bundle.folder / WEIGHTS)
         self._reader = reader
+        self._pieces: dict[str, BlockPieces] = {}  # of blocks that were asked for: layers are, again and again
         weakref.finalize(self, self._file.close)
 
     def start(self, name: str, out: np.ndarray | None = None) -> BlockReading:
         """Ask for the block ``name``, into ``out`` (uint8, 4096-aligned) or new memory; returns at once."""
         block = self._bundle.blocks[name]
         buffer = aligned_empty(block.nbytes) if out is None else out[: block.nbytes]
-        return BlockReading(self._bundle, block, buffer, self._file, self._reader)
+        if name not in self._pieces:
+            self._pieces[name] = BlockPieces(self._bundle, block)
+        pieces = self._pieces[name]
+        return BlockReading(pieces, buffer, RangeReading(self._file, self._reader, buffer, block.offset, pieces.ends))
 
     def read(self, name: str, out: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """`start` and `wait` in one."""
