@@ -370,6 +370,30 @@ def test_a_streamed_layer_that_cannot_be_read_is_read_again():
     np.testing.assert_array_equal(weights.layer(2).card["o"].tiles.values[:2, :10], host.layers[2].tiles)
 
 
+def test_a_layer_that_the_host_read_into_another_buffer_is_that_layer_on_both_sides():
+    bundle = open_bundle(find_bundle(None))
+    sizes, resident = WeightSizes.of_bundle(bundle), ResidentWeights(bundle)
+    plan = plan_memory(sizes, sizes.total - 1)
+    weights = EmulatedDevice("310p", 1).weights(StreamedWeights(bundle, plan), bundle.config.num_layers)
+    first, second, third = plan.streamed[:3]
+    for index in (first, second):
+        weights.request(index)
+    for index in (first, second):
+        weights.read(index)
+    weights.request(third)  # and then the sweep is given up
+    for index in (first, second):
+        weights.request(index)
+    for index in (first, second):
+        weights.read(index)
+    for index in (first, second):
+        found, expected = weights.layer(index), resident.layer(index)
+        for name, linear in expected.linears.items():
+            assert np.array_equal(found.linears[name].tiles, linear.tiles)
+            assert np.array_equal(found.linears[name].hot_weight, linear.hot_weight)
+            rows, columns = linear.tiles.shape[:2]
+            assert np.array_equal(found.card[name].tiles.values[:rows, :columns], linear.tiles)
+
+
 def fail(index):
     raise StorageError(f"layer {index}")
 

@@ -399,17 +399,34 @@ def test_unaligned_direct_reads_are_programming_errors(folder: Path) -> None:
     file.close()
 
 
-def test_descriptors_are_given_back(folder: Path) -> None:
-    def count() -> int:
-        gc.collect()
-        return len(list(Path("/proc/self/fd").iterdir()))
+def count_held() -> tuple[int, int]:
+    """Descriptors and threads of this process."""
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
 
+
+def test_descriptors_are_given_back(folder: Path) -> None:
     with open_bundle(folder) as bundle:
-        before = count()
+        gc.collect()
+        before = count_held()
         weights = StreamedWeights(bundle, plan_for(bundle, 7, 2))
         weights.read(0)
         del weights
-        assert count() == before
+        assert count_held() == before
+
+
+@pytest.mark.usefixtures("short_pieces", "short_blocks")
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_was_read_ahead_keeps_nothing_alive(large_vocabulary: Path, closed: bool) -> None:
+    with open_bundle(large_vocabulary) as bundle:
+        gc.collect()
+        before = count_held()
+        weights = StreamedWeights(bundle, tables_plan(bundle))
+        weights.embedding_rows(np.array([1, 2000]))
+        assert list(weights.head_blocks())
+        if closed:
+            weights.close()
+        del weights
+        assert count_held() == before
 
 
 @pytest.fixture

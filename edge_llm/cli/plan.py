@@ -10,7 +10,7 @@ import click
 from edge_llm.bench.disk import measure_disk
 from edge_llm.bench.roofs import Costs, measure_layer, measure_roofs
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.runners import plan_weights, resolve
+from edge_llm.engine.runners import make_device, plan_weights, resolve
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.paths import find_bundle
 from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Work, layer_ranges, predict
@@ -32,7 +32,7 @@ def plan_command(model: str | None, memory: str, device: str, threads: int | Non
         runtime = resolve(RuntimeConfig(device=device, threads=threads, memory=memory), bundle.config)
         assert runtime.threads is not None
         sizes = WeightSizes.of_bundle(bundle)
-        plan = plan_weights(bundle, runtime)
+        plan = plan_weights(bundle, runtime, make_device(runtime))
         pool = ThreadPool(runtime.threads)
         operations = measure_layer(bundle.config, pool, runtime.chunk)
         rates = Rates(measure_disk(bundle), measure_roofs(pool).read_bytes, operations)

@@ -81,6 +81,9 @@ class CardWeights(Generic[CardLinearT]):
         slot = next((slot for slot in self._card_slots if slot.layer == index), self._card_slots[0])
         if slot.layer != index:
             self._fill(slot, index)
+        else:  # after a sweep that was given up, the host may have read it into another buffer
+            host = self._host.layer(index)
+            self._blocks[index] = CardBlock(host.linears, host.gains, slot.linears)
         self._card_slots.remove(slot)  # the slot that was asked for last stands last
         self._card_slots.append(slot)
 

@@ -95,7 +95,7 @@ def int8_runner(
     device = make_device(runtime)
     if watch is not None:
         device = watch(device)
-    weights = make_weights(bundle, runtime, progress)
+    weights = make_weights(bundle, runtime, device, progress)
     rope = rope_tables(bundle.config, runtime.context)
     if not runtime.prefix_cache:
         return Int8Runner(bundle.config, weights, device, runtime, rope)
@@ -115,7 +115,7 @@ def make_device(runtime: RuntimeConfig) -> Device:
     return EmulatedDevice.from_name(runtime.device, runtime.threads, shadow=runtime.shadow)
 
 
-def make_weights(bundle: Bundle, runtime: RuntimeConfig, progress: Progress | None = None) -> Weights:
+def make_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device, progress: Progress | None = None) -> Weights:
     """All weights in memory, or as many as ``runtime.memory`` allows and the rest streamed.
 
     Raises `UsageError` for a budget that is none or too small.
@@ -123,7 +123,7 @@ def make_weights(bundle: Bundle, runtime: RuntimeConfig, progress: Progress | No
     on_bytes = None if progress is None else lambda done, total: progress("load", done, total)
     if runtime.memory is None:
         return ResidentWeights(bundle, on_bytes)
-    plan = plan_weights(bundle, runtime)
+    plan = plan_weights(bundle, runtime, device)
     whole = not plan.streamed and not plan.flash_tables
     return ResidentWeights(bundle, on_bytes) if whole else StreamedWeights(bundle, plan, on_bytes)
 
@@ -132,12 +132,12 @@ PROCESS_BYTES = 42 << 20
 """What a process takes before it has a model: Python, NumPy, the tokenizer."""
 
 
-def plan_weights(bundle: Bundle, runtime: RuntimeConfig) -> MemoryPlan:
-    """What of the weights is resident under the resolved ``runtime``, which has a ``memory``.
+def plan_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> MemoryPlan:
+    """What of the weights is resident beside ``device`` under the resolved ``runtime``, which has a ``memory``.
 
     Raises `UsageError` for a budget that is none or too small.
     """
     assert runtime.memory is not None
     sizes = WeightSizes.of_bundle(bundle)
-    beside = PROCESS_BYTES + activation_bytes(bundle.config, runtime.chunk, runtime.window)
+    beside = PROCESS_BYTES + activation_bytes(bundle.config, runtime.chunk, runtime.window, device)
     return plan_memory(sizes, parse_memory(runtime.memory, sizes.total), flash_tables=True, beside=beside)

@@ -43,7 +43,10 @@ def direct_buffers(count: int, nbytes: int) -> list[np.ndarray]:
     """
     if not count * nbytes:
         return []
-    memory = mmap.mmap(-1, count * nbytes + HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, count * nbytes + HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:  # it is no file that fails here
+        raise MemoryError(f"{count * nbytes} bytes for weights that are read from flash") from error
     with contextlib.suppress(OSError):  # a system without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     arena = np.frombuffer(memory, np.uint8)

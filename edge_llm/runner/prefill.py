@@ -26,9 +26,11 @@ def take_turns(device: Device) -> bool:
     return len(device.lanes) == 1
 
 
-def activation_bytes(config: ModelConfig, rows: int, window: int) -> int:
-    """Memory of the activations of ``window`` chunks of ``rows`` tokens that take turns."""
-    return rows * 4 * (sum(buffer_widths(config).values()) + (window - 1) * config.hidden_size)
+def activation_bytes(config: ModelConfig, rows: int, window: int, device: Device) -> int:
+    """Memory of the float activations of ``window`` chunks of ``rows`` tokens on ``device``."""
+    whole = sum(buffer_widths(config).values())
+    others = config.hidden_size if take_turns(device) else whole
+    return rows * 4 * (whole + (window - 1) * others)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def prefill_graph(
         read = sweep.begin(layer)
         keys: list[str] = []
         for index, chunk in enumerate(chunks):
-            before = [ends[index - 1]] if turns else []  # of the first: the last one in the layer before
+            before = [ends[index - 1]] if turns else []  # ends[-1]: the last chunk's, in the layer before
             for part in subgraphs.layer_parts:
                 after = [_name(index, layer, earlier) for earlier in part.after] or [ends[index], *before, *read]
                 if part.name == "attention":

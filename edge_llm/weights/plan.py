@@ -91,21 +91,29 @@ def plan_memory(
 
     ``flash_tables``: the embedding and the output matrix may stay on flash, where the bundle can do that.  ``beside`` is what
     the process takes apart from weights, keys and values: when not all weights are resident, all of it is to stay within the
-    budget and `ALLOWANCE` of it, if that can be.
+    budget and `ALLOWANCE` of it, or as near as can be.
     Raises `UsageError` naming the least that works when not even that fits.
     """
     plans = list(_candidates(sizes, budget, slots, flash_tables and sizes.fixed_without_tables is not None))
     fitting = [plan for plan in plans if plan.held_bytes <= budget]
     if fitting:
-        best = min(fitting, key=lambda plan: plan.streamed_bytes)
-        frugal = [plan for plan in fitting if plan.held_bytes + beside <= (1 + ALLOWANCE) * budget]
-        return min(frugal, key=lambda plan: plan.streamed_bytes) if best.streamed_bytes and frugal else best
+        whole = [plan for plan in fitting if not plan.streamed_bytes]
+        near = [plan for plan in fitting if plan.held_bytes + beside <= (1 + ALLOWANCE) * budget]
+        return min(whole or near or [min(fitting, key=_held)], key=_streamed)
     least = min(plan.held_bytes for plan in plans)
     raise UsageError(
         f"{budget} bytes of memory are too little for this model's weights; the least that works is "
         f"{least} bytes ({math.ceil(least / 2**20)}MiB)",
         param="memory",
     )
+
+
+def _held(plan: MemoryPlan) -> int:
+    return plan.held_bytes
+
+
+def _streamed(plan: MemoryPlan) -> int:
+    return plan.streamed_bytes
 
 
 def _candidates(sizes: WeightSizes, budget: int, slots: int, flash_tables: bool) -> Iterator[MemoryPlan]:

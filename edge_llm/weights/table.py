@@ -78,7 +78,8 @@ class FlashTable:
     def blocks(self) -> Iterator[tuple[slice, LinearWeights]]:
         """All of the matrix: (rows, the linear that has them), each valid until the next one is asked for.
 
-        After the last one the first ones are asked for again: they are there when the next step comes to them.
+        After the last one the first ones are asked for again: they are there when the next step comes to them.  Other chunks
+        of the same step come sooner, and wait for the layers that were asked for before.
         """
         if not self._buffers:
             self._buffers = direct_buffers(BLOCK_BUFFERS, buffer_bytes(self._tensor))
@@ -108,12 +109,12 @@ class FlashTable:
         left = iter(list(zip(runs, itertools.cycle(buffers), strict=False))[len(begun) :])
         try:
             while reading:
-                yield reading.popleft().wait()
+                yield self._checked(reading.popleft())
                 for run, buffer in itertools.islice(left, 1):
                     reading.append(self._start(run, buffer, urgent=True))
         finally:
             for given_up in reading:
-                given_up.settle()
+                given_up.reading.settle()
 
     @property
     def _piece_rows(self) -> int:
@@ -134,15 +135,16 @@ class FlashTable:
         out = buffer[: align(tensor.offset + stop, BLOCK_ALIGNMENT) - page]
         ends = np.minimum(np.arange(count + 1) * tensor.piece_bytes, stop - start) + lead  # the first is what lies before
         reading = RangeReading(self._file, self._reader, out, page, ends, urgent=urgent)
-        return _PieceReading(self, first, out[lead : lead + stop - start], reading)
+        return _PieceReading(first, out[lead : lead + stop - start], reading)
 
-    def _checked(self, first: int, data: np.ndarray, checksums: Sequence[int]) -> np.ndarray:
-        """``data`` (uint8) from piece ``first`` on as tiles, when it has the ``checksums``."""
+    def _checked(self, pieces: _PieceReading) -> np.ndarray:
+        """Wait for ``pieces``; the tiles in them, when they have the checksums of the bundle."""
         tensor = self._tensor
-        expected = tensor.pieces[first : first + len(checksums)]
+        checksums = pieces.reading.wait()[1:]
+        expected = tensor.pieces[pieces.first : pieces.first + len(checksums)]
         if list(expected) != checksums[: len(expected)]:
             raise corrupt(f"tensor `{tensor.name}` in `{self._path}` is damaged (checksum does not match)")
-        return data.view(np.int8).reshape(-1, *tensor.shape[1:])
+        return pieces.data.view(np.int8).reshape(-1, *tensor.shape[1:])
 
     def _part(self, tiles: np.ndarray, rows: np.ndarray | slice) -> LinearWeights:
         whole = self._resident
@@ -160,23 +162,17 @@ class FlashTable:
 
     def close(self) -> None:
         """Give the file back."""
+        self._ahead.clear()
         self._close()
 
 
 @dataclass(frozen=True)
 class _PieceReading:
-    """Pieces of ``table`` from ``first`` on, on their way to ``data``."""
+    """Pieces of a table from ``first`` on, on their way to ``data`` (uint8)."""
 
-    table: FlashTable
     first: int
     data: np.ndarray
     reading: RangeReading
-
-    def wait(self) -> np.ndarray:
-        return self.table._checked(self.first, self.data, self.reading.wait()[1:])
-
-    def settle(self) -> None:
-        self.reading.settle()
 
 
 def buffer_bytes(tensor: TensorRange) -> int:

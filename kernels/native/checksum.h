@@ -134,7 +134,7 @@ constexpr int kFolded = 256;  // bytes in registers
 // What the two halves of a 128-bit lane are multiplied with to move it kFolded bytes on. The product of 64 and 33 bits takes
 // 32 bits more than a half: hence the 4 bytes.
 inline __m128i fold_constants() {
-  const uint64_t low = power(kFolded + 4), high = power(kFolded - 4);
+  static const uint64_t low = power(kFolded + 4), high = power(kFolded - 4);
   return _mm_set_epi64x(static_cast<int64_t>(high << 1), static_cast<int64_t>(low << 1));
 }
 
