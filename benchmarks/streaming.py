@@ -1,11 +1,12 @@
 """A model that is larger than the memory given: speed against the disk, against all in memory, and against llama.cpp.
 
-    python benchmarks/streaming.py                              both shapes, half of the weights; about three minutes
+    python benchmarks/streaming.py                              both shapes, half of the weights; about two minutes
     python benchmarks/streaming.py --memory 30% --isa avx2      other budgets, other kernels
 
 Writes `benchmarks/results/streaming.md`.  Everybody has a process of its own: we with all weights, we with a part of them, and
 llama.cpp, which maps its file.  The last two get the same memory limit from a cgroup (budget, keys and values, and 15 %), if
-this machine lets us make one.  They take turns, after the page cache has forgotten llama.cpp's file.
+this machine lets us make one.  They take turns, after the page cache has forgotten llama.cpp's file; what the disk gives and
+how busy it is, is measured before that, while we generate alone.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
+
+import numpy as np  # noqa: E402
 
 import kernels  # noqa: E402
 from edge_llm.bench.disk import DiskMeter, DiskUse  # noqa: E402
@@ -54,14 +57,20 @@ class MemoryGroup:
     def __init__(self, limit: int) -> None:
         root = Path("/sys/fs/cgroup")
         old = (root / "memory").is_dir()
-        self._home = root / "memory" if old else root
-        self._group = self._home / f"edge-llm-{uuid.uuid4().hex[:8]}"
+        top = root / "memory" if old else root
+        self._home = top / _own_group("memory" if old else "")
+        if not (self._home / "cgroup.procs").is_file():
+            raise NoLimit(f"no folder of this process's own group: {self._home}")
+        # Version 2 allows no groups below one that has processes.
+        self._group = (self._home if old else root) / f"edge-llm-{uuid.uuid4().hex[:8]}"
         try:
             if not old:
                 (root / "cgroup.subtree_control").write_text("+memory")
             self._group.mkdir()
             (self._group / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
         except OSError as error:
+            with suppress(OSError):
+                self._group.rmdir()
             raise NoLimit(f"{error.strerror}: {error.filename}") from None
 
     @contextmanager
@@ -79,6 +88,12 @@ class MemoryGroup:
         self._group.rmdir()
 
 
+def _own_group(controller: str) -> str:
+    """Where this process is in the hierarchy of ``controller`` (version 2: the empty name), from its root."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    return next((path.lstrip("/") for _, names, path in lines if controller in names.split(",")), "")
+
+
 @dataclass(frozen=True)
 class Result:
     """One shape, measured."""
@@ -90,8 +105,12 @@ class Result:
     """Why there was no limit; None if there was one."""
     prompt: list[Measurement]
     """All in memory, a part of it, llama.cpp."""
-    generate: list[Measurement]
+    alone: Measurement
+    """Generation while nobody else runs, and the greatest memory of all tests."""
     disk: DiskUse
+    """Meanwhile."""
+    generate: list[Measurement]
+    """A part in memory, llama.cpp; in turns."""
 
 
 def measure_shape(shape: str, memory: str, repetitions: int) -> Result:
@@ -107,12 +126,10 @@ def measure_shape(shape: str, memory: str, repetitions: int) -> Result:
             (alone,) = measure([streamed], GENERATE, repetitions)
             use = meter.after(before, alone=True)
             assert use is not None
-            peak = streamed.peak_rss_bytes()
-            generate = [alone, *measure([peer], GENERATE, repetitions)]
+            generate = measure([streamed, peer], GENERATE, repetitions)
             prompt = measure([resident, streamed, peer], PROMPT, repetitions)
-            peak = max(peak, streamed.peak_rss_bytes())
-            generate[0] = replace(alone, peak_rss_bytes=peak)
-            return Result(shape, plan, limit, limited, prompt, generate, use)
+            alone = replace(alone, peak_rss_bytes=streamed.peak_rss_bytes())
+            return Result(shape, plan, limit, limited, prompt, alone, use, generate)
 
 
 def memory_limit(bundle: Bundle, plan: MemoryPlan) -> int:
@@ -174,30 +191,30 @@ def row(result: Result) -> dict[str, str]:
     """What the report says of a shape."""
     plan, disk = result.plan, result.disk
     resident, streamed, their_prompt = result.prompt
+    alone = result.alone
     tokens, their_tokens = result.generate
-    speed = float(_median(tokens))
+    speed = _median(alone)
     share = Ratio.of(streamed, resident)
-    prompts = Ratio.of(streamed, their_prompt)
+    prompts, answers = Ratio.of(streamed, their_prompt), Ratio.of(tokens, their_tokens)
     return {
         "weights streamed": f"{plan.streamed_bytes / 2**20:.0f} MiB per token, {len(plan.streamed)} layers",
         "disk alone": f"{disk.rate / 1e9:.2f} GB/s",
-        "generation": f"{speed:.2f} t/s ({tokens.speeds.min():.2f} - {tokens.speeds.max():.2f})",
+        "generation": f"{speed:.2f} t/s ({alone.speeds.min():.2f} - {alone.speeds.max():.2f})",
         "of disk / bytes": f"{speed * plan.streamed_bytes / disk.rate:.2f}",
         "disk busy meanwhile": "unknown" if disk.busy is None else f"{disk.busy:.0%}",
         "prompt of 512": f"{_median(streamed):.0f} t/s",
         "of all in memory": f"{share.median:.2f} ({share.low:.2f} - {share.high:.2f})",
-        "peak memory": f"{tokens.peak_rss_bytes / 2**20:.0f} MiB",
+        "peak memory": f"{alone.peak_rss_bytes / 2**20:.0f} MiB",
         "limit: budget, keys and values, 15 %": f"{result.limit / 2**20:.0f} MiB",
         "llama.cpp Q8_0, mapped, generation": f"{_median(their_tokens):.2f} t/s",
-        "we are faster": f"{speed / _median(their_tokens):.1f}x",
+        "we are faster": f"{answers.median:.1f}x ({answers.low:.1f} - {answers.high:.1f})",
         "llama.cpp, prompt of 512": f"{_median(their_prompt):.0f} t/s",
         "we are faster there": f"{prompts.median:.1f}x ({prompts.low:.1f} - {prompts.high:.1f})",
     }
 
 
 def _median(measurement: Measurement) -> float:
-    speeds = sorted(measurement.speeds.tolist())
-    return float(speeds[len(speeds) // 2])
+    return float(np.median(measurement.speeds))
 
 
 def main() -> int:
@@ -216,8 +233,9 @@ def main() -> int:
         print(f"{shape} ...", file=sys.stderr, flush=True)
         results.append(measure_shape(shape, arguments.memory, arguments.repetitions))
     text = report(results, arguments.memory, environment())
-    arguments.results.write_text(text)
     print(text)
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    arguments.results.write_text(text)
     return 0
 
 

@@ -53,6 +53,15 @@ def test_a_gantt_chart_of_a_streamed_prompt_has_the_flash_lane(bench):
         (("--policy", "all", "--peer", "torch"), "--peer has no meaning with --policy"),
         (("--gantt", "-n", "8"), "-n has no meaning with --gantt"),
         (("--batch-window", "1"), "--batch-window has a meaning only with --concurrency"),
+        (("--draft", "none"), "--draft has no meaning here"),
+        (("--policy", "all", "--float"), "--float has no meaning with --policy"),
+        (("--gantt", "-p", "0"), "nothing to run: give -p a number above 0"),
+        (("--concurrency", "1", "-p", "8,16"), "-p takes one value with --concurrency"),
+        (("--speculation", "-t", "1,2"), "-t takes one value with --speculation"),
+        (("--speculation", "--ctx", "16"), "--ctx `16` is too small for answers of"),
+        (("--ttft", "--memory", "60%"), "--ttft is of a process with all weights"),
+        (("--memory", "60%", "--float"), "--memory has no meaning with --float"),
+        (("--device", "emulated:310p", "--float"), "--float runs on the host only"),
     ],
 )
 def test_mistakes_are_refused(bench, arguments, message):

@@ -17,6 +17,7 @@ from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Request
 from edge_llm.engine.runners import load_runner
+from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.paths import builtin_bundle
 from edge_llm.text.chat import ChatTemplate
@@ -49,6 +50,8 @@ def load_for(folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, syn
     """An engine for ``loads`` of the bundle ``folder``; a ``synthetic`` one borrows the built-in model's tokenizer."""
     needed = max(load.streams * (load.prompt + load.generate + 16) for load in loads)
     longest = max(load.prompt + load.generate for load in loads) + 1
+    if runtime.context is not None and runtime.context < longest:
+        raise UsageError(f"--ctx `{runtime.context}` is too small for answers of {longest} tokens", param="context")
     runtime = replace(runtime, kv_tokens=needed, context=runtime.context or longest, draft="none")
     if not synthetic:
         return load_engine(folder, runtime)

@@ -35,13 +35,13 @@ OPTIONAL = (
     Column("GOP/s", lambda row: _number(row["gops"], ".0f")),
     Column("GB/s", lambda row: _number(row["gb_s"], ".1f")),
     Column("of roof", lambda row: _number(row["gops_share"] or row["gb_s_share"], ".0%")),
-    Column("streamed", lambda row: f"{(row.get('streamed_bytes_per_token') or 0) / 2**20:.0f} MiB"),
-    Column("disk", lambda row: _number((row.get("disk_bytes_per_s") or 0) / 1e9, ".2f", " GB/s")),
+    Column("streamed", lambda row: _number(row.get("streamed_bytes_per_token"), ".0f", " MiB", 2**20)),
+    Column("disk", lambda row: _number(row.get("disk_bytes_per_s"), ".2f", " GB/s", 1e9)),
     Column("of disk", lambda row: _number(row.get("disk_share"), ".0%")),
     Column("disk busy", lambda row: _number(row.get("disk_busy_share"), ".0%")),
     Column("edge-llm / peer", lambda row: _ratio(row)),
     Column("first token", lambda row: _number(row["ttft_ms"], ".0f", " ms")),
-    Column("peak memory", lambda row: f"{(row['ttft_peak_rss_bytes'] or 0) / 2**20:.0f} MiB"),
+    Column("peak memory", lambda row: _number(row["ttft_peak_rss_bytes"], ".0f", " MiB", 2**20)),
     Column("vs. saved", lambda row: _number(row.get("saved_ratio"), ".2f", "x")),
 )
 """Each is shown when the run was asked for it, see `_wanted`."""
@@ -85,8 +85,8 @@ def _wanted(head: str, rows: Sequence[Row]) -> bool:
     return any(row.get(key) is not None for row in rows)
 
 
-def _number(value: float | None, form: str, unit: str = "") -> str:
-    return "" if value is None else f"{value:{form}}{unit}"
+def _number(value: float | None, form: str, unit: str = "", of: float = 1) -> str:
+    return "" if value is None else f"{value / of:{form}}{unit}"
 
 
 def _ratio(row: Row) -> str:

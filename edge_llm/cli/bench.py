@@ -199,6 +199,7 @@ def bench_command(
     """
     form = "json" if as_json else output
     kind = _kind(click.get_current_context())
+    _refuse_several(kind, {"-t": threads, "-p": n_prompt, "-n": n_gen})
     if kind == "--simulate":
         assert table is not None
         _simulate(table, n_prompt, form, output_err, gantt, trace_path)
@@ -211,6 +212,8 @@ def bench_command(
     runtimes = [replace(runtime, threads=count) for count in threads] or [runtime]
     old = [] if compare is None else saved.load(compare)
     specs = parse_peers(peers, tests)
+    if first_token and (runtime.memory or runtime.float_path or runtime.device not in ("auto", "host")):
+        raise UsageError("--ttft is of a process with all weights in INT8 on the host; leave it out here", param="ttft")
     if show_breakdown and runtime.float_path:
         raise UsageError("--breakdown is of the INT8 path; leave --float out", param="breakdown")
     if isa is not None:
@@ -264,15 +267,17 @@ KINDS = {
 OF_LANES = {"n_prompt", "policies", "gantt", "trace_path"}
 OF_ONE_KIND = {
     "--simulate": {"table", "n_prompt", "gantt", "trace_path", "output", "output_err", "as_json"},
-    "--concurrency": {"concurrency", "n_prompt", "n_gen", "batch_window"},
-    "--speculation": {"speculation"},
+    "--concurrency": {"concurrency", "n_prompt", "n_gen", "batch_window", "float_path"},
+    "--speculation": {"speculation", "float_path"},
     **dict.fromkeys(LANES, OF_LANES),
 }
 """The options that mean something to each kind; besides those of `OF_ANY_RUN`, which a simulation is not."""
 OF_ANY_RUN = {
     *("model", "model_option", "synthetic", "isa", "repetitions", "threads", "batch_size", "ubatch_size"),
-    *("output", "as_json", "show_progress", "device", "cpus", "numa", "memory", "context", "chunk", "draft", "float_path"),
+    *("output", "as_json", "show_progress", "device", "cpus", "numa", "memory", "context", "chunk"),
 }
+OF_ONE_VALUE = {"--concurrency": ("-t", "-p", "-n"), "--speculation": ("-t",), **dict.fromkeys(LANES, ("-t",))}
+"""Lists that take one value, by kind."""
 
 
 def _kind(context: click.Context) -> str | None:
@@ -283,6 +288,8 @@ def _kind(context: click.Context) -> str | None:
         if param.name and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
     }
     kind = next((flag for name, flag in KINDS.items() if name in given), None)
+    if "draft" in given:
+        raise UsageError("--draft has no meaning here: `--speculation` says what prompt lookup is worth", param="draft")
     if kind is None and "batch_window" in given:
         raise UsageError("--batch-window has a meaning only with --concurrency", param="batch_window")
     taken = OF_ONE_KIND[kind] | (set() if kind == "--simulate" else OF_ANY_RUN) if kind else set(given)
@@ -291,6 +298,12 @@ def _kind(context: click.Context) -> str | None:
             why = ": nothing is run or measured" if kind == "--simulate" else ""
             raise UsageError(f"{flag} has no meaning with {kind}{why}", param=name)
     return kind
+
+
+def _refuse_several(kind: str | None, lists: dict[str, tuple[int, ...]]) -> None:
+    for flag in OF_ONE_VALUE.get(kind or "", ()):
+        if len(lists[flag]) > 1:
+            raise UsageError(f"{flag} takes one value with {kind}", param=flag)
 
 
 def _simulate(
@@ -350,6 +363,8 @@ def _run_lanes(
     trace_path: Path | None,
 ) -> None:
     """Print what policies make of prompts in real runs, and draw them."""
+    if not any(n_prompt):
+        raise UsageError("nothing to run: give -p a number above 0", param="n_prompt")
     with open_bundle(folder) as bundle:
         runner = load_int8_runner(bundle, runtime, max(n_prompt))
         runs = [run for length in n_prompt if length for run in lanes.compare(runner, length, policies, repetitions)]

@@ -61,6 +61,10 @@ def resolve(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
     device = "host" if runtime.device == "auto" else runtime.device
     if device.partition(":")[0] not in DEVICES:
         raise DeviceError(f"no device `{runtime.device}`; this version runs on: {', '.join(DEVICES)} (emulated:CHIP)")
+    if runtime.float_path and runtime.memory is not None:
+        raise UsageError("--memory has no meaning with --float, which reads the source's own weights", param="memory")
+    if runtime.float_path and device != "host":
+        raise UsageError(f"--float runs on the host only, not on `{device}`", param="device")
     context = runtime.context or min(config.context, DEFAULT_CONTEXT)
     if context > config.context:
         raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for")
