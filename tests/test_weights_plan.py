@@ -116,8 +116,8 @@ def test_the_whole_process_stays_near_the_budget_when_it_can(budget: int, beside
         assert frugal == plain
         return
     assert frugal.streamed_bytes >= plain.streamed_bytes
-    if frugal.held_bytes + beside > 1.15 * budget:
-        assert len(frugal.streamed) == 24
+    if frugal.held_bytes + beside > 1.15 * budget:  # then a quarter was given up, or there is nothing to give up
+        assert frugal.held_bytes <= 0.75 * budget or len(frugal.streamed) == 24
     elif frugal != plain:
         assert plain.held_bytes + beside > 1.15 * budget
 

@@ -17,6 +17,8 @@ SLOTS = 2
 
 ALLOWANCE = 0.15
 """Part of the budget that a process may take beyond it, keys and values aside."""
+GIVEN_UP = 0.25
+"""Part of the budget that weights leave to the rest of the process, at most: a small model's is larger than the model."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,15 @@ def plan_memory(
 
     ``flash_tables``: the embedding and the output matrix may stay on flash, where the bundle can do that.  ``beside`` is what
     the process takes apart from weights, keys and values: when not all weights are resident, all of it is to stay within the
-    budget and `ALLOWANCE` of it, or as near as can be.
+    budget and `ALLOWANCE` of it, as far as `GIVEN_UP` of the budget goes.
     Raises `UsageError` naming the least that works when not even that fits.
     """
     plans = list(_candidates(sizes, budget, slots, flash_tables and sizes.fixed_without_tables is not None))
     fitting = [plan for plan in plans if plan.held_bytes <= budget]
     if fitting:
         whole = [plan for plan in fitting if not plan.streamed_bytes]
-        near = [plan for plan in fitting if plan.held_bytes + beside <= (1 + ALLOWANCE) * budget]
+        most = max((1 - GIVEN_UP) * budget, min(budget, (1 + ALLOWANCE) * budget - beside))
+        near = [plan for plan in fitting if plan.held_bytes <= most]
         return min(whole or near or [min(fitting, key=_held)], key=_streamed)
     least = min(plan.held_bytes for plan in plans)
     raise UsageError(
