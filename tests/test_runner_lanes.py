@@ -168,6 +168,9 @@ def large_vocabulary(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "PIECE_BYTES", 2 * layout.BLOCK_ALIGNMENT)
         patch.setattr(table, "BLOCK_BYTES", 4 * layout.BLOCK_ALIGNMENT)
+        patch.setattr(table, "BLOCK_BUFFERS", 3)
+        patch.setattr(table, "ROW_BUFFERS", 2)
+        patch.setattr(table, "ROW_PIECES", 3)
         folder = tmp_path_factory.mktemp("large")
         write_random(folder, replace(CONFIG, vocab_size=2990), seed=4)
         yield open_bundle(folder)

@@ -434,6 +434,8 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few blocks of the output matrix, of one piece or two."""
     monkeypatch.setattr(table, "BLOCK_BYTES", 5 * BLOCK_ALIGNMENT)
     monkeypatch.setattr(table, "BLOCK_BUFFERS", 3)
+    monkeypatch.setattr(table, "ROW_BUFFERS", 2)
+    monkeypatch.setattr(table, "ROW_PIECES", 3)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
@@ -590,3 +592,15 @@ def change_pieces(folder: Path, change: Callable[[list[int]], Any] | None) -> No
             if not change:
                 del record["pieces"]
     path.write_bytes(encode_manifest(fields))
+
+
+@given(st.sets(st.integers(0, 200), max_size=60))
+def test_runs_cover_what_is_wanted_and_little_else(wanted: set[int]) -> None:
+    pieces = sorted(wanted)
+    runs = list(table._runs(pieces))
+    covered = [piece for first, count in runs for piece in range(first, first + count)]
+    assert covered == sorted(set(covered))
+    assert wanted <= set(covered)
+    assert all(first in wanted and first + count - 1 in wanted and count <= table.ROW_PIECES for first, count in runs)
+    unwanted = [piece for piece in covered if piece not in wanted]
+    assert all({piece - 1, piece + 1} <= wanted for piece in unwanted)  # as gaps are one piece wide

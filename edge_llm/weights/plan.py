@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import TABLES, BlockRange
-from edge_llm.weights.table import block_memory
+from edge_llm.weights.table import block_memory, row_memory
 
 SLOTS = 2
 """Buffers for streamed layers: one is used while the other is read.  A third costs a layer that could be resident."""
@@ -51,7 +51,8 @@ class WeightSizes:
             return cls(layers, fixed)
         output = tables.get("output.tiles", tables["embedding.tiles"])
         tiles = sum(table.nbytes for table in tables.values())
-        return cls(layers, fixed, fixed - tiles + block_memory(output), output.nbytes)
+        buffers = block_memory(output) + row_memory(tables["embedding.tiles"])
+        return cls(layers, fixed, fixed - tiles + buffers, output.nbytes)
 
     @property
     def total(self) -> int:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_llm.formats.bundle import aligned_empty
 from edge_llm.formats.direct import DirectFile, RangeFile, RangeReading, direct_buffers
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, TensorRange, align
 from edge_llm.formats.manifest import corrupt
@@ -32,8 +31,12 @@ BLOCK_BYTES = 2 << 20
 BLOCK_BUFFERS = 8
 """Blocks in memory: one is multiplied while the others are read and checked.  Fewer than the readers would leave some of these
 to the layers of the next step, which can wait."""
-ROW_BUFFERS = 8
-"""Pieces in memory while the rows of a prompt are gathered."""
+ROW_BUFFERS = 4
+"""Runs of pieces in memory while the rows of a prompt are gathered."""
+ROW_PIECES = 8
+"""Pieces that are read at once for rows, at most."""
+ROW_GAP = 1
+"""Pieces between two runs that are read all the same: another request would take longer."""
 
 _Run = tuple[int, int]
 """Pieces of the tensor: the first, and how many (fewer at the end)."""
@@ -61,18 +64,21 @@ class FlashTable:
         self._reader = reader
         self._close = weakref.finalize(self, self._file.close)
         self._buffers: list[np.ndarray] = []  # of `blocks`, made when it is first called
+        self._row_buffers: list[np.ndarray] = []  # of `rows`, as well
         self._ahead: deque[_PieceReading] = deque()  # the first blocks of the next call
 
     def rows(self, tokens: np.ndarray) -> LinearWeights:
         """A linear whose row i is row ``tokens[i]`` (int64 [M]) of the matrix."""
         rows = np.empty((len(tokens), self._resident.columns), np.int8)
-        pieces = tokens // self._piece_rows
-        buffers = [aligned_empty(self._tensor.piece_bytes + 2 * BLOCK_ALIGNMENT) for _ in range(ROW_BUFFERS)]
-        wanted = np.unique(pieces).tolist()
-        runs = [(piece, 1) for piece in wanted]
-        for piece, tiles in zip(wanted, self._in_turn(runs, buffers, self._begin(runs, buffers)), strict=True):
-            places = np.flatnonzero(pieces == piece)
-            rows[places] = gather_rows(tiles, tokens[places] - piece * self._piece_rows, self._resident.columns)
+        order = np.argsort(tokens)
+        pieces = tokens[order] // self._piece_rows
+        runs = list(_runs(np.unique(pieces).tolist()))
+        ends = np.searchsorted(pieces, [first + count for first, count in runs]).tolist()
+        self._row_buffers = self._row_buffers or direct_buffers(ROW_BUFFERS, _buffer_bytes(self._tensor, ROW_PIECES))
+        in_turn = self._in_turn(runs, self._row_buffers, self._begin(runs, self._row_buffers))
+        for (first, _), start, end, tiles in zip(runs, [0, *ends], ends, in_turn, strict=False):
+            places = order[start:end]
+            rows[places] = gather_rows(tiles, tokens[places] - first * self._piece_rows, self._resident.columns)
         return self._part(pack_tiles(rows), tokens)
 
     def blocks(self) -> Iterator[tuple[slice, LinearWeights]]:
@@ -81,9 +87,8 @@ class FlashTable:
         After the last one the first ones are asked for again: they are there when the next step comes to them.  Other chunks
         of the same step come sooner, and wait for the layers that were asked for before.
         """
-        if not self._buffers:
-            self._buffers = direct_buffers(BLOCK_BUFFERS, buffer_bytes(self._tensor))
-        count = max(1, BLOCK_BYTES // self._tensor.piece_bytes)
+        count = _block_pieces(self._tensor)
+        self._buffers = self._buffers or direct_buffers(BLOCK_BUFFERS, _buffer_bytes(self._tensor, count))
         runs = [(first, count) for first in range(0, self._tensor.piece_count, count)]
         begun, self._ahead = self._ahead or self._begin(runs, self._buffers), deque()
         tiles_in_turn = self._in_turn(runs, self._buffers, begun)
@@ -166,6 +171,18 @@ class FlashTable:
         self._close()
 
 
+def _runs(pieces: Sequence[int]) -> Iterator[_Run]:
+    """Runs of at most `ROW_PIECES` that cover all ``pieces`` (ascending), with gaps of at most `ROW_GAP`."""
+    first, last = None, 0
+    for piece in pieces:
+        if first is not None and (piece - last > ROW_GAP + 1 or piece - first >= ROW_PIECES):
+            yield first, last - first + 1
+            first = None
+        first, last = piece if first is None else first, piece
+    if first is not None:
+        yield first, last - first + 1
+
+
 @dataclass(frozen=True)
 class _PieceReading:
     """Pieces of a table from ``first`` on, on their way to ``data`` (uint8)."""
@@ -175,12 +192,20 @@ class _PieceReading:
     reading: RangeReading
 
 
-def buffer_bytes(tensor: TensorRange) -> int:
-    """Bytes of each of the `BLOCK_BUFFERS` buffers that blocks of ``tensor`` go through."""
-    pieces = max(1, BLOCK_BYTES // tensor.piece_bytes)
-    return align(min(pieces * tensor.piece_bytes, tensor.nbytes), BLOCK_ALIGNMENT) + BLOCK_ALIGNMENT
-
-
 def block_memory(tensor: TensorRange) -> int:
     """Bytes of memory that a table takes for its blocks."""
-    return BLOCK_BUFFERS * buffer_bytes(tensor)
+    return BLOCK_BUFFERS * _buffer_bytes(tensor, _block_pieces(tensor))
+
+
+def row_memory(tensor: TensorRange) -> int:
+    """Bytes of memory that a table takes for its rows."""
+    return ROW_BUFFERS * _buffer_bytes(tensor, ROW_PIECES)
+
+
+def _block_pieces(tensor: TensorRange) -> int:
+    return max(1, BLOCK_BYTES // tensor.piece_bytes)
+
+
+def _buffer_bytes(tensor: TensorRange, pieces: int) -> int:
+    """Of a buffer for ``pieces`` of ``tensor``, wherever in a page they begin."""
+    return align(min(pieces * tensor.piece_bytes, tensor.nbytes), BLOCK_ALIGNMENT) + BLOCK_ALIGNMENT
