@@ -37,7 +37,7 @@ from edge_llm.config import RuntimeConfig  # noqa: E402
 from edge_llm.engine.cores import usable_cores  # noqa: E402
 from edge_llm.engine.runners import make_device, plan_weights, resolve  # noqa: E402
 from edge_llm.formats.bundle import Bundle, open_bundle  # noqa: E402
-from edge_llm.kv.pages import PAGE_TOKENS, pages_for  # noqa: E402
+from edge_llm.kv.pages import pages_for  # noqa: E402
 from edge_llm.kv.store import page_bytes  # noqa: E402
 from edge_llm.weights.plan import ALLOWANCE, MemoryPlan  # noqa: E402
 
@@ -134,8 +134,7 @@ def measure_shape(shape: str, memory: str, repetitions: int) -> Result:
 
 def memory_limit(bundle: Bundle, plan: MemoryPlan) -> int:
     """Budget, keys and values, and 15 %."""
-    tokens = pages_for(PROMPT.tokens) * PAGE_TOKENS
-    return round((plan.budget + tokens // PAGE_TOKENS * page_bytes(bundle.config)) * (1 + ALLOWANCE))
+    return round((plan.budget + pages_for(PROMPT.tokens) * page_bytes(bundle.config)) * (1 + ALLOWANCE))
 
 
 def start(

@@ -75,10 +75,10 @@ class DiskMeter:
 
 def streaming(row: dict[str, Any], streamed_bytes: int, disk: DiskUse | None) -> dict[str, Any]:
     """What a row says of streamed weights; ``disk_share`` is generation over what the disk alone would allow."""
-    generates = disk is not None and not row["n_prompt"]
-    return {
-        "streamed_bytes_per_token": streamed_bytes or None,
-        "disk_bytes_per_s": None if disk is None else disk.rate,
-        "disk_share": row["median_ts"] * streamed_bytes / disk.rate if disk is not None and generates else None,
-        "disk_busy_share": None if disk is None else disk.busy,
-    }
+    if disk is None:
+        return dict.fromkeys(_KEYS)
+    share = None if row["n_prompt"] else row["median_ts"] * streamed_bytes / disk.rate
+    return dict(zip(_KEYS, (streamed_bytes, disk.rate, share, disk.busy), strict=True))
+
+
+_KEYS = ("streamed_bytes_per_token", "disk_bytes_per_s", "disk_share", "disk_busy_share")

@@ -81,9 +81,8 @@ class CardWeights(Generic[CardLinearT]):
         slot = next((slot for slot in self._card_slots if slot.layer == index), self._card_slots[0])
         if slot.layer != index:
             self._fill(slot, index)
-        else:  # after a sweep that was given up, the host may have read it into another buffer
-            host = self._host.layer(index)
-            self._blocks[index] = CardBlock(host.linears, host.gains, slot.linears)
+        host = self._host.layer(index)  # after a sweep that was given up, in another buffer than before
+        self._blocks[index] = CardBlock(host.linears, host.gains, slot.linears)
         self._card_slots.remove(slot)  # the slot that was asked for last stands last
         self._card_slots.append(slot)
 
@@ -91,10 +90,8 @@ class CardWeights(Generic[CardLinearT]):
         if slot.layer is not None:
             self._blocks.pop(slot.layer, None)
             slot.layer = None
-        block = self._both(self._host.layer(index), slot.linears)
-        slot.linears.update(block.card)
+        slot.linears.update(self._both(self._host.layer(index), slot.linears).card)
         slot.layer = index
-        self._blocks[index] = block
 
     def _both(self, block: BlockWeights, place: Mapping[str, CardLinearT]) -> CardBlock[CardLinearT]:
         """``block`` on both sides, its linears copied over those of the same name in ``place``, else into new memory."""

@@ -111,7 +111,7 @@ class FlashTable:
         The first ones are ``begun``; as many as there are other ``buffers`` are on their way meanwhile.
         """
         reading = begun
-        left = iter(list(zip(runs, itertools.cycle(buffers), strict=False))[len(begun) :])
+        left = itertools.islice(zip(runs, itertools.cycle(buffers), strict=False), len(begun), None)
         try:
             while reading:
                 yield self._checked(reading.popleft())
