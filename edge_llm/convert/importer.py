@@ -47,6 +47,7 @@ from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.formats.safetensors_writer import safetensors_header
 from edge_llm.models import load_config
+from edge_llm.models.folding import fold_layer
 from edge_llm.models.weights import (
     LayerWeights,
     check_tensors,
@@ -109,6 +110,7 @@ def import_model(
     calibration: Path | None = None,
     keep_float: bool = False,
     outliers: Outliers | None = None,
+    fold: bool = True,
     overwrite: bool = False,
     progress: Progress | None = None,
     notice: Callable[[str], None] | None = None,
@@ -135,7 +137,7 @@ def import_model(
     target = target.absolute()
     _refuse_overlap(origin.folder, target)
     with open_model_folder(origin.folder) as folder:
-        job = _Job(origin, folder, text, keep_float, outliers or Outliers(), tell_progress, tell)
+        job = _Job(origin, folder, text, keep_float, outliers or Outliers(), fold, tell_progress, tell)
         state = _existing(target, job)
         if state == "same":
             tell(f"`{target.name}` is already imported from this source; nothing to do")
@@ -213,6 +215,7 @@ class _Job:
         text: CalibrationText,
         keep_float: bool,
         outliers: Outliers,
+        fold: bool,
         progress: Progress,
         notice: Callable[[str], None],
     ) -> None:
@@ -221,6 +224,7 @@ class _Job:
         self.text = text
         self.keep_float = keep_float
         self.outliers = outliers
+        self.fold = fold and outliers.mode != "naive"
         self.progress = progress
         self.notice = notice
         self.config: ModelConfig = load_config(source.config)
@@ -243,7 +247,7 @@ class _Job:
     def write(self, folder: Path) -> None:
         """Write the whole bundle into the empty ``folder``."""
         sequences = calibration_sequences(self.text.text, self.tokenizer, self.config)
-        survey = survey_model(self.source, self.config, sequences, self._treat, self.progress)
+        survey = survey_model(self.source, self.config, sequences, self._treat, self.progress, fold=self.fold)
         kept, figures = self._choose(survey)
         with BundleWriter(folder) as writer:
             self._write_weights(writer, kept, survey)
@@ -256,6 +260,7 @@ class _Job:
                 overflow_price=OVERFLOW_PRICE,
                 linears={name: linear_profile(one, survey.treatments[name]) for name, one in kept.items()},
                 choice=figures,
+                folds=survey.found_folds,
             )
             writer.finish(
                 self.config,
@@ -314,13 +319,14 @@ class _Job:
         with workers() as pool:
             for index in range(config.num_layers):
                 self.progress("layers", index, config.num_layers)
-                layer = read_layer(self.source, config, index)
+                layer = fold_layer(read_layer(self.source, config, index), survey.folds[index], config)
                 self._write_layer(writer, f"layers.{index}", layer, kept, survey.key_offsets[index], pool)
         self.progress("layers", config.num_layers, config.num_layers)
         self.progress("output", 0, 1)
-        writer.add("final_norm", read_final_norm(self.source, config))
+        writer.add("final_norm", read_final_norm(self.source, config) / survey.output_fold)
         place = "embedding" if config.tied_embeddings else "output"
-        _add(writer, place, quantize_weight(read_output(self.source, config), kept["output"].hot, "output"))
+        output = read_output(self.source, config) * survey.output_fold
+        _add(writer, place, quantize_weight(output, kept["output"].hot, "output"))
         self.progress("output", 1, 1)
 
     def _write_layer(

@@ -23,6 +23,7 @@ from edge_llm.devices.host import HostDevice
 from edge_llm.formats.safetensors import SourceFolder
 from edge_llm.kv.pages import PAGE_TOKENS, pages_for
 from edge_llm.kv.store import KVStore
+from edge_llm.models.folding import fold_layer
 from edge_llm.models.rope import rope_tables
 from edge_llm.models.weights import LayerWeights, read_final_norm, read_layer, read_output
 from edge_llm.quant.linear import BlockWeights, LinearWeights
@@ -54,7 +55,7 @@ def losses(
         trial = _Trial(config, survey, choices)
         for index in range(config.num_layers):
             progress(index, config.num_layers)
-            layer = read_layer(source, config, index)
+            layer = fold_layer(read_layer(source, config, index), survey.folds[index], config)
             trial.run_layer(index, layer, pool)
         found = trial.compare(read_output(source, config), read_final_norm(source, config), pool)
         progress(config.num_layers, config.num_layers)
@@ -118,8 +119,9 @@ class _Trial:
 
     def compare(self, output: np.ndarray, gain: np.ndarray, pool: Executor) -> list[float]:
         """The loss of every choice; ``output`` float32 [V, hidden], ``gain`` of the last norm."""
-        linears = self._linears("output", output, None, pool)
-        heads = [BlockWeights({"output": made}, {"final_norm": gain}) for made in linears]
+        fold = self._survey.output_fold
+        linears = self._linears("output", output * fold, None, pool)
+        heads = [BlockWeights({"output": made}, {"final_norm": gain / fold}) for made in linears]
         states = np.concatenate(self._survey.states)
         run_head = self._shelf.get(HEAD_PART, self._rows.static)
 

@@ -134,14 +134,9 @@ def layer_forward(
 
     a = rms_norm(x, layer.attention_norm, config.norm_eps)
     see("qkv", a)
-    qkv = _linear(a, layer.qkv, layer.qkv_bias).reshape(tokens, -1, config.head_dim)
-    q, k, v = np.split(qkv, [config.num_heads, config.num_heads + config.num_kv_heads], axis=1)
-    if layer.q_norm is not None and layer.k_norm is not None:
-        q = rms_norm(q, layer.q_norm, config.norm_eps)
-        k = rms_norm(k, layer.k_norm, config.norm_eps)
-    c, s = cos[start : start + tokens], sin[start : start + tokens]
-    keys, values = kv.append(rotate(k, c, s), v)
-    attention = attend(rotate(q, c, s), keys, values, start).reshape(tokens, -1)
+    q, k, v = project_heads(a, layer, config, cos[start : start + tokens], sin[start : start + tokens])
+    keys, values = kv.append(k, v)
+    attention = attend(q, keys, values, start).reshape(tokens, -1)
     see("o", attention)
     x = x + _linear(attention, layer.o, layer.o_bias)
 
@@ -151,6 +146,21 @@ def layer_forward(
     product = silu(gate) * up
     see("down", product)
     return x + _linear(product, layer.down, layer.down_bias)
+
+
+def project_heads(
+    a: np.ndarray, layer: LayerWeights, config: ModelConfig, cos: np.ndarray, sin: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Queries, keys (both after their rotation) and values [T, heads, head_dim] of a normed input a [T, hidden].
+
+    cos and sin [T, head_dim / 2] are those of the positions of a.
+    """
+    qkv = _linear(a, layer.qkv, layer.qkv_bias).reshape(len(a), -1, config.head_dim)
+    q, k, v = np.split(qkv, [config.num_heads, config.num_heads + config.num_kv_heads], axis=1)
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q = rms_norm(q, layer.q_norm, config.norm_eps)
+        k = rms_norm(k, layer.k_norm, config.norm_eps)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
 def _linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

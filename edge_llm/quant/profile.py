@@ -1,6 +1,7 @@
 """Which activations stand out: per linear, the static INT8 scale and the hot channels that the shadow keeps exact.
 
-The input of a linear is x [tokens, channels], seen while calibration text runs through the float model.
+The input of a linear is x [tokens, channels], seen while calibration text runs through the float model, its channels made
+even by what can be folded into weights (`folding`).
 
     hot channels J   the calibration maximum stands > 4x above the median channel's; at most 3 % (2 are always allowed),
                      the strongest first.  They leave the INT8 product altogether.
@@ -24,7 +25,8 @@ import numpy as np
 
 from edge_llm.errors import NumericError
 from edge_llm.quant.scheme import LIMIT, QuantizedWeight, quantize_weight
-from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, shadow_cost
+from edge_llm.quant.folding import Fold
+from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, product_cost, shadow_cost
 from kernels import ThreadPool
 from kernels.linear import linear
 
@@ -48,6 +50,8 @@ _WIDEST = 1e6
 """Bound on max |x| / (127 s) in calibration, so that a residual stays far from float32's end."""
 _SAMPLE = 2**22
 """Values that the search for a scale looks at."""
+_FEW_VALUES = 2**19
+"""The same for a first look."""
 _ERROR_ROWS = 128
 """Rows on which a linear's error is measured, fewer where the output is very wide."""
 
@@ -76,6 +80,18 @@ class ChannelStatistics:
         if len(self._parts) != 1:
             self._parts = [np.concatenate([np.zeros((0, self.columns), np.float32), *self._parts])]
         return self._parts[0]
+
+    def divided(self, factors: np.ndarray) -> ChannelStatistics:
+        """The same input with its channels divided by ``factors`` [channels]."""
+        divided = ChannelStatistics(self.columns, self.name)
+        divided.add(self.rows() / factors)
+        return divided
+
+    def thinned(self, rows: int) -> ChannelStatistics:
+        """About ``rows`` of the rows, evenly spread."""
+        thinned = ChannelStatistics(self.columns, self.name)
+        thinned.add(np.ascontiguousarray(self.rows()[:: max(1, len(self.rows()) // rows)]))
+        return thinned
 
     def sinks(self) -> np.ndarray:
         """Bool [tokens]: rows whose activations stand out as a whole."""
@@ -107,10 +123,16 @@ class ScaleSearch:
     """The static input scales that a linear could have, and what each does to the values outside the hot channels.
 
     ``weight_energy`` float [K] is the squared length of every weight column (default: all equal): how much of an input
-    channel's rounding error reaches the output.
+    channel's rounding error reaches the output.  ``most_values``: how many values of the input are looked at.
     """
 
-    def __init__(self, statistics: ChannelStatistics, hot: np.ndarray, weight_energy: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        statistics: ChannelStatistics,
+        hot: np.ndarray,
+        weight_energy: np.ndarray | None = None,
+        most_values: int = _SAMPLE,
+    ) -> None:
         values = np.abs(statistics.rows())
         cold = np.ones(statistics.columns, bool)
         cold[hot] = False
@@ -121,7 +143,7 @@ class ScaleSearch:
         if not largest or not regular.size:
             return
         energy = np.ones(statistics.columns) if weight_energy is None else weight_energy.astype(np.float64)
-        sample = regular[:: -(-regular.size // _SAMPLE)]
+        sample = regular[:: -(-regular.size // most_values)]
         output = float(np.square(sample, dtype=np.float64).mean(axis=0) @ energy)
         sample, energy = sample[:, cold], energy[cold]
         least = max(largest / _WIDEST, 1e-20) / LIMIT
@@ -183,6 +205,28 @@ def treatments(statistics: ChannelStatistics, weight: np.ndarray) -> tuple[Treat
     return tuple(found)
 
 
+def error_with_shadow(statistics: ChannelStatistics, weight: np.ndarray, exact: np.ndarray | None = None) -> float:
+    """How well INT8 does with a linear ``weight`` float32 [N, K] when its shadow is kept: output error, dearer shadows worse.
+
+    A tenth more time weighs as much as a tenth more error.  ``exact`` [tokens, K] is the input whose output is wanted, if it
+    is not the one that is seen.
+    """
+    energy = np.einsum("nk,nk->k", weight, weight)
+    sample = _Sample(statistics, weight, exact)
+    product = product_cost(*weight.shape)
+
+    def price(shadow: str, hot: np.ndarray) -> float:
+        scale = ScaleSearch(statistics, hot, energy, _FEW_VALUES).best(OVERFLOW_PRICE)
+        treatment = sample.treat(shadow, hot, scale)
+        return treatment.error * (1.0 + treatment.cost / product)
+
+    hot = choose_hot(statistics)
+    found = [price(COLD, np.empty(0, np.int32))]
+    if len(hot):
+        found.append(price(FULL, hot))
+    return min(found)
+
+
 def naive_treatment(statistics: ChannelStatistics, weight: np.ndarray) -> Treatment:
     """The scale from the maximum, without any thought for outliers."""
     return _Sample(statistics, weight).treat(NONE, np.empty(0, np.int32), largest_scale(statistics))
@@ -191,14 +235,15 @@ def naive_treatment(statistics: ChannelStatistics, weight: np.ndarray) -> Treatm
 class _Sample:
     """Some of a linear's calibration rows with its float outputs, to hold INT8 against."""
 
-    def __init__(self, statistics: ChannelStatistics, weight: np.ndarray) -> None:
+    def __init__(self, statistics: ChannelStatistics, weight: np.ndarray, exact: np.ndarray | None = None) -> None:
         x = statistics.rows()
         count = max(1, min(_ERROR_ROWS, _SAMPLE // len(weight)))
         self._name = statistics.name
         self._magnitudes = np.abs(x)
-        self._rows = np.ascontiguousarray(x[:: max(1, len(x) // count)][:count])
+        step = max(1, len(x) // count)
+        self._rows = np.ascontiguousarray(x[::step][:count])
         self._weight = weight
-        self._wanted = self._rows @ weight.T
+        self._wanted = (self._rows if exact is None else exact[::step][:count]) @ weight.T
         self._quantized: QuantizedWeight | None = None
 
     def treat(self, shadow: str, hot: np.ndarray, input_scale: float) -> Treatment:
@@ -292,15 +337,21 @@ class OutlierProfile:
     linears: Mapping[str, LinearProfile]
     choice: Mapping[str, float] = field(default_factory=dict)
     """How the shadows were chosen, in percent of perplexity: the budget, and the measured loss of none, kept and full."""
+    folds: Mapping[str, Fold] = field(default_factory=dict)
+    """What was folded before anything was chosen, by linear and for ``layers.N.keys`` and ``.values``."""
 
     def to_fields(self) -> dict[str, Any]:
         """As a manifest holds it."""
-        fields = {key: value for key, value in vars(self).items() if key != "linears"}
-        return fields | {"linears": {name: asdict(linear) for name, linear in self.linears.items()}}
+        fields = {key: value for key, value in vars(self).items() if key not in ("linears", "folds")}
+        return fields | {
+            "linears": {name: asdict(linear) for name, linear in self.linears.items()},
+            "folds": {name: asdict(fold) for name, fold in self.folds.items()},
+        }
 
     @staticmethod
     def from_fields(fields: Mapping[str, Any]) -> OutlierProfile:
         """Back from a manifest; raises `KeyError` or `TypeError` when it is not a profile."""
         values = dict(fields)
         linears = {name: LinearProfile(**linear) for name, linear in values.pop("linears").items()}
-        return OutlierProfile(linears=linears, **values)
+        folds = {name: Fold.from_fields(fold) for name, fold in values.pop("folds", {}).items()}
+        return OutlierProfile(linears=linears, folds=folds, **values)

@@ -1,0 +1,77 @@
+"""Factors that make uneven channels even, and what was found when they were chosen.
+
+INT8 rounds all channels of an activation with one step, so a loud channel costs the quiet ones their precision.  A channel
+x may be divided by f where its reader multiplies by f.  With the step in proportion to the p-norm of x / f, the rounding
+error in the reader's output is least for
+
+    f = a^power / w^(1 - power)      power = p / (p + 2)
+
+    a   p-norm of the channel's values over the tokens (1/n sum |x|^p)^(1/p)
+    w   Euclidean length of the weights that read it
+
+Power 0.5 takes the root mean square, higher powers look at the loudest tokens more.  A model whose channels were made
+uneven by any such factors gives the same folded model again: a grows as f does, and w shrinks by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+POWERS = (0.5, 0.75)
+"""Powers that are tried, beside leaving the channels as they are."""
+_WIDEST = 2.0**40
+"""Bound on a factor beside the others' geometric mean, so that folded weights stay far from float32's ends."""
+
+
+def channel_level(x: np.ndarray, power: float) -> np.ndarray:
+    """The level a of every channel of x [tokens, channels] for ``power``, float64 [channels]."""
+    p = 2.0 * power / (1.0 - power)
+    magnitudes = np.abs(x)
+    largest = magnitudes.max(axis=0, initial=0.0).astype(np.float64)
+    unit = np.where(largest > 0.0, largest, 1.0)
+    shares = (magnitudes / unit.astype(np.float32)) ** np.float32(p)
+    return np.asarray(largest * shares.mean(axis=0, dtype=np.float64) ** (1.0 / p))
+
+
+def column_length(weight: np.ndarray) -> np.ndarray:
+    """Euclidean length of every column of ``weight`` [N, K], float64 [K]."""
+    largest = float(np.abs(weight).max(initial=0.0)) or 1.0
+    scaled = weight / np.float32(largest)  # a square of a float32 may overflow
+    return np.asarray(largest * np.sqrt(np.einsum("nk,nk->k", scaled, scaled, dtype=np.float64)))
+
+
+def even_factors(level: np.ndarray, length: np.ndarray, power: float) -> np.ndarray:
+    """f of every channel, float32, of geometric mean 1; 1 where a channel or its reader is silent."""
+    heard = (level > 0.0) & (length > 0.0)
+    logs = np.zeros(level.shape)
+    logs[heard] = power * np.log(level[heard]) - (1.0 - power) * np.log(length[heard])
+    logs[heard] -= logs[heard].mean() if heard.any() else 0.0
+    return np.exp(np.clip(logs, -np.log(_WIDEST), np.log(_WIDEST))).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What was folded in one place, for one or several heads, and what it was worth."""
+
+    powers: tuple[float, ...]
+    """Power of every head, or of the whole linear; 0 where the channels stay as they are."""
+    spread: float
+    """Geometric standard deviation of the factors: 1 where nothing was folded."""
+    error: float
+    """Relative squared error of the result in INT8, outliers treated."""
+    error_unfolded: float
+    """The same without the fold."""
+
+    @staticmethod
+    def from_fields(fields: Mapping[str, Any]) -> Fold:
+        """Back from a manifest; raises `KeyError` or `TypeError` when it is not a fold."""
+        return Fold(**{**fields, "powers": tuple(fields["powers"])})
+
+
+def spread(factors: np.ndarray) -> float:
+    """Geometric standard deviation of ``factors``."""
+    return float(np.exp(np.log(factors.astype(np.float64)).std()))
