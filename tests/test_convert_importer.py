@@ -88,7 +88,7 @@ def nothing_left() -> bool:
 @pytest.mark.parametrize(("dtype", "shards"), [("F32", 1), ("BF16", 3)])
 def test_every_family_keeps_its_weights(tiny_model: Callable[..., Path], family: str, dtype: str, shards: int) -> None:
     folder = tiny_model(family, dtype=dtype, shards=shards)
-    with open_bundle(import_model(folder, "m")) as bundle, open_model_folder(folder) as source:
+    with open_bundle(import_model(folder, "m", fold=False)) as bundle, open_model_folder(folder) as source:
         config = load_config(source.config)
         assert bundle.config == config
         for index in range(config.num_layers):

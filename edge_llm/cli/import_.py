@@ -30,6 +30,7 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
     metavar="PERCENT",
     help="Perplexity that INT8 may cost, with --shadow auto.",
 )
+@click.option("--no-fold", is_flag=True, help="Leave uneven channels as they are, to see what folding them is worth.")
 @click.option("--keep-float", is_flag=True, help="Keep the float weights in the bundle, for --float and perplexity.")
 @click.option("--revision", help="Branch, tag or commit of a hub id; default: main.")
 @click.option("--overwrite", is_flag=True, help="Replace a model of the same name.")
@@ -39,14 +40,15 @@ def import_command(
     calibration: Path | None,
     shadow: str,
     shadow_budget: float,
+    no_fold: bool,
     keep_float: bool,
     revision: str | None,
     overwrite: bool,
 ) -> None:
     """Turn SOURCE into a local model: a Hugging Face folder, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct.
 
-    Reads the weights layer by layer, measures the activations on a calibration text, quantizes to INT8 and keeps
-    outliers in float where that is worth its time.  A half-written model is never visible.
+    Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even, quantizes
+    to INT8 and keeps outliers in float where that is worth its time.  A half-written model is never visible.
     """
     with progress_bar() as draw:
         folder = import_model(
@@ -55,6 +57,7 @@ def import_command(
             revision=revision,
             calibration=calibration,
             outliers=Outliers(shadow, shadow_budget),
+            fold=not no_fold,
             keep_float=keep_float,
             overwrite=overwrite,
             progress=draw,

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from edge_llm.cli.shadow import shadow_lines, shadow_report
+from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.kv.pages import PAGE_TOKENS
@@ -53,17 +53,21 @@ def show_command(model: str, as_json: bool) -> None:
         return
     width = max(len(key) for key in facts)
     for key, value in facts.items():
-        if key == "shadow":
-            for index, line in enumerate(shadow_lines(value)):
+        lines = _TABLES.get(key)
+        if lines is not None and value:
+            for index, line in enumerate(lines(value)):
                 click.echo(f"{(key if index == 0 else '').ljust(width)}  {line}")
             continue
         if not isinstance(value, dict):
             click.echo(f"{key.ljust(width)}  {value}")
             continue
         plain = [f"{name} {_short(inner)}" for name, inner in value.items() if not isinstance(inner, dict | list)]
-        lines = textwrap.wrap(", ".join(plain) or "none", 100)
-        for index, line in enumerate(lines):
+        for index, line in enumerate(textwrap.wrap(", ".join(plain) or "none", 100)):
             click.echo(f"{(key if index == 0 else '').ljust(width)}  {line}")
+
+
+_TABLES = {"folds": fold_lines, "shadow": shadow_lines}
+"""Facts that are shown as a table."""
 
 
 @click.command("rm")
@@ -128,6 +132,7 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "weights_bytes": bundle.size,
         "kv_bytes_per_token": page_bytes(config) // PAGE_TOKENS,
         "model": asdict(config),
+        "folds": fold_report(bundle),
         "shadow": shadow_report(bundle),
         "generation_defaults": bundle.generation_config,
         "chat_template": bundle.has_file("chat_template.jinja"),

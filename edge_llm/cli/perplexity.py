@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from edge_llm.bench.quality import Quality, compare
+from edge_llm.bench.shares import Shares, measure_shares
 from edge_llm.cli.terminal import progress_bar
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.load import load_comparison
@@ -49,7 +50,18 @@ def perplexity_command(
         quality = compare(
             runner, oracle, tokens, min(window, runner.context), bos, lambda done, total: draw("perplexity", done, total)
         )
-    click.echo(json.dumps(asdict(quality)) if as_json else _table(quality))
+        shares = measure_shares(
+            model, runtime, tokens, min(window, runner.context), bos, lambda done, total: draw("shares", done, total)
+        )
+    found = asdict(quality) | {"shares": asdict(shares)}
+    click.echo(json.dumps(found) if as_json else f"{_table(quality)}\n{_shares(shares)}")
+
+
+def _shares(shares: Shares) -> str:
+    parts = {place: share for place, share in asdict(shares).items() if place != "tokens"}
+    whole = sum(max(0.0, share) for share in parts.values()) or 1.0
+    lines = [f"  {place:17} {share:10.6f}   {share / whole:4.0%}" for place, share in parts.items()]
+    return "\n".join([f"of the divergence, on {shares.tokens} tokens", *lines])
 
 
 def _table(quality: Quality) -> str:

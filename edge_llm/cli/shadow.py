@@ -1,19 +1,20 @@
-"""The outlier profile of a model, for `edge-llm show`."""
+"""What import found out about a model: its folds and its outliers, for `edge-llm show`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import linear_shapes
 from edge_llm.quant.profile import OutlierProfile
-from edge_llm.quant.report import LinearShadow, by_kind, totals
+from edge_llm.quant.report import LinearShadow, by_kind, fold_totals, totals
 
 
 def shadow_report(bundle: Bundle) -> dict[str, Any]:
     """What stands out, what is kept of it and what that costs: in all, by kind of linear, and of every linear."""
-    profile = _profile(bundle)
+    profile = outlier_profile(bundle)
     linears = _linears(bundle, profile)
     return {
         **totals(linears),
@@ -23,12 +24,13 @@ def shadow_report(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _profile(bundle: Bundle) -> OutlierProfile | None:
+def outlier_profile(bundle: Bundle) -> OutlierProfile | None:
+    """What calibration found; None where there was none (random weights)."""
     fields = bundle.manifest["profile"]
     try:
         return OutlierProfile.from_fields(fields)
     except (KeyError, TypeError):
-        return None  # random weights have none
+        return None
 
 
 def _linears(bundle: Bundle, profile: OutlierProfile | None) -> list[LinearShadow]:
@@ -55,4 +57,25 @@ def shadow_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"INT8 costs {measured['kept']:.2f} % of perplexity on the calibration text "
             f"({measured['none']:.2f} % without shadows, {measured['full']:.2f} % with all; budget {measured['budget']:g} %)"
+        )
+
+
+def fold_report(bundle: Bundle) -> dict[str, Any]:
+    """What was folded and what it was worth, by kind of place and for every place; empty where nothing was."""
+    profile = outlier_profile(bundle)
+    if profile is None or not profile.folds:
+        return {}
+    return {
+        "by_kind": fold_totals(profile.folds),
+        "by_place": {name: asdict(fold) for name, fold in profile.folds.items()},
+    }
+
+
+def fold_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """A table with a row per kind of place."""
+    yield "channels  folded  unevenness   INT8 error before -> after"
+    for kind, row in report["by_kind"].items():
+        yield (
+            f"{kind:8} {row['folded']:3} of {row['places']:<3} {row['spread']:8.2f}x"
+            f"   {row['error_unfolded']:.1e} -> {row['error']:.1e}"
         )

@@ -68,10 +68,10 @@ def choose_folds(
     """The folds of ``layer``, whose linears read ``seen`` on sequences of ``lengths`` tokens; ``rope``: cos and sin."""
     heads = _attended(layer, seen, lengths, config, rope, pool)
     chosen = {
-        "qkv": pool.submit(fold_linear, seen["qkv"], even_rows(layer.qkv, seen["qkv"])),
+        "qkv": pool.submit(fold_linear, seen["qkv"], judged(layer, "qkv", seen["qkv"])),
         "keys": pool.submit(_fold_keys, heads, config),
         "values": pool.submit(_fold_values, heads, layer, config),
-        "gate_up": pool.submit(fold_linear, seen["gate_up"], even_rows(layer.gate_up, seen["gate_up"])),
+        "gate_up": pool.submit(fold_linear, seen["gate_up"], judged(layer, "gate_up", seen["gate_up"])),
         "products": pool.submit(fold_linear, seen["down"], layer.down),
     }
     made = {place: choice.result() for place, choice in chosen.items()}
@@ -79,11 +79,15 @@ def choose_folds(
     return FoldedLayer(factors, {place: found for place, (_, found) in made.items()})
 
 
-def even_rows(weight: np.ndarray, seen: ChannelStatistics) -> np.ndarray:
-    """``weight`` [N, K] with every row divided by the root mean square of what it gives, so that all rows matter alike.
+def judged(layer: LayerWeights, part: str, seen: ChannelStatistics) -> np.ndarray:
+    """The weight of linear ``part`` [N, K], its rows as long as they are important.
 
-    The rows of qkv and gate_up end in channels that are folded themselves: their size says nothing about their worth.
+    The rows of o and down write into the same hidden state, where a large one matters more.  Those of qkv and gate_up end
+    in channels that are folded themselves: their size says nothing, so each is divided by the level of what it gives.
     """
+    weight: np.ndarray = getattr(layer, part)
+    if part in ("o", "down"):
+        return weight
     level = channel_level(seen.thinned(_ROWS).rows() @ weight.T, 0.5).astype(np.float32)
     return np.asarray(weight / np.where(level > 0, level, 1)[:, None])
 
@@ -144,7 +148,7 @@ def _attended(
         cos, sin = (table[: len(x)] for table in rope)
         q, k, v = project_heads(x, layer, config, cos, sin)
         k = k - offset
-        return _Heads(q, k, v, attend(q, k.swapaxes(0, 1), v.swapaxes(0, 1), 0))
+        return _Heads(q, k, v, _attend(q, k, v))
 
     return list(pool.map(run, [inputs[index] for index in chosen]))
 
@@ -169,8 +173,7 @@ def _fold_keys(heads: Sequence[_Heads], config: ModelConfig) -> tuple[np.ndarray
         lost = np.zeros(config.num_kv_heads)
         length = np.zeros(config.num_kv_heads)
         for one in heads:
-            kept = rounded(one.keys / whole) * whole
-            found = attend(one.queries, kept.swapaxes(0, 1), one.values.swapaxes(0, 1), 0)
+            found = _attend(one.queries, rounded(one.keys / whole) * whole, one.values)
             lost += _energy_by_kv_head(found - one.attended, config)
             length += _energy_by_kv_head(one.attended, config)
         share = lost / np.where(length > 0, length, 1.0)
@@ -202,13 +205,18 @@ def _fold_values(heads: Sequence[_Heads], layer: LayerWeights, config: ModelConf
     def error(factors: np.ndarray) -> float:
         shaped = factors.reshape(config.num_kv_heads, config.head_dim)
         wide = for_query_heads(shaped, config)
-        attended = [attend(one.queries, one.keys.swapaxes(0, 1), rounded(one.values / shaped).swapaxes(0, 1), 0) for one in heads]
+        found = [_attend(one.queries, one.keys, rounded(one.values / shaped)) for one in heads]
         given = ChannelStatistics(config.q_size, "o")
-        given.add(np.concatenate(attended).reshape(exact.shape))
+        given.add(np.concatenate(found).reshape(exact.shape))
         return error_with_shadow(given, layer.o * wide, exact / wide)
 
     factors, fold = _best(factors_for, error, values.shape[1])
     return factors.reshape(config.num_kv_heads, config.head_dim), fold
+
+
+def _attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Attention of a whole sequence, everything float32 [T, heads, head_dim]."""
+    return attend(queries, keys.swapaxes(0, 1), values.swapaxes(0, 1), 0)
 
 
 def _pairs(x: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Import: a float model becomes a bundle, in a few sweeps over its layers.
 
     digest the source -> tokenizer, template, calibration sequences
-    -> survey: the float model on the calibration text, what each linear's outliers need
+    -> survey: the float model on the calibration text, which folds make its channels even, what each linear's outliers need
     -> choose: the INT8 model on the same text, as few shadows as the budget allows
     -> write: embedding, per layer read, quantize, write; final norm, output -> text files, float copy if wanted
     -> manifest -> rename
@@ -120,7 +120,8 @@ def import_model(
     name: what the bundle will be called (default: what the source is called).  target: a folder to write instead of
     the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one.  keep_float: put
     the float weights (float16) into the bundle.  outliers: what is done about them (default: as few shadows as the
-    budget allows).  overwrite: replace another model of this name.  notice: told what is worth a line.
+    budget allows).  fold: make uneven channels even first, by factors that cancel.  overwrite: replace another model of
+    this name.  notice: told what is worth a line.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
     Raises `UsageError` (a name that is taken), `ModelNotFound`, `InvalidModel`, `UnsupportedModel`, `HubError` or
@@ -139,6 +140,9 @@ def import_model(
     with open_model_folder(origin.folder) as folder:
         job = _Job(origin, folder, text, keep_float, outliers or Outliers(), fold, tell_progress, tell)
         state = _existing(target, job)
+        if state == "unfolded" and not overwrite:
+            tell(f"`{target.name}` was imported from this source without folds and stays as it is; `--overwrite` folds it")
+            return target
         if state == "same":
             tell(f"`{target.name}` is already imported from this source; nothing to do")
             tell_progress("unchanged", 1, 1)
@@ -173,7 +177,8 @@ def _refuse_overlap(folder: Path, target: Path) -> None:
 
 
 def _existing(target: Path, job: _Job) -> str:
-    """What stands at ``target``: none, same, damaged (same source, but bytes or float weights are lost) or other."""
+    """What stands at ``target``: none, same, unfolded (same source, its channels as uneven as they came), damaged (same
+    source, but bytes or float weights are lost) or other."""
     if not os.path.lexists(target):
         return "none"
     try:
@@ -188,6 +193,8 @@ def _existing(target: Path, job: _Job) -> str:
                 bundle.verify()
             except EdgeLLMError:
                 return "damaged"
+            if made_from.get("folds", "none") != job.folds:
+                return "unfolded" if job.fold else "other"
             return "same" if bundle.float_source() is not None else "damaged"  # the source was moved
     except EdgeLLMError:
         return "other"
@@ -237,6 +244,11 @@ class _Job:
         if self.unused:
             names = ", ".join(f"`{shown(name)}`" for name in self.unused[:3])
             notice(f"{len(self.unused)} tensors of the source are not part of this architecture: {names}")
+
+    @property
+    def folds(self) -> str:
+        """As a manifest holds it; bundles from before there were folds say nothing."""
+        return "even" if self.fold else "none"
 
     def check_unchanged(self) -> None:
         """Refuse a source whose files changed since they were digested."""
@@ -309,6 +321,7 @@ class _Job:
             "digest": self.digest,
             "calibration": self.text.digest,
             "outliers": str(self.outliers),
+            "folds": self.folds,
             "float": "source" if self.keep_float else str(origin.folder),
         }
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_llm.config import ModelConfig
 from edge_llm.convert.calibrate import LAYER_PARTS, key_offset, run_layer
-from edge_llm.convert.folds import choose_folds, fold_linear, unfolded
+from edge_llm.convert.folds import choose_folds, fold_linear, judged, unfolded
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.source import Progress
 from edge_llm.formats.safetensors import SourceFolder
@@ -79,7 +79,7 @@ def survey_model(
             states, seen = run_layer(states, layer, config, *rope, name, pool)
             folded = choose_folds(layer, seen, lengths, config, rope, pool) if fold else unfolded(config)
             layer, seen = fold_layer(layer, folded.factors, config), folded.inputs(seen, config)
-            found = {part: pool.submit(treat, seen[part], getattr(layer, part)) for part in LAYER_PARTS}
+            found = {part: pool.submit(treat, seen[part], judged(layer, part, seen[part])) for part in LAYER_PARTS}
             treatments |= {f"{name}.{part}": options.result() for part, options in found.items()}
             offsets.append(key_offset(layer, seen["qkv"], config))
             folds.append(folded.factors)

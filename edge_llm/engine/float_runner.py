@@ -16,6 +16,11 @@ from edge_llm.runner.float_path import FloatRunner
 def float_runner(bundle: Bundle, runtime: RuntimeConfig) -> Runner[Any]:
     """The float oracle over the source's own weights, which the bundle carries or remembers the place of."""
     assert runtime.context is not None
+    return FloatRunner(float_model(bundle), runtime.context)
+
+
+def float_model(bundle: Bundle) -> FloatModel:
+    """The source's own weights in memory; raises `ModelNotFound` when they are not there any more."""
     source = bundle.float_source()
     if source is None:
         raise ModelNotFound(
@@ -23,4 +28,4 @@ def float_runner(bundle: Bundle, runtime: RuntimeConfig) -> Runner[Any]:
             "with --keep-float to keep them in the bundle"
         )
     with open_model_folder(source) as opened:
-        return FloatRunner(FloatModel(opened, bundle.config), runtime.context)
+        return FloatModel(opened, bundle.config)

@@ -24,7 +24,7 @@ import numpy as np
 POWERS = (0.5, 0.75)
 """Powers that are tried, beside leaving the channels as they are."""
 _WIDEST = 2.0**40
-"""Bound on a factor beside the others' geometric mean, so that folded weights stay far from float32's ends."""
+"""Bound on a factor, so that folded weights stay far from float32's ends."""
 
 
 def channel_level(x: np.ndarray, power: float) -> np.ndarray:
@@ -45,11 +45,13 @@ def column_length(weight: np.ndarray) -> np.ndarray:
 
 
 def even_factors(level: np.ndarray, length: np.ndarray, power: float) -> np.ndarray:
-    """f of every channel, float32, of geometric mean 1; 1 where a channel or its reader is silent."""
+    """f of every channel, float32; 1 where a channel or its reader is silent.
+
+    With the power 0.5 a channel ends as loud as its reader is long: sqrt(a w) both.
+    """
     heard = (level > 0.0) & (length > 0.0)
     logs = np.zeros(level.shape)
     logs[heard] = power * np.log(level[heard]) - (1.0 - power) * np.log(length[heard])
-    logs[heard] -= logs[heard].mean() if heard.any() else 0.0
     return np.exp(np.clip(logs, -np.log(_WIDEST), np.log(_WIDEST))).astype(np.float32)
 
 

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from edge_llm.errors import NumericError
-from edge_llm.quant.scheme import LIMIT, QuantizedWeight, quantize_weight
 from edge_llm.quant.folding import Fold
+from edge_llm.quant.scheme import LIMIT, QuantizedWeight, quantize_weight
 from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, product_cost, shadow_cost
 from kernels import ThreadPool
 from kernels.linear import linear

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import LinearProfile
 from edge_llm.quant.shadow import NONE, SHADOWS, product_cost, shadow_cost
 
@@ -77,6 +78,26 @@ def totals(linears: Iterable[LinearShadow]) -> dict[str, Any]:
         "bytes": sum(linear.nbytes for linear in linears),
         "cost_share": sum(linear.cost for linear in linears)
         / sum(product_cost(linear.rows, linear.columns) for linear in linears),
+    }
+
+
+def fold_totals(folds: Mapping[str, Fold]) -> dict[str, dict[str, Any]]:
+    """What was folded, by kind of place (qkv, keys, values, gate_up, products, output), and what it was worth.
+
+    Errors are means over the layers, relative and squared, with outliers treated.
+    """
+    kinds: dict[str, list[Fold]] = {}
+    for name, fold in folds.items():
+        kinds.setdefault(name.rpartition(".")[2], []).append(fold)
+    return {
+        kind: {
+            "places": len(found),
+            "folded": sum(any(fold.powers) for fold in found),
+            "spread": max(fold.spread for fold in found),
+            "error": sum(fold.error for fold in found) / len(found),
+            "error_unfolded": sum(fold.error_unfolded for fold in found) / len(found),
+        }
+        for kind, found in kinds.items()
     }
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from edge_llm.config import ModelConfig
 from edge_llm.errors import ContextOverflow
-from edge_llm.models.reference import FloatCache, FloatModel
+from edge_llm.models.reference import FloatCache
 from edge_llm.runner.base import Cancel, Cancelled, Segment
 
 
@@ -45,13 +46,27 @@ class FloatMemory:
         return {}
 
 
+class Model(Protocol):
+    """What is run: `FloatModel`, or a twin of it of which parts are in INT8."""
+
+    config: ModelConfig
+
+    def forward(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
+        """Logits float32 [T, vocab] of ``tokens`` that follow what ``cache`` holds."""
+        ...
+
+    def states(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
+        """Normed last hidden states float32 [T, hidden] of the same."""
+        ...
+
+
 class FloatRunner:
-    """Runs a `FloatModel`; a sequence is a `FloatSequence`."""
+    """Runs a model in NumPy; a sequence is a `FloatSequence`."""
 
     chunk = 128
     """Tokens between two questions whether to stop."""
 
-    def __init__(self, model: FloatModel, context: int) -> None:
+    def __init__(self, model: Model, context: int) -> None:
         self.context = context
         self.memory = FloatMemory(model.config)
         self._model = model

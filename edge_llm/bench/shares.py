@@ -1,0 +1,150 @@
+"""Where INT8's loss comes from: the linears, the keys, the values and the output matrix, one after the other made INT8.
+
+The text runs through the bundle's own INT8 linears with float attention, float keys and values and the float output matrix;
+then with one of these in INT8 as well.  A share is what that one adds to the divergence from the float path.  Errors that
+have nothing to do with each other add up, so the shares come near the whole; a small one may be measured below zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge_llm.bench.quality import compare
+from edge_llm.config import RuntimeConfig
+from edge_llm.engine.float_runner import float_model
+from edge_llm.engine.runners import resolve
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.models.reference import FloatCache, FloatKV, FloatModel, attend, rms_norm, rotate, silu
+from edge_llm.models.rope import rope_tables
+from edge_llm.paths import find_bundle
+from edge_llm.quant.kv import rounded
+from edge_llm.quant.linear import BlockWeights
+from edge_llm.runner.float_path import FloatRunner
+from edge_llm.weights.resident import ResidentWeights
+from kernels import ThreadPool
+from kernels.layout import gather_rows
+from kernels.linear import linear
+
+MAX_TOKENS = 2048
+"""Tokens of the text that shares are measured on."""
+PLACES = ("linears", "keys", "values", "output")
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Nats per token that INT8 adds to KL(float || INT8) in each place, on ``tokens`` predicted tokens."""
+
+    linears: float
+    """All linears of the layers, and the embedding."""
+    keys: float
+    values: float
+    output: float
+    """The output matrix."""
+    tokens: int
+
+
+def measure_shares(
+    name: str | Path,
+    runtime: RuntimeConfig,
+    tokens: Sequence[int],
+    window: int,
+    bos: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Shares:
+    """The shares of the loss of the bundle ``name`` on the first `MAX_TOKENS` of ``tokens``, in `compare`'s windows.
+
+    Raises `ModelNotFound` when the bundle's float weights are gone.
+    """
+    bundle = open_bundle(find_bundle(name))
+    runtime = resolve(runtime, bundle.config)
+    assert runtime.context is not None and runtime.threads is not None
+    model, weights, pool = float_model(bundle), ResidentWeights(bundle), ThreadPool(runtime.threads)
+    oracle = FloatRunner(model, runtime.context)
+    losses = {}
+    for done, place in enumerate(PLACES):
+        if progress is not None:
+            progress(done, len(PLACES))
+        runner = FloatRunner(PartlyInt8(weights, model, pool, place), runtime.context)
+        found = compare(runner, oracle, tokens[:MAX_TOKENS], window, bos)
+        losses[place] = found.mean_kl
+    if progress is not None:
+        progress(len(PLACES), len(PLACES))
+    linears = losses.pop("linears")
+    return Shares(linears=linears, tokens=found.tokens, **{place: loss - linears for place, loss in losses.items()})
+
+
+class PartlyInt8:
+    """INT8 linears with all else in float but ``place``, one of `PLACES`.  Naive on purpose, like the float path."""
+
+    def __init__(self, weights: ResidentWeights, model: FloatModel, pool: ThreadPool, place: str) -> None:
+        self.config = model.config
+        self._weights = weights
+        self._float = model
+        self._pool = pool
+        self._place = place
+        self._rope = rope_tables(model.config, min(model.config.context, 4096))
+
+    def forward(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
+        """Logits float32 [T, vocab] of ``tokens`` that follow what ``cache`` holds."""
+        hidden = self._hidden(tokens, cache)
+        if self._place == "output":
+            return self._linear(hidden, self._weights.head, "output", "final_norm")
+        return np.asarray(self._normed(hidden) @ self._float.output.T)
+
+    def states(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
+        """Normed last hidden states float32 [T, hidden] of the same."""
+        return self._normed(self._hidden(tokens, cache))
+
+    def _normed(self, hidden: np.ndarray) -> np.ndarray:
+        return rms_norm(hidden, self._float.final_norm, self.config.norm_eps)
+
+    def _hidden(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
+        table = self._weights.embedding
+        ids = np.asarray(tokens, np.int64)
+        x = np.asarray(gather_rows(table.tiles, ids, table.columns) * table.weight_scale[ids, None], np.float32)
+        x[:, table.hot_index] = table.hot_weight[:, ids].T
+        end = cache.length + len(ids)
+        if end > len(self._rope[0]):
+            self._rope = rope_tables(self.config, min(self.config.context, 2 * end))
+        for index, past in enumerate(cache.layers):
+            x = self._layer(x, self._weights.layer(index), past)
+        return x
+
+    def _layer(self, x: np.ndarray, layer: BlockWeights, past: FloatKV) -> np.ndarray:
+        config, gains, start = self.config, layer.gains, past.length
+        qkv = self._linear(x, layer, "qkv", "attention_norm").reshape(len(x), -1, config.head_dim)
+        q, k, v = np.split(qkv, [config.num_heads, config.num_heads + config.num_kv_heads], axis=1)
+        if config.qk_norm:
+            q, k = rms_norm(q, gains["q_norm"], config.norm_eps), rms_norm(k, gains["k_norm"], config.norm_eps)
+        cos, sin = (table[start : start + len(x)] for table in self._rope)
+        k = rotate(k, cos, sin) - gains["k_offset"]
+        kept = past.append(
+            rounded(k) if self._place == "keys" else k,
+            rounded(v) if self._place == "values" else v,
+        )
+        attended = attend(rotate(q, cos, sin), *kept, start).reshape(len(x), -1)
+        x = x + self._linear(attended, layer, "o")
+        gate, up = np.split(self._linear(x, layer, "gate_up", "mlp_norm"), 2, axis=1)
+        return x + self._linear(silu(gate) * up, layer, "down")
+
+    def _linear(self, x: np.ndarray, block: BlockWeights, name: str, norm: str = "") -> np.ndarray:
+        w = block.linears[name]
+        return linear(
+            np.ascontiguousarray(x, np.float32),
+            w.tiles,
+            w.rows,
+            w.input_scale,
+            w.scale,
+            w.row_sum,
+            w.hot_index,
+            w.hot_weight,
+            self._pool,
+            bias=w.bias,
+            shadow=w.residual,
+            gain=block.gains[norm] if norm else None,
+            eps=self.config.norm_eps,
+        )
