@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from plants import PLANTS, PlantedModel  # noqa: E402
 from shadow import cost_share  # noqa: E402
+from uneven import main as uneven  # noqa: E402
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 STRONGEST = (
@@ -235,3 +236,14 @@ def test_the_shares_of_the_loss_add_up(sources, family):
     shares = measure_shares(folder, runtime, ids, 128, tokenizer.bos_id)
     assert shares.linears + shares.keys + shares.values + shares.output == pytest.approx(whole, rel=0.3)
     assert shares.linears > 0 and shares.output > 0
+
+
+def test_the_benchmark_reports_a_model_as_it_is(sources, tmp_path):
+    results = tmp_path / "found.md"
+    arguments = [sources["llama"], "--text", ROOT / "README.md", "--tokens", 300, "--as-it-is", "--results", results]
+    assert uneven([str(one) for one in arguments]) == 0
+    lines = results.read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("| nothing")]
+    assert [row[2] for row in rows] == ["no", "yes"]
+    assert all(0 < float(row[3]) < 0.05 for row in rows)
+    assert any(line.startswith("keys") for line in lines)
