@@ -1,6 +1,6 @@
 """Messages become a prompt: a model's chat template, found beside its tokenizer, rendered and encoded.
 
-The template is a Jinja program that came with the model; `edge_llm.text.sandbox` runs it.
+The template is a Jinja program that came with the model; `edge_llm.text.rendering` runs it.
 
     template = ChatTemplate.from_folder(folder, tokenizer)
     ids = encode_chat(template, tokenizer, [{"role": "user", "content": "Hi"}])
@@ -11,21 +11,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_llm.errors import InvalidTokenizer, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.strict_json import read_object
+from edge_llm.text.rendering import TemplateProcess
 from edge_llm.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from edge_llm.text.sandbox import SandboxedTemplate
-
 MAX_TEMPLATE_BYTES = 1 << 20
-MAX_TAGS = 20_000
-"""Opening `{{`, `{%` and `{#` in a template; real ones have some hundred."""
 MAX_OUTPUT = 16 << 20
 """Characters of one prompt."""
 
@@ -54,8 +49,7 @@ class ChatTemplate:
         self._specials = {"bos_token": "", "eos_token": ""} | dict(specials or {})
         if len(source.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
             raise InvalidTokenizer(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_BYTES}")
-        if source.count("{{") + source.count("{%") + source.count("{#") > MAX_TAGS:
-            raise InvalidTokenizer(f"the chat template has more than {MAX_TAGS} tags")
+        self._process = TemplateProcess(source)
 
     @classmethod
     def default(cls, bos: str = "") -> ChatTemplate:
@@ -88,9 +82,9 @@ class ChatTemplate:
         for name in variables:
             if name in _RESERVED or name in self._specials:
                 raise UsageError(f"the template variable `{shown(name)}` cannot be set", param="chat_template_kwargs")
-        values = self._specials | variables
+        values = {"tools": None, "documents": None} | self._specials | variables
         values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        text = self._compiled.render(values, max_output)
+        text = self._process.render(values, max_output)
         if not text:
             raise InvalidTokenizer("the model's chat template made an empty prompt of these messages")
         return text
@@ -104,12 +98,6 @@ class ChatTemplate:
             return
         if probe not in text:
             raise InvalidTokenizer("the model's chat template leaves out what the user says")
-
-    @cached_property
-    def _compiled(self) -> SandboxedTemplate:
-        from edge_llm.text.sandbox import SandboxedTemplate  # Jinja is slow to import, and only a chat needs it
-
-        return SandboxedTemplate(self.source)
 
 
 def find_template(folder: Path) -> str | None:
