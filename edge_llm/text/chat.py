@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_llm.errors import InvalidTokenizer, UsageError
+from edge_llm.errors import ContextOverflow, InvalidTokenizer, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.strict_json import read_object
 from edge_llm.text.rendering import TemplateProcess
@@ -122,14 +122,18 @@ def encode_chat(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool = True,
+    *,
+    most: int | None = None,
     **variables: Any,
 ) -> list[int]:
     """Token ids of the rendered prompt, where only the template's own control tokens become control tokens.
 
     Text inside ``messages`` or ``variables`` that spells one stays text: each such spelling travels through the
-    template as a random word, and is put back when the template's control tokens have been told apart.
+    template as a random word, and is put back when the template's control tokens have been marked.  Raises
+    `ContextOverflow` as soon as there are more than ``most`` ids, before rendering where the messages alone say so.
     """
-    spelled = re.compile("|".join(map(re.escape, sorted(tokenizer.special_texts, key=len, reverse=True))) or r"(?!)")
+    if most is not None:
+        _check_length(messages, tokenizer, most)
     word = os.urandom(12).hex()
     found: list[str] = []
 
@@ -137,21 +141,19 @@ def encode_chat(
         found.append(match[0])
         return f"{word}x{len(found) - 1}x"
 
-    hidden = _replaced({"messages": list(messages), **variables}, lambda text: spelled.sub(hide, text))
+    hidden = _replaced({"messages": list(messages), **variables}, lambda text: tokenizer.spelled.sub(hide, text))
     text = template.render(hidden.pop("messages"), add_generation_prompt, **hidden)
     if not found:
-        return tokenizer.encode(text, parse_special=True)
-    ids: list[int] = []
-    end = 0
-    for control in [*spelled.finditer(text), None]:
-        piece = text[end : control.start()] if control else text[end:]
-        piece = re.sub(rf"{word}x(\d+)x", lambda match: found[int(match[1])], piece)
-        ids += tokenizer.encode(piece) if piece else []
-        if control:
-            token = tokenizer.token_id(control[0])
-            ids += [] if token is None else [token]
-            end = control.end()
-    return ids
+        return tokenizer.encode(text, parse_special=True, most=most)
+    shown_again = re.sub(rf"{word}x(\d+)x", lambda match: found[int(match[1])], tokenizer.marked(text))
+    return tokenizer.encode(shown_again, most=most)
+
+
+def _check_length(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, most: int) -> None:
+    contents = [message.get("content") for message in messages]
+    least = sum(tokenizer.least_tokens(content) for content in contents if isinstance(content, str))
+    if least > most:
+        raise ContextOverflow(least, most, at_least=True)
 
 
 def _replaced(value: Any, change: Callable[[str], str]) -> Any:
