@@ -5,6 +5,7 @@ Ids are those of the catalogue of bad inputs: A safetensors, C config and index,
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from typing import Any, NamedTuple
@@ -286,7 +287,37 @@ def split_by(regex: str) -> bytes:
     return tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]})
 
 
+def replacing(*steps: tuple[str, str], regex: bool = False) -> bytes:
+    kind = "Regex" if regex else "String"
+    parts = [{"type": "Replace", "pattern": {kind: old}, "content": new} for old, new in steps]
+    return tokenizer(normalizer={"type": "Sequence", "normalizers": parts})
+
+
+def charsmap(longest: int) -> bytes:
+    """SentencePiece's table with an empty trie and one text."""
+    table = (4).to_bytes(4, "little") + bytes(4) + b"x" * longest + b"\0"
+    return tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()})
+
+
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+GROWING = [
+    BadTokenizer("D25-long-replacement", replacing(("a", "a" * 1000)), "128 times as long"),
+    BadTokenizer("D25-chain-of-replacements", replacing(*[("a", "aaaaaaaa")] * 9), "128 times as long"),
+    BadTokenizer("D25-regex-that-matches-nothing", replacing(("", "x" * 200), regex=True), "128 times as long"),
+    BadTokenizer("D25-empty-pattern", replacing(("", "x" * 200)), "128 times as long"),
+    BadTokenizer("D25-long-prepended", tokenizer(normalizer={"type": "Prepend", "prepend": "x" * 1_000_000}), "128 times"),
+    BadTokenizer("D25-levels-of-bytes", tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [LEVEL] * 30}),
+                 "128 times as long"),
+    BadTokenizer("D25-nested-sequences", tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [
+        {"type": "Sequence", "pretokenizers": [LEVEL] * 5}] * 6}), "128 times as long"),
+    BadTokenizer("D25-many-steps", replacing(*[("a", "b")] * 1000), "1001 steps"),
+    BadTokenizer("D25-long-affix", tokenizer_model(continuing_subword_prefix="x" * 1000, merges=[]), "continuing_subword_prefix"),
+    BadTokenizer("D25-table-of-long-texts", charsmap(100_000), "128 times as long|cannot be used"),
+]
+
+
 TOKENIZERS = [
+    *GROWING,
     BadTokenizer("D1-empty", b"", "cannot be used"),
     BadTokenizer("D1-truncated", tokenizer()[:-100], "cannot be used"),
     BadTokenizer("D1-list", b"[]", "cannot be used"),

@@ -159,10 +159,9 @@ class Tokenizer:
     def _add_marks(self) -> None:
         secret = secrets.token_hex(12)
         marks = {content: f"{secret}x{number}x" for number, content in enumerate(self._special)}
+        # a mark takes the spaces that its token takes; it is found wherever it stands, or its letters would be a text
         self._backend.add_tokens([
-            tokenizers.AddedToken(
-                marks[content], single_word=token.single_word, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False
-            )
+            tokenizers.AddedToken(marks[content], lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)
             for content, token in self._special.items()
         ])
         self._marked = {self._backend.token_to_id(mark): self._backend.token_to_id(content) for content, mark in marks.items()}
