@@ -311,7 +311,8 @@ GROWING = [
     BadTokenizer("D25-nested-sequences", tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [
         {"type": "Sequence", "pretokenizers": [LEVEL] * 5}] * 6}), "128 times as long"),
     BadTokenizer("D25-many-steps", replacing(*[("a", "b")] * 1000), "1001 steps"),
-    BadTokenizer("D25-long-affix", tokenizer_model(continuing_subword_prefix="x" * 1000, merges=[]), "continuing_subword_prefix"),
+    BadTokenizer("D25-long-affix", tokenizer_model(continuing_subword_prefix="x" * 1000, merges=[]),
+                 "continuing_subword_prefix"),
     BadTokenizer("D25-table-of-long-texts", charsmap(100_000), "128 times as long|cannot be used"),
 ]
 

@@ -23,9 +23,11 @@ from typing import Any
 import pytest
 import tokenizers
 from bad_models import ESCAPES, TEMPLATES, BadTemplate
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from model_files import byte_level_tokenizer, write_json, write_tokenizer
 
-from edge_llm.errors import EdgeLLMError, InvalidTokenizer, Overloaded, UsageError
+from edge_llm.errors import ContextOverflow, EdgeLLMError, InvalidTokenizer, Overloaded, UsageError
 from edge_llm.text import chat, rendering, sandbox
 from edge_llm.text.chat import ChatTemplate, encode_chat, find_template
 from edge_llm.text.tokenizer import SpecialTokens, Tokenizer
@@ -387,6 +389,40 @@ def test_only_the_template_makes_control_tokens() -> None:
         for token in (start, end, 271):
             assert ids.count(token) == harmless.count(token)
         assert ours.decode(ids, skip_special=False) == chat_template.render(messages, **variables)
+
+
+def metaspace(scheme: str, controls: tuple[str, ...]) -> Tokenizer:
+    """A tokenizer that writes spaces as ▁ and puts one before a text (by ``scheme``), with ``controls`` as control tokens."""
+    raw = byte_level_tokenizer()
+    step = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    raw["model"]["vocab"]["▁"] = 277
+    raw["model"]["unk_token"] = "▁"
+    raw["added_tokens"] = [{"id": 278 + i, "content": content, **flags} for i, content in enumerate(controls)]
+    raw |= {"pre_tokenizer": step, "decoder": step}
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(raw)), 280)
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+@settings(max_examples=25, deadline=None)
+@given(contents=st.lists(st.lists(st.sampled_from(["a", " b", "<X>", "the ", " "]), max_size=6).map("".join), max_size=3))
+def test_a_spelled_control_token_changes_nothing_around_it(scheme: str, contents: list[str]) -> None:
+    """<C> is the template's and <X> is spelled: as if <X> were no control token at all."""
+    both, without = metaspace(scheme, ("<C>", "<X>")), metaspace(scheme, ("<C>",))
+    messages = [{"role": "user", "content": content} for content in contents]
+    assert encode_chat(TURNS, both, messages) == without.encode(TURNS.render(messages), parse_special=True)
+
+
+TURNS = template("a{% for m in messages %}<C>{{ m.content }}<C> b{% endfor %}<C>")
+
+
+def test_messages_that_cannot_fit_are_refused_before_they_are_rendered() -> None:
+    never = template("{{ raise_exception('rendered') }}")
+    with pytest.raises(ContextOverflow, match="at least"):
+        encode_chat(never, tokenizer(), [{"role": "user", "content": "x" * 1_000_000}], most=4096)
+    with pytest.raises(ContextOverflow, match="at least"):
+        encode_chat(template("{{ messages[0].content * 1000 }}"), tokenizer(), [USER], most=4096)
+    assert len(encode_chat(template("{{ messages[0].content }}"), tokenizer(), [USER], most=12)) == 12
 
 
 def test_without_spelled_tokens_the_prompt_is_encoded_as_a_whole() -> None:

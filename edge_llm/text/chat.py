@@ -16,9 +16,8 @@ from typing import Any
 
 from edge_llm.errors import ContextOverflow, InvalidTokenizer, UsageError
 from edge_llm.files import read_file, shown
-from edge_llm.strict_json import read_object
 from edge_llm.text.rendering import TemplateProcess
-from edge_llm.text.tokenizer import Tokenizer
+from edge_llm.text.tokenizer import Tokenizer, read_config
 
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_OUTPUT = 16 << 20
@@ -169,7 +168,7 @@ def _replaced(value: Any, change: Callable[[str], str]) -> Any:
 
 def _tokenizer_config(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    return read_object(path, error=InvalidTokenizer) if path.exists() else {}
+    return read_config(path) if path.exists() else {}
 
 
 def _named_tokens(folder: Path) -> dict[str, str]:

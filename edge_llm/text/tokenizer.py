@@ -12,7 +12,6 @@ byte tokens into U+FFFD, only the bytes that are wrong become U+FFFD here.
 from __future__ import annotations
 
 import codecs
-import json
 import re
 import secrets
 import threading
@@ -24,13 +23,17 @@ from typing import Any
 
 import tokenizers
 
-from edge_llm.errors import ContextOverflow, InvalidTokenizer, ModelNotFound, UnsupportedModel, UsageError
+from edge_llm.errors import ContextOverflow, InvalidTokenizer, ModelNotFound, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.strict_json import read_object
 from edge_llm.text.growth import text_growth
+from edge_llm.text.pieces import Pieces
 from edge_llm.text.windows import WINDOW, window_ids
 
 MAX_FILE_BYTES = 64 << 20
+MAX_CONFIG_BYTES = 8 << 20
+MAX_CONFIG_VALUES = 400_000
+"""Of a tokenizer_config.json, which may list every added token."""
 MAX_EOS_TOKENS = 64
 MAX_ADDED_TOKEN = 1024
 """Characters of one added token."""
@@ -57,7 +60,7 @@ class Tokenizer:
         self._backend = backend
         self._lock = threading.Lock()  # the backend's parse-special switch is state
         self._window = WINDOW * 8 // max(8, text_growth(backend))
-        self._pieces = _Pieces(backend)
+        self._pieces = Pieces(backend)
         self._bytes: dict[int, bytes] = {}
         backend.no_truncation()
         backend.no_padding()
@@ -102,7 +105,7 @@ class Tokenizer:
             raise ModelNotFound(
                 f"no tokenizer.json in `{shown(folder)}`; save the model's fast tokenizer there (`tokenizer.save_pretrained`)"
             )
-        configs = [read_object(folder / name, error=InvalidTokenizer) for name in _CONFIGS if (folder / name).exists()]
+        configs = [read_config(folder / name) for name in _CONFIGS if (folder / name).exists()]
         backend = _load(path)
         return cls(backend, vocab_size, special_tokens(configs, backend.token_to_id))
 
@@ -268,70 +271,9 @@ class IncrementalDecoder:
         return text
 
 
-class _Pieces:
-    """How a token's written form becomes bytes, read from the decoder section of a tokenizer.json."""
-
-    def __init__(self, backend: Any) -> None:
-        self.strip_start = 0
-        self.strip_content = " "
-        self._byte_level = False
-        self._byte_fallback = False
-        self._replace: list[tuple[str, str]] = []
-        self._dropped_first: str | None = None
-        if backend.decoder is None:
-            raise UnsupportedModel("the tokenizer has no decoder; save the model's own tokenizer.json again")
-        step = json.loads(backend.decoder.__getstate__())
-        for part in step["decoders"] if step["type"] == "Sequence" else [step]:
-            self._take(part)
-
-    def _take(self, part: dict[str, Any]) -> None:
-        kind = part["type"]
-        if kind == "ByteLevel":
-            self._byte_level = True
-        elif kind == "ByteFallback":
-            self._byte_fallback = True
-        elif kind == "Metaspace":
-            self._replace.append((part["replacement"], " "))
-            if part.get("prepend_scheme", "always") != "never":
-                self._dropped_first = part["replacement"]
-        elif kind == "Replace" and "String" in part["pattern"]:
-            self._replace.append((part["pattern"]["String"], part["content"]))
-        elif kind == "Strip" and part["stop"] == 0:
-            self.strip_start, self.strip_content = part["start"], part["content"]
-        elif kind != "Fuse":
-            raise UnsupportedModel(
-                f"the tokenizer's decoder `{shown(json.dumps(part))}` does not run here; "
-                "byte-level and SentencePiece-style ones do"
-            )
-
-    def to_bytes(self, text: str) -> bytes:
-        if self._byte_level:
-            try:
-                return bytes([_BYTE_OF[c] for c in text])
-            except KeyError:
-                return text.encode()
-        if self._byte_fallback and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-            try:
-                return bytes([int(text[3:5], 16)])
-            except ValueError:
-                pass
-        for old, new in self._replace:
-            text = text.replace(old, new)
-        return text.encode()
-
-    def first_bytes(self, text: str, data: bytes) -> bytes:
-        """Bytes of a text's first token: a Metaspace decoder drops its spaces."""
-        return data if self._dropped_first is None else self.to_bytes(text.replace(self._dropped_first, ""))
-
-
-def _byte_alphabet() -> dict[str, int]:
-    # GPT-2's printable stand-ins: a byte that is a visible Latin-1 character is itself, the others follow from U+0100
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
+def read_config(path: Path) -> dict[str, Any]:
+    """The JSON object in one of the small files beside a tokenizer."""
+    return read_object(path, error=InvalidTokenizer, max_bytes=MAX_CONFIG_BYTES, max_values=MAX_CONFIG_VALUES)
 
 
 def special_tokens(configs: Sequence[dict[str, Any]], token_id: Callable[[str], int | None]) -> SpecialTokens:
