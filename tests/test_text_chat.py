@@ -419,7 +419,9 @@ TURNS = template("a{% for m in messages %}<C>{{ m.content }}<C> b{% endfor %}<C>
 def test_messages_that_cannot_fit_are_refused_before_they_are_rendered() -> None:
     never = template("{{ raise_exception('rendered') }}")
     with pytest.raises(ContextOverflow, match="at least"):
-        encode_chat(never, tokenizer(), [{"role": "user", "content": "x" * 1_000_000}], most=4096)
+        encode_chat(never, tokenizer(), [USER, {"role": "user", "content": "x" * (1 << 20)}], most=4096)
+    with pytest.raises(UsageError, match="rendered"):  # it need not be all of what is said
+        encode_chat(never, tokenizer(), [USER, {"role": "user", "content": "x" * 1_000_000}], most=4096)
     with pytest.raises(ContextOverflow, match="at least"):
         encode_chat(template("{{ messages[0].content * 1000 }}"), tokenizer(), [USER], most=4096)
     assert len(encode_chat(template("{{ messages[0].content }}"), tokenizer(), [USER], most=12)) == 12

@@ -20,6 +20,8 @@ from edge_llm.text.rendering import TemplateProcess
 from edge_llm.text.tokenizer import Tokenizer, read_config
 
 MAX_TEMPLATE_BYTES = 1 << 20
+MAX_UNCOUNTED = 1 << 20
+"""Characters of messages that are rendered before anyone knows whether they fit into the context."""
 MAX_OUTPUT = 16 << 20
 """Characters of one prompt."""
 
@@ -129,7 +131,7 @@ def encode_chat(
 
     Text inside ``messages`` or ``variables`` that spells one stays text: each such spelling travels through the
     template as a random word, and is put back when the template's control tokens have been marked.  Raises
-    `ContextOverflow` as soon as there are more than ``most`` ids, before rendering where the messages alone say so.
+    `ContextOverflow` as soon as there are more than ``most`` ids, for very long messages before they are rendered.
     """
     if most is not None:
         _check_length(messages, tokenizer, most)
@@ -150,9 +152,14 @@ def encode_chat(
 
 def _check_length(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, most: int) -> None:
     contents = [message.get("content") for message in messages]
-    least = sum(tokenizer.least_tokens(content) for content in contents if isinstance(content, str))
-    if least > most:
-        raise ContextOverflow(least, most, at_least=True)
+    texts = [content for content in contents if isinstance(content, str)]
+    if sum(map(len, texts)) <= MAX_UNCOUNTED:
+        return
+    found = 0
+    for text in texts:
+        found += tokenizer.count(text, most - found)
+        if found > most:
+            raise ContextOverflow(found, most, at_least=True)
 
 
 def _replaced(value: Any, change: Callable[[str], str]) -> Any:

@@ -68,7 +68,6 @@ class Tokenizer:
             backend.model.dropout = None  # a training aid that makes encoding random
         added = backend.get_added_tokens_decoder()
         _check_ids(backend, vocab_size, added)
-        self._longest = max(map(len, backend.get_vocab(True)))
         self._special = {token.content: token for token in added.values() if token.special}
         self._marks: dict[str, str] = {}
         self._marked: dict[int, int] = {}
@@ -170,9 +169,14 @@ class Tokenizer:
         self._marked = {self._backend.token_to_id(mark): self._backend.token_to_id(content) for content, mark in marks.items()}
         self._marks = marks
 
-    def least_tokens(self, text: str) -> int:
-        """A number of tokens that ``text`` cannot have less than, from its length alone."""
-        return len(text) // self._longest
+    def count(self, text: str, most: int) -> int:
+        """How many tokens ``text`` has; some number above ``most``, as soon as there are more than that."""
+        found = 0
+        for ids in window_ids(partial(self._encoding, parse_special=False), text, self._window):
+            found += len(ids)
+            if found > most:
+                break
+        return found
 
     def _encoding(self, text: str, *, parse_special: bool) -> Any:
         with self._lock:
