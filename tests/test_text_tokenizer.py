@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import tokenizers
-from bad_models import TOKENIZERS, BadTokenizer, split_by
+from bad_models import TOKENIZERS, BadTokenizer, charsmap, split_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_files import MERGES, SPECIALS, VOCAB_SIZE, byte_level_tokenizer, write_json, write_tokenizer
 
 from edge_llm.errors import ContextOverflow, EdgeLLMError, InvalidTokenizer, ModelNotFound, UsageError
-from edge_llm.text.growth import text_growth
+from edge_llm.text.growth import text_growth, window_for
 from edge_llm.text.tokenizer import IncrementalDecoder, SpecialTokens, Tokenizer
 from edge_llm.text.windows import window_ids
 
@@ -426,6 +426,17 @@ def test_pieces_are_the_bytes_of_the_text(kind: str, ids: list[int], continues: 
 def test_no_text_grows_more_than_its_steps_say(step: dict[str, Any], text: str) -> None:
     backend = tokenizers.Tokenizer.from_str(json.dumps(byte_level_tokenizer() | {"normalizer": step, "pre_tokenizer": None}))
     assert len(backend.normalizer.normalize_str(text).encode()) <= text_growth(backend) * len(text.encode()) + 64
+
+
+def test_the_steps_of_known_families_are_taken() -> None:
+    space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    twice = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+    table = json.loads(charsmap(33))["normalizer"]
+    steps = {"type": "Sequence", "normalizers": [table, twice]}
+    tables = byte_level_tokenizer() | {"normalizer": steps, "pre_tokenizer": space}
+    growths = [text_growth(tokenizers.Tokenizer.from_str(json.dumps(raw))) for raw in (*STYLES.values(), tables)]
+    assert growths == [2, 6, 3, 4, 4, 4, 33 * 4 * 4]
+    assert [window_for(growth, 8192) for growth in growths] == [8192] * 6 + [496]
 
 
 def test_a_tokenizer_that_grows_texts_encodes_them_in_smaller_windows(tmp_path: Path) -> None:

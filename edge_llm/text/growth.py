@@ -13,8 +13,8 @@ from typing import Any
 from edge_llm.errors import InvalidTokenizer
 from edge_llm.files import shown
 
-MAX_GROWTH = 128
-"""Bytes that one byte may become; real tokenizers stay below 40."""
+MAX_GROWTH = 600
+"""Bytes that one byte may become at most; 2 to 6 in the tokenizers of most models, some hundred with SentencePiece's tables."""
 MAX_STEPS = 32
 MAX_STEPS_BYTES = 8 << 20
 """JSON of all steps; the tables of SentencePiece have some 300 KB."""
@@ -45,6 +45,11 @@ def text_growth(backend: Any) -> int:
                 f"the tokenizer's step `{shown(json.dumps(step), 60)}` can make a text more than {MAX_GROWTH} times as long"
             )
     return growth
+
+
+def window_for(growth: int, window: int) -> int:
+    """Characters that are encoded at once where a byte may become ``growth`` bytes: ``window`` for all that is usual."""
+    return min(window, 32 * window // growth)
 
 
 def _steps(component: Any) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ import tokenizers
 from edge_llm.errors import ContextOverflow, InvalidTokenizer, ModelNotFound, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.strict_json import read_object
-from edge_llm.text.growth import text_growth
+from edge_llm.text.growth import text_growth, window_for
 from edge_llm.text.pieces import Pieces
 from edge_llm.text.windows import WINDOW, window_ids
 
@@ -59,7 +59,7 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self._backend = backend
         self._lock = threading.Lock()  # the backend's parse-special switch is state
-        self._window = WINDOW * 8 // max(8, text_growth(backend))
+        self._window = window_for(text_growth(backend), WINDOW)
         self._pieces = Pieces(backend)
         self._bytes: dict[int, bytes] = {}
         backend.no_truncation()
