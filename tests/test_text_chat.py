@@ -680,6 +680,12 @@ def test_messages_nested_too_deeply() -> None:
         template("{{ 1 }}").render([{"role": "user", "content": nested}])
 
 
+@pytest.mark.parametrize("value", [object(), b"bytes", {1, 2}, {("a",): 1}, 10**5000], ids=lambda value: type(value).__name__)
+def test_messages_that_are_no_plain_data(value: Any) -> None:
+    with pytest.raises(UsageError, match="plain data"):
+        template("{{ 1 }}").render([{"role": "user", "content": value}])
+
+
 @pytest.mark.parametrize("name", ["messages_", "tools", "enable_thinking"])
 def test_variables_may_be_anything_else(name: str) -> None:
     assert template("{{ %s }}" % name).render([USER], **{name: "v"}) == "v"  # noqa: UP031

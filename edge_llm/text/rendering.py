@@ -152,9 +152,9 @@ class _Worker:
 def _frame(request: dict[str, Any]) -> bytes:
     try:
         return json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    except (RecursionError, ValueError):
+    except RecursionError:
         raise UsageError("the messages are nested too deeply", param="messages") from None
-    except TypeError as failure:
+    except (TypeError, ValueError) as failure:
         raise UsageError(f"the messages must be plain data: {shown(failure)}", param="messages") from None
 
 
