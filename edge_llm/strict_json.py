@@ -75,9 +75,12 @@ def parse_object(data: bytes, name: str, *, error: type[EdgeLLMError] = InvalidM
     return value
 
 
-def read_object(path: Path, *, error: type[EdgeLLMError] = InvalidModel, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+def read_object(
+    path: Path, *, error: type[EdgeLLMError] = InvalidModel, max_bytes: int = MAX_BYTES, max_values: int = MAX_VALUES
+) -> dict[str, Any]:
     """The JSON object in the file ``path``."""
-    return parse_object(read_file(path, max_bytes, error=error), str(path), error=error, max_bytes=max_bytes)
+    data = read_file(path, max_bytes, error=error)
+    return parse_object(data, str(path), error=error, max_bytes=max_bytes, max_values=max_values)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

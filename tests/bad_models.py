@@ -5,6 +5,7 @@ Ids are those of the catalogue of bad inputs: A safetensors, C config and index,
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from typing import Any, NamedTuple
@@ -286,7 +287,38 @@ def split_by(regex: str) -> bytes:
     return tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]})
 
 
+def replacing(*steps: tuple[str, str], regex: bool = False) -> bytes:
+    kind = "Regex" if regex else "String"
+    parts = [{"type": "Replace", "pattern": {kind: old}, "content": new} for old, new in steps]
+    return tokenizer(normalizer={"type": "Sequence", "normalizers": parts})
+
+
+def charsmap(longest: int) -> bytes:
+    """SentencePiece's table with an empty trie and one text."""
+    table = (4).to_bytes(4, "little") + bytes(4) + b"x" * longest + b"\0"
+    return tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()})
+
+
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+GROWING = [
+    BadTokenizer("D25-long-replacement", replacing(("a", "a" * 1000)), "600 times as long"),
+    BadTokenizer("D25-chain-of-replacements", replacing(*[("a", "aaaaaaaa")] * 9), "600 times as long"),
+    BadTokenizer("D25-regex-that-matches-nothing", replacing(("", "x" * 2000), regex=True), "600 times as long"),
+    BadTokenizer("D25-empty-pattern", replacing(("", "x" * 2000)), "600 times as long"),
+    BadTokenizer("D25-long-prepended", tokenizer(normalizer={"type": "Prepend", "prepend": "x" * 1_000_000}), "600 times"),
+    BadTokenizer("D25-levels-of-bytes", tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [LEVEL] * 30}),
+                 "600 times as long"),
+    BadTokenizer("D25-nested-sequences", tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [
+        {"type": "Sequence", "pretokenizers": [LEVEL] * 5}] * 6}), "600 times as long"),
+    BadTokenizer("D25-many-steps", replacing(*[("a", "b")] * 1000), "1001 steps"),
+    BadTokenizer("D25-long-affix", tokenizer_model(continuing_subword_prefix="x" * 1000, merges=[]),
+                 "continuing_subword_prefix"),
+    BadTokenizer("D25-table-of-long-texts", charsmap(100_000), "600 times as long|cannot be used"),
+]
+
+
 TOKENIZERS = [
+    *GROWING,
     BadTokenizer("D1-empty", b"", "cannot be used"),
     BadTokenizer("D1-truncated", tokenizer()[:-100], "cannot be used"),
     BadTokenizer("D1-list", b"[]", "cannot be used"),
@@ -329,18 +361,19 @@ TEMPLATES = [
     BadTemplate("D15-open-block", "{% if %}", message="Expected an expression"),
     BadTemplate("D15-open-variable", "{{ messages"),
     BadTemplate("D15-unknown-tag", "{% do messages %}", message="do"),
-    BadTemplate("D15-unknown-filter", "{{ messages | center }}", message="center"),
+    BadTemplate("D15-unknown-filter", "{{ messages | centre }}", message="centre"),
     BadTemplate("D15-unknown-test", "{{ messages is nice }}", message="nice"),
     BadTemplate("D16-raises", "{{ raise_exception('roles must alternate') }}", UsageError, "roles must alternate"),
     BadTemplate("D16-raises-a-lot", "{{ raise_exception('no ' * 100000) }}", UsageError, r"no no .{,600}$"),
+    BadTemplate("D16-raises-a-list", "{{ raise_exception([['no'] * 1000] * 100000) }}", message="memory|time"),
     BadTemplate("D16-raises-lines", "{{ raise_exception('a\\nb\x1b[31m') }}", UsageError, r"a\\nb\\x1b\[31m"),
     BadTemplate("D17-range-1e10", "{% for i in range(10**10) %}x{% endfor %}", message="range"),
-    BadTemplate("D17-nested-ranges", LOOP * 5 + "x" + END * 5, message="steps|seconds|characters"),
-    BadTemplate("D17-nested-silent", LOOP * 5 + END * 5, message="steps|seconds"),
+    BadTemplate("D17-nested-ranges", LOOP * 5 + "x" + END * 5, message="processor time|characters"),
+    BadTemplate("D17-nested-silent", LOOP * 5 + END * 5, message="processor time"),
     BadTemplate("D17-range-as-list", "{{ (range(1000000) | list + range(1000000) | list) * 100 }}"),
-    BadTemplate("D18-repeat", "{{ 'a' * 10**10 }}", message="too much text"),
-    BadTemplate("D18-repeat-from-left", "{{ 10**10 * 'a' }}", message="too much text"),
-    BadTemplate("D18-repeat-list", "{{ [1] * 10**10 }}", message="too much text"),
+    BadTemplate("D18-repeat", "{{ 'a' * 10**10 }}", message="memory"),
+    BadTemplate("D18-repeat-from-left", "{{ 10**10 * 'a' }}", message="memory"),
+    BadTemplate("D18-repeat-list", "{{ [1] * 10**10 }}", message="memory"),
     BadTemplate("D18-doubling-tilde", "{% set n = namespace(s='ab') %}" + LOOP + "{% set n.s = n.s ~ n.s %}" + END),
     BadTemplate("D18-doubling-plus", "{% set n = namespace(s='ab') %}" + LOOP + "{% set n.s = n.s + n.s %}" + END),
     BadTemplate("D18-doubling-replace",
@@ -365,28 +398,45 @@ TEMPLATES = [
     BadTemplate("D18-many-slices",
                 "{% set big = 'a' * 1000000 %}{% set n = namespace(l=[]) %}" + LOOP
                 + "{% set n.l = n.l + [big[i:]] %}" + END),
-    BadTemplate("D18-power", "{{ 2 ** 100000 }}", message="1024 bits"),
+    BadTemplate("D18-power", "{{ 2 ** 100000 }}", message="digits"),
     BadTemplate("D18-squaring", "{% set n = namespace(x=3) %}" + LOOP + "{% set n.x = n.x * n.x %}" + END,
-                message="1024 bits"),
-    BadTemplate("D18-format-width", "{{ '%1000000000d' % 1 }}", message="%"),
-    BadTemplate("D18-center", "{{ 'a'.center(10**10) }}", message="center"),
-    BadTemplate("D18-zfill", "{{ 'a'.zfill(10**10) }}", message="zfill"),
-    BadTemplate("D18-expandtabs", "{{ '\\t'.expandtabs(10**10) }}", message="expandtabs"),
-    BadTemplate("D18-to-bytes", "{{ (1).to_bytes(10**10) }}", message="to_bytes"),
-    BadTemplate("D18-indent", "{{ ('a\\n' * 1000000) | indent(10**9) }}", message="too much text"),
+                message="processor time"),
+    BadTemplate("D18-percent-width", "{{ '%1000000000d' % 1 }}", message="memory"),
+    BadTemplate("D18-format-width", "{{ '{:1000000000}'.format(1) }}", message="memory"),
+    BadTemplate("D18-format-precision", "{{ '{:.1000000000f}'.format(1.0) }}"),
+    BadTemplate("D18-center", "{{ 'a'.center(10**10) }}", message="memory"),
+    BadTemplate("D18-zfill", "{{ 'a'.zfill(10**10) }}", message="memory"),
+    BadTemplate("D18-expandtabs", "{{ '\\t'.expandtabs(10**9) }}", message="memory"),
+    BadTemplate("D18-to-bytes", "{{ (1).to_bytes(10**10) }}", message="memory"),
+    BadTemplate("D18-division-of-huge-integers",
+                "{{ ('f' * 4000000) | int(0, 16) // (('e' * 2000000) | int(0, 16)) }}", message="processor time"),
+    BadTemplate("D18-in", "{% set a = 'a' * 1000000 %}" + LOOP + "{% set x = 'b' in a %}" + END, message="processor time"),
+    BadTemplate("D18-equal",
+                "{% set a = [1] * 1000000 %}{% set b = [1] * 1000000 %}" + LOOP + "{% if a == b %}{% endif %}" + END,
+                message="processor time"),
+    BadTemplate("D18-select", LOOP + "{% set x = range(1000) | select('odd') | list %}" + END, message="processor time"),
+    BadTemplate("D18-indent-carriage-returns", "{{ ('a\\r' * 60000) | indent(1000) }}", message="memory|output"),
+    BadTemplate("D18-tojson-separators",
+                "{{ range(60000) | list | tojson(separators=(',' * 10000, ':')) }}", message="memory"),
+    BadTemplate("D18-urlize", "{{ ('http://a.b ' * 100000) | urlize(target='x' * 10000) }}", message="memory|time"),
+    BadTemplate("D18-pprint", "{{ range(1000000) | list | pprint }}"),
+    BadTemplate("D18-batch", "{{ [1] | batch(100000000, 'x') | list }}", message="memory"),
+    BadTemplate("D18-indent", "{{ ('a\\n' * 1000000) | indent(10**9) }}", message="memory"),
     BadTemplate("D18-tojson-indent",
                 "{% set n = namespace(s=1) %}{% for i in range(50) %}{% set n.s = [n.s] %}{% endfor %}"
                 "{% set big = [n.s] * 10000 %}" + LOOP + "{{ big | tojson(indent=10**9) }}" + END),
-    BadTemplate("D18-lipsum", "{{ lipsum(10**6) }}", message="lipsum"),
+    BadTemplate("D18-lipsum", "{{ lipsum(10**6) }}", message="processor time"),
     BadTemplate("D19-macro-recursion", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", message="nested too deeply"),
     BadTemplate("D19-macro-branches",
                 "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-                message="steps|seconds"),
+                message="processor time"),
     BadTemplate("D19-recursive-loop",
                 "{% for i in range(1000) recursive %}{{ loop(range(1000)) }}{% endfor %}"),
     BadTemplate("D19-20k-parentheses", "{{" + "(" * 20_000 + "1" + ")" * 20_000 + "}}", message="nested too deeply"),
     BadTemplate("D19-20k-brackets", "{{" + "[" * 20_000 + "]" * 20_000 + "}}", message="nested too deeply"),
     BadTemplate("D19-20k-not", "{{" + "not " * 20_000 + "1 }}", message="nested too deeply"),
+    BadTemplate("D19-1MiB-of-tags", "{{1}}" * 200_000, message="memory|time"),
+    BadTemplate("D19-1MiB-of-names", "{{" + "+".join(f"a{i}" for i in range(100_000)) + "}}", message="memory|time|nested"),
     BadTemplate("D19-5k-blocks", "{% if 1 %}" * 5000 + "{% endif %}" * 5000, message="nested too deeply"),
     BadTemplate("D19-30-loops", "{% for i in [1] %}" * 30 + END * 30),
     BadTemplate("D21-include", "{% include 'x' %}", message="other templates"),
@@ -405,10 +455,9 @@ TEMPLATES = [
     BadTemplate("undefined", "{{ missing.name }}", message="missing"),
     BadTemplate("division-by-zero", "{{ 1 / 0 }}", message="division"),
     BadTemplate("wrong-types", "{{ messages + 1 }}"),
-    BadTemplate("sum-of-lists", "{{ [[1], [2]] | sum(start=[]) }}", message="numbers only"),
+    BadTemplate("sum-of-lists", "{{ ([[1] * 1000] * 100000) | sum(start=[]) }}", message="memory|time"),
     BadTemplate("D18-wide-container",
-                "{% set n = namespace(s=['a'] * 2000) %}{% set n.s = [n.s] * 2000 %}{{ n.s }}", message="container"),
-    BadTemplate("prints-a-function", "{{ range }}", message="printed"),
+                "{% set n = namespace(s=['a'] * 2000) %}{% set n.s = [n.s] * 2000 %}{{ n.s }}", message="memory|output|time"),
 ]  # fmt: skip
 
 ESCAPES = [
@@ -423,7 +472,7 @@ ESCAPES = [
     "{{ namespace.__init__.__globals__ }}",
     "{{ dict.__base__.__subclasses__() }}",
     "{{ dict.mro() }}",
-    "{{ dict.fromkeys(range(10)) }}",
+    "{{ dict.fromkeys.__globals__ }}{{ x.y }}",
     "{{ lipsum.__globals__['os'] }}",
     "{{ range.__self__.budget }}",
     "{{ raise_exception.__globals__ }}{{ x.y }}",
@@ -435,7 +484,8 @@ ESCAPES = [
     "{{ '{0.__class__}'.format(1).x.y }}",
     "{{ '{0.__class__.__init__.__globals__}'.format_map({}) }}",
     "{{ ('{0.__class__}' | string).format(1).x.y }}",
-    "{{ '%(a)s' % {'a': messages} }}",
+    "{{ '%(a)s' % {'a': messages.__class__} }}{{ x.y }}",
+    "{{ namespace(__class__=1) }}{{ x.y }}",
     "{% macro m() %}{{ caller.__globals__.x }}{% endmacro %}{% call m() %}{% endcall %}",
     "{% macro m() %}{% endmacro %}{{ m._func.__globals__ }}",
     "{% macro m() %}{% endmacro %}{{ m.__init__.__globals__ }}",

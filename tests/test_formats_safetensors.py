@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bad_models import CONFIGS, FILES, INDEXES, JSONS, BadFile, BadIndex, BadJSON, empty_tensors, with_value
-from model_files import random_tensors, safetensors_bytes, tiny_config, write_json, write_model, write_weights
+from model_files import random_tensors, raw_safetensors, safetensors_bytes, tiny_config, write_json, write_model, write_weights
 
 from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, StorageError, UnsupportedModel, UsageError
 from edge_llm.formats.safetensors import (
@@ -118,7 +119,41 @@ def test_a8_tensor_count_at_the_limit_and_above(tmp_path: Path) -> None:
     with opened(tmp_path, empty_tensors(MAX_TENSORS)) as file:
         assert len(file.tensors) == MAX_TENSORS
     refuses(InvalidModel, f"`{MAX_TENSORS + 1}`", lambda: opened(tmp_path, empty_tensors(MAX_TENSORS + 1)))
-    refuses(InvalidModel, "more than", lambda: opened(tmp_path, empty_tensors(420_000)))
+    refuses(InvalidModel, "more than", lambda: opened(tmp_path, empty_tensors(40_000)))
+
+
+def many(count: int, entry: str, around: str = "%s") -> bytes:
+    """A header of ``count`` entries."""
+    return raw_safetensors(("{" + around % ",".join(entry % i for i in range(count)) + "}").encode())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        empty_tensors(100_000),
+        empty_tensors(MAX_TENSORS),
+        many(300_000, '"%d":"x"', '"__metadata__":{%s}'),
+        many(160_000, '"%d":"x"', '"__metadata__":{%s}'),
+        many(80_000, '"%x":[]'),
+        many(80_000, '"%x":{}'),
+        many(50_000, '"日本語の名前日本語の名前%x":[]'),
+        many(160_000, '"%x":1'),
+        many(160_000, "1.%d", '"a":[%s]'),
+        many(100_000, "9" * 30 + "%d", '"a":[%s]'),
+        raw_safetensors(b'{"a":{"dtype":"' + b"x" * (24 << 20) + b'"}}'),
+        raw_safetensors(b'{"a":{"dtype":"' + b"\\u65e5" * 600_000 + b'"}}'),
+        raw_safetensors(b'{"' + b"x" * (4 << 20 >> 1) + b'":{}}'),
+    ],
+    ids=lambda data: f"{data[8:48]!r}",
+)
+def test_no_header_takes_more_than_64_mib(data: bytes, tmp_path: Path) -> None:
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(InvalidModel):
+            opened(tmp_path, data).close()
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a8_header_at_the_limit_and_above(tmp_path: Path) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
-from bad_models import TOKENIZERS, BadTokenizer, split_by
+from bad_models import TOKENIZERS, BadTokenizer, charsmap, split_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_files import MERGES, SPECIALS, VOCAB_SIZE, byte_level_tokenizer, write_json, write_tokenizer
 
-from edge_llm.errors import EdgeLLMError, InvalidTokenizer, ModelNotFound, UsageError
+from edge_llm.errors import ContextOverflow, EdgeLLMError, InvalidTokenizer, ModelNotFound, UsageError
+from edge_llm.text.growth import text_growth, window_for
 from edge_llm.text.tokenizer import IncrementalDecoder, SpecialTokens, Tokenizer
+from edge_llm.text.windows import window_ids
 
 BOS, EOS, IM_START, IM_END = (256 + len(MERGES) + i for i in range(4))
 TEXTS = (
@@ -55,6 +59,20 @@ def metaspace_style() -> dict[str, Any]:
     raw = sentencepiece_style()
     raw["decoder"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     return raw
+
+
+def spaced(scheme: str) -> dict[str, Any]:
+    """The Metaspace kind, which splits a text into words; only ``scheme`` = first looks where in the text a piece is."""
+    raw = metaspace_style()
+    step = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}
+    return raw | {"normalizer": None, "pre_tokenizer": step, "decoder": step}
+
+
+def regex_style() -> dict[str, Any]:
+    """The Llama 3 kind: words by a regular expression."""
+    words = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+             r"|\s*[\r\n]+|\s+(?!\S)|\s+")  # fmt: skip
+    return json.loads(split_by(words)) | {"normalizer": {"type": "NFC"}}
 
 
 BYTE_LEVEL = loads(byte_level_tokenizer())
@@ -277,6 +295,166 @@ def test_d7_regex_that_runs_away(tmp_path: Path, capfd: pytest.CaptureFixture[st
     with pytest.raises(InvalidTokenizer, match="cannot encode"):
         tokenizer.encode("a" * 40 + "b")
     assert tokenizer.encode("b") == [98]
+
+
+def plain(tokenizer: Tokenizer, text: str, *, parse_special: bool = False) -> list[int]:
+    """What the package makes of ``text`` at once."""
+    tokenizer._backend.encode_special_tokens = not parse_special
+    ids: list[int] = tokenizer._backend.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+STYLES = {"byte-level": byte_level_tokenizer(), "regex": regex_style(), "sentencepiece": sentencepiece_style(),
+          "first": spaced("first"), "always": spaced("always"), "never": spaced("never")}  # fmt: skip
+LOADED = {name: loads(raw) for name, raw in STYLES.items()}
+every_style = pytest.mark.parametrize("style", STYLES)
+texts = st.one_of(
+    st.text(max_size=200),
+    st.lists(st.sampled_from((*"ab \né1.🙂", "  ", "the", " the", "日本", "e\u0301", "<|eos|>")), max_size=150).map("".join),
+)
+
+
+@every_style
+@settings(max_examples=60, deadline=None)
+@given(text=texts, repeats=st.integers(1, 9), window=st.sampled_from([96, 128, 250, 600]))
+def test_windows_make_the_ids_of_the_whole(style: str, text: str, repeats: int, window: int) -> None:
+    tokenizer = LOADED[style]
+    text = text * repeats
+    ids = [i for part in window_ids(lambda t: tokenizer._encoding(t, parse_special=False), text, window) for i in part]
+    assert ids == plain(tokenizer, text)
+
+
+@every_style
+@pytest.mark.parametrize("piece", ["a", " ", "日本", "a b the ", "a\n", "🙂", "\n\n", "e\u0301", "the1.", "<|im_end|>ab"])
+def test_long_texts_are_encoded_as_at_once(style: str, piece: str) -> None:
+    text = piece * (40_000 // len(piece))
+    assert LOADED[style].encode(text) == plain(LOADED[style], text)
+    assert LOADED[style].encode(text, parse_special=True) == plain(LOADED[style], text, parse_special=True)
+
+
+def test_a_real_text_is_encoded_as_at_once(stories_folder: Path, shared_folder: Path) -> None:
+    tokenizer = Tokenizer.from_folder(stories_folder, 512)
+    text = (shared_folder / "text" / "tinystories-sample.txt").read_text()
+    assert tokenizer.encode(text) == plain(tokenizer, text)
+
+
+def test_an_end_that_is_nowhere_safe_keeps_the_text() -> None:
+    raw = sentencepiece_style()  # every text is stripped, so none goes on where another ended
+    raw["normalizer"]["normalizers"].insert(0, {"type": "Strip", "strip_left": True, "strip_right": True})
+    text = "a b" * 20_000
+    assert loads(raw).decode(loads(raw).encode(text)) == text
+
+
+def test_too_many_tokens_are_refused_before_all_are_made() -> None:
+    assert BYTE_LEVEL.encode("x" * 100, most=100) == [120] * 100
+    with pytest.raises(ContextOverflow, match="at least 101"):
+        BYTE_LEVEL.encode("x" * 101, most=100)
+    with pytest.raises(ContextOverflow) as caught:
+        BYTE_LEVEL.encode("x" * 10_000_000, most=100)
+    assert caught.value.prompt_tokens < 10_000
+
+
+def test_a_long_text_costs_the_memory_of_its_ids(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(sentencepiece_style()))
+    script = """
+import resource, sys
+from pathlib import Path
+from edge_llm.text.tokenizer import Tokenizer
+tokenizer = Tokenizer.from_folder(Path(sys.argv[1]), 280)
+text = "a b the " * 125_000
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+tokenizer.encode(text)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64 << 10  # KiB, for 1 MB of text; at once it took 300 MiB
+
+
+@every_style
+@pytest.mark.parametrize("flags", [{}, {"rstrip": True}, {"lstrip": True}], ids=str)
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(st.sampled_from(["a", " a", "b ", "<C>", "<X>", "the", "\n", "é", "  "]), max_size=12))
+def test_marks_are_control_tokens_around_which_nothing_changes(style: str, flags: dict[str, bool], parts: list[str]) -> None:
+    """<C> is the template's and <X> is spelled: as if <X> were no control token at all."""
+    control = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True} | flags
+    both = with_controls(STYLES[style], {"<C>": control, "<X>": control})
+    without = with_controls(STYLES[style], {"<C>": control})
+    text = "".join(parts)
+    marked = "".join(both.marked(part) if part == "<C>" else part for part in parts)
+    assert both.encode(marked) == without.encode(text, parse_special=True)
+
+
+def with_controls(raw: dict[str, Any], controls: dict[str, dict[str, bool]]) -> Tokenizer:
+    added = [{"id": VOCAB_SIZE + i, "content": content, **flags} for i, (content, flags) in enumerate(controls.items())]
+    return loads(raw | {"added_tokens": [*raw["added_tokens"], *added]}, VOCAB_SIZE + 2)
+
+
+def test_what_a_mark_is_nobody_can_spell() -> None:
+    first, second = loads(byte_level_tokenizer()), loads(byte_level_tokenizer())
+    assert first.marked("<|eos|>") != second.marked("<|eos|>")
+    assert first.encode(first.marked("a<|eos|>b")) == [97, EOS, 98]
+    assert EOS not in first.encode(second.marked("a<|eos|>b"))
+    assert first.decode(first.encode("a<|eos|>b")) == "a<|eos|>b"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=200, deadline=None)
+@given(ids=ids_of, continues=st.booleans())
+def test_pieces_are_the_bytes_of_the_text(kind: str, ids: list[int], continues: bool) -> None:
+    decoder = IncrementalDecoder(KINDS[kind], continues=continues)
+    data = b""
+    for token in ids:
+        data += b"" if KINDS[kind].is_special(token) else decoder.piece(token)
+        decoder.push(token)
+    assert data.decode("utf-8", "replace") == "".join(pieces(KINDS[kind], ids, continues=continues))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "b" * 100},
+        {"type": "Replace", "pattern": {"Regex": "b*"}, "content": "日本"},
+        {"type": "Prepend", "prepend": "▁"}, {"type": "NFKC"}, {"type": "NFKD"}, {"type": "NFC"}, {"type": "Lowercase"},
+        {"type": "ByteLevel"},
+        {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": True, "lowercase": True},
+    ],
+    ids=str,
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+@given(text=st.one_of(st.text(min_size=1), st.sampled_from(["ﷺ", "a", "日本", "İ", "\U0001d160", "ΐ"])))
+def test_no_text_grows_more_than_its_steps_say(step: dict[str, Any], text: str) -> None:
+    backend = tokenizers.Tokenizer.from_str(json.dumps(byte_level_tokenizer() | {"normalizer": step, "pre_tokenizer": None}))
+    assert len(backend.normalizer.normalize_str(text).encode()) <= text_growth(backend) * len(text.encode()) + 64
+
+
+def test_the_steps_of_known_families_are_taken() -> None:
+    space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    twice = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+    table = json.loads(charsmap(33))["normalizer"]
+    steps = {"type": "Sequence", "normalizers": [table, twice]}
+    tables = byte_level_tokenizer() | {"normalizer": steps, "pre_tokenizer": space}
+    growths = [text_growth(tokenizers.Tokenizer.from_str(json.dumps(raw))) for raw in (*STYLES.values(), tables)]
+    assert growths == [2, 6, 3, 4, 4, 4, 33 * 4 * 4]
+    assert [window_for(growth, 8192) for growth in growths] == [8192] * 6 + [496]
+
+
+def test_a_tokenizer_that_grows_texts_encodes_them_in_smaller_windows(tmp_path: Path) -> None:
+    """The text becomes a hundred times as long, but never all of it at once."""
+    raw = byte_level_tokenizer()
+    raw["normalizer"] = {"type": "Replace", "pattern": {"String": "b"}, "content": "a" * 50}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
+    script = """
+import resource, sys
+from pathlib import Path
+from edge_llm.text.tokenizer import Tokenizer
+tokenizer = Tokenizer.from_folder(Path(sys.argv[1]), 280)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert len(tokenizer.encode("b" * 20_000)) == 1_000_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64 << 10  # KiB
 
 
 def test_training_leftovers_are_switched_off() -> None:

@@ -67,12 +67,13 @@ class Engine:
         """
         if self.template.is_default:
             params = replace(params, stop=(*params.stop, "\nuser:"))
-        prompt = encode_chat(self.template, self.tokenizer, messages, **variables)
+        prompt = encode_chat(self.template, self.tokenizer, messages, most=self.runner.context, **variables)
         return self._request(prompt + self.tokenizer.encode(begun), params, continues=bool(begun))
 
     def text_request(self, text: str, params: GenerationParams) -> Request:
         """A request that continues ``text`` as it stands."""
-        return self.token_request(self.tokenizer.encode(text, add_bos=self.tokenizer.add_bos), params)
+        most = self.runner.context
+        return self.token_request(self.tokenizer.encode(text, add_bos=self.tokenizer.add_bos, most=most), params)
 
     def token_request(self, tokens: Sequence[int], params: GenerationParams) -> Request:
         """A request that continues ``tokens`` as they stand."""

@@ -122,8 +122,9 @@ class Generation:
             return
         if self._constraint is not None:
             self._constraint.accept(token)
+        logprobs = token_logprobs(logits, token, self.request.params.logprobs, self._decoder.piece)
         text = self._stops.push(self._decoder.push(token))
-        yield Delta(text, (token,), logprobs=token_logprobs(logits, token, self.request.params.logprobs))
+        yield Delta(text, (token,), logprobs=logprobs)
         if self._stops.stopped or (self._constraint is not None and self._constraint.finished):
             yield self.end("stop")
         elif self.generated == self.most_tokens:

@@ -21,8 +21,14 @@ from edge_llm.errors import InvalidModel, ModelNotFound, StorageError, Unsupport
 from edge_llm.files import RegularFile, shown
 from edge_llm.strict_json import parse_object, read_object
 
-MAX_HEADER_BYTES = 25 << 20
-MAX_TENSORS = 100_000
+MAX_HEADER_BYTES = 4 << 20
+MAX_TENSORS = 16_384
+"""In one file; large models have some thousand, in many files."""
+MAX_HEADER_VALUES = 10 * MAX_TENSORS
+"""Commas, brackets and braces of a header; a tensor of two dimensions costs 8."""
+MAX_INDEX_BYTES = 16 << 20
+MAX_INDEX_VALUES = 131_072
+"""Tensors of all files together."""
 MAX_DIMS = 8
 MAX_NAME = 1024
 MAX_SHARDS = 4096
@@ -143,8 +149,7 @@ def _read_header(file: RegularFile) -> dict[str, TensorInfo]:
     header = file.read(length, 8)
     if not header.startswith(b"{") or not header.rstrip(b" ").endswith(b"}"):
         raise InvalidModel(f"{where}: the header is not one JSON object; this is not a safetensors file")
-    # a tensor of 8 dimensions costs 11 commas, 2 brackets, 1 brace
-    entries = parse_object(header, file.path.name, max_bytes=MAX_HEADER_BYTES, max_depth=3, max_values=15 * MAX_TENSORS)
+    entries = parse_object(header, file.path.name, max_bytes=MAX_HEADER_BYTES, max_depth=3, max_values=MAX_HEADER_VALUES)
     _check_metadata(entries.pop("__metadata__", {}), where)
     if len(entries) > MAX_TENSORS:
         raise InvalidModel(f"{where} lists `{len(entries)}` tensors; at most {MAX_TENSORS} are read")
@@ -253,7 +258,8 @@ def open_model_folder(folder: Path) -> SourceFolder:
 
 
 def _open_shards(folder: Path) -> list[SafetensorsFile]:
-    weight_map = read_object(folder / _INDEX).get("weight_map")
+    index = read_object(folder / _INDEX, max_bytes=MAX_INDEX_BYTES, max_values=MAX_INDEX_VALUES)
+    weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InvalidModel(f"`{_INDEX}`: weight_map must map tensor names to file names")
     for name, file in weight_map.items():

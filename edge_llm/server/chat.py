@@ -28,7 +28,6 @@ from edge_llm.server.shapes import FINGERPRINT, chat_logprobs, new_id, openai_us
 from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event, until_disconnect
 from edge_llm.server.tools import ToolUse
 from edge_llm.text.reasoning import Thought
-from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.text.tools import CallBegun, Said
 
 
@@ -91,7 +90,7 @@ async def chat_completions(request: Request) -> Response:
     data = await request.body()
     body, prompts, reading = await run_in_threadpool(_prepare, host, data)
     answers = Answers(host, prompts)
-    reply = ChatReply(new_id("chatcmpl-"), host.check_name(body.model), int(time.time()), host.engine.tokenizer, reading)
+    reply = ChatReply(new_id("chatcmpl-"), host.check_name(body.model), int(time.time()), reading)
     if body.stream:
         return EventStream(_events(reply, answers, len(prompts), body.wants_usage), answers.cancel)
     whole = await until_disconnect(request.receive, answers.whole())
@@ -112,7 +111,6 @@ class ChatReply:
     id: str
     model: str
     created: int
-    tokenizer: Tokenizer
     reading: Reading
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -134,7 +132,7 @@ class ChatReply:
 
     def part_chunks(self, index: int, parts: Sequence[Part], found: Sequence[TokenLogprobs]) -> Iterator[dict[str, Any]]:
         """Pieces of choice ``index``; the first has the log-probabilities of all tokens that came."""
-        logprobs = chat_logprobs(found, self.tokenizer) if found else None
+        logprobs = chat_logprobs(found) if found else None
         for delta in [_delta(part) for part in parts] or ([{"content": ""}] if found else []):
             yield self.chunk(index, delta, logprobs=logprobs)
             logprobs = None
@@ -151,7 +149,7 @@ class ChatReply:
         return {
             "index": index,
             "message": _message(outcome),
-            "logprobs": chat_logprobs(answer.logprobs, self.tokenizer) if answer.logprobs else None,
+            "logprobs": chat_logprobs(answer.logprobs) if answer.logprobs else None,
             "finish_reason": outcome.reason,
         }
 

@@ -25,7 +25,6 @@ from edge_llm.server.problems import problem_of
 from edge_llm.server.schemas import Sampling, Streaming, check_tokens, choices, log
 from edge_llm.server.shapes import FINGERPRINT, completion_logprobs, new_id, openai_usage, timings
 from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event, until_disconnect
-from edge_llm.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 """As in OpenAI's API."""
@@ -84,7 +83,7 @@ def _is_tokens(texts: list[Any]) -> bool:
 def _tokens(host: ModelHost, engine: Engine, item: str | list[int], param: str) -> list[int]:
     if isinstance(item, str):
         host.check_length(item)
-        tokens = engine.tokenizer.encode(item, add_bos=engine.tokenizer.add_bos)
+        tokens = engine.tokenizer.encode(item, add_bos=engine.tokenizer.add_bos, most=engine.runner.context)
     else:
         tokens = check_tokens(item, engine.config.vocab_size, param)
     if not tokens:
@@ -99,7 +98,7 @@ async def completions(request: Request) -> Response:
     body, prompts = await run_in_threadpool(_prepare, host, data)
     answers = Answers(host, prompts)
     reply = CompletionReply(
-        new_id("cmpl-"), host.check_name(body.model), int(time.time()), host.engine.tokenizer,
+        new_id("cmpl-"), host.check_name(body.model), int(time.time()),
         [host.engine.tokenizer.decode(prompt.prompt) if body.echo else "" for prompt in prompts],
         len(prompts) // (body.n or 1),
     )  # fmt: skip
@@ -122,7 +121,6 @@ class CompletionReply:
     id: str
     model: str
     created: int
-    tokenizer: Tokenizer
     echoes: list[str]
     """What stands before each choice's text."""
     prompts: int
@@ -150,7 +148,7 @@ class CompletionReply:
         return {**self._head(), "choices": [], "usage": openai_usage(finishes, self.prompts)}
 
     def _logprobs(self, found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
-        return completion_logprobs(found, self.tokenizer, offset) if found else None
+        return completion_logprobs(found, offset) if found else None
 
     def _choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}

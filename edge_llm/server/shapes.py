@@ -59,26 +59,32 @@ def token_string(token: int, tokenizer: Tokenizer) -> str:
     return tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
-def chat_logprobs(found: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(found: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """The logprobs object of a chat choice."""
 
-    def item(token: int, logprob: float) -> dict[str, Any]:
-        data = token_string(token, tokenizer).encode() if tokenizer.is_special(token) else tokenizer.token_bytes(token)
-        return {"token": token_string(token, tokenizer), "logprob": logprob, "bytes": list(data)}
+    def item(piece: bytes, logprob: float) -> dict[str, Any]:
+        return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
 
-    content = [item(one.token, one.logprob) | {"top_logprobs": [item(*pair) for pair in one.top]} for one in found]
+    content = [
+        item(one.piece, one.logprob)
+        | {"top_logprobs": [item(piece, value) for piece, (_, value) in zip(one.top_pieces, one.top, strict=True)]}
+        for one in found
+    ]
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(found: Sequence[TokenLogprobs], tokenizer: Tokenizer, offset: int) -> dict[str, Any]:
+def completion_logprobs(found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
     """The logprobs object of a legacy completion whose text begins ``offset`` characters into the choice's text."""
-    tokens = [token_string(one.token, tokenizer) for one in found]
+    tokens = [one.piece.decode("utf-8", "replace") for one in found]
     offsets = [offset]
     for token in tokens:
         offsets.append(offsets[-1] + len(token))
     return {
         "tokens": tokens,
         "token_logprobs": [one.logprob for one in found],
-        "top_logprobs": [{token_string(token, tokenizer): value for token, value in one.top} for one in found],
+        "top_logprobs": [
+            {piece.decode("utf-8", "replace"): value for piece, (_, value) in zip(one.top_pieces, one.top, strict=True)}
+            for one in found
+        ],
         "text_offset": offsets[:-1],
     }

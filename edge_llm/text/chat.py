@@ -1,6 +1,6 @@
 """Messages become a prompt: a model's chat template, found beside its tokenizer, rendered and encoded.
 
-The template is a Jinja program that came with the model; `edge_llm.text.sandbox` runs it.
+The template is a Jinja program that came with the model; `edge_llm.text.rendering` runs it.
 
     template = ChatTemplate.from_folder(folder, tokenizer)
     ids = encode_chat(template, tokenizer, [{"role": "user", "content": "Hi"}])
@@ -11,21 +11,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edge_llm.errors import InvalidTokenizer, UsageError
+from edge_llm.errors import ContextOverflow, InvalidTokenizer, UsageError
 from edge_llm.files import read_file, shown
-from edge_llm.strict_json import read_object
-from edge_llm.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from edge_llm.text.sandbox import SandboxedTemplate
+from edge_llm.text.rendering import TemplateProcess
+from edge_llm.text.tokenizer import Tokenizer, read_config
 
 MAX_TEMPLATE_BYTES = 1 << 20
-MAX_TAGS = 20_000
-"""Opening `{{`, `{%` and `{#` in a template; real ones have some hundred."""
+MAX_UNCOUNTED = 1 << 20
+"""Characters of messages that are rendered before anyone knows whether they fit into the context."""
 MAX_OUTPUT = 16 << 20
 """Characters of one prompt."""
 
@@ -54,8 +50,7 @@ class ChatTemplate:
         self._specials = {"bos_token": "", "eos_token": ""} | dict(specials or {})
         if len(source.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
             raise InvalidTokenizer(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_BYTES}")
-        if source.count("{{") + source.count("{%") + source.count("{#") > MAX_TAGS:
-            raise InvalidTokenizer(f"the chat template has more than {MAX_TAGS} tags")
+        self._process = TemplateProcess(source)
 
     @classmethod
     def default(cls, bos: str = "") -> ChatTemplate:
@@ -88,9 +83,9 @@ class ChatTemplate:
         for name in variables:
             if name in _RESERVED or name in self._specials:
                 raise UsageError(f"the template variable `{shown(name)}` cannot be set", param="chat_template_kwargs")
-        values = self._specials | variables
+        values = {"tools": None, "documents": None} | self._specials | variables
         values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        text = self._compiled.render(values, max_output)
+        text = self._process.render(values, max_output)
         if not text:
             raise InvalidTokenizer("the model's chat template made an empty prompt of these messages")
         return text
@@ -104,12 +99,6 @@ class ChatTemplate:
             return
         if probe not in text:
             raise InvalidTokenizer("the model's chat template leaves out what the user says")
-
-    @cached_property
-    def _compiled(self) -> SandboxedTemplate:
-        from edge_llm.text.sandbox import SandboxedTemplate  # Jinja is slow to import, and only a chat needs it
-
-        return SandboxedTemplate(self.source)
 
 
 def find_template(folder: Path) -> str | None:
@@ -134,14 +123,18 @@ def encode_chat(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool = True,
+    *,
+    most: int | None = None,
     **variables: Any,
 ) -> list[int]:
     """Token ids of the rendered prompt, where only the template's own control tokens become control tokens.
 
     Text inside ``messages`` or ``variables`` that spells one stays text: each such spelling travels through the
-    template as a random word, and is put back when the template's control tokens have been told apart.
+    template as a random word, and is put back when the template's control tokens have been marked.  Raises
+    `ContextOverflow` as soon as there are more than ``most`` ids, for very long messages before they are rendered.
     """
-    spelled = re.compile("|".join(map(re.escape, sorted(tokenizer.special_texts, key=len, reverse=True))) or r"(?!)")
+    if most is not None:
+        _check_length(messages, tokenizer, most)
     word = os.urandom(12).hex()
     found: list[str] = []
 
@@ -149,21 +142,24 @@ def encode_chat(
         found.append(match[0])
         return f"{word}x{len(found) - 1}x"
 
-    hidden = _replaced({"messages": list(messages), **variables}, lambda text: spelled.sub(hide, text))
+    hidden = _replaced({"messages": list(messages), **variables}, lambda text: tokenizer.spelled.sub(hide, text))
     text = template.render(hidden.pop("messages"), add_generation_prompt, **hidden)
     if not found:
-        return tokenizer.encode(text, parse_special=True)
-    ids: list[int] = []
-    end = 0
-    for control in [*spelled.finditer(text), None]:
-        piece = text[end : control.start()] if control else text[end:]
-        piece = re.sub(rf"{word}x(\d+)x", lambda match: found[int(match[1])], piece)
-        ids += tokenizer.encode(piece) if piece else []
-        if control:
-            token = tokenizer.token_id(control[0])
-            ids += [] if token is None else [token]
-            end = control.end()
-    return ids
+        return tokenizer.encode(text, parse_special=True, most=most)
+    shown_again = re.sub(rf"{word}x(\d+)x", lambda match: found[int(match[1])], tokenizer.marked(text))
+    return tokenizer.encode(shown_again, most=most)
+
+
+def _check_length(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, most: int) -> None:
+    contents = [message.get("content") for message in messages]
+    texts = [content for content in contents if isinstance(content, str)]
+    if sum(map(len, texts)) <= MAX_UNCOUNTED:
+        return
+    found = 0
+    for text in texts:
+        found += tokenizer.count(text, most - found)
+        if found > most:
+            raise ContextOverflow(found, most, at_least=True)
 
 
 def _replaced(value: Any, change: Callable[[str], str]) -> Any:
@@ -179,7 +175,7 @@ def _replaced(value: Any, change: Callable[[str], str]) -> Any:
 
 def _tokenizer_config(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    return read_object(path, error=InvalidTokenizer) if path.exists() else {}
+    return read_config(path) if path.exists() else {}
 
 
 def _named_tokens(folder: Path) -> dict[str, str]:

@@ -12,20 +12,28 @@ byte tokens into U+FFFD, only the bytes that are wrong become U+FFFD here.
 from __future__ import annotations
 
 import codecs
-import json
+import re
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from edge_llm.errors import InvalidTokenizer, ModelNotFound, UnsupportedModel, UsageError
+from edge_llm.errors import ContextOverflow, InvalidTokenizer, ModelNotFound, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.strict_json import read_object
+from edge_llm.text.growth import text_growth, window_for
+from edge_llm.text.pieces import Pieces
+from edge_llm.text.windows import WINDOW, window_ids
 
 MAX_FILE_BYTES = 64 << 20
+MAX_CONFIG_BYTES = 8 << 20
+MAX_CONFIG_VALUES = 400_000
+"""Of a tokenizer_config.json, which may list every added token."""
 MAX_EOS_TOKENS = 64
 MAX_ADDED_TOKEN = 1024
 """Characters of one added token."""
@@ -51,7 +59,8 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self._backend = backend
         self._lock = threading.Lock()  # the backend's parse-special switch is state
-        self._pieces = _Pieces(backend)
+        self._window = window_for(text_growth(backend), WINDOW)
+        self._pieces = Pieces(backend)
         self._bytes: dict[int, bytes] = {}
         backend.no_truncation()
         backend.no_padding()
@@ -59,21 +68,27 @@ class Tokenizer:
             backend.model.dropout = None  # a training aid that makes encoding random
         added = backend.get_added_tokens_decoder()
         _check_ids(backend, vocab_size, added)
+        self._special = {token.content: token for token in added.values() if token.special}
+        self._marks: dict[str, str] = {}
+        self._marked: dict[int, int] = {}
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
-        self.special_texts = tuple(token.content for token in added.values() if token.special)
+        self.special_texts = tuple(self._special)
         """Texts that become control tokens where special tokens are parsed."""
+        longest_first = sorted(self.special_texts, key=len, reverse=True)
+        self.spelled = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        """Finds such texts."""
         unknown = getattr(backend.model, "unk_token", None)
         self._control_ids = self._special_ids - {backend.token_to_id(unknown) if unknown else None}
         special = special or SpecialTokens()
         self.eos_ids = special.eos_ids
         self.bos_id = special.bos_id
-        frame = self._run("", add_special_tokens=True)  # what the post-processor puts around a text
+        frame = self._run("", add_special_tokens=True).ids  # what the post-processor puts around a text
         if self.bos_id is None and frame and frame[0] not in self.eos_ids:
             self.bos_id = frame[0]
         by_processor = bool(frame) and frame[0] == self.bos_id
         self.add_bos = self.bos_id is not None and (by_processor if special.add_bos is None else special.add_bos)
         _check_special(self.bos_id, self.eos_ids, vocab_size)
-        if not self._run(_UNLIKELY):
+        if not self._run(_UNLIKELY).ids:
             raise InvalidTokenizer("the tokenizer drops characters that it does not know; it needs bytes or an unk token")
 
     @classmethod
@@ -89,7 +104,7 @@ class Tokenizer:
             raise ModelNotFound(
                 f"no tokenizer.json in `{shown(folder)}`; save the model's fast tokenizer there (`tokenizer.save_pretrained`)"
             )
-        configs = [read_object(folder / name, error=InvalidTokenizer) for name in _CONFIGS if (folder / name).exists()]
+        configs = [read_config(folder / name) for name in _CONFIGS if (folder / name).exists()]
         backend = _load(path)
         return cls(backend, vocab_size, special_tokens(configs, backend.token_to_id))
 
@@ -112,26 +127,65 @@ class Tokenizer:
         """Text of the eos token with the lowest id, empty when there is none."""
         return self.token_text(min(self.eos_ids)) if self.eos_ids else ""
 
-    def encode(self, text: str, *, add_bos: bool = False, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, add_bos: bool = False, parse_special: bool = False, most: int | None = None
+    ) -> list[int]:
         """Token ids of ``text``.
 
-        Text that spells a control token stays text unless ``parse_special``.  Raises `UsageError` for text that is
-        not Unicode (half of a surrogate pair), `InvalidTokenizer` when the tokenizer itself breaks.
+        Text that spells a control token stays text unless ``parse_special``; the marks of `marked` are control tokens.
+        A long text costs the memory of its ids.  Raises `ContextOverflow` as soon as they are more than ``most``,
+        `UsageError` for text that is not Unicode (half of a surrogate pair), `InvalidTokenizer` when the tokenizer
+        itself breaks.
         """
-        ids = self._encode(text, parse_special)
-        if not parse_special and not self._control_ids.isdisjoint(ids):
-            ids = [part for token in ids for part in self._spelled(token)]
-        return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
+        ids = [self.bos_id] if add_bos and self.bos_id is not None else []
+        for found in window_ids(partial(self._encoding, parse_special=parse_special), text, self._window):
+            if not parse_special and not self._control_ids.isdisjoint(found):
+                found = [part for token in found for part in self._spelled(token)]
+            ids += [self._marked.get(token, token) for token in found] if self._marked else found
+            if most is not None and len(ids) > most:
+                raise ContextOverflow(len(ids), most, at_least=True)
+        return ids
 
-    def _encode(self, text: str, parse_special: bool) -> list[int]:
+    def marked(self, text: str) -> str:
+        """``text`` with each control token that it spells replaced by a mark, a word that nobody else can know.
+
+        `encode` makes the control token of a mark, and treats the text around both alike.
+        """
+        if not self._special:
+            return text
+        with self._lock:
+            if not self._marks:
+                self._add_marks()
+        return self.spelled.sub(lambda match: self._marks[match[0]], text)
+
+    def _add_marks(self) -> None:
+        secret = secrets.token_hex(12)
+        marks = {content: f"{secret}x{number}x" for number, content in enumerate(self._special)}
+        # a mark takes the spaces that its token takes; it is found wherever it stands, or its letters would be a text
+        self._backend.add_tokens([
+            tokenizers.AddedToken(marks[content], lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)
+            for content, token in self._special.items()
+        ])
+        self._marked = {self._backend.token_to_id(mark): self._backend.token_to_id(content) for content, mark in marks.items()}
+        self._marks = marks
+
+    def count(self, text: str, most: int) -> int:
+        """How many tokens ``text`` has; some number above ``most``, as soon as there are more than that."""
+        found = 0
+        for ids in window_ids(partial(self._encoding, parse_special=False), text, self._window):
+            found += len(ids)
+            if found > most:
+                break
+        return found
+
+    def _encoding(self, text: str, *, parse_special: bool) -> Any:
         with self._lock:
             self._backend.encode_special_tokens = not parse_special
             return self._run(text)
 
-    def _run(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    def _run(self, text: str, *, add_special_tokens: bool = False) -> Any:
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-            return ids
+            return self._backend.encode(text, add_special_tokens=add_special_tokens)
         except BaseException as failure:  # a Rust panic is not an Exception
             _pass_on(failure)
             if any("\ud800" <= c <= "\udfff" for c in text):
@@ -142,7 +196,8 @@ class Tokenizer:
         """A control token that the vocabulary found in plain text, spelled out character by character."""
         if token not in self._control_ids:
             return [token]
-        return [i for c in self.token_text(token) for i in self._encode(c, False) if i not in self._control_ids]
+        letters = [self._encoding(letter, parse_special=False).ids for letter in self.token_text(token)]
+        return [i for ids in letters for i in ids if i not in self._control_ids]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of ``ids``; bytes that are not UTF-8 become U+FFFD.
@@ -185,14 +240,26 @@ class IncrementalDecoder:
 
     def push(self, token: int) -> str:
         """Text that ``token`` completes; may be empty."""
-        tokenizer = self._tokenizer
-        if self._skip_special and tokenizer.is_special(token):
+        if self._skip_special and self._tokenizer.is_special(token):
             return ""
-        data = tokenizer.token_bytes(token)
-        if self._first:
-            self._first = False
-            data = tokenizer._pieces.first_bytes(tokenizer.token_text(token), data)
+        data = self._data(token)
+        self._first = False
         return self._stripped(self._utf8.decode(data))
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that `push` would add to the text for ``token`` now; for a control token its name."""
+        if self._tokenizer.is_special(token):
+            return self._tokenizer.token_text(token).encode()
+        data = self._data(token)
+        if not self._utf8.getstate()[0]:  # within a character there is no space to drop
+            dropped = self._tokenizer._pieces.strip_content.encode()
+            for _ in range(self._strip):
+                data = data.removeprefix(dropped)
+        return data
+
+    def _data(self, token: int) -> bytes:
+        data = self._tokenizer.token_bytes(token)
+        return self._tokenizer._pieces.first_bytes(self._tokenizer.token_text(token), data) if self._first else data
 
     def finish(self) -> str:
         """What is left: U+FFFD for a character that never came to its end, else nothing."""
@@ -208,70 +275,9 @@ class IncrementalDecoder:
         return text
 
 
-class _Pieces:
-    """How a token's written form becomes bytes, read from the decoder section of a tokenizer.json."""
-
-    def __init__(self, backend: Any) -> None:
-        self.strip_start = 0
-        self.strip_content = " "
-        self._byte_level = False
-        self._byte_fallback = False
-        self._replace: list[tuple[str, str]] = []
-        self._dropped_first: str | None = None
-        if backend.decoder is None:
-            raise UnsupportedModel("the tokenizer has no decoder; save the model's own tokenizer.json again")
-        step = json.loads(backend.decoder.__getstate__())
-        for part in step["decoders"] if step["type"] == "Sequence" else [step]:
-            self._take(part)
-
-    def _take(self, part: dict[str, Any]) -> None:
-        kind = part["type"]
-        if kind == "ByteLevel":
-            self._byte_level = True
-        elif kind == "ByteFallback":
-            self._byte_fallback = True
-        elif kind == "Metaspace":
-            self._replace.append((part["replacement"], " "))
-            if part.get("prepend_scheme", "always") != "never":
-                self._dropped_first = part["replacement"]
-        elif kind == "Replace" and "String" in part["pattern"]:
-            self._replace.append((part["pattern"]["String"], part["content"]))
-        elif kind == "Strip" and part["stop"] == 0:
-            self.strip_start, self.strip_content = part["start"], part["content"]
-        elif kind != "Fuse":
-            raise UnsupportedModel(
-                f"the tokenizer's decoder `{shown(json.dumps(part))}` does not run here; "
-                "byte-level and SentencePiece-style ones do"
-            )
-
-    def to_bytes(self, text: str) -> bytes:
-        if self._byte_level:
-            try:
-                return bytes([_BYTE_OF[c] for c in text])
-            except KeyError:
-                return text.encode()
-        if self._byte_fallback and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-            try:
-                return bytes([int(text[3:5], 16)])
-            except ValueError:
-                pass
-        for old, new in self._replace:
-            text = text.replace(old, new)
-        return text.encode()
-
-    def first_bytes(self, text: str, data: bytes) -> bytes:
-        """Bytes of a text's first token: a Metaspace decoder drops its spaces."""
-        return data if self._dropped_first is None else self.to_bytes(text.replace(self._dropped_first, ""))
-
-
-def _byte_alphabet() -> dict[str, int]:
-    # GPT-2's printable stand-ins: a byte that is a visible Latin-1 character is itself, the others follow from U+0100
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
+def read_config(path: Path) -> dict[str, Any]:
+    """The JSON object in one of the small files beside a tokenizer."""
+    return read_object(path, error=InvalidTokenizer, max_bytes=MAX_CONFIG_BYTES, max_values=MAX_CONFIG_VALUES)
 
 
 def special_tokens(configs: Sequence[dict[str, Any]], token_id: Callable[[str], int | None]) -> SpecialTokens:

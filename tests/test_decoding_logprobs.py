@@ -1,0 +1,100 @@
+"""Log-probabilities: the tokens they name join to the text, and the most likely are those of a full sort."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_files import VOCAB_SIZE, byte_level_tokenizer
+
+from edge_llm.config import GenerationParams
+from edge_llm.decoding.logprobs import token_logprobs
+from edge_llm.engine.generation import Generation
+from edge_llm.engine.request import Request
+from edge_llm.server.shapes import chat_logprobs, completion_logprobs
+from edge_llm.text.tokenizer import Tokenizer
+
+WORDS = ["▁", "▁Whisk", "ers", "▁a", "é", "▁▁"]
+
+
+def word_tokenizer(decoder: dict[str, Any]) -> Tokenizer:
+    """Words with metaspaces, behind the bytes."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {word: 256 + i for i, word in enumerate(WORDS)}
+    raw = {"version": "1.0", "added_tokens": [], "decoder": decoder,
+           "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True}}  # fmt: skip
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(raw)), VOCAB_SIZE)
+
+
+LLAMA: list[dict[str, Any]] = [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+]  # fmt: skip
+KINDS = {
+    "sentencepiece": word_tokenizer(
+        {"type": "Sequence", "decoders": [*LLAMA, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
+    ),
+    "no-strip": word_tokenizer({"type": "Sequence", "decoders": LLAMA}),
+    "metaspace": word_tokenizer({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}),
+    "byte-level": Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(byte_level_tokenizer())), VOCAB_SIZE),
+}
+
+
+class Computed:
+    """A sequence that holds whatever it is said to hold."""
+
+    length = 0
+
+    def truncate(self, length: int) -> None:
+        self.length = length
+
+
+def logits_for(token: int) -> np.ndarray:
+    logits = np.zeros((1, VOCAB_SIZE), np.float32)
+    logits[0, token] = 9.0
+    return logits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100, deadline=None)
+@given(ids=st.lists(st.one_of(st.integers(256, 261), st.sampled_from([32, 97, 0xC3, 0xA9])), min_size=1, max_size=12))
+def test_the_tokens_of_logprobs_join_to_the_content(kind: str, ids: list[int]) -> None:
+    params = GenerationParams(temperature=0.0, logprobs=2, max_tokens=len(ids), ignore_eos=True)
+    generation = Generation(Request((0,), params), KINDS[kind], most_tokens=99)
+    generation.start(Computed())
+    deltas = [delta for token in ids for delta in generation.take(logits_for(token))]
+    text = "".join(delta.text for delta in deltas)
+    found = [one for delta in deltas for one in delta.logprobs]
+    content = chat_logprobs(found)["content"]
+    assert bytes(byte for item in content for byte in item["bytes"]).decode("utf-8", "replace") == text
+    assert all(item["top_logprobs"][0]["token"] == item["token"] for item in content)
+    if "\ufffd" not in "".join(item["token"] for item in content):
+        assert "".join(item["token"] for item in content) == text
+        legacy = completion_logprobs(found, 0)
+        assert "".join(legacy["tokens"]) == text
+        assert all(text[at:].startswith(token) for at, token in zip(legacy["text_offset"], legacy["tokens"], strict=True))
+
+
+def test_the_first_word_has_no_space_that_the_content_has_not() -> None:
+    generation = Generation(Request((0,), GenerationParams(logprobs=0, temperature=0.0)), KINDS["sentencepiece"], most_tokens=2)
+    generation.start(Computed())
+    deltas = [delta for token in (257, 257) for delta in generation.take(logits_for(token))]
+    assert [one.piece for delta in deltas for one in delta.logprobs] == [b"Whisk", b" Whisk"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    logits=st.lists(st.one_of(st.integers(-3, 3), st.floats(-30, 30, width=32), st.just(float("-inf"))), max_size=60),
+    top=st.integers(0, 25),
+)
+def test_the_most_likely_are_those_of_a_full_sort(logits: list[float], top: int) -> None:
+    row = np.array([0.0, *logits], np.float32)
+    (found,) = token_logprobs(row, 0, top)
+    values = row.astype(np.float64)
+    values -= values.max()
+    values -= np.log(np.exp(values).sum())
+    order = np.lexsort((np.arange(len(values)), -values))[:top]
+    assert found.top == tuple((int(i), float(values[i])) for i in order)
