@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.engine import Engine
@@ -22,13 +22,11 @@ from edge_llm.server.answers import Answers
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
 from edge_llm.server.problems import problem_of
-from edge_llm.server.schemas import Sampling, Streaming, check_tokens, choices, log
-from edge_llm.server.shapes import FINGERPRINT, completion_logprobs, new_id, openai_usage, timings
-from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event, until_disconnect
+from edge_llm.server.replies import answers_reply
+from edge_llm.server.schemas import Sampling, Streaming, check_tokens, choices, ignored_header, log
+from edge_llm.server.shapes import FINGERPRINT, RunningUsage, completion_logprobs, new_id, openai_usage, timings
+from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event
 from edge_llm.text.tokenizer import Tokenizer
-
-DEFAULT_MAX_TOKENS = 16
-"""As in OpenAI's API."""
 
 Texts = str | list[str] | list[int] | list[list[int]] | None
 
@@ -36,8 +34,10 @@ Texts = str | list[str] | list[int] | list[list[int]] | None
 class CompletionBody(Streaming, Guided):
     """The body of a legacy completion."""
 
+    default_max_tokens: ClassVar[int | None] = 16
+    """As in OpenAI's API."""
+
     prompt: Texts = None
-    max_tokens: int | None = None
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=limits.TOP_LOGPROBS)
     best_of: int | None = None
@@ -57,7 +57,6 @@ class CompletionBody(Streaming, Guided):
             raise UsageError("echo cannot be combined with logprobs here", param="echo")
         params = replace(
             self.params(engine.defaults, engine.config.vocab_size),
-            max_tokens=DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             logprobs=self.logprobs,
             grammar=self.answer_grammar(engine.tokenizer),
         )
@@ -96,23 +95,26 @@ async def completions(request: Request) -> Response:
     """Continue one or several prompts, whole or as a stream of chunks."""
     host: ModelHost = request.app.state.host
     data = await request.body()
-    body, prompts = await run_in_threadpool(_prepare, host, data)
+    body, prompts, echoes = await run_in_threadpool(_prepare, host, data)
     answers = Answers(host, prompts)
+    each = body.n or 1
     reply = CompletionReply(
-        new_id("cmpl-"), host.check_name(body.model), int(time.time()), host.engine.tokenizer,
-        [host.engine.tokenizer.decode(prompt.prompt) if body.echo else "" for prompt in prompts],
-        len(prompts) // (body.n or 1),
-    )  # fmt: skip
+        new_id("cmpl-"), host.check_name(body.model), int(time.time()), host.engine.tokenizer, echoes, len(prompts) // each
+    )
+    headers = ignored_header(body.ignored())
     if body.stream:
-        return EventStream(_events(reply, answers, body.wants_usage), answers.cancel)
-    whole = await until_disconnect(request.receive, answers.whole())
-    return Response(status_code=499) if whole is None else JSONResponse(reply.whole(whole))
+        usage = RunningUsage(sum(len(prompt.prompt) for prompt in prompts[::each]), wanted=body.wants_running_usage)
+        return EventStream(_events(reply, answers, usage, body.wants_usage), answers.cancel, headers)
+    return await answers_reply(request, answers, reply.whole, headers)
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[CompletionBody, list[Prompt]]:
+def _prepare(host: ModelHost, data: bytes) -> tuple[CompletionBody, list[Prompt], list[str]]:
+    """The body, a request for each choice, and what stands before each choice's text."""
     body = CompletionBody.parse(data, host.engine.runner.context)
     host.check_name(body.model)
-    return body, body.prompts(host)
+    prompts, each = body.prompts(host), body.n or 1
+    texts = [host.engine.tokenizer.decode(prompt.prompt) if body.echo else "" for prompt in prompts[::each]]
+    return body, prompts, [text for text in texts for _ in range(each)]
 
 
 @dataclass(frozen=True)
@@ -165,26 +167,30 @@ class CompletionReply:
         }
 
 
-async def _events(reply: CompletionReply, answers: Answers, with_usage: bool) -> AsyncIterator[str]:
+async def _events(
+    reply: CompletionReply, answers: Answers, usage: RunningUsage, with_usage: bool
+) -> AsyncIterator[str]:
     """The text of all choices as it comes, each with its end, the usage, and the word that it is all."""
     finishes: dict[int, Finish] = {}
     lengths = [len(echo) for echo in reply.echoes]
     for index, echo in enumerate(reply.echoes):
         if echo:
-            yield event(reply.chunk(index, echo))
+            yield event(reply.chunk(index, echo) | usage.field())
     try:
         async for found in answers.deltas(limits.KEEP_ALIVE_SECONDS):
             if found is None:
                 yield KEEP_ALIVE
                 continue
             index, delta = found
+            usage.see(index, delta)
             if delta.text or delta.logprobs:
                 logprobs = reply._logprobs(delta.logprobs, lengths[index])
-                yield event(reply.chunk(index, delta.text, logprobs=logprobs))
+                yield event(reply.chunk(index, delta.text, logprobs=logprobs) | usage.field())
                 lengths[index] += len(delta.text)
             if delta.finish is not None:
                 finishes[index] = delta.finish
-                yield event(reply.chunk(index, "", delta.finish.reason) | {"timings": timings(delta.finish)})
+                last = reply.chunk(index, "", delta.finish.reason) | {"timings": timings(delta.finish)}
+                yield event(last | usage.field())
         if with_usage:
             yield event(reply.usage_chunk([finishes[index] for index in range(len(reply.echoes))]))
     except Exception as error:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.completions import Texts, token_lists
 from edge_llm.server.host import ModelHost
-from edge_llm.server.schemas import Body
+from edge_llm.server.replies import json_reply
+from edge_llm.server.schemas import Body, ignored_header
 from edge_llm.server.stream import until_disconnect
 
 
@@ -40,13 +42,27 @@ async def embeddings(request: Request) -> Response:
     vectors = await until_disconnect(request.receive, _result(future))
     if vectors is None:
         return Response(status_code=499)
-    items = [
-        {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
-        for index, vector in enumerate(vectors)
-    ]
-    tokens = sum(map(len, prompts))
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return JSONResponse({"object": "list", "model": host.check_name(body.model), "data": items, "usage": usage})
+    reply = EmbeddingReply(host.check_name(body.model), vectors, sum(map(len, prompts)), body.encoding_format)
+    return await json_reply(reply.whole, ignored_header(body.ignored()))
+
+
+@dataclass(frozen=True)
+class EmbeddingReply:
+    """One vector for each text: float32 [texts, hidden_size]."""
+
+    model: str
+    vectors: np.ndarray
+    tokens: int
+    encoding: str | None
+
+    def whole(self) -> dict[str, Any]:
+        """The reply; vectors that are not base64 are arrays still."""
+        items = [
+            {"object": "embedding", "index": index, "embedding": _base64(vector) if self.encoding == "base64" else vector}
+            for index, vector in enumerate(self.vectors)
+        ]
+        usage = {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
+        return {"object": "list", "model": self.model, "data": items, "usage": usage}
 
 
 async def _result(future: Any) -> np.ndarray:
@@ -66,8 +82,5 @@ def _prepare(host: ModelHost, data: bytes) -> tuple[EmbeddingBody, list[list[int
     return body, token_lists(host, body.input, "input", limits.INPUTS)
 
 
-def _encoded(vector: np.ndarray, encoding: str | None) -> str | list[float]:
-    if encoding == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    values: list[float] = vector.tolist()
-    return values
+def _base64(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
