@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -121,21 +120,19 @@ def _chat_messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
 async def messages(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of named events."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompt, reading = await run_in_threadpool(_prepare, host, data)
+    body, prompt, reading = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, [prompt])
     reply = MessageReply(host.check_name(body.model), reading)
     if body.stream:
         return EventStream(_events(reply, answers, len(prompt.prompt)), answers.cancel)
     whole = await until_disconnect(request.receive, answers.whole())
-    return Response(status_code=499) if whole is None else JSONResponse(reply.whole(whole[0]))
+    return Response(status_code=499) if whole is None else await host.workshop.reply(request, lambda: reply.whole(whole[0]))
 
 
 async def count_tokens(request: Request) -> JSONResponse:
     """How many tokens a conversation has."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    return JSONResponse({"input_tokens": await run_in_threadpool(_count, host, data)})
+    return JSONResponse({"input_tokens": await host.workshop.prepare(request, _count)})
 
 
 def _prepare(host: ModelHost, data: bytes) -> tuple[MessagesBody, Prompt, Reading]:

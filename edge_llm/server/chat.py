@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.request import Answer, Finish
@@ -88,14 +87,13 @@ class ChatBody(Streaming, Guided):
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of chunks."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompts, reading = await run_in_threadpool(_prepare, host, data)
+    body, prompts, reading = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, prompts)
     reply = ChatReply(new_id("chatcmpl-"), host.check_name(body.model), int(time.time()), host.engine.tokenizer, reading)
     if body.stream:
         return EventStream(_events(reply, answers, len(prompts), body.wants_usage), answers.cancel)
     whole = await until_disconnect(request.receive, answers.whole())
-    return Response(status_code=499) if whole is None else JSONResponse(reply.whole(whole))
+    return Response(status_code=499) if whole is None else await host.workshop.reply(request, lambda: reply.whole(whole))
 
 
 def _prepare(host: ModelHost, data: bytes) -> tuple[ChatBody, list[Prompt], Reading]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.engine import Engine
@@ -95,24 +94,24 @@ def _tokens(host: ModelHost, engine: Engine, item: str | list[int], param: str) 
 async def completions(request: Request) -> Response:
     """Continue one or several prompts, whole or as a stream of chunks."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompts = await run_in_threadpool(_prepare, host, data)
+    body, prompts, echoes = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, prompts)
     reply = CompletionReply(
         new_id("cmpl-"), host.check_name(body.model), int(time.time()), host.engine.tokenizer,
-        [host.engine.tokenizer.decode(prompt.prompt) if body.echo else "" for prompt in prompts],
-        len(prompts) // (body.n or 1),
+        echoes, len(prompts) // (body.n or 1),
     )  # fmt: skip
     if body.stream:
         return EventStream(_events(reply, answers, body.wants_usage), answers.cancel)
     whole = await until_disconnect(request.receive, answers.whole())
-    return Response(status_code=499) if whole is None else JSONResponse(reply.whole(whole))
+    return Response(status_code=499) if whole is None else await host.workshop.reply(request, lambda: reply.whole(whole))
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[CompletionBody, list[Prompt]]:
+def _prepare(host: ModelHost, data: bytes) -> tuple[CompletionBody, list[Prompt], list[str]]:
+    """The body, its engine requests, and what stands before each answer."""
     body = CompletionBody.parse(data, host.engine.runner.context)
     host.check_name(body.model)
-    return body, body.prompts(host)
+    prompts = body.prompts(host)
+    return body, prompts, [host.engine.tokenizer.decode(prompt.prompt) if body.echo else "" for prompt in prompts]
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edge_llm.engine.request import Answer
 from edge_llm.engine.request import Request as Prompt
@@ -108,14 +107,13 @@ def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
 async def responses(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of named events."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompt, reading = await run_in_threadpool(_prepare, host, data)
+    body, prompt, reading = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, [prompt])
     reply = ResponsesReply(host.check_name(body.model), body, prompt, reading)
     if body.stream:
         return EventStream(_events(reply, answers), answers.cancel)
     whole = await until_disconnect(request.receive, answers.whole())
-    return Response(status_code=499) if whole is None else JSONResponse(reply.whole(whole[0]))
+    return Response(status_code=499) if whole is None else await host.workshop.reply(request, lambda: reply.whole(whole[0]))
 
 
 def _prepare(host: ModelHost, data: bytes) -> tuple[ResponsesBody, Prompt, Reading]:

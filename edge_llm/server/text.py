@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from edge_llm.config import GenerationParams
 from edge_llm.errors import InvalidTokenizer, UsageError
@@ -56,27 +57,29 @@ class DetokenizeBody(Body):
     tokens: list[int]
 
 
-async def tokenize(request: Request) -> JSONResponse:
+async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of messages as the model would read them."""
     return await _answer(request, _tokenize)
 
 
-async def detokenize(request: Request) -> JSONResponse:
+async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     return await _answer(request, _detokenize)
 
 
-async def apply_template(request: Request) -> JSONResponse:
+async def apply_template(request: Request) -> Response:
     """The prompt that the chat template makes of messages."""
     return await _answer(request, _apply_template)
 
 
-async def _answer(request: Request, work: Any) -> JSONResponse:
-    data = await request.body()
-    return JSONResponse(await run_in_threadpool(work, request.app.state.host, data))
+async def _answer(request: Request, work: Callable[[ModelHost, bytes], dict[str, Any]]) -> Response:
+    workshop = request.app.state.host.workshop
+    found = await workshop.prepare(request, work)
+    return await workshop.reply(request, lambda: found)
 
 
 def _tokenize(host: ModelHost, data: bytes) -> dict[str, Any]:
+    """The answer, its lists as iterators: they can have millions of items."""
     engine = host.engine
     body = TokenizeBody.parse(data, engine.runner.context)
     host.check_name(body.model)
@@ -91,12 +94,12 @@ def _tokenize(host: ModelHost, data: bytes) -> dict[str, Any]:
         tokens = engine.tokenizer.encode(
             text, add_bos=bool(add) and engine.tokenizer.add_bos, parse_special=bool(body.parse_special)
         )
-    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": engine.runner.context}
-    pieces = [token_string(token, engine.tokenizer) for token in tokens]
+    ids = array("i", tokens)
+    found: dict[str, Any] = {"tokens": iter(ids), "count": len(ids), "max_model_len": engine.runner.context}
     if body.with_pieces:
-        found["tokens"] = [{"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)]
+        found["tokens"] = ({"id": token, "piece": token_string(token, engine.tokenizer)} for token in ids)
     if body.return_token_strs:
-        found["token_strs"] = pieces
+        found["token_strs"] = (token_string(token, engine.tokenizer) for token in ids)
     return found
 
 
