@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -18,13 +17,12 @@ from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
-from edge_llm.server.answers import Answers
+from edge_llm.server.answers import Answers, whole_reply
 from edge_llm.server.conversation import conversation_request, plain_messages, plain_text
 from edge_llm.server.formats import checked_grammar, response_format
 from edge_llm.server.host import ModelHost
 from edge_llm.server.outcome import Outcome, Part, Reading
 from edge_llm.server.problems import problem_of
-from edge_llm.server.replies import answers_reply
 from edge_llm.server.schemas import Body, Sampling, ignored_header
 from edge_llm.server.shapes import new_id
 from edge_llm.server.stream import KEEP_ALIVE, EventStream, event
@@ -140,21 +138,19 @@ def _chat_messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
 async def messages(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of named events."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompt, reading = await run_in_threadpool(_prepare, host, data)
+    body, prompt, reading = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, [prompt])
     reply = MessageReply(host.check_name(body.model), reading)
     headers = ignored_header(body.ignored(host.engine.template.source))
     if body.stream:
         return EventStream(_events(reply, answers, len(prompt.prompt)), answers.cancel, headers)
-    return await answers_reply(request, answers, lambda found: reply.whole(found[0]), headers)
+    return await whole_reply(request, answers, lambda found: reply.whole(found[0]), headers)
 
 
 async def count_tokens(request: Request) -> JSONResponse:
     """How many tokens a conversation has."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompt = await run_in_threadpool(_count, host, data)
+    body, prompt = await host.workshop.prepare(request, _count)
     headers = ignored_header(body.ignored(host.engine.template.source))
     return JSONResponse({"input_tokens": len(prompt.prompt)}, headers=headers)
 

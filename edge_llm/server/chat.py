@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,13 +16,12 @@ from edge_llm.engine.request import Answer, Finish
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
-from edge_llm.server.answers import Answers
+from edge_llm.server.answers import Answers, whole_reply
 from edge_llm.server.conversation import Conversation, conversation_request
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
 from edge_llm.server.outcome import Outcome, Part, Reading
 from edge_llm.server.problems import problem_of
-from edge_llm.server.replies import answers_reply
 from edge_llm.server.schemas import Sampling, Streaming, choices, ignored_header
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, chat_logprobs, new_id, openai_usage, timings
 from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event
@@ -77,15 +75,14 @@ class ChatBody(Conversation, Streaming, Guided):
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of chunks."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompts, reading = await run_in_threadpool(_prepare, host, data)
+    body, prompts, reading = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, prompts)
     reply = ChatReply(new_id("chatcmpl-"), host.check_name(body.model), int(time.time()), host.engine.tokenizer, reading)
     headers = ignored_header(body.ignored(host.engine.template.source))
     if body.stream:
         usage = RunningUsage(len(prompts[0].prompt), wanted=body.wants_running_usage)
         return EventStream(_events(reply, answers, len(prompts), usage, body.wants_usage), answers.cancel, headers)
-    return await answers_reply(request, answers, reply.whole, headers)
+    return await whole_reply(request, answers, reply.whole, headers)
 
 
 def _prepare(host: ModelHost, data: bytes) -> tuple[ChatBody, list[Prompt], Reading]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,11 +17,10 @@ from edge_llm.engine.request import Answer, Finish
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
-from edge_llm.server.answers import Answers
+from edge_llm.server.answers import Answers, whole_reply
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
 from edge_llm.server.problems import problem_of
-from edge_llm.server.replies import answers_reply
 from edge_llm.server.schemas import Sampling, Streaming, check_tokens, choices, ignored_header, log
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, completion_logprobs, new_id, openai_usage, timings
 from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event
@@ -94,8 +92,7 @@ def _tokens(host: ModelHost, engine: Engine, item: str | list[int], param: str) 
 async def completions(request: Request) -> Response:
     """Continue one or several prompts, whole or as a stream of chunks."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompts, echoes = await run_in_threadpool(_prepare, host, data)
+    body, prompts, echoes = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, prompts)
     each = body.n or 1
     reply = CompletionReply(
@@ -105,7 +102,7 @@ async def completions(request: Request) -> Response:
     if body.stream:
         usage = RunningUsage(sum(len(prompt.prompt) for prompt in prompts[::each]), wanted=body.wants_running_usage)
         return EventStream(_events(reply, answers, usage, body.wants_usage), answers.cancel, headers)
-    return await answers_reply(request, answers, reply.whole, headers)
+    return await whole_reply(request, answers, reply.whole, headers)
 
 
 def _prepare(host: ModelHost, data: bytes) -> tuple[CompletionBody, list[Prompt], list[str]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +16,6 @@ from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.completions import Texts, token_lists
 from edge_llm.server.host import ModelHost
-from edge_llm.server.replies import json_reply
 from edge_llm.server.schemas import Body, ignored_header
 from edge_llm.server.stream import until_disconnect
 
@@ -36,33 +34,20 @@ class EmbeddingBody(Body):
 async def embeddings(request: Request) -> Response:
     """The mean of the model's last hidden states for each text, of length 1."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompts = await run_in_threadpool(_prepare, host, data)
+    body, prompts = await host.workshop.prepare(request, _prepare)
     future = host.service.embed(prompts)
     vectors = await until_disconnect(request.receive, _result(future))
     if vectors is None:
         return Response(status_code=499)
-    reply = EmbeddingReply(host.check_name(body.model), vectors, sum(map(len, prompts)), body.encoding_format)
-    return await json_reply(reply.whole, ignored_header(body.ignored()))
+    tokens = sum(map(len, prompts))
+    head = {"object": "list", "model": host.check_name(body.model), "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    headers = ignored_header(body.ignored())
+    return await host.workshop.reply(request, lambda: {**head, "data": _items(vectors, body.encoding_format)}, headers)
 
 
-@dataclass(frozen=True)
-class EmbeddingReply:
-    """One vector for each text: float32 [texts, hidden_size]."""
-
-    model: str
-    vectors: np.ndarray
-    tokens: int
-    encoding: str | None
-
-    def whole(self) -> dict[str, Any]:
-        """The reply; vectors that are not base64 are arrays still."""
-        items = [
-            {"object": "embedding", "index": index, "embedding": _base64(vector) if self.encoding == "base64" else vector}
-            for index, vector in enumerate(self.vectors)
-        ]
-        usage = {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
-        return {"object": "list", "model": self.model, "data": items, "usage": usage}
+def _items(vectors: np.ndarray, encoding: str | None) -> Iterator[dict[str, Any]]:
+    for index, vector in enumerate(vectors):
+        yield {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
 
 
 async def _result(future: Any) -> np.ndarray:
@@ -82,5 +67,8 @@ def _prepare(host: ModelHost, data: bytes) -> tuple[EmbeddingBody, list[list[int
     return body, token_lists(host, body.input, "input", limits.INPUTS)
 
 
-def _base64(vector: np.ndarray) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+def _encoded(vector: np.ndarray, encoding: str | None) -> str | list[float]:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    values: list[float] = vector.tolist()
+    return values

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_llm.server import limits
+from edge_llm.server.connection import Patience
 from edge_llm.server.host import ModelHost
 from edge_llm.server.metrics import Metrics
 from edge_llm.server.problems import error_response
@@ -82,6 +83,8 @@ class Guards:
             response = error_response(scope["path"], error)
             if not reply.started:
                 await response(scope, receive, reply.send)
+        finally:
+            self._host.workshop.let_go(scope)
 
     def _check(self, scope: Scope, headers: Headers, allowed_origin: str | None) -> None:
         _check_size(headers)
@@ -143,21 +146,22 @@ def _too_large(most: int) -> HTTPException:
 
 def _bounded(receive: Receive, most: int) -> Receive:
     """``receive``, with an end to the body's size and to the patience for it."""
-    got = 0
+    clock = asyncio.get_running_loop().time
+    patience = Patience(clock(), limits.BODY_SECONDS, limits.BODY_BYTES_PER_SECOND)
     complete = False
 
     async def receive_bounded() -> Message:
-        nonlocal got, complete
+        nonlocal complete
         if complete:
             return await receive()  # waits for the client to go away
         try:
-            async with asyncio.timeout(limits.BODY_SECONDS):
+            async with asyncio.timeout(min(patience.left(clock()), limits.BODY_SECONDS)):
                 message = await receive()
         except TimeoutError:
-            raise HTTPException(408, "the body did not come") from None
-        got += len(message.get("body", b""))
+            raise HTTPException(408, "the body did not come, or too slowly", {"Connection": "close"}) from None
+        patience.moved += len(message.get("body", b""))
         complete = not message.get("more_body", False)
-        if got > most:
+        if patience.moved > most:
             raise _too_large(most)
         return message
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails
 
 from edge_llm.config import GenerationParams
 from edge_llm.errors import UsageError
@@ -26,6 +27,19 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _said: set[str] = set()  # names of ignored fields that the log has already
 
 
+def _first_error_only(schema: Any) -> Any:
+    """``schema`` whose lists are left at their first wrong item: a million errors would take gigabytes."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _first_error_only(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _first_error_only(part)
+    return schema
+
+
 class Body(BaseModel):
     """A request body.
 
@@ -37,6 +51,10 @@ class Body(BaseModel):
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Fields of the API that this server cannot honour, each with the values that ask for nothing (null always does)."""
     labels: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _first_error_only(handler(source))
 
     @classmethod
     def parse(cls, data: bytes, context: int | None = None) -> Self:
@@ -77,8 +95,9 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
 
 
 def _refusal(error: ErrorDetails) -> UsageError:
-    param = _param(error["loc"])
-    given = "" if error["type"] == "missing" else f", got `{shown(error['input'], 60)}`"
+    param, value = _param(error["loc"]), error["input"]
+    brief = reprlib.repr(value) if isinstance(value, list | dict) else value
+    given = "" if error["type"] == "missing" else f", got `{shown(brief, 60)}`"
     return UsageError(f"{param}: {error['msg'].lower()}{given}", param=param)
 
 
@@ -91,6 +110,12 @@ def _param(location: tuple[int | str, ...]) -> str:
         elif part.isidentifier() and part not in ("str", "int", "float", "bool", "dict", "list"):
             text += f".{part}" if text else part
     return text
+
+
+def _few_biases(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > limits.LOGIT_BIASES:
+        raise UsageError(f"logit_bias takes at most {limits.LOGIT_BIASES} tokens", param="logit_bias")
+    return given
 
 
 class Sampling(Body):
@@ -120,7 +145,7 @@ class Sampling(Body):
     repeat_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_biases)] = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = Field(None, max_length=limits.LOGIT_BIASES)
@@ -174,8 +199,6 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...] | None:
 
 
 def _biases(given: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    if len(given) > limits.LOGIT_BIASES:
-        raise UsageError(f"logit_bias takes at most {limits.LOGIT_BIASES} tokens", param="logit_bias")
     for key in given:
         if not (key.isascii() and key.isdecimal() and len(key) < 12 and int(key) < vocab_size):
             raise UsageError(

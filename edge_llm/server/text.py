@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,7 +15,6 @@ from edge_llm.errors import InvalidTokenizer, UsageError
 from edge_llm.server import limits
 from edge_llm.server.conversation import Conversation, conversation_request, plain_messages
 from edge_llm.server.host import ModelHost
-from edge_llm.server.replies import json_reply
 from edge_llm.server.schemas import Body, check_tokens, ignored_header
 from edge_llm.server.shapes import token_string
 from edge_llm.server.tools import ToolUse
@@ -69,19 +68,18 @@ Text = TypeVar("Text", bound=TextBody)
 
 
 async def _answer(request: Request, kind: type[Text], work: Callable[[ModelHost, Text], dict[str, Any]]) -> Response:
-    host: ModelHost = request.app.state.host
-    data = await request.body()
-    body = await run_in_threadpool(_parsed, host, kind, data)
-    return await json_reply(lambda: work(host, body), ignored_header(body.ignored(host.engine.template.source)))
+    def made(host: ModelHost, data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+        body = kind.parse(data, host.engine.runner.context)
+        host.check_name(body.model)
+        return work(host, body), ignored_header(body.ignored(host.engine.template.source))
 
-
-def _parsed(host: ModelHost, kind: type[Text], data: bytes) -> Text:
-    body = kind.parse(data, host.engine.runner.context)
-    host.check_name(body.model)
-    return body
+    workshop = request.app.state.host.workshop
+    found, headers = await workshop.prepare(request, made)
+    return await workshop.reply(request, lambda: found, headers)
 
 
 def _tokenize(host: ModelHost, body: TokenizeBody) -> dict[str, Any]:
+    """The answer, its lists as iterators: they can have millions of items."""
     engine = host.engine
     if body.messages is not None:
         prompt = conversation_request(host, plain_messages(body.messages), GenerationParams())
@@ -94,11 +92,12 @@ def _tokenize(host: ModelHost, body: TokenizeBody) -> dict[str, Any]:
         tokens = engine.tokenizer.encode(
             text, add_bos=bool(add) and engine.tokenizer.add_bos, parse_special=bool(body.parse_special)
         )
-    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": engine.runner.context}
+    ids = array("i", tokens)
+    found: dict[str, Any] = {"tokens": iter(ids), "count": len(ids), "max_model_len": engine.runner.context}
     if body.with_pieces:
-        found["tokens"] = [{"id": token, "piece": token_string(token, engine.tokenizer)} for token in tokens]
+        found["tokens"] = ({"id": token, "piece": token_string(token, engine.tokenizer)} for token in ids)
     if body.return_token_strs:
-        found["token_strs"] = [token_string(token, engine.tokenizer) for token in tokens]
+        found["token_strs"] = (token_string(token, engine.tokenizer) for token in ids)
     return found
 
 
