@@ -2,6 +2,7 @@
 
 import copy
 import json
+import secrets
 
 import anthropic
 import openai
@@ -260,6 +261,16 @@ def test_the_header_names_what_has_no_effect(client, url):
 )  # fmt: skip
 def test_the_header_is_short_and_plain(names, value):
     assert ignored_header(names).get(IGNORED_HEADER) == value
+
+
+def test_the_log_names_a_field_once_and_only_without_effect(switched, caplog):
+    name = f"field_{secrets.token_hex(8)}"
+    for _ in range(3):
+        body = {"messages": ASK, "max_tokens": 1, "think": True, name: 1}
+        assert switched.post("/v1/chat/completions", json=body).status_code == 200
+    said = [record.getMessage() for record in caplog.records]
+    assert said.count(f"the request field `{name}` has no effect here") == 1
+    assert not any("think" in message for message in said)
 
 
 def test_a_name_cannot_write_headers(client, url):

@@ -36,7 +36,7 @@ class _Number(click.FloatRange):
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="File with one key per line.")
 @click.option("--alias", "aliases", multiple=True, help="Another name for the model; may be repeated.")
 @click.option("--allow-host", "hosts", multiple=True, help="Another name of this server in the Host header.")
-@click.option("--allow-origin", "origins", multiple=True, help="Origin of a web page that may use this server.")
+@click.option("--allow-origin", "origins", multiple=True, help="Origin of a web page that may use this server; * is every one.")
 @click.option("--queue", type=click.IntRange(1, 4096), default=256, show_default=True, help="Requests that may wait.")
 @click.option("--drain", type=_Number(0, 3600), default=30.0, show_default=True, help="Seconds to let answers end.")
 @click.option("--batch-window", type=_Number(0, 10_000), default=0.0, help="Milliseconds to wait for company.")

@@ -24,7 +24,7 @@ IGNORED_HEADER = "x-edge-llm-ignored"
 """The answer's header that names the request's fields without effect."""
 MOST_NAMED = 16
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_said: set[str] = set()  # names of ignored fields that the log has already
+_said: set[str] = set()  # names of fields without effect that the log has already
 
 
 def _first_error_only(schema: Any) -> Any:
@@ -81,14 +81,17 @@ class Body(BaseModel):
         for name, value in self._extra().items():
             if name in self.cannot and value is not None and value not in self.cannot[name]:
                 raise UsageError(f"`{name}` is not supported here; leave it out", param=name)
-        for name in self.ignored():
-            if name not in _said and len(_said) < 1000:
-                _said.add(name)
-                log.warning("the request field `%s` has no effect here", shown(name))
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """The header that names ``names``; those past a number, and those that are no plain words, are only counted."""
+    """The header that names ``names``; those past a number, and those that are no plain words, are only counted.
+
+    The log names each once.
+    """
+    for name in names:
+        if name not in _said and len(_said) < 1000:
+            _said.add(name)
+            log.warning("the request field `%s` has no effect here", shown(name))
     plain = [name for name in names if _PLAIN_NAME.fullmatch(name)][:MOST_NAMED]
     more = [f"{len(names) - len(plain)} more"] if len(names) > len(plain) else []
     return {IGNORED_HEADER: ", ".join(plain + more)} if names else {}
