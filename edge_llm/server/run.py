@@ -167,7 +167,7 @@ def make_server(host: ModelHost, options: ServeOptions) -> _Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=limits.IDLE_SECONDS,  # type: ignore[arg-type]  # passed on to the event loop
         backlog=_ACCEPTS,
         timeout_graceful_shutdown=max(1, round(options.drain_seconds) + 2),
         h11_max_incomplete_event_size=2 * limits.HEADER_BYTES,
