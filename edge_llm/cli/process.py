@@ -6,10 +6,11 @@ Loads nothing, so that Ctrl-C is taken care of before the rest of the program is
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
-import threading
+from types import FrameType
 from typing import Any, NoReturn
 
 INTERRUPTED = 130
@@ -17,15 +18,26 @@ INTERRUPTED = 130
 
 
 class _Interrupts:
-    """What Ctrl-C does: KeyboardInterrupt in a command that is running, the end before and after it."""
+    """What Ctrl-C does: KeyboardInterrupt in a command that is running, the end before and after it.
+
+    It is the end inside of an import, too, which may turn the interrupt into an error of its own.
+    """
 
     def __init__(self) -> None:
         self.running = False
 
-    def __call__(self, *_: Any) -> None:
-        if self.running:
-            raise KeyboardInterrupt
-        os._exit(INTERRUPTED)
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.running or _is_importing(frame):
+            os._exit(INTERRUPTED)
+        raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 interrupts = _Interrupts()
@@ -40,18 +52,16 @@ def prepare() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with ``code``, whatever is wrong with its standard streams and wherever its threads are."""
+    """End the process with ``code``, whatever is wrong with its standard streams and wherever its threads are.
+
+    The interpreter is not taken down: threads in native code do not survive that, and Ctrl-C means nothing there.
+    """
     interrupts.running = False
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError):  # its reader went away, or its disk is full
             stream.flush()
-        except (OSError, ValueError):  # its reader went away, or its disk is full: the interpreter shall not try again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-    if others:  # they may be in native code, which does not survive the end of the interpreter around it
-        atexit._run_exitfuncs()
-        os._exit(code)
-    sys.exit(code)
+    os._exit(code)
 
 
 def _on_unraisable(failure: Any) -> None:

@@ -8,6 +8,7 @@ JSON (which a page cannot send without asking first), and no answer allows a pag
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import re
@@ -19,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edge_llm.errors import Unavailable
 from edge_llm.server import limits
 from edge_llm.server.connection import Patience
 from edge_llm.server.host import ModelHost
@@ -90,6 +92,12 @@ class Guards:
                 await self._app(scope, _checked(headers, _bounded(receive, most), most), reply.send)
         except ClientDisconnect:
             pass  # it left before its body was there
+        except asyncio.CancelledError:  # by the end of the server, which waits for nobody any more
+            if not reply.started:
+                cut = error_response(scope["path"], Unavailable("the server is shutting down"))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limits.END_SECONDS):
+                        await cut(scope, receive, reply.send)
         except Exception as error:
             response = error_response(scope["path"], error)
             if not reply.started:

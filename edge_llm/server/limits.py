@@ -13,6 +13,8 @@ HEADER_COUNT = 100
 HEADER_BYTES = 16 << 10
 HEADER_SECONDS = 10.0
 """Longest wait for a request's headers, from its first byte on or, in a new connection, from the beginning."""
+IDLE_SECONDS = 30.0
+"""Longest wait for the next request of a connection."""
 READER_SECONDS = 60.0
 """Longest wait for a client that does not read its answer."""
 READER_BYTES_PER_SECOND = 2048

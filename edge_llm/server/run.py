@@ -30,6 +30,9 @@ from edge_llm.server.host import Load, ModelHost
 log = logging.getLogger("edge_llm.server")
 
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_BACKLOG = 2048
+_ACCEPTS = 64
+"""Connections that are taken in one go; asyncio tries that many times in vain when there is no descriptor for one."""
 _LEAST_DESCRIPTORS = 64
 _ENOUGH_DESCRIPTORS = 1 << 16
 
@@ -63,7 +66,7 @@ def listen(options: ServeOptions) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-        listener.listen(2048)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise UsageError(
@@ -117,6 +120,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(_LoopTrouble())
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # once a second
@@ -162,7 +167,8 @@ def make_server(host: ModelHost, options: ServeOptions) -> _Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=limits.IDLE_SECONDS,  # type: ignore[arg-type]  # passed on to the event loop
+        backlog=_ACCEPTS,
         timeout_graceful_shutdown=max(1, round(options.drain_seconds) + 2),
         h11_max_incomplete_event_size=2 * limits.HEADER_BYTES,
     )
