@@ -153,7 +153,7 @@ def test_every_endpoint_has_a_valid_body_here(client):
         assert response.status_code == 200, (path, response.text)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(mutated())
 def test_no_body_is_the_server_s_fault(client, case):
     """HTTP | all | No body on any endpoint gives a 5xx: valid bodies, with values replaced, left out or put in."""

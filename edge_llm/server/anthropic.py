@@ -138,10 +138,9 @@ def _chat_messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
 async def messages(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of named events."""
     host: ModelHost = request.app.state.host
-    body, prompt, reading = await host.workshop.prepare(request, _prepare)
+    body, prompt, reading, headers = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, [prompt])
     reply = MessageReply(host.check_name(body.model), reading)
-    headers = ignored_header(body.ignored(host.engine.template.source))
     if body.stream:
         return EventStream(_events(reply, answers, len(prompt.prompt)), answers.cancel, headers)
     return await whole_reply(request, answers, lambda found: reply.whole(found[0]), headers)
@@ -150,21 +149,22 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> JSONResponse:
     """How many tokens a conversation has."""
     host: ModelHost = request.app.state.host
-    body, prompt = await host.workshop.prepare(request, _count)
-    headers = ignored_header(body.ignored(host.engine.template.source))
-    return JSONResponse({"input_tokens": len(prompt.prompt)}, headers=headers)
+    count, headers = await host.workshop.prepare(request, _count)
+    return JSONResponse({"input_tokens": count}, headers=headers)
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[MessagesBody, Prompt, Reading]:
+def _prepare(host: ModelHost, data: bytes) -> tuple[MessagesBody, Prompt, Reading, dict[str, str]]:
     body = MessagesBody.parse(data, host.engine.runner.context)
     host.check_name(body.model)
-    return body, *body.prompt_for(host, body.params(host.engine.defaults, host.engine.config.vocab_size))
+    prompt, reading = body.prompt_for(host, body.params(host.engine.defaults, host.engine.config.vocab_size))
+    return body, prompt, reading, ignored_header(body.ignored(host.engine.template.source))
 
 
-def _count(host: ModelHost, data: bytes) -> tuple[CountBody, Prompt]:
+def _count(host: ModelHost, data: bytes) -> tuple[int, dict[str, str]]:
     body = CountBody.parse(data, host.engine.runner.context)
     host.check_name(body.model)
-    return body, body.prompt_for(host, GenerationParams())[0]
+    prompt, _ = body.prompt_for(host, GenerationParams())
+    return len(prompt.prompt), ignored_header(body.ignored(host.engine.template.source))
 
 
 @dataclass(frozen=True)

@@ -75,21 +75,21 @@ class ChatBody(Conversation, Streaming, Guided):
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of chunks."""
     host: ModelHost = request.app.state.host
-    body, prompts, reading = await host.workshop.prepare(request, _prepare)
+    body, prompts, reading, headers = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, prompts)
     reply = ChatReply(new_id("chatcmpl-"), host.check_name(body.model), int(time.time()), host.engine.tokenizer, reading)
-    headers = ignored_header(body.ignored(host.engine.template.source))
     if body.stream:
         usage = RunningUsage(len(prompts[0].prompt), wanted=body.wants_running_usage)
         return EventStream(_events(reply, answers, len(prompts), usage, body.wants_usage), answers.cancel, headers)
     return await whole_reply(request, answers, reply.whole, headers)
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[ChatBody, list[Prompt], Reading]:
+def _prepare(host: ModelHost, data: bytes) -> tuple[ChatBody, list[Prompt], Reading, dict[str, str]]:
     engine = host.engine
     body = ChatBody.parse(data, engine.runner.context)
     host.check_name(body.model)
-    return body, *body.prompts(host)
+    prompts, reading = body.prompts(host)
+    return body, prompts, reading, ignored_header(body.ignored(engine.template.source))
 
 
 @dataclass(frozen=True)

@@ -92,26 +92,25 @@ def _tokens(host: ModelHost, engine: Engine, item: str | list[int], param: str) 
 async def completions(request: Request) -> Response:
     """Continue one or several prompts, whole or as a stream of chunks."""
     host: ModelHost = request.app.state.host
-    body, prompts, echoes = await host.workshop.prepare(request, _prepare)
+    body, prompts, echoes, headers = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, prompts)
     each = body.n or 1
     reply = CompletionReply(
         new_id("cmpl-"), host.check_name(body.model), int(time.time()), host.engine.tokenizer, echoes, len(prompts) // each
     )
-    headers = ignored_header(body.ignored())
     if body.stream:
         usage = RunningUsage(sum(len(prompt.prompt) for prompt in prompts[::each]), wanted=body.wants_running_usage)
         return EventStream(_events(reply, answers, usage, body.wants_usage), answers.cancel, headers)
     return await whole_reply(request, answers, reply.whole, headers)
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[CompletionBody, list[Prompt], list[str]]:
-    """The body, a request for each choice, and what stands before each choice's text."""
+def _prepare(host: ModelHost, data: bytes) -> tuple[CompletionBody, list[Prompt], list[str], dict[str, str]]:
+    """The body, a request for each choice, what stands before each choice's text, and headers of the answer."""
     body = CompletionBody.parse(data, host.engine.runner.context)
     host.check_name(body.model)
     prompts, each = body.prompts(host), body.n or 1
     texts = [host.engine.tokenizer.decode(prompt.prompt) if body.echo else "" for prompt in prompts[::each]]
-    return body, prompts, [text for text in texts for _ in range(each)]
+    return body, prompts, [text for text in texts for _ in range(each)], ignored_header(body.ignored())
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,13 @@ class EmbeddingBody(Body):
 async def embeddings(request: Request) -> Response:
     """The mean of the model's last hidden states for each text, of length 1."""
     host: ModelHost = request.app.state.host
-    body, prompts = await host.workshop.prepare(request, _prepare)
+    body, prompts, headers = await host.workshop.prepare(request, _prepare)
     future = host.service.embed(prompts)
     vectors = await until_disconnect(request.receive, _result(future))
     if vectors is None:
         return Response(status_code=499)
     tokens = sum(map(len, prompts))
     head = {"object": "list", "model": host.check_name(body.model), "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
-    headers = ignored_header(body.ignored())
     return await host.workshop.reply(request, lambda: {**head, "data": _items(vectors, body.encoding_format)}, headers)
 
 
@@ -55,7 +54,7 @@ async def _result(future: Any) -> np.ndarray:
     return vectors
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[EmbeddingBody, list[list[int]]]:
+def _prepare(host: ModelHost, data: bytes) -> tuple[EmbeddingBody, list[list[int]], dict[str, str]]:
     engine = host.engine
     body = EmbeddingBody.parse(data, engine.runner.context)
     host.check_name(body.model)
@@ -64,7 +63,7 @@ def _prepare(host: ModelHost, data: bytes) -> tuple[EmbeddingBody, list[list[int
         raise UsageError(f"dimensions can only be {size} with this model, got `{body.dimensions}`", param="dimensions")
     if body.input is None:
         raise UsageError("input is missing; give a text or a list of texts", param="input")
-    return body, token_lists(host, body.input, "input", limits.INPUTS)
+    return body, token_lists(host, body.input, "input", limits.INPUTS), ignored_header(body.ignored())
 
 
 def _encoded(vector: np.ndarray, encoding: str | None) -> str | list[float]:

@@ -114,19 +114,19 @@ def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
 async def responses(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of named events."""
     host: ModelHost = request.app.state.host
-    body, prompt, reading = await host.workshop.prepare(request, _prepare)
+    body, prompt, reading, headers = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, [prompt])
     reply = ResponsesReply(host.check_name(body.model), body, prompt, reading)
-    headers = ignored_header(body.ignored(host.engine.template.source))
     if body.stream:
         return EventStream(_events(reply, answers), answers.cancel, headers)
     return await whole_reply(request, answers, lambda found: reply.whole(found[0]), headers)
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[ResponsesBody, Prompt, Reading]:
+def _prepare(host: ModelHost, data: bytes) -> tuple[ResponsesBody, Prompt, Reading, dict[str, str]]:
     body = ResponsesBody.parse(data, host.engine.runner.context)
     host.check_name(body.model)
-    return body, *body.prompt_for(host)
+    prompt, reading = body.prompt_for(host)
+    return body, prompt, reading, ignored_header(body.ignored(host.engine.template.source))
 
 
 @dataclass(frozen=True)
