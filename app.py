@@ -1,3 +1,3 @@
-from edge_llm.cli.main import main
+from edge_llm.__main__ import main
 
 main()

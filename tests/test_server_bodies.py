@@ -64,8 +64,9 @@ def test_json_depth(client, levels, status):
     [
         ("temperature", -1), ("temperature", 2.1), ("temperature", 1e9), ("temperature", "0"), ("top_p", -0.1), ("top_p", 1.1),
         ("top_k", -2), ("top_k", 1.5), ("min_p", 1.1), ("min_p", -0.1), ("repetition_penalty", 0), ("repetition_penalty", -1),
-        ("frequency_penalty", 2.1), ("presence_penalty", -2.1), ("presence_penalty", 1e9), ("seed", -1), ("seed", 2**64),
-        ("seed", 1.5), ("seed", "1"), ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", "5"),
+        ("frequency_penalty", 2.1), ("presence_penalty", -2.1), ("presence_penalty", 1e9), ("seed", -2), ("seed", 2**64),
+        ("seed", 1.5), ("seed", "1"), ("max_tokens", 0), ("max_tokens", -2), ("n_predict", 0), ("max_new_tokens", 0),
+        ("max_completion_tokens", 0), ("max_tokens", 1.5), ("max_tokens", "5"),
         ("n", 0), ("n", 17), ("n", 10**9), ("stop", ""), ("stop", ["x"] * 17), ("stop", ["x" * 257]), ("stop", 3),
         ("stop", [3]), ("logit_bias", {"x": 1}), ("logit_bias", {"-1": 1}), ("logit_bias", {"999999": 1}),
         ("logit_bias", {"1": 101}), ("logit_bias", {"1": "x"}), ("logit_bias", [1]), ("top_logprobs", 21), ("top_logprobs", -1),
@@ -78,7 +79,10 @@ def test_json_depth(client, levels, status):
         ("continue_final_message", True),
         ("audio", {}), ("functions", [{}]), ("function_call", "auto"), ("modalities", ["audio"]), ("prediction",
         {"type": "content"}),
-        ("web_search_options", {}), ("store", True), ("reasoning_effort", "high"), ("verbosity", "low"),
+        ("web_search_options", {}), ("store", True), ("reasoning_effort", 3), ("reasoning", 3), ("reasoning", {"effort": 3}),
+        ("thinking", {"type": []}),
+        ("thinking", {"type": "enabled", "budget_tokens": "much"}), ("think", 1.5), ("enable_thinking", "yes"), ("system", 5),
+        ("system", [{"type": "image"}]), ("repeat_penalty", "1"),
         ("grammar", "root ::= x"),
         ("regex", "a("), ("guided_json", "["),
     ],
@@ -97,6 +101,7 @@ def test_a_field_that_makes_no_sense_or_cannot_be_honoured_is_named(client, fiel
         {"temperature": 0}, {"temperature": 1e-30}, {"temperature": 2}, {"top_p": 0}, {"top_k": -1}, {"top_k": 10**6},
         {"min_p": 1},
         {"seed": 2**64 - 1}, {"n": 16}, {"stop": ["x" * 256] * 16}, {"stop": []}, {"max_tokens": 2**31}, {"max_tokens": None},
+        {"max_tokens": -1, "n_predict": 2}, {"seed": -1}, {"repeat_penalty": 1.1}, {"keep_alive": "5m"},
         {"logit_bias": {str(n): 1 for n in range(1024)}}, {"logit_bias": {}}, {"logprobs": True, "top_logprobs": 20},
         {"frequency_penalty": 2, "presence_penalty": -2, "repetition_penalty": 1.1, "min_p": 0.1, "top_k": 5, "top_p": 0.5},
         {"stop_token_ids": [5], "ignore_eos": True, "min_tokens": 1}, {"max_completion_tokens": 1, "max_tokens": 900},
@@ -163,6 +168,7 @@ def test_the_number_of_inputs(client, count, status):
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "3"}}]}],
          "messages[0].tool_calls[0].function.arguments"),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
+        ([{"role": "assistant", "content": "x", "tool_calls": 5}], "messages[0].tool_calls"),
         ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages"),  # the model's template refuses it
     ],
 )  # fmt: skip
@@ -278,7 +284,8 @@ def test_embeddings_that_make_no_sense_are_named(client, fields, param):
         ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"background": True}, "background"),
         ({"store": True}, "store"),
         ({"truncation": "auto"}, "truncation"), ({"conversation": "c"}, "conversation"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort"), ({"text": {"format": 5}}, "text.format"),
+        ({"text": {"format": []}}, "text.format"), ({"text": 5}, "text"),
         ({"include": ["file_search_call.results"]}, "include"), ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema.schema"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -295,7 +302,7 @@ def test_responses_that_cannot_be_honoured_are_named(client, fields, param):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"max_tokens": None}, {"max_tokens": 0}, {"temperature": 1.1}, {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"max_tokens": None}, {"max_tokens": 0}, {"temperature": 1.1}, {"thinking": {"type": 5}},
         {"messages": [{"role": "system", "content": "x"}]}, {"tools": [{"type": "web_search_20250305", "name": "w"}]},
         {"tool_choice": {"type": "tool", "name": "g"}, "tools": [{"name": "f", "input_schema": {}}]}, {"stop_sequences": [""]},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]},

@@ -1,6 +1,9 @@
 """Who may talk to the server: keys, Host, Origin, content types, sizes; every route, before any work."""
 
+import contextlib
 import http.client
+import json
+import select
 import socket
 import time
 
@@ -205,19 +208,115 @@ def test_a_header_without_end_is_cut_off(open_client):
     assert b" 400 " in raw(open_client, b"GET / HTTP/1.1\r\nHost: localhost\r\nx: " + b"a" * (1 << 17)).split(b"\r\n")[0]
 
 
-def test_a_connection_that_says_nothing_is_closed(engine, monkeypatch):
-    monkeypatch.setattr(limits, "HEADER_SECONDS", 0.1)
-    with client_of(hosted(HandService(), engine)) as client:
-        started = time.perf_counter()
-        assert raw(client, b"GET / HTTP/1.1\r\nHost: loc") == b""
-        assert time.perf_counter() - started < 2.0
+# ---- slowness
+
+TOKENIZE = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
-def test_a_body_that_does_not_come_is_408(engine, monkeypatch):
-    monkeypatch.setattr(limits, "BODY_SECONDS", 0.1)
+@pytest.fixture
+def hurried(engine, monkeypatch):
+    """A server with little patience."""
+    for name in ("HEADER_SECONDS", "BODY_SECONDS", "IDLE_SECONDS", "READER_SECONDS"):
+        monkeypatch.setattr(limits, name, 0.4)
+    monkeypatch.setattr(limits, "BODY_BYTES_PER_SECOND", 1000)
+    monkeypatch.setattr(limits, "READER_BYTES_PER_SECOND", 1 << 30)
     with client_of(hosted(HandService(), engine)) as client:
-        head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{"
-        assert b" 408 " in raw(client, head).split(b"\r\n")[0]
+        yield client
+
+
+def until_closed(connection, seconds=10.0):
+    """All that comes before the server closes ``connection``; fails if it does not."""
+    connection.settimeout(seconds)
+    found = b""
+    try:
+        while piece := connection.recv(1 << 16):
+            found += piece
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def connected(client):
+    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=10)
+
+
+def test_a_request_that_stops_anywhere_ends_its_connection(hurried):
+    """Every beginning of three requests in a row, and then silence."""
+    body = b'{"content": "hi"}'
+    whole = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n" + TOKENIZE % len(body) + body + TOKENIZE % 1000 + body
+    connections = []
+    for length in range(0, len(whole) + 1, 3):
+        connections.append(connected(hurried))
+        connections[-1].sendall(whole[:length])
+    for connection in connections:
+        until_closed(connection)
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+@pytest.mark.parametrize(
+    "slow", [b"GET /version HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 9999, TOKENIZE % 9999 + b" " * 9999]
+)
+def test_a_trickle_is_408_in_the_first_request_and_in_the_next(hurried, before, slow):
+    """HTTP | all | Headers have 10 s; a body 30 s and one more per 2,048 bytes: 408, and the connection is closed."""
+    head = len(TOKENIZE) if b"POST" in slow else 40
+    with connected(hurried) as connection:
+        connection.sendall(before + slow[:head])
+        sent = head
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while not select.select([connection], [], [], 0.02)[0] or b"408" not in connection.recv(1 << 16):
+                connection.sendall(slow[sent : sent + 1])
+                sent += 1
+                assert sent < head + 400, "the trickle goes on"
+        assert sent > head + 2, "it was waited for"
+
+
+def test_a_silent_connection_is_closed_without_a_word(hurried):
+    with connected(hurried) as connection:
+        assert until_closed(connection) == b""
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\nHost: loc", TOKENIZE % 10 + b"{"])
+def test_what_does_not_come_is_408_in_json(hurried, head):
+    with connected(hurried) as connection:
+        connection.sendall(head)
+        answer = until_closed(connection)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+def test_a_slow_honest_upload_survives(hurried):
+    body = b'{"content": "' + b"a" * 1500 + b'"}'
+    with connected(hurried) as connection:
+        connection.sendall(TOKENIZE % len(body))
+        for at in range(0, len(body), 50):
+            connection.sendall(body[at : at + 50])
+            time.sleep(0.03)  # 1,666 bytes a second, for longer than the patience with one that sends none
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_behind_an_early_answer_is_not_read_for_ever(hurried):
+    with connected(hurried) as connection:
+        connection.sendall((TOKENIZE % 10**9).replace(b"/tokenize", b"/nothing"))
+        assert connection.recv(1 << 16)[9:12] in (b"404", b"413")
+        started = time.monotonic()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while time.monotonic() - started < 10:
+                connection.sendall(b"a")
+                time.sleep(0.02)
+        assert time.monotonic() - started < 8
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_who_does_not_read_its_answer_is_left(hurried, closing):
+    body = json.dumps({"content": "a b " * 400_000, "with_pieces": True}).encode()
+    head = TOKENIZE % len(body)
+    with connected(hurried) as connection:
+        connection.sendall((head.replace(b"Host", b"Connection: close\r\nHost") if closing else head) + body)
+        begun = connection.recv(4096)
+        assert begun.startswith(b"HTTP/1.1 200 ")
+        time.sleep(3.0)
+        found = until_closed(connection)
+        assert not found.endswith(b"0\r\n\r\n"), "the rest was kept for who does not read"
 
 
 @pytest.mark.parametrize(

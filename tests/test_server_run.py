@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,23 +22,43 @@ from edge_llm.errors import UsageError
 LONG = {"messages": [{"role": "user", "content": "Tell me a story"}], "stream": True, "ignore_eos": True, "temperature": 0}
 
 
+COMMAND = [sys.executable, "-m", "edge_llm", "serve", "--threads", "1"]
+
+
 @contextlib.contextmanager
-def served(*options, env=None):
+def served(*options, env=None, **process_options):
     """A server process on a free port; yields (process, address) once it is ready."""
-    command = [sys.executable, "-m", "edge_llm", "serve", "--port", "0", "--threads", "1", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | (env or {}))
+    command = [*COMMAND, "--port", "0", *options]
+    environment = os.environ | (env or {})
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, **process_options)
     try:
         line = process.stderr.readline()
         url = re.search(r"http://[^/]+", line)[0]
-        until = time.monotonic() + 20
-        while httpx.get(f"{url}/health").status_code != 200:
-            assert time.monotonic() < until, "the server did not get ready"
-            time.sleep(0.02)
+        wait_until_ready(url)
         yield process, url
     finally:
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def wait_until_ready(url):
+    """Until the server says that it answers."""
+    until = time.monotonic() + 20
+    while True:
+        with contextlib.suppress(httpx.ConnectError):
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        assert time.monotonic() < until, "the server did not get ready"
+        time.sleep(0.02)
+
+
+def wait_for_requests(url, count):
+    """Until ``count`` requests are being answered."""
+    until = time.monotonic() + 20
+    while f"edge_llm_requests_processing {count}\n" not in httpx.get(f"{url}/metrics").text:
+        assert time.monotonic() < until, "the requests did not come"
+        time.sleep(0.01)
 
 
 def test_a_signal_lets_answers_end_and_the_exit_code_is_0():
@@ -45,12 +67,12 @@ def test_a_signal_lets_answers_end_and_the_exit_code_is_0():
         found = []
 
         def read():
-            found.append(httpx.post(f"{url}/v1/chat/completions", json=LONG | {"max_tokens": 400}, timeout=30).text)
+            found.append(httpx.post(f"{url}/v1/chat/completions", json=LONG | {"max_tokens": 800}, timeout=30).text)
 
         readers = [threading.Thread(target=read) for _ in range(3)]
         for reader in readers:
             reader.start()
-        time.sleep(0.15)
+        wait_for_requests(url, 3)
         process.send_signal(signal.SIGTERM)
         for reader in readers:
             reader.join()
@@ -70,7 +92,7 @@ def test_without_patience_the_end_comes_at_once(number):
             target=lambda: found.append(httpx.post(f"{url}/v1/chat/completions", json=LONG | {"n": 8}, timeout=30).text)
         )
         reader.start()
-        time.sleep(0.1)
+        wait_for_requests(url, 8)
         started = time.perf_counter()
         process.send_signal(number)
         assert process.wait(10) == 0
@@ -122,6 +144,10 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path):
         (["no-such-model"], 1, "no-such-model"), (["--api-key-file", "/no/such/file"], 2, "/no/such/file"),
         (["--queue", "0"], 2, "queue"), (["--drain", "-1"], 2, "drain"), (["--threads", "0"], 2, "threads"),
         (["--port", "0", "--ctx", "99999999"], 2, "--ctx"),
+        (["--drain", "nan"], 2, "nan"), (["--drain=-nan"], 2, "nan"), (["--drain", "inf"], 2, "inf"),
+        (["--batch-window", "nan"], 2, "nan"), (["--batch-window", "x"], 2, "x"),
+        *((["--port", "0", "--host", host], 2, "no address") for host in
+          ("a" * 70, "a" * 70 + ".com", "a..b", "", " ", "\udcff", "a" * 300, "1.2.3.4.5", "b\u00fccher.invalid", "::1%nope")),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(capsys, arguments, code, words):
@@ -129,6 +155,121 @@ def test_mistakes_are_one_line(capsys, arguments, code, words):
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert words in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("delay", [0.0, 0.0, 0.01, 0.05, 0.2, 0.5])
+def test_a_signal_behind_the_serving_line_is_never_lost(number, delay):
+    """HTTP | process | From the `serving` line on, one SIGTERM or SIGINT ends the server, with exit code 0."""
+    with subprocess.Popen([*COMMAND, "--port", "0"], stderr=subprocess.PIPE, text=True) as process:
+        said = process.stderr.readline()
+        time.sleep(delay)
+        process.send_signal(number)
+        try:
+            said += process.communicate(timeout=15)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "serving" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.4, 0.8])
+def test_signals_at_any_moment_of_a_drain_end_it_in_time(delay):
+    """Streams run, one of them is never read, one request never comes whole; then signals, three of them."""
+    with served("--drain", "2") as (process, url):
+        host, port = url.removeprefix("http://").split(":")
+        silent = socket.create_connection((host, int(port)))
+        head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        silent.sendall(head + b"Content-Length: 9\r\n\r\n")
+        readers = [threading.Thread(target=leave, args=(url, LONG | {"n": 4, "max_tokens": 900})) for _ in range(2)]
+        for reader in readers:
+            reader.start()
+        wait_for_requests(url, 8)
+        started = time.monotonic()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            process.send_signal(number)
+            time.sleep(delay)
+        assert process.wait(15) == 0
+        assert time.monotonic() - started < 8
+        for reader in readers:
+            reader.join()
+        silent.close()
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_work_that_cannot_be_stopped_does_not_hold_the_end_up():
+    """A prompt of megabytes is being tokenized when the signal comes."""
+    with served("--drain", "0") as (process, url):
+        body = {"content": "Once upon a time there was a dog. " * 100_000}
+        asking = threading.Thread(target=ask, args=(f"{url}/tokenize", body))
+        asking.start()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(8) == 0
+        asking.join()
+        assert "Traceback" not in process.stderr.read()
+
+
+def ask(url, body):
+    """Post and forget."""
+    with contextlib.suppress(httpx.HTTPError):
+        httpx.post(url, json=body, timeout=30)
+
+
+@pytest.mark.parametrize("streams", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2>/dev/full", "2> >(true)"])
+def test_it_serves_whatever_its_standard_streams_are(streams):
+    """HTTP | process | Closed, full or broken stdout and stderr do not keep it from serving."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    line = f"exec {' '.join(COMMAND)} --port {port} {streams}"
+    process = subprocess.Popen(["bash", "-c", line], stdin=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_ready(url)
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "made_up": 1}  # which the log remarks on
+        assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_server_without_descriptors_waits_and_says_so_once():
+    """HTTP | process | Out of descriptors, new connections wait, and the log has a line every ten seconds at most."""
+
+    def few():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+    with served(preexec_fn=few) as (process, url):
+        host, port = url.removeprefix("http://").split(":")
+        connections = [socket.create_connection((host, int(port))) for _ in range(100)]
+        time.sleep(2.5)
+        for connection in connections:
+            connection.close()
+        assert httpx.get(f"{url}/health", timeout=20).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        said = process.stderr.read()
+    assert "ulimit -n" in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("limit", "value", "words"), [("NOFILE", 24, "ulimit -n"), ("AS", 600 << 20, "out of memory")])
+def test_low_limits_are_one_line(limit, value, words):
+    def lower():
+        kind = getattr(resource, f"RLIMIT_{limit}")
+        resource.setrlimit(kind, (value, value))
+
+    command = [*COMMAND, "--port", "0"]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    found = subprocess.run(command, preexec_fn=lower, capture_output=True, text=True, timeout=20, env=environment)
+    assert found.returncode in (1, 2)
+    assert found.stderr.splitlines()[-1].startswith("error: ")
+    assert words in found.stderr
+    assert "internal error" not in found.stderr
+    assert "Traceback" not in found.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xff\xfe"])

@@ -4,8 +4,10 @@ import asyncio
 import json
 import threading
 import time
+from concurrent.futures import Future
 
 import httpx
+import numpy as np
 import pytest
 from serving import HandService, builtin_engine, client_of, end, hosted, serving
 
@@ -264,6 +266,31 @@ def test_health_answers_while_requests_run(client, service):
         stream.put(end())
     for thread in threads:
         thread.join()
+
+
+def slowest_health(client, work):
+    """The result of ``work`` in a thread, and the longest time that /health took meanwhile."""
+    found, slowest = [], 0.0
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    while thread.is_alive():
+        started = time.perf_counter()
+        assert client.get("/health").status_code == 200
+        slowest = max(slowest, time.perf_counter() - started)
+    return found[0], slowest
+
+
+def test_long_replies_let_others_through(client, service):
+    """HTTP | all | Others are served while a reply of megabytes is written, such as 2,048 embeddings."""
+    vectors = np.random.default_rng(0).random((limits.INPUTS, 768), np.float32)
+    future = Future()
+    future.set_result(vectors)
+    service.embed = lambda prompts: future
+    with httpx.Client(base_url=client.base_url, timeout=60) as other:
+        body = {"input": [[5]] * len(vectors), "encoding_format": "float"}
+        response, slowest = slowest_health(client, lambda: other.post("/v1/embeddings", json=body))
+    assert response.json()["data"][-1]["embedding"] == vectors[-1].tolist()
+    assert slowest < 1.0
 
 
 def test_metrics_say_how_full_memory_is():

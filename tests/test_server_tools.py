@@ -1,8 +1,11 @@
 """Conversations with tools in the shapes of all three APIs become the same prompt of a template that takes tools."""
 
+import copy
+
 import httpx
 import pytest
 from serving import builtin_engine, client_of, hosted
+from test_server_stream import events
 
 from edge_llm.text.chat import ChatTemplate
 
@@ -117,3 +120,44 @@ def test_a_model_without_a_template_stops_where_it_speaks_for_the_user():
         assert shown == "user: Weather in Bern?\nassistant:"
         assert client.get("/props").json()["chat_template_is_default"] is True
         assert client.post("/v1/chat/completions", json={"messages": CHAT[:1], "max_tokens": 2}).status_code == 200
+
+
+FAMILIES = {
+    "hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama": "<|python_tag|>", "plain": "", "none": None,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    """A client of a model with a family's way to write calls."""
+    mark = FAMILIES[request.param]
+    tools = "" if mark is None else "{% if tools %}" + mark + "{{ tools | tojson }}{% endif %}"
+    engine = copy.copy(builtin_engine())
+    engine.template = ChatTemplate(tools + "{% for m in messages %}{{ m.role }}={{ m.content }}|{% endfor %}")
+    with client_of(hosted(engine=engine)) as client:
+        yield client
+
+
+def test_a_forced_call_that_is_cut_says_nothing(family):
+    """HTTP | all | A forced call that the token limit cuts is no text: not its tags, nor its beginning."""
+    now = {"type": "function", "function": {"name": "now"}}
+    body = {"temperature": 0, "tool_choice": "required", "parallel_tool_calls": False, "tools": [now], "messages": CHAT[:1]}
+    for most in range(1, 80):
+        choice = family.post("/v1/chat/completions", json=body | {"max_tokens": most}).json()["choices"][0]
+        assert not choice["message"]["content"]
+        streamed = events(family.post("/v1/chat/completions", json=body | {"max_tokens": most, "stream": True}))
+        assert not any(chunk["choices"][0]["delta"].get("content") for chunk in streamed if chunk != "[DONE]")
+        if choice["finish_reason"] == "tool_calls":
+            assert choice["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+            return
+    raise AssertionError("no call is that long")
+
+
+def test_a_forced_call_that_is_cut_says_nothing_in_other_apis(client):
+    body = {"temperature": 0, "tool_choice": {"type": "any"}, "tools": [{"name": "now"}], "messages": CHAT[:1]}
+    items = {"temperature": 0, "tool_choice": "required", "tools": [{"type": "function", "name": "now"}], "input": "hi"}
+    for most in (1, 4, 9, 16):
+        blocks = client.post("/v1/messages", json=body | {"max_tokens": most}).json()["content"]
+        assert not any(block.get("text") for block in blocks)
+        output = client.post("/v1/responses", json=items | {"max_output_tokens": most}).json()["output"]
+        assert not any(part["text"] for item in output if item["type"] == "message" for part in item["content"])

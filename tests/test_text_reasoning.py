@@ -1,12 +1,13 @@
 """What a model thinks, told apart from what it says, however the text is cut."""
 
 import itertools
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_llm.text.reasoning import ReasoningSplitter
+from edge_llm.text.reasoning import CLOSE, OPEN, ReasoningSplitter, ThoughtCounter, Wish
 
 PIECES = ["<think>", "</think>", "<", "</", "think>", "\n", " ", "a", "so ", "<thin", "é"]
 
@@ -57,3 +58,52 @@ def test_a_thought_is_shown_as_it_comes():
     assert splitter.push("two </th") == (" two", "")
     assert splitter.push("ink> yes") == ("", "yes")
     assert not splitter.thinking
+
+
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=20), opened=st.booleans())
+def test_the_tokens_of_a_thought_are_counted_with_those_of_its_tags(pieces, opened):
+    counter = ThoughtCounter(opened=opened)
+    text, count = OPEN if opened else "", 0
+    for piece in pieces:
+        counter.push(piece.encode())
+        if CLOSE not in text:
+            text += piece
+            count += text.lstrip().startswith(OPEN)
+    assert counter.count == count
+
+
+@pytest.mark.parametrize("begun", ["", "<think>", "<think>x", "<think>x</think>", "<think>x</think>y"])
+@pytest.mark.parametrize("piece", ["\n", "abc"])
+def test_a_long_text_takes_time_in_proportion(begun, piece):
+    splitter, counter = ReasoningSplitter(), ThoughtCounter()
+    started = time.process_time()
+    for one in [begun, *[piece] * 50_000]:
+        splitter.push(one)
+        counter.push(one.encode())
+    assert time.process_time() - started < 3.0
+
+
+QWEN3 = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>{% endif %}"
+DEEPSEEK = "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{{ '<think>' if thinking else '</think>' }}"
+GPT_OSS = "{{ 'Reasoning: ' + reasoning_effort + message.thinking }}"
+SEED = "{% if thinking_budget is defined %}{{ thinking_budget }}{% endif %}<think>"
+R1 = "enable_thinking {{ '<think> enable_thinking' }} {{ message.enable_thinking }} {# reasoning_effort #}"
+NONE = "{{ messages }} thinking"
+OFF, ON = Wish(False), Wish(True)
+LOW, BOUNDED = Wish(True, "low"), Wish(True, budget=9)
+
+
+@pytest.mark.parametrize(
+    ("template", "wish", "variables", "fulfilled"),
+    [
+        (QWEN3, OFF, {"enable_thinking": False}, True), (QWEN3, ON, {"enable_thinking": True}, True),
+        (QWEN3, LOW, {"enable_thinking": True}, False), (QWEN3, BOUNDED, {"enable_thinking": True}, False),
+        (QWEN3, Wish(True, "medium"), {"enable_thinking": True}, True), (DEEPSEEK, ON, {"thinking": True}, True),
+        (DEEPSEEK, OFF, {"thinking": False}, True), (GPT_OSS, LOW, {"reasoning_effort": "low"}, True),
+        (GPT_OSS, ON, {}, True), (GPT_OSS, OFF, {}, False), (SEED, OFF, {"thinking_budget": 0}, True),
+        (SEED, BOUNDED, {"thinking_budget": 9}, True), (SEED, ON, {}, True), (R1, ON, {}, True), (R1, OFF, {}, False),
+        (R1, LOW, {}, False), (NONE, OFF, {}, True), (NONE, ON, {}, False), ("{% broken '", ON, {}, False),
+    ],
+)  # fmt: skip
+def test_a_wish_is_told_to_a_template_in_the_variables_that_it_has(template, wish, variables, fulfilled):
+    assert (wish.variables(template), wish.fulfilled(template)) == (variables, fulfilled)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +18,9 @@ CALL_ROME = ("get_weather", '{"city": "Rome {\\"}"}')
 CALL_NOW = ("now", "{}")
 
 
-def parse(style, pieces):
+def parse(style, pieces, **options):
     """(text, [(name, arguments)]) of an answer that comes in ``pieces``."""
-    parser = ToolCallParser(style, NAMES)
+    parser = ToolCallParser(style, NAMES, **options)
     said, calls, ids = "", [], []
     for part in [part for piece in pieces for part in parser.push(piece)] + parser.finish():
         if isinstance(part, Said):
@@ -107,6 +108,32 @@ def test_what_a_model_writes_is_what_a_client_gets(style, calls, ascii):
     said, found = parse(style, text)
     assert said == ""
     assert [(name, json.loads(value)) for name, value in found] == calls
+
+
+@pytest.mark.parametrize("style", [HERMES, MISTRAL, LLAMA, PLAIN])
+def test_calls_that_are_cut_off_anywhere_say_nothing(style):
+    objects = [json.dumps({"name": name, style.arguments: {"city": "Rome {"}}) for name in ("get_weather", "now")]
+    text = style.marker + style.begin + style.separator.join(style.opener + one + style.closer for one in objects) + style.end
+    for end in range(len(text) + 1):
+        said, found = parse(style, [text[:end]], only_calls=True)
+        assert said == ""
+        assert [name for name, _ in found] == ["get_weather", "now"][: len(found)]
+
+
+@pytest.mark.parametrize("style", [HERMES, MISTRAL, PLAIN])
+@pytest.mark.parametrize("begun", ["", "<tool_call>", "x", NOW, f"<tool_call>{NOW}", f"<tool_call>{NOW}</tool_call>"])
+def test_much_white_space_takes_time_in_proportion(style, begun):
+    started = time.process_time()
+    parse(style, [begun + "\n" * 100_000])
+    assert time.process_time() - started < 3.0
+
+
+@pytest.mark.parametrize("call", ['{"name": "now", "arguments": {"a": "%s"}}', '{"arguments": {"a": "%s"}, "name": "now"}'])
+def test_long_arguments_take_time_in_proportion(call):
+    started = time.process_time()
+    said, found = parse(HERMES, ["<tool_call>" + call % ("x" * 200_000) + "</tool_call>"])
+    assert (said, len(found)) == ("", 1)
+    assert time.process_time() - started < 3.0
 
 
 def test_text_and_arguments_are_shown_as_they_come():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 import edge_llm
+from edge_llm.cli import process
 from edge_llm.errors import EdgeLLMError
 
 VERBS: tuple[tuple[str, str, str], ...] = (
@@ -59,9 +61,16 @@ def cli(ctx: click.Context) -> None:
         ctx.invoke(cli.get_command(ctx, "chat"))  # type: ignore[arg-type]
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 good, 1 failed, 2 misuse, 130 interrupted."""
-    sys.exit(run(arguments))
+    process.prepare()
+    try:
+        process.interrupts.running = True
+        code = run(arguments)
+    except KeyboardInterrupt:  # another one, while the first was being answered
+        process.interrupts.running = False
+        code = process.INTERRUPTED
+    process.leave(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -73,13 +82,12 @@ def run(arguments: list[str] | None = None) -> int:
     except click.exceptions.Exit as wanted:
         return wanted.exit_code
     except click.ClickException as misuse:
-        misuse.show()
+        with contextlib.suppress(OSError):  # who does not listen to complaints gets the exit code
+            misuse.show()
         return misuse.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return 130
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing more to say, and nothing to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return process.INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away (`| head`): nothing more to say
         return 1
     except EdgeLLMError as error:
         _complain(str(error))
@@ -87,11 +95,23 @@ def run(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("EDGE_LLM_DEBUG"):
             raise
-        _complain(f"internal error, {type(error).__name__}: {error} (set EDGE_LLM_DEBUG=1 to see where)")
+        _complain(_shortage(error) or f"internal error, {type(error).__name__}: {error} (set EDGE_LLM_DEBUG=1 to see where)")
         return 1
+
+
+def _shortage(error: Exception) -> str | None:
+    """One line for what the system did not give; None if that is not what went wrong."""
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}; --memory, --kv-memory and --ctx make a model smaller"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return "the system gives no more threads or no memory for them; raise `ulimit -u` or `ulimit -v`, or lower --threads"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"`{error.filename}`: {error.strerror}"
+    return None
 
 
 def _complain(message: str) -> None:
     line = " ".join(message.split())
     printable = "".join(char if char.isprintable() else "?" for char in line)
-    click.echo(f"error: {printable}", err=True)
+    with contextlib.suppress(OSError):
+        click.echo(f"error: {printable}", err=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,16 @@ from edge_llm.errors import UsageError
 MAX_KEY_FILE_BYTES = 1 << 16
 
 
+class _Number(click.FloatRange):
+    """A number in a range; what is not one (`nan`) lies in no range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
 @click.command("serve")
 @click.argument("model", required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; a wide one needs a key.")
@@ -24,10 +36,10 @@ MAX_KEY_FILE_BYTES = 1 << 16
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="File with one key per line.")
 @click.option("--alias", "aliases", multiple=True, help="Another name for the model; may be repeated.")
 @click.option("--allow-host", "hosts", multiple=True, help="Another name of this server in the Host header.")
-@click.option("--allow-origin", "origins", multiple=True, help="Origin of a web page that may use this server.")
+@click.option("--allow-origin", "origins", multiple=True, help="Origin of a web page that may use this server; * is every one.")
 @click.option("--queue", type=click.IntRange(1, 4096), default=256, show_default=True, help="Requests that may wait.")
-@click.option("--drain", type=click.FloatRange(0, 3600), default=30.0, show_default=True, help="Seconds to let answers end.")
-@click.option("--batch-window", type=click.FloatRange(0, 10_000), default=0.0, help="Milliseconds to wait for company.")
+@click.option("--drain", type=_Number(0, 3600), default=30.0, show_default=True, help="Seconds to let answers end.")
+@click.option("--batch-window", type=_Number(0, 10_000), default=0.0, help="Milliseconds to wait for company.")
 @click.option("--kv-memory", default="1GiB", show_default=True, help="For keys and values of all requests.")
 @click.option("--prefix-cache", default="1GiB", show_default=True, help="Disk for keys and values of prompts; 0 keeps none.")
 @runtime_options
@@ -64,13 +76,20 @@ def serve_command(
     listener = listen(chosen)
     place = listener.getsockname()
     address = f"[{place[0]}]" if ":" in place[0] else place[0]
-    note(f"serving `{name}` at http://{address}:{place[1]}/v1, chat page at http://{address}:{place[1]}/ (Ctrl-C ends)")
-
     def load(progress: Progress) -> tuple[Engine, Service]:
         engine = load_engine(model, runtime, progress)
         return engine, BatchingService(engine, queue_limit=queue, window_seconds=batch_window / 1e3)
 
-    serve(ModelHost([name, *aliases]), listener, chosen, load)
+    def say_where() -> None:
+        _say(f"serving `{name}` at http://{address}:{place[1]}/v1, chat page at http://{address}:{place[1]}/ (Ctrl-C ends)")
+
+    serve(ModelHost([name, *aliases]), listener, chosen, load, say_where)
+
+
+def _say(text: str) -> None:
+    """One line for the person, if there is one: a closed log does not keep a server from serving."""
+    with contextlib.suppress(OSError):
+        note(text)
 
 
 def read_keys(path: Path) -> list[str]:
@@ -85,5 +104,5 @@ def read_keys(path: Path) -> list[str]:
     if not keys:
         raise UsageError(f"--api-key-file `{path}` holds no key", param="api_key_file")
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        note(f"others on this machine can read `{path}`; run `chmod 600 {path}`")
+        _say(f"others on this machine can read `{path}`; run `chmod 600 {path}`")
     return keys

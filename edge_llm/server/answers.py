@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
 
 from edge_llm.engine.engine import collect
 from edge_llm.engine.request import Answer, Delta, Request
@@ -11,6 +15,7 @@ from edge_llm.engine.service import Answering, Service
 from edge_llm.errors import Unavailable
 from edge_llm.server.host import ModelHost
 from edge_llm.server.metrics import Metrics, Stopwatch
+from edge_llm.server.stream import until_disconnect
 
 
 class Answers:
@@ -84,6 +89,17 @@ class Answers:
             item = _joined(before, item)
         self._waiting[index] = item
         self._arrived.set()
+
+
+async def whole_reply(
+    request: HTTPRequest, answers: Answers, make: Callable[[list[Answer]], dict[str, Any]], headers: Mapping[str, str]
+) -> Response:
+    """What ``make`` makes of all ``answers``, as JSON; they are cancelled when the client goes away."""
+    found = await until_disconnect(request.receive, answers.whole())
+    if found is None:
+        return Response(status_code=499)
+    host: ModelHost = request.app.state.host
+    return await host.workshop.reply(request, lambda: make(found), headers)
 
 
 def _joined(first: Delta, second: Delta) -> Delta:

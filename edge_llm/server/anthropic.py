@@ -8,30 +8,39 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edge_llm.config import GenerationParams
+from edge_llm.config import GenerationParams, Grammar
 from edge_llm.engine.request import Answer, Finish
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
-from edge_llm.server.answers import Answers
+from edge_llm.server.answers import Answers, whole_reply
 from edge_llm.server.conversation import conversation_request, plain_messages, plain_text
+from edge_llm.server.formats import checked_grammar, response_format
 from edge_llm.server.host import ModelHost
 from edge_llm.server.outcome import Outcome, Part, Reading
 from edge_llm.server.problems import problem_of
-from edge_llm.server.schemas import Body, Sampling
+from edge_llm.server.schemas import Body, Sampling, ignored_header
 from edge_llm.server.shapes import new_id
-from edge_llm.server.stream import KEEP_ALIVE, EventStream, event, until_disconnect
+from edge_llm.server.stream import KEEP_ALIVE, EventStream, event
+from edge_llm.server.thinking import Setting, Thinks
 from edge_llm.server.tools import ToolUse
 from edge_llm.text.reasoning import Thought
+from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.text.tools import CallArguments, CallBegun
 
 
-class CountBody(Body):
+class OutputConfig(Body):
+    """What an answer is to be like."""
+
+    effort: str | None = Field(None, max_length=64)
+    format: dict[str, Any] | None = None
+
+
+class CountBody(Thinks):
     """The body of a request to count tokens: a conversation."""
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=limits.MESSAGES)
@@ -39,13 +48,14 @@ class CountBody(Body):
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = Field(None, max_length=limits.TOOLS)
     tool_choice: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
 
-    cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **Sampling.cannot,
-        "container": (), "context_management": (), "mcp_servers": ([],), "output_config": (), "output_format": (),
-        "thinking": ({"type": "disabled"},),
-    }  # fmt: skip
+    cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {**Sampling.cannot, "container": (), "mcp_servers": ([],)}
     labels: ClassVar[frozenset[str]] = frozenset(("cache_control", "metadata", "service_tier", "betas"))
+
+    def settings(self) -> dict[str, Setting]:
+        return super().settings() | {"output_config.effort": self.output_config.effort if self.output_config else None}
 
     def prompt_for(self, host: ModelHost, params: GenerationParams) -> tuple[Prompt, Reading]:
         """The engine's request, and how to read its answer.  A last message of the assistant is the answer's beginning."""
@@ -58,29 +68,36 @@ class CountBody(Body):
         for index, message in enumerate(self.messages):
             messages += _chat_messages(message, f"messages[{index}]")
         begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-        prompt = conversation_request(host, plain_messages(messages), params, begun=begun, tools=tools)
+        answer = self._answer_grammar(host.engine.tokenizer)
+        variables = self.thinking_variables(host.engine.template.source)
+        plain = plain_messages(messages)
+        prompt = conversation_request(host, plain, params, begun=begun, tools=tools, answer=answer, variables=variables)
         return prompt, Reading.of(host.engine, prompt, tools)
 
+    def _answer_grammar(self, tokenizer: Tokenizer) -> Grammar | None:
+        inner = response_format(self.output_config.format if self.output_config else None, "output_config.format")
+        found = {"output_config.format": inner, "output_format": response_format(self.output_format, "output_format")}
+        return checked_grammar({name: grammar for name, grammar in found.items() if grammar is not None}, tokenizer)
 
-class MessagesBody(CountBody):
-    """The body of a message request."""
 
-    max_tokens: int = Field(ge=1)
+class MessagesBody(CountBody, Sampling):
+    """The body of a message request; OpenAI's and the extra fields of sampling are understood, too."""
+
+    max_tokens: int = Field(ge=-1)
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0.0, le=1.0)
     top_p: float | None = Field(None, ge=0.0, le=1.0)
     top_k: int | None = Field(None, ge=0)
     stop_sequences: list[str] | None = None
 
-    def params(self, defaults: GenerationParams) -> GenerationParams:
+    def params(self, defaults: GenerationParams, vocab_size: int) -> GenerationParams:
         """``defaults`` with what this request says otherwise."""
-        given: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-        given |= {"max_tokens": self.max_tokens, "stop": tuple(self.stop_sequences or ())}
-        return replace(defaults, **{name: value for name, value in given.items() if value is not None})
+        params = super().params(defaults, vocab_size)
+        return params if self.stop_sequences is None else replace(params, stop=tuple(self.stop_sequences))
 
 
 def _chat_tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
-    if tool.get("type", "custom") != "custom":
+    if tool.get("type") not in (None, "custom"):
         raise UsageError(f"tools[{at}]: tools of type `{shown(tool['type'], 40)}` do not run here", param=f"tools[{at}]")
     function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
     return {"type": "function", "function": function}
@@ -112,7 +129,7 @@ def _chat_messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
         elif kind not in ("thinking", "redacted_thinking"):  # what was thought in an earlier turn is not shown again
             texts.append(block)
-    if not texts and not calls:
+    if results and not texts and not calls:
         return results
     said = {"role": role, "content": plain_text(texts, f"{where}.content")} | ({"tool_calls": calls} if calls else {})
     return [*results, said]
@@ -121,33 +138,33 @@ def _chat_messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
 async def messages(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of named events."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompt, reading = await run_in_threadpool(_prepare, host, data)
+    body, prompt, reading, headers = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, [prompt])
     reply = MessageReply(host.check_name(body.model), reading)
     if body.stream:
-        return EventStream(_events(reply, answers, len(prompt.prompt)), answers.cancel)
-    whole = await until_disconnect(request.receive, answers.whole())
-    return Response(status_code=499) if whole is None else JSONResponse(reply.whole(whole[0]))
+        return EventStream(_events(reply, answers, len(prompt.prompt)), answers.cancel, headers)
+    return await whole_reply(request, answers, lambda found: reply.whole(found[0]), headers)
 
 
 async def count_tokens(request: Request) -> JSONResponse:
     """How many tokens a conversation has."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    return JSONResponse({"input_tokens": await run_in_threadpool(_count, host, data)})
+    count, headers = await host.workshop.prepare(request, _count)
+    return JSONResponse({"input_tokens": count}, headers=headers)
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[MessagesBody, Prompt, Reading]:
+def _prepare(host: ModelHost, data: bytes) -> tuple[MessagesBody, Prompt, Reading, dict[str, str]]:
     body = MessagesBody.parse(data, host.engine.runner.context)
     host.check_name(body.model)
-    return body, *body.prompt_for(host, body.params(host.engine.defaults))
+    prompt, reading = body.prompt_for(host, body.params(host.engine.defaults, host.engine.config.vocab_size))
+    return body, prompt, reading, ignored_header(body.ignored(host.engine.template.source))
 
 
-def _count(host: ModelHost, data: bytes) -> int:
+def _count(host: ModelHost, data: bytes) -> tuple[int, dict[str, str]]:
     body = CountBody.parse(data, host.engine.runner.context)
     host.check_name(body.model)
-    return len(body.prompt_for(host, GenerationParams())[0].prompt)
+    prompt, _ = body.prompt_for(host, GenerationParams())
+    return len(prompt.prompt), ignored_header(body.ignored(host.engine.template.source))
 
 
 @dataclass(frozen=True)

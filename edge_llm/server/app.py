@@ -16,7 +16,7 @@ from edge_llm.server.guards import Access, Guards
 from edge_llm.server.host import ModelHost
 from edge_llm.server.models import list_models, one_model
 from edge_llm.server.page import page
-from edge_llm.server.problems import on_error
+from edge_llm.server.problems import on_error, on_unknown_route
 from edge_llm.server.responses import responses
 from edge_llm.server.status import health, metrics, props, version
 from edge_llm.server.text import apply_template, detokenize, tokenize
@@ -52,7 +52,8 @@ def create_app(host: ModelHost, access: Access | None = None) -> Starlette:
     app = Starlette(
         routes=ROUTES,
         middleware=[Middleware(Guards, access=access or Access(), host=host)],
-        exception_handlers={HTTPException: on_error, EdgeLLMError: on_error},  # the guards answer what is left
+        # the guards answer what is left
+        exception_handlers={404: on_unknown_route, HTTPException: on_error, EdgeLLMError: on_error},
     )
     app.router.redirect_slashes = False
     app.state.host = host

@@ -8,49 +8,41 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.request import Answer, Finish
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
-from edge_llm.server.answers import Answers
-from edge_llm.server.conversation import conversation_request, plain_messages, template_variables
+from edge_llm.server.answers import Answers, whole_reply
+from edge_llm.server.conversation import Conversation, conversation_request
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
 from edge_llm.server.outcome import Outcome, Part, Reading
 from edge_llm.server.problems import problem_of
-from edge_llm.server.schemas import Sampling, Streaming, choices
-from edge_llm.server.shapes import FINGERPRINT, chat_logprobs, new_id, openai_usage, timings
-from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event, until_disconnect
+from edge_llm.server.schemas import Sampling, Streaming, choices, ignored_header
+from edge_llm.server.shapes import FINGERPRINT, RunningUsage, chat_logprobs, new_id, openai_usage, timings
+from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event
 from edge_llm.server.tools import ToolUse
 from edge_llm.text.reasoning import Thought
 from edge_llm.text.tools import CallBegun, Said
 
 
-class ChatBody(Streaming, Guided):
+class ChatBody(Conversation, Streaming, Guided):
     """The body of a chat completion."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=limits.MESSAGES)
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=limits.TOP_LOGPROBS)
-    tools: list[dict[str, Any]] | None = Field(None, max_length=limits.TOOLS)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **Sampling.cannot,
         "audio": (), "chat_template": (), "documents": ([],), "echo": (False,), "function_call": ("none",), "functions": ([],),
-        "modalities": (["text"],), "moderation": (), "prediction": (), "reasoning_effort": ("none",), "store": (False,),
-        "verbosity": ("medium",), "web_search_options": (),
+        "modalities": (["text"],), "moderation": (), "prediction": (), "store": (False,), "web_search_options": (),
     }  # fmt: skip
     labels: ClassVar[frozenset[str]] = frozenset(
         (
@@ -62,19 +54,14 @@ class ChatBody(Streaming, Guided):
     def prompts(self, host: ModelHost) -> tuple[list[Prompt], Reading]:
         """One engine request per choice, and how to read the answers."""
         engine = host.engine
-        params = replace(
-            self.params(engine.defaults, engine.config.vocab_size),
-            max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
-            logprobs=self._wanted_logprobs(),
-        )
-        variables = template_variables(self.chat_template_kwargs)
-        if self.add_generation_prompt is not None:
-            variables["add_generation_prompt"] = self.add_generation_prompt
+        params = replace(self.params(engine.defaults, engine.config.vocab_size), logprobs=self._wanted_logprobs())
         tools = ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls, engine)
         answer = self.answer_grammar(engine.tokenizer)
-        messages = plain_messages(self.messages)
+        variables = self.variables(engine.template.source)
         begun = bool(self.continue_final_message)
-        prompt = conversation_request(host, messages, params, begun=begun, tools=tools, answer=answer, **variables)
+        prompt = conversation_request(
+            host, self.plain(), params, begun=begun, tools=tools, answer=answer, variables=variables
+        )
         prompts = [replace(prompt, params=one) for one in choices(prompt.params, self.n or 1)]
         return prompts, Reading.of(engine, prompt, tools)
 
@@ -87,21 +74,21 @@ class ChatBody(Streaming, Guided):
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of chunks."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompts, reading = await run_in_threadpool(_prepare, host, data)
+    body, prompts, reading, headers = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, prompts)
     reply = ChatReply(new_id("chatcmpl-"), host.check_name(body.model), int(time.time()), reading)
     if body.stream:
-        return EventStream(_events(reply, answers, len(prompts), body.wants_usage), answers.cancel)
-    whole = await until_disconnect(request.receive, answers.whole())
-    return Response(status_code=499) if whole is None else JSONResponse(reply.whole(whole))
+        usage = RunningUsage(len(prompts[0].prompt), wanted=body.wants_running_usage)
+        return EventStream(_events(reply, answers, len(prompts), usage, body.wants_usage), answers.cancel, headers)
+    return await whole_reply(request, answers, reply.whole, headers)
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[ChatBody, list[Prompt], Reading]:
+def _prepare(host: ModelHost, data: bytes) -> tuple[ChatBody, list[Prompt], Reading, dict[str, str]]:
     engine = host.engine
     body = ChatBody.parse(data, engine.runner.context)
     host.check_name(body.model)
-    return body, *body.prompts(host)
+    prompts, reading = body.prompts(host)
+    return body, prompts, reading, ignored_header(body.ignored(engine.template.source))
 
 
 @dataclass(frozen=True)
@@ -187,23 +174,26 @@ def _delta(part: Part) -> dict[str, Any]:
     return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
 
 
-async def _events(reply: ChatReply, answers: Answers, count: int, with_usage: bool) -> AsyncIterator[str]:
+async def _events(
+    reply: ChatReply, answers: Answers, count: int, usage: RunningUsage, with_usage: bool
+) -> AsyncIterator[str]:
     """The role first, then the parts of all choices as they come, each with its end, the usage, and the word that it is all."""
     finishes: dict[int, Finish] = {}
     readers = [reply.reading.reader() for _ in range(count)]
     for index in range(count):
-        yield event(reply.chunk(index, {"role": "assistant", "content": ""}))
+        yield event(reply.chunk(index, {"role": "assistant", "content": ""}) | usage.field())
     try:
         async for found in answers.deltas(limits.KEEP_ALIVE_SECONDS):
             if found is None:
                 yield KEEP_ALIVE
                 continue
             index, delta = found
+            usage.see(index, delta)
             for chunk in reply.part_chunks(index, readers[index].read(delta), delta.logprobs):
-                yield event(chunk)
+                yield event(chunk | usage.field())
             if delta.finish is not None:
                 finishes[index] = delta.finish
-                yield event(reply.last_chunk(index, delta.finish, readers[index].reason(delta.finish)))
+                yield event(reply.last_chunk(index, delta.finish, readers[index].reason(delta.finish)) | usage.field())
         if with_usage:
             thought = sum(reader.thought_tokens for reader in readers)
             yield event(reply.usage_chunk([finishes[index] for index in range(count)], thought))

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.engine import Engine
@@ -18,16 +17,13 @@ from edge_llm.engine.request import Answer, Finish
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
-from edge_llm.server.answers import Answers
+from edge_llm.server.answers import Answers, whole_reply
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
 from edge_llm.server.problems import problem_of
-from edge_llm.server.schemas import Sampling, Streaming, check_tokens, choices, log
-from edge_llm.server.shapes import FINGERPRINT, completion_logprobs, new_id, openai_usage, timings
-from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event, until_disconnect
-
-DEFAULT_MAX_TOKENS = 16
-"""As in OpenAI's API."""
+from edge_llm.server.schemas import Sampling, Streaming, check_tokens, choices, ignored_header, log
+from edge_llm.server.shapes import FINGERPRINT, RunningUsage, completion_logprobs, new_id, openai_usage, timings
+from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event
 
 Texts = str | list[str] | list[int] | list[list[int]] | None
 
@@ -35,8 +31,10 @@ Texts = str | list[str] | list[int] | list[list[int]] | None
 class CompletionBody(Streaming, Guided):
     """The body of a legacy completion."""
 
+    default_max_tokens: ClassVar[int | None] = 16
+    """As in OpenAI's API."""
+
     prompt: Texts = None
-    max_tokens: int | None = None
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=limits.TOP_LOGPROBS)
     best_of: int | None = None
@@ -56,7 +54,6 @@ class CompletionBody(Streaming, Guided):
             raise UsageError("echo cannot be combined with logprobs here", param="echo")
         params = replace(
             self.params(engine.defaults, engine.config.vocab_size),
-            max_tokens=DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             logprobs=self.logprobs,
             grammar=self.answer_grammar(engine.tokenizer),
         )
@@ -94,24 +91,23 @@ def _tokens(host: ModelHost, engine: Engine, item: str | list[int], param: str) 
 async def completions(request: Request) -> Response:
     """Continue one or several prompts, whole or as a stream of chunks."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompts = await run_in_threadpool(_prepare, host, data)
+    body, prompts, echoes, headers = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, prompts)
-    reply = CompletionReply(
-        new_id("cmpl-"), host.check_name(body.model), int(time.time()),
-        [host.engine.tokenizer.decode(prompt.prompt) if body.echo else "" for prompt in prompts],
-        len(prompts) // (body.n or 1),
-    )  # fmt: skip
+    each = body.n or 1
+    reply = CompletionReply(new_id("cmpl-"), host.check_name(body.model), int(time.time()), echoes, len(prompts) // each)
     if body.stream:
-        return EventStream(_events(reply, answers, body.wants_usage), answers.cancel)
-    whole = await until_disconnect(request.receive, answers.whole())
-    return Response(status_code=499) if whole is None else JSONResponse(reply.whole(whole))
+        usage = RunningUsage(sum(len(prompt.prompt) for prompt in prompts[::each]), wanted=body.wants_running_usage)
+        return EventStream(_events(reply, answers, usage, body.wants_usage), answers.cancel, headers)
+    return await whole_reply(request, answers, reply.whole, headers)
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[CompletionBody, list[Prompt]]:
+def _prepare(host: ModelHost, data: bytes) -> tuple[CompletionBody, list[Prompt], list[str], dict[str, str]]:
+    """The body, a request for each choice, what stands before each choice's text, and headers of the answer."""
     body = CompletionBody.parse(data, host.engine.runner.context)
     host.check_name(body.model)
-    return body, body.prompts(host)
+    prompts, each = body.prompts(host), body.n or 1
+    texts = [host.engine.tokenizer.decode(prompt.prompt) if body.echo else "" for prompt in prompts[::each]]
+    return body, prompts, [text for text in texts for _ in range(each)], ignored_header(body.ignored())
 
 
 @dataclass(frozen=True)
@@ -163,26 +159,30 @@ class CompletionReply:
         }
 
 
-async def _events(reply: CompletionReply, answers: Answers, with_usage: bool) -> AsyncIterator[str]:
+async def _events(
+    reply: CompletionReply, answers: Answers, usage: RunningUsage, with_usage: bool
+) -> AsyncIterator[str]:
     """The text of all choices as it comes, each with its end, the usage, and the word that it is all."""
     finishes: dict[int, Finish] = {}
     lengths = [len(echo) for echo in reply.echoes]
     for index, echo in enumerate(reply.echoes):
         if echo:
-            yield event(reply.chunk(index, echo))
+            yield event(reply.chunk(index, echo) | usage.field())
     try:
         async for found in answers.deltas(limits.KEEP_ALIVE_SECONDS):
             if found is None:
                 yield KEEP_ALIVE
                 continue
             index, delta = found
+            usage.see(index, delta)
             if delta.text or delta.logprobs:
                 logprobs = reply._logprobs(delta.logprobs, lengths[index])
-                yield event(reply.chunk(index, delta.text, logprobs=logprobs))
+                yield event(reply.chunk(index, delta.text, logprobs=logprobs) | usage.field())
                 lengths[index] += len(delta.text)
             if delta.finish is not None:
                 finishes[index] = delta.finish
-                yield event(reply.chunk(index, "", delta.finish.reason) | {"timings": timings(delta.finish)})
+                last = reply.chunk(index, "", delta.finish.reason) | {"timings": timings(delta.finish)}
+                yield event(last | usage.field())
         if with_usage:
             yield event(reply.usage_chunk([finishes[index] for index in range(len(reply.echoes))]))
     except Exception as error:

@@ -2,27 +2,71 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pydantic import Field
+
 from edge_llm.config import GenerationParams, Grammar
 from edge_llm.decoding.guided import check_grammar
+from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Request
 from edge_llm.errors import InvalidTokenizer, UsageError
 from edge_llm.files import shown
+from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
 from edge_llm.server.outcome import Reading
+from edge_llm.server.thinking import Thinks
 from edge_llm.server.tools import ToolUse, control_token
+from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tools import after_thought
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEPT = ("name", "tool_call_id", "reasoning_content")
 """Fields of a message that a template may use."""
-_OWN_VARIABLES = frozenset(
-    ("add_generation_prompt", "begun", "host", "max_output", "messages", "params", "self", "template", "tokenizer", "tools")
-)
+_TAKE_VARIABLES = (Engine.chat_request, encode_chat, ChatTemplate.render)
+"""Functions that a template's variables pass through as keywords, beside parameters of their own."""
+_OWN_VARIABLES = {"tools"} | {
+    name
+    for function in _TAKE_VARIABLES
+    for name, parameter in inspect.signature(function).parameters.items()
+    if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+}
+
+
+class Conversation(Thinks):
+    """A request with messages in OpenAI's shape, and words for the chat template."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=limits.MESSAGES)
+    system: str | list[Any] | None = None
+    tools: list[dict[str, Any]] | None = Field(None, max_length=limits.TOOLS)
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def plain(self) -> list[dict[str, Any]]:
+        """The messages, made plain, behind what ``system`` says."""
+        messages = plain_messages(self.messages)
+        return messages if self.system is None else _under(plain_text(self.system, "system"), messages)
+
+    def variables(self, template: str) -> dict[str, Any]:
+        """What the template gets beside the messages; ``chat_template_kwargs`` have the last word."""
+        variables = self.thinking_variables(template)
+        for name in self.chat_template_kwargs or {}:
+            if name in _OWN_VARIABLES:
+                raise UsageError(f"the template variable `{shown(name)}` cannot be set", param="chat_template_kwargs")
+        variables |= self.chat_template_kwargs or {}
+        return variables | {"add_generation_prompt": self.add_generation_prompt is not False}
+
+
+def _under(system: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``messages`` with ``system`` first; templates take one message of the system, so a first one goes on with it."""
+    first, *others = messages
+    if first["role"] != "system":
+        return [{"role": "system", "content": system}, *messages]
+    return [first | {"content": f"{system}\n\n{first['content']}"}, *others]
 
 
 def plain_messages(messages: Sequence[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
@@ -35,6 +79,8 @@ def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     if role not in ROLES:
         raise UsageError(f"{where}.role must be one of {', '.join(ROLES)}, got `{shown(role, 40)}`", param=f"{where}.role")
     calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise UsageError(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
     content = message.get("content")
     if content is None and not (role == "assistant" and calls):
         raise UsageError(f"{where}.content is missing; give a string", param=f"{where}.content")
@@ -87,15 +133,6 @@ def _plain_call(call: Any, where: str) -> dict[str, Any]:
     return {"id": str(call.get("id") or ""), "type": "function", "function": named}
 
 
-def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
-    """``chat_template_kwargs`` if they name nothing that the server sets itself."""
-    variables = dict(given or {})
-    for name in variables:
-        if name in _OWN_VARIABLES:
-            raise UsageError(f"the template variable `{name}` cannot be set", param="chat_template_kwargs")
-    return variables
-
-
 def conversation_request(
     host: ModelHost,
     messages: list[dict[str, Any]],
@@ -104,12 +141,13 @@ def conversation_request(
     begun: bool = False,
     tools: ToolUse | None = None,
     answer: Grammar | None = None,
-    **variables: Any,
+    variables: Mapping[str, Any] | None = None,
 ) -> Request:
     """The request that answers ``messages``; with ``begun`` the last message is the beginning of the answer.
 
-    ``answer`` is what the answer must look like where it calls none of ``tools``.
+    ``answer`` is what the answer must look like where it calls none of ``tools``; ``variables`` go to the template.
     """
+    given = dict(variables or {})
     host.check_length(*(message["content"] for message in messages))
     prefix = ""
     if begun:
@@ -118,9 +156,9 @@ def conversation_request(
         prefix, messages = messages[-1]["content"], messages[:-1]
     if tools is not None and messages:
         messages, shown_tools = tools.shown(messages, host.engine.template)
-        variables |= shown_tools
+        given |= shown_tools
     try:
-        prompt = host.engine.chat_request(messages, params, begun=prefix, **variables)
+        prompt = host.engine.chat_request(messages, params, begun=prefix, **given)
     except InvalidTokenizer as error:  # the template works (it was tried at import), so these messages broke it
         raise UsageError(str(error), param="messages") from None
     return _guided(host, prompt, tools, answer)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.completions import Texts, token_lists
 from edge_llm.server.host import ModelHost
-from edge_llm.server.schemas import Body
+from edge_llm.server.schemas import Body, ignored_header
 from edge_llm.server.stream import until_disconnect
 
 
@@ -34,19 +34,19 @@ class EmbeddingBody(Body):
 async def embeddings(request: Request) -> Response:
     """The mean of the model's last hidden states for each text, of length 1."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompts = await run_in_threadpool(_prepare, host, data)
+    body, prompts, headers = await host.workshop.prepare(request, _prepare)
     future = host.service.embed(prompts)
     vectors = await until_disconnect(request.receive, _result(future))
     if vectors is None:
         return Response(status_code=499)
-    items = [
-        {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
-        for index, vector in enumerate(vectors)
-    ]
     tokens = sum(map(len, prompts))
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return JSONResponse({"object": "list", "model": host.check_name(body.model), "data": items, "usage": usage})
+    head = {"object": "list", "model": host.check_name(body.model), "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    return await host.workshop.reply(request, lambda: {**head, "data": _items(vectors, body.encoding_format)}, headers)
+
+
+def _items(vectors: np.ndarray, encoding: str | None) -> Iterator[dict[str, Any]]:
+    for index, vector in enumerate(vectors):
+        yield {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
 
 
 async def _result(future: Any) -> np.ndarray:
@@ -54,7 +54,7 @@ async def _result(future: Any) -> np.ndarray:
     return vectors
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[EmbeddingBody, list[list[int]]]:
+def _prepare(host: ModelHost, data: bytes) -> tuple[EmbeddingBody, list[list[int]], dict[str, str]]:
     engine = host.engine
     body = EmbeddingBody.parse(data, engine.runner.context)
     host.check_name(body.model)
@@ -63,7 +63,7 @@ def _prepare(host: ModelHost, data: bytes) -> tuple[EmbeddingBody, list[list[int
         raise UsageError(f"dimensions can only be {size} with this model, got `{body.dimensions}`", param="dimensions")
     if body.input is None:
         raise UsageError("input is missing; give a text or a list of texts", param="input")
-    return body, token_lists(host, body.input, "input", limits.INPUTS)
+    return body, token_lists(host, body.input, "input", limits.INPUTS), ignored_header(body.ignored())
 
 
 def _encoded(vector: np.ndarray, encoding: str | None) -> str | list[float]:

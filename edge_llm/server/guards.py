@@ -8,6 +8,7 @@ JSON (which a page cannot send without asking first), and no answer allows a pag
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import re
@@ -19,14 +20,20 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edge_llm.errors import Unavailable
 from edge_llm.server import limits
+from edge_llm.server.connection import Patience
 from edge_llm.server.host import ModelHost
 from edge_llm.server.metrics import Metrics
 from edge_llm.server.problems import error_response
+from edge_llm.server.schemas import IGNORED_HEADER
 
 LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
 OPEN_PATHS = frozenset(("/", "/health", "/v1/health"))
 """Paths that need no key: the page (which asks for it) and the probe of a supervisor."""
+EVERY_ORIGIN = "*"
+_USUAL_HEADERS = ("authorization", "content-type", "x-api-key", "api-key", "anthropic-version")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 _CHARSET = re.compile(r"application/json\s*(;\s*charset\s*=\s*\"?utf-?8\"?\s*)?", re.IGNORECASE)
 
@@ -40,13 +47,19 @@ class Access:
     hosts: frozenset[str] = LOOPBACK_NAMES
     """Names in the Host header, without port, in lower case."""
     origins: frozenset[str] = frozenset()
-    """Other origins whose pages may read answers, as ``https://name:port``."""
+    """Other origins whose pages may read answers, as ``https://name:port``; ``*`` is every origin."""
 
     def knows_key(self, given: str | None) -> bool:
         """Whether ``given`` is one of the keys; the time it takes says nothing about them."""
         digest = hashlib.sha256((given or "").encode()).digest()
         same = [hmac.compare_digest(digest, hashlib.sha256(key.encode()).digest()) for key in self.keys]
         return any(same) or not self.keys
+
+    def readers(self, origin: str) -> str | None:
+        """Whom a browser is told to let read an answer to a page of ``origin``: all, that origin, or nobody else."""
+        if EVERY_ORIGIN in self.origins:
+            return EVERY_ORIGIN
+        return origin if origin in {one.rstrip("/").lower() for one in self.origins} else None
 
 
 class Guards:
@@ -69,19 +82,28 @@ class Guards:
             scope["path"] = scope["path"].rstrip("/") or "/"
         headers = Headers(scope=scope)
         allowed_origin = self._allowed_origin(headers)
-        reply = _Reply(send, self._host.metrics, allowed_origin)
+        reply = _Reply(send, self._host.metrics, None if allowed_origin is None else _cors(allowed_origin, headers))
         try:
             self._check(scope, headers, allowed_origin)
             if scope["method"] == "OPTIONS":
                 await Response(status_code=204, headers={"Allow": "GET, HEAD, POST, OPTIONS"})(scope, receive, reply.send)
             else:
-                await self._app(scope, _bounded(receive, limits.body_bytes(self._host.context)), reply.send)
+                most = limits.body_bytes(self._host.context)
+                await self._app(scope, _checked(headers, _bounded(receive, most), most), reply.send)
         except ClientDisconnect:
             pass  # it left before its body was there
+        except asyncio.CancelledError:  # by the end of the server, which waits for nobody any more
+            if not reply.started:
+                cut = error_response(scope["path"], Unavailable("the server is shutting down"))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limits.END_SECONDS):
+                        await cut(scope, receive, reply.send)
         except Exception as error:
             response = error_response(scope["path"], error)
             if not reply.started:
                 await response(scope, receive, reply.send)
+        finally:
+            self._host.workshop.let_go(scope)
 
     def _check(self, scope: Scope, headers: Headers, allowed_origin: str | None) -> None:
         _check_size(headers)
@@ -91,8 +113,6 @@ class Guards:
             return
         if scope["path"] not in OPEN_PATHS:
             self._check_key(headers)
-        if scope["method"] == "POST":
-            _check_content(headers, limits.body_bytes(self._host.context))
 
     def _check_host(self, headers: Headers) -> None:
         named = headers.getlist("host")
@@ -112,7 +132,7 @@ class Guards:
 
     def _allowed_origin(self, headers: Headers) -> str | None:
         origins = headers.getlist("origin")
-        return origins[0] if len(origins) == 1 and origins[0] in self._access.origins else None
+        return self._access.readers(origins[0]) if len(origins) == 1 else None
 
     def _check_key(self, headers: Headers) -> None:
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -141,23 +161,34 @@ def _too_large(most: int) -> HTTPException:
     return HTTPException(413, f"the body is too large; at most `{most}` bytes are read")
 
 
+def _checked(headers: Headers, receive: Receive, most: int) -> Receive:
+    """``receive`` of a body that is refused when a route asks for it, if its headers say that it is none for us."""
+
+    async def receive_checked() -> Message:
+        _check_content(headers, most)
+        return await receive()
+
+    return receive_checked
+
+
 def _bounded(receive: Receive, most: int) -> Receive:
     """``receive``, with an end to the body's size and to the patience for it."""
-    got = 0
+    clock = asyncio.get_running_loop().time
+    patience = Patience(clock(), limits.BODY_SECONDS, limits.BODY_BYTES_PER_SECOND)
     complete = False
 
     async def receive_bounded() -> Message:
-        nonlocal got, complete
+        nonlocal complete
         if complete:
             return await receive()  # waits for the client to go away
         try:
-            async with asyncio.timeout(limits.BODY_SECONDS):
+            async with asyncio.timeout(min(patience.left(clock()), limits.BODY_SECONDS)):
                 message = await receive()
         except TimeoutError:
-            raise HTTPException(408, "the body did not come") from None
-        got += len(message.get("body", b""))
+            raise HTTPException(408, "the body did not come, or too slowly", {"Connection": "close"}) from None
+        patience.moved += len(message.get("body", b""))
         complete = not message.get("more_body", False)
-        if got > most:
+        if patience.moved > most:
             raise _too_large(most)
         return message
 
@@ -165,12 +196,12 @@ def _bounded(receive: Receive, most: int) -> Receive:
 
 
 class _Reply:
-    """The way back: what is refused is counted, and a browser told that pages of ``origin``, which is listed, may read it."""
+    """The way back: what is refused is counted, and ``cors`` tell a browser which pages of others may read the answer."""
 
-    def __init__(self, send: Send, metrics: Metrics, origin: str | None) -> None:
+    def __init__(self, send: Send, metrics: Metrics, cors: list[tuple[bytes, bytes]] | None) -> None:
         self._send = send
         self._metrics = metrics
-        self._origin = origin
+        self._cors = cors or []
         self.started = False
 
     async def send(self, message: Message) -> None:
@@ -178,15 +209,19 @@ class _Reply:
             self.started = True
             if message["status"] >= 400:
                 self._metrics.count("requests_refused_total", labels=f'status="{message["status"]}"')
-            if self._origin is not None:
-                message["headers"] = [*message.get("headers", []), *_cors(self._origin)]
+            message["headers"] = [*message.get("headers", []), *self._cors]
         await self._send(message)
 
 
-def _cors(origin: str) -> list[tuple[bytes, bytes]]:
+def _cors(readers: str, headers: Headers) -> list[tuple[bytes, bytes]]:
+    """What a browser is told whose page is one of ``readers``: the SDKs' own headers are many, and change, so all may come."""
+    wanted = [name.strip() for name in headers.get("access-control-request-headers", "").split(",")]
+    named = [name for name in wanted if _HEADER_NAME.fullmatch(name)]
     return [
-        (b"access-control-allow-origin", origin.encode()),
-        (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-        (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version"),
-        (b"vary", b"origin"),
+        (b"access-control-allow-origin", readers.encode()),
+        (b"access-control-allow-methods", b"GET, HEAD, POST, OPTIONS"),
+        (b"access-control-allow-headers", ", ".join(named or _USUAL_HEADERS).encode()),
+        (b"access-control-expose-headers", f"{IGNORED_HEADER}, retry-after, www-authenticate".encode()),
+        (b"access-control-max-age", b"600"),
+        (b"vary", b"origin, access-control-request-headers"),
     ]

@@ -10,6 +10,7 @@ from edge_llm.engine.service import Service
 from edge_llm.errors import ContextOverflow, ModelNotFound, Unavailable
 from edge_llm.files import shown
 from edge_llm.server.metrics import Metrics
+from edge_llm.server.work import Workshop
 
 Progress = Callable[[str, int, int], None]
 Load = Callable[[Progress], tuple[Engine, Service]]
@@ -23,19 +24,21 @@ class ModelHost:
         self.names = tuple(names)
         self.created = int(time.time())
         self.metrics = Metrics()
+        self.workshop = Workshop()
         self.progress: tuple[str, int, int] = ("start", 0, 0)
         """(stage, done, total) of loading."""
         self.failure: Exception | None = None
         self._engine: Engine | None = None
         self._service: Service | None = None
         self._longest_token = 1
+        self._closing = False
 
     def load(self, load: Load) -> None:
-        """Load and start; what goes wrong is kept in `failure`."""
+        """Load and start; what goes wrong is kept in `failure`, unless nobody waits for it any more."""
         try:
             self.start(*load(self._on_progress))
         except Exception as error:
-            self.failure = error
+            self.failure = None if self._closing else error
 
     def start(self, engine: Engine, service: Service) -> None:
         """Answer with ``engine`` through ``service`` from now on."""
@@ -44,7 +47,8 @@ class ModelHost:
         self._engine, self._service = engine, service
 
     def close(self, *, drain_seconds: float) -> None:
-        """End the service, if it ever began."""
+        """End the service, or the loading of it."""
+        self._closing = True
         if self._service is not None:
             self._service.close(drain_seconds=drain_seconds)
 
@@ -84,4 +88,6 @@ class ModelHost:
             raise ContextOverflow(least, self.engine.runner.context)
 
     def _on_progress(self, stage: str, done: int, total: int) -> None:
+        if self._closing:
+            raise Unavailable("the server is shutting down")
         self.progress = (stage, done, total)

@@ -6,13 +6,19 @@ MIN_BODY_BYTES = 4 << 20
 BODY_BYTES_PER_TOKEN = 8
 """A body may have this many bytes per token of context, or `MIN_BODY_BYTES` if that is more."""
 BODY_SECONDS = 30.0
-"""Longest wait for the next piece of a body."""
+"""Longest wait for the next piece of a body, and for all of one that comes slower than `BODY_BYTES_PER_SECOND`."""
+BODY_BYTES_PER_SECOND = 2048
+"""A body gets a second more for this many bytes: a long prompt over a slow line comes through, a trickle does not."""
 HEADER_COUNT = 100
 HEADER_BYTES = 16 << 10
 HEADER_SECONDS = 10.0
-"""Longest wait for a request's headers."""
+"""Longest wait for a request's headers, from its first byte on or, in a new connection, from the beginning."""
+IDLE_SECONDS = 30.0
+"""Longest wait for the next request of a connection."""
 READER_SECONDS = 60.0
-"""Longest wait for a client that does not read its stream."""
+"""Longest wait for a client that does not read its answer."""
+READER_BYTES_PER_SECOND = 2048
+"""A client gets a second more for this many bytes of its answer that it reads."""
 JSON_DEPTH = 64
 MESSAGES = 2048
 TOOLS = 512
@@ -30,6 +36,23 @@ MODEL_CHARACTERS = 256
 KEEP_ALIVE_SECONDS = 5.0
 """A stream that has nothing to say for this long sends a comment."""
 RETRY_AFTER_SECONDS = 2
+END_SECONDS = 2.0
+"""Longest wait at the end, behind the drain, for work that cannot be interrupted."""
+SAY_AGAIN_SECONDS = 10.0
+"""The log says about a trouble that lasts this often."""
+
+
+SHORT_BYTES = 64 << 10
+"""A request with a longer body waits for the one thread that works on such."""
+SHORT_WORKERS = 4
+"""Threads that work on short bodies, and as many that write answers."""
+MIN_HELD_BYTES = 64 << 20
+"""Bytes that all long bodies together may hold, or four times the longest body if that is more."""
+
+
+def held_bytes(context: int | None) -> int:
+    """Bytes that all long bodies together may hold, for a model of ``context`` tokens."""
+    return max(MIN_HELD_BYTES, 4 * body_bytes(context))
 
 
 def body_bytes(context: int | None) -> int:

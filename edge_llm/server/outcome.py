@@ -9,7 +9,7 @@ from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Answer, Delta, Finish, Request
 from edge_llm.server.shapes import token_string
 from edge_llm.server.tools import ToolUse
-from edge_llm.text.reasoning import CLOSE, OPEN, ReasoningSplitter, Thought
+from edge_llm.text.reasoning import CLOSE, OPEN, ReasoningSplitter, Thought, ThoughtCounter
 from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.text.tools import CallArguments, CallBegun, Said, ToolCallParser
 
@@ -53,17 +53,20 @@ class AnswerReader:
         self._tokenizer = reading.tokenizer
         self._splitter = ReasoningSplitter(opened=reading.opened) if reading.thinks else None
         tools = reading.tools
-        self._parser = None if tools is None else ToolCallParser(tools.style, tools.names)
-        self._thought = False
-        self._begun = b"" if not reading.opened else OPEN.encode()
-        self.thought_tokens = 0
+        self._parser = None if tools is None else ToolCallParser(tools.style, tools.names, only_calls=tools.forced)
+        self._counter = ThoughtCounter(opened=reading.opened)
+
+    @property
+    def thought_tokens(self) -> int:
         """Tokens that the model spent on thinking."""
+        return self._counter.count
 
     def read(self, delta: Delta) -> list[Part]:
         """The parts that ``delta`` completes, in order; all that is left if it is the last."""
         thought, said = ("", delta.text) if self._splitter is None else self._splitter.push(delta.text)
         if self._splitter is not None:
-            self._count(delta.tokens)
+            for token in delta.tokens:
+                self._counter.push(token_string(token, self._tokenizer).encode())
             if delta.finish is not None:
                 more_thought, more_said = self._splitter.finish()
                 thought, said = thought + more_thought, said + more_said
@@ -79,14 +82,6 @@ class AnswerReader:
         """How the answer ended, in OpenAI's words."""
         called = self._parser is not None and self._parser.calls > 0
         return "tool_calls" if called and finish.reason == "stop" else finish.reason
-
-    def _count(self, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            if CLOSE.encode() in self._begun:
-                return
-            self._begun += token_string(token, self._tokenizer).encode()
-            inside = self._begun.lstrip().startswith(OPEN.encode())
-            self.thought_tokens += inside
 
 
 @dataclass

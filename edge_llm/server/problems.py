@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from edge_llm.errors import ContextOverflow, EdgeLLMError, ModelNotFound, OutOfMemory, Overloaded, Unavailable, UsageError
+from edge_llm.files import shown
 from edge_llm.server import limits
 
 log = logging.getLogger("edge_llm.server")
@@ -88,6 +89,13 @@ def error_response(path: str, error: BaseException) -> JSONResponse:
     problem = problem_of(error)
     content = problem.anthropic() if is_anthropic(path) else problem.openai()
     return JSONResponse(content, problem.status, dict(problem.headers))
+
+
+async def on_unknown_route(request: Request, error: Exception) -> JSONResponse:
+    """Starlette's exception handler for a path that no route has."""
+    path = request.url.path
+    missing = HTTPException(404, f"there is no `{request.method} {shown(path, 200)}` here; the API is below /v1")
+    return error_response(path, missing)
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:

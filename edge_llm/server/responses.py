@@ -4,44 +4,47 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edge_llm.engine.request import Answer
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
-from edge_llm.server.answers import Answers
+from edge_llm.server.answers import Answers, whole_reply
 from edge_llm.server.conversation import conversation_request, plain_messages
 from edge_llm.server.formats import checked_grammar, response_format
 from edge_llm.server.host import ModelHost
 from edge_llm.server.outcome import Outcome, Part, Reading
 from edge_llm.server.problems import problem_of
-from edge_llm.server.schemas import Sampling
+from edge_llm.server.schemas import Body, Sampling, ignored_header
 from edge_llm.server.shapes import new_id
-from edge_llm.server.stream import KEEP_ALIVE, EventStream, event, until_disconnect
+from edge_llm.server.stream import KEEP_ALIVE, EventStream, event
+from edge_llm.server.thinking import Thinks
 from edge_llm.server.tools import ToolUse
 from edge_llm.text.reasoning import Thought
 from edge_llm.text.tools import CallArguments, CallBegun
 
-_HARMLESS_REASONING: tuple[Any, ...] = ({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None})
+
+class TextSettings(Body):
+    """What the text of a response is to be like."""
+
+    format: dict[str, Any] | None = None
 
 
-class ResponsesBody(Sampling):
+class ResponsesBody(Thinks, Sampling):
     """The body of a response request."""
 
     input: str | list[dict[str, Any]]
     model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
     stream: bool | None = None
-    text: dict[str, Any] | None = None
+    text: TextSettings | None = None
     tools: list[dict[str, Any]] | None = Field(None, max_length=limits.TOOLS)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -50,8 +53,8 @@ class ResponsesBody(Sampling):
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **Sampling.cannot,
         "background": (False,), "conversation": (), "include": ([], ["reasoning.encrypted_content"]), "max_tool_calls": (),
-        "moderation": (), "previous_response_id": (), "prompt": (), "reasoning": _HARMLESS_REASONING, "store": (False,),
-        "stream_options": ({}, {"include_obfuscation": False}), "top_logprobs": (0,), "truncation": ("disabled",),
+        "moderation": (), "previous_response_id": (), "prompt": (), "store": (False,), "top_logprobs": (0,),
+        "truncation": ("disabled",),
     }  # fmt: skip
     labels: ClassVar[frozenset[str]] = frozenset(
         (
@@ -63,15 +66,18 @@ class ResponsesBody(Sampling):
     def prompt_for(self, host: ModelHost) -> tuple[Prompt, Reading]:
         """The engine's request, and how to read its answer."""
         engine = host.engine
-        settings = self.text or {}
-        if settings.get("verbosity") not in (None, "medium"):
-            raise UsageError("text.verbosity is not supported here", param="text.verbosity")
-        params = replace(self.params(engine.defaults, engine.config.vocab_size), max_tokens=self.max_output_tokens)
+        params = self.params(engine.defaults, engine.config.vocab_size)
         tools = ToolUse.of([_chat_tool(tool) for tool in self.tools or []], self.tool_choice, self.parallel_tool_calls, engine)
-        wanted = response_format(settings.get("format"), "text.format")
+        wanted = response_format(self.text.format if self.text else None, "text.format")
         answer = checked_grammar({} if wanted is None else {"text.format": wanted}, engine.tokenizer)
-        prompt = conversation_request(host, self._messages(), params, tools=tools, answer=answer)
+        variables = self.thinking_variables(engine.template.source)
+        prompt = conversation_request(host, self._messages(), params, tools=tools, answer=answer, variables=variables)
         return prompt, Reading.of(engine, prompt, tools)
+
+    @property
+    def effort(self) -> str | None:
+        """How hard the model is to think, as the request has it."""
+        return self.reasoning.get("effort") if isinstance(self.reasoning, dict) else None
 
     def _messages(self) -> list[dict[str, Any]]:
         given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
@@ -87,7 +93,7 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any], where: str) 
     """Put one input item behind ``messages``; calls of one turn become one assistant message."""
     kind = item.get("type", "message")
     if kind == "message":
-        messages.append(item)
+        messages.append({"role": item.get("role"), "content": item.get("content")})
     elif kind == "function_call":
         call = {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
         if not messages or messages[-1].get("role") != "assistant":
@@ -108,20 +114,19 @@ def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
 async def responses(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of named events."""
     host: ModelHost = request.app.state.host
-    data = await request.body()
-    body, prompt, reading = await run_in_threadpool(_prepare, host, data)
+    body, prompt, reading, headers = await host.workshop.prepare(request, _prepare)
     answers = Answers(host, [prompt])
     reply = ResponsesReply(host.check_name(body.model), body, prompt, reading)
     if body.stream:
-        return EventStream(_events(reply, answers), answers.cancel)
-    whole = await until_disconnect(request.receive, answers.whole())
-    return Response(status_code=499) if whole is None else JSONResponse(reply.whole(whole[0]))
+        return EventStream(_events(reply, answers), answers.cancel, headers)
+    return await whole_reply(request, answers, lambda found: reply.whole(found[0]), headers)
 
 
-def _prepare(host: ModelHost, data: bytes) -> tuple[ResponsesBody, Prompt, Reading]:
+def _prepare(host: ModelHost, data: bytes) -> tuple[ResponsesBody, Prompt, Reading, dict[str, str]]:
     body = ResponsesBody.parse(data, host.engine.runner.context)
     host.check_name(body.model)
-    return body, *body.prompt_for(host)
+    prompt, reading = body.prompt_for(host)
+    return body, prompt, reading, ignored_header(body.ignored(host.engine.template.source))
 
 
 @dataclass(frozen=True)
@@ -163,10 +168,10 @@ class ResponsesReply:
             "output": list(output),
             "parallel_tool_calls": self.body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": self.body.effort, "summary": None},
             "store": False,
             "temperature": self.prompt.params.temperature,
-            "text": {"format": (self.body.text or {}).get("format") or {"type": "text"}},
+            "text": {"format": (self.body.text and self.body.text.format) or {"type": "text"}},
             "tool_choice": self.body.tool_choice or "auto",
             "tools": self.body.tools or [],
             "top_p": self.prompt.params.top_p,

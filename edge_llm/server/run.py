@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
+import logging
+import math
+import resource
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edge_llm.errors import UsageError
+from edge_llm.files import shown
 from edge_llm.server import limits
 from edge_llm.server.app import create_app
+from edge_llm.server.connection import Connection
 from edge_llm.server.guards import LOOPBACK_NAMES, Access
 from edge_llm.server.host import Load, ModelHost
 
+log = logging.getLogger("edge_llm.server")
+
+_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_BACKLOG = 2048
+_ACCEPTS = 64
+"""Connections that are taken in one go; asyncio tries that many times in vain when there is no descriptor for one."""
+_LEAST_DESCRIPTORS = 64
+_ENOUGH_DESCRIPTORS = 1 << 16
 
 @dataclass(frozen=True)
 class ServeOptions:
@@ -40,8 +53,9 @@ def listen(options: ServeOptions) -> socket.socket:
     """A listening socket.  Raises `UsageError` for an address that cannot be had, or a wide one without a key."""
     try:
         family, _, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise UsageError(f"--host `{options.host}` is no address of this machine: {error.strerror}", param="host") from None
+    except (OSError, UnicodeError) as error:  # the latter for what cannot be a name
+        reason = error.strerror if isinstance(error, OSError) else "this cannot be a name"
+        raise UsageError(f"--host `{shown(options.host)}` is no address of this machine: {reason}", param="host") from None
     if not _is_loopback(str(address[0])) and not options.keys:
         raise UsageError(
             f"--host `{options.host}` lets other machines in; give --api-key-file (or --api-key), or listen on 127.0.0.1",
@@ -52,7 +66,7 @@ def listen(options: ServeOptions) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-        listener.listen(2048)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise UsageError(
@@ -86,44 +100,66 @@ def _own_names() -> set[str]:
     return {name if "." in name else f"[{name}]" for name in found if "." in name or name.count(":") > 1}
 
 
-class _Protocol(H11Protocol):
-    """HTTP/1.1 that gives a new connection only so long to send its first headers."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.loop.call_later(limits.HEADER_SECONDS, self._close_if_silent)
-
-    def _close_if_silent(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
-
-
 class _Server(uvicorn.Server):
-    """uvicorn whose end begins by draining the service."""
+    """uvicorn that looks after its connections, leaves signals to `serve`, and drains the service at its end."""
 
     def __init__(self, config: uvicorn.Config, host: ModelHost, drain_seconds: float) -> None:
         super().__init__(config)
         self._host = host
         self._drain_seconds = drain_seconds
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit  # the second signal does not wait
-        super().handle_exit(sig, frame)
+    def ask_to_end(self, *_: Any) -> None:
+        """Drain and end; who asks for the second time does not want to wait.  A signal handler, too."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(_LoopTrouble())
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # once a second
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                cast(Connection, connection).look(now)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         draining = {"drain_seconds": self._drain_seconds}
         closing = threading.Thread(target=self._host.close, kwargs=draining, name="drain", daemon=True)
         closing.start()
         await super().shutdown(sockets)
-        while closing.is_alive() and not self.force_exit:
+        until = time.monotonic() + limits.END_SECONDS  # the drain is over by now
+        while closing.is_alive() and not self.force_exit and time.monotonic() < until:
             await asyncio.sleep(0.02)
 
 
-def make_server(host: ModelHost, options: ServeOptions) -> uvicorn.Server:
+class _LoopTrouble:
+    """What the event loop complains about goes to the log; that no connection can be taken, one line now and then."""
+
+    def __init__(self) -> None:
+        self._said = -math.inf
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
+            log.error("event loop: %s", context.get("message"), exc_info=error)
+        elif (now := time.monotonic()) >= self._said + limits.SAY_AGAIN_SECONDS:
+            self._said = now
+            log.warning("new connections wait: %s; raise `ulimit -n` if this lasts", error.strerror)
+
+
+def make_server(host: ModelHost, options: ServeOptions) -> _Server:
     """The server of ``host``, ready to run on a socket."""
     config = uvicorn.Config(
         create_app(host, access_for(options)),
-        http=_Protocol,
+        http=Connection,
         ws="none",
         loop="asyncio",
         lifespan="off",
@@ -131,15 +167,22 @@ def make_server(host: ModelHost, options: ServeOptions) -> uvicorn.Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=limits.IDLE_SECONDS,  # type: ignore[arg-type]  # passed on to the event loop
+        backlog=_ACCEPTS,
         timeout_graceful_shutdown=max(1, round(options.drain_seconds) + 2),
         h11_max_incomplete_event_size=2 * limits.HEADER_BYTES,
     )
     return _Server(config, host, options.drain_seconds)
 
 
-def serve(host: ModelHost, listener: socket.socket, options: ServeOptions, load: Load) -> None:
-    """Serve on ``listener`` until SIGTERM or SIGINT, then drain.  Raises what loading the model raises."""
+def serve(
+    host: ModelHost, listener: socket.socket, options: ServeOptions, load: Load, on_begin: Callable[[], None] = lambda: None
+) -> None:
+    """Serve on ``listener`` until SIGTERM or SIGINT, then drain.  Raises what loading the model raises.
+
+    ``on_begin`` is called when signals do so already.
+    """
+    check_descriptors()
     server = make_server(host, options)
 
     def load_behind() -> None:
@@ -147,20 +190,32 @@ def serve(host: ModelHost, listener: socket.socket, options: ServeOptions, load:
         server.should_exit = server.should_exit or not host.ready
 
     loading = threading.Thread(target=load_behind, name="load", daemon=True)
-    with _signals_end_well():
+    with _signals_to(server.ask_to_end):
+        on_begin()
         loading.start()
         server.run(sockets=[listener])
+        loading.join(limits.END_SECONDS)
     if host.failure is not None:
         raise host.failure
 
 
+def check_descriptors() -> None:
+    """Take all the descriptors that this process may have; raises `UsageError` if they are too few to serve."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _ENOUGH_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    if soft != resource.RLIM_INFINITY and soft < _LEAST_DESCRIPTORS:
+        raise UsageError(f"this process may open only `{soft}` files; a server needs {_LEAST_DESCRIPTORS}: `ulimit -n 1024`")
+
+
 @contextlib.contextmanager
-def _signals_end_well() -> Iterator[None]:
-    """Let uvicorn's own handlers be followed by nothing, so that an asked-for end is exit code 0."""
-    wanted = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda *_: None) for number in wanted}
+def _signals_to(handler: Callable[..., None]) -> Iterator[None]:
+    """Let ``handler`` have SIGTERM and SIGINT."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -1,14 +1,16 @@
-"""What every request body has in common: strict types, bounds, and no field that is silently ignored."""
+"""What every request body has in common: strict types, bounds, and no field without effect that the answer does not name."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails
 
 from edge_llm.config import GenerationParams
 from edge_llm.errors import UsageError
@@ -18,20 +20,41 @@ from edge_llm.strict_json import parse_object
 
 log = logging.getLogger("edge_llm.server")
 
-_said: set[str] = set()  # names of ignored fields that the log has already
+IGNORED_HEADER = "x-edge-llm-ignored"
+"""The answer's header that names the request's fields without effect."""
+MOST_NAMED = 16
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_said: set[str] = set()  # names of fields without effect that the log has already
+
+
+def _first_error_only(schema: Any) -> Any:
+    """``schema`` whose lists are left at their first wrong item: a million errors would take gigabytes."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _first_error_only(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _first_error_only(part)
+    return schema
 
 
 class Body(BaseModel):
     """A request body.
 
     A field is one of: declared (honoured), in ``labels`` (it asks for nothing that shows in the answer), in ``cannot``
-    (refused, unless its value asks for nothing), or unknown (ignored, and the log says so once).
+    (refused, unless its value asks for nothing), or unknown (ignored: the answer's header names it, and the log once).
     """
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, protected_namespaces=())
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Fields of the API that this server cannot honour, each with the values that ask for nothing (null always does)."""
     labels: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _first_error_only(handler(source))
 
     @classmethod
     def parse(cls, data: bytes, context: int | None = None) -> Self:
@@ -45,19 +68,39 @@ class Body(BaseModel):
         body._check_extra()
         return body
 
+    def ignored(self, template: str = "") -> list[str]:
+        """Names of the fields that have no effect, inner ones as ``text.verbosity``; ``template`` is the chat template."""
+        unknown = [name for name, value in self._extra().items() if value is not None and name not in self.cannot]
+        inner = {name: value for name in type(self).model_fields if isinstance(value := getattr(self, name), Body)}
+        return unknown + [f"{name}.{one}" for name, body in inner.items() for one in body.ignored(template)]
+
+    def _extra(self) -> dict[str, Any]:
+        return {name: value for name, value in (self.model_extra or {}).items() if name not in self.labels}
+
     def _check_extra(self) -> None:
-        for name, value in (self.model_extra or {}).items():
-            if name in self.cannot:
-                if value is not None and value not in self.cannot[name]:
-                    raise UsageError(f"`{name}` is not supported here; leave it out", param=name)
-            elif name not in self.labels and name not in _said and len(_said) < 1000:
-                _said.add(name)
-                log.warning("the unknown request field `%s` is ignored", shown(name))
+        for name, value in self._extra().items():
+            if name in self.cannot and value is not None and value not in self.cannot[name]:
+                raise UsageError(f"`{name}` is not supported here; leave it out", param=name)
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """The header that names ``names``; those past a number, and those that are no plain words, are only counted.
+
+    The log names each once.
+    """
+    for name in names:
+        if name not in _said and len(_said) < 1000:
+            _said.add(name)
+            log.warning("the request field `%s` has no effect here", shown(name))
+    plain = [name for name in names if _PLAIN_NAME.fullmatch(name)][:MOST_NAMED]
+    more = [f"{len(names) - len(plain)} more"] if len(names) > len(plain) else []
+    return {IGNORED_HEADER: ", ".join(plain + more)} if names else {}
 
 
 def _refusal(error: ErrorDetails) -> UsageError:
-    param = _param(error["loc"])
-    given = "" if error["type"] == "missing" else f", got `{shown(error['input'], 60)}`"
+    param, value = _param(error["loc"]), error["input"]
+    brief = reprlib.repr(value) if isinstance(value, list | dict) else value
+    given = "" if error["type"] == "missing" else f", got `{shown(brief, 60)}`"
     return UsageError(f"{param}: {error['msg'].lower()}{given}", param=param)
 
 
@@ -72,25 +115,40 @@ def _param(location: tuple[int | str, ...]) -> str:
     return text
 
 
+def _few_biases(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > limits.LOGIT_BIASES:
+        raise UsageError(f"logit_bias takes at most {limits.LOGIT_BIASES} tokens", param="logit_bias")
+    return given
+
+
 class Sampling(Body):
     """How tokens are chosen, in OpenAI's names and the extra ones that local servers share."""
 
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "bad_words": ([],), "dry_multiplier": (0,), "dynatemp_range": (0,), "grammar": (), "guided_choice": (),
-        "guided_grammar": (), "guided_json": (), "guided_regex": (), "json_schema": (), "keep_alive": (),
-        "length_penalty": (1,), "lora": ([],), "mirostat": (0,), "n_probs": (0,), "options": ({},), "prompt_logprobs": (),
-        "regex": (), "samplers": (), "structured_outputs": (), "truncate_prompt_tokens": (), "typical_p": (1,),
-        "use_beam_search": (False,), "xtc_probability": (0,),
+        "guided_grammar": (), "guided_json": (), "guided_regex": (), "json_schema": (), "length_penalty": (1,), "lora": ([],),
+        "mirostat": (0,), "n_probs": (0,), "options": ({},), "prompt_logprobs": (), "regex": (), "samplers": (),
+        "structured_outputs": (), "truncate_prompt_tokens": (), "typical_p": (1,), "use_beam_search": (False,),
+        "xtc_probability": (0,),
     }  # fmt: skip
 
+    default_max_tokens: ClassVar[int | None] = None
+
+    max_tokens: int | None = Field(None, ge=-1)
+    max_completion_tokens: int | None = Field(None, ge=-1)
+    max_output_tokens: int | None = Field(None, ge=-1)
+    max_new_tokens: int | None = Field(None, ge=-1)
+    n_predict: int | None = Field(None, ge=-1)
+    num_predict: int | None = Field(None, ge=-1)
     temperature: float | None = Field(None, ge=0.0, le=2.0)
     top_p: float | None = Field(None, ge=0.0, le=1.0)
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = None
     repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_biases)] = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = Field(None, max_length=limits.LOGIT_BIASES)
@@ -104,17 +162,39 @@ class Sampling(Body):
             "top_p": self.top_p,
             "top_k": None if self.top_k is None else max(0, self.top_k),  # -1 is vLLM's "all"
             "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
+            "repetition_penalty": next(iter(self._given(_PENALTIES).values()), None),
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
-            "seed": self.seed,
+            "seed": None if self.seed == -1 else self.seed,  # -1 is llama.cpp's "any"
             "ignore_eos": self.ignore_eos,
             "min_tokens": self.min_tokens,
             "logit_bias": None if self.logit_bias is None else _biases(self.logit_bias, vocab_size),
             "stop": _stops(self.stop),
             "stop_tokens": None if self.stop_token_ids is None else _token_set(self.stop_token_ids, vocab_size),
         }
-        return replace(defaults, **{name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        return replace(defaults, **given, max_tokens=self._token_limit())
+
+    def ignored(self, template: str = "") -> list[str]:
+        overruled = [name for names in (_TOKEN_LIMITS, _PENALTIES) for name in list(self._given(names))[1:]]
+        return super().ignored(template) + overruled
+
+    def _token_limit(self) -> int | None:
+        """Most tokens of the answer; -1 is as many as fit, like None."""
+        given = self._given(_TOKEN_LIMITS)
+        for name, limit in given.items():
+            if limit == 0:
+                raise UsageError(f"{name} must be at least 1, or -1 for as many as fit, got `0`", param=name)
+        limit = next(iter(given.values()), self.default_max_tokens)
+        return None if limit == -1 else limit
+
+    def _given(self, names: Sequence[str]) -> dict[str, Any]:
+        """Those of ``names``, which are names of one thing, that the request uses; the first counts."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+_TOKEN_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_new_tokens", "n_predict", "num_predict")
+_PENALTIES = ("repetition_penalty", "repeat_penalty")
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...] | None:
@@ -122,8 +202,6 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...] | None:
 
 
 def _biases(given: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    if len(given) > limits.LOGIT_BIASES:
-        raise UsageError(f"logit_bias takes at most {limits.LOGIT_BIASES} tokens", param="logit_bias")
     for key in given:
         if not (key.isascii() and key.isdecimal() and len(key) < 12 and int(key) < vocab_size):
             raise UsageError(
@@ -158,11 +236,7 @@ class StreamOptions(Body):
     """What a stream has beside the answer."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-
-    def model_post_init(self, context: Any) -> None:
-        if self.include_obfuscation:
-            raise UsageError("stream_options.include_obfuscation is not supported here", param="stream_options")
+    continuous_usage_stats: bool | None = None
 
 
 class Streaming(Sampling):
@@ -177,6 +251,11 @@ class Streaming(Sampling):
     def wants_usage(self) -> bool:
         """Whether the stream ends with a chunk that has the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every chunk has the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def _check_extra(self) -> None:
         super()._check_extra()

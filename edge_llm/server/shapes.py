@@ -8,7 +8,7 @@ from typing import Any
 
 import edge_llm
 from edge_llm.decoding.logprobs import TokenLogprobs
-from edge_llm.engine.request import Finish
+from edge_llm.engine.request import Delta, Finish
 from edge_llm.text.tokenizer import Tokenizer
 
 FINGERPRINT = f"edge-llm-{edge_llm.__version__}"
@@ -36,6 +36,30 @@ def openai_usage(finishes: Sequence[Finish], prompts: int = 1, *, thought: int =
             "rejected_prediction_tokens": 0,
         },
     }
+
+
+class RunningUsage:
+    """Usage of the answers to a prompt so far, for chunks of a stream whose client wants it in each."""
+
+    def __init__(self, prompt_tokens: int, *, wanted: bool) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._wanted = wanted
+        self._counts: dict[int, int] = {}
+
+    def see(self, index: int, delta: Delta) -> None:
+        """The next piece of answer ``index`` has come."""
+        so_far = self._counts.get(index, 0) + len(delta.tokens)
+        self._counts[index] = so_far if delta.finish is None else delta.finish.usage.completion_tokens
+
+    def field(self) -> dict[str, Any]:
+        """The chunk's field, if it is wanted."""
+        if not self._wanted:
+            return {}
+        completion = sum(self._counts.values())
+        total = self._prompt_tokens + completion
+        return {
+            "usage": {"prompt_tokens": self._prompt_tokens, "completion_tokens": completion, "total_tokens": total}
+        }
 
 
 def timings(finish: Finish) -> dict[str, Any]:

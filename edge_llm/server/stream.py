@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -35,10 +35,11 @@ def event(data: dict[str, Any], name: str | None = None) -> str:
 class EventStream(Response):
     """A response that sends events as they come; ``end`` is called when they end, or the client goes away or stops reading."""
 
-    def __init__(self, events: AsyncIterator[str], end: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[str], end: Callable[[], None], headers: Mapping[str, str]) -> None:
         super().__init__()
         self._events = events
         self._end = end
+        self._more_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -49,7 +50,7 @@ class EventStream(Response):
             self._end()
 
     async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS + self._more_headers})
         async for text in self._events:
             async with asyncio.timeout(limits.READER_SECONDS):
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})

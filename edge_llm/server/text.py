@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from array import array
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from edge_llm.config import GenerationParams
 from edge_llm.errors import InvalidTokenizer, UsageError
 from edge_llm.server import limits
-from edge_llm.server.conversation import conversation_request, plain_messages, template_variables
+from edge_llm.server.conversation import Conversation, conversation_request, plain_messages
 from edge_llm.server.host import ModelHost
-from edge_llm.server.schemas import Body, check_tokens
+from edge_llm.server.schemas import Body, check_tokens, ignored_header
 from edge_llm.server.shapes import token_string
 from edge_llm.server.tools import ToolUse
 
 
-class TemplateBody(Body):
+class TextBody(Body):
+    """A request about what the model reads."""
+
+    model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
+
+
+class TemplateBody(Conversation, TextBody):
     """Messages for the chat template."""
 
-    model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=limits.MESSAGES)
-    tools: list[dict[str, Any]] | None = Field(None, max_length=limits.TOOLS)
-    add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
-    def variables(self, host: ModelHost) -> dict[str, Any]:
-        """What the template gets beside the messages."""
-        variables = template_variables(self.chat_template_kwargs)
-        variables["add_generation_prompt"] = self.add_generation_prompt is not False
-        return variables
-
-
-class TokenizeBody(Body):
+class TokenizeBody(TextBody):
     """A text in llama.cpp's or vLLM's name for it."""
 
-    model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     content: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = Field(None, min_length=1, max_length=limits.MESSAGES)
@@ -49,37 +43,44 @@ class TokenizeBody(Body):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(TextBody):
     """Token ids."""
 
-    model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     tokens: list[int]
 
 
-async def tokenize(request: Request) -> JSONResponse:
+async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of messages as the model would read them."""
-    return await _answer(request, _tokenize)
+    return await _answer(request, TokenizeBody, _tokenize)
 
 
-async def detokenize(request: Request) -> JSONResponse:
+async def detokenize(request: Request) -> Response:
     """The text of token ids."""
-    return await _answer(request, _detokenize)
+    return await _answer(request, DetokenizeBody, _detokenize)
 
 
-async def apply_template(request: Request) -> JSONResponse:
+async def apply_template(request: Request) -> Response:
     """The prompt that the chat template makes of messages."""
-    return await _answer(request, _apply_template)
+    return await _answer(request, TemplateBody, _apply_template)
 
 
-async def _answer(request: Request, work: Any) -> JSONResponse:
-    data = await request.body()
-    return JSONResponse(await run_in_threadpool(work, request.app.state.host, data))
+Text = TypeVar("Text", bound=TextBody)
 
 
-def _tokenize(host: ModelHost, data: bytes) -> dict[str, Any]:
+async def _answer(request: Request, kind: type[Text], work: Callable[[ModelHost, Text], dict[str, Any]]) -> Response:
+    def made(host: ModelHost, data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+        body = kind.parse(data, host.engine.runner.context)
+        host.check_name(body.model)
+        return work(host, body), ignored_header(body.ignored(host.engine.template.source))
+
+    workshop = request.app.state.host.workshop
+    found, headers = await workshop.prepare(request, made)
+    return await workshop.reply(request, lambda: found, headers)
+
+
+def _tokenize(host: ModelHost, body: TokenizeBody) -> dict[str, Any]:
+    """The answer, its lists as iterators: they can have millions of items."""
     engine = host.engine
-    body = TokenizeBody.parse(data, engine.runner.context)
-    host.check_name(body.model)
     if body.messages is not None:
         prompt = conversation_request(host, plain_messages(body.messages), GenerationParams())
         tokens = list(prompt.prompt)
@@ -91,27 +92,23 @@ def _tokenize(host: ModelHost, data: bytes) -> dict[str, Any]:
         tokens = engine.tokenizer.encode(
             text, add_bos=bool(add) and engine.tokenizer.add_bos, parse_special=bool(body.parse_special)
         )
-    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": engine.runner.context}
-    pieces = [token_string(token, engine.tokenizer) for token in tokens]
+    ids = array("i", tokens)
+    found: dict[str, Any] = {"tokens": iter(ids), "count": len(ids), "max_model_len": engine.runner.context}
     if body.with_pieces:
-        found["tokens"] = [{"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)]
+        found["tokens"] = ({"id": token, "piece": token_string(token, engine.tokenizer)} for token in ids)
     if body.return_token_strs:
-        found["token_strs"] = pieces
+        found["token_strs"] = (token_string(token, engine.tokenizer) for token in ids)
     return found
 
 
-def _detokenize(host: ModelHost, data: bytes) -> dict[str, Any]:
+def _detokenize(host: ModelHost, body: DetokenizeBody) -> dict[str, Any]:
     engine = host.engine
-    body = DetokenizeBody.parse(data, engine.runner.context)
-    host.check_name(body.model)
     text = engine.tokenizer.decode(check_tokens(body.tokens, engine.config.vocab_size, "tokens"), skip_special=False)
     return {"content": text, "prompt": text}
 
 
-def _apply_template(host: ModelHost, data: bytes) -> dict[str, Any]:
-    body = TemplateBody.parse(data, host.engine.runner.context)
-    host.check_name(body.model)
-    messages, variables = plain_messages(body.messages), body.variables(host)
+def _apply_template(host: ModelHost, body: TemplateBody) -> dict[str, Any]:
+    messages, variables = body.plain(), body.variables(host.engine.template.source)
     if (tools := ToolUse.of(body.tools, None, None, host.engine)) is not None:
         messages, shown_tools = tools.shown(messages, host.engine.template)
         variables |= shown_tools

@@ -1,10 +1,24 @@
-"""What a model thinks before it answers, told apart from the answer: ``<think> ... </think>`` at the beginning of a text."""
+"""What a model thinks before it answers: ``<think> ... </think>`` at the beginning of a text, told apart from the answer.
+
+A template that lets one choose has variables for it; `Wish` is what somebody wants, in no template's words.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 OPEN, CLOSE = "<think>", "</think>"
+SWITCHES = ("enable_thinking", "thinking")
+"""Template variables that turn thoughts on and off."""
+EFFORT, BUDGET = "reasoning_effort", "thinking_budget"
+"""Template variables for how hard (low, medium, high) and how long (tokens) a model thinks."""
+
+_CODE = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
+_LITERAL = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_VARIABLE = re.compile(r"(?<![\w.])[^\W\d]\w*")
 
 
 @dataclass(frozen=True)
@@ -12,6 +26,73 @@ class Thought:
     """A piece of what the model thinks."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Whether a model is to think, how hard (low, medium or high) and for how many tokens."""
+
+    on: bool
+    effort: str | None = None
+    budget: int | None = None
+
+    def variables(self, template: str) -> dict[str, Any]:
+        """What to tell the chat template ``template`` in the variables that it has."""
+        has = template_names(template)
+        found: dict[str, Any] = {name: self.on for name in SWITCHES if name in has}
+        if self.effort is not None and EFFORT in has:
+            found[EFFORT] = self.effort
+        if BUDGET in has and (self.budget is not None or not self.on):
+            found[BUDGET] = self.budget if self.on else 0
+        return found
+
+    def fulfilled(self, template: str) -> bool:
+        """Whether a model with ``template`` does as it is told, by a variable or because it does nothing else."""
+        has = template_names(template)
+        told = self.variables(template)
+        thinks = OPEN in template or CLOSE in template or EFFORT in has
+        if not self.on:
+            return bool(told) or not thinks
+        by_level = self.effort in (None, "medium") or EFFORT in has
+        return (bool(told) or thinks) and by_level and (self.budget is None or BUDGET in has)
+
+
+@lru_cache(maxsize=16)
+def template_names(template: str) -> frozenset[str]:
+    """Names that the code of ``template`` uses; attributes and text are none."""
+    return frozenset(name for code in _CODE.findall(template) for name in _VARIABLE.findall(_LITERAL.sub("''", code)))
+
+
+class ThoughtCounter:
+    """Counts the tokens of a thought: from the one that completes the opening tag to the one that completes the closing tag.
+
+    ``opened`` says that the prompt ends with an open ``<think>``.
+    """
+
+    def __init__(self, *, opened: bool = False) -> None:
+        self.count = 0
+        self._inside = opened
+        self._over = False
+        self._tail = b""
+        """The end of what came: as much of it as may belong to a tag."""
+
+    def push(self, token: bytes) -> None:
+        """The bytes of the next token."""
+        if self._over:
+            return
+        self._tail += token
+        if not self._inside:
+            self._look_for_the_beginning()
+        if self._inside:
+            self.count += 1
+            self._over = CLOSE.encode() in self._tail
+            self._tail = self._tail[1 - len(CLOSE) :]
+
+    def _look_for_the_beginning(self) -> None:
+        opening = OPEN.encode()
+        self._tail = self._tail.lstrip()
+        self._inside = self._tail.startswith(opening)
+        self._over = not self._inside and not opening.startswith(self._tail)
 
 
 class ReasoningSplitter:
@@ -23,6 +104,8 @@ class ReasoningSplitter:
 
     def __init__(self, *, opened: bool = False) -> None:
         self._step = self._skip_space if opened else self._begin
+        self._space: list[str] = []
+        """White space before what is held, kept apart as there may be much of it."""
         self._held = ""
         self.thinking = opened
 
@@ -33,7 +116,8 @@ class ReasoningSplitter:
 
     def finish(self) -> tuple[str, str]:
         """What was held back, when the text ends."""
-        held, self._held = self._held, ""
+        held = self._with_space(self._held)
+        self._held = ""
         if self._step == self._skip_space:
             return "", ""
         return (held, "") if self.thinking else ("", held)
@@ -46,8 +130,13 @@ class ReasoningSplitter:
         text = self._held.lstrip()
         if text.startswith(OPEN):
             self.thinking = True
+            self._space.clear()
             return self._go_on("_skip_space", text[len(OPEN) :])
-        return ("", "") if OPEN.startswith(text) else self._go_on("_say", self._held)
+        if not OPEN.startswith(text):
+            return self._go_on("_say", self._with_space(self._held))
+        self._space.append(self._held[: len(self._held) - len(text)])
+        self._held = text
+        return "", ""
 
     def _skip_space(self) -> tuple[str, str]:
         """White space before the thought or the answer."""
@@ -58,14 +147,25 @@ class ReasoningSplitter:
         before, tag, rest = self._held.partition(CLOSE)
         if tag:
             self.thinking = False
-            return before.rstrip(), self._go_on("_skip_space", rest)[1]
+            thought = before.rstrip()
+            shown = self._with_space(thought) if thought else ""
+            self._space.clear()
+            return shown, self._go_on("_skip_space", rest)[1]
         end = len(before) - held_back(before, CLOSE)
-        self._held = before[end:]
-        return before[:end], ""
+        shown = self._with_space(before[:end]) if end else ""
+        self._held = before[end:].lstrip()
+        self._space.append(before[end : len(before) - len(self._held)])
+        return shown, ""
 
     def _say(self) -> tuple[str, str]:
         text, self._held = self._held, ""
         return "", text
+
+    def _with_space(self, text: str) -> str:
+        """``text`` behind the white space that was held before it."""
+        held = "".join(self._space) + text
+        self._space.clear()
+        return held
 
 
 def held_back(text: str, tag: str) -> int:

@@ -185,7 +185,8 @@ class Tokenizer:
 
     def _run(self, text: str, *, add_special_tokens: bool = False) -> Any:
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            # as a batch, which lets other threads run meanwhile
+            return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         except BaseException as failure:  # a Rust panic is not an Exception
             _pass_on(failure)
             if any("\ud800" <= c <= "\udfff" for c in text):

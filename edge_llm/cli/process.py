@@ -1,0 +1,84 @@
+"""The process around a command: its standard streams, Ctrl-C, and its end.
+
+Loads nothing, so that Ctrl-C is taken care of before the rest of the program is imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+class _Interrupts:
+    """What Ctrl-C does: KeyboardInterrupt in a command that is running, the end before and after it.
+
+    It is the end inside of an import, too, which may turn the interrupt into an error of its own.
+    """
+
+    def __init__(self) -> None:
+        self.running = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.running or _is_importing(frame):
+            os._exit(INTERRUPTED)
+        raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+interrupts = _Interrupts()
+
+
+def prepare() -> None:
+    """Make this process one of ours; more than once is fine."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a parent wants it to be ignored
+        signal.signal(signal.SIGINT, interrupts)
+    sys.unraisablehook = _on_unraisable
+    _open_standard_streams()
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with ``code``, whatever is wrong with its standard streams and wherever its threads are.
+
+    The interpreter is not taken down: threads in native code do not survive that, and Ctrl-C means nothing there.
+    """
+    interrupts.running = False
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its reader went away, or its disk is full
+            stream.flush()
+    os._exit(code)
+
+
+def _on_unraisable(failure: Any) -> None:
+    """A Ctrl-C where Python cannot raise (a destructor, a callback of the import system) is one, all the same."""
+    if failure.exc_type is not None and issubclass(failure.exc_type, KeyboardInterrupt):
+        os._exit(INTERRUPTED)
+    sys.__unraisablehook__(failure)
+
+
+def _open_standard_streams() -> None:
+    """Give closed streams something, so that no file of ours gets their numbers: stdout fails, stderr says nothing."""
+    for number, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # takes the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the end
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115

@@ -1,0 +1,96 @@
+"""One HTTP/1.1 connection, and what its client is waited for: headers, the rest of a body, and the reading of answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+import h11
+from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from edge_llm.server import limits
+from edge_llm.server.problems import problem_of
+
+
+@dataclass
+class Patience:
+    """How long a client is waited for: ``seconds``, and one more for every ``rate`` bytes that went through."""
+
+    since: float
+    seconds: float
+    rate: float = 0.0
+    moved: int = 0
+    """Bytes that went through."""
+
+    def left(self, now: float) -> float:
+        """Seconds that the client still has."""
+        return self.since + self.seconds + (self.moved / self.rate if self.rate else 0.0) - now
+
+
+class Connection(H11Protocol):
+    """HTTP/1.1 whose client cannot keep a connection by being slow.
+
+    The server calls `look` about once a second.  A body that a route reads is bounded by the guards; what nobody reads,
+    behind an answer that came early, is bounded here.
+    """
+
+    _wait: tuple[str, object, Patience] | None = None
+    """What the client is waited for, in which request, and for how long."""
+    _unread: tuple[int, Patience] | None = None
+    """Bytes of answers that the client has not read, and for how long it is waited for."""
+
+    def look(self, now: float) -> None:
+        """End this connection if its client has let it wait for too long at ``now``, in the loop's seconds."""
+        if self._reader_is_gone(now):
+            self.transport.abort()
+        elif not self.transport.is_closing() and self._sender_is_late(now):
+            if self._wait is not None and self._wait[0] == "headers" and self.conn.trailing_data[0]:
+                self._refuse(408, "the headers did not come")
+            else:
+                self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say in JSON that what came is no HTTP."""
+        self._refuse(400, msg)
+
+    def _sender_is_late(self, now: float) -> bool:
+        waiting_for = self._waiting_for()
+        if waiting_for is None:
+            self._wait = None
+            return False
+        what, seconds = waiting_for
+        if self._wait is None or (self._wait[0], self._wait[1]) != (what, self.cycle):
+            self._wait = (what, self.cycle, Patience(now, seconds))
+        return self._wait[2].left(now) < 0
+
+    def _waiting_for(self) -> tuple[str, float] | None:
+        """What the client owes, and the seconds that it has for it; None when we owe it an answer or it may be idle."""
+        answered = self.cycle is None or self.cycle.response_complete
+        if answered and self.conn.their_state is h11.SEND_BODY:
+            return "body", limits.BODY_SECONDS
+        if answered and (self.cycle is None or self.conn.trailing_data[0]):
+            return "headers", limits.HEADER_SECONDS
+        return None
+
+    def _reader_is_gone(self, now: float) -> bool:
+        size = self.transport.get_write_buffer_size()
+        if not size:
+            self._unread = None
+            return False
+        before, patience = self._unread or (0, Patience(now, 0.0))
+        if size > before:  # something new was written: its client gets all the time again
+            patience = Patience(now, limits.READER_SECONDS, limits.READER_BYTES_PER_SECOND)
+        patience.moved += max(0, before - size)
+        self._unread = (size, patience)
+        return patience.left(now) < 0
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer in JSON without a route, and close."""
+        body = json.dumps(problem_of(HTTPException(status, message)).openai()).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        events = (h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status]), h11.Data(data=body))
+        for event in (*events, h11.EndOfMessage()):
+            self.transport.write(cast(Any, self.conn.send(event)))
+        self.transport.close()
