@@ -141,7 +141,7 @@ class GenerationParams:
     stop: tuple[str, ...] = field(default=())
     """A single string may stand for itself, and any sequence for a tuple."""
     stop_tokens: frozenset[int] = frozenset()
-    """Tokens that end the answer like the model's own end tokens do."""
+    """Tokens that end the answer like the model's own end tokens do; any collection may stand for a set."""
     ignore_eos: bool = False
     min_tokens: int = 0
     """Tokens before which the answer cannot end by an end token."""
@@ -152,6 +152,7 @@ class GenerationParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _strings(self.stop))
+        object.__setattr__(self, "stop_tokens", frozenset(self.stop_tokens))
         _within("temperature", self.temperature, 0.0, 100.0)
         _within("top_p", self.top_p, 0.0, 1.0)
         _within("min_p", self.min_p, 0.0, 1.0)

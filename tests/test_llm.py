@@ -110,6 +110,16 @@ def test_what_is_no_stop_string_is_refused(llm, stop):
         llm.generate("a", stop=stop)
 
 
+def test_tokens_that_the_model_does_not_have_are_refused(llm):
+    vocabulary = llm.engine.config.vocab_size
+    for bad in ({"stop_tokens": [vocabulary]}, {"logit_bias": ((-1, 1.0),)}):
+        with pytest.raises(UsageError, match="tokens"):
+            llm.generate("a", **bad)
+    with pytest.raises(UsageError, match="min_tokens `3` cannot be kept"):
+        llm.generate("a", stop_tokens=range(vocabulary), min_tokens=3)
+    assert llm.generate("a", stop_tokens=range(vocabulary)) == ""
+
+
 def test_an_answer_that_outgrows_the_memory_ends_by_length():
     way = {"ignore_eos": True, "temperature": 0.0, "max_tokens": 100}
     whole = LLM("builtin", threads=1, context=512).generate("one two three", **way)

@@ -165,17 +165,17 @@ class Batcher:
         self._admit()
         step = self._plan()
         yield from self._tell()
+        left = deque((work, segment, segment.sequence.length) for work, segment in step)
         try:
-            outcomes = self._run(step) if step else []
+            for outcome in self._run(step) if step else ():
+                yield from self._take(left[0][0], outcome)
+                left.popleft()
         except Cancelled:
             return  # the next step goes on without those that were cancelled
-        left = deque(zip(step, outcomes, strict=True))
-        try:
-            while left:
-                (work, _), outcome = left.popleft()
-                yield from self._take(work, outcome)
         finally:
-            _undo(left)
+            for work, segment, length in left:  # computed, perhaps, and not taken: it is computed again
+                if work.sequence is segment.sequence:
+                    work.sequence.truncate(length)
 
     def drop_cancelled(self) -> Iterator[tuple[Work, Item]]:
         """End what nobody wants any more."""
@@ -223,7 +223,9 @@ class Batcher:
 
     def _remove(self, work: Work) -> None:
         line = self._line(work)
-        (line.running if work in line.running else line.waiting).remove(work)
+        for works in (line.running, line.waiting):
+            if work in works:
+                works.remove(work)
         sequence, work.sequence = work.sequence, None
         if sequence is not None:
             try:
@@ -342,13 +344,6 @@ class Batcher:
             log.warning("computed pages could not be kept for later requests: %r", error)
         if work.finished:
             self._remove(work)
-
-
-def _undo(left: Sequence[tuple[tuple[Work, Segment[Any]], np.ndarray | Exception]]) -> None:
-    """Take back what a step computed and nobody took: it is computed again."""
-    for (work, segment), outcome in left:
-        if work.sequence is segment.sequence and not isinstance(outcome, Exception):
-            work.sequence.truncate(work.sequence.length - len(segment.tokens))
 
 
 def _unwanted(step: Step) -> bool:

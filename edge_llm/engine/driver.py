@@ -6,6 +6,8 @@ their mailboxes when they come for it.  A service is one more such caller, on a 
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,6 +17,8 @@ from edge_llm.engine.batcher import Batcher, Item, Work
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.request import Delta
 from edge_llm.errors import Unavailable
+
+log = logging.getLogger("edge_llm.engine")
 
 
 class Mailbox(Protocol):
@@ -59,16 +63,8 @@ class Driver:
 
     def run_until(self, done: Callable[[], bool]) -> None:
         """Run steps, or wait while another thread does, until ``done`` says so."""
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: done() or not self._stepping)
-                if done():
-                    return
-                self._stepping = True
-            try:
-                self._step()
-            finally:
-                self._let_go()
+        while self._turn(done):
+            pass
 
     def tidy(self, _: object = None) -> None:
         """End what is cancelled: now, or after the step that is under way.
@@ -97,6 +93,24 @@ class Driver:
         """Requests that wait for their turn."""
         return self._batcher.waiting + len(self._arrived) + sum(not job.begun for job in self._jobs)
 
+    def _turn(self, done: Callable[[], bool]) -> bool:
+        """Run a step if nobody else does; false when it is ``done``."""
+        mine = False
+        try:
+            with self.changed:
+                self.changed.wait_for(lambda: done() or not self._stepping)
+                if done():
+                    return False
+                mine = self._stepping = True
+            with self._telling():
+                self._take_arrived()
+                self._feed()
+                self._deliver(self._batcher.step())
+            return True
+        finally:
+            if mine:
+                self._let_go()
+
     def _let_go(self) -> None:
         """Let others have the batcher, tidied up."""
         while True:
@@ -106,13 +120,9 @@ class Driver:
                     self.changed.notify_all()
                     return
                 self._untidy = False
-            self._take_arrived()
-            self._deliver(self._batcher.drop_cancelled())
-
-    def _step(self) -> None:
-        self._take_arrived()
-        self._feed()
-        self._deliver(self._batcher.step())
+            with self._telling():
+                self._take_arrived()
+                self._deliver(self._batcher.drop_cancelled())
 
     def _take_arrived(self) -> None:
         while self._arrived:
@@ -124,42 +134,44 @@ class Driver:
             self._jobs = [job for job in self._jobs if not job.future.done()]
         jobs = deque(self._jobs)
         while jobs and self._batcher.hungry:
-            part = jobs[0].next_part()
-            jobs.rotate(-1)
-            if part is None:
-                jobs.pop()
-            else:
+            job = jobs.popleft()
+            part = job.next_part()
+            if part is not None:
                 self._add(*part)
+                jobs.append(job)
 
     def _add(self, work: Work, mailbox: Mailbox) -> None:
+        self._mailboxes[work] = mailbox
         try:
             self._batcher.add(work)
-            self._mailboxes[work] = mailbox
         except Exception as error:
-            mailbox.fail(error)
+            self._mailboxes.pop(work).fail(error)
 
     def _deliver(self, items: Iterator[tuple[Work, Item]]) -> None:
-        """Put ``items`` into their mailboxes, and an error into those whose work is lost on the way."""
+        for work, item in items:
+            if not isinstance(item, Delta):
+                self._mailboxes.pop(work).fail(item)
+            elif item.finish is None:
+                self._mailboxes[work].put(item)
+            else:
+                self._mailboxes.pop(work).put(item)
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Whatever is raised in here, those whose work is lost by it are told."""
         try:
-            for work, item in items:
-                self._put(work, item)
+            yield
         except Exception as error:  # a mistake of ours: nobody waits for ever, and the next request gets a clean start
+            log.exception("a step failed, and all that was under way with it")
             self._batcher.clear()
             self._fail_lost(error)
         except BaseException:  # this thread shall end; the others go on
             self._fail_lost(Unavailable("the computation was interrupted; ask again"))
             raise
 
-    def _put(self, work: Work, item: Item) -> None:
-        if isinstance(item, Delta):
-            if item.finish is not None:
-                self._mailboxes.pop(work).put(item)
-            else:
-                self._mailboxes[work].put(item)
-        else:
-            self._mailboxes.pop(work).fail(item)
-
     def _fail_lost(self, error: Exception) -> None:
+        for job in self._jobs:
+            job.fail(error)
         held = set(self._batcher.works())
         for work in [work for work in self._mailboxes if work not in held]:
             self._mailboxes.pop(work).fail(error)
