@@ -74,13 +74,13 @@ class PagedScript:
                     raise ContextOverflow(start + len(segment.tokens), self.context)
                 self.memory.reserve(segment.sequence, start + len(segment.tokens))
             rows = [self._append(segment) for segment in segments]
+            counts = [sum(len(segment.tokens) for segment in segments if segment.states is kind) for kind in (False, True)]
+            self.steps.append(tuple(counts))
+            return rows
         except BaseException:
             for segment, start in zip(segments, starts, strict=True):
                 segment.sequence.truncate(start)
             raise
-        counts = [sum(len(segment.tokens) for segment in segments if segment.states is kind) for kind in (False, True)]
-        self.steps.append(tuple(counts))
-        return rows
 
     def _append(self, segment):
         sequence = segment.sequence

@@ -278,11 +278,12 @@ class Batcher:
             return 0
         with self._blaming(work):
             segment = work.segment(most)
-            if work.decoding and not self._fits(segment):
-                segment = work.segment(1)  # guesses are worth nobody's pages
-            if self._make_room(work, segment):
-                step.append((work, segment))
-                return len(segment.tokens)
+            if self._try_reserve(segment) is not None:
+                segment = work.segment(1) if work.decoding else segment  # guesses are worth nobody's pages
+                if not self._make_room(work, segment):
+                    return 0
+            step.append((work, segment))
+            return len(segment.tokens)
         return 0
 
     def _make_room(self, work: Work, segment: Segment[Any]) -> bool:
@@ -296,9 +297,6 @@ class Batcher:
             if last is work:
                 return False
         return True
-
-    def _fits(self, segment: Segment[Any]) -> bool:
-        return self._try_reserve(segment) is None
 
     def _try_reserve(self, segment: Segment[Any]) -> OutOfMemory | None:
         try:

@@ -35,17 +35,26 @@ STEP_ROWS = 32
 class _Wanted:
     """What the wanted rows of a step's segments gave, chunk by chunk."""
 
-    of_states: np.ndarray
-    """Segments that want states, not logits: bool [segments]."""
+    of_states: Sequence[bool]
+    """Which segments want states, not logits."""
     logits: list[np.ndarray] = field(default_factory=list)
     """float32 [rows, vocab] each."""
     states: list[np.ndarray] = field(default_factory=list)
     """float32 [rows, hidden_size] each."""
 
+    def split(self, rows: Rows, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the rows ``wanted`` of a chunk need states, and which logits."""
+        if not any(self.of_states):
+            return wanted[:0], wanted
+        chosen = np.asarray(self.of_states)[rows.sequence[wanted]]
+        return wanted[chosen], wanted[~chosen]
+
 
 def _joined(pieces: Sequence[np.ndarray], width: int) -> np.ndarray:
     """All rows of ``pieces``; a single piece, which may be a vocabulary wide, is not copied."""
-    return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty((0, width), np.float32), *pieces])
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate(pieces) if pieces else np.empty((0, width), np.float32)
 
 
 class Int8Runner:
@@ -104,7 +113,7 @@ class Int8Runner:
     def _run(self, segments: Sequence[Segment[SequencePages]], cancel: Cancel | None) -> _Wanted:
         """Compute all segments window by window; what their wanted rows gave."""
         starts = [segment.sequence.length for segment in segments]
-        found = _Wanted(np.array([segment.states for segment in segments]))
+        found = _Wanted([segment.states for segment in segments])
         try:
             self._reserve(segments)
             chunks = list(pack(segments, self._lengths))
@@ -135,11 +144,11 @@ class Int8Runner:
         with _numeric_errors():
             self._execute(graph, cancel)
             for chunk, (rows, wanted) in zip(chunks, window, strict=True):
-                of_states = found.of_states[rows.sequence[wanted]]
-                if not of_states.all():
-                    found.logits.append(self._head(chunk, wanted[~of_states]))
-                if of_states.any():
-                    found.states.append(self._normed(chunk, wanted[of_states]))
+                of_states, of_logits = found.split(rows, wanted)
+                if len(of_logits):
+                    found.logits.append(self._head(chunk, of_logits))
+                if len(of_states):
+                    found.states.append(self._normed(chunk, of_states))
 
     def _execute(self, graph: scheduler.TaskGraph, cancel: Cancel | None) -> None:
         try:
