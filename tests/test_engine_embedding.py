@@ -34,6 +34,12 @@ def request(engine, text, tokens=20):
     return engine.text_request(text, GenerationParams(max_tokens=tokens, ignore_eos=True))
 
 
+def submit(engine, request):
+    generation, stream = engine.prepare(request)
+    engine.driver.add(generation, stream)
+    return stream
+
+
 def vector(tokens):
     """What a text gets when it is the only one, in one piece."""
     runner = PagedScript(1024, context=1024)
@@ -44,12 +50,12 @@ def vector(tokens):
 
 def test_answers_get_a_token_in_every_step_and_new_ones_start_at_once():
     engine = make_engine()
-    first = engine.submit(request(engine, "first", 40))
+    first = submit(engine, request(engine, "first", 40))
     job = EmbeddingJob([[token % 250] * 30 for token in range(200)])
     engine.driver.add_job(job)
     engine.driver.run_until(lambda: first.ready)
     engine.runner.steps.clear()
-    second = engine.submit(request(engine, "second", 5))
+    second = submit(engine, request(engine, "second", 5))
     engine.driver.run_until(lambda: second.ready)
     assert len(engine.runner.steps) == 1  # its prompt did not wait for 200 texts
     found = []
@@ -77,7 +83,7 @@ def test_jobs_take_turns():
 
 def test_a_text_waits_for_pages_that_a_chat_holds():
     engine = make_engine(kv_tokens=64)
-    chat = engine.submit(request(engine, "a chat", 40))
+    chat = submit(engine, request(engine, "a chat", 40))
     engine.driver.run_until(lambda: chat.ready)
     text = [7] * 64  # as much as there is
     job = EmbeddingJob([text])
@@ -106,7 +112,7 @@ def test_any_company_and_any_memory_change_no_vector_and_no_token(kv_tokens, len
         if number == when:
             engine.driver.add_job(job)
         if number < len(texts):
-            streams.append(engine.submit(request(engine, texts[number])))
+            streams.append(submit(engine, request(engine, texts[number])))
             engine.driver.run_until(lambda stream=streams[-1]: stream.ready)
     engine.driver.run_until(lambda: not engine.driver.busy)
     assert np.array_equal(job.future.result(), [vector(prompt) for prompt in prompts])

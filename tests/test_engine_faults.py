@@ -37,7 +37,9 @@ class Scene:
 
     def submit(self, number):
         params = GenerationParams(max_tokens=14, ignore_eos=True, **WAYS[number])
-        return self.engine.submit(self.engine.text_request(TEXTS[number], params))
+        generation, stream = self.engine.prepare(self.engine.text_request(TEXTS[number], params))
+        self.engine.driver.add(generation, stream)
+        return stream
 
     def play(self):
         """The answers and the vectors, or their errors: all of them end, or this never does."""

@@ -150,7 +150,7 @@ class Batcher:
 
     def add(self, work: Work) -> None:
         """Queue ``work``; raises `OutOfMemory` if it could not even run alone."""
-        self._memory.check_fits(len(work.known) + (not work.background))
+        self._memory.check_fits(len(work.known) + (0 if work.background else 1))
         self._line(work).waiting.append(work)
 
     def clear(self) -> None:

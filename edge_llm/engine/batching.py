@@ -41,9 +41,11 @@ class BatchingService:
 
     def submit(self, request: Request) -> Answering:
         self._check_fits(len(request.prompt) + 1)
+        generation, stream = self._engine.prepare(request, lambda: self._hurry)
         with self._changed:
             self._check_open()
-            return self._engine.submit(request, lambda: self._hurry)
+            self._driver.add(generation, stream)
+        return stream
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Future[np.ndarray]:
         if not prompts:

@@ -89,11 +89,13 @@ class Engine:
             cancelled=cancelled,
         )
 
-    def submit(self, request: Request, cancel: Cancel = never) -> DeltaStream:
-        """Queue ``request`` in the driver; ``cancel`` is asked between chunks and tokens, by whichever thread runs the step."""
+    def prepare(self, request: Request, cancel: Cancel = never) -> tuple[Generation, DeltaStream]:
+        """``request`` as the driver takes it, and where its deltas will come.
+
+        ``cancel`` is asked between chunks and tokens, by whichever thread runs the step.
+        """
         stream = DeltaStream(request, self.driver.tidy)
-        self.driver.add(self.generation(request, lambda: stream.cancelled or cancel()), stream)
-        return stream
+        return self.generation(request, lambda: stream.cancelled or cancel()), stream
 
     def stream(self, request: Request, cancel: Cancel = never) -> Iterator[Delta]:
         """Answer ``request`` piece by piece; closing the iterator stops.
@@ -101,7 +103,8 @@ class Engine:
         Any number of streams may be open, in any threads: each gives the deltas that it gives alone.  Whoever waits for a
         delta computes for all, so one that is left open is answered along with the others.
         """
-        answering = self.submit(request, cancel)
+        generation, answering = self.prepare(request, cancel)
+        self.driver.add(generation, answering)
         try:
             finish: Finish | None = None
             while finish is None:
