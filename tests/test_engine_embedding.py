@@ -17,8 +17,12 @@ from edge_llm.engine.batching import BatchingService
 from edge_llm.engine.embedding import Embedding, EmbeddingJob
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.request import Delta
-from edge_llm.errors import OutOfMemory, UsageError
+from edge_llm.errors import ContextOverflow, OutOfMemory, UsageError
+from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.models import load_config
+from edge_llm.models.reference import FloatModel
 from edge_llm.runner.base import Segment
+from edge_llm.runner.float_path import FloatRunner
 from edge_llm.text.chat import ChatTemplate
 
 TOKENIZER = byte_tokenizer()
@@ -195,3 +199,16 @@ def test_embeddings_of_many_callers_are_each_its_own(engine):
         time.sleep(0.001)
     assert (service.running, service.waiting) == (0, 0)
     service.close(drain_seconds=1.0)
+
+
+def test_the_float_runner_gives_the_same_states_in_any_pieces(tiny_model):
+    with open_model_folder(tiny_model()) as source:
+        runner = FloatRunner(FloatModel(source, load_config(source.config)), 64)
+    tokens = list(range(3, 43))
+    whole = runner.run([Segment(runner.open(), tokens, len(tokens), states=True)])[0]
+    sequence = runner.open()
+    pieces = [runner.run([Segment(sequence, tokens[at : at + 7], 7, states=True)])[0] for at in range(0, 35, 7)]
+    assert np.allclose(np.concatenate(pieces), whole[:35], atol=1e-5)
+    with pytest.raises(ContextOverflow):
+        runner.run([Segment(sequence, tokens, len(tokens), states=True)])
+    assert sequence.length == 35
