@@ -97,7 +97,7 @@ def test_a_text_waits_for_pages_that_a_chat_holds():
     assert collect(iter(chat)).tokens == collect(make_engine().stream(request(engine, "a chat", 40))).tokens
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     kv_tokens=st.integers(4, 16).map(lambda pages: 16 * pages),
     lengths=st.lists(st.integers(1, 64), min_size=1, max_size=8),

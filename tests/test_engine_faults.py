@@ -116,7 +116,7 @@ FILES = {
 } | {str(Path(__file__).parent / "paged_script.py")}  # fmt: skip
 ENDS = {
     # how work changes from one list to another and how a request is told of its end cannot fail
-    "_preempt", "_remove", "_end", "_tell", "_blaming", "_line", "_running", "works", "clear", "put", "fail", "stop", "close",
+    "_preempt", "_remove", "_end", "_tell", "_line", "_running", "works", "clear", "put", "fail", "stop", "close",
     # asked by those who wait, not by a step
     "busy", "running", "waiting",
 }  # fmt: skip

@@ -50,7 +50,7 @@ def test_streams_side_by_side_end_each_at_its_own_limit(llm, asked, alone):
     assert [list(pieces) for pieces in zip(*pairs, strict=True)] == [alone[0][: len(pairs)], alone[4][: len(pairs)]]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_any_interleaving_of_streams_gives_each_its_own(llm, asked, alone, data):
     chosen = data.draw(st.lists(st.integers(0, len(asked) - 1), min_size=2, max_size=6))

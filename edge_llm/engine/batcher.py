@@ -12,7 +12,6 @@ Every piece of work ends once: with its last delta, or with the exception that i
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -180,9 +179,11 @@ class Batcher:
     def drop_cancelled(self) -> Iterator[tuple[Work, Item]]:
         """End what nobody wants any more."""
         for work in (*self._running, *self._answers.waiting, *self._background.waiting):
-            with self._blaming(work):
+            try:
                 if work.cancelled():
                     self._end(work, work.end("cancelled"))
+            except Exception as error:
+                self._end(work, error)
         yield from self._tell()
 
     # -- who runs -----------------------------------------------------------------------------------------------------
@@ -207,12 +208,14 @@ class Batcher:
     def _start(self, line: _Line) -> bool:
         """Start the first of ``line`` that waits; false if there is no memory for it."""
         work = line.waiting[0]
-        with self._blaming(work):
+        try:
             if self._running and not self._memory.has_room(len(work.known) + 1):
                 return False
             work.start(self._memory)
             line.waiting.popleft()
             line.running.append(work)
+        except Exception as error:
+            self._end(work, error)
         return True
 
     def _preempt(self, work: Work) -> None:
@@ -234,14 +237,6 @@ class Batcher:
                 log.exception("the pages of a sequence are lost")
 
     # -- how work ends ------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _blaming(self, work: Work) -> Iterator[None]:
-        """What is raised in here is the end of ``work``."""
-        try:
-            yield
-        except Exception as error:
-            self._end(work, error)
 
     def _end(self, work: Work, item: Item) -> None:
         self._remove(work)
@@ -276,15 +271,17 @@ class Batcher:
         """Add at most ``most`` tokens of ``work`` to ``step``, if it still runs and there is memory: how many."""
         if work.sequence is None:  # it gave way to an older one
             return 0
-        with self._blaming(work):
+        try:
             segment = work.segment(most)
             if self._try_reserve(segment) is not None:
                 segment = work.segment(1) if work.decoding else segment  # guesses are worth nobody's pages
                 if not self._make_room(work, segment):
                     return 0
-            step.append((work, segment))
-            return len(segment.tokens)
-        return 0
+        except Exception as error:
+            self._end(work, error)
+            return 0
+        step.append((work, segment))
+        return len(segment.tokens)
 
     def _make_room(self, work: Work, segment: Segment[Any]) -> bool:
         """Room for ``segment``, made by those that come after ``work`` if need be; false if that means this one too."""
