@@ -139,8 +139,9 @@ class GenerationParams:
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = field(default=())
+    """A single string may stand for itself, and any sequence for a tuple."""
     stop_tokens: frozenset[int] = frozenset()
-    """Tokens that end the answer like the model's own end tokens do."""
+    """Tokens that end the answer like the model's own end tokens do; any collection may stand for a set."""
     ignore_eos: bool = False
     min_tokens: int = 0
     """Tokens before which the answer cannot end by an end token."""
@@ -150,6 +151,8 @@ class GenerationParams:
     """What the answer must look like."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", _strings(self.stop))
+        object.__setattr__(self, "stop_tokens", frozenset(self.stop_tokens))
         _within("temperature", self.temperature, 0.0, 100.0)
         _within("top_p", self.top_p, 0.0, 1.0)
         _within("min_p", self.min_p, 0.0, 1.0)
@@ -170,8 +173,13 @@ class GenerationParams:
             raise UsageError(f"max_tokens must be at least 1, got `{self.max_tokens}`", param="max_tokens")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise UsageError(f"seed must be between 0 and 2^64-1, got `{self.seed}`", param="seed")
-        if len(self.stop) > 16 or any(not s or len(s) > 256 for s in self.stop):
+        if len(self.stop) > 16 or not all(isinstance(each, str) and 1 <= len(each) <= 256 for each in self.stop):
             raise UsageError("stop takes at most 16 strings of 1 to 256 characters", param="stop")
+
+
+def _strings(given: object) -> tuple[object, ...]:
+    """One string for itself, a list or a tuple of them; what is neither is handed on to be refused."""
+    return tuple(given) if isinstance(given, list | tuple) else () if given is None else (given,)
 
 
 def _within(name: str, value: float, low: float, high: float, *, param: str | None = None) -> None:

@@ -21,7 +21,10 @@ from edge_llm.errors import UsageError
 
 
 class LLM:
-    """A model loaded from a bundle name or path; ``options`` are the fields of `RuntimeConfig`."""
+    """A model loaded from a bundle name or path; ``options`` are the fields of `RuntimeConfig`.
+
+    Any number of streams may be open and any number of threads may ask: each gets the answer that it gets alone.
+    """
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         self.engine = load_engine(model, RuntimeConfig(**_known(RuntimeConfig, options)))

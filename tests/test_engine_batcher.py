@@ -202,6 +202,26 @@ def test_what_cannot_fit_is_refused_at_once(make_runner, tokenizer, prompts):
     assert batch.waiting == 0
 
 
+@pytest.mark.parametrize("drafter", [no_draft, prompt_lookup(length=1)])
+def test_an_answer_that_outgrows_the_memory_alone_ends_by_length(make_runner, tokenizer, prompts, alone, drafter):
+    prompt, (tokens, _, _) = prompts[0], alone[0]
+    room = 32 - len(prompt)
+    made = generation(tokenizer, prompt, drafter)
+    batch = batcher(make_runner(kv_tokens=32))
+    batch.add(made)
+    assert drain(batch, [made])[0][::2] == (tokens[: room + 1], ["length"])  # the last token needs no room
+    assert batch.preempted == 0
+
+
+def test_answers_that_outgrow_the_memory_together_are_each_as_long_as_alone(make_runner, tokenizer, prompts):
+    def made():
+        return [generation(tokenizer, prompt, max_tokens=200) for prompt in prompts[:4]]
+
+    each = [run(make_runner(kv_tokens=64), [one])[0] for one in made()]
+    assert run(make_runner(kv_tokens=64), made()) == each
+    assert all(ends == ["length"] and len(tokens) < 200 for tokens, _, ends in each)
+
+
 def test_an_error_ends_those_to_blame_only(make_runner, tokenizer, prompts, alone):
     class Broken:
         """A runner on which one prompt cannot be computed."""

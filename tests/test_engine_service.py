@@ -225,3 +225,38 @@ def test_a_thousand_requests_with_random_disconnects_end_once_and_give_all_pages
     assert (service.running, service.waiting) == (0, 0)
     service.close(drain_seconds=0.0)
     assert engine.runner.kv.pages.free + engine.runner.memory.forget() == free
+
+
+@pytest.mark.parametrize("kind", [OSError, MemoryError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("place", ["run", "memory.open", "memory.keep", "memory.reserve", "memory.check_fits"])
+def test_a_worker_outlives_whatever_is_raised_in_its_steps(engine, monkeypatch, kind, place):
+    service = BatchingService(engine)
+    *path, name = place.split(".")
+    owner = engine.runner.memory if path else engine.runner
+    request = ask(engine)
+    with monkeypatch.context() as patch:
+        raised = threading.Event()
+
+        def fail(*args, **kwargs):
+            if threading.current_thread() is service._worker:
+                raised.set()
+                patch.undo()
+                raise kind("a fault of the test")
+            return getattr(type(owner), name)(owner, *args, **kwargs)
+
+        patch.setattr(owner, name, fail)
+        streams = [service.submit(request), service.submit(request)]
+        assert raised.wait(10)
+        ends = [end_of(stream) for stream in streams]
+    expected = engine.answer(request).text
+    assert all(isinstance(end, Exception) or end == expected for end in ends)
+    assert collect(service.submit(request)).text == expected
+    service.close(drain_seconds=5.0)
+    assert not engine.driver.busy and not service._worker.is_alive()
+
+
+def end_of(stream):
+    try:
+        return collect(stream).text
+    except Exception as error:
+        return error

@@ -1,5 +1,7 @@
 """ThreadPool: sizes, callers, idleness, end; and the choice of the instruction set."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -135,3 +137,29 @@ def test_reference_fma_rounds_once() -> None:
     # Rounding the float64 sum first would make a tie of it and round it down.
     assert reference.fma(np.float32(1), np.float32(1), np.float32(2.0**-24)) == 1
     assert reference.fma(np.float32(1 + 2.0**-23), np.float32(1), np.float32(2.0**-24)) == np.float32(1 + 2.0**-22)
+
+
+ENDS_UNDER_KERNELS = """
+import threading, time
+import numpy as np
+import kernels
+from kernels import _native
+
+pool = kernels.ThreadPool({threads})
+data = np.zeros(1 << 24, np.int8)
+
+def work():
+    while True:
+        _native.read_stream(data, pool)
+
+for _ in range(3):  # one works, the others wait for the pool, then for the interpreter
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2, 1, 2])
+def test_the_interpreter_may_end_under_kernels_of_daemon_threads(threads: int) -> None:
+    code = ENDS_UNDER_KERNELS.format(threads=threads)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -3,21 +3,28 @@
 A step computes the next token of every answer that is under way, and prompt tokens of those that are not, as far as the
 step's budget goes.  Requests start in the order in which they came, as soon as their prompts fit into memory; when memory
 runs out, the one that came last gives its pages back and is computed again later.
+
+Texts to embed are work for the background: they come after all answers, take little of a step that answers wait for, and
+are the first to give way.
+
+Every piece of work ends once: with its last delta, or with the exception that its own part of a step raised.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
-from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Delta
-from edge_llm.errors import EdgeLLMError, OutOfMemory
-from edge_llm.runner.base import Cancelled, Runner, Segment
+from edge_llm.errors import OutOfMemory
+from edge_llm.runner.base import Cancelled, Memory, Runner, Segment
+
+log = logging.getLogger("edge_llm.engine")
 
 
 @dataclass(frozen=True)
@@ -28,164 +35,312 @@ class Limits:
     """Tokens of a step that has prompts only."""
     mixed_tokens: int = 256
     """Tokens of a step that answers wait for too."""
+    background_tokens: int = 16
+    """Tokens of background work in a step that others wait for."""
     most_running: int = 64
-    """Requests that run at a time."""
+    """Answers that run at a time."""
 
 
-Step = list[tuple[Generation, Segment[Any]]]
+class Work(Protocol):
+    """What is computed for one caller: a `Generation` or an `Embedding`."""
+
+    sequence: Any
+    """Keys and values while it runs; None while it waits."""
+    finished: bool
+
+    @property
+    def background(self) -> bool:
+        """Whether it lets all others go first."""
+        ...
+
+    @property
+    def known(self) -> Sequence[int]:
+        """The tokens that it has so far."""
+        ...
+
+    @property
+    def cancelled(self) -> Callable[[], bool]:
+        """Whether nobody wants it any more."""
+        ...
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the next step gives a token."""
+        ...
+
+    def start(self, memory: Memory[Any]) -> None:
+        """Take a sequence."""
+        ...
+
+    def segment(self, most: int) -> Segment[Any]:
+        """What to compute next: at most ``most`` tokens."""
+        ...
+
+    def take(self, rows: np.ndarray) -> Iterator[Delta]:
+        """What the rows that the last segment wanted say."""
+        ...
+
+    def keep(self, memory: Memory[Any]) -> None:
+        """Leave in ``memory`` what may help others; called after every `take`."""
+        ...
+
+    def end(self, reason: str) -> Delta:
+        """Its last delta."""
+        ...
+
+    def strand(self, error: OutOfMemory) -> Delta | OutOfMemory:
+        """Its end when there is not enough memory for it alone."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Work of one kind, oldest first."""
+
+    waiting: deque[Work] = field(default_factory=deque)
+    running: list[Work] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(work.known) for work in (*self.running, *self.waiting))
+
+
+Item = Delta | Exception
+Step = list[tuple[Work, Segment[Any]]]
 
 
 class Batcher:
-    """Runs generations on ``runner`` within ``limits``."""
+    """Runs work on ``runner`` within ``limits``; called by one thread at a time."""
 
     def __init__(self, runner: Runner[Any], limits: Limits) -> None:
         self._runner = runner
         self._memory = runner.memory
         self._limits = limits
-        self._waiting: deque[Generation] = deque()
-        self._running: list[Generation] = []  # oldest first
+        self._answers = _Line()
+        self._background = _Line()
+        self._ended: deque[tuple[Work, Item]] = deque()  # ends that nobody has been told yet
         self.preempted = 0
-        """Times a generation gave its pages back before it was done."""
+        """Times that work gave its pages back before it was done."""
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        """Answers under way."""
+        return len(self._answers.running)
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        """Answers that wait for their turn."""
+        return len(self._answers.waiting)
 
-    def add(self, generation: Generation) -> None:
-        """Queue a generation; raises `OutOfMemory` if it could not even run alone."""
-        self._memory.check_fits(len(generation.known) + 1)
-        self._waiting.append(generation)
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self._ended) or any(line.running or line.waiting for line in (self._answers, self._background))
 
-    def clear(self) -> list[Generation]:
-        """Forget every generation and give all pages back; those that were forgotten."""
-        forgotten = [*self._running, *self._waiting]
-        for generation in forgotten:
-            self._remove(generation)
-        return forgotten
+    @property
+    def hungry(self) -> bool:
+        """Whether there is less background work than a step could do."""
+        return self._background.tokens < self._limits.step_tokens
 
-    def step(self) -> Iterator[tuple[Generation, Delta | EdgeLLMError]]:
-        """One step: the deltas that it gives, and the errors of generations that failed."""
-        yield from self._drop_cancelled()
+    def works(self) -> list[Work]:
+        """All that has been added and whose end has not been told."""
+        ended = [work for work, _ in self._ended]
+        return [*self._running, *self._answers.waiting, *self._background.waiting, *ended]
+
+    def add(self, work: Work) -> None:
+        """Queue ``work``; raises `OutOfMemory` if it could not even run alone."""
+        self._memory.check_fits(len(work.known) + (0 if work.background else 1))
+        self._line(work).waiting.append(work)
+
+    def clear(self) -> None:
+        """Forget everything and give all pages back."""
+        for work in (*self._running, *self._answers.waiting, *self._background.waiting):
+            self._remove(work)
+        self._ended.clear()
+
+    def step(self) -> Iterator[tuple[Work, Item]]:
+        """One step: the deltas that it gives, and the errors of work that failed."""
+        yield from self.drop_cancelled()
         self._admit()
         step = self._plan()
-        if not step:
-            return
+        yield from self._tell()
+        left = deque((work, segment, segment.sequence.length) for work, segment in step)
         try:
-            outcomes = self._run(step)
+            for outcome in self._run(step) if step else ():
+                yield from self._take(left[0][0], outcome)
+                left.popleft()
         except Cancelled:
             return  # the next step goes on without those that were cancelled
-        for (generation, _), outcome in zip(step, outcomes, strict=True):
-            yield from self._take(generation, outcome)
+        finally:
+            for work, segment, length in left:  # computed, perhaps, and not taken: it is computed again
+                if work.sequence is segment.sequence:
+                    work.sequence.truncate(length)
 
-    def _drop_cancelled(self) -> Iterator[tuple[Generation, Delta]]:
-        for generation in [*self._running, *self._waiting]:
-            if generation.cancelled():
-                self._remove(generation)
-                yield generation, generation.end("cancelled")
+    def drop_cancelled(self) -> Iterator[tuple[Work, Item]]:
+        """End what nobody wants any more."""
+        for work in (*self._running, *self._answers.waiting, *self._background.waiting):
+            try:
+                if work.cancelled():
+                    self._end(work, work.end("cancelled"))
+            except Exception as error:
+                self._end(work, error)
+        yield from self._tell()
+
+    # -- who runs -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _running(self) -> list[Work]:
+        """The last of them is the first to give way."""
+        return [*self._answers.running, *self._background.running]
+
+    def _line(self, work: Work) -> _Line:
+        return self._background if work.background else self._answers
 
     def _admit(self) -> None:
         """Start those that wait, in order, while there is memory for their prompts."""
-        while self._waiting and len(self._running) < self._limits.most_running:
-            generation = self._waiting[0]
-            if self._running and not self._memory.has_room(len(generation.known) + 1):
+        answers, background = self._answers, self._background
+        while answers.waiting and len(answers.running) < self._limits.most_running:
+            if not self._start(answers):
                 return
-            self._waiting.popleft()
-            generation.start(self._memory.open(generation.known))
-            self._running.append(generation)
+        while background.waiting and self._start(background):
+            pass
+
+    def _start(self, line: _Line) -> bool:
+        """Start the first of ``line`` that waits; false if there is no memory for it."""
+        work = line.waiting[0]
+        try:
+            if self._running and not self._memory.has_room(len(work.known) + 1):
+                return False
+            work.start(self._memory)
+            line.waiting.popleft()
+            line.running.append(work)
+        except Exception as error:
+            self._end(work, error)
+        return True
+
+    def _preempt(self, work: Work) -> None:
+        line = self._line(work)
+        self._remove(work)
+        line.waiting.appendleft(work)
+        self.preempted += 1
+
+    def _remove(self, work: Work) -> None:
+        line = self._line(work)
+        for works in (line.running, line.waiting):
+            if work in works:
+                works.remove(work)
+        sequence, work.sequence = work.sequence, None
+        if sequence is not None:
+            try:
+                sequence.close()
+            except Exception:  # nobody's answer depends on it
+                log.exception("the pages of a sequence are lost")
+
+    # -- how work ends ------------------------------------------------------------------------------------------------
+
+    def _end(self, work: Work, item: Item) -> None:
+        self._remove(work)
+        self._ended.append((work, item))
+
+    def _tell(self) -> Iterator[tuple[Work, Item]]:
+        while self._ended:
+            yield self._ended.popleft()
+
+    # -- a step -------------------------------------------------------------------------------------------------------
 
     def _plan(self) -> Step:
         """What the step computes: a token of every answer first, then prompts in order, while budget and memory last."""
-        answers = [generation for generation in self._running if generation.decoding]
-        prompts = [generation for generation in self._running if not generation.decoding]
-        budget = self._limits.mixed_tokens if answers else self._limits.step_tokens
+        limits = self._limits
+        answers = [work for work in self._answers.running if work.decoding]
+        prompts = [work for work in self._answers.running if not work.decoding]
         step: Step = []
-        for number, generation in enumerate(answers):
+        budget = limits.mixed_tokens if answers else limits.step_tokens
+        for number, work in enumerate(answers):
             others = len(answers) - number - 1  # each of them gets a row, whatever is guessed here
-            budget -= self._add(step, generation, max(1, budget - others))
-        for generation in prompts:
-            if budget <= 0:
-                break
-            budget -= self._add(step, generation, budget)
-        return [(generation, segment) for generation, segment in step if generation.sequence is segment.sequence]
+            budget -= self._add(step, work, max(1, budget - others))
+        self._fill(step, prompts, budget)
+        self._fill(step, self._background.running, limits.background_tokens if answers or prompts else limits.step_tokens)
+        return [(work, segment) for work, segment in step if work.sequence is segment.sequence]
 
-    def _add(self, step: Step, generation: Generation, most: int) -> int:
-        """Add at most ``most`` tokens of ``generation`` to ``step``, if it still runs and there is memory: how many."""
-        if generation.sequence is None:  # it gave way to an older one
+    def _fill(self, step: Step, works: Sequence[Work], budget: int) -> None:
+        for work in [*works]:
+            if budget > 0:
+                budget -= self._add(step, work, budget)
+
+    def _add(self, step: Step, work: Work, most: int) -> int:
+        """Add at most ``most`` tokens of ``work`` to ``step``, if it still runs and there is memory: how many."""
+        if work.sequence is None:  # it gave way to an older one
             return 0
-        tokens, wanted = generation.next_tokens(most)
-        if not self._reserve(generation, len(tokens)):
+        try:
+            segment = work.segment(most)
+            if self._try_reserve(segment) is not None:
+                segment = work.segment(1) if work.decoding else segment  # guesses are worth nobody's pages
+                if not self._make_room(work, segment):
+                    return 0
+        except Exception as error:
+            self._end(work, error)
             return 0
-        step.append((generation, Segment(generation.sequence, tokens, wanted)))
-        return len(tokens)
+        step.append((work, segment))
+        return len(segment.tokens)
 
-    def _reserve(self, generation: Generation, tokens: int) -> bool:
-        """Room for ``tokens`` more, made by younger generations if need be; false if that means this one too."""
-        while True:
-            try:
-                self._memory.reserve(generation.sequence, generation.sequence.length + tokens)
-                return True
-            except OutOfMemory:
-                youngest = self._running[-1]
-                self._preempt(youngest)
-                if youngest is generation:
-                    return False
+    def _make_room(self, work: Work, segment: Segment[Any]) -> bool:
+        """Room for ``segment``, made by those that come after ``work`` if need be; false if that means this one too."""
+        while (error := self._try_reserve(segment)) is not None:
+            last = self._running[-1]
+            if last is work and len(self._running) == 1:  # nobody will ever give it more
+                self._end(work, work.strand(error))
+            else:
+                self._preempt(last)
+            if last is work:
+                return False
+        return True
 
-    def _preempt(self, generation: Generation) -> None:
-        self._running.remove(generation)
-        self._release(generation)
-        self._waiting.appendleft(generation)
-        self.preempted += 1
+    def _try_reserve(self, segment: Segment[Any]) -> OutOfMemory | None:
+        try:
+            self._memory.reserve(segment.sequence, segment.sequence.length + len(segment.tokens))
+        except OutOfMemory as error:
+            return error
+        return None
 
-    def _run(self, step: Step) -> list[np.ndarray | EdgeLLMError]:
-        """Logits of every segment.  When the step fails, each runs alone, so that only those to blame get the error."""
+    def _run(self, step: Step) -> list[np.ndarray | Exception]:
+        """The rows of every segment.  When the step fails, each runs alone, so that only those to blame get the error."""
         try:
             return [*self._runner.run([segment for _, segment in step], cancel=lambda: _unwanted(step))]
-        except EdgeLLMError as error:
+        except Cancelled:
+            raise
+        except Exception as error:
             return [error] if len(step) == 1 else [self._run_alone(segment) for _, segment in step]
 
-    def _run_alone(self, segment: Segment[Any]) -> np.ndarray | EdgeLLMError:
+    def _run_alone(self, segment: Segment[Any]) -> np.ndarray | Exception:
         """Never cancelled, because what was computed for the others before it would be lost."""
         try:
             return self._runner.run([segment])[0]
-        except EdgeLLMError as error:
+        except Exception as error:
             return error
 
-    def _take(
-        self, generation: Generation, outcome: np.ndarray | EdgeLLMError
-    ) -> Iterator[tuple[Generation, Delta | EdgeLLMError]]:
+    def _take(self, work: Work, outcome: np.ndarray | Exception) -> Iterator[tuple[Work, Item]]:
         try:
-            if isinstance(outcome, EdgeLLMError):
+            if isinstance(outcome, Exception):
                 raise outcome
             if len(outcome) == 0:
                 return  # its prompt is not through
-            prompt_is_through = generation.generated == 0  # others may begin with the same prompt
-            for delta in generation.take(outcome):
-                yield generation, delta
-        except EdgeLLMError as error:
-            self._remove(generation)
-            yield generation, error
+            for delta in work.take(outcome):
+                yield work, delta
+        except Exception as error:
+            self._end(work, error)
+            yield from self._tell()
             return
-        if prompt_is_through or generation.finished:
-            self._memory.keep(generation.sequence, generation.known)
-        if generation.finished:
-            self._remove(generation)
-
-    def _remove(self, generation: Generation) -> None:
-        if generation.sequence is None:
-            self._waiting.remove(generation)
-        else:
-            self._running.remove(generation)
-            self._release(generation)
-
-    def _release(self, generation: Generation) -> None:
-        generation.sequence.close()
-        generation.sequence = None
+        except BaseException:  # half taken: it cannot go on
+            self._remove(work)
+            raise
+        try:
+            work.keep(self._memory)
+        except Exception as error:  # a help for later requests, of which this one needs nothing
+            log.warning("computed pages could not be kept for later requests: %r", error)
+        if work.finished:
+            self._remove(work)
 
 
-def _unwanted(step: Sequence[tuple[Generation, Segment[Any]]]) -> bool:
+def _unwanted(step: Step) -> bool:
     """Whether somebody whose prompt is in the step is cancelled: a whole prompt is long to wait for."""
-    return any(generation.cancelled() for generation, segment in step if len(segment.tokens) > 1)
+    return any(work.cancelled() for work, segment in step if len(segment.tokens) > 1)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from edge_llm.config import GenerationParams, ModelConfig
 from edge_llm.decoding.draft import Drafter, prompt_lookup
 from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.batcher import Batcher, Limits
+from edge_llm.engine.driver import Driver
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Answer, Delta, Finish, Request
-from edge_llm.errors import ContextOverflow, EdgeLLMError, NumericError, UsageError
+from edge_llm.engine.service import DeltaStream
+from edge_llm.errors import ContextOverflow, UsageError
 from edge_llm.runner.base import Cancel, Runner
 from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tokenizer import Tokenizer
@@ -27,7 +26,7 @@ def never() -> bool:
 
 
 class Engine:
-    """A model ready to answer: makes requests of what people write, and answers them through its batcher.
+    """A model ready to answer: makes requests of what people write, and answers them through its driver.
 
     Keys and values of earlier requests stay while there is memory, so a prompt that begins like one of them (the next turn
     of a chat) computes only what is new.  Because every row's numbers are the same however they are computed, a kept
@@ -55,6 +54,7 @@ class Engine:
         self.runner = runner
         self.load_ms = load_ms
         self.batcher = Batcher(runner, limits or Limits())
+        self.driver = Driver(self.batcher)
         self._make_drafter = make_drafter
 
     def chat_request(
@@ -79,17 +79,6 @@ class Engine:
         """A request that continues ``tokens`` as they stand."""
         return self._request(tokens, params, continues=True)
 
-    def embed(self, tokens: Sequence[int], cancel: Cancel = never) -> np.ndarray:
-        """What ``tokens`` mean as a vector: their last hidden states, averaged, of length 1: float32 [hidden_size].
-
-        Raises `Cancelled`.
-        """
-        mean = self.runner.embed(tokens, cancel=cancel)
-        length = float(np.linalg.norm(mean))
-        if not math.isfinite(length) or length == 0.0:
-            raise NumericError(f"the hidden states have the length `{length}`; the model or the device computed nonsense")
-        return (mean / length).astype(np.float32)
-
     def generation(self, request: Request, cancelled: Cancel = never) -> Generation:
         """``request`` as the batcher takes it."""
         return Generation(
@@ -101,21 +90,32 @@ class Engine:
             cancelled=cancelled,
         )
 
+    def prepare(self, request: Request, cancel: Cancel = never) -> tuple[Generation, DeltaStream]:
+        """``request`` as the driver takes it, and where its deltas will come.
+
+        ``cancel`` is asked between chunks and tokens, by whichever thread runs the step.
+        """
+        stream = DeltaStream(request, self.driver.tidy)
+        return self.generation(request, lambda: stream.cancelled or cancel()), stream
+
     def stream(self, request: Request, cancel: Cancel = never) -> Iterator[Delta]:
-        """Answer ``request`` piece by piece.  ``cancel`` is asked between chunks and tokens; closing the iterator stops too."""
-        wanted = True
-        generation = self.generation(request, cancelled=lambda: not wanted or cancel())
-        self.batcher.add(generation)
+        """Answer ``request`` piece by piece; closing the iterator stops.
+
+        Any number of streams may be open, in any threads: each gives the deltas that it gives alone.  Whoever waits for a
+        delta computes for all, so one that is left open is answered along with the others.
+        """
+        generation, answering = self.prepare(request, cancel)
+        self.driver.add(generation, answering)
         try:
-            while not generation.finished:
-                for _, delta in self.batcher.step():
-                    if isinstance(delta, EdgeLLMError):
-                        raise delta
-                    yield delta
+            finish: Finish | None = None
+            while finish is None:
+                self.driver.run_until(lambda: answering.ready)
+                delta = answering.poll()
+                assert delta is not None, "only one thread iterates"
+                finish = delta.finish
+                yield delta
         finally:
-            wanted = False
-            while self.batcher.running or self.batcher.waiting:
-                list(self.batcher.step())
+            answering.cancel()
 
     def answer(self, request: Request, cancel: Cancel = never) -> Answer:
         """Answer ``request`` as a whole."""
@@ -126,7 +126,20 @@ class Engine:
             raise UsageError("the prompt is empty; give at least one character", param="prompt")
         if len(prompt) >= self.runner.context:
             raise ContextOverflow(len(prompt), self.runner.context)
+        self._check_tokens("stop_tokens", params.stop_tokens)
+        self._check_tokens("logit_bias", [token for token, _ in params.logit_bias])
+        if params.min_tokens and len(params.stop_tokens | self.tokenizer.eos_ids) == self.config.vocab_size:
+            raise UsageError(
+                f"min_tokens `{params.min_tokens}` cannot be kept where each of the {self.config.vocab_size} tokens of this "
+                "model ends the answer; name fewer stop tokens",
+                param="min_tokens",
+            )
         return Request(tuple(prompt), params, continues)
+
+    def _check_tokens(self, param: str, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            if not 0 <= token < self.config.vocab_size:
+                raise UsageError(f"{param}: `{token}` is none of this model's {self.config.vocab_size} tokens", param=param)
 
 
 def collect(deltas: Iterable[Delta]) -> Answer:

@@ -15,6 +15,8 @@ from edge_llm.decoding.processors import make_processors
 from edge_llm.decoding.sampler import Sampler, make_sampler
 from edge_llm.decoding.stop import StopStrings
 from edge_llm.engine.request import Delta, Finish, Request, Timings, Usage
+from edge_llm.errors import OutOfMemory
+from edge_llm.runner.base import Memory, Segment
 from edge_llm.text.tokenizer import IncrementalDecoder, Tokenizer
 
 
@@ -24,6 +26,8 @@ class Generation:
     Its tokens may be computed in any pieces, after a preemption all over again, and with guesses of the drafter behind
     them: every token is chosen from the logits of the tokens before it, with one draw each, so none of this changes one.
     """
+
+    background = False
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class Generation:
         self._stops = StopStrings(params.stop)
         self._ends = params.stop_tokens | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
         self._cached_tokens: int | None = None
+        self._kept = False
         self._drafted = 0
         self._accepted = 0
         self._started = time.perf_counter()
@@ -71,20 +76,22 @@ class Generation:
         """Whether all that is known but the last token has been computed: the next step gives a token."""
         return self.sequence is not None and self.sequence.length == len(self.known) - 1 and self.generated > 0
 
-    def start(self, sequence: Any) -> None:
-        """Run in ``sequence``, which may hold a beginning of what is known already."""
-        self.sequence = sequence
+    def start(self, memory: Memory[Any]) -> None:
+        """Run in a sequence of ``memory``, which may know a beginning of the text already."""
+        self.sequence = memory.open(self.known)
         if self._cached_tokens is None:
-            self._cached_tokens = sequence.length
+            self._cached_tokens = self.sequence.length
 
-    def next_tokens(self, most: int) -> tuple[list[int], int]:
-        """At most ``most`` tokens to append to the sequence next, and how many of the last of them need logits."""
+    def segment(self, most: int) -> Segment[Any]:
+        """At most ``most`` tokens to compute next, guesses included, and how many of the last of them need logits."""
+        self._guesses = []
         ahead = self.known[self.sequence.length : self.sequence.length + most]
         if self.sequence.length + len(ahead) < len(self.known):
-            return ahead, 0
+            return Segment(self.sequence, ahead, 0)
         room = min(most - len(ahead), self.most_tokens - self.generated - 1, self._trust.guesses)
-        self._guesses = self._drafter(self.known, room) if self.decoding and room > 0 else []
-        return [*ahead, *self._guesses], 1 + len(self._guesses)
+        if self.decoding and room > 0:
+            self._guesses = self._drafter(self.known, room)
+        return Segment(self.sequence, [*ahead, *self._guesses], 1 + len(self._guesses))
 
     def take(self, logits: np.ndarray) -> Iterator[Delta]:
         """Choose a token from each row of ``logits`` as long as the guess behind it was right: float32 [wanted, vocab]."""
@@ -109,6 +116,16 @@ class Generation:
         self.finished = True
         tail = "" if self._stops.stopped else self._stops.push(self._decoder.finish()) + self._stops.finish()
         return Delta(tail, finish=Finish(reason, self._usage(), self._timings(), self._stops.found))
+
+    def keep(self, memory: Memory[Any]) -> None:
+        """Let ``memory`` remember what others may begin with: the prompt once it is through, and all of it at the end."""
+        if self.finished or not self._kept:
+            self._kept = True
+            memory.keep(self.sequence, self.known)
+
+    def strand(self, error: OutOfMemory) -> Delta | OutOfMemory:
+        """Its end when there is not enough memory for it alone: an answer that has begun is as long as it can be."""
+        return self.end("length") if self.generated else error
 
     def _choose(self, logits: np.ndarray) -> int:
         adjusted = logits

@@ -18,10 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Delta, Request
-from edge_llm.errors import Unavailable
-from edge_llm.runner.base import Cancel, Cancelled
 
 
 class Answering(Protocol):
@@ -96,6 +93,11 @@ class DeltaStream:
         """Whether the caller wants no more of it."""
         return self._cancelled
 
+    @property
+    def ready(self) -> bool:
+        """Whether `poll` has something."""
+        return bool(self._items)
+
     def cancel(self) -> None:
         self._cancelled = True
         self._on_cancel(self)
@@ -167,33 +169,3 @@ class _AsyncDeltas:
     def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody listens
             self._loop.call_soon_threadsafe(self._ready.set)
-
-
-class _Wanted(Future[np.ndarray]):
-    """A future that remembers that it was cancelled while its work ran."""
-
-    unwanted = False
-
-    def cancel(self) -> bool:
-        self.unwanted = True
-        return super().cancel()
-
-
-class EmbeddingJob:
-    """Prompts to embed, and the future of whoever waits for it; cancelling that stops the work between tasks, too."""
-
-    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
-        self.prompts = prompts
-        self.future = _Wanted()
-
-    def run(self, engine: Engine, hurry: Cancel) -> None:
-        """Do the work on ``engine`` unless it was cancelled; ``hurry`` asks to stop, too."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            vectors = [engine.embed(prompt, cancel=lambda: hurry() or self.future.unwanted) for prompt in self.prompts]
-            self.future.set_result(np.stack(vectors))
-        except Cancelled:
-            self.future.set_exception(Unavailable("the service is shutting down; ask again later"))
-        except BaseException as error:  # the worker must outlive any request
-            self.future.set_exception(error)

@@ -37,8 +37,12 @@ class KVMemory:
         """
         sequence = self._store.open()
         sequence.adopt(self._prefix.match(tokens[:-1]))
-        if self._disk is not None:
-            self._restore(self._disk, sequence, tokens[:-1])
+        try:
+            if self._disk is not None:
+                self._restore(self._disk, sequence, tokens[:-1])
+        except BaseException:
+            sequence.close()
+            raise
         return sequence
 
     def reserve(self, sequence: SequencePages, tokens: int) -> None:

@@ -43,6 +43,8 @@ class Segment(Generic[State]):
     sequence: State
     tokens: Sequence[int]
     wanted: int = 1
+    states: bool = False
+    """They need their normed last hidden states instead."""
 
 
 class Memory(Protocol[State]):
@@ -91,8 +93,9 @@ class Runner(Protocol[State]):
     def run(self, segments: Sequence[Segment[State]], *, cancel: Cancel | None = None) -> list[np.ndarray]:
         """One step: append every segment's tokens to its sequence (each sequence at most once).
 
-        Gives each segment's logits, float32 [wanted, vocab].  Raises `ContextOverflow` if tokens do not fit, `OutOfMemory`
-        if pages run out, `Cancelled` when asked to stop; all sequences are then unchanged.
+        Gives each segment's logits, float32 [wanted, vocab], or states, float32 [wanted, hidden_size].  Raises
+        `ContextOverflow` if tokens do not fit, `OutOfMemory` if pages run out, `Cancelled` when asked to stop; all sequences
+        are then unchanged.
         """
         ...
 
@@ -100,11 +103,4 @@ class Runner(Protocol[State]):
         self, sequence: State, tokens: Sequence[int], *, wanted: int = 1, cancel: Cancel | None = None
     ) -> np.ndarray:
         """The step of one segment: float32 [wanted, vocab]."""
-        ...
-
-    def embed(self, tokens: Sequence[int], *, cancel: Cancel | None = None) -> np.ndarray:
-        """The mean of the normed last hidden states of ``tokens``: float32 [hidden_size].
-
-        Runs in a sequence of its own and raises what `run` raises.
-        """
         ...

@@ -77,9 +77,7 @@ class FloatRunner:
     def run(self, segments: Sequence[Segment[FloatSequence]], *, cancel: Cancel | None = None) -> list[np.ndarray]:
         starts = [segment.sequence.length for segment in segments]
         try:
-            return [
-                self.forward(segment.sequence, segment.tokens, wanted=segment.wanted, cancel=cancel) for segment in segments
-            ]
+            return [self._run_one(segment, cancel) for segment in segments]
         except BaseException:
             for segment, start in zip(segments, starts, strict=True):
                 segment.sequence.truncate(start)
@@ -100,10 +98,13 @@ class FloatRunner:
             logits = [*logits, piece][-(wanted // self.chunk + 2) :]
         return np.concatenate(logits)[-wanted:]
 
-    def embed(self, tokens: Sequence[int], *, cancel: Cancel | None = None) -> np.ndarray:
-        if len(tokens) > self.context:
-            raise ContextOverflow(len(tokens), self.context)
+    def _run_one(self, segment: Segment[FloatSequence], cancel: Cancel | None) -> np.ndarray:
+        if not segment.states:
+            return self.forward(segment.sequence, segment.tokens, wanted=segment.wanted, cancel=cancel)
+        end = segment.sequence.length + len(segment.tokens)
+        if end > self.context:
+            raise ContextOverflow(end, self.context)
         if cancel is not None and cancel():
             raise Cancelled
-        mean: np.ndarray = self._model.states(tokens, self.open()).mean(axis=0)
-        return mean
+        states = self._model.states(segment.tokens, segment.sequence)
+        return states[len(states) - segment.wanted :]

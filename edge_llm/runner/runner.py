@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +29,32 @@ if TYPE_CHECKING:
 
 STEP_ROWS = 32
 """A step of at most so many rows, such as the next token of every answer, walks the layers in program order."""
-_Collect = Callable[[Chunk, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the wanted rows of a step's segments gave, chunk by chunk."""
+
+    of_states: Sequence[bool]
+    """Which segments want states, not logits."""
+    logits: list[np.ndarray] = field(default_factory=list)
+    """float32 [rows, vocab] each."""
+    states: list[np.ndarray] = field(default_factory=list)
+    """float32 [rows, hidden_size] each."""
+
+    def split(self, rows: Rows, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the rows ``wanted`` of a chunk need states, and which logits."""
+        if not any(self.of_states):
+            return wanted[:0], wanted
+        chosen = np.asarray(self.of_states)[rows.sequence[wanted]]
+        return wanted[chosen], wanted[~chosen]
+
+
+def _joined(pieces: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """All rows of ``pieces``; a single piece, which may be a vocabulary wide, is not copied."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate(pieces) if pieces else np.empty((0, width), np.float32)
 
 
 class Int8Runner:
@@ -70,43 +95,37 @@ class Int8Runner:
         return self.kv.open()
 
     def run(self, segments: Sequence[Segment[SequencePages]], *, cancel: Cancel | None = None) -> list[np.ndarray]:
-        logits = self._run(segments, self._head, cancel) or [np.empty((0, self.config.vocab_size), np.float32)]
-        rows = logits[0] if len(logits) == 1 else np.concatenate(logits)  # a vocabulary wide: not copied without need
-        ends = np.cumsum([segment.wanted for segment in segments]).tolist()
-        return [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        wanted = self._run(segments, cancel)
+        rows = {False: _joined(wanted.logits, self.config.vocab_size), True: _joined(wanted.states, self.config.hidden_size)}
+        given = {False: 0, True: 0}
+        found: list[np.ndarray] = []
+        for segment in segments:
+            start = given[segment.states]
+            given[segment.states] = end = start + segment.wanted
+            found.append(rows[segment.states][start:end])
+        return found
 
     def forward(
         self, sequence: SequencePages, tokens: Sequence[int], *, wanted: int = 1, cancel: Cancel | None = None
     ) -> np.ndarray:
         return self.run([Segment(sequence, tokens, wanted)], cancel=cancel)[0]
 
-    def embed(self, tokens: Sequence[int], *, cancel: Cancel | None = None) -> np.ndarray:
-        sequence = self.open()
-        try:
-            normed = self._run([Segment(sequence, tokens, len(tokens))], self._normed, cancel)
-        finally:
-            sequence.close()
-        return np.concatenate(normed).mean(axis=0, dtype=np.float64).astype(np.float32)
-
-    def _run(
-        self, segments: Sequence[Segment[SequencePages]], collect: _Collect, cancel: Cancel | None
-    ) -> list[np.ndarray]:
-        """Compute all segments window by window; what ``collect`` makes of the wanted rows of every chunk."""
+    def _run(self, segments: Sequence[Segment[SequencePages]], cancel: Cancel | None) -> _Wanted:
+        """Compute all segments window by window; what their wanted rows gave."""
         starts = [segment.sequence.length for segment in segments]
+        found = _Wanted([segment.states for segment in segments])
         try:
             self._reserve(segments)
             chunks = list(pack(segments, self._lengths))
-            collected: list[np.ndarray] = []
             for first in range(0, len(chunks), self._window):
-                window = chunks[first : first + self._window]
-                collected += self._run_window([rows for rows, _ in window], [wanted for _, wanted in window], collect, cancel)
+                self._run_window(chunks[first : first + self._window], found, cancel)
         except BaseException:
             for segment, start in zip(segments, starts, strict=True):
                 segment.sequence.truncate(start)
             raise
         for segment in segments:
             segment.sequence.length += len(segment.tokens)
-        return collected
+        return found
 
     def _reserve(self, segments: Sequence[Segment[SequencePages]]) -> None:
         for segment in segments:
@@ -115,17 +134,21 @@ class Int8Runner:
                 raise ContextOverflow(end, self.context)
             self.memory.reserve(segment.sequence, end)
 
-    def _run_window(
-        self, rows: Sequence[Rows], wanted: Sequence[np.ndarray], collect: _Collect, cancel: Cancel | None
-    ) -> list[np.ndarray]:
-        chunks = [self._chunk(slot, chunk_rows) for slot, chunk_rows in enumerate(rows)]
+    def _run_window(self, window: Sequence[tuple[Rows, np.ndarray]], found: _Wanted, cancel: Cancel | None) -> None:
+        """Compute a window of chunks, each with the rows that are wanted of it, and add what they give to ``found``."""
+        chunks = [self._chunk(slot, rows) for slot, (rows, _) in enumerate(window)]
         if len(chunks) == 1 and chunks[0].rows.count <= STEP_ROWS:
             graph = decode_graph(chunks[0], self.weights, self.kv.layers, self.subgraphs, self._device)
         else:
             graph = prefill_graph(chunks, self.weights, self.kv.layers, self.subgraphs, self._device)
         with _numeric_errors():
             self._execute(graph, cancel)
-            return [collect(chunk, at) for chunk, at in zip(chunks, wanted, strict=True) if len(at)]
+            for chunk, (rows, wanted) in zip(chunks, window, strict=True):
+                of_states, of_logits = found.split(rows, wanted)
+                if len(of_logits):
+                    found.logits.append(self._head(chunk, of_logits))
+                if len(of_states):
+                    found.states.append(self._normed(chunk, of_states))
 
     def _execute(self, graph: scheduler.TaskGraph, cancel: Cancel | None) -> None:
         try:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arrays.h"
+#include "gil.h"
 #include "isa.h"
 #include "pool.h"
 
@@ -11,7 +12,7 @@ namespace edge {
 // Take it after all arguments are read and all outputs are allocated.
 struct KernelCall {
   explicit KernelCall(ThreadPool& pool) : lease(pool) {}
-  nb::gil_scoped_release released;
+  ReleasedGil released;
   PoolLease lease;
 };
 

@@ -36,7 +36,7 @@ nb::object pack_tiles_of(nb::handle weight_arg) {
   nb::object tiles = new_array<int8_t, 4>({(n + kTileChannels - 1) / kTileChannels, blocks_of(k), kTileChannels, kTileDepth});
   bool good;
   {
-    nb::gil_scoped_release released;
+    ReleasedGil released;
     good = pack_tiles(weight.data, n, k, data_of<int8_t, 4>(tiles));
   }
   if (!good) refuse("`weight` holds `-128`; int8 weights are symmetric, in [-127, 127]");
@@ -49,7 +49,7 @@ nb::object unpack_tiles(nb::handle tiles_arg, int64_t n, int64_t k) {
   expect_k(tiles, k);
   nb::object weight = new_array<int8_t, 2>({n, k});
   auto* to = data_of<int8_t, 2>(weight);
-  nb::gil_scoped_release released;
+  ReleasedGil released;
   for (int64_t channel = 0; channel < n; ++channel) unpack_row(tiles.data, k, channel, to + channel * k);
   return weight;
 }
@@ -73,7 +73,7 @@ nb::object row_sums_of(nb::handle tiles_arg, int64_t n) {
   expect_n(tiles, n);
   nb::object sums = new_array<int32_t, 1>({n});
   auto* to = data_of<int32_t, 1>(sums);
-  nb::gil_scoped_release released;
+  ReleasedGil released;
   row_sums(tiles.data, n, tiles.shape[1], to);
   return sums;
 }
@@ -112,7 +112,7 @@ uint32_t crc32c_of(nb::handle data, ThreadPool* pool) {
   const Buffer buffer(data);
   const auto* bytes = static_cast<const uint8_t*>(buffer.view.buf);
   if (pool == nullptr) {
-    nb::gil_scoped_release released;
+    ReleasedGil released;
     return crc32c(bytes, buffer.view.len);
   }
   const KernelCall call(*pool);

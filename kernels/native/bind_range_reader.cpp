@@ -28,7 +28,7 @@ struct Reading {
 
   void finish() const {
     auto& owner = nb::cast<RangeReader&>(reader);
-    nb::gil_scoped_release released;
+    ReleasedGil released;
     owner.wait(*job);
   }
 };

@@ -31,6 +31,7 @@ void make_pool(ThreadPool* self, int threads, const std::optional<std::vector<in
 
 NB_MODULE(_native, module) {
   using namespace edge;
+  nb::set_leak_warnings(false);  // a daemon thread that the process ends under keeps what it holds
   if (import_numpy() < 0) throw nb::python_error();
 
   nb::class_<ThreadPool>(module, "ThreadPool")

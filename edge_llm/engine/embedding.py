@@ -1,0 +1,149 @@
+"""Texts on their way to vectors: the mean of a text's last hidden states, of length 1."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
+
+import numpy as np
+
+from edge_llm.engine.request import Delta, Finish, Timings, Usage
+from edge_llm.errors import NumericError, OutOfMemory, Unavailable
+from edge_llm.runner.base import Cancel, Memory, Segment
+
+
+class Embedding:
+    """The state of one text, from its first token to its vector.
+
+    Its tokens may be computed in any pieces, and after a preemption all over again: states are added up one by one, in
+    order, so none of this changes a bit.
+    """
+
+    background = True
+    decoding = False
+
+    def __init__(self, tokens: Sequence[int], cancelled: Cancel = lambda: False) -> None:
+        self.known = tokens
+        self.sequence: Any = None
+        """Keys and values while it runs; None while it waits."""
+        self.cancelled = cancelled
+        self.finished = False
+        self.vector: np.ndarray | None = None
+        """float32 [hidden_size], of length 1, once it is finished."""
+        self._sum: np.ndarray | float = 0.0
+
+    def start(self, memory: Memory[Any]) -> None:
+        """Begin in a sequence of ``memory``; what is known of earlier texts is no help, every token's state is needed."""
+        self.sequence = memory.open()
+        self._sum = 0.0
+
+    def segment(self, most: int) -> Segment[Any]:
+        """At most ``most`` tokens to compute next, and the states of all of them."""
+        tokens = self.known[self.sequence.length : self.sequence.length + most]
+        return Segment(self.sequence, tokens, len(tokens), states=True)
+
+    def take(self, states: np.ndarray) -> Iterator[Delta]:
+        """Add ``states`` of the tokens that were computed: float32 [tokens, hidden_size]."""
+        for state in states:
+            self._sum = self._sum + state.astype(np.float64)
+        if self.sequence.length == len(self.known):
+            self.vector = _unit(np.asarray(self._sum / len(self.known), np.float32))
+            yield self.end("stop")
+
+    def keep(self, memory: Memory[Any]) -> None:
+        """Nothing: texts to embed seldom begin alike, and chats want the memory."""
+
+    def end(self, reason: str) -> Delta:
+        """The last and only delta."""
+        self.finished = True
+        return Delta("", finish=Finish(reason, Usage(len(self.known), 0, 0), Timings(0.0, 0.0, 0.0, 0.0, 0.0)))
+
+    def strand(self, error: OutOfMemory) -> OutOfMemory:
+        """Its end when there is not enough memory for it alone."""
+        return error
+
+
+def _unit(mean: np.ndarray) -> np.ndarray:
+    length = float(np.linalg.norm(mean))
+    if not math.isfinite(length) or length == 0.0:
+        raise NumericError(f"the hidden states have the length `{length}`; the model or the device computed nonsense")
+    return (mean / length).astype(np.float32)
+
+
+class _Wanted(Future[np.ndarray]):
+    """A future that remembers that it was cancelled while its work ran."""
+
+    unwanted = False
+
+    def cancel(self) -> bool:
+        self.unwanted = True
+        return super().cancel()
+
+
+class EmbeddingJob:
+    """Texts to embed (at least one), and the future of whoever waits for all of them.
+
+    ``cancelled`` asks to stop, and so does cancelling the future.
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]], cancelled: Cancel = lambda: False) -> None:
+        self.future = _Wanted()
+        """float32 [prompts, hidden_size]."""
+        self.begun = False
+        self._prompts = prompts
+        self._cancelled = cancelled
+        self._given = 0
+        self._vectors: dict[int, np.ndarray] = {}
+
+    def next_part(self) -> tuple[Embedding, _Place] | None:
+        """The next text to embed, and where its vector goes; None when there is none."""
+        if not self.begun:
+            self.begun = self.future.set_running_or_notify_cancel()
+        if self._unwanted():
+            self.stop()
+        if self._given == len(self._prompts) or self.future.done():
+            return None
+        work = Embedding(self._prompts[self._given], self._unwanted)
+        place = _Place(self, self._given, work)
+        self._given += 1
+        return work, place
+
+    def put(self, place: int, vector: np.ndarray) -> None:
+        """The vector of one text."""
+        self._vectors[place] = vector
+        if len(self._vectors) == len(self._prompts):
+            with contextlib.suppress(InvalidStateError):
+                self.future.set_result(np.stack([self._vectors[each] for each in range(len(self._prompts))]))
+
+    def stop(self) -> None:
+        """End without a result, because it was asked to."""
+        self.fail(Unavailable("the service is shutting down; ask again later"))
+
+    def fail(self, error: BaseException) -> None:
+        """End with ``error``, if it has not ended yet; the rest of the work is cancelled."""
+        with contextlib.suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+    def _unwanted(self) -> bool:
+        return self.future.unwanted or self.future.done() or self._cancelled()
+
+
+class _Place:
+    """The mailbox of one text of a job."""
+
+    def __init__(self, job: EmbeddingJob, place: int, work: Embedding) -> None:
+        self._job = job
+        self._place = place
+        self._work = work
+
+    def put(self, delta: Delta) -> None:
+        if self._work.vector is None:
+            self._job.stop()
+        else:
+            self._job.put(self._place, self._work.vector)
+
+    def fail(self, error: BaseException) -> None:
+        self._job.fail(error)

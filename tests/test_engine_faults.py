@@ -1,0 +1,237 @@
+"""Whatever is raised wherever in a step: every request ends once, and what did not fail is what it is alone."""
+
+import itertools
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paged_script import CONFIG, DictDisk, PagedScript
+from test_engine_stream import byte_tokenizer
+
+import edge_llm
+from edge_llm.config import GenerationParams
+from edge_llm.engine.batcher import Limits
+from edge_llm.engine.embedding import EmbeddingJob
+from edge_llm.engine.engine import Engine, collect
+from edge_llm.text.chat import ChatTemplate
+
+LIMITS = Limits(step_tokens=48, mixed_tokens=24, background_tokens=8, most_running=3)
+TEXTS = ("Once upon a time there was", "Once upon a time there were", "abcabcabcabcabcabcabcabcabc", "x")
+WAYS = ({}, {"temperature": 1.0, "seed": 3}, {"stop": ("q", "\x00")}, {"min_tokens": 5, "repetition_penalty": 1.3})
+TO_EMBED = ("the quick brown fox jumps", "over")
+TOKENIZER = byte_tokenizer()
+
+
+class Scene:
+    """Four answers that begin at different times and two texts to embed, in too little memory for all."""
+
+    def __init__(self, kv_tokens=96):
+        self.runner = PagedScript(kv_tokens, disk=DictDisk())
+        self.engine = Engine(
+            "script", CONFIG, TOKENIZER, ChatTemplate(""), GenerationParams(), self.runner, load_ms=0.0, limits=LIMITS
+        )
+
+    def submit(self, number):
+        params = GenerationParams(max_tokens=14, ignore_eos=True, **WAYS[number])
+        generation, stream = self.engine.prepare(self.engine.text_request(TEXTS[number], params))
+        self.engine.driver.add(generation, stream)
+        return stream
+
+    def play(self):
+        """The answers and the vectors, or their errors: all of them end, or this never does."""
+        streams = [self.submit(0), self.submit(1)]
+        job = EmbeddingJob([TOKENIZER.encode(text) for text in TO_EMBED])
+        self.engine.driver.add_job(job)
+        for number in (2, 3):
+            self.run_until(lambda: streams[0].ready)
+            streams.append(self.submit(number))
+        self.drain()
+        assert job.future.done()
+        return [outcome(stream) for stream in streams], job.future.exception() or job.future.result()
+
+    def drain(self):
+        self.run_until(lambda: not self.engine.driver.busy)
+
+    def run_until(self, done):
+        for _ in range(2):
+            try:
+                return self.engine.driver.run_until(done)
+            except KeyboardInterrupt:
+                continue
+        raise AssertionError("interrupted twice by one fault")
+
+    def free_pages(self):
+        return self.runner.kv.pages.free + self.runner.memory.forget()
+
+
+def outcome(stream):
+    """(text, tokens, reason) or the error; fails if the stream has no end, or more than one."""
+    deltas, errors = [], []
+    while stream.ready:
+        try:
+            deltas.append(stream.poll())
+        except Exception as error:
+            errors.append(error)
+    assert len(errors) + sum(delta.finish is not None for delta in deltas) == 1
+    if errors:
+        return errors[0]
+    answer = collect(deltas)
+    return answer.text, answer.tokens, answer.finish.reason
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Every answer when it is the only one, and the vectors."""
+    answers = []
+    for number in range(len(TEXTS)):
+        scene = Scene()
+        stream = scene.submit(number)
+        scene.drain()
+        answers.append(outcome(stream))
+    return answers, Scene().play()[1]
+
+
+def test_all_together_are_each_alone(alone):
+    scene = Scene()
+    answers, vectors = scene.play()
+    assert answers == alone[0]
+    assert np.array_equal(vectors, alone[1])
+    assert scene.engine.batcher.preempted > 0
+    assert scene.free_pages() == scene.runner.kv.pages.pages
+
+
+# ---- a fault at every line
+
+FOLDER = Path(edge_llm.__file__).parent
+FILES = {
+    str(FOLDER / name)
+    for name in (
+        "engine/batcher.py", "engine/generation.py", "engine/embedding.py", "kv/memory.py", "kv/prefix.py", "kv/pages.py",
+        "kv/store.py", "decoding/sampler.py", "decoding/processors.py", "decoding/draft.py", "decoding/stop.py",
+    )
+} | {str(Path(__file__).parent / "paged_script.py")}  # fmt: skip
+ENDS = {
+    # how work changes from one list to another and how a request is told of its end cannot fail
+    "_preempt", "_remove", "_end", "_tell", "_line", "_running", "works", "clear", "put", "fail", "stop", "close",
+    # asked by those who wait, not by a step
+    "busy", "running", "waiting",
+}  # fmt: skip
+
+
+def traced(visit, run):
+    """The result of ``run``, with ``visit(file, line)`` called before every line of a step; it may raise, once."""
+
+    def at_line(frame, event, _):
+        if event == "line":
+            visit(frame.f_code.co_filename, frame.f_lineno)
+        return at_line
+
+    def at_call(frame, event, _):
+        watched = frame.f_code.co_filename in FILES and frame.f_code.co_name not in ENDS
+        return at_line if watched and stepping(frame) else None
+
+    sys.settrace(at_call)
+    try:
+        return run()
+    finally:
+        sys.settrace(None)
+
+
+def stepping(frame):
+    while frame is not None:
+        if frame.f_code.co_name == "_turn":
+            return True
+        if frame.f_code.co_name in ENDS:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def places():
+    """Every line that a step comes by, and how often."""
+    visits = Counter()
+    traced(lambda *place: visits.update([place]), Scene().play)
+    return visits
+
+
+@pytest.fixture(scope="module")
+def visited():
+    return places()
+
+
+def test_faults_reach_all_of_a_step(visited):
+    assert len(visited) > 250
+    assert {Path(file).name for file, _ in visited} == {Path(file).name for file in FILES}
+
+
+@settings(max_examples=70, deadline=None)
+@given(data=st.data(), kind=st.sampled_from([OSError, MemoryError, KeyboardInterrupt]))
+def test_a_fault_at_any_line_ends_no_request_twice_or_never(alone, visited, data, kind):
+    place = data.draw(st.sampled_from(sorted(visited)))
+    number = data.draw(st.integers(1, visited[place]))
+    scene = check(alone, place, number, kind)
+    if kind is not KeyboardInterrupt and not place[0].endswith(("pages.py", "prefix.py", "store.py")):  # these own the pages
+        assert scene.free_pages() == scene.runner.kv.pages.pages
+
+
+def check(alone, place, number, kind):
+    """Play a scene with a fault at the ``number``-th visit of ``place``; the scene."""
+    visits = itertools.count(1)
+
+    def visit(*here):
+        if here == place and next(visits) == number:
+            raise kind("a fault of the test")
+
+    scene = Scene()
+    answers, vectors = traced(visit, scene.play)
+    for found, expected in zip(answers, alone[0], strict=True):
+        assert isinstance(found, Exception) or found == expected
+    assert isinstance(vectors, Exception) or np.array_equal(vectors, alone[1])
+    assert not scene.engine.driver.busy and not scene.engine.driver._mailboxes
+    stream = scene.submit(1)
+    scene.drain()
+    assert outcome(stream) == alone[0][1]  # whatever was left behind
+    return scene
+
+
+# ---- faults of the parts that a batcher works with
+
+
+def fails_once(monkeypatch, owner, name, error=OSError):
+    """Let the next call of ``owner.name`` fail."""
+    real = getattr(owner, name)
+
+    def fail(*args, **kwargs):
+        monkeypatch.setattr(owner, name, real)
+        raise error("a fault of the test")
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+@pytest.mark.parametrize("name", ["open", "reserve", "has_room"])
+def test_memory_that_fails_costs_one_request(alone, monkeypatch, name):
+    scene = Scene()
+    fails_once(monkeypatch, scene.runner.memory, name)
+    answers, _ = scene.play()
+    assert sum(isinstance(answer, OSError) for answer in answers) <= 1
+    assert all(isinstance(found, OSError) or found == own for found, own in zip(answers, alone[0], strict=True))
+
+
+def test_pages_that_cannot_be_kept_cost_nothing(alone, monkeypatch, caplog):
+    scene = Scene()
+    fails_once(monkeypatch, scene.runner.memory, "keep")
+    assert scene.play()[0] == alone[0]
+    assert "could not be kept" in caplog.text
+
+
+def test_a_page_that_cannot_be_read_back_is_given_back(alone, monkeypatch):
+    scene = Scene()
+    scene.play()
+    scene.runner.memory.forget()
+    fails_once(monkeypatch, scene.runner.kv, "write_pages")
+    assert isinstance(scene.play()[0][0], OSError)
+    assert scene.free_pages() == scene.runner.kv.pages.pages
