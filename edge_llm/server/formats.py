@@ -7,6 +7,7 @@ from typing import Any
 
 from edge_llm.config import Grammar
 from edge_llm.decoding.guided import check_grammar
+from edge_llm.decoding.json_schemas import closed
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server.schemas import Body
@@ -61,7 +62,8 @@ def response_format(wanted: dict[str, Any] | None, param: str) -> Grammar | None
     named = wanted if "schema" in wanted else wanted.get("json_schema")
     if not isinstance(named, dict) or named.get("schema") is None:
         raise UsageError(f"{param}.json_schema.schema is missing", param=f"{param}.json_schema.schema")
-    return _schema(named["schema"], f"{param}.json_schema.schema")
+    where, schema = f"{param}.json_schema.schema", named["schema"]
+    return _schema(closed(schema) if named.get("strict") is True and isinstance(schema, dict) else schema, where)
 
 
 def _kinds(given: dict[str, Any], param: str) -> dict[str, Grammar]:
@@ -85,7 +87,10 @@ def _schema(value: Any, where: str) -> Grammar:
         return Grammar("json_schema", value)
     if not isinstance(value, dict):
         raise UsageError(f"{where} must be a JSON schema", param=where)
-    return Grammar("json_schema", json.dumps(value, ensure_ascii=False))
+    try:
+        return Grammar("json_schema", json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        raise UsageError(f"{where} nests too deeply", param=where) from None
 
 
 def _text(kind: Any) -> Any:

@@ -1,0 +1,167 @@
+"""JSON schemas in the keywords that the grammar library has: the others are expressed by these, or named and left loose.
+
+    held({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True})   # an enum of every arrangement, ()
+    held({"type": "array", "uniqueItems": True})                              # {"type": "array"}, ("uniqueItems",)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from edge_llm.errors import UsageError
+from edge_llm.files import shown
+
+MAX_DEPTH = 120
+"""Schemas inside of one another; the library takes no deeper JSON."""
+_FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
+)  # fmt: skip
+"""What the library can hold a string to."""
+_MOST_ARRANGED = 5
+"""Values of which all arrangements are written out: 326."""
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SINGLE = (
+    "items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames",
+    "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+
+Schema = dict[str, Any]
+
+
+def held(schema: Schema) -> tuple[Schema, tuple[str, ...]]:
+    """``schema`` in the library's keywords, and those of its keywords that an answer is not held to.
+
+    Raises `UsageError` for one that nests deeper than `MAX_DEPTH`.
+    """
+    loose: list[str] = []
+
+    def rewritten(one: Schema) -> Schema:
+        return _unique(_named(_formatted(one, loose), loose), loose)
+
+    return _everywhere(schema, rewritten), tuple(dict.fromkeys(loose))
+
+
+def closed(schema: Schema) -> Schema:
+    """``schema`` as strict requests mean it: an object has no other properties than those that are declared."""
+
+    def strict(one: Schema) -> Schema:
+        return {"additionalProperties": False} | one if "properties" in one else one
+
+    return _everywhere(schema, strict)
+
+
+def _everywhere(schema: Schema, change: Callable[[Schema], Schema], depth: int = 0) -> Schema:
+    """``schema`` with every schema in it changed, the inner ones first."""
+    if depth > MAX_DEPTH:
+        raise UsageError(f"the JSON schema nests more than {MAX_DEPTH} schemas in one another")
+
+    def inner(value: Any) -> Any:
+        return _everywhere(value, change, depth + 1) if isinstance(value, dict) else value
+
+    changed = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in _OF_NAMES and isinstance(value, dict):
+            changed[keyword] = {name: inner(one) for name, one in value.items()}
+        elif keyword in _LISTS and isinstance(value, list):
+            changed[keyword] = [inner(one) for one in value]
+        elif keyword in _SINGLE:
+            changed[keyword] = inner(value)
+    return change(changed)
+
+
+def _formatted(schema: Schema, loose: list[str]) -> Schema:
+    """Without a format that is unknown, which JSON schema takes for a remark."""
+    name = schema.get("format")
+    if name is None or name in _FORMATS:
+        return schema
+    kinds = schema.get("type", "string")
+    if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
+        loose.append(f"format {shown(name, 40)}")
+    return _without(schema, "format")
+
+
+def _unique(schema: Schema, loose: list[str]) -> Schema:
+    """Without ``uniqueItems``: all arrangements where the items are one of a few values."""
+    if "uniqueItems" not in schema:
+        return schema
+    plain = _without(schema, "uniqueItems")
+    least, most = schema.get("minItems", 0), schema.get("maxItems", _MOST_ARRANGED)
+    if schema["uniqueItems"] is not True or (isinstance(most, int) and most <= 1):
+        return plain
+    values = _few_values(schema.get("items"))
+    if values is None or "prefixItems" in schema or schema.get("type") != "array" or not isinstance(least, int):
+        loose.append("uniqueItems")
+        return plain
+    counts = range(max(0, least), min(len(values), most if isinstance(most, int) else len(values)) + 1)
+    arranged = [list(some) for count in counts for some in itertools.permutations(values, count)]
+    return _without(plain, "items", "minItems", "maxItems") | {"enum": arranged}
+
+
+def _few_values(items: Any) -> list[Any] | None:
+    """The values that ``items`` allows, each once, if they are few."""
+    if not isinstance(items, dict):
+        return None
+    values = [items["const"]] if "const" in items else [False, True] if items.get("type") == "boolean" else items.get("enum")
+    plain = {"const", "enum", "type", "title", "description"}
+    if not isinstance(values, list) or not set(items) <= plain or not 0 < len(values) <= _MOST_ARRANGED:
+        return None
+    kinds = items.get("type")
+    if kinds is not None and not all(_is(value, kinds) for value in values):
+        return None
+    return [value for at, value in enumerate(values) if not any(_same(value, other) for other in values[:at])]
+
+
+def _is(value: Any, kind: Any) -> bool:
+    types = {"string": str, "integer": int, "boolean": bool, "null": type(None)}
+    return isinstance(kind, str) and type(value) is types.get(kind)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one == other) and (isinstance(one, bool) == isinstance(other, bool))
+
+
+def _named(schema: Schema, loose: list[str]) -> Schema:
+    """Without ``propertyNames``: names of a list are declared, names of a pattern have the schema of undeclared ones."""
+    if "propertyNames" not in schema:
+        return schema
+    plain, names = _without(schema, "propertyNames"), _name_keywords(schema["propertyNames"])
+    others, declared = schema.get("additionalProperties", {}), schema.get("properties", {})
+    if names == {}:
+        return plain
+    if names is None or schema.get("patternProperties") or not isinstance(declared, dict):
+        loose.append("propertyNames")
+        return plain
+    if set(names) == {"enum"} and isinstance(names["enum"], list):
+        wanted = {name: others for name in names["enum"] if isinstance(name, str)} | declared
+        allowed = {name: one if name in names["enum"] else False for name, one in wanted.items()}
+        return plain | {"properties": allowed, "additionalProperties": False}
+    pattern = _pattern(names)
+    if pattern is None or declared:
+        loose.append("propertyNames")
+        return plain
+    return plain | {"patternProperties": {pattern: others}, "additionalProperties": False}
+
+
+def _name_keywords(names: Any) -> Schema | None:
+    """What ``names`` says of a string; None where it says that names are none."""
+    if names is True:
+        return {}
+    if not isinstance(names, dict) or names.get("type", "string") != "string":
+        return None
+    return _without(names, "type", "title", "description")
+
+
+def _pattern(names: Schema) -> str | None:
+    """The regular expression of names that are described by a pattern or by their lengths."""
+    if set(names) == {"pattern"} and isinstance(names["pattern"], str):
+        return str(names["pattern"])
+    if set(names) <= {"minLength", "maxLength"} and all(type(length) is int and length >= 0 for length in names.values()):
+        return rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+    return None
+
+
+def _without(schema: Schema, *keywords: str) -> Schema:
+    return {keyword: value for keyword, value in schema.items() if keyword not in keywords}

@@ -1,0 +1,127 @@
+"""A grammar is tried in another process before it is compiled in this one.
+
+The library that compiles grammars recurses as deep as their parts refer to one another, and some grammars of a line take it
+minutes and gigabytes.  It does the same every time, so what went well in a process with less stack goes well in this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edge_llm.decoding import trial_process
+from edge_llm.errors import OutOfMemory, UsageError
+
+STACK_BYTES = 32 << 20
+"""Stack of a trial; a level of references takes 2 to 10 KB of it."""
+MAX_BYTES = 48 << 20
+"""Memory that one grammar may take."""
+SECONDS = 2.0
+"""Processor time of a trial."""
+_DEEP = "refers from part to part too deeply; write parts where they are used"
+_KILLED = {
+    signal.SIGPROF: f"takes more than {SECONDS:g} s to prepare; make it simpler",
+    signal.SIGSEGV: _DEEP,
+    signal.SIGBUS: _DEEP,
+}
+_T = TypeVar("_T")
+
+
+class Trial:
+    """Tries grammars for one vocabulary, one at a time, in a process that starts now, and again whenever it has ended."""
+
+    def __init__(self, library: Any, vocabulary: dict[str, Any]) -> None:
+        self._folder = str(Path(library.__file__).parents[1])
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._process = self._started()
+
+    def __call__(self, source: str) -> tuple[str, int]:
+        """(what the library says is wrong with ``source``, or nothing; how many bytes it takes).
+
+        Raises `UsageError` for a grammar that takes too much of anything, `OutOfMemory` when there can be no process.
+        """
+        with self._lock:
+            answer = self._asked(source)
+            if answer is None:  # it ends when it has been idle for a while
+                self._process = self._started()
+                answer = self._asked(source)
+        if answer is None:
+            raise OutOfMemory("the process that tries grammars ends before its time; leave more memory to edge-llm")
+        too_big = f"takes more than {MAX_BYTES >> 20} MiB of memory; make it smaller"
+        if "killed" in answer:
+            raise UsageError(_KILLED.get(answer["killed"], too_big))
+        if answer["bytes"] > MAX_BYTES and not answer["error"]:
+            raise UsageError(too_big)
+        return str(answer["error"]), int(answer["bytes"])
+
+    def _asked(self, source: str) -> dict[str, Any] | None:
+        """The answer to ``source``; None when the process has ended."""
+        _write(self._process, source)
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        answer: dict[str, Any] | None = json.loads(said) if said.endswith(b"\n") else None
+        return answer
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        limits = [str(STACK_BYTES), str(2 * MAX_BYTES), str(SECONDS)]
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", trial_process.__file__, self._folder, *limits],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+                start_new_session=True,  # Ctrl-C is for us
+            )
+        except OSError as error:
+            raise OutOfMemory(f"there is no process to try the grammar in: {error.strerror}") from None
+        weakref.finalize(self, _end, process)
+        _write(process, self._vocabulary)
+        return process
+
+
+def _write(process: subprocess.Popen[bytes], value: Any) -> None:
+    assert process.stdin is not None
+    try:
+        process.stdin.write(json.dumps(value).encode() + b"\n")
+        process.stdin.flush()
+    except OSError:
+        pass  # it has ended, and will answer nothing
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # a line that nobody reads any more
+                pipe.close()
+
+
+_stack_size_lock = threading.Lock()
+
+
+def on_deep_stack(work: Callable[[], _T]) -> _T:
+    """What ``work`` returns, on a thread that has twice the stack of a trial."""
+    done: list[_T] = []
+    thread = threading.Thread(target=lambda: done.append(work()), name="grammar")
+    with _stack_size_lock:
+        usual = threading.stack_size(2 * STACK_BYTES)
+        try:
+            thread.start()
+        except RuntimeError:
+            raise OutOfMemory("there is no memory for the stack on which grammars are prepared") from None
+        finally:
+            threading.stack_size(usual)
+    thread.join()
+    return done[0]
