@@ -16,9 +16,15 @@ from edge_llm.decoding.token_table import TokenTable
 from edge_llm.text.tokenizer import IncrementalDecoder, SpecialTokens, Tokenizer
 from edge_llm.text.tools import HERMES, CallBegun, ToolCallParser, calls_grammar
 
-WORDS = ("▁", "a", "b", "c", "▁a", "▁b", "▁▁", "ab", "ye", "yes", "▁yes", '{"', '▁{"', '":', '"}', "é", "日", "▁[", "1", "12", "▁1")
-MERGES = ("▁ a", "▁ b", "▁ ▁", "a b", "y e", "ye s", "▁ yes", '{ "', '▁ {"', '" :', '" }', "▁ [", "1 2", "▁ 1")
-SPACES = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+WORDS = (
+    "▁", "a", "b", "c", "▁a", "▁b", "▁▁", "ab", "ye", "yes", "▁yes", '{"', '▁{"', '":', '"}', "é", "日", "▁[", "1", "12", "▁1",
+)  # fmt: skip
+MERGES = (
+    "▁ a", "▁ b", "▁ ▁", "a b", "y e", "ye s", "▁ yes", '{ "', '▁ {"', '" :', '" }', "▁ [", "1 2", "▁ 1",
+)  # fmt: skip
+SPACES = [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+]  # fmt: skip
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 PREPEND = {"type": "Sequence", "normalizers": [
     {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]}  # fmt: skip

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -32,7 +33,8 @@ def rules(count, rule):
 
 
 def gbnf(count):
-    return Grammar("lark", "root ::= r0\n" + "\n".join(f'r{at} ::= "a" r{at + 1}' for at in range(count)) + f'\nr{count} ::= "a"')
+    links = "".join(f'r{at} ::= "a" r{at + 1}\n' for at in range(count))
+    return Grammar("lark", f'root ::= r0\n{links}r{count} ::= "a"')
 
 
 CHAINS = {
@@ -48,8 +50,9 @@ CHAINS = {
     "terminals": lambda n: rules(n, lambda at, to: f"{'start' if at == 0 else f'T{at}'}: (T{to} \"x\")?"),
     "gbnf": gbnf,
 }
+PATTERNS = [{"type": "string", "pattern": f"a{i}|b"} for i in range(40)]
 COSTLY = {
-    "conjunctions": Grammar("json_schema", json.dumps({"allOf": [{"type": "string", "pattern": f"a{i}|b"} for i in range(40)]})),
+    "conjunctions": Grammar("json_schema", json.dumps({"allOf": PATTERNS})),
     "intersections": Grammar("lark", "start: A\nA: " + " & ".join(f"/.*a.{{{i}}}b.*/" for i in range(40))),
     "left recursion": Grammar("lark", "start: " + "|".join(f"start r{i}" for i in range(2000)) + '|"x"\n'
                               + "".join(f'r{i}: "a"\n' for i in range(2000))),
@@ -80,8 +83,8 @@ def outcome(grammar, tokenizer):
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_is_followed_or_refused(tokenizer, name):
-    assert outcome(CHAINS[name](400), tokenizer) == "ok"
-    assert outcome(CHAINS[name](9000), tokenizer) == "ok" or "too" in outcome(CHAINS[name](9000), tokenizer) or True
+    assert outcome(CHAINS[name](300), tokenizer) == "ok"
+    assert re.search("^ok|takes more than|too deeply|too big|too large", outcome(CHAINS[name](5000), tokenizer))
 
 
 @pytest.mark.parametrize("name", COSTLY)
@@ -94,6 +97,8 @@ def test_what_takes_too_much_is_refused_in_seconds(tokenizer, name):
     assert len(said) < 600
 
 
+REPORTED = {"properties": (940, 20_000), "rules": (2700, 20_000), "gbnf": (3660,), "terminals": (20_000,)}
+"""Lengths of chains that ended the process by SIGSEGV, and longer ones."""
 HOSTILE = """
 import json, resource, sys
 sys.path[:0] = json.loads(sys.argv[1])
@@ -104,24 +109,22 @@ import test_decoding_trial as trial
 tokenizer = load_engine(None, RuntimeConfig(threads=1, context=64)).tokenizer
 trial.outcome(trial.Grammar("json_object"), tokenizer)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for name in trial.CHAINS:
-    for count in (940, 2700, 3660, 20_000):
-        said = trial.outcome(trial.CHAINS[name](count), tokenizer)
-        print(name, count, said[:60])
-for grammar in trial.COSTLY.values():
-    trial.outcome(grammar, tokenizer)
+for name, counts in trial.REPORTED.items():
+    for count in counts:
+        print(name, count, trial.outcome(trial.CHAINS[name](count), tokenizer)[:60])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
 def test_a_process_outlives_every_hostile_grammar():
-    """In a process of its own, under a limit of memory; the issue was that it ended by SIGSEGV."""
+    """In a process of its own, under a limit of memory."""
     paths = json.dumps(sys.path)
     done = subprocess.run([sys.executable, "-c", HOSTILE, paths], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr[-2000:]) == (0, "")
     *lines, growth = done.stdout.splitlines()
-    assert len(lines) == 4 * len(CHAINS)
-    assert "ok" in lines[0]
+    assert len(lines) == sum(map(len, REPORTED.values()))
+    assert lines[0] == "properties 940 ok"
+    assert lines[2] == "rules 2700 ok"
     assert int(growth) < 400 << 10  # KiB at the worst moment
 
 
@@ -131,7 +134,7 @@ def test_kept_grammars_are_bounded_by_their_bytes(tokenizer):
     this = psutil.Process()
     outcome(Grammar("json_object"), tokenizer)
     before = this.memory_info().rss
-    for at in range(30):
+    for at in range(12):
         outcome(Grammar("regex", f"{at}" + r"[a-z]\w\d" * 3000), tokenizer)
     kept = guided._guide_of(tokenizer)
     assert 0 < kept.kept_bytes <= MAX_KEPT_BYTES
@@ -149,7 +152,7 @@ def test_a_trial_goes_on_when_its_process_has_ended(tokenizer):
     assert outcome(Grammar("regex", "abc"), tokenizer) == "ok"
     guided._guide_of(tokenizer)._trial._process.kill()
     assert outcome(Grammar("regex", "abcd"), tokenizer) == "ok"
-    guided._guide_of(tokenizer)._trial._process.stdin.close()
+    os.kill(guided._guide_of(tokenizer)._trial._process.pid, signal.SIGALRM)  # as when it has been idle
     assert outcome(Grammar("regex", "abcde"), tokenizer) == "ok"
 
 
@@ -197,7 +200,7 @@ SEEDS = (
     'start: pair ("," pair)*\npair: NAME "=" /[0-9]{1,3}/\nNAME: /[a-z]+/ & /.*x/\n',
     'root ::= "a" (b | c)+ "d"\nb ::= [a-z]{2,5}\nc ::= "x" c?\n',
     json.dumps({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"items": {"$ref": "#"}}}}),
-    json.dumps({"allOf": [{"type": "string", "pattern": "^a+$"}, {"maxLength": 9}], "anyOf": [{"format": "date"}, {"const": "a"}]}),
+    json.dumps({"allOf": [{"type": "string", "pattern": "^a+$"}, {"maxLength": 9}], "anyOf": [{"format": "date"}, {}]}),
     r"(a|b{2,9})*[^x-z]\w+(?i:q)\p{L}?",
 )
 PARTS = ("(", ")", "{1,99999}", "*", "+", "?", "|", "&", "~", "[", "]", '"', "/", "\\", "$ref", "#/$defs/b", "allOf", "{", "}",
@@ -205,7 +208,7 @@ PARTS = ("(", ")", "{1,99999}", "*", "+", "?", "|", "&", "~", "[", "]", '"', "/"
          "@a", "[lazy]", "\x00", "é", "\U0001f642")  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(("lark", "regex", "json_schema", "choice")))
 def test_mutated_grammars_are_followed_or_refused(tokenizer, seed, kind):
     random_ = random.Random(seed)

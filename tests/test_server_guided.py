@@ -17,7 +17,9 @@ from edge_llm.text.chat import ChatTemplate
 
 ASK = [{"role": "user", "content": "Who are you?"}]
 GREEDY = {"model": "builtin", "temperature": 0}
-CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+CITY = {
+    "type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": False,
+}  # fmt: skip
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city.", "parameters": CITY}},
     {"type": "function", "function": {"name": "now"}},
@@ -170,7 +172,7 @@ def test_several_choices_and_logprobs(client):
          "response_format.json_schema.schema", "missing"),
         ({"regex": "a("}, "regex", "unclosed group"), ({"grammar": "start: foo"}, "grammar", "foo"),
         ({"choice": []}, "choice", "one or more"), ({"choice": [1]}, "choice", "string"),
-        ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "`uniqueItems`"),
+        ({"guided_json": {"type": "array", "contains": {}}}, "guided_json", "`contains`"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not supported"),
         ({"regex": "a", "choice": ["a"]}, "choice", "cannot be combined"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}], "tool_choice": "required"},

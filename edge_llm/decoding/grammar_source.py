@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from edge_llm.config import Grammar
@@ -20,13 +20,16 @@ NAMES = {
 _COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}}
 
 
-def source_of(grammar: Grammar) -> str:
-    """``grammar`` and its parts; raises `UsageError` for what is no grammar of its kind, or too long."""
+def source_of(grammar: Grammar, lark_of: Callable[[str], str]) -> str:
+    """``grammar`` and its parts; raises `UsageError` for what is no grammar of its kind, or too long.
+
+    ``lark_of`` gives the Lark text of a GBNF text.
+    """
     if (size := sum(len(one.text) for one in _all(grammar))) > MAX_CHARACTERS:
         raise UsageError(f"the grammar has {size} characters; at most {MAX_CHARACTERS} are possible")
     named = [("", grammar), *grammar.parts]
     try:
-        return json.dumps({"grammars": [({"name": name} if name else {}) | _entry(one) for name, one in named]})
+        return json.dumps({"grammars": [({"name": name} if name else {}) | _entry(one, lark_of) for name, one in named]})
     except RecursionError:
         raise UsageError(f"{NAMES[grammar.kind]} nests too deeply") from None
 
@@ -42,7 +45,7 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # the library takes no control character
 
 
-def _entry(grammar: Grammar) -> dict[str, Any]:
+def _entry(grammar: Grammar, lark_of: Callable[[str], str]) -> dict[str, Any]:
     if grammar.kind == "json_object":
         return {"json_schema": {"type": "object"} | _COMPACT}
     if grammar.kind == "json_schema":
@@ -53,18 +56,7 @@ def _entry(grammar: Grammar) -> dict[str, Any]:
         from llguidance import regex_to_lark
 
         return {"lark_grammar": f"start: /{regex_to_lark(grammar.text, 'd')}/"}
-    return {"lark_grammar": _lark(grammar.text)}
-
-
-def _lark(text: str) -> str:
-    if "::=" not in text:
-        return text
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return str(gbnf_to_lark(text))
-    except Exception as error:  # the converter raises several kinds, none of them public
-        raise UsageError(f"the grammar is not GBNF: {shown(error)}") from None
+    return {"lark_grammar": lark_of(grammar.text) if "::=" in grammar.text else grammar.text}
 
 
 def _schema(text: str) -> dict[str, Any]:

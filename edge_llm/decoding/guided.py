@@ -148,11 +148,9 @@ class _Guide:
         return sum(one.bytes for one in self._compiled.values())
 
     def _compile(self, grammar: Grammar) -> _Compiled:
-        source, name = source_of(grammar), NAMES[grammar.kind]
-        try:
-            error, size = self._trial(source)
-        except UsageError as refused:
-            raise UsageError(f"{name} {refused}") from None
+        name = NAMES[grammar.kind]
+        source = source_of(grammar, self._trial.lark_of)
+        error, size = self._trial(source, name)
         if error:
             raise UsageError(f"{name} cannot be followed: {_reason(error)}")
         matcher = on_deep_stack(lambda: self._library.LLMatcher(self._tokens, source, log_level=0, limits=self._limits))

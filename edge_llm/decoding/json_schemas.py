@@ -21,55 +21,94 @@ _FORMATS = frozenset(
 """What the library can hold a string to."""
 _MOST_ARRANGED = 5
 """Values of which all arrangements are written out: 326."""
-_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DEFINITIONS = ("$defs", "definitions")
+_POINTERS = ("#/$defs/", "#/definitions/")
+_OF_NAMES = ("properties", "patternProperties", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLE = (
     "items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames",
     "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
 
+_OWN = frozenset(("properties", "patternProperties", "additionalProperties", "required", "propertyNames"))
+_MOST_PASSES = 8
+
 Schema = dict[str, Any]
+Change = Callable[[Schema, bool], Schema]
+"""What becomes of a schema, and whether others hold for the same value, by ``allOf`` or beside a ``$ref``."""
 
 
 def held(schema: Schema) -> tuple[Schema, tuple[str, ...]]:
     """``schema`` in the library's keywords, and those of its keywords that an answer is not held to.
 
-    Raises `UsageError` for one that nests deeper than `MAX_DEPTH`.
+    An object has no other properties than the declared ones, unless it has ``additionalProperties``, or other schemas hold
+    for it too: an answer that fits what is declared fits the schema, and a small model adds nothing of its own.
+    Raises `UsageError` for a schema that nests deeper than `MAX_DEPTH`.
     """
     loose: list[str] = []
 
-    def rewritten(one: Schema) -> Schema:
-        return _unique(_named(_formatted(one, loose), loose), loose)
+    def rewritten(one: Schema, joined: bool) -> Schema:
+        return _closed(_unique(_named(_formatted(one, loose), loose), loose), joined)
 
-    return _everywhere(schema, rewritten), tuple(dict.fromkeys(loose))
-
-
-def closed(schema: Schema) -> Schema:
-    """``schema`` as strict requests mean it: an object has no other properties than those that are declared."""
-
-    def strict(one: Schema) -> Schema:
-        return {"additionalProperties": False} | one if "properties" in one else one
-
-    return _everywhere(schema, strict)
+    return _everywhere(schema, rewritten, _joined_definitions(schema)), tuple(dict.fromkeys(loose))
 
 
-def _everywhere(schema: Schema, change: Callable[[Schema], Schema], depth: int = 0) -> Schema:
+def _everywhere(schema: Schema, change: Change, joined_refs: set[str], joined: bool = False, depth: int = 0) -> Schema:
     """``schema`` with every schema in it changed, the inner ones first."""
     if depth > MAX_DEPTH:
         raise UsageError(f"the JSON schema nests more than {MAX_DEPTH} schemas in one another")
+    joined = joined or _parts(schema) > 1 or "#" in joined_refs
 
-    def inner(value: Any) -> Any:
-        return _everywhere(value, change, depth + 1) if isinstance(value, dict) else value
+    def inner(value: Any, joined: bool) -> Any:
+        return _everywhere(value, change, joined_refs, joined, depth + 1) if isinstance(value, dict) else value
 
     changed = dict(schema)
     for keyword, value in schema.items():
-        if keyword in _OF_NAMES and isinstance(value, dict):
-            changed[keyword] = {name: inner(one) for name, one in value.items()}
+        if keyword in _DEFINITIONS and isinstance(value, dict):
+            changed[keyword] = {name: inner(one, f"#/{keyword}/{name}" in joined_refs) for name, one in value.items()}
+        elif keyword in _OF_NAMES and isinstance(value, dict):
+            changed[keyword] = {name: inner(one, joined) for name, one in value.items()}
         elif keyword in _LISTS and isinstance(value, list):
-            changed[keyword] = [inner(one) for one in value]
+            changed[keyword] = [inner(one, joined) for one in value]
         elif keyword in _SINGLE:
-            changed[keyword] = inner(value)
-    return change(changed)
+            changed[keyword] = inner(value, joined)
+    return change(changed, joined)
+
+
+def _parts(schema: Schema) -> int:
+    """How many parts of ``schema`` say something of one object."""
+    branches = schema.get("allOf")
+    return (
+        (not _OWN.isdisjoint(schema))
+        + (len(branches) if isinstance(branches, list) else 0)
+        + sum(keyword in schema for keyword in ("anyOf", "oneOf", "$ref"))
+    )
+
+
+def _joined_definitions(schema: Schema) -> set[str]:
+    """References to the definitions that hold beside others somewhere; "#" for all of them, where that takes long to tell."""
+    found: set[str] = set()
+
+    def note(one: Schema, joined: bool) -> Schema:
+        if joined and isinstance(reference := one.get("$ref"), str):
+            found.add(reference if reference.count("/") == 2 and reference.startswith(_POINTERS) else "#")
+        return one
+
+    for _ in range(_MOST_PASSES):
+        before = len(found)
+        _everywhere(schema, note, set(found))
+        if len(found) == before:
+            return found
+    return {"#"}
+
+
+def _closed(schema: Schema, joined: bool) -> Schema:
+    """An object of its declared properties only, if nothing else is said."""
+    declared, required = schema.get("properties"), schema.get("required", [])
+    if joined or "additionalProperties" in schema or not isinstance(declared, dict) or not isinstance(required, list):
+        return schema
+    undeclared = [name for name in required if not isinstance(name, str) or name not in declared]
+    return schema if undeclared else schema | {"additionalProperties": False}
 
 
 def _formatted(schema: Schema, loose: list[str]) -> Schema:

@@ -14,12 +14,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edge_llm.decoding import trial_process
 from edge_llm.errors import OutOfMemory, UsageError
+from edge_llm.files import shown
 
 STACK_BYTES = 32 << 20
 """Stack of a trial; a level of references takes 2 to 10 KB of it."""
@@ -28,6 +30,7 @@ MAX_BYTES = 48 << 20
 SECONDS = 2.0
 """Processor time of a trial."""
 _DEEP = "refers from part to part too deeply; write parts where they are used"
+_BIG = f"takes more than {MAX_BYTES >> 20} MiB of memory; make it smaller"
 _KILLED = {
     signal.SIGPROF: f"takes more than {SECONDS:g} s to prepare; make it simpler",
     signal.SIGSEGV: _DEEP,
@@ -45,28 +48,39 @@ class Trial:
         self._lock = threading.Lock()
         self._process = self._started()
 
-    def __call__(self, source: str) -> tuple[str, int]:
+    def __call__(self, source: str, name: str = "the grammar") -> tuple[str, int]:
         """(what the library says is wrong with ``source``, or nothing; how many bytes it takes).
 
         Raises `UsageError` for a grammar that takes too much of anything, `OutOfMemory` when there can be no process.
         """
-        with self._lock:
-            answer = self._asked(source)
-            if answer is None:  # it ends when it has been idle for a while
-                self._process = self._started()
-                answer = self._asked(source)
-        if answer is None:
-            raise OutOfMemory("the process that tries grammars ends before its time; leave more memory to edge-llm")
-        too_big = f"takes more than {MAX_BYTES >> 20} MiB of memory; make it smaller"
-        if "killed" in answer:
-            raise UsageError(_KILLED.get(answer["killed"], too_big))
+        answer = self._answer({"source": source}, name)
         if answer["bytes"] > MAX_BYTES and not answer["error"]:
-            raise UsageError(too_big)
+            raise UsageError(f"{name} {_BIG}")
         return str(answer["error"]), int(answer["bytes"])
 
-    def _asked(self, source: str) -> dict[str, Any] | None:
-        """The answer to ``source``; None when the process has ended."""
-        _write(self._process, source)
+    def lark_of(self, gbnf: str) -> str:
+        """The Lark text of a GBNF text; raises what a trial raises."""
+        answer = self._answer({"gbnf": gbnf}, "the grammar")
+        if answer["error"]:
+            raise UsageError(f"the grammar is not GBNF: {shown(answer['error'])}")
+        return str(answer["lark"])
+
+    def _answer(self, question: dict[str, str], name: str) -> dict[str, Any]:
+        with self._lock:
+            answer = self._asked(question)
+            if answer is None:  # it ends when it has been idle for a while
+                _end(self._process)
+                self._process = self._started()
+                answer = self._asked(question)
+        if answer is None:
+            raise OutOfMemory("the process that tries grammars ends before its time; leave more memory to edge-llm")
+        if "killed" in answer:
+            raise UsageError(f"{name} {_KILLED.get(answer['killed'], _BIG)}")
+        return answer
+
+    def _asked(self, question: dict[str, str]) -> dict[str, Any] | None:
+        """The answer to ``question``; None when the process has ended."""
+        _write(self._process, question)
         assert self._process.stdout is not None
         said = self._process.stdout.readline()
         answer: dict[str, Any] | None = json.loads(said) if said.endswith(b"\n") else None
@@ -112,16 +126,21 @@ _stack_size_lock = threading.Lock()
 
 
 def on_deep_stack(work: Callable[[], _T]) -> _T:
-    """What ``work`` returns, on a thread that has twice the stack of a trial."""
-    done: list[_T] = []
-    thread = threading.Thread(target=lambda: done.append(work()), name="grammar")
+    """What ``work`` returns or raises, on a thread that has twice the stack of a trial."""
+    done: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
     with _stack_size_lock:
         usual = threading.stack_size(2 * STACK_BYTES)
         try:
-            thread.start()
+            threading.Thread(target=run, name="grammar").start()
         except RuntimeError:
             raise OutOfMemory("there is no memory for the stack on which grammars are prepared") from None
         finally:
             threading.stack_size(usual)
-    thread.join()
-    return done[0]
+    return done.result()

@@ -1,7 +1,8 @@
 """The process in which a grammar is tried: `edge_llm.decoding.trial` starts it, with nothing of edge-llm loaded.
 
 Its arguments are the folder of the grammar library and the limits of one trial.  It reads the vocabulary, then grammars, one
-a line, and answers each with a line: what is wrong with it and how many bytes it takes, or what killed it.  Every grammar is
+a line (or a GBNF text, to turn into Lark), and answers each with a line: what is wrong with it and how many bytes it takes,
+or what killed it.  Every grammar is
 tried in a fork of its own, so one that kills its process or never ends takes nothing along.  The process ends with its
 input, or when nothing has come for a while.
 """
@@ -47,24 +48,31 @@ class _Bytes:
 def _main(folder: str, stack_bytes: int, most_bytes: int, seconds: float) -> None:
     sys.path.insert(0, folder)
     import llguidance
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     vocabulary = json.loads(sys.stdin.buffer.readline())
     table = _Bytes(vocabulary["size"], vocabulary["control"], vocabulary["ends"][0])
     tokens = llguidance.LLTokenizer(table, n_vocab=vocabulary["size"], eos_token=vocabulary["ends"])  # type: ignore[arg-type]
     limits = llguidance.LLParserLimits(**vocabulary["limits"])
 
-    def attempt(source: str) -> str:
+    def attempt(source: str) -> dict[str, Any]:
         matcher = llguidance.LLMatcher(tokens, source, log_level=0, limits=limits)
-        if matcher.is_error() or matcher.is_stopped():
-            return matcher.get_error() if matcher.is_error() else ""
-        bits = (ctypes.c_int32 * ((vocabulary["size"] + 31) // 32))()
-        matcher.deep_copy().unsafe_compute_mask_ptr(ctypes.addressof(bits), ctypes.sizeof(bits))
-        return ""
+        if not matcher.is_error() and not matcher.is_stopped():
+            bits = (ctypes.c_int32 * ((vocabulary["size"] + 31) // 32))()
+            matcher.deep_copy().unsafe_compute_mask_ptr(ctypes.addressof(bits), ctypes.sizeof(bits))
+        return {"error": matcher.get_error()[:4000] if matcher.is_error() else ""}
 
-    def answer(source: str) -> dict[str, Any]:
-        return _apart(lambda: _measured(attempt, source, stack_bytes, most_bytes, seconds))
+    def converted(gbnf: str) -> dict[str, Any]:
+        try:
+            return {"error": "", "lark": str(gbnf_to_lark(gbnf))}
+        except Exception as error:  # the converter raises several kinds, none of them public
+            return {"error": str(error)[:4000] or "it nests too deeply"}
 
-    itself = answer(_LEAST).get("bytes", 0) - _LEAST_BYTES
+    def answer(question: dict[str, str]) -> dict[str, Any]:
+        work = (lambda: attempt(question["source"])) if "source" in question else (lambda: converted(question["gbnf"]))
+        return _apart(lambda: _measured(work, stack_bytes, most_bytes, seconds))
+
+    itself = answer({"source": _LEAST}).get("bytes", 0) - _LEAST_BYTES
     while True:
         signal.alarm(IDLE_SECONDS)  # it ends the process
         line = sys.stdin.buffer.readline()
@@ -94,16 +102,16 @@ def _apart(work: Any) -> dict[str, Any]:
     return json.loads(said) if said else {"killed": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0}
 
 
-def _measured(attempt: Any, source: str, stack_bytes: int, most_bytes: int, seconds: float) -> dict[str, Any]:
-    """{"error"} of the grammar, and the {"bytes"} by which the process grew."""
+def _measured(work: Any, stack_bytes: int, most_bytes: int, seconds: float) -> dict[str, Any]:
+    """What ``work`` returns within the limits, and the {"bytes"} by which the process grew."""
     _limit(stack_bytes + most_bytes, seconds)
-    said: list[str] = []
+    said: list[dict[str, Any]] = []
     threading.stack_size(stack_bytes)
     before = _peak_bytes()
-    thread = threading.Thread(target=lambda: said.append(attempt(source)))
+    thread = threading.Thread(target=lambda: said.append(work()))
     thread.start()
     thread.join()
-    return {"error": said[0][:4000], "bytes": _peak_bytes() - before} if said else {"killed": signal.SIGABRT}
+    return said[0] | {"bytes": _peak_bytes() - before} if said else {"killed": signal.SIGABRT}
 
 
 def _limit(more_bytes: int, seconds: float) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from edge_llm.config import Grammar
 from edge_llm.decoding.guided import check_grammar
-from edge_llm.decoding.json_schemas import closed
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server.schemas import Body
@@ -62,8 +61,7 @@ def response_format(wanted: dict[str, Any] | None, param: str) -> Grammar | None
     named = wanted if "schema" in wanted else wanted.get("json_schema")
     if not isinstance(named, dict) or named.get("schema") is None:
         raise UsageError(f"{param}.json_schema.schema is missing", param=f"{param}.json_schema.schema")
-    where, schema = f"{param}.json_schema.schema", named["schema"]
-    return _schema(closed(schema) if named.get("strict") is True and isinstance(schema, dict) else schema, where)
+    return _schema(named["schema"], f"{param}.json_schema.schema")
 
 
 def _kinds(given: dict[str, Any], param: str) -> dict[str, Grammar]:

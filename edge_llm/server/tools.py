@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from edge_llm.config import Grammar
 from edge_llm.decoding.guided import check_grammar
-from edge_llm.decoding.json_schemas import closed
 from edge_llm.engine.engine import Engine
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
@@ -137,9 +136,7 @@ def _plain_tool(tool: Any, where: str) -> dict[str, Any]:
         raise UsageError(f"{where}.function.name `{shown(name, 60)}` is not a name", param=f"{where}.function.name")
     if not isinstance(function.get("parameters") or {}, dict):
         raise UsageError(f"{where}.function.parameters must be a JSON schema", param=f"{where}.function.parameters")
-    parameters = function.get("parameters") or {}
-    parameters = closed(parameters) if function.get("strict") is True else parameters
-    plain = {"name": name, "description": function.get("description") or "", "parameters": parameters}
+    plain = {"name": name, "description": function.get("description") or "", "parameters": function.get("parameters") or {}}
     return {"type": "function", "function": plain}
 
 

@@ -115,8 +115,10 @@ def after_thought(answer: Grammar, control: ControlToken, *, opened: bool) -> Gr
 
 
 def arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a tool's arguments, which are an object; empty for a tool that declares none."""
-    return {"type": "object"} | (tool.get("parameters") or {"properties": {}, "additionalProperties": False})
+    """The JSON schema of a tool's arguments: an object that has only what the tool declares, unless it says otherwise."""
+    declared = tool.get("parameters") or {"properties": {}}
+    closed = {"additionalProperties": False} if "properties" in declared else {}
+    return {"type": "object"} | closed | declared
 
 
 def _grammar(tools: Sequence[dict[str, Any]], style: ToolFormat, control: ControlToken, start: str, *rules: str) -> Grammar:
