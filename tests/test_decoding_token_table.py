@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_files import byte_level_tokenizer
 
-from edge_llm.config import Grammar
+from edge_llm.config import GenerationParams, Grammar
 from edge_llm.decoding.guided import Constraint
 from edge_llm.decoding.token_table import TokenTable
+from edge_llm.engine.generation import Generation
+from edge_llm.engine.request import Request
 from edge_llm.text.tokenizer import IncrementalDecoder, SpecialTokens, Tokenizer
 from edge_llm.text.tools import HERMES, CallBegun, ToolCallParser, calls_grammar
 
@@ -181,6 +184,19 @@ def test_what_is_forced_is_the_text(kind, text):
         constraint.accept(token)
     assert tokens == TokenTable(tokenizer)(text)
     assert written(tokenizer, tokens) == text
+
+
+@every_kind
+@pytest.mark.parametrize("continues", [False, True])
+def test_an_answer_is_what_its_grammar_says_from_its_first_character(kind, continues):
+    tokenizer = tokenizer_of(kind)
+    params = GenerationParams(grammar=Grammar("choice", '["  ab yes"]'))
+    generation = Generation(Request((1,), params, continues=continues), tokenizer, most_tokens=40)
+    generation.start(SimpleNamespace(length=1, truncate=lambda length: None))
+    text = ""
+    while not generation.finished:
+        text += "".join(delta.text for delta in generation.take(np.zeros((1, tokenizer.vocab_size), np.float32)))
+    assert text == "  ab yes"
 
 
 def test_a_real_tokenizer(stories_folder):

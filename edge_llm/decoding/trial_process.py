@@ -46,7 +46,7 @@ class _Bytes:
 
 
 def _main(folder: str, stack_bytes: int, most_bytes: int, seconds: float) -> None:
-    sys.path.insert(0, folder)
+    sys.path.append(folder)
     import llguidance
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
