@@ -5,6 +5,8 @@ import logging
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edge_llm.config import Grammar, RuntimeConfig
 from edge_llm.decoding import guided
@@ -159,3 +161,33 @@ def test_a_deep_schema_is_refused(keyword):
         schema = {keyword: schema}
     with pytest.raises(UsageError, match="schemas in one another"):
         held(schema)
+
+
+KEYWORDS = (
+    "type", "properties", "patternProperties", "additionalProperties", "required", "propertyNames", "items", "prefixItems",
+    "uniqueItems", "minItems", "maxItems", "enum", "const", "format", "pattern", "minLength", "maxLength", "allOf", "anyOf",
+    "oneOf", "$ref", "$defs", "definitions", "a",
+)  # fmt: skip
+scalars = st.sampled_from([None, True, False, 0, 1, -1, 2.5, "a", "", "string", "array", "object", "date", "#", "#/$defs/a"])
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(schema=st.dictionaries(st.sampled_from(KEYWORDS), anything, max_size=5))
+def test_any_json_is_rewritten(schema):
+    before = json.dumps(schema)
+    assert isinstance(held(schema)[0], dict)
+    assert json.dumps(schema) == before
+
+
+@settings(max_examples=40, deadline=None)
+@given(schema=st.dictionaries(st.sampled_from(KEYWORDS), anything, max_size=5))
+def test_any_json_is_followed_or_refused(tokenizer, schema):
+    try:
+        Constraint(Grammar("json_schema", json.dumps(schema)), tokenizer)
+    except UsageError as error:
+        assert len(str(error)) < 600

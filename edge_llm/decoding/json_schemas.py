@@ -114,7 +114,7 @@ def _closed(schema: Schema, joined: bool) -> Schema:
 def _formatted(schema: Schema, loose: list[str]) -> Schema:
     """Without a format that is unknown, which JSON schema takes for a remark."""
     name = schema.get("format")
-    if name is None or name in _FORMATS:
+    if not isinstance(name, str) or name in _FORMATS:
         return schema
     kinds = schema.get("type", "string")
     if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
