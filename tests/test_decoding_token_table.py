@@ -35,7 +35,7 @@ PREPEND = {"type": "Sequence", "normalizers": [
 
 def sentencepiece(model="BPE", steps=(*SPACES, STRIP), **parts):
     """A tokenizer.json with metaspaces and byte fallback."""
-    pieces = list(dict.fromkeys([*"▁yes{\"}:[1 2", *WORDS]))
+    pieces = list(dict.fromkeys([*'▁yes{"}:[1 2', *WORDS]))
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *(one for one in pieces if one != " ")]
     vocab = {name: at for at, name in enumerate(names)}
     kinds = {

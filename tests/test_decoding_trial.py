@@ -48,7 +48,7 @@ CHAINS = {
     "rules": lambda n: rules(n, lambda at, to: f"{'start' if at == 0 else f'r{at}'}: r{to}"),
     "rules in text": lambda n: rules(n, lambda at, to: f'{"start" if at == 0 else f"r{at}"}: "a" r{to} "b" | "c"'),
     "empty rules": lambda n: rules(n, lambda at, to: f"{'start' if at == 0 else f'r{at}'}: r{to}?"),
-    "terminals": lambda n: rules(n, lambda at, to: f"{'start' if at == 0 else f'T{at}'}: (T{to} \"x\")?"),
+    "terminals": lambda n: rules(n, lambda at, to: f'{"start" if at == 0 else f"T{at}"}: (T{to} "x")?'),
     "gbnf": gbnf,
 }
 PATTERNS = [{"type": "string", "pattern": f"a{i}|b"} for i in range(40)]
@@ -156,6 +156,27 @@ def test_a_trial_goes_on_when_its_process_has_ended(tokenizer):
     assert outcome(Grammar("regex", "abcd"), tokenizer) == "ok"
     os.kill(guided._guide_of(tokenizer)._trial._process.pid, signal.SIGALRM)  # as when it has been idle
     assert outcome(Grammar("regex", "abcde"), tokenizer) == "ok"
+
+
+def test_an_answer_that_nobody_waited_for_is_not_the_next_one_s(tokenizer):
+    """Ctrl-C while a grammar is tried, in a program that goes on."""
+    trial = guided._guide_of(tokenizer)._trial
+    outcome(Grammar("regex", "warm"), tokenizer)
+
+    class Interrupted:
+        def __init__(self, pipe):
+            self.pipe = pipe
+
+        def readline(self):
+            raise KeyboardInterrupt
+
+        def close(self):
+            self.pipe.close()
+
+    trial._process.stdout = Interrupted(trial._process.stdout)
+    with pytest.raises(KeyboardInterrupt):
+        outcome(Grammar("regex", "a("), tokenizer)
+    assert outcome(Grammar("regex", "fine"), tokenizer) == "ok"
 
 
 def test_the_process_of_trials_ends_with_its_owner(tmp_path):

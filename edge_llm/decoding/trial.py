@@ -46,7 +46,7 @@ class Trial:
         self._folder = str(Path(library.__file__).parents[1])
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._process = self._started()
+        self._process: subprocess.Popen[bytes] | None = self._started()
 
     def __call__(self, source: str, name: str = "the grammar") -> tuple[str, int]:
         """(what the library says is wrong with ``source``, or nothing; how many bytes it takes).
@@ -69,7 +69,6 @@ class Trial:
         with self._lock:
             answer = self._asked(question)
             if answer is None:  # it ends when it has been idle for a while
-                _end(self._process)
                 self._process = self._started()
                 answer = self._asked(question)
         if answer is None:
@@ -80,10 +79,21 @@ class Trial:
 
     def _asked(self, question: dict[str, str]) -> dict[str, Any] | None:
         """The answer to ``question``; None when the process has ended."""
-        _write(self._process, question)
-        assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        answer: dict[str, Any] | None = json.loads(said) if said.endswith(b"\n") else None
+        process, self._process = self._process, None  # an answer that nobody waits for is not the next one's
+        if process is None:
+            return None
+        try:
+            _write(process, question)
+            assert process.stdout is not None
+            said = process.stdout.readline()
+        except BaseException:
+            _end(process)
+            raise
+        if not said.endswith(b"\n"):
+            _end(process)
+            return None
+        self._process = process
+        answer: dict[str, Any] = json.loads(said)
         return answer
 
     def _started(self) -> subprocess.Popen[bytes]:
