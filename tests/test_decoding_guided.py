@@ -248,10 +248,11 @@ def test_calls_or_an_answer_behind_a_thought(tokenizer):
     ("grammar", "param", "words"),
     [
         (schema(**{"not": {}}), "response_format", "the keyword `not` is not supported"),
-        (schema(type="array", uniqueItems=True), "response_format", "`uniqueItems`"),
+        (schema(type="array", contains={}), "response_format", "`contains`"),
         (schema(**{"if": {}, "then": {}}), "response_format", "`if`"),
         (schema(oneOf=[record(), {"type": "object"}]), "response_format", "`oneOf`"),
-        (schema(type="string", format="zzz"), "response_format", "zzz"),
+        (schema(items=json.loads('{"items":' * 200 + "{}" + "}" * 200)), "response_format", "120 schemas in one another"),
+        (schema(const=json.loads("[" * 900 + "]" * 900)), "response_format", "recursion"),
         (schema(**{"$ref": "https://example.org/schema"}), "response_format", "https://example.org/schema"),
         (schema(enum=[]), "response_format", "nsatisfiable"),
         (Grammar("json_schema", "[1"), "response_format", "not JSON"),

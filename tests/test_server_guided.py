@@ -17,7 +17,9 @@ from edge_llm.text.chat import ChatTemplate
 
 ASK = [{"role": "user", "content": "Who are you?"}]
 GREEDY = {"model": "builtin", "temperature": 0}
-CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+CITY = {
+    "type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": False,
+}  # fmt: skip
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city.", "parameters": CITY}},
     {"type": "function", "function": {"name": "now"}},
@@ -170,7 +172,7 @@ def test_several_choices_and_logprobs(client):
          "response_format.json_schema.schema", "missing"),
         ({"regex": "a("}, "regex", "unclosed group"), ({"grammar": "start: foo"}, "grammar", "foo"),
         ({"choice": []}, "choice", "one or more"), ({"choice": [1]}, "choice", "string"),
-        ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "`uniqueItems`"),
+        ({"guided_json": {"type": "array", "contains": {}}}, "guided_json", "`contains`"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not supported"),
         ({"regex": "a", "choice": ["a"]}, "choice", "cannot be combined"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}], "tool_choice": "required"},
@@ -386,3 +388,47 @@ def test_a_form_begins_behind_the_thought(thinker, opened):
         assert re.fullmatch("[0-9]{3}", choice["message"]["content"])
     else:
         assert choice["message"]["content"] == ""
+
+
+def chain_of_definitions(count):
+    defs = {f"d{at}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{at + 1}"}}} for at in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{count}": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": chain_of_definitions(940)}}},
+        {"json_schema": chain_of_definitions(6000)},
+        {"grammar": "".join(f"{f'r{at}' if at else 'start'}: r{at + 1}\n" for at in range(2700)) + 'r2700: "a"'},
+        {"grammar": "root ::= r0\n" + "".join(f'r{at} ::= "a" r{at + 1}\n' for at in range(3660)) + 'r3660 ::= "a"'},
+        {"regex": r"[a-z]\w\d" * 10_000},
+        {"json_schema": {"allOf": [{"type": "string", "pattern": f"a{at}|b"} for at in range(40)]}},
+        {"guided_json": '{"items":' * 300 + "{}" + "}" * 300},
+    ],
+)
+def test_no_grammar_ends_the_server(by_hand_of_engine, fields):
+    """HTTP | chat | A grammar that takes too much is a 400 that says so; the server goes on."""
+    reply = by_hand_of_engine.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 3, **fields}, timeout=60)
+    assert reply.status_code in (200, 400), reply.text[:300]
+    if reply.status_code == 400:
+        assert re.search("takes more than|too deeply|nests more than", reply.json()["error"]["message"])
+    assert by_hand_of_engine.get("/health").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def by_hand_of_engine(engine):
+    with client_of(hosted(engine=engine)) as client:
+        yield client
+
+
+def test_sets_and_unknown_formats_are_taken(client):
+    """openai | all | `uniqueItems`, `propertyNames` and formats are held to where possible, else taken and named in the log."""
+    schema = {
+        "type": "object", "properties": {"tags": {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True},
+                                         "secret": {"type": "string", "format": "password", "maxLength": 3}},
+        "required": ["tags", "secret"],
+    }  # fmt: skip
+    said = json.loads(chat(client, extra_body={"json_schema": schema}).choices[0].message.content)
+    assert set(said) == {"tags", "secret"}
+    assert len(set(said["tags"])) == len(said["tags"])

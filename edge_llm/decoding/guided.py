@@ -12,58 +12,65 @@ The library is loaded by the first guided request, which also builds its table o
 from __future__ import annotations
 
 import json
+import logging
 import threading
+import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_llm.config import Grammar
+from edge_llm.decoding.grammar_source import NAMES, loose_keywords, source_of
+from edge_llm.decoding.token_table import TokenTable, Vocabulary
+from edge_llm.decoding.trial import Trial, on_deep_stack
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_CHARACTERS = 1 << 20
-"""Of one grammar, its parts counted."""
-MAX_KEPT = 64
-"""Compiled grammars that are kept per model."""
-_LEXER_FUEL = 200_000
-"""Steps to build a grammar's expressions; `(a{1000}){1000}` runs out of them in some 80 ms instead of stalling every mask."""
+log = logging.getLogger(__name__)
+
+MAX_KEPT_BYTES = 48 << 20
+"""Memory of the compiled grammars that are kept per model."""
+MAX_KEPT = 256
+"""Their number."""
+MAX_MASK_SECONDS = 1.0
+"""Processor time of one choice's mask; one that takes more ends its request, because all the others wait meanwhile."""
+_LIMITS = {"initial_lexer_fuel": 200_000, "max_lexer_states": 50_000, "verbose_errors": False}
+"""Steps to build a grammar's expressions (`(a{1000}){1000}` runs out of them in some 80 ms instead of stalling every mask),
+and states of its automaton, of 1 to 2 KB each."""
 _PARAMS = {"json_schema": "response_format", "json_object": "response_format", "lark": "grammar"}
 """What a request calls a grammar of a kind, where it is not the kind's own name."""
+_said: set[str] = set()  # keywords that the log has already
 
 
-class Vocabulary(Protocol):
-    """What guided decoding needs of a tokenizer (`edge_llm.text.tokenizer.Tokenizer` has it)."""
+def check_grammar(grammar: Grammar, tokenizer: Vocabulary, *, param: str | None = None) -> tuple[str, ...]:
+    """The keywords of ``grammar``'s JSON schemas that an answer is not held to; the log names each of them once.
 
-    vocab_size: int
-    eos_ids: frozenset[int]
-
-    def token_bytes(self, token: int) -> bytes: ...
-    def is_special(self, token: int) -> bool: ...
-    def token_text(self, token: int) -> str: ...
-    def encode(self, text: str) -> list[int]: ...
-
-
-def check_grammar(grammar: Grammar, tokenizer: Vocabulary, *, param: str | None = None) -> None:
-    """Raise `UsageError` naming the keyword that is not supported or the place of the mistake, if there is one."""
+    Raises `UsageError` naming the keyword that is not supported or the place of the mistake, if there is one.
+    """
     try:
-        _guide_of(tokenizer).matcher(grammar)
+        loose = _guide_of(tokenizer).compiled(grammar).loose
     except UsageError as error:
         raise UsageError(str(error), param=param or _PARAMS.get(grammar.kind, grammar.kind)) from None
+    for keyword in loose:
+        if keyword not in _said and len(_said) < 100:
+            _said.add(keyword)
+            log.warning("answers are not held to `%s` of a JSON schema", keyword)
+    return loose
 
 
 class Constraint:
     """Where one answer is in its grammar.  Raises what `check_grammar` raises."""
 
     def __init__(self, grammar: Grammar, tokenizer: Vocabulary) -> None:
-        self._matcher = _guide_of(tokenizer).matcher(grammar)
+        self._matcher: LLMatcher = _guide_of(tokenizer).compiled(grammar).matcher.deep_copy()
         self._vocab_size = tokenizer.vocab_size
-        self._bits = np.zeros((tokenizer.vocab_size + 1 + 31) // 32, np.int32)  # one more: see `_Tokens`
+        self._bits = np.zeros((tokenizer.vocab_size + 1 + 31) // 32, np.int32)  # one more: see `TokenTable`
         self.finished = False
         """The grammar is complete and allows nothing more."""
 
@@ -74,8 +81,11 @@ class Constraint:
         outweigh a grammar that allows nothing else.  Raises `UsageError` when the vocabulary cannot write what the grammar
         asks for, or when following it takes too much.
         """
+        begun = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._check()
+        if time.thread_time() - begun > MAX_MASK_SECONDS:
+            raise UsageError("the grammar takes too long to follow here; give it fewer ways to read a text", param="grammar")
         allowed = np.unpackbits(self._bits.view(np.uint8), count=len(logits), bitorder="little").view(bool)
         if not allowed.any():
             raise UsageError("no token of this model can go on with the grammar", param="grammar")
@@ -95,30 +105,12 @@ class Constraint:
             raise UsageError(f"the grammar cannot be followed here: {_reason(self._matcher.get_error())}", param="grammar")
 
 
-class _Tokens:
-    """A vocabulary in the shape that llguidance reads.
-
-    One token more than the model has stands for the end where a model has no end token.
-    """
-
-    is_tokenizer_wrapper = True
-
-    def __init__(self, tokenizer: Vocabulary) -> None:
-        ids = range(tokenizer.vocab_size)
-        self._tokenizer = weakref.ref(tokenizer)  # what is kept per tokenizer must not keep it
-        self.tokens = [_written(tokenizer, token) for token in ids] + [b"<end of the answer>"]
-        self.special_token_ids = [*(token for token in ids if tokenizer.is_special(token)), tokenizer.vocab_size]
-        self.eos_token_id = min(tokenizer.eos_ids, default=tokenizer.vocab_size)
-        self.bos_token_id = None
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        tokenizer = self._tokenizer()
-        assert tokenizer is not None, "a matcher lives no longer than its model's tokenizer"
-        return tokenizer.encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
-
-
-def _written(tokenizer: Vocabulary, token: int) -> bytes:
-    return tokenizer.token_text(token).encode() if tokenizer.is_special(token) else tokenizer.token_bytes(token)
+@dataclass(frozen=True)
+class _Compiled:
+    matcher: LLMatcher
+    """At the beginning; every answer has a copy of its own."""
+    bytes: int
+    loose: tuple[str, ...]
 
 
 class _Guide:
@@ -127,70 +119,48 @@ class _Guide:
     def __init__(self, tokenizer: Vocabulary) -> None:
         import llguidance
 
+        table = TokenTable(tokenizer)
+        size = tokenizer.vocab_size + 1
+        control = {token: table.tokens[token].decode("utf-8", "replace") for token in table.special_token_ids}
+        self._trial = Trial(llguidance, {"size": size, "control": control, "ends": table.end_ids, "limits": _LIMITS})
         self._library: Any = llguidance
-        self._tokens = llguidance.LLTokenizer(
-            _Tokens(tokenizer),  # type: ignore[arg-type]  # duck-typed by the library
-            n_vocab=tokenizer.vocab_size + 1,
-            eos_token=sorted(tokenizer.eos_ids) or [tokenizer.vocab_size],
-        )
-        self._limits = llguidance.LLParserLimits(initial_lexer_fuel=_LEXER_FUEL, verbose_errors=False)
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._tokens = llguidance.LLTokenizer(table, n_vocab=size, eos_token=table.end_ids)  # type: ignore[arg-type]  # duck-typed
+        self._limits = llguidance.LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
+        self._compiled: OrderedDict[Grammar, _Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
-    def matcher(self, grammar: Grammar) -> LLMatcher:
-        """A matcher at the beginning of ``grammar``; raises `UsageError`."""
+    def compiled(self, grammar: Grammar) -> _Compiled:
+        """``grammar``, kept or made now; raises `UsageError`."""
         with self._lock:
-            found = self._compiled.get(grammar)
-            if found is not None:
+            if (found := self._compiled.get(grammar)) is not None:
                 self._compiled.move_to_end(grammar)
-                return found.deep_copy()
+                return found
         made = self._compile(grammar)
         with self._lock:
             self._compiled[grammar] = made
-            if len(self._compiled) > MAX_KEPT:
+            while len(self._compiled) > MAX_KEPT or self.kept_bytes > MAX_KEPT_BYTES:
                 self._compiled.popitem(last=False)
-        return made.deep_copy()
+        return made
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        if (size := sum(len(one.text) for one in _all(grammar))) > MAX_CHARACTERS:
-            raise UsageError(f"the grammar has {size} characters; at most {MAX_CHARACTERS} are possible")
-        named = [("", grammar), *grammar.parts]
-        source = {"grammars": [({"name": name} if name else {}) | self._entry(one) for name, one in named]}
-        matcher: LLMatcher = self._library.LLMatcher(self._tokens, json.dumps(source), log_level=0, limits=self._limits)
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the grammars that are kept."""
+        return sum(one.bytes for one in self._compiled.values())
+
+    def _compile(self, grammar: Grammar) -> _Compiled:
+        name = NAMES[grammar.kind]
+        source = source_of(grammar, self._trial.lark_of)
+        error, size = self._trial(source, name)
+        if error:
+            raise UsageError(f"{name} cannot be followed: {_reason(error)}")
+        matcher = on_deep_stack(lambda: self._library.LLMatcher(self._tokens, source, log_level=0, limits=self._limits))
         if matcher.is_error():
-            raise UsageError(f"{_NAMES[grammar.kind]} cannot be followed: {_reason(matcher.get_error())}")
+            raise UsageError(f"{name} cannot be followed: {_reason(matcher.get_error())}")
         if matcher.is_stopped():
-            raise UsageError(f"{_NAMES[grammar.kind]} allows no text at all")
-        return matcher
-
-    def _entry(self, grammar: Grammar) -> dict[str, Any]:
-        """``grammar`` as llguidance's JSON has it."""
-        if grammar.kind == "json_object":
-            return {"json_schema": {"type": "object"} | _COMPACT}
-        if grammar.kind == "json_schema":
-            return {"json_schema": _schema(grammar.text) | _COMPACT}
-        if grammar.kind == "choice":
-            return {"lark_grammar": "start: " + " | ".join(quoted(text) for text in _choices(grammar.text))}
-        if grammar.kind == "regex":
-            return {"lark_grammar": f"start: /{self._library.regex_to_lark(grammar.text, 'd')}/"}
-        return {"lark_grammar": self._lark(grammar.text)}
-
-    def _lark(self, text: str) -> str:
-        if "::=" not in text:
-            return text
-        from llguidance.gbnf_to_lark import gbnf_to_lark
-
-        try:
-            return str(gbnf_to_lark(text))
-        except Exception as error:  # the converter raises several kinds, none of them public
-            raise UsageError(f"the grammar is not GBNF: {shown(error)}") from None
+            raise UsageError(f"{name} allows no text at all")
+        return _Compiled(matcher, size + len(source), loose_keywords(grammar))
 
 
-_COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}}
-_NAMES = {
-    "json_schema": "the JSON schema", "json_object": "the JSON format", "regex": "the regular expression",
-    "lark": "the grammar", "choice": "the choice",
-}  # fmt: skip
 _guides: weakref.WeakKeyDictionary[Vocabulary, _Guide] = weakref.WeakKeyDictionary()
 _guides_lock = threading.Lock()
 
@@ -200,37 +170,6 @@ def _guide_of(tokenizer: Vocabulary) -> _Guide:
         if tokenizer not in _guides:
             _guides[tokenizer] = _Guide(tokenizer)
         return _guides[tokenizer]
-
-
-def quoted(text: str) -> str:
-    """``text`` as a Lark string."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _schema(text: str) -> dict[str, Any]:
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the JSON schema is not JSON: {shown(error)}") from None
-    if not isinstance(schema, dict):
-        raise UsageError("the JSON schema must be a JSON object")
-    return schema
-
-
-def _choices(text: str) -> list[str]:
-    try:
-        choices = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the choice is not JSON: {shown(error)}") from None
-    if not isinstance(choices, list) or not choices or not all(isinstance(one, str) and one for one in choices):
-        raise UsageError("the choice must be a list of one or more strings, none of them empty")
-    return choices
-
-
-def _all(grammar: Grammar) -> Iterable[Grammar]:
-    yield grammar
-    for _, part in grammar.parts:
-        yield from _all(part)
 
 
 def _reason(error: str) -> str:

@@ -56,7 +56,8 @@ class Generation:
         self._sampler = sampler or make_sampler(params)
         self._processors = make_processors(params, tokenizer.eos_ids, len(request.prompt))
         self._constraint = None if params.grammar is None else Constraint(params.grammar, tokenizer)
-        self._decoder = IncrementalDecoder(tokenizer, continues=request.continues)
+        exact = params.grammar is not None and not params.grammar.parts  # one with parts may begin with free text
+        self._decoder = IncrementalDecoder(tokenizer, continues=request.continues or exact)
         self._stops = StopStrings(params.stop)
         self._ends = params.stop_tokens | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
         self._cached_tokens: int | None = None

@@ -85,7 +85,10 @@ def _schema(value: Any, where: str) -> Grammar:
         return Grammar("json_schema", value)
     if not isinstance(value, dict):
         raise UsageError(f"{where} must be a JSON schema", param=where)
-    return Grammar("json_schema", json.dumps(value, ensure_ascii=False))
+    try:
+        return Grammar("json_schema", json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        raise UsageError(f"{where} nests too deeply", param=where) from None
 
 
 def _text(kind: Any) -> Any:

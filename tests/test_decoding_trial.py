@@ -1,0 +1,243 @@
+"""No grammar ends the process, takes seconds for ever, or leaves the memory full."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_llm.config import Grammar, RuntimeConfig
+from edge_llm.decoding import guided
+from edge_llm.decoding.guided import MAX_KEPT_BYTES, Constraint, check_grammar
+from edge_llm.decoding.trial import MAX_BYTES, on_deep_stack
+from edge_llm.engine.load import load_engine
+from edge_llm.errors import UsageError
+
+
+def chain(count, link):
+    """A schema of definitions that refer to one another."""
+    defs = {f"d{at}": link({"$ref": f"#/$defs/d{at + 1}"}) for at in range(count)} | {f"d{count}": {"type": "null"}}
+    return Grammar("json_schema", json.dumps({"$ref": "#/$defs/d0", "$defs": defs}))
+
+
+def rules(count, rule):
+    """A Lark grammar of rules, or of terminals where the name has capitals."""
+    return Grammar("lark", "\n".join(rule(at, at + 1) for at in range(count)) + "\n" + rule(count, "").split(":")[0] + ': "a"')
+
+
+def gbnf(count):
+    links = "".join(f'r{at} ::= "a" r{at + 1}\n' for at in range(count))
+    return Grammar("lark", f'root ::= r0\n{links}r{count} ::= "a"')
+
+
+CHAINS = {
+    "references": lambda n: chain(n, lambda to: to),
+    "properties": lambda n: chain(n, lambda to: {"type": "object", "properties": {"a": to}}),
+    "items": lambda n: chain(n, lambda to: {"type": "array", "items": to}),
+    "anyOf": lambda n: chain(n, lambda to: {"anyOf": [to, {"type": "null"}]}),
+    "allOf": lambda n: chain(n, lambda to: {"allOf": [to]}),
+    "several": lambda n: chain(n, lambda to: {"anyOf": [{"type": "object", "properties": {"a": {"items": to}}}]}),
+    "rules": lambda n: rules(n, lambda at, to: f"{'start' if at == 0 else f'r{at}'}: r{to}"),
+    "rules in text": lambda n: rules(n, lambda at, to: f'{"start" if at == 0 else f"r{at}"}: "a" r{to} "b" | "c"'),
+    "empty rules": lambda n: rules(n, lambda at, to: f"{'start' if at == 0 else f'r{at}'}: r{to}?"),
+    "terminals": lambda n: rules(n, lambda at, to: f'{"start" if at == 0 else f"T{at}"}: (T{to} "x")?'),
+    "gbnf": gbnf,
+}
+PATTERNS = [{"type": "string", "pattern": f"a{i}|b"} for i in range(40)]
+COSTLY = {
+    "conjunctions": Grammar("json_schema", json.dumps({"allOf": PATTERNS})),
+    "intersections": Grammar("lark", "start: A\nA: " + " & ".join(f"/.*a.{{{i}}}b.*/" for i in range(40))),
+    "left recursion": Grammar("lark", "start: " + "|".join(f"start r{i}" for i in range(2000)) + '|"x"\n'
+                              + "".join(f'r{i}: "a"\n' for i in range(2000))),
+    "classes": Grammar("regex", r"[a-z]\w\d" * 10_000),
+    "repetitions": Grammar("regex", "((a{999}b){999}c){999}"),
+    "nested repetitions": Grammar("lark", 'start: y{99999}\ny: x{99999}\nx: "a" | "b" "c"'),
+    "parentheses": Grammar("lark", "start: " + "(" * 300_000),
+    "brackets in a schema": Grammar("json_schema", '{"items":' * 300_000),
+    "deep constant": Grammar("json_schema", '{"const":' + "[" * 900 + "]" * 900 + "}"),
+    "gbnf parentheses": Grammar("lark", "root ::= " + "(" * 100_000),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_engine(None, RuntimeConfig(threads=1, context=64)).tokenizer
+
+
+def outcome(grammar, tokenizer):
+    try:
+        check_grammar(grammar, tokenizer)
+        Constraint(grammar, tokenizer)
+    except UsageError as error:
+        return str(error)
+    return "ok"
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_is_followed_or_refused(tokenizer, name):
+    assert outcome(CHAINS[name](300), tokenizer) == "ok"
+    longer = outcome(CHAINS[name](400 if name == "gbnf" else 5000), tokenizer)
+    assert re.search("^ok|takes more than|too deeply|too big|too large", longer)
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_what_takes_too_much_is_refused_in_seconds(tokenizer, name):
+    started = time.perf_counter()
+    said = outcome(COSTLY[name], tokenizer)
+    assert time.perf_counter() - started < 60  # 2 s of processor time, on a busy machine
+    if name in ("conjunctions", "intersections", "left recursion", "classes"):
+        assert re.search("takes more than (48 MiB|2 s)", said)
+    assert len(said) < 600
+
+
+REPORTED = {"properties": (940, 20_000), "rules": (2700, 20_000), "gbnf": (3660,), "terminals": (20_000,)}
+"""Lengths of chains that ended the process by SIGSEGV, and longer ones."""
+HOSTILE = """
+import json, resource, sys
+sys.path[:0] = json.loads(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+from edge_llm.config import RuntimeConfig
+from edge_llm.engine.load import load_engine
+import test_decoding_trial as trial
+tokenizer = load_engine(None, RuntimeConfig(threads=1, context=64)).tokenizer
+trial.outcome(trial.Grammar("json_object"), tokenizer)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for name, counts in trial.REPORTED.items():
+    for count in counts:
+        print(name, count, trial.outcome(trial.CHAINS[name](count), tokenizer)[:60])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_process_outlives_every_hostile_grammar():
+    """In a process of its own, under a limit of memory."""
+    paths = json.dumps(sys.path)
+    done = subprocess.run([sys.executable, "-c", HOSTILE, paths], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr[-2000:]) == (0, "")
+    *lines, growth = done.stdout.splitlines()
+    assert len(lines) == sum(map(len, REPORTED.values()))
+    assert lines[0] == "properties 940 ok"
+    assert lines[2] == "rules 2700 ok"
+    assert int(growth) < 400 << 10  # KiB at the worst moment
+
+
+def test_kept_grammars_are_bounded_by_their_bytes(tokenizer):
+    import psutil
+
+    this = psutil.Process()
+    outcome(Grammar("json_object"), tokenizer)
+    before = this.memory_info().rss
+    for at in range(12):
+        constraint = Constraint(Grammar("regex", f"{at}" + "abcdefghi" * 10_000), tokenizer)
+        constraint.mask(np.zeros(tokenizer.vocab_size, np.float32))
+    kept = guided._guide_of(tokenizer)
+    assert 0 < kept.kept_bytes <= MAX_KEPT_BYTES
+    assert this.memory_info().rss - before < 4 * MAX_KEPT_BYTES  # 30 MiB for each, if all were kept
+    assert MAX_BYTES <= MAX_KEPT_BYTES  # so that the one in use is kept
+
+
+def test_small_grammars_are_kept_many_at_once(tokenizer):
+    for at in range(100):
+        outcome(Grammar("choice", json.dumps([f"{at} yes", "no"])), tokenizer)
+    assert len(guided._guide_of(tokenizer)._compiled) >= 100
+
+
+def test_a_trial_goes_on_when_its_process_has_ended(tokenizer):
+    assert outcome(Grammar("regex", "abc"), tokenizer) == "ok"
+    guided._guide_of(tokenizer)._trial._process.kill()
+    assert outcome(Grammar("regex", "abcd"), tokenizer) == "ok"
+    os.kill(guided._guide_of(tokenizer)._trial._process.pid, signal.SIGALRM)  # as when it has been idle
+    assert outcome(Grammar("regex", "abcde"), tokenizer) == "ok"
+
+
+def test_an_answer_that_nobody_waited_for_is_not_the_next_one_s(tokenizer):
+    """Ctrl-C while a grammar is tried, in a program that goes on."""
+    trial = guided._guide_of(tokenizer)._trial
+    outcome(Grammar("regex", "warm"), tokenizer)
+
+    class Interrupted:
+        def __init__(self, pipe):
+            self.pipe = pipe
+
+        def readline(self):
+            raise KeyboardInterrupt
+
+        def close(self):
+            self.pipe.close()
+
+    trial._process.stdout = Interrupted(trial._process.stdout)
+    with pytest.raises(KeyboardInterrupt):
+        outcome(Grammar("regex", "a("), tokenizer)
+    assert outcome(Grammar("regex", "fine"), tokenizer) == "ok"
+
+
+def test_the_process_of_trials_ends_with_its_owner(tmp_path):
+    code = """
+from edge_llm.config import Grammar, RuntimeConfig
+from edge_llm.decoding import guided
+from edge_llm.engine.load import load_engine
+tokenizer = load_engine(None, RuntimeConfig(threads=1, context=64)).tokenizer
+guided.check_grammar(Grammar("regex", "a"), tokenizer)
+print(guided._guide_of(tokenizer)._trial._process.pid)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+
+
+def test_a_mask_that_takes_too_long_ends_its_request(tokenizer, monkeypatch):
+    monkeypatch.setattr(guided, "MAX_MASK_SECONDS", 0.02)
+    many = "|".join(f'"a" r{at}' for at in range(300))
+    text = f'start: e\ne: e e | {many} | "a"\n' + "".join(f'r{at}: "a" e\n' for at in range(300))
+    constraint = Constraint(Grammar("lark", text), tokenizer)
+    token = tokenizer.encode("a")[0]
+    with pytest.raises(UsageError, match="too long to follow"):
+        for _ in range(50):
+            constraint.mask(np.zeros(tokenizer.vocab_size, np.float32))
+            constraint.accept(token)
+
+
+def test_a_deep_stack_is_deep_and_the_usual_one_stays():
+    import threading
+
+    def depth(left):
+        return 0 if left == 0 else 1 + depth(left - 1)
+
+    usual = threading.stack_size()
+    assert on_deep_stack(lambda: depth(500)) == 500
+    assert threading.stack_size() == usual
+
+
+# ---- mutated grammars
+
+SEEDS = (
+    'start: pair ("," pair)*\npair: NAME "=" /[0-9]{1,3}/\nNAME: /[a-z]+/ & /.*x/\n',
+    'root ::= "a" (b | c)+ "d"\nb ::= [a-z]{2,5}\nc ::= "x" c?\n',
+    json.dumps({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"items": {"$ref": "#"}}}}),
+    json.dumps({"allOf": [{"type": "string", "pattern": "^a+$"}, {"maxLength": 9}], "anyOf": [{"format": "date"}, {}]}),
+    r"(a|b{2,9})*[^x-z]\w+(?i:q)\p{L}?",
+)
+PARTS = ("(", ")", "{1,99999}", "*", "+", "?", "|", "&", "~", "[", "]", '"', "/", "\\", "$ref", "#/$defs/b", "allOf", "{", "}",
+         "start", "NAME", "\n", "::=", ": ", "99999999999", ".", "^", "-1", "null", "%json", "%ignore", "%regex", "<[1-5]>",
+         "@a", "[lazy]", "\x00", "é", "\U0001f642")  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from(("lark", "regex", "json_schema", "choice")))
+def test_mutated_grammars_are_followed_or_refused(tokenizer, seed, kind):
+    random_ = random.Random(seed)
+    text = random_.choice(SEEDS)
+    for _ in range(random_.randint(1, 8)):
+        at, until = sorted((random_.randint(0, len(text)), random_.randint(0, len(text))))
+        part = random_.choice(PARTS) * random_.choice((1, 1, 1, 2, 50))
+        text = text[:at] + part + (text[at:] if random_.random() < 0.7 else text[at:until] * 2 + text[until:])
+    assert len(outcome(Grammar(kind, text), tokenizer)) < 600
