@@ -35,6 +35,16 @@ def shown(value: object, limit: int = 120) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
+def status(path: Path) -> os.stat_result | None:
+    """What the system knows of ``path``; None when nothing is there.  Raises `StorageError` when it may not be seen."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL inside
+        return None
+    except OSError as failure:
+        raise StorageError(f"cannot look at `{shown(path)}`: {failure.strerror}; check its permissions") from None
+
+
 class RegularFile:
     """An open regular file that must not change while it is read.
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from edge_llm.errors import InvalidModel, ModelNotFound, StorageError, UnsupportedModel
-from edge_llm.files import RegularFile, shown
+from edge_llm.files import RegularFile, shown, status
 from edge_llm.strict_json import parse_object, read_object
 
 MAX_HEADER_BYTES = 25 << 20
@@ -324,10 +324,4 @@ def _no_weights(folder: Path) -> Exception:
 
 
 def _exists(path: Path) -> bool:
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL inside
-        return False
-    except OSError as failure:
-        raise StorageError(f"cannot look at `{shown(path)}`: {failure.strerror}; check its permissions") from None
-    return True
+    return status(path) is not None
