@@ -46,9 +46,10 @@ class ContextOverflow(UsageError):
 
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, context: int) -> None:
+    def __init__(self, prompt_tokens: int, context: int, *, at_least: bool = False) -> None:
         super().__init__(
-            f"this model's maximum context length is {context} tokens, but the prompt has {prompt_tokens}; "
+            f"this model's maximum context length is {context} tokens, but the prompt has "
+            f"{'at least ' if at_least else ''}{prompt_tokens}; "
             "shorten it, or raise --ctx if the model allows it",
             param="prompt",
         )

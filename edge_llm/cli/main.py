@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import warnings
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import click
 
 import edge_llm
+from edge_llm.cli.streams import flush_failure, give_up, open_streams
 from edge_llm.errors import EdgeLLMError
 
 VERBS: tuple[tuple[str, str, str], ...] = (
@@ -61,37 +65,68 @@ def cli(ctx: click.Context) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 good, 1 failed, 2 misuse, 130 interrupted."""
-    sys.exit(run(arguments))
+    open_streams()
+    if not sys.warnoptions and not os.environ.get("EDGE_LLM_DEBUG"):
+        warnings.simplefilter("ignore")  # they are for developers
+    code = run(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if flush_failure(stream) is not None:
+            give_up(stream)
+    sys.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     try:
         result: Any = cli.main(arguments, prog_name="edge-llm", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as wanted:
         return wanted.exit_code
     except click.ClickException as misuse:
-        misuse.show()
+        _complain(misuse.show)
         return misuse.exit_code
     except (KeyboardInterrupt, click.Abort):
         return 130
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing more to say, and nothing to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up(sys.stdout)
         return 1
     except EdgeLLMError as error:
-        _complain(str(error))
+        _complain_of(str(error))
         return error.exit_code
     except Exception as error:
         if os.environ.get("EDGE_LLM_DEBUG"):
             raise
-        _complain(f"internal error, {type(error).__name__}: {error} (set EDGE_LLM_DEBUG=1 to see where)")
+        _complain_of(_refusal(error) or f"internal error, {type(error).__name__}: {error} (set EDGE_LLM_DEBUG=1 to see where)")
         return 1
 
 
-def _complain(message: str) -> None:
+def _refusal(error: Exception) -> str | None:
+    """What the system refused, and the way out; None when it was not the system."""
+    if sys.stdout is not None and (failure := flush_failure(sys.stdout)) is not None:
+        give_up(sys.stdout)
+        return f"cannot write to standard output: {failure.strerror}"
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return "there is not enough memory; free some, allow the process more, or try a smaller --ctx or --memory"
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "too many files are open; allow more with `ulimit -n`"
+    place = "" if error.filename is None else f" at `{os.fsdecode(error.filename)}`"
+    return f"the system refuses{place}: {error.strerror or error}"
+
+
+def _complain_of(message: str) -> None:
     line = " ".join(message.split())
     printable = "".join(char if char.isprintable() else "?" for char in line)
-    click.echo(f"error: {printable}", err=True)
+    _complain(lambda: click.echo(f"error: {printable}", err=True))
+
+
+def _complain(speak: Callable[[], None]) -> None:
+    """``speak`` on stderr, if it can be heard."""
+    try:
+        speak()
+    except OSError:
+        give_up(sys.stderr)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +11,9 @@ from typing import Any
 import click
 
 from edge_llm.cli.shadow import shadow_lines, shadow_report
+from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
+from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.prefix_folder import remove_model, stored_models
@@ -27,16 +27,17 @@ def list_command(as_json: bool) -> None:
     """List the models that are here."""
     rows = [_summary(name, folder) for name, folder in _bundles()]
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        say_json(rows)
         return
-    width = max(len(row["name"]) for row in rows)
-    click.echo(f"{'NAME'.ljust(width)}  {'FAMILY':8} {'PARAMETERS':>10} {'SIZE':>10} {'CONTEXT':>8}")
+    width = max(len(shown(row["name"])) for row in rows)
+    say(f"{'NAME'.ljust(width)}  {'FAMILY':8} {'PARAMETERS':>10} {'SIZE':>10} {'CONTEXT':>8}")
     for row in rows:
+        name = shown(row["name"]).ljust(width)
         if "error" in row:
-            click.echo(f"{row['name'].ljust(width)}  {row['error']}")
+            say(f"{name}  {shown(row['error'], 1000)}")
         else:
-            click.echo(
-                f"{row['name'].ljust(width)}  {row['family']:8} {_millions(row['parameters']):>10} "
+            say(
+                f"{name}  {row['family']:8} {_millions(row['parameters']):>10} "
                 f"{_mebibytes(row['bytes']):>10} {row['context']:>8}"
             )
 
@@ -49,21 +50,21 @@ def show_command(model: str, as_json: bool) -> None:
     folder = find_bundle(model)
     facts = _facts(model, open_bundle(folder))
     if as_json:
-        click.echo(json.dumps(facts, indent=2))
+        say_json(facts)
         return
     width = max(len(key) for key in facts)
     for key, value in facts.items():
         if key == "shadow":
             for index, line in enumerate(shadow_lines(value)):
-                click.echo(f"{(key if index == 0 else '').ljust(width)}  {line}")
+                say(f"{(key if index == 0 else '').ljust(width)}  {line}")
             continue
         if not isinstance(value, dict):
-            click.echo(f"{key.ljust(width)}  {value}")
+            say(f"{key.ljust(width)}  {_short(value)}")
             continue
-        plain = [f"{name} {_short(inner)}" for name, inner in value.items() if not isinstance(inner, dict | list)]
+        plain = [f"{shown(name)} {_short(inner)}" for name, inner in value.items() if not isinstance(inner, dict | list)]
         lines = textwrap.wrap(", ".join(plain) or "none", 100)
         for index, line in enumerate(lines):
-            click.echo(f"{(key if index == 0 else '').ljust(width)}  {line}")
+            say(f"{(key if index == 0 else '').ljust(width)}  {line}")
 
 
 @click.command("rm")
@@ -76,7 +77,7 @@ def rm_command(model: str, yes: bool) -> None:
     folder = bundle_path(model)
     if not folder.is_dir():
         raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here")
-    if not yes and sys.stdin.isatty():
+    if not yes and has_person():
         click.confirm(f"Remove {model} ({_mebibytes(_folder_bytes(folder))})?", abort=True, err=True)
     try:
         doomed = folder.with_name(f".{folder.name}.removed")
@@ -85,7 +86,7 @@ def rm_command(model: str, yes: bool) -> None:
         _forget_prefixes(folder)
     except OSError as error:
         raise StorageError(f"cannot remove `{folder}`: {error.strerror}") from error
-    click.echo(f"removed {model}", err=True)
+    note(f"removed {model}")
 
 
 def _forget_prefixes(folder: Path) -> None:
@@ -149,4 +150,4 @@ def _millions(count: int) -> str:
 
 
 def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else shown(value, 1000)

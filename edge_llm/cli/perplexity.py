@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from edge_llm.bench.quality import Quality, compare
-from edge_llm.cli.terminal import progress_bar
+from edge_llm.cli.terminal import progress_bar, say, say_json
+from edge_llm.cli.values import WHOLE, Whole
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.load import load_comparison
 from edge_llm.errors import UsageError
@@ -18,9 +18,9 @@ from edge_llm.errors import UsageError
 @click.command("perplexity")
 @click.argument("model")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--window", type=click.IntRange(2), default=512, show_default=True, help="Tokens per window.")
-@click.option("--max-tokens", type=click.IntRange(2), help="Use only the first tokens of FILE.")
-@click.option("-t", "--threads", type=int, help="CPU threads; default: the cores this process may use.")
+@click.option("--window", type=Whole(2), default=512, show_default=True, help="Tokens per window.")
+@click.option("--max-tokens", type=Whole(2), help="Use only the first tokens of FILE.")
+@click.option("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
 @click.option("--parse-special", is_flag=True, help="Control tokens spelled in FILE are control tokens (rendered chats).")
 @click.option("--no-shadow", is_flag=True, help="Drop the shadow outliers, to see what they are worth.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -49,7 +49,10 @@ def perplexity_command(
         quality = compare(
             runner, oracle, tokens, min(window, runner.context), bos, lambda done, total: draw("perplexity", done, total)
         )
-    click.echo(json.dumps(asdict(quality)) if as_json else _table(quality))
+    if as_json:
+        say_json(asdict(quality), indent=None)
+    else:
+        say(_table(quality))
 
 
 def _table(quality: Quality) -> str:

@@ -89,6 +89,16 @@ class Engine:
             raise NumericError(f"the hidden states have the length `{length}`; the model or the device computed nonsense")
         return (mean / length).astype(np.float32)
 
+    def check_fits(self, text: str) -> None:
+        """Refuse a text that is too long for the context in any tokens, before it takes memory to find them.
+
+        Raises `ContextOverflow`.
+        """
+        if len(text) > self.runner.context:
+            fewest = -(-len(text) // self.tokenizer.longest_token)
+            if fewest > self.runner.context:
+                raise ContextOverflow(fewest, self.runner.context, at_least=True)
+
     def generation(self, request: Request, cancelled: Cancel = never) -> Generation:
         """``request`` as the batcher takes it."""
         return Generation(

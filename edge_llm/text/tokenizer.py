@@ -16,6 +16,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,12 @@ class Tokenizer:
     def eos_text(self) -> str:
         """Text of the eos token with the lowest id, empty when there is none."""
         return self.token_text(min(self.eos_ids)) if self.eos_ids else ""
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters that one token stands for at most; a token that is a byte counts as one."""
+        vocab = self._backend.get_vocab(True)
+        return max((len(text) for text, token in vocab.items() if token not in self._special_ids), default=1)
 
     def encode(self, text: str, *, add_bos: bool = False, parse_special: bool = False) -> list[int]:
         """Token ids of ``text``.
