@@ -114,7 +114,9 @@ def _refusal(error: Exception) -> str | None:
         return None
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "too many files are open; allow more with `ulimit -n`"
-    place = "" if error.filename is None else f" at `{os.fsdecode(error.filename)}`"
+    place = "" if error.filename is None else f" `{os.fsdecode(error.filename)}`"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"cannot write{place}: {error.strerror}"
     return f"the system refuses{place}: {error.strerror or error}"
 
 

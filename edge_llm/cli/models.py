@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 from edge_llm.cli.shadow import shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
-from edge_llm.files import shown
+from edge_llm.files import shown, status
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.prefix_folder import remove_model, stored_models
@@ -75,7 +76,7 @@ def rm_command(model: str, yes: bool) -> None:
     if model == BUILTIN_MODEL_NAME:
         raise UsageError("the built-in model is part of the program and cannot be removed", param="model")
     folder = bundle_path(model)
-    if not folder.is_dir():
+    if not _is_folder(folder):
         raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here")
     if not yes and has_person():
         click.confirm(f"Remove {model} ({_mebibytes(_folder_bytes(folder))})?", abort=True, err=True)
@@ -99,9 +100,16 @@ def _forget_prefixes(folder: Path) -> None:
 def _bundles() -> list[tuple[str, Path]]:
     found = [(BUILTIN_MODEL_NAME, builtin_bundle())]
     folder = models_folder()
-    if folder.is_dir():
-        found += [(path.name, path) for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."]
-    return found
+    try:
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise StorageError(f"cannot list `{folder}`: {error.strerror}; check its permissions") from None
+    return found + [(path.name, path) for path in inside if path.name[0] != "." and _is_folder(path)]
+
+
+def _is_folder(path: Path) -> bool:
+    found = status(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def _summary(name: str, folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def read_all() -> str:
 
 def read_lines() -> Iterator[str]:
     """The lines that are piped in, stripped; a line that cannot be used is noted and left out."""
-    while line := sys.stdin.buffer.readline(MAX_BYTES + 1):
+    while sys.stdin is not None and (line := sys.stdin.buffer.readline(MAX_BYTES + 1)):
         if len(line) > MAX_BYTES:
             note(f"error: a line has more than {MAX_BYTES >> 20} MiB; no context here holds that")
             _skip_line()
