@@ -5,6 +5,7 @@ Python's own `int` and `float` also read `1_000`, `٣` and `nan`; nobody who typ
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -13,6 +14,9 @@ from click.types import FloatParamType, IntParamType
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
 _REAL = re.compile(r"[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,4})?")
+
+_ESCAPED = re.compile("[\ud800-\udfff]")
+"""Bytes that Python could not read in the locale's encoding."""
 
 
 def whole_number(text: str) -> int:
@@ -62,16 +66,15 @@ class Real(_Real, click.FloatRange):
 
 
 class _Text(click.ParamType):
-    """UTF-8 text, which what a shell hands over need not be."""
+    """UTF-8 text, whatever the locale; what a shell hands over need not be any."""
 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            str(value).encode()
-        except UnicodeEncodeError as failure:
-            self.fail(f"{short(value)} is not UTF-8 text (character {failure.start}).", param, ctx)
-        return str(value)
+            return os.fsencode(str(value)).decode() if _ESCAPED.search(str(value)) else str(value)
+        except UnicodeError:
+            self.fail(f"{short(value)} is not UTF-8 text.", param, ctx)
 
 
 WHOLE = _AnyWhole()
