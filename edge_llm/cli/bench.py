@@ -21,7 +21,7 @@ from edge_llm.bench.session import Plan, Row, run
 from edge_llm.bench.synthetic import SHAPES, synthetic_bundle
 from edge_llm.cli.options import runtime_config, runtime_options_but_threads
 from edge_llm.cli.terminal import note
-from edge_llm.cli.values import Real, Whole, short, whole_number
+from edge_llm.cli.values import NewFile, Real, Whole, short, whole_number
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.runners import load_int8_runner, resolve
 from edge_llm.errors import UsageError
@@ -137,7 +137,7 @@ _LIST: dict[str, Any] = {"type": _Numbers(), "multiple": True, "callback": _flat
 @click.option("--breakdown", "show_breakdown", is_flag=True, help="Where the time goes, by part and operation.")
 @click.option("--ttft", "first_token", is_flag=True, help="Time from process start to the first token (32-token prompt).")
 @click.option("--peer", "peers", multiple=True, help="Measure others in turns: llama.cpp[:q8_0|q4_0][:fa|nofa], torch; a list.")
-@click.option("--save", "save_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all rows to this file.")
+@click.option("--save", "save_path", type=NewFile(), help="Write all rows to this file.")
 @click.option(
     "--compare",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -154,7 +154,7 @@ _LIST: dict[str, Any] = {"type": _Numbers(), "multiple": True, "callback": _flat
 @click.option(
     "--trace",
     "trace_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NewFile(),
     help="Write the lanes of prompts to this file, for https://ui.perfetto.dev.",
 )
 @_refused_flags

@@ -13,6 +13,9 @@ from edge_llm.cli.values import WHOLE, Whole
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.load import load_comparison
 from edge_llm.errors import UsageError
+from edge_llm.files import read_file
+
+MAX_TEXT_BYTES = 64 << 20
 
 
 @click.command("perplexity")
@@ -36,9 +39,7 @@ def perplexity_command(
 ) -> None:
     """Perplexity of MODEL on the text FILE: the INT8 path beside the float path on the source's own weights."""
     try:
-        text = file.read_text("utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read `{file}`: {error.strerror}", param="file") from error
+        text = read_file(file, MAX_TEXT_BYTES, error=UsageError).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"`{file}` is not UTF-8 text (byte {error.start})", param="file") from error
     runtime = RuntimeConfig(threads=threads, shadow=not no_shadow)

@@ -5,8 +5,10 @@ Python's own `int` and `float` also read `1_000`, `٣` and `nan`; nobody who typ
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -39,7 +41,7 @@ class _InPlainDigits(click.ParamType):
     kind = "integer"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and self.spelling.fullmatch(value.strip()) is None:
+        if isinstance(value, str) and (self.spelling.fullmatch(value.strip()) is None or math.isinf(float(value))):
             self.fail(f"{short(value)} is not a valid {self.kind}.", param, ctx)
         return super().convert(value, param, ctx)
 
@@ -63,6 +65,18 @@ class Whole(_InPlainDigits, click.IntRange):
 
 class Real(_Real, click.FloatRange):
     """A number from ``min`` to ``max``."""
+
+
+class NewFile(click.Path):
+    """The name of a file to write."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty name names no file.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class _Text(click.ParamType):
