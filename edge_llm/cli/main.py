@@ -110,6 +110,10 @@ def _refusal(error: Exception) -> str | None:
         return f"cannot write to standard output: {failure.strerror}"
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return "there is not enough memory; free some, allow the process more, or try a smaller --ctx or --memory"
+    if isinstance(error, RuntimeError) and str(error) in ("can't start new thread", os.strerror(errno.EAGAIN)):
+        return "the system gives no more threads; take fewer with --threads, or allow the process more threads and memory"
+    if isinstance(error, ImportError):
+        return f"cannot load a library: {_first_cause(error)}"
     if not isinstance(error, OSError):
         return None
     if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -118,6 +122,13 @@ def _refusal(error: Exception) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"cannot write{place}: {error.strerror}"
     return f"the system refuses{place}: {error.strerror or error}"
+
+
+def _first_cause(error: BaseException) -> str:
+    """The first line of the error that began it: a package may wrap it in a page of advice."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _complain_of(message: str) -> None:
