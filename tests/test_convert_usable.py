@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_files import random_tensors, tiny_config, write_json, write_model
 
+from edge_llm.cli.main import run
 from edge_llm.config import GenerationParams, RuntimeConfig
-from edge_llm.convert.importer import import_model
+from edge_llm.convert.importer import Outliers, import_model
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import EdgeLLMError, InvalidModel
@@ -84,7 +85,7 @@ def test_a_context_that_is_accepted_holds_a_prompt_and_an_answer(
 ) -> None:
     source = tiny_model("llama", max_position_embeddings=context, chat_template=template)
     try:
-        folder = import_model(source, "m")
+        folder = import_model(source, "m", outliers=Outliers("none"))
     except InvalidModel as refused:
         assert f"a context of `{context}` tokens has no room" in str(refused)
         assert nothing_left()
@@ -112,14 +113,16 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("raw", "reason"), UNUSABLE, ids=lambda value: str(value)[:40])
 def test_a_default_that_cannot_be_used_is_left_out_and_named(
-    tiny_model: Callable[..., Path], tmp_path: Path, raw: dict[str, Any], reason: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], raw: dict[str, Any], reason: str
 ) -> None:
     source = write_model(tmp_path / "model", tiny_config("llama", num_hidden_layers=1))
     write_json(source / "generation_config.json", raw)
     said: list[str] = []
-    folder = import_model(source, "m", notice=said.append)
+    folder = import_model(source, "m", outliers=Outliers("none"), notice=said.append)
     assert [line for line in said if line.startswith(f"generation_config.json: {reason}")]
     assert answers(folder) == 1
+    assert run(["show", "m"]) == 0
+    assert reason in capsys.readouterr().out
 
 
 TEXTS = st.sampled_from(["", "x", "0.5", "\x1b"])

@@ -19,6 +19,7 @@ from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.kv.store import page_bytes
+from edge_llm.models.generation import generation_defaults
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, bundle_path, find_bundle, models_folder, prefix_cache_folder
 
 
@@ -130,6 +131,7 @@ def _summary(name: str, folder: Path) -> dict[str, Any]:
 
 def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
     config = bundle.config
+    left_out = generation_defaults(bundle.generation_config).left_out
     return {
         "name": name,
         "path": str(bundle.folder),
@@ -139,6 +141,7 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "model": asdict(config),
         "shadow": shadow_report(bundle),
         "generation_defaults": bundle.generation_config,
+        **({"generation_left_out": "; ".join(left_out)} if left_out else {}),
         "chat_template": bundle.has_file("chat_template.jinja"),
         "source": dict(bundle.manifest["source"]),
         "created_with": bundle.manifest["created_with"],
