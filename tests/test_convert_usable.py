@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_files import random_tensors, tiny_config, write_json, write_model
 
@@ -172,3 +172,29 @@ def test_one_enormous_weight_is_refused_or_runs(tmp_path: Path, name: str) -> No
         else:
             assert value < 3e38
             assert answers(folder) == 1
+
+
+# --- shapes ------------------------------------------------------------------------------------------------------
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "hidden_size": st.sampled_from([1, 2, 17, 64]),
+        "intermediate_size": st.sampled_from([1, 5, 33, 112]),
+        "num_attention_heads": st.sampled_from([2, 6]),
+        "num_key_value_heads": st.sampled_from([1, 2]),
+        "head_dim": st.sampled_from([8, 24, 56]),
+        "max_position_embeddings": st.sampled_from([3, 16, 17, 64]),
+        "tie_word_embeddings": st.booleans(),
+        "rms_norm_eps": st.sampled_from([1e-20, 1e-5, 1.0]),
+        "rope_theta": st.sampled_from([1, 1e4, 1e18]),
+    }
+)
+
+
+@settings(max_examples=6, deadline=None)
+@given(shape=SHAPES, family=st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]))
+def test_a_shape_that_is_accepted_runs(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], family: str) -> None:
+    folder = tmp_path_factory.mktemp("shape")
+    source = write_model(folder / "model", tiny_config(family, num_hidden_layers=1, **shape))
+    bundle = import_model(source, target=folder / "bundle", outliers=Outliers("none"))
+    assert answers(bundle) == answers(bundle, float_path=True) == 1

@@ -12,7 +12,7 @@ from edge_llm.cli.terminal import progress_bar, say, say_json
 from edge_llm.cli.values import WHOLE, Whole
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.load import load_comparison
-from edge_llm.errors import UsageError
+from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.files import read_file
 
 MAX_TEXT_BYTES = 64 << 20
@@ -39,7 +39,9 @@ def perplexity_command(
 ) -> None:
     """Perplexity of MODEL on the text FILE: the INT8 path beside the float path on the source's own weights."""
     try:
-        text = read_file(file, MAX_TEXT_BYTES, error=UsageError).decode("utf-8")
+        text = read_file(file, MAX_TEXT_BYTES).decode("utf-8")
+    except EdgeLLMError as error:
+        raise UsageError(f"cannot read the text: {error}", param="file") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"`{file}` is not UTF-8 text (byte {error.start})", param="file") from error
     runtime = RuntimeConfig(threads=threads, shadow=not no_shadow)
