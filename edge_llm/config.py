@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -183,5 +182,5 @@ def _strings(given: object) -> tuple[object, ...]:
 
 
 def _within(name: str, value: float, low: float, high: float, *, param: str | None = None) -> None:
-    if not math.isfinite(value) or not low <= value <= high:
+    if not low <= value <= high:  # nor is not-a-number
         raise UsageError(f"{name} must be between {low:g} and {high:g}, got `{value}`", param=param or name)

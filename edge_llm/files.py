@@ -8,6 +8,7 @@ they lead to must be a regular file.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -33,6 +34,16 @@ def shown(value: object, limit: int = 120) -> str:
     if len(text) > limit:
         text = f"{text[: limit * 2 // 3]}...{text[-limit // 4 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def status(path: Path) -> os.stat_result | None:
+    """What the system knows of ``path``; None when nothing is there.  Raises `StorageError` when it may not be seen."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL inside
+        return None
+    except OSError as failure:
+        raise StorageError(f"cannot look at `{shown(path)}`: {failure.strerror}; check its permissions") from None
 
 
 class RegularFile:
@@ -116,6 +127,8 @@ def read_file(path: Path, limit: int, *, error: type[EdgeLLMError] = InvalidMode
 def _open_error(path: Path, failure: OSError | ValueError) -> EdgeLLMError:
     if isinstance(failure, (FileNotFoundError, NotADirectoryError)):
         return ModelNotFound(f"no file `{shown(path)}`; check the path")
+    if isinstance(failure, OSError) and failure.errno in (errno.EMFILE, errno.ENFILE):
+        return StorageError(f"cannot open `{shown(path)}`: too many files are open; allow more with `ulimit -n`")
     if isinstance(failure, OSError):
         return StorageError(f"cannot open `{shown(path)}`: {failure.strerror or failure}; check its permissions")
     return ModelNotFound(f"`{shown(path)}` is not a possible file name; check the path")  # NUL inside

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 
 from edge_llm.errors import ModelNotFound, StorageError, UsageError
@@ -18,14 +19,28 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 def home() -> Path:
     """Folder of everything that edge-llm keeps for this user (it may not exist yet).
 
-    Raises `StorageError`, as all of this file's folders do, when something else has its place.
+    Raises `StorageError`, as all of this file's folders do, when something else has its place or nobody may look there.
     """
     chosen = os.environ.get("EDGE_LLM_HOME")
     if chosen:
-        return _possible_folder(Path(chosen).expanduser().absolute())
+        folder = expanded(chosen)
+        if str(folder).startswith("~"):
+            raise StorageError(f"EDGE_LLM_HOME `{chosen}` names no user of this machine; set it to a folder")
+        return _possible_folder(folder.absolute())
     from platformdirs import user_data_path
 
-    return _possible_folder(user_data_path("edge-llm", appauthor=False))
+    folder = user_data_path("edge-llm", appauthor=False)
+    if not folder.is_absolute():
+        raise StorageError("this user has no home folder; set EDGE_LLM_HOME to a folder")
+    return _possible_folder(folder)
+
+
+def expanded(path: str | Path) -> Path:
+    """``path`` with `~` and `~user` as a shell has them: what names nobody stays as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def models_folder() -> Path:
@@ -45,10 +60,25 @@ def prefix_cache_folder() -> Path:
 
 def _possible_folder(folder: Path) -> Path:
     """``folder`` if it is one or can be made."""
-    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    if not nearest.is_dir():
-        raise StorageError(f"`{nearest}` is not a folder; move it away, or set EDGE_LLM_HOME to a folder")
+    for path in (folder, *folder.parents):
+        try:
+            there = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            if not path.is_symlink():
+                continue
+            raise StorageError(_no_folder(path)) from None
+        except OSError as error:
+            raise StorageError(
+                f"cannot look into `{path}`: {error.strerror}; check its permissions, or set EDGE_LLM_HOME to another folder"
+            ) from None
+        if not stat.S_ISDIR(there.st_mode):
+            raise StorageError(_no_folder(path))
+        break
     return folder
+
+
+def _no_folder(path: Path) -> str:
+    return f"`{path}` is not a folder; move it away, or set EDGE_LLM_HOME to a folder"
 
 
 def builtin_bundle() -> Path:
@@ -60,7 +90,7 @@ def safe_name(name: str) -> str:
     """Return ``name`` if it can be a bundle's folder name; a path or an odd character raises `UsageError`."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"`{name}` cannot be a model name; use up to 96 letters, digits, '.', '_' or '-', "
+            f"`{name[:100]}` cannot be a model name; use up to 96 letters, digits, '.', '_' or '-', "
             "starting with a letter or digit",
             param="name",
         )
@@ -73,14 +103,29 @@ def bundle_path(name: str) -> Path:
 
 
 def find_bundle(model: str | Path | None) -> Path:
-    """The bundle folder that ``model`` names: a name given at import, a path to a bundle, or the built-in model."""
+    """The bundle folder that ``model`` names: a name given at import, a path to a bundle, or the built-in model.
+
+    A text is a path when it has a slash in it, begins with `~`, or is `.` or `..`; all else is a name, whatever lies in
+    the working folder.
+    """
     if model is None or str(model) == BUILTIN_MODEL_NAME:
         return builtin_bundle()
-    path = Path(model).expanduser()
-    looks_like_path = isinstance(model, Path) or os.sep in model or path.is_dir()
-    folder = path if looks_like_path else bundle_path(str(model))
-    if (folder / "manifest.json").is_file():
-        return folder
-    if (folder / "config.json").is_file() or folder.suffix == ".gguf":
+    is_path = isinstance(model, Path) or os.sep in model or model.startswith("~") or model in (".", "..")
+    folder = expanded(model) if is_path else bundle_path(str(model))
+    if _holds(folder, "manifest.json"):
+        return folder if folder.name not in ("", "..") else folder.resolve()  # a bundle is called as its folder is
+    if is_path and (_holds(folder, "config.json") or folder.suffix == ".gguf"):
         raise ModelNotFound(f"`{model}` is not imported yet; run `edge-llm import {model} --name NAME` first")
+    if not is_path and os.path.lexists(model):
+        kind = "folder" if Path(model).is_dir() else "file"
+        raise ModelNotFound(f"no model is called `{model}`; there is a {kind} `{model}` here: write `./{model}` to mean it")
     raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here, `edge-llm import SOURCE` adds one")
+
+
+def _holds(folder: Path, name: str) -> bool:
+    try:
+        return (folder / name).is_file()
+    except PermissionError as error:
+        raise StorageError(f"cannot look into `{folder}`: {error.strerror}; check its permissions") from None
+    except OSError:  # a name that no file can have
+        return False

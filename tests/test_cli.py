@@ -230,7 +230,7 @@ MISTAKES = {
     "a model folder that is not imported": (("run", "{source}", "hi"), 1, "not imported yet"),
     "negative temperature": (("run", "{bundle}", "hi", "--temperature", "-1"), 2, "temperature must be between 0 and 100"),
     "temperature is no number": (("run", "{bundle}", "hi", "--temperature", "warm"), 2, "'warm' is not a valid float"),
-    "not-a-number": (("run", "{bundle}", "hi", "--top-p", "nan"), 2, "top_p must be between 0 and 1, got `nan`"),
+    "not-a-number": (("run", "{bundle}", "hi", "--top-p", "nan"), 2, "'nan' is not a valid float"),
     "top-p above one": (("run", "{bundle}", "hi", "--top-p", "1.5"), 2, "`1.5`"),
     "negative top-k": (("run", "{bundle}", "hi", "--top-k", "-2"), 2, "`-2`"),
     "max-tokens zero": (("run", "{bundle}", "hi", "--max-tokens", "0"), 2, "max_tokens must be at least 1"),

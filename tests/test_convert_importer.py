@@ -411,8 +411,8 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, name: s
 
 def test_activations_that_overflow_are_refused_by_name(tmp_path: Path) -> None:
     def change(tensors: dict[str, np.ndarray]) -> None:
-        tensors["model.layers.0.mlp.up_proj.weight"] *= 1e25
-        tensors["model.layers.0.mlp.gate_proj.weight"] *= 1e25
+        for name in ("post_attention_layernorm", "mlp.up_proj", "mlp.gate_proj"):
+            tensors[f"model.layers.0.{name}.weight"] *= 1e12
 
     with pytest.raises(NumericError, match=r"layers\.0\.down"):
         import_model(spoil(tmp_path, change), "m")

@@ -1,12 +1,14 @@
 """The home folder may be anything that a person writes into EDGE_LLM_HOME."""
 
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from edge_llm.cli.main import run
-from edge_llm.errors import StorageError
-from edge_llm.paths import home, models_folder, synthetic_folder
+from edge_llm.errors import ModelNotFound, StorageError, UsageError
+from edge_llm.paths import builtin_bundle, bundle_path, find_bundle, home, models_folder, synthetic_folder
 
 
 def test_the_home_may_not_exist_yet(monkeypatch, tmp_path):
@@ -66,3 +68,71 @@ def test_doctor_reports_it(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path / "file"))
     run(["doctor"])
     assert "is not a folder" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("chosen", ["~nobody-at-all", "~nobody-at-all/x"])
+def test_a_home_of_nobody_is_refused(monkeypatch, tmp_path, chosen):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDGE_LLM_HOME", chosen)
+    with pytest.raises(StorageError, match="names no user of this machine"):
+        home()
+
+
+def test_a_home_that_no_file_can_have_is_refused(monkeypatch):
+    monkeypatch.setenv("EDGE_LLM_HOME", "/tmp/" + 300 * "x")
+    with pytest.raises(StorageError, match="File name too long"):
+        home()
+
+
+@pytest.mark.parametrize("place", ["folder", "file", "bundle"])
+def test_a_name_is_a_name_whatever_lies_here(monkeypatch, tmp_path, edge_llm_home, place):
+    imported = bundle_path("good")
+    imported.parent.mkdir()
+    shutil.copytree(builtin_bundle(), imported)
+    monkeypatch.chdir(tmp_path)
+    if place == "file":
+        (tmp_path / "good").write_text("mine")
+    elif place == "folder":
+        (tmp_path / "good").mkdir()
+    else:
+        shutil.copytree(builtin_bundle(), tmp_path / "good")
+    assert find_bundle("good") == imported
+    if place == "bundle":
+        assert find_bundle("./good") == find_bundle(Path("good")) == Path("good")
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_lies_here_is_named_when_no_model_has_the_name(monkeypatch, tmp_path, kind):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good").mkdir() if kind == "folder" else (tmp_path / "good").write_text("mine")
+    with pytest.raises(ModelNotFound, match=f"there is a {kind} `good` here: write `./good` to mean it"):
+        find_bundle("good")
+
+
+NO_BUNDLES = (".", "..", "./", "~", "~nobody-at-all/x", "/", "a/b", "Qwen/Qwen3-0.6B", "./" + 300 * "x", "\0/")
+
+
+@pytest.mark.parametrize("path", NO_BUNDLES)
+def test_a_path_without_a_bundle_is_no_model(monkeypatch, tmp_path, path):
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ModelNotFound, match="no model `"):
+        find_bundle(path)
+
+
+@pytest.mark.parametrize("path", [".", "./", "~/it", "../it", "sub/../"])
+def test_every_form_of_a_path_finds_a_bundle(monkeypatch, tmp_path, path):
+    shutil.copytree(builtin_bundle(), tmp_path / "it")
+    (tmp_path / "it" / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "it")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_bundle(path).resolve() == (tmp_path / "it").resolve()
+    assert find_bundle(path).name == "it"
+
+
+@pytest.mark.parametrize("name", ["", 300 * "x", 5000 * "x", "a b", "-x", "\udcff", "x\x1b[2J", "٣"])
+def test_what_can_be_no_name_is_refused_shortly(name):
+    with pytest.raises(UsageError, match="cannot be a model name") as refused:
+        find_bundle(name)
+    assert len(str(refused.value)) < 300

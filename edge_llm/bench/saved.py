@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -20,15 +21,20 @@ Row = dict[str, Any]
 
 
 def save(path: Path, rows: Sequence[Row]) -> None:
-    """Write ``rows`` as a JSON list (each row carries its environment), all or nothing."""
+    """Write ``rows`` as a JSON list (each row carries its environment), all or nothing; a device or a pipe as they come."""
+    text = json.dumps(list(rows), indent=1) + "\n"
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        unfinished.write_text(json.dumps(list(rows), indent=1) + "\n", encoding="utf-8")
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(path)
     except OSError as error:
         raise StorageError(f"cannot write `{path}`: {error.strerror}") from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
 
 
 def load(path: Path) -> list[Row]:

@@ -21,6 +21,7 @@ from edge_llm.bench.session import Plan, Row, run
 from edge_llm.bench.synthetic import SHAPES, synthetic_bundle
 from edge_llm.cli.options import runtime_config, runtime_options_but_threads
 from edge_llm.cli.terminal import note
+from edge_llm.cli.values import NewFile, Real, Whole, short, whole_number
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.runners import load_int8_runner, resolve
 from edge_llm.errors import UsageError
@@ -52,7 +53,7 @@ class _Numbers(click.ParamType):
         try:
             return tuple(number for item in str(value).split(",") for number in _expand(item))
         except ValueError:
-            self.fail(f"`{value}` is not a list of numbers such as 128,512 or 128-512*2", param, ctx)
+            self.fail(f"`{short(str(value))[1:-1]}` is not a list of numbers such as 128,512 or 128-512*2", param, ctx)
 
 
 def _expand(item: str) -> list[int]:
@@ -62,7 +63,7 @@ def _expand(item: str) -> list[int]:
     for sign, step in (("+", lambda at, by: at + by), ("*", lambda at, by: at * by)):
         high, found, by = rest.partition(sign)
         if found:
-            return _walk(_positive(low), _positive(high), int(by), step)
+            return _walk(_positive(low), _positive(high), whole_number(by), step)
     raise ValueError(item)
 
 
@@ -76,7 +77,7 @@ def _walk(low: int, high: int, by: int, step: Callable[[int, int], int]) -> list
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = whole_number(text)
     if number < 0:
         raise ValueError(text)
     return number
@@ -118,16 +119,16 @@ _LIST: dict[str, Any] = {"type": _Numbers(), "multiple": True, "callback": _flat
 @click.option("-n", "--n-gen", default=["128"], show_default=True, help="Tokens to generate; 0 for none.", **_LIST)
 @click.option("-pg", "both", multiple=True, metavar="P,G", help="Prompt and generation together; may be repeated.")
 @click.option("-d", "--n-depth", default=["0"], show_default=True, help="Tokens of context before.", **_LIST)
-@click.option("-r", "--repetitions", type=click.IntRange(1, 1000), default=5, show_default=True)
+@click.option("-r", "--repetitions", type=Whole(1, 1000), default=5, show_default=True)
 @click.option("-t", "--threads", help="CPU threads; default: the cores this process may use.", **_LIST)
-@click.option("-b", "--batch-size", type=click.IntRange(1), help="Tokens in flight at once; default: 4 chunks.")
-@click.option("-ub", "--ubatch-size", type=click.IntRange(1), help="The same as --chunk, and given to the peers too.")
+@click.option("-b", "--batch-size", type=Whole(1), help="Tokens in flight at once; default: 4 chunks.")
+@click.option("-ub", "--ubatch-size", type=Whole(1), help="The same as --chunk, and given to the peers too.")
 @click.option("-ctk", "--cache-type-k", default="int8", callback=_kv_type, expose_value=False, help="Only int8 (or q8_0).")
 @click.option("-ctv", "--cache-type-v", default="int8", callback=_kv_type, expose_value=False, help="Only int8 (or q8_0).")
 @click.option("-o", "--output", type=click.Choice(FORMATS), default="md", show_default=True)
 @click.option("-oe", "--output-err", type=click.Choice(FORMATS), help="Print on stderr too, in this format.")
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
-@click.option("--delay", type=click.FloatRange(0, 3600), default=0.0, help="Seconds to wait before every test.")
+@click.option("--delay", type=Real(0, 3600), default=0.0, help="Seconds to wait before every test.")
 @click.option("--no-warmup", is_flag=True, help="No run before those that are timed.")
 @click.option("--progress", "show_progress", is_flag=True, help="Say what is measured, also when stderr is no terminal.")
 @click.option("--synthetic", type=click.Choice(list(SHAPES)), help="Random weights at a real shape instead of MODEL.")
@@ -136,7 +137,7 @@ _LIST: dict[str, Any] = {"type": _Numbers(), "multiple": True, "callback": _flat
 @click.option("--breakdown", "show_breakdown", is_flag=True, help="Where the time goes, by part and operation.")
 @click.option("--ttft", "first_token", is_flag=True, help="Time from process start to the first token (32-token prompt).")
 @click.option("--peer", "peers", multiple=True, help="Measure others in turns: llama.cpp[:q8_0|q4_0][:fa|nofa], torch; a list.")
-@click.option("--save", "save_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all rows to this file.")
+@click.option("--save", "save_path", type=NewFile(), help="Write all rows to this file.")
 @click.option(
     "--compare",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -147,13 +148,13 @@ _LIST: dict[str, Any] = {"type": _Numbers(), "multiple": True, "callback": _flat
     "--policy", "policies", help=f"Run prompts under these scheduling policies in turns: all, or of {', '.join(lanes.EVERY)}."
 )
 @click.option("--concurrency", help="So many answers at once through the service, such as 1,8,32.", **_LIST)
-@click.option("--batch-window", type=click.FloatRange(0, 10_000), default=0.0, help="Milliseconds to wait for company.")
+@click.option("--batch-window", type=Real(0, 10_000), default=0.0, help="Milliseconds to wait for company.")
 @click.option("--speculation", is_flag=True, help="What prompt lookup is worth on text that copies and on text that does not.")
 @click.option("--gantt", is_flag=True, help="Draw the lanes of prompts as text.")
 @click.option(
     "--trace",
     "trace_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NewFile(),
     help="Write the lanes of prompts to this file, for https://ui.perfetto.dev.",
 )
 @_refused_flags
@@ -415,10 +416,13 @@ def _tests(
 ) -> tuple[Test, ...]:
     pairs = [(prompt, 0) for prompt in n_prompt if prompt] + [(0, generate) for generate in n_gen if generate]
     for text in both:
-        prompt, comma, generate = text.partition(",")
-        if not (comma and prompt.isdigit() and generate.isdigit() and int(prompt) + int(generate)):
+        prompt, _, generate = text.partition(",")
+        try:
+            pairs.append((_positive(prompt), _positive(generate)))
+        except ValueError:
+            pairs.append((0, 0))
+        if not sum(pairs[-1]):
             raise UsageError(f"-pg takes two numbers such as 512,128, got `{text}`", param="pg")
-        pairs.append((int(prompt), int(generate)))
     if not pairs:
         raise UsageError("nothing to measure: give -p, -n or -pg a number above 0", param="n_prompt")
     return tuple(Test(prompt, generate, depth) for depth in depths for prompt, generate in pairs)

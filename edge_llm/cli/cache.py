@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from datetime import datetime
 from typing import Any
 
 import click
 
+from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.engine.prefix_cache import is_usable, parse_budget
 from edge_llm.errors import ModelNotFound
+from edge_llm.files import shown
 from edge_llm.kv.prefix_folder import ModelPages, prune, remove_model, stored_models, stored_pages
 from edge_llm.paths import prefix_cache_folder
 
@@ -28,16 +28,16 @@ def list_cache(as_json: bool) -> None:
     """List what is kept, by model."""
     rows = [_row(model) for model in stored_models(prefix_cache_folder())]
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        say_json(rows)
         return
     if not rows:
-        click.echo("nothing is kept", err=True)
+        note("nothing is kept")
         return
     width = max(5, *(len(row["model"]) for row in rows))
-    click.echo(f"{'MODEL'.ljust(width)}  {'PAGES':>7} {'TOKENS':>9} {'SIZE':>12}  {'LAST USE':16}  STATE")
+    say(f"{'MODEL'.ljust(width)}  {'PAGES':>7} {'TOKENS':>9} {'SIZE':>12}  {'LAST USE':16}  STATE")
     for row in rows:
         size = f"{row['bytes'] / 2**20:.1f} MiB"
-        click.echo(
+        say(
             f"{row['model'].ljust(width)}  {row['pages']:>7} {row['tokens']:>9} {size:>12}  "
             f"{(row['last_used'] or 'never')[:16]:16}  {row['state']}"
         )
@@ -67,7 +67,7 @@ def clear_cache(model: str | None, yes: bool, as_json: bool) -> None:
     doomed = [kept for kept in stored_models(prefix_cache_folder()) if model is None or _name(kept) == model]
     if model is not None and not doomed:
         raise ModelNotFound(f"nothing is kept of `{model}`; `edge-llm cache list` shows what is")
-    if doomed and not yes and sys.stdin.isatty():
+    if doomed and not yes and has_person():
         click.confirm(f"Remove what is kept of {', '.join(sorted({_name(kept) for kept in doomed}))}?", abort=True, err=True)
     _remove(doomed)
     _report(sum(len(kept.files) for kept in doomed), sum(kept.nbytes for kept in doomed), as_json)
@@ -87,7 +87,7 @@ def _row(model: ModelPages) -> dict[str, Any]:
 
 
 def _name(model: ModelPages) -> str:
-    return model.label.get("model", "unknown")
+    return shown(model.label.get("model", "unknown"))
 
 
 def _remove(models: list[ModelPages]) -> None:
@@ -98,6 +98,6 @@ def _remove(models: list[ModelPages]) -> None:
 def _report(pages: int, nbytes: int, as_json: bool) -> None:
     left = sum(file.nbytes for file in stored_pages(prefix_cache_folder()))
     if as_json:
-        click.echo(json.dumps({"removed_pages": pages, "removed_bytes": nbytes, "bytes": left}))
+        say_json({"removed_pages": pages, "removed_bytes": nbytes, "bytes": left}, indent=None)
     else:
-        click.echo(f"removed {pages} pages ({nbytes / 2**20:.1f} MiB), {left / 2**20:.1f} MiB are left", err=True)
+        note(f"removed {pages} pages ({nbytes / 2**20:.1f} MiB), {left / 2**20:.1f} MiB are left")

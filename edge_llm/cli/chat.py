@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from edge_llm.cli.options import generation_options, generation_params, runtime_config, runtime_options
-from edge_llm.cli.terminal import note, quiet_progress, write
+from edge_llm.cli.piped import read_lines
+from edge_llm.cli.terminal import has_person, note, quiet_progress, say, write
+from edge_llm.cli.values import TEXT
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Finish
@@ -27,7 +28,7 @@ HELP = """\
 @click.argument("model", required=False)
 @generation_options
 @runtime_options
-@click.option("--system", help="System message.")
+@click.option("--system", type=TEXT, help="System message.")
 def chat_command(model: str | None, system: str | None, **options: Any) -> None:
     """Chat with MODEL (default: the built-in model)."""
     runtime = runtime_config(options)
@@ -48,12 +49,12 @@ class Conversation:
 
     def run(self) -> None:
         """Answer line after line until the person leaves."""
-        interactive = sys.stdin.isatty()
+        interactive = has_person()
         if interactive:
             note(f"{self._engine.name}: context {self._engine.runner.context} tokens. /help lists the commands.")
         if self._engine.template.is_default:
             note("This model brings no chat template and may not be made for chatting; it gets plain `role: text` lines.")
-        for line in _lines(interactive):
+        for line in _typed_lines() if interactive else read_lines():
             if line.startswith("/"):
                 if not self._obey(line):
                     return
@@ -99,21 +100,20 @@ class Conversation:
             note(f"error: {error}" + (" (/reset starts over)" if len(messages) > 1 else ""))
             return
         else:
-            click.echo()
+            say()
         if text := "".join(said):
             self._messages = [*messages, {"role": "assistant", "content": text}]
 
 
-def _lines(interactive: bool) -> Iterator[str]:
+def _typed_lines() -> Iterator[str]:
     """Lines of the person, stripped; Ctrl-C at the prompt clears the line and does not leave."""
-    if interactive:
-        import readline  # noqa: F401 - editing and history of input()
+    import readline  # noqa: F401 - editing and history of input()
+
     while True:
         try:
-            yield input("> " if interactive else "").strip()
+            yield input("> ").strip()
         except EOFError:
-            if interactive:
-                note("")
+            note("")
             return
         except UnicodeDecodeError:
             note("error: that line is not UTF-8 text")

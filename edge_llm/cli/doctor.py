@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
+from edge_llm.cli.terminal import say, say_json
 from edge_llm.engine.machine import examine
 
 
@@ -15,13 +14,13 @@ def doctor_command(as_json: bool) -> None:
     """Say what this machine has for running models, what is missing for an Ascend card, and how to get it."""
     findings = examine()
     if as_json:
-        click.echo(json.dumps({finding.name: finding.as_dict() for finding in findings}, indent=2))
+        say_json({finding.name: finding.as_dict() for finding in findings})
         return
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        click.echo(f"{_MARKS[finding.good]} {finding.name.ljust(width)}  {finding.value}")
+        say(f"{_MARKS[finding.good]} {finding.name.ljust(width)}  {finding.value}")
         if finding.advice:
-            click.echo(f"  {' ' * width}  -> {finding.advice}")
+            say(f"  {' ' * width}  -> {finding.advice}")
 
 
 _MARKS: dict[bool | None, str] = {True: "+", False: "!", None: "-"}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from edge_llm.cli.terminal import note, progress_bar
+from edge_llm.cli.terminal import note, progress_bar, write
+from edge_llm.cli.values import REAL
 from edge_llm.convert.importer import Outliers, import_model
 from edge_llm.quant.shadow import DEFAULT_BUDGET
 
@@ -24,7 +25,7 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
 )
 @click.option(
     "--shadow-budget",
-    type=float,
+    type=REAL,
     default=DEFAULT_BUDGET,
     show_default=True,
     metavar="PERCENT",
@@ -64,4 +65,4 @@ def import_command(
             notice=note,
         )
     note(f"imported as {folder.name}; chat with `edge-llm chat {folder.name}`")
-    click.echo(folder)
+    write(f"{folder}\n")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
+import warnings
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -12,6 +13,8 @@ import click
 
 import edge_llm
 from edge_llm.cli import process
+from edge_llm.cli.refusal import refusal
+from edge_llm.cli.streams import give_up, set_what_cannot_be_encoded
 from edge_llm.errors import EdgeLLMError
 
 VERBS: tuple[tuple[str, str, str], ...] = (
@@ -64,6 +67,9 @@ def cli(ctx: click.Context) -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 good, 1 failed, 2 misuse, 130 interrupted."""
     process.prepare()
+    set_what_cannot_be_encoded()
+    if not sys.warnoptions and not os.environ.get("EDGE_LLM_DEBUG"):
+        warnings.simplefilter("ignore")  # they are for developers
     try:
         process.interrupts.running = True
         code = run(arguments)
@@ -77,41 +83,38 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     try:
         result: Any = cli.main(arguments, prog_name="edge-llm", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as wanted:
         return wanted.exit_code
     except click.ClickException as misuse:
-        with contextlib.suppress(OSError):  # who does not listen to complaints gets the exit code
-            misuse.show()
+        _complain(misuse.show)
         return misuse.exit_code
     except (KeyboardInterrupt, click.Abort):
         return process.INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away (`| head`): nothing more to say
+        give_up(sys.stdout)
         return 1
     except EdgeLLMError as error:
-        _complain(str(error))
+        _complain_of(str(error))
         return error.exit_code
     except Exception as error:
         if os.environ.get("EDGE_LLM_DEBUG"):
             raise
-        _complain(_shortage(error) or f"internal error, {type(error).__name__}: {error} (set EDGE_LLM_DEBUG=1 to see where)")
+        _complain_of(refusal(error) or f"internal error, {type(error).__name__}: {error} (set EDGE_LLM_DEBUG=1 to see where)")
         return 1
 
 
-def _shortage(error: Exception) -> str | None:
-    """One line for what the system did not give; None if that is not what went wrong."""
-    if isinstance(error, MemoryError):
-        return f"out of memory: {error}; --memory, --kv-memory and --ctx make a model smaller"
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-        return "the system gives no more threads or no memory for them; raise `ulimit -u` or `ulimit -v`, or lower --threads"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename is None else f"`{error.filename}`: {error.strerror}"
-    return None
-
-
-def _complain(message: str) -> None:
+def _complain_of(message: str) -> None:
     line = " ".join(message.split())
     printable = "".join(char if char.isprintable() else "?" for char in line)
-    with contextlib.suppress(OSError):
-        click.echo(f"error: {printable}", err=True)
+    _complain(lambda: click.echo(f"error: {printable}", err=True))
+
+
+def _complain(speak: Callable[[], None]) -> None:
+    """``speak`` on stderr, if it can be heard."""
+    try:
+        speak()
+    except OSError:
+        give_up(sys.stderr)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
+import stat
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +12,14 @@ from typing import Any
 import click
 
 from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
+from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
+from edge_llm.files import shown, status
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.kv.store import page_bytes
+from edge_llm.models.generation import generation_defaults
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, bundle_path, find_bundle, models_folder, prefix_cache_folder
 
 
@@ -27,16 +29,17 @@ def list_command(as_json: bool) -> None:
     """List the models that are here."""
     rows = [_summary(name, folder) for name, folder in _bundles()]
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        say_json(rows)
         return
-    width = max(len(row["name"]) for row in rows)
-    click.echo(f"{'NAME'.ljust(width)}  {'FAMILY':8} {'PARAMETERS':>10} {'SIZE':>10} {'CONTEXT':>8}")
+    width = max(len(shown(row["name"])) for row in rows)
+    say(f"{'NAME'.ljust(width)}  {'FAMILY':8} {'PARAMETERS':>10} {'SIZE':>10} {'CONTEXT':>8}")
     for row in rows:
+        name = shown(row["name"]).ljust(width)
         if "error" in row:
-            click.echo(f"{row['name'].ljust(width)}  {row['error']}")
+            say(f"{name}  {shown(row['error'], 1000)}")
         else:
-            click.echo(
-                f"{row['name'].ljust(width)}  {row['family']:8} {_millions(row['parameters']):>10} "
+            say(
+                f"{name}  {row['family']:8} {_millions(row['parameters']):>10} "
                 f"{_mebibytes(row['bytes']):>10} {row['context']:>8}"
             )
 
@@ -49,21 +52,21 @@ def show_command(model: str, as_json: bool) -> None:
     folder = find_bundle(model)
     facts = _facts(model, open_bundle(folder))
     if as_json:
-        click.echo(json.dumps(facts, indent=2))
+        say_json(facts)
         return
     width = max(len(key) for key in facts)
     for key, value in facts.items():
         lines = _TABLES.get(key)
         if lines is not None and value:
             for index, line in enumerate(lines(value)):
-                click.echo(f"{(key if index == 0 else '').ljust(width)}  {line}")
+                say(f"{(key if index == 0 else '').ljust(width)}  {line}")
             continue
         if not isinstance(value, dict):
-            click.echo(f"{key.ljust(width)}  {value}")
+            say(f"{key.ljust(width)}  {_short(value)}")
             continue
-        plain = [f"{name} {_short(inner)}" for name, inner in value.items() if not isinstance(inner, dict | list)]
+        plain = [f"{shown(name)} {_short(inner)}" for name, inner in value.items() if not isinstance(inner, dict | list)]
         for index, line in enumerate(textwrap.wrap(", ".join(plain) or "none", 100)):
-            click.echo(f"{(key if index == 0 else '').ljust(width)}  {line}")
+            say(f"{(key if index == 0 else '').ljust(width)}  {line}")
 
 
 _TABLES = {"folds": fold_lines, "shadow": shadow_lines}
@@ -78,9 +81,9 @@ def rm_command(model: str, yes: bool) -> None:
     if model == BUILTIN_MODEL_NAME:
         raise UsageError("the built-in model is part of the program and cannot be removed", param="model")
     folder = bundle_path(model)
-    if not folder.is_dir():
+    if not _is_folder(folder):
         raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here")
-    if not yes and sys.stdin.isatty():
+    if not yes and has_person():
         click.confirm(f"Remove {model} ({_mebibytes(_folder_bytes(folder))})?", abort=True, err=True)
     try:
         doomed = folder.with_name(f".{folder.name}.removed")
@@ -89,7 +92,7 @@ def rm_command(model: str, yes: bool) -> None:
         _forget_prefixes(folder)
     except OSError as error:
         raise StorageError(f"cannot remove `{folder}`: {error.strerror}") from error
-    click.echo(f"removed {model}", err=True)
+    note(f"removed {model}")
 
 
 def _forget_prefixes(folder: Path) -> None:
@@ -102,9 +105,16 @@ def _forget_prefixes(folder: Path) -> None:
 def _bundles() -> list[tuple[str, Path]]:
     found = [(BUILTIN_MODEL_NAME, builtin_bundle())]
     folder = models_folder()
-    if folder.is_dir():
-        found += [(path.name, path) for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."]
-    return found
+    try:
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise StorageError(f"cannot list `{folder}`: {error.strerror}; check its permissions") from None
+    return found + [(path.name, path) for path in inside if path.name[0] != "." and _is_folder(path)]
+
+
+def _is_folder(path: Path) -> bool:
+    found = status(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def _summary(name: str, folder: Path) -> dict[str, Any]:
@@ -125,6 +135,7 @@ def _summary(name: str, folder: Path) -> dict[str, Any]:
 
 def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
     config = bundle.config
+    left_out = generation_defaults(bundle.generation_config).left_out
     return {
         "name": name,
         "path": str(bundle.folder),
@@ -135,6 +146,7 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "folds": fold_report(bundle),
         "shadow": shadow_report(bundle),
         "generation_defaults": bundle.generation_config,
+        **({"generation_left_out": "; ".join(left_out)} if left_out else {}),
         "chat_template": bundle.has_file("chat_template.jinja"),
         "source": dict(bundle.manifest["source"]),
         "created_with": bundle.manifest["created_with"],
@@ -154,4 +166,4 @@ def _millions(count: int) -> str:
 
 
 def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else shown(value, 1000)

@@ -9,21 +9,22 @@ from typing import Any, Literal, TypeVar
 
 import click
 
+from edge_llm.cli.values import REAL, TEXT, WHOLE
 from edge_llm.config import GenerationParams, Grammar, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_THREADS = click.option("-t", "--threads", type=int, help="CPU threads; default: the cores this process may use.")
+_THREADS = click.option("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
 
 _RUNTIME = (
     click.option("--device", default="auto", show_default=True, help="Where the model runs: host, emulated:CHIP, or auto."),
     click.option("--cpus", help="CPUs to run on, such as 0-3,8."),
     click.option("--numa", help="Run on the CPUs of this NUMA node; `card`: of the node of the Ascend card."),
     click.option("--memory", help="Most memory for weights (300MiB, 50%); the rest is streamed from flash.  Default: all."),
-    click.option("--ctx", "context", type=int, help="Context in tokens; default: the model's own, at most 32768."),
-    click.option("--chunk", type=int, default=256, show_default=True, help="Longest prefill chunk in tokens."),
+    click.option("--ctx", "context", type=WHOLE, help="Context in tokens; default: the model's own, at most 32768."),
+    click.option("--chunk", type=WHOLE, default=256, show_default=True, help="Longest prefill chunk in tokens."),
     click.option(
         "--draft", default="lookup", show_default=True, help="Who guesses tokens ahead: lookup, none, or a small MODEL."
     ),
@@ -31,14 +32,14 @@ _RUNTIME = (
 )
 
 _GENERATION = (
-    click.option("--temperature", type=float, help="0 is greedy; default: the model's own."),
-    click.option("--top-p", type=float, help="Keep the most likely tokens up to this mass."),
-    click.option("--top-k", type=int, help="Keep the K most likely tokens; 0 keeps all."),
-    click.option("--min-p", type=float, help="Keep tokens at least this fraction as likely as the best."),
-    click.option("--repetition-penalty", type=float, help="Above 1 makes seen tokens less likely."),
-    click.option("--seed", type=int, help="Same seed, same text."),
-    click.option("-n", "--max-tokens", type=int, help="Stop after this many tokens."),
-    click.option("--stop", multiple=True, help="Stop before this text; may be repeated."),
+    click.option("--temperature", type=REAL, help="0 is greedy; default: the model's own."),
+    click.option("--top-p", type=REAL, help="Keep the most likely tokens up to this mass."),
+    click.option("--top-k", type=WHOLE, help="Keep the K most likely tokens; 0 keeps all."),
+    click.option("--min-p", type=REAL, help="Keep tokens at least this fraction as likely as the best."),
+    click.option("--repetition-penalty", type=REAL, help="Above 1 makes seen tokens less likely."),
+    click.option("--seed", type=WHOLE, help="Same seed, same text."),
+    click.option("-n", "--max-tokens", type=WHOLE, help="Stop after this many tokens."),
+    click.option("--stop", type=TEXT, multiple=True, help="Stop before this text; may be repeated."),
 )
 
 
@@ -49,7 +50,7 @@ _GRAMMARS: dict[str, Literal["json_schema", "lark", "regex"]] = {
 _GRAMMAR = (
     click.option("--json-schema", metavar="FILE|TEXT", help="Answer with JSON that fits this schema."),
     click.option("--grammar", metavar="FILE|TEXT", help="Answer with what this grammar allows (Lark or GBNF syntax)."),
-    click.option("--regex", help="Answer with text that matches this regular expression as a whole."),
+    click.option("--regex", type=TEXT, help="Answer with text that matches this regular expression as a whole."),
 )
 MAX_GRAMMAR_BYTES = 4 << 20
 
@@ -88,12 +89,19 @@ def grammar_of(options: dict[str, Any]) -> Grammar | None:
 
 def _text_or_file(value: str, name: str) -> str:
     """``value``, or the text of the file that it names."""
-    if len(value) > 1024 or "\n" in value or not Path(value).is_file():
-        return value
+    if not _is_file(value):
+        return TEXT(value, param=None)
     try:
         return read_file(Path(value), MAX_GRAMMAR_BYTES, error=UsageError).decode("utf-8")
     except UnicodeDecodeError as failure:
         raise UsageError(f"`{shown(value)}`: byte {failure.start} is not UTF-8", param=name) from None
+
+
+def _is_file(value: str) -> bool:
+    try:
+        return Path(value).is_file()
+    except OSError:  # too long for a name, or where nobody may look
+        return False
 
 
 def runtime_config(options: dict[str, Any]) -> RuntimeConfig:

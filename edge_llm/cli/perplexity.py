@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,18 +9,22 @@ import click
 
 from edge_llm.bench.quality import Quality, compare
 from edge_llm.bench.shares import Shares, measure_shares
-from edge_llm.cli.terminal import progress_bar
+from edge_llm.cli.terminal import progress_bar, say, say_json
+from edge_llm.cli.values import WHOLE, Whole
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.load import load_comparison
-from edge_llm.errors import UsageError
+from edge_llm.errors import EdgeLLMError, UsageError
+from edge_llm.files import read_file
+
+MAX_TEXT_BYTES = 64 << 20
 
 
 @click.command("perplexity")
 @click.argument("model")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--window", type=click.IntRange(2), default=512, show_default=True, help="Tokens per window.")
-@click.option("--max-tokens", type=click.IntRange(2), help="Use only the first tokens of FILE.")
-@click.option("-t", "--threads", type=int, help="CPU threads; default: the cores this process may use.")
+@click.option("--window", type=Whole(2), default=512, show_default=True, help="Tokens per window.")
+@click.option("--max-tokens", type=Whole(2), help="Use only the first tokens of FILE.")
+@click.option("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
 @click.option("--parse-special", is_flag=True, help="Control tokens spelled in FILE are control tokens (rendered chats).")
 @click.option("--no-shadow", is_flag=True, help="Drop the shadow outliers, to see what they are worth.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -37,9 +40,9 @@ def perplexity_command(
 ) -> None:
     """Perplexity of MODEL on the text FILE: the INT8 path beside the float path on the source's own weights."""
     try:
-        text = file.read_text("utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read `{file}`: {error.strerror}", param="file") from error
+        text = read_file(file, MAX_TEXT_BYTES).decode("utf-8")
+    except EdgeLLMError as error:
+        raise UsageError(f"cannot read the text: {error}", param="file") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"`{file}` is not UTF-8 text (byte {error.start})", param="file") from error
     runtime = RuntimeConfig(threads=threads, shadow=not no_shadow)
@@ -53,8 +56,10 @@ def perplexity_command(
         shares = measure_shares(
             model, runtime, tokens, min(window, runner.context), bos, lambda done, total: draw("shares", done, total)
         )
-    found = asdict(quality) | {"shares": asdict(shares)}
-    click.echo(json.dumps(found) if as_json else f"{_table(quality)}\n{_shares(shares)}")
+    if as_json:
+        say_json(asdict(quality) | {"shares": asdict(shares)}, indent=None)
+    else:
+        say(f"{_table(quality)}\n{_shares(shares)}")
 
 
 def _shares(shares: Shares) -> str:

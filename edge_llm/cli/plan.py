@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from edge_llm.bench.disk import measure_disk
 from edge_llm.bench.roofs import Costs, measure_layer, measure_roofs
+from edge_llm.cli.terminal import say, say_json
+from edge_llm.cli.values import WHOLE
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.runners import make_device, plan_weights, resolve
 from edge_llm.formats.bundle import open_bundle
@@ -21,7 +22,7 @@ from kernels import ThreadPool
 @click.argument("model", required=False)
 @click.option("--memory", default="100%", show_default=True, help="For weights: 300MiB, 1.5GB, bytes, or 50% of them.")
 @click.option("--device", default="auto", show_default=True, help="Where the model runs: auto or host.")
-@click.option("-t", "--threads", type=int, help="CPU threads; default: the cores this process may use.")
+@click.option("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def plan_command(model: str | None, memory: str, device: str, threads: int | None, as_json: bool) -> None:
     """Say what of MODEL stays in memory under a budget, what is read from flash per token, and how fast that can be.
@@ -39,7 +40,10 @@ def plan_command(model: str | None, memory: str, device: str, threads: int | Non
         costs = Costs.of_bundle(bundle)
         prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
     facts = _facts(plan, sizes, rates, prediction) | {"device": runtime.device, "n_threads": runtime.threads}
-    click.echo(json.dumps(facts, indent=2) if as_json else _text(plan, sizes, rates, prediction))
+    if as_json:
+        say_json(facts)
+    else:
+        say(_text(plan, sizes, rates, prediction))
 
 
 def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction) -> dict[str, Any]:

@@ -72,8 +72,9 @@ def _on_unraisable(failure: Any) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Give closed streams something, so that no file of ours gets their numbers: stdout fails, stderr says nothing."""
-    for number, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+    """Give closed streams something, so that no file of ours gets their numbers: stdin is empty, stdout fails, stderr says
+    nothing."""
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:

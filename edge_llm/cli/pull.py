@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from edge_llm.cli.terminal import progress_bar
+from edge_llm.cli.terminal import progress_bar, write
 from edge_llm.convert.hub import pull
 
 
@@ -18,4 +18,4 @@ def pull_command(repository: str, revision: str | None) -> None:
     """
     with progress_bar() as draw:
         folder = pull(repository, revision, progress=draw)
-    click.echo(folder)
+    write(f"{folder}\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -16,7 +15,9 @@ from edge_llm.cli.options import (
     runtime_config,
     runtime_options,
 )
-from edge_llm.cli.terminal import note, quiet_progress, write
+from edge_llm.cli.piped import read_all
+from edge_llm.cli.terminal import has_person, note, quiet_progress, say, say_json, write
+from edge_llm.cli.values import TEXT
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
@@ -26,11 +27,11 @@ from edge_llm.errors import EdgeLLMError, UsageError
 
 @click.command("run")
 @click.argument("model", required=False)
-@click.argument("prompt", required=False)
+@click.argument("prompt", type=TEXT, required=False)
 @generation_options
 @grammar_options
 @runtime_options
-@click.option("--system", help="System message, for a model with a chat template.")
+@click.option("--system", type=TEXT, help="System message, for a model with a chat template.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, tokens, usage, timings.")
@@ -50,26 +51,19 @@ def run_command(model: str | None, prompt: str | None, system: str | None, raw: 
     params = generation_params(options | {"grammar": grammar}, engine.defaults)
     request = _request(engine, text, system, raw, params)
     if as_json:
-        click.echo(json.dumps(engine.answer(request).as_dict()))
+        say_json(engine.answer(request).as_dict(), indent=None)
     else:
         _print_stream(engine, request)
 
 
 def _whole_prompt(prompt: str | None) -> str:
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else _read_stdin()
+    piped = "" if sys.stdin is None or has_person() else read_all()
     if prompt is None and not piped:
         raise UsageError('no prompt; write `edge-llm run MODEL "your text"` or pipe it in', param="prompt")
     text = "\n\n".join(part for part in (prompt, piped) if part)
     if not text:
         raise UsageError("the prompt is empty; give at least one character", param="prompt")
     return text
-
-
-def _read_stdin() -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"stdin is not UTF-8 text (byte {error.start}); pipe text", param="prompt") from error
 
 
 def _request(engine: Engine, text: str, system: str | None, raw: bool, params: Any) -> Request:
@@ -90,11 +84,11 @@ def _print_stream(engine: Engine, request: Request) -> None:
     try:
         answer = collect(shown())
     except (KeyboardInterrupt, EdgeLLMError):
-        click.echo()
+        say()
         raise
     if not answer.text.endswith("\n"):
-        click.echo()
-    if sys.stderr.isatty() and sys.stdout.isatty():
+        say()
+    if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
         timings = answer.finish.timings
         note(
             f"[{answer.finish.usage.prompt_tokens} tokens read at {timings.prompt_per_second:.0f}/s, "

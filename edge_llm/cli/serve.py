@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -13,33 +12,24 @@ import click
 
 from edge_llm.cli.options import runtime_config, runtime_options
 from edge_llm.cli.terminal import note
+from edge_llm.cli.values import Real, Whole
 from edge_llm.errors import UsageError
 
 MAX_KEY_FILE_BYTES = 1 << 16
 
 
-class _Number(click.FloatRange):
-    """A number in a range; what is not one (`nan`) lies in no range."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        return number
-
-
 @click.command("serve")
 @click.argument("model", required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; a wide one needs a key.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
+@click.option("--port", type=Whole(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
 @click.option("--api-key", envvar="EDGE_LLM_API_KEY", help="Key that clients must send; a file keeps it out of `ps`.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="File with one key per line.")
 @click.option("--alias", "aliases", multiple=True, help="Another name for the model; may be repeated.")
 @click.option("--allow-host", "hosts", multiple=True, help="Another name of this server in the Host header.")
 @click.option("--allow-origin", "origins", multiple=True, help="Origin of a web page that may use this server; * is every one.")
-@click.option("--queue", type=click.IntRange(1, 4096), default=256, show_default=True, help="Requests that may wait.")
-@click.option("--drain", type=_Number(0, 3600), default=30.0, show_default=True, help="Seconds to let answers end.")
-@click.option("--batch-window", type=_Number(0, 10_000), default=0.0, help="Milliseconds to wait for company.")
+@click.option("--queue", type=Whole(1, 4096), default=256, show_default=True, help="Requests that may wait.")
+@click.option("--drain", type=Real(0, 3600), default=30.0, show_default=True, help="Seconds to let answers end.")
+@click.option("--batch-window", type=Real(0, 10_000), default=0.0, help="Milliseconds to wait for company.")
 @click.option("--kv-memory", default="1GiB", show_default=True, help="For keys and values of all requests.")
 @click.option("--prefix-cache", default="1GiB", show_default=True, help="Disk for keys and values of prompts; 0 keeps none.")
 @runtime_options

@@ -1,10 +1,13 @@
-"""What goes to a terminal: progress bars on stderr, and generated text made harmless."""
+"""What goes to a terminal: answers and reports on stdout, notes and progress on stderr, all made harmless."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -12,7 +15,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def printable(text: str) -> str:
-    """Generated text without control characters (a model must not move the cursor or talk to the terminal)."""
+    """``text`` without control characters: what comes from a model must not move the cursor or talk to the terminal."""
     return "".join(char for char in text if char in "\n\t" or ((char.isprintable() or char.isspace()) and char != "\r"))
 
 
@@ -22,15 +25,31 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def say(text: str = "") -> None:
+    """A line, or several, of a report on stdout, made harmless: names and paths in it may come from others."""
+    click.echo(printable(text))
+
+
+def say_json(value: Any, indent: int | None = 2) -> None:
+    """A value for a script, on stdout; JSON escapes what is not ASCII."""
+    click.echo(json.dumps(value, indent=indent))
+
+
 def note(text: str) -> None:
-    """One line for the person, on stderr."""
-    click.echo(text, err=True)
+    """A line for the person, on stderr; lost if nobody can hear it."""
+    with contextlib.suppress(OSError):
+        click.echo(printable(text), err=True)
+
+
+def has_person() -> bool:
+    """Whether somebody can answer a question on stdin."""
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """A callback (stage, done, total) that draws a bar on stderr when it is a terminal, and else says each stage once."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield _say_stages()
         return
     from rich.console import Console
@@ -63,7 +82,7 @@ def _say_stages() -> Progress:
 @contextmanager
 def quiet_progress() -> Iterator[Progress]:
     """A bar on a terminal, silence elsewhere (loading is short)."""
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         with progress_bar() as draw:
             yield draw
     else:

@@ -40,6 +40,7 @@ from edge_llm.convert.source import (
 from edge_llm.convert.staging import Staging, clear_leftovers
 from edge_llm.convert.survey import Survey, survey_model
 from edge_llm.convert.trial import losses
+from edge_llm.convert.usable import check_usable
 from edge_llm.errors import EdgeLLMError, InvalidModel, StorageError, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.formats.bundle import open_bundle
@@ -238,6 +239,7 @@ class _Job:
         self.unused = check_tensors(source, self.config)
         self.tokenizer = Tokenizer.from_folder(origin.folder, self.config.vocab_size)
         ChatTemplate.from_folder(origin.folder, self.tokenizer).check()
+        check_usable(origin.folder, self.config, self.tokenizer, notice)
         self._files = [path for name in DIGESTED if (path := origin.folder / name).exists()] + source.files
         self._stamps = [stamp(path) for path in self._files]
         self.digest = digest_files(self._files, progress)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_llm.errors import ModelNotFound, UnsupportedModel, UsageError
+from edge_llm.errors import ModelNotFound, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import RegularFile, shown
-from edge_llm.paths import safe_name
+from edge_llm.paths import expanded, safe_name
 
 Progress = Callable[[str, int, int], None]
 """Called as (stage, done, total).  Stages: download and digest (bytes), layers, output, copy, unchanged."""
@@ -48,7 +48,7 @@ def ignore(*_: object) -> None:
 
 def default_name(source: str | Path) -> str:
     """The name for ``source`` when none is given: its last part, as a legal bundle name."""
-    path = Path(str(source)).expanduser()
+    path = expanded(source)
     cached = next((part for part in path.parts if part.startswith("models--")), None)  # a Hugging Face cache
     last = cached.split("--")[-1] if cached else path.absolute().name
     legal = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-._")[:96]
@@ -60,9 +60,12 @@ def default_name(source: str | Path) -> str:
 def find_source(source: str | Path, revision: str | None = None, progress: Progress = ignore) -> Origin:
     """Find the model folder that ``source`` names; a hub id is downloaded."""
     text = str(source)
-    path = Path(text).expanduser()
+    path = expanded(text)
     try:
         exists, is_folder = path.exists(), path.is_dir()
+        is_bundle = (path / "manifest.json").exists() and not (path / "model.safetensors").exists()
+    except PermissionError as error:
+        raise StorageError(f"cannot look into `{shown(text)}`: {error.strerror}; check its permissions") from None
     except (OSError, ValueError):  # a name that is too long, or with NUL inside
         raise ModelNotFound(f"no model at `{shown(text)}`; check the path") from None
     if path.suffix.lower() == ".gguf" and (exists or not _HUB_ID.fullmatch(text)):
@@ -73,7 +76,7 @@ def find_source(source: str | Path, revision: str | None = None, progress: Progr
             "folder (config.json and safetensors) that it was made from"
         )
     if is_folder:
-        if (path / "manifest.json").exists() and not (path / "model.safetensors").exists():
+        if is_bundle:
             raise UsageError(f"`{shown(text)}` is an imported model already; use it by its path or name")
         try:
             absolute = str(path.absolute())

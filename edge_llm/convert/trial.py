@@ -20,6 +20,7 @@ from edge_llm.convert.parallel import core_count, workers
 from edge_llm.convert.survey import Survey
 from edge_llm.devices.base import Rows
 from edge_llm.devices.host import HostDevice
+from edge_llm.errors import NumericError
 from edge_llm.formats.safetensors import SourceFolder
 from edge_llm.kv.pages import PAGE_TOKENS, pages_for
 from edge_llm.kv.store import KVStore
@@ -35,6 +36,8 @@ from edge_llm.subgraphs.build import HEAD_PART, SubgraphShelf
 
 Choice = Mapping[str, Treatment]
 """The treatment of every linear."""
+WORST_DIVERGENCE = 100.0
+"""Nats of KL above which a loss is as good as infinite."""
 _BLOCK_LOGITS = 2**22
 """Logits that a thread compares at a time."""
 
@@ -138,13 +141,20 @@ class _Trial:
         size = max(1, _BLOCK_LOGITS // len(output))
         blocks = np.split(np.arange(len(states)), range(size, len(states), size))
         total = np.sum(list(pool.map(divergences, blocks)), axis=0)
-        return [100.0 * math.expm1(max(0.0, divergence / len(states))) for divergence in total.tolist()]
+        return [_percent(divergence / len(states)) for divergence in total.tolist()]
 
     def _part(self, at: np.ndarray) -> Rows:
         rows = self._rows
         return replace(
             rows, tokens=rows.tokens[at], sequence=rows.sequence[at], position=rows.position[at], slots=rows.slots[at]
         )
+
+
+def _percent(divergence: float) -> float:
+    """The rise of perplexity that a mean KL ``divergence`` stands for; raises `NumericError` if it is not a number."""
+    if not math.isfinite(divergence):
+        raise NumericError("the predictions on the calibration text are not numbers; the source's weights are damaged")
+    return 100.0 * math.expm1(min(max(0.0, divergence), WORST_DIVERGENCE))
 
 
 def _weights(made: QuantizedWeight, columns: int, treatment: Treatment, bias: np.ndarray | None) -> LinearWeights:

@@ -15,7 +15,7 @@ SYSTEM = Path("/sys")
 HUAWEI = "0x19e5"
 """PCI vendor number of Ascend cards."""
 MAX_CPU = 4095
-_LIST = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
+_LIST = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
 def bind(cpus: str | None, numa: str | None, system: Path = SYSTEM) -> None:
@@ -55,7 +55,7 @@ def node_cpus(node: str, system: Path = SYSTEM) -> set[int]:
     """The CPUs of NUMA node ``node``; of the node that the card hangs on, for ``card``.  Raises `UsageError`."""
     number = _card_node(system) if node == "card" else node
     file = system / f"devices/system/node/node{number}/cpulist"
-    if not number.isdigit() or not file.is_file():
+    if re.fullmatch("[0-9]{1,5}", number) is None or not file.is_file():
         nodes = sorted(path.name.removeprefix("node") for path in (system / "devices/system/node").glob("node[0-9]*"))
         raise UsageError(f"no NUMA node `{node}`; there are: {', '.join(nodes) or 'none'}", param="numa")
     return parse_cpus(file.read_text())

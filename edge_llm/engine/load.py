@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.config import RuntimeConfig
 from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.draft_model import model_drafter
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.runners import Progress, int8_runner, make_runner, resolve
-from edge_llm.errors import EdgeLLMError, UsageError
+from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.models.generation import generation_defaults
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
 from edge_llm.runner.base import Runner
 from edge_llm.text.chat import ChatTemplate
@@ -44,7 +45,7 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Prog
         config=config,
         tokenizer=tokenizer,
         template=template,
-        defaults=generation_defaults(bundle.generation_config),
+        defaults=generation_defaults(bundle.generation_config).params,
         runner=runner,
         load_ms=1e3 * (time.perf_counter() - started),
         limits=Limits(step_tokens=runtime.chunk * runtime.window, mixed_tokens=runtime.chunk),
@@ -77,16 +78,3 @@ def load_comparison(model: str | Path, runtime: RuntimeConfig) -> tuple[Tokenize
     runtime = resolve(runtime, bundle.config)
     tokenizer = Tokenizer.from_folder(folder, bundle.config.vocab_size)
     return tokenizer, int8_runner(bundle, runtime), make_runner(bundle, replace(runtime, float_path=True))
-
-
-def generation_defaults(raw: dict[str, Any]) -> GenerationParams:
-    """The model author's sampling defaults (Hugging Face `generation_config.json`); greedy unless `do_sample`."""
-    penalty = raw.get("repetition_penalty")
-    params = GenerationParams(repetition_penalty=1.0 if penalty is None else float(penalty))
-    if not raw.get("do_sample", False):
-        return params
-    given = {name: raw[name] for name in ("temperature", "top_k", "top_p", "min_p") if raw.get(name) is not None}
-    try:
-        return replace(params, **({"temperature": 1.0} | given))
-    except (EdgeLLMError, TypeError) as error:
-        raise UsageError(f"generation_config.json of the model holds a value that cannot be used: {error}") from error

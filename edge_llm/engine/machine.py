@@ -73,6 +73,10 @@ def _memory_and_disk() -> Iterator[Finding]:
         yield Finding("models", str(error), good=False)
         return
     place = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        advice = "change its permissions, or set EDGE_LLM_HOME to another folder"
+        yield Finding("models", f"`{place}` may not be read and written by this user", good=False, advice=advice)
+        return
     yield Finding("models", f"{folder}, {shutil.disk_usage(place).free / 2**30:.1f} GiB free")
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import stat
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ import numpy as np
 
 from edge_llm.config import ModelConfig
 from edge_llm.errors import CorruptBundle, ModelNotFound, StorageError
-from edge_llm.files import RegularFile
+from edge_llm.files import RegularFile, status
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.checksum import combine_crc32c
 from edge_llm.formats.layout import (
@@ -200,7 +201,7 @@ class Bundle:
         """Folder of the float weights that this bundle was made from; None when they are not there any more."""
         where = self.manifest["source"]["float"]
         folder = None if where is None else self.folder / where  # an absolute path stands for itself
-        return folder if folder is not None and (folder / "config.json").is_file() else None
+        return folder if folder is not None and status(folder / "config.json") is not None else None
 
     @property
     def generation_config(self) -> dict[str, Any]:
@@ -291,16 +292,18 @@ def open_bundle(folder: Path) -> Bundle:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
-    if not folder.is_dir():
+    place = status(folder)
+    if place is None or not stat.S_ISDIR(place.st_mode):
         raise ModelNotFound(f"no bundle at `{folder}`; `edge-llm list` shows what is imported")
-    if not path.exists():
+    if status(path) is None:
         raise ModelNotFound(f"`{folder}` has no {MANIFEST}, so it is no imported model; try `edge-llm import {folder}`")
     return decode_manifest(_read_small(path, MAX_MANIFEST_BYTES), path)
 
 
 def _check_file(folder: Path, record: dict[str, Any]) -> None:
     path = folder / record["name"]
-    if not path.is_file() or path.stat().st_size != record["bytes"]:
+    found = status(path)
+    if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != record["bytes"]:
         raise corrupt(f"`{path}` is missing or does not have {record['bytes']} bytes")
     if record["name"] in SIDE_FILES:  # small, and read by path later on
         _read_checked(folder, record)

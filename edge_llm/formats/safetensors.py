@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from edge_llm.errors import InvalidModel, ModelNotFound, StorageError, UnsupportedModel
-from edge_llm.files import RegularFile, shown
+from edge_llm.files import RegularFile, shown, status
 from edge_llm.strict_json import parse_object, read_object
 
 MAX_HEADER_BYTES = 4 << 20
@@ -33,6 +33,8 @@ MAX_DIMS = 8
 MAX_NAME = 1024
 MAX_SHARDS = 4096
 MAX_CONFIG_BYTES = 4 << 20
+MAX_WEIGHT = 1e15
+"""Largest weight; products of two still have room in float32."""
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -67,8 +69,8 @@ class SafetensorsFile:
     def path(self) -> Path:
         return self._file.path
 
-    def read(self, name: str, *, finite: bool = False) -> np.ndarray:
-        """The tensor as float32 in an array of its own; ``finite`` refuses NaN and infinity.
+    def read(self, name: str, *, most: float | None = None) -> np.ndarray:
+        """The tensor as float32 in an array of its own; ``most`` refuses NaN and what is farther from zero.
 
         Raises `UnsupportedModel` for a dtype other than F32, F16 and BF16, `InvalidModel` when the file changed.
         """
@@ -93,11 +95,11 @@ class SafetensorsFile:
             raw = block[: piece.size * dtype.itemsize]
             self._file.read_into(raw, info.offset + start * dtype.itemsize)
             _widen(raw.view(dtype), piece, info.dtype)
-            if finite and not np.isfinite(piece).all():
-                at = start + int(np.argmin(np.isfinite(piece)))
+            if most is not None and not (piece.min() >= -most and piece.max() <= most):
+                at = start + int(np.argmin(np.abs(piece) <= most))
                 raise InvalidModel(
                     f"`{self.path.name}`: tensor `{shown(name)}` holds `{out[at]}` at element {at}; "
-                    "weights must be finite, export the model again"
+                    f"weights lie between -{most:g} and {most:g}, export the model again"
                 )
         return out.reshape(info.shape)
 
@@ -215,8 +217,8 @@ class SourceFolder:
         return self._shard(name).tensors[name].shape
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor as float32; NaN and infinity raise `InvalidModel` naming it."""
-        return self._shard(name).read(name, finite=True)
+        """The tensor as float32; NaN, infinity and what no model was trained to raise `InvalidModel` naming it."""
+        return self._shard(name).read(name, most=MAX_WEIGHT)
 
     def _shard(self, name: str) -> SafetensorsFile:
         shard = self._where.get(name)
@@ -328,10 +330,4 @@ def _no_weights(folder: Path) -> Exception:
 
 
 def _exists(path: Path) -> bool:
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL inside
-        return False
-    except OSError as failure:
-        raise StorageError(f"cannot look at `{shown(path)}`: {failure.strerror}; check its permissions") from None
-    return True
+    return status(path) is not None

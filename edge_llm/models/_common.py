@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from edge_llm.config import ModelConfig, RopeScaling
@@ -11,6 +10,8 @@ from edge_llm.files import shown
 
 MAX_CONTEXT = 1 << 27
 MAX_HEAD_DIM = 256
+MAX_THETA = 1e18
+"""Models for a million tokens have about 1e11; with 1 and more, no angle is larger than its position."""
 
 _REQUIRED = object()
 
@@ -36,12 +37,11 @@ class Fields:
             raise InvalidModel(f"config.json: {key} must be a whole number from {low} to {high}, not `{shown(value)}`")
         return value
 
-    def positive(self, key: str, default: Any = _REQUIRED, *, high: float = math.inf) -> float:
-        """A finite number above zero and at most ``high``."""
+    def number(self, key: str, low: float, high: float, default: Any = _REQUIRED) -> float:
+        """A number in [low, high]."""
         value = self._value(key, default)
-        if type(value) not in (int, float) or not 0 < value <= high or value > 1e300:
-            limit = "" if high == math.inf else f" of at most {high:g}"
-            raise InvalidModel(f"config.json: {key} must be a number above 0{limit}, not `{shown(value)}`")
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise InvalidModel(f"config.json: {key} must be a number from {low:g} to {high:g}, not `{shown(value)}`")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -97,7 +97,7 @@ def decoder_config(
         num_kv_heads=kv,
         head_dim=_head_dim(fields, hidden, heads, head_dim),
         context=longest if window is None else min(longest, window),
-        norm_eps=fields.positive("rms_norm_eps", norm_eps, high=1.0),
+        norm_eps=fields.number("rms_norm_eps", 1e-20, 1.0, norm_eps),
         rope_theta=theta,
         rope_scaling=scaling,
         tied_embeddings=fields.flag("tie_word_embeddings", False),
@@ -151,20 +151,20 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
             f"config.json: the rotary embedding type `{shown(kind)}` does not run here; default and llama3 do"
         )
     for where in (fields, rope):
-        if where.positive("partial_rotary_factor", 1.0) != 1.0:
+        if where.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
             raise UnsupportedModel("config.json: a partial_rotary_factor other than 1 does not run here")
-    theta = fields.positive("rope_theta", 10000.0)
+    theta = fields.number("rope_theta", 1.0, MAX_THETA, 10000.0)
     if "rope_theta" in section:
-        inner = rope.positive("rope_theta")
+        inner = rope.number("rope_theta", 1.0, MAX_THETA)
         if "rope_theta" in fields.raw and inner != theta:
             raise InvalidModel(f"config.json gives two values for rope_theta: `{theta:g}` and `{inner:g}`")
         theta = inner
     if kind == "default":
         return theta, None
     scaling = RopeScaling(
-        factor=rope.positive("factor"),
-        low_frequency_factor=rope.positive("low_freq_factor"),
-        high_frequency_factor=rope.positive("high_freq_factor"),
+        factor=rope.number("factor", 1e-3, 1e6),
+        low_frequency_factor=rope.number("low_freq_factor", 1e-6, 1e6),
+        high_frequency_factor=rope.number("high_freq_factor", 1e-6, 1e6),
         original_context=rope.integer("original_max_position_embeddings", 1, MAX_CONTEXT),
     )
     if scaling.low_frequency_factor >= scaling.high_frequency_factor:

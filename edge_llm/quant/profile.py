@@ -278,7 +278,13 @@ class _Sample:
             shadow=residual,
         )
         length = float(np.square(self._wanted, dtype=np.float64).sum()) or 1.0
-        return float(np.square(found - self._wanted, dtype=np.float64).sum() / length)
+        error = float(np.square(found - self._wanted, dtype=np.float64).sum() / length)
+        if not np.isfinite(error):
+            raise NumericError(
+                f"the output of `{self._name}` became infinite or not-a-number on the calibration text; "
+                "the source's weights are damaged, or do not belong to its config.json"
+            )
+        return error
 
     def _quantize(self, hot: np.ndarray) -> QuantizedWeight:
         if self._quantized is None or not np.array_equal(self._quantized.hot_index, hot):

@@ -1,0 +1,41 @@
+"""Text that is piped in: read in bounds, because whoever pipes may never stop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from edge_llm.cli.terminal import note
+from edge_llm.errors import UsageError
+
+MAX_BYTES = 16 << 20
+"""More than any context here holds; what a model's own context holds is asked of the engine."""
+
+
+def read_all() -> str:
+    """All that is piped in.  Raises `UsageError` when it is too much, or not UTF-8."""
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"more than {MAX_BYTES >> 20} MiB are piped in; no context here holds that", param="prompt")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"stdin is not UTF-8 text (byte {error.start}); pipe text", param="prompt") from error
+
+
+def read_lines() -> Iterator[str]:
+    """The lines that are piped in, stripped; a line that cannot be used is noted and left out."""
+    while sys.stdin is not None and (line := sys.stdin.buffer.readline(MAX_BYTES + 1)):
+        if len(line) > MAX_BYTES:
+            note(f"error: a line has more than {MAX_BYTES >> 20} MiB; no context here holds that")
+            _skip_line()
+            continue
+        try:
+            yield line.decode("utf-8").strip()
+        except UnicodeDecodeError:
+            note("error: that line is not UTF-8 text")
+
+
+def _skip_line() -> None:
+    while (rest := sys.stdin.buffer.readline(1 << 16)) and not rest.endswith(b"\n"):
+        pass

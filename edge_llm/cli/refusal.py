@@ -1,0 +1,37 @@
+"""What the system refused, in words: memory, threads, descriptors, a disk, an output that nobody takes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+from edge_llm.cli.streams import flush_failure, give_up
+
+
+def refusal(error: Exception) -> str | None:
+    """What ``error`` says that the system refused, and the way out; None when it was not the system."""
+    if sys.stdout is not None and (failure := flush_failure(sys.stdout)) is not None:
+        give_up(sys.stdout)
+        return f"cannot write to standard output: {failure.strerror}"
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return "there is not enough memory; free some, allow the process more, or try a smaller --ctx or --memory"
+    if isinstance(error, RuntimeError) and str(error) in ("can't start new thread", os.strerror(errno.EAGAIN)):
+        return "the system gives no more threads; take fewer with --threads, or allow the process more threads and memory"
+    if isinstance(error, ImportError):
+        return f"cannot load a library: {_first_cause(error)}"
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "too many files are open; allow more with `ulimit -n`"
+    place = "" if error.filename is None else f" `{os.fsdecode(error.filename)}`"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"cannot write{place}: {error.strerror}"
+    return f"the system refuses{place}: {error.strerror or error}"
+
+
+def _first_cause(error: BaseException) -> str:
+    """The first line of the error that began it: a package may wrap it in a page of advice."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return (str(error).splitlines() or [type(error).__name__])[0]

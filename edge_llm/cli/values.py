@@ -1,0 +1,96 @@
+"""What an option takes: numbers in plain digits, and text that is text.
+
+Python's own `int` and `float` also read `1_000`, `٣` and `nan`; nobody who types these means a number.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+from click.types import FloatParamType, IntParamType
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
+_REAL = re.compile(r"[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,4})?")
+
+_ESCAPED = re.compile("[\ud800-\udfff]")
+"""Bytes that Python could not read in the locale's encoding."""
+
+
+def whole_number(text: str) -> int:
+    """The whole number that ``text`` is in plain digits; raises `ValueError`."""
+    if _WHOLE.fullmatch(text.strip()) is None:
+        raise ValueError(text)
+    return int(text)
+
+
+def short(value: object) -> str:
+    """``value`` as a message shows it: quoted, and cut when it is long."""
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:80]}...{text[-30:]}"
+
+
+class _InPlainDigits(click.ParamType):
+    """Refuses what is not spelled like a number, before click reads it as one."""
+
+    spelling = _WHOLE
+    kind = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and (self.spelling.fullmatch(value.strip()) is None or math.isinf(float(value))):
+            self.fail(f"{short(value)} is not a valid {self.kind}.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Real(_InPlainDigits):
+    spelling = _REAL
+    kind = "float"
+
+
+class _AnyWhole(_InPlainDigits, IntParamType):
+    pass
+
+
+class _AnyReal(_Real, FloatParamType):
+    pass
+
+
+class Whole(_InPlainDigits, click.IntRange):
+    """A whole number from ``min`` to ``max``."""
+
+
+class Real(_Real, click.FloatRange):
+    """A number from ``min`` to ``max``."""
+
+
+class NewFile(click.Path):
+    """The name of a file to write."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty name names no file.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Text(click.ParamType):
+    """UTF-8 text, whatever the locale; what a shell hands over need not be any."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return os.fsencode(str(value)).decode() if _ESCAPED.search(str(value)) else str(value)
+        except UnicodeError:
+            self.fail(f"{short(value)} is not UTF-8 text.", param, ctx)
+
+
+WHOLE = _AnyWhole()
+REAL = _AnyReal()
+TEXT = _Text()

@@ -1,0 +1,42 @@
+"""Whether anybody could run what is imported: checked before anything is measured or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_llm.config import ModelConfig
+from edge_llm.errors import InvalidModel, UsageError
+from edge_llm.models.generation import generation_defaults
+from edge_llm.strict_json import read_object
+from edge_llm.text.chat import ChatTemplate, encode_chat
+from edge_llm.text.tokenizer import Tokenizer
+
+SHORTEST_PROMPT = "Hi"
+
+
+def check_usable(folder: Path, config: ModelConfig, tokenizer: Tokenizer, notice: Callable[[str], None]) -> None:
+    """Hold the model in ``folder`` against its shortest use.
+
+    ``notice`` is told each sampling default that every run will leave out.  Raises `InvalidModel` when the context has
+    no room for a prompt and one token of its answer.
+    """
+    tokens = _shortest_prompt(ChatTemplate.from_folder(folder, tokenizer), tokenizer)
+    if tokens >= config.context:
+        raise InvalidModel(
+            f"config.json: a context of `{config.context}` tokens has no room for an answer to `{SHORTEST_PROMPT}`, "
+            f"which is {tokens} tokens with all that the model wants around it; check max_position_embeddings"
+        )
+    path = folder / "generation_config.json"
+    for reason in generation_defaults(read_object(path)).left_out if path.exists() else ():
+        notice(f"generation_config.json: {reason}; the model runs without this default")
+
+
+def _shortest_prompt(template: ChatTemplate, tokenizer: Tokenizer) -> int:
+    """Tokens of the shortest prompt as `edge-llm run` makes it."""
+    if not template.is_default:
+        try:
+            return len(encode_chat(template, tokenizer, [{"role": "user", "content": SHORTEST_PROMPT}]))
+        except UsageError:
+            pass  # the template wants other messages; the text alone is a bound from below
+    return len(tokenizer.encode(SHORTEST_PROMPT, add_bos=tokenizer.add_bos))

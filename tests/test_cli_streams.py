@@ -1,0 +1,176 @@
+"""Standard streams that are closed, full or endless, and text that is none: one line and an exit code, nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_llm.cli import piped
+from edge_llm.cli.main import run
+from edge_llm.paths import builtin_bundle, models_folder
+
+WRITING = (
+    "chat builtin -n 2", "--help", "--version", "serve --help", "list", "list --json", "show builtin", "doctor",
+    "run builtin hi -n 2", "run builtin hi -n 2 --json", "cache list --json", "cache prune --json", "plan builtin",
+    "bench builtin -p 1 -n 0 -r 1", "import SOURCE --name mine --shadow none", "perplexity builtin TEXT",
+)  # fmt: skip
+"""What writes to stdout; the first reads what is piped in."""
+
+IN_CHILDREN = """
+import json, os, sys
+from importlib import import_module
+
+from edge_llm.cli.main import VERBS, main
+
+for _, module, _ in VERBS:
+    import_module("edge_llm.cli." + module)
+found = {}
+for command in sys.argv[2:]:
+    read_end, write_end = os.pipe()
+    if not (child := os.fork()):
+        os.dup2(write_end, 2)
+        if sys.argv[1] == "closed":
+            os.close(1)
+            sys.stdout = None  # as an interpreter that was started so
+        else:
+            os.dup2(os.open(sys.argv[1], os.O_WRONLY), 1)
+        main(command.split())
+    os.close(write_end)
+    with os.fdopen(read_end) as file:
+        err = file.read()
+    found[command] = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), err]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("stdout", ["closed", "/dev/full"])
+def test_a_stdout_that_takes_nothing_is_one_line_and_a_failure(tmp_path: Path, tiny_model: Any, stdout: str) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some words")
+    commands = [c.replace("TEXT", str(text)).replace("SOURCE", str(tiny_model("llama"))) for c in WRITING]
+    done = subprocess.run(
+        [sys.executable, "-c", IN_CHILDREN, stdout, *commands], input="hello\n", capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    why = "Bad file descriptor" if stdout == "closed" else "No space left on device"
+    for command, (code, err) in json.loads(done.stdout).items():
+        errors = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert (code, len(errors)) == (1, 1), (command, code, err)
+        assert errors[0].startswith("error: cannot write") and errors[0].endswith(why), (command, err)
+        assert "Traceback" not in err and "Exception ignored" not in err, (command, err)
+
+
+PROGRAM = f"{sys.executable} -m edge_llm"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "out", "err"),
+    [
+        ("list >&-", 1, "", "error: cannot write to standard output: Bad file descriptor\n"),
+        ("run builtin hi -n 1 <&- 2>&-", 0, None, ""),
+        ("show nowhere >&- 2>&- <&-", 1, "", ""),
+        ("nonsense 2>/dev/full", 2, "", ""),
+        ("show nowhere 2>/dev/full", 1, "", ""),
+    ],
+)
+def test_the_program_with_streams_of_a_careless_parent(command: str, code: int, out: str | None, err: str) -> None:
+    done = subprocess.run(f"{PROGRAM} {command}", shell=True, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (code, err)
+    assert done.stdout == out if out is not None else done.stdout
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_an_encoding_without_a_letter_is_no_failure(tmp_path: Path, encoding: str) -> None:
+    home = os.fsdecode(os.fsencode(tmp_path) + b"/h\xff\xe2\x96\x81")
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "EDGE_LLM_HOME": home}
+    done = subprocess.run(f"{PROGRAM} doctor", shell=True, capture_output=True, timeout=60, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert str(tmp_path).encode() in done.stdout
+
+
+def test_text_of_a_shell_without_a_locale_is_utf8() -> None:
+    environment = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    command = [sys.executable, "-m", "edge_llm", "run", "builtin", "-n", "1", "--json"]
+    good = subprocess.run([*command, "h\xe9"], capture_output=True, timeout=60, env=environment, stdin=subprocess.DEVNULL)
+    assert (good.returncode, good.stderr) == (0, b"")
+    bad = subprocess.run([*command, b"h\xe9"], capture_output=True, timeout=60, env=environment, stdin=subprocess.DEVNULL)
+    assert bad.returncode == 2
+    assert b"is not UTF-8 text" in bad.stderr and b"Traceback" not in bad.stderr
+
+
+# --- what is piped in --------------------------------------------------------------------------------------------
+
+
+def with_stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+
+@pytest.mark.parametrize("verb", ["run", "chat"])
+def test_ten_megabytes_in_one_line_are_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    run(["run", "builtin", "warm", "-n", "1"])
+    with_stdin(monkeypatch, os.urandom(5_000_000).hex().encode())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    capsys.readouterr()
+    code = run([verb, "builtin", "-n", "1"])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2 if verb == "run" else 0, "")
+    assert err.startswith("error: this model's maximum context length is 1024 tokens, but the prompt has at least ")
+    assert err.count("\n") == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_a_prompt_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("/dev/zero").open() as endless:
+        monkeypatch.setattr(sys, "stdin", endless)
+        assert run(["run", "builtin"]) == 2
+    assert capsys.readouterr().err == "error: more than 16 MiB are piped in; no context here holds that\n"
+
+
+def test_a_chat_goes_on_after_lines_that_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(piped, "MAX_BYTES", 100)
+    with_stdin(monkeypatch, b"x" * 300 + b"\n" + b"\xff\n" + b"y" * 101 + b"\nhello\n/stats\n" + b"z" * 500)
+    assert run(["chat", "builtin", "-n", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert out.strip()
+    assert err.count("error: a line has more than") == 3
+    assert err.count("error: that line is not UTF-8 text") == 1
+    assert "tokens read" in err
+
+
+# --- what a terminal is shown ------------------------------------------------------------------------------------
+
+
+def test_strings_of_a_manifest_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    from edge_llm.formats.manifest import decode_manifest, encode_manifest
+
+    evil = "\x1b[2J\x1b]0;owned\x07\r\n\x9b31mred\u202e"
+    folder = models_folder() / "mine"
+    shutil.copytree(builtin_bundle(), folder)
+    shutil.copytree(builtin_bundle(), models_folder() / "x\x1b[2Jy\nz")
+    (folder.parent / "broken\x1b[2J").mkdir()
+    path = folder / "manifest.json"
+    fields = decode_manifest(path.read_bytes(), path)
+    del fields["checksum"]
+    fields["created_with"] = evil
+    fields["source"] |= {"path": evil, "digest": evil}
+    path.write_bytes(encode_manifest(fields))
+    for command in (["show", "mine"], ["list"], ["show", "./\x1b[2J"], ["cache", "list"], ["rm", "\x1b[2J"]):
+        run(command)
+        for text in capsys.readouterr():
+            assert all(char.isprintable() or char == "\n" for char in text), command
+    assert run(["show", "mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["created_with"] == evil
