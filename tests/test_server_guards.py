@@ -333,6 +333,19 @@ def test_what_is_not_http_does_no_harm(open_client, data):
     assert open_client.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize("wait", [0.0, 0.2])
+@pytest.mark.parametrize("line", [b"POST /tokenize", b"POST /nothing", b"POST /version", b"HEAD /version", b"HEAD /tokenize"])
+def test_a_body_that_breaks_the_protocol_leaves_no_traceback(open_client, caplog, line, wait):
+    """Before, while and after the route answers."""
+    head = b"%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" % line
+    with connected(open_client) as connection:
+        connection.sendall(head + b"1\r\n{\r\n")
+        time.sleep(wait)
+        connection.sendall(b"nonsense\r\n")
+        assert until_closed(connection)[:12] in (b"HTTP/1.1 200", b"HTTP/1.1 400", b"HTTP/1.1 404", b"HTTP/1.1 405")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 @pytest.mark.parametrize("path", ["//v1/models", "/v1/../health", "/%2e%2e/health", "/%00", "/v2/models", "/v1", "/x" * 4000])
 def test_an_unknown_path_is_404_in_json(open_client, path):
     """HTTP | all | Unknown routes and wrong methods are JSON errors (404, 405 with Allow)."""

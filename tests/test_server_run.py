@@ -158,7 +158,7 @@ def test_mistakes_are_one_line(capsys, arguments, code, words):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("delay", [0.0, 0.0, 0.01, 0.05, 0.2, 0.5])
+@pytest.mark.parametrize("delay", [0.0, 0.0, 0.05, 0.3])
 def test_a_signal_behind_the_serving_line_is_never_lost(number, delay):
     """HTTP | process | From the `serving` line on, one SIGTERM or SIGINT ends the server, with exit code 0."""
     with subprocess.Popen([*COMMAND, "--port", "0"], stderr=subprocess.PIPE, text=True) as process:
@@ -174,7 +174,7 @@ def test_a_signal_behind_the_serving_line_is_never_lost(number, delay):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.4, 0.8])
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.5])
 def test_signals_at_any_moment_of_a_drain_end_it_in_time(delay):
     """Streams run, one of them is never read, one request never comes whole; then signals, three of them."""
     with served("--drain", "2") as (process, url):
@@ -236,16 +236,20 @@ def test_it_serves_whatever_its_standard_streams_are(streams):
         process.wait()
 
 
-def test_a_server_without_descriptors_waits_and_says_so_once():
-    """HTTP | process | Out of descriptors, new connections wait, and the log has a line every ten seconds at most."""
+def test_a_server_with_too_many_connections_goes_on_answering():
+    """HTTP | process | Connections leave descriptors to files; one too many is 503, and the log says it every ten seconds."""
 
     def few():
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
-    with served(preexec_fn=few) as (process, url):
+    with served(preexec_fn=few) as (process, url), httpx.Client(base_url=url, timeout=20) as kept:
         host, port = url.removeprefix("http://").split(":")
-        connections = [socket.create_connection((host, int(port))) for _ in range(100)]
-        time.sleep(2.5)
+        assert kept.get("/health").status_code == 200
+        connections = [socket.create_connection((host, int(port))) for _ in range(150)]
+        time.sleep(0.5)
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+        assert kept.post("/v1/chat/completions", json=body).status_code == 200
+        assert connections[-1].recv(4096).startswith(b"HTTP/1.1 503 ")
         for connection in connections:
             connection.close()
         assert httpx.get(f"{url}/health", timeout=20).status_code == 200
@@ -253,7 +257,7 @@ def test_a_server_without_descriptors_waits_and_says_so_once():
         assert process.wait(10) == 0
         said = process.stderr.read()
     assert "ulimit -n" in said
-    assert len(said.splitlines()) == 1
+    assert len(said.splitlines()) <= 2
 
 
 @pytest.mark.parametrize(("limit", "value", "words"), [("NOFILE", 24, "ulimit -n"), ("AS", 600 << 20, "out of memory")])

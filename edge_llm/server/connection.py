@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
+import resource
+import time
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,6 +16,24 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from edge_llm.server import limits
 from edge_llm.server.problems import problem_of
+
+log = logging.getLogger("edge_llm.server")
+
+
+class Remark:
+    """A warning in the log that is said at most once every `SAY_AGAIN_SECONDS`, however often it is true."""
+
+    def __init__(self) -> None:
+        self._said = -math.inf
+
+    def say(self, text: str, *values: object) -> None:
+        """Say it, if it was not said just now."""
+        if (now := time.monotonic()) >= self._said + limits.SAY_AGAIN_SECONDS:
+            self._said = now
+            log.warning(text, *values)
+
+
+_crowded = Remark()
 
 
 @dataclass
@@ -40,6 +62,13 @@ class Connection(H11Protocol):
     """What the client is waited for, in which request, and for how long."""
     _unread: tuple[int, Patience] | None = None
     """Bytes of answers that the client has not read, and for how long it is waited for."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - limits.SPARE_DESCRIPTORS
+        if 0 < most < len(self.connections):
+            _crowded.say("new connections are refused: `%d` are open; raise `ulimit -n` if this lasts", most)
+            self._refuse(503, "too many connections are open; ask again later")
 
     def look(self, now: float) -> None:
         """End this connection if its client has let it wait for too long at ``now``, in the loop's seconds."""
@@ -87,10 +116,16 @@ class Connection(H11Protocol):
         return patience.left(now) < 0
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer in JSON without a route, and close."""
-        body = json.dumps(problem_of(HTTPException(status, message)).openai()).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-        events = (h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status]), h11.Data(data=body))
-        for event in (*events, h11.EndOfMessage()):
-            self.transport.write(cast(Any, self.conn.send(event)))
+        """Answer in JSON without a route, where no other answer has begun, and close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(problem_of(HTTPException(status, message)).openai()).encode()
+            length = b"%d" % len(body)
+            headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+            head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+            bodiless = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
+            for event in (head, h11.Data(data=b"" if bodiless else body), h11.EndOfMessage()):
+                self.transport.write(cast(Any, self.conn.send(event)))
+        if self.cycle is not None and not self.cycle.response_complete:  # its route is to say nothing more
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.close()

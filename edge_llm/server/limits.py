@@ -36,6 +36,8 @@ MODEL_CHARACTERS = 256
 KEEP_ALIVE_SECONDS = 5.0
 """A stream that has nothing to say for this long sends a comment."""
 RETRY_AFTER_SECONDS = 2
+SPARE_DESCRIPTORS = 32
+"""Descriptors that connections leave to files; the connection after the last one gets 503."""
 END_SECONDS = 2.0
 """Longest wait at the end, behind the drain, for work that cannot be interrupted."""
 SAY_AGAIN_SECONDS = 10.0

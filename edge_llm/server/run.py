@@ -7,7 +7,6 @@ import contextlib
 import errno
 import ipaddress
 import logging
-import math
 import resource
 import signal
 import socket
@@ -23,7 +22,7 @@ from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
 from edge_llm.server.app import create_app
-from edge_llm.server.connection import Connection
+from edge_llm.server.connection import Connection, Remark
 from edge_llm.server.guards import LOOPBACK_NAMES, Access
 from edge_llm.server.host import Load, ModelHost
 
@@ -31,7 +30,7 @@ log = logging.getLogger("edge_llm.server")
 
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _BACKLOG = 2048
-_ACCEPTS = 64
+_ACCEPTS = 16
 """Connections that are taken in one go; asyncio tries that many times in vain when there is no descriptor for one."""
 _LEAST_DESCRIPTORS = 64
 _ENOUGH_DESCRIPTORS = 1 << 16
@@ -144,15 +143,14 @@ class _LoopTrouble:
     """What the event loop complains about goes to the log; that no connection can be taken, one line now and then."""
 
     def __init__(self) -> None:
-        self._said = -math.inf
+        self._exhausted = Remark()
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+            self._exhausted.say("new connections wait: %s; raise `ulimit -n` if this lasts", error.strerror)
+        else:
             log.error("event loop: %s", context.get("message"), exc_info=error)
-        elif (now := time.monotonic()) >= self._said + limits.SAY_AGAIN_SECONDS:
-            self._said = now
-            log.warning("new connections wait: %s; raise `ulimit -n` if this lasts", error.strerror)
 
 
 def make_server(host: ModelHost, options: ServeOptions) -> _Server:
