@@ -21,8 +21,38 @@ def token_logprobs(logits: np.ndarray, token: int, top: int | None) -> tuple[Tok
     """One `TokenLogprobs` of ``token`` with ``top`` alternatives from logits float32 [V]; nothing when ``top`` is None."""
     if top is None:
         return ()
+    best = float(logits.max())
     values = logits.astype(np.float64)
-    values -= values.max()
-    values -= np.log(np.exp(values).sum())
-    best = np.lexsort((np.arange(len(values)), -values))[:top] if top else ()
-    return (TokenLogprobs(token, float(values[token]), tuple((int(i), float(values[i])) for i in best)),)
+    values -= best
+    np.exp(values, out=values)
+    total = float(np.log(values.sum()))
+
+    def logprob(index: int) -> float:
+        return float(logits[index]) - best - total
+
+    return (TokenLogprobs(token, logprob(token), tuple((index, logprob(index)) for index in most_likely(logits, top))),)
+
+
+def most_likely(logits: np.ndarray, count: int) -> list[int]:
+    """The ``count`` most likely tokens of logits float32 [V] in order, the lowest id first among equals."""
+    if count == 0:
+        return []
+    near = np.flatnonzero(logits >= _bound(logits, count))
+    if len(near) > count:  # ids beyond the last that are as likely as it go
+        values = logits[near]
+        least = np.partition(values, -count)[-count]
+        equal = near[values == least]
+        near = np.sort(np.concatenate([near[values > least], equal])[:count])
+    order: list[int] = near[np.argsort(-logits[near], kind="stable")].tolist()
+    return order
+
+
+_BLOCK = 256
+
+
+def _bound(logits: np.ndarray, count: int) -> np.floating:
+    """At most the ``count``-th greatest of ``logits``: of the maxima of blocks, where there are enough of them."""
+    blocks = len(logits) // _BLOCK
+    maxima = logits[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1) if count <= blocks else logits
+    count = min(count, len(maxima))
+    return np.asarray(np.partition(maxima, -count)[-count])[()]

@@ -62,9 +62,7 @@ class FloatRunner:
     def run(self, segments: Sequence[Segment[FloatSequence]], *, cancel: Cancel | None = None) -> list[np.ndarray]:
         starts = [segment.sequence.length for segment in segments]
         try:
-            return [
-                self.forward(segment.sequence, segment.tokens, wanted=segment.wanted, cancel=cancel) for segment in segments
-            ]
+            return [self._logits(segment, cancel) for segment in segments]
         except BaseException:
             for segment, start in zip(segments, starts, strict=True):
                 segment.sequence.truncate(start)
@@ -73,17 +71,7 @@ class FloatRunner:
     def forward(
         self, sequence: FloatSequence, tokens: Sequence[int], *, wanted: int = 1, cancel: Cancel | None = None
     ) -> np.ndarray:
-        start = sequence.length
-        if start + len(tokens) > self.context:
-            raise ContextOverflow(start + len(tokens), self.context)
-        logits: list[np.ndarray] = []
-        for first in range(0, len(tokens), self.chunk):
-            if cancel is not None and cancel():
-                sequence.truncate(start)
-                raise Cancelled
-            piece = self._model.forward(list(tokens[first : first + self.chunk]), sequence)
-            logits = [*logits, piece][-(wanted // self.chunk + 2) :]
-        return np.concatenate(logits)[-wanted:]
+        return self.run([Segment(sequence, tokens, wanted)], cancel=cancel)[0]
 
     def embed(self, tokens: Sequence[int], *, cancel: Cancel | None = None) -> np.ndarray:
         if len(tokens) > self.context:
@@ -92,3 +80,21 @@ class FloatRunner:
             raise Cancelled
         mean: np.ndarray = self._model.states(tokens, self.open()).mean(axis=0)
         return mean
+
+    def _logits(self, segment: Segment[FloatSequence], cancel: Cancel | None) -> np.ndarray:
+        """Append the segment's tokens chunk by chunk; the logits of the last ``wanted`` of them."""
+        sequence, tokens = segment.sequence, list(segment.tokens)
+        end = sequence.length + len(tokens)
+        if end > self.context:
+            raise ContextOverflow(end, self.context)
+        wanted = [np.empty((0, self._model.config.vocab_size), np.float32)]
+        for first in range(0, len(tokens), self.chunk):
+            if cancel is not None and cancel():
+                raise Cancelled
+            piece = tokens[first : first + self.chunk]
+            unwanted = len(tokens) - segment.wanted - first
+            if unwanted < len(piece):
+                wanted.append(self._model.forward(piece, sequence)[max(0, unwanted) :])
+            else:
+                self._model.states(piece, sequence)
+        return np.concatenate(wanted)
