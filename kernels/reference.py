@@ -358,11 +358,12 @@ def sampling_candidates(
     Top-p leaves the fewest tokens that have that share of all masses, at least one; min-p those with that share of the
     best one's.
     """
-    gaps = logits - np.float32(best)
+    with np.errstate(over="ignore"):
+        gaps = logits - np.float32(best)
     unit = 2.0 ** min(51, 53 - len(logits).bit_length())
     order = np.lexsort((np.arange(len(logits)), -gaps))[: top_k or None]
     masses = sampling_masses(gaps[order], temperature, unit)
-    kept = np.count_nonzero(masses)
+    kept = int(np.count_nonzero(masses))
     if top_p < 1.0:
         kept = min(kept, int(np.searchsorted(np.cumsum(masses), top_p * float(masses.sum()))) + 1)
     kept = min(kept, int(np.count_nonzero(masses >= min_p * unit)))

@@ -71,8 +71,8 @@ def subjects(tmp_path_factory, tiny_model):
     bundle = open_bundle(folder)
     made = {}
     for name, options in INT8.items():
-        runtime = resolve(RuntimeConfig(threads=1, context=CONTEXT, kv_tokens=4 * CONTEXT, chunk=16, window=2, **options), CONFIG)
-        made[name] = Subject(make_runner(bundle, runtime), CONFIG.vocab_size, same_bits=True)
+        runtime = RuntimeConfig(threads=1, context=CONTEXT, kv_tokens=4 * CONTEXT, chunk=16, window=2, **options)
+        made[name] = Subject(make_runner(bundle, resolve(runtime, CONFIG)), CONFIG.vocab_size, same_bits=True)
     model = float_model(tiny_model())
     made["float"] = Subject(FloatRunner(model, CONTEXT), model.config.vocab_size, same_bits=False)
     return made

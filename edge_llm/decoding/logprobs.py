@@ -50,9 +50,9 @@ def most_likely(logits: np.ndarray, count: int) -> list[int]:
 _BLOCK = 256
 
 
-def _bound(logits: np.ndarray, count: int) -> np.floating:
+def _bound(logits: np.ndarray, count: int) -> float:
     """At most the ``count``-th greatest of ``logits``: of the maxima of blocks, where there are enough of them."""
     blocks = len(logits) // _BLOCK
     maxima = logits[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1) if count <= blocks else logits
     count = min(count, len(maxima))
-    return np.asarray(np.partition(maxima, -count)[-count])[()]
+    return float(np.partition(maxima, -count)[-count])

@@ -11,12 +11,17 @@ namespace EDGE_VARIANT {
 static float sampling_gaps(const float* logits, float best, float lowest, int64_t count, float* gaps) {
   const f32x16 top = broadcast(best), least = broadcast(lowest);
   f32x16 greatest = least;
+  float rest = lowest;
   each_vector(count, [&](int64_t i, int n) {
     const f32x16 gap = max(sub(load_some(logits + i, n), top), least);
     store_some(gaps + i, gap, n);
-    greatest = max(n == kLanes ? gap : max(load_some(gaps + i, n), least), greatest);
+    if (n == kLanes)
+      greatest = max(gap, greatest);
+    else  // the other lanes hold nothing
+      for (int lane = 0; lane < n; ++lane) rest = gaps[i + lane] > rest ? gaps[i + lane] : rest;
   });
-  return reduce_max(greatest);
+  const float most = reduce_max(greatest);
+  return most > rest ? most : rest;
 }
 
 EDGE_INLINE uint64_t bits_of_f64(double x) {
@@ -65,13 +70,18 @@ static int64_t sampling_sum_from(const int64_t* masses, int64_t least, int64_t c
   return sum;
 }
 
-// The bucket of a gap, not rounded yet.
+// The bucket of a gap, not rounded yet. A narrow range is widened first: one over its width may be no number.
 struct SamplingScale {
-  f32x16 high, scale;
-  SamplingScale(float high, float low)
-      : high(broadcast(high)), scale(broadcast(static_cast<float>(kSamplingBuckets - 1) / (low - high))) {}
+  f32x16 high, wider, scale;
+  SamplingScale(float top, float bottom) {
+    const float width = bottom - top, factor = width > -1e-20f ? 0x1p100f : 1.0f;
+    high = broadcast(top);
+    wider = broadcast(factor);
+    scale = broadcast(static_cast<float>(kSamplingBuckets - 1) / (width * factor));
+  }
   EDGE_INLINE f32x16 place(f32x16 gap) const {
-    return min(max(mul(sub(gap, high), scale), zero()), broadcast(static_cast<float>(kSamplingBuckets - 1)));
+    const f32x16 at = mul(mul(sub(gap, high), wider), scale);
+    return min(max(at, zero()), broadcast(static_cast<float>(kSamplingBuckets - 1)));
   }
 };
 
