@@ -47,8 +47,10 @@ class LoadResult:
 
 
 def load_for(folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, synthetic: bool) -> Engine:
-    """An engine for ``loads`` of the bundle ``folder``; a ``synthetic`` one borrows the built-in model's tokenizer,
-    which knows no text for most of its tokens."""
+    """An engine for ``loads`` of the bundle ``folder``; a ``synthetic`` one borrows the built-in model's tokenizer.
+
+    That knows no text for most tokens of a larger vocabulary.
+    """
     needed = max(load.streams * (load.prompt + load.generate + 16) for load in loads)
     longest = max(load.prompt + load.generate for load in loads) + 1
     if runtime.context is not None and runtime.context < longest:

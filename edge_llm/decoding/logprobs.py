@@ -48,6 +48,7 @@ def most_likely(logits: np.ndarray, count: int) -> list[int]:
 
 
 _BLOCK = 256
+"""Logits whose greatest stands for them below."""
 
 
 def _bound(logits: np.ndarray, count: int) -> float:

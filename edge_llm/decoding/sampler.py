@@ -1,4 +1,7 @@
-"""Samplers: ``logits float32 [V] -> token``.  Filters narrow the candidates; one uniform draw picks among them."""
+"""Samplers: ``logits float32 [V] -> token``.  Filters narrow the candidates; one uniform draw picks among them.
+
+`kernels.reference.sampling_candidates` defines what is left and in which order; a native pass finds it without sorting.
+"""
 
 from __future__ import annotations
 
