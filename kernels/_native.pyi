@@ -127,6 +127,15 @@ def paged_attention(
     out: npt.NDArray[np.float32] | None = None,
 ) -> npt.NDArray[np.float32]: ...
 
+# ---- sampling (bind_sampling.cpp) ----
+
+def sampling_draw(
+    logits: _F32, best: float, temperature: float, top_k: int, top_p: float, min_p: float, chance: float, /
+) -> int: ...
+def sampling_candidates(
+    logits: _F32, best: float, temperature: float, top_k: int, top_p: float, min_p: float, /
+) -> tuple[_I64, _I64]: ...
+
 # ---- pointwise (bind_pointwise.cpp) ----
 
 def rms_norm(

@@ -1,9 +1,10 @@
-"""`bench --policy`, `--concurrency`, `--speculation`: real runs on the built-in model, and what their rows say."""
+"""`bench --policy`, `--concurrency`, `--speculation`, `--sampling`: real runs on the built-in model, and their rows."""
 
 import json
 
 import pytest
 
+from edge_llm.bench.sampling import WAYS
 from edge_llm.cli.main import run
 from edge_llm.runner.order import POLICIES
 
@@ -50,6 +51,9 @@ def test_a_gantt_chart_of_a_streamed_prompt_has_the_flash_lane(bench):
         (("--concurrency", "1", "--save", "x.json"), "--save has no meaning with --concurrency"),
         (("--speculation", "-p", "8"), "-p has no meaning with --speculation"),
         (("--speculation", "--roof"), "--roof has no meaning with --speculation"),
+        (("--sampling", "-n", "0"), "-p and -n must be above 0 with --sampling"),
+        (("--sampling", "-p", "8,16"), "-p takes one value with --sampling"),
+        (("--sampling", "-d", "8"), "-d has no meaning with --sampling"),
         (("--policy", "all", "--peer", "torch"), "--peer has no meaning with --policy"),
         (("--gantt", "-n", "8"), "-n has no meaning with --gantt"),
         (("--batch-window", "1"), "--batch-window has a meaning only with --concurrency"),
@@ -83,3 +87,26 @@ def test_speculation_guesses_right_on_copies_only(bench):
     copied, new = json.loads(out)
     assert (copied["text"], new["text"]) == ("rewritten", "new")
     assert copied["accepted_share"] > 0.5 > new["accepted_share"]
+
+
+def test_sampling_says_what_every_way_to_choose_adds(bench):
+    code, out, err = bench("--sampling", "-p", 16, "-n", 8, "-r", 2, "-t", 1, "--json")
+    assert code == 0, err
+    rows = json.loads(out)
+    ways = [row["sampling"] for row in rows]
+    assert ways[:2] == ["runner alone", "greedy"] and len(set(ways)) == len(ways)
+    assert all(any(kind in way for way in ways) for kind in ("top-p", "top-k", "min-p", "penalties", "log-probabilities"))
+    alone = 1e3 / rows[0]["tokens_per_second"]
+    for row in rows:
+        assert (row["test"], row["n_gen"], row["n_depth"], len(row["samples_ts"])) == ("tg8 @ d16", 8, 16, 2)
+        assert min(row["samples_ts"]) > 0
+        assert row["added_ms"] == pytest.approx(1e3 / row["tokens_per_second"] - alone, abs=1e-6)
+        assert row["ratio"] == pytest.approx(alone * row["tokens_per_second"] / 1e3)
+
+
+def test_the_table_of_sampling_has_a_row_for_every_way(bench):
+    code, out, err = bench("--sampling", "-p", 4, "-n", 2, "-r", 1, "-t", 1)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert "ms added to a token" in lines[0] and len(lines) == 2 + 1 + len(WAYS)
+    assert all(any(f"| {way} " in line for line in lines) for way in WAYS)

@@ -47,7 +47,10 @@ class LoadResult:
 
 
 def load_for(folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, synthetic: bool) -> Engine:
-    """An engine for ``loads`` of the bundle ``folder``; a ``synthetic`` one borrows the built-in model's tokenizer."""
+    """An engine for ``loads`` of the bundle ``folder``; a ``synthetic`` one borrows the built-in model's tokenizer.
+
+    That knows no text for most tokens of a larger vocabulary.
+    """
     needed = max(load.streams * (load.prompt + load.generate + 16) for load in loads)
     longest = max(load.prompt + load.generate for load in loads) + 1
     if runtime.context is not None and runtime.context < longest:
@@ -57,10 +60,9 @@ def load_for(folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, syn
         return load_engine(folder, runtime)
     with open_bundle(folder) as bundle, open_bundle(builtin_bundle()) as builtin:
         runner, _ = load_runner(bundle, runtime, longest)
-        tokenizer = Tokenizer.from_folder(builtin.folder, builtin.config.vocab_size)
+        tokenizer = Tokenizer.from_folder(builtin.folder, bundle.config.vocab_size)
         template = ChatTemplate.from_folder(builtin.folder, tokenizer)
-        config = replace(bundle.config, vocab_size=tokenizer.vocab_size)
-        return Engine(folder.name, config, tokenizer, template, GenerationParams(), runner, load_ms=0.0)
+        return Engine(folder.name, bundle.config, tokenizer, template, GenerationParams(), runner, load_ms=0.0)
 
 
 def measure(engine: Engine, loads: Sequence[Load], repetitions: int, window_seconds: float) -> list[LoadResult]:

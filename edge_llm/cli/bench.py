@@ -150,6 +150,7 @@ _LIST: dict[str, Any] = {"type": _Numbers(), "multiple": True, "callback": _flat
 @click.option("--concurrency", help="So many answers at once through the service, such as 1,8,32.", **_LIST)
 @click.option("--batch-window", type=Real(0, 10_000), default=0.0, help="Milliseconds to wait for company.")
 @click.option("--speculation", is_flag=True, help="What prompt lookup is worth on text that copies and on text that does not.")
+@click.option("--sampling", is_flag=True, help="What choosing tokens adds to decoding: greedy, by filters, log-probabilities.")
 @click.option("--gantt", is_flag=True, help="Draw the lanes of prompts as text.")
 @click.option(
     "--trace",
@@ -189,6 +190,7 @@ def bench_command(
     concurrency: tuple[int, ...],
     batch_window: float,
     speculation: bool,
+    sampling: bool,
     gantt: bool,
     trace_path: Path | None,
     **options: Any,
@@ -227,6 +229,9 @@ def bench_command(
     if kind == "--speculation":
         _run_speculation(folder, synthetic is not None, runtimes[0], repetitions, form)
         return
+    if kind == "--sampling":
+        _run_sampling(folder, synthetic is not None, runtimes[0], (n_prompt[0], n_gen[0]), repetitions, form)
+        return
     if kind in LANES:
         names = lanes.EVERY if policies == "all" else tuple((policies or runtime.policy).split(","))
         _run_lanes(folder, runtimes[0], n_prompt, names, repetitions, form, gantt, trace_path)
@@ -260,6 +265,7 @@ KINDS = {
     "table": "--simulate",
     "concurrency": "--concurrency",
     "speculation": "--speculation",
+    "sampling": "--sampling",
     "policies": "--policy",
     "gantt": "--gantt",
     "trace_path": "--trace",
@@ -270,6 +276,7 @@ OF_ONE_KIND = {
     "--simulate": {"table", "n_prompt", "gantt", "trace_path", "output", "output_err", "as_json"},
     "--concurrency": {"concurrency", "n_prompt", "n_gen", "batch_window", "float_path"},
     "--speculation": {"speculation", "float_path"},
+    "--sampling": {"sampling", "n_prompt", "n_gen", "float_path"},
     **dict.fromkeys(LANES, OF_LANES),
 }
 """The options that mean something to each kind; besides those of `OF_ANY_RUN`, which a simulation is not."""
@@ -277,7 +284,10 @@ OF_ANY_RUN = {
     *("model", "model_option", "synthetic", "isa", "repetitions", "threads", "batch_size", "ubatch_size"),
     *("output", "as_json", "show_progress", "device", "cpus", "numa", "memory", "context", "chunk"),
 }
-OF_ONE_VALUE = {"--concurrency": ("-t", "-p", "-n"), "--speculation": ("-t",), **dict.fromkeys(LANES, ("-t",))}
+OF_ONE_VALUE = {
+    **dict.fromkeys(("--concurrency", "--sampling"), ("-t", "-p", "-n")),
+    **dict.fromkeys(("--speculation", *LANES), ("-t",)),
+}
 """Lists that take one value, by kind."""
 
 
@@ -350,6 +360,21 @@ def _run_speculation(folder: Path, synthetic: bool, runtime: RuntimeConfig, repe
 
     engine = load_for(folder, runtime, [Load(1, bench.DOCUMENT, bench.DOCUMENT)], synthetic=synthetic)
     rows = bench.rows(bench.measure(engine.runner, engine.tokenizer, repetitions))
+    click.echo(bench.markdown(rows) if output == "md" else render(rows, output))
+
+
+def _run_sampling(
+    folder: Path, synthetic: bool, runtime: RuntimeConfig, sizes: tuple[int, int], repetitions: int, output: str
+) -> None:
+    """Print what choosing tokens costs; ``sizes``: tokens of the prompt, tokens of the answer."""
+    from edge_llm.bench import sampling as bench  # see _run_loads
+    from edge_llm.bench.concurrency import Load, load_for
+
+    if not all(sizes):
+        raise UsageError("-p and -n must be above 0 with --sampling", param="n_gen")
+    prompt, generate = sizes
+    engine = load_for(folder, runtime, [Load(2, prompt, generate + 1)], synthetic=synthetic)
+    rows = bench.rows(bench.measure(engine, *sizes, repetitions), *sizes)
     click.echo(bench.markdown(rows) if output == "md" else render(rows, output))
 
 

@@ -31,19 +31,41 @@ def token_logprobs(
     """
     if top is None:
         return ()
+    best = float(logits.max())
     values = logits.astype(np.float64)
-    values -= values.max()
-    values -= np.log(np.exp(values).sum())
-    best = tuple((int(i), float(values[i])) for i in _largest(values, top))
-    pieces = tuple(piece(i) for i, _ in best)
-    return (TokenLogprobs(token, float(values[token]), best, piece(token), pieces),)
+    values -= best
+    np.exp(values, out=values)
+    total = float(np.log(values.sum()))
+
+    def logprob(index: int) -> float:
+        return float(logits[index]) - best - total
+
+    likely = most_likely(logits, top)
+    alternatives = tuple((index, logprob(index)) for index in likely)
+    return (TokenLogprobs(token, logprob(token), alternatives, piece(token), tuple(piece(index) for index in likely)),)
 
 
-def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Where the ``count`` largest of ``values`` are, largest first, of equals the first first."""
-    count = min(count, len(values))
+def most_likely(logits: np.ndarray, count: int) -> list[int]:
+    """The ``count`` most likely tokens of logits float32 [V] in order, the lowest id first among equals."""
     if count == 0:
-        return np.empty(0, np.intp)
-    least = np.partition(values, -count)[-count]
-    found = np.flatnonzero(values >= least)
-    return found[np.argsort(-values[found], kind="stable")][:count]
+        return []
+    near = np.flatnonzero(logits >= _bound(logits, count))
+    if len(near) > count:  # ids beyond the last that are as likely as it go
+        values = logits[near]
+        least = np.partition(values, -count)[-count]
+        equal = near[values == least]
+        near = np.sort(np.concatenate([near[values > least], equal])[:count])
+    order: list[int] = near[np.argsort(-logits[near], kind="stable")].tolist()
+    return order
+
+
+_BLOCK = 256
+"""Logits whose greatest stands for them below."""
+
+
+def _bound(logits: np.ndarray, count: int) -> float:
+    """At most the ``count``-th greatest of ``logits``: of the maxima of blocks, where there are enough of them."""
+    blocks = len(logits) // _BLOCK
+    maxima = logits[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1) if count <= blocks else logits
+    count = min(count, len(maxima))
+    return float(np.partition(maxima, -count)[-count])

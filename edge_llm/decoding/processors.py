@@ -15,7 +15,7 @@ def repetition_penalty(penalty: float) -> Processor:
     """Make every token seen so far less likely: positive logits are divided, negative ones multiplied (CTRL, §4.1)."""
 
     def apply(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
-        seen = np.unique(np.asarray(tokens, np.int64))
+        seen = np.asarray(tokens, np.int64)  # a token that comes twice is set twice, to the same
         chosen = logits[seen]
         logits = logits.copy()
         logits[seen] = np.where(chosen > 0, chosen / np.float32(penalty), chosen * np.float32(penalty))

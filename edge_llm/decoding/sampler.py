@@ -1,14 +1,19 @@
-"""Samplers: ``logits float32 [V] -> token``.  Filters narrow the candidates; one uniform draw picks among them."""
+"""Samplers: ``logits float32 [V] -> token``.  Filters narrow the candidates; one uniform draw picks among them.
+
+`kernels.reference.sampling_candidates` defines what is left and in which order; a native pass finds it without sorting.
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import TypedDict
 
 import numpy as np
 
 from edge_llm.config import GenerationParams
 from edge_llm.errors import NumericError
+from kernels import sampling
 
 Sampler = Callable[[np.ndarray], int]
 
@@ -18,11 +23,10 @@ def make_sampler(params: GenerationParams) -> Sampler:
     if params.temperature == 0.0:
         return greedy
     random = np.random.Generator(np.random.PCG64(secrets.randbits(64) if params.seed is None else params.seed))
+    filters = _filters(params)
 
     def sample(logits: np.ndarray) -> int:
-        candidates, probabilities = filter_candidates(logits, params)
-        cumulative = np.cumsum(probabilities)
-        return int(candidates[np.searchsorted(cumulative, random.random() * cumulative[-1], side="right")])
+        return sampling.draw(logits, _best(logits), **filters, chance=random.random())
 
     return sample
 
@@ -35,32 +39,31 @@ def greedy(logits: np.ndarray) -> int:
 
 
 def filter_candidates(logits: np.ndarray, params: GenerationParams) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens that top-k, top-p and min-p leave, most likely first, and their probabilities (float64, not rescaled).
+    """Tokens that top-k, top-p and min-p leave, most likely first, and their probabilities among themselves (float64).
 
     Order as in Hugging Face and llama.cpp: temperature is applied first, then top-k, top-p (nucleus), min-p.
-    Ties are ordered by token id, so the result does not depend on the sort's whims.
+    Ties are ordered by token id.
     """
+    tokens, masses = sampling.candidates(logits, _best(logits), **_filters(params))
+    order = np.argsort(-logits[tokens], kind="stable")
+    return tokens[order], masses[order] / masses.sum()
+
+
+class _Filters(TypedDict):
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+def _filters(params: GenerationParams) -> _Filters:
+    return {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p}
+
+
+def _best(logits: np.ndarray) -> float:
     best = logits.max()
     _check_finite(best)
-    scaled = (logits - best).astype(np.float64) / params.temperature
-    candidates = np.arange(len(logits))
-    if 0 < params.top_k < len(logits):
-        kth = np.partition(scaled, len(scaled) - params.top_k)[len(scaled) - params.top_k]
-        candidates = np.flatnonzero(scaled >= kth)
-    weights = np.exp(scaled[candidates])
-    weights /= weights.sum()
-    order = np.lexsort((candidates, -weights))
-    if params.top_k:
-        order = order[: params.top_k]
-    candidates, weights = candidates[order], weights[order]
-    weights = weights / weights.sum()
-    keep = len(candidates)
-    if params.top_p < 1.0:
-        keep = int(np.searchsorted(np.cumsum(weights), params.top_p, side="left")) + 1
-    if params.min_p > 0.0:
-        keep = min(keep, int(np.count_nonzero(weights >= params.min_p * weights[0])))
-    keep = max(1, min(keep, int(np.count_nonzero(weights > 0.0))))
-    return candidates[:keep], weights[:keep]
+    return float(best)
 
 
 def _check_finite(best: np.floating) -> None:

@@ -77,7 +77,7 @@ class FloatRunner:
     def run(self, segments: Sequence[Segment[FloatSequence]], *, cancel: Cancel | None = None) -> list[np.ndarray]:
         starts = [segment.sequence.length for segment in segments]
         try:
-            return [self._run_one(segment, cancel) for segment in segments]
+            return [self._rows(segment, cancel) for segment in segments]
         except BaseException:
             for segment, start in zip(segments, starts, strict=True):
                 segment.sequence.truncate(start)
@@ -86,25 +86,23 @@ class FloatRunner:
     def forward(
         self, sequence: FloatSequence, tokens: Sequence[int], *, wanted: int = 1, cancel: Cancel | None = None
     ) -> np.ndarray:
-        start = sequence.length
-        if start + len(tokens) > self.context:
-            raise ContextOverflow(start + len(tokens), self.context)
-        logits: list[np.ndarray] = []
-        for first in range(0, len(tokens), self.chunk):
-            if cancel is not None and cancel():
-                sequence.truncate(start)
-                raise Cancelled
-            piece = self._model.forward(list(tokens[first : first + self.chunk]), sequence)
-            logits = [*logits, piece][-(wanted // self.chunk + 2) :]
-        return np.concatenate(logits)[-wanted:]
+        return self.run([Segment(sequence, tokens, wanted)], cancel=cancel)[0]
 
-    def _run_one(self, segment: Segment[FloatSequence], cancel: Cancel | None) -> np.ndarray:
-        if not segment.states:
-            return self.forward(segment.sequence, segment.tokens, wanted=segment.wanted, cancel=cancel)
-        end = segment.sequence.length + len(segment.tokens)
+    def _rows(self, segment: Segment[FloatSequence], cancel: Cancel | None) -> np.ndarray:
+        """Append the segment's tokens chunk by chunk; the logits, or the states, of the last ``wanted`` of them."""
+        sequence, tokens, config = segment.sequence, list(segment.tokens), self._model.config
+        end = sequence.length + len(tokens)
         if end > self.context:
             raise ContextOverflow(end, self.context)
-        if cancel is not None and cancel():
-            raise Cancelled
-        states = self._model.states(segment.tokens, segment.sequence)
-        return states[len(states) - segment.wanted :]
+        compute = self._model.states if segment.states else self._model.forward
+        rows = [np.empty((0, config.hidden_size if segment.states else config.vocab_size), np.float32)]
+        for first in range(0, len(tokens), self.chunk):
+            if cancel is not None and cancel():
+                raise Cancelled
+            piece = tokens[first : first + self.chunk]
+            unwanted = len(tokens) - segment.wanted - first
+            if unwanted < len(piece):
+                rows.append(compute(piece, sequence)[max(0, unwanted) :])
+            else:
+                self._model.states(piece, sequence)
+        return np.concatenate(rows)

@@ -21,5 +21,6 @@ void bind_range_reader(nb::module_& module);
 void bind_linear(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_pointwise(nb::module_& module);
+void bind_sampling(nb::module_& module);
 
 }  // namespace edge

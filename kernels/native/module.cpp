@@ -53,4 +53,5 @@ NB_MODULE(_native, module) {
   bind_linear(module);
   bind_attention(module);
   bind_pointwise(module);
+  bind_sampling(module);
 }

@@ -5,6 +5,7 @@
 #include "table_attention.h"
 #include "table_linear.h"
 #include "table_pointwise.h"
+#include "table_sampling.h"
 
 namespace edge {
 
@@ -13,6 +14,7 @@ struct KernelTable {
   LinearKernels linear;
   AttentionKernels attention;
   PointwiseKernels pointwise;
+  SamplingKernels sampling;
 };
 
 }  // namespace edge

@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "pointwise.h"
+#include "sampling.h"
 
 #define EDGE_STRING_(x) #x
 #define EDGE_STRING(x) EDGE_STRING_(x)
@@ -16,7 +17,8 @@ namespace edge {
 namespace EDGE_VARIANT {
 
 extern const KernelTable table;
-const KernelTable table = {EDGE_STRING(EDGE_VARIANT), linear_kernels, attention_kernels, pointwise_kernels};
+const KernelTable table = {EDGE_STRING(EDGE_VARIANT), linear_kernels, attention_kernels, pointwise_kernels,
+                           sampling_kernels};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

@@ -515,6 +515,37 @@ void test_swiglu(Report& report) {
   });
 }
 
+// ---- sampling ------------------------------------------------------------------------------------------------------
+
+void test_sampling(Report& report) {
+  for (int64_t count : {1, 15, 16, 33, 512}) {
+    Random random(static_cast<uint64_t>(count));
+    Array<float> logits = random.floats(count, 20.0f);
+    for (float& x : logits)
+      if (random.chance(10)) x = -kInfinity;
+    report.compare(name_of("sampling", {count}), [&](const KernelTable& table, Result& result) {
+      constexpr float kLowest = -30.0f;
+      Array<float> gaps(edge::kSamplingBlock);
+      Array<int64_t> masses(count);
+      Array<int32_t> buckets(edge::kSamplingBlock), where(count);
+      const float greatest = table.sampling.gaps(logits.data(), 21.0f, kLowest, count, gaps.data());
+      float expected = kLowest;
+      for (int64_t i = 0; i < count; ++i) expected = std::max(expected, gaps[i]);
+      result.expect(greatest == expected, "not the greatest gap");
+      table.sampling.masses(gaps.data(), 1.0 / 0.7, 35, count, masses.data());
+      table.sampling.buckets(gaps.data(), 0.0f, kLowest, count, buckets.data());
+      for (int32_t bucket : {0, buckets[0], edge::kSamplingBuckets - 1}) {
+        const int64_t found = table.sampling.find(gaps.data(), 0.0f, kLowest, bucket, count, where.data());
+        for (int64_t n = 0; n < found; ++n) result.expect(buckets[where[n]] == bucket, "found in another bucket");
+        result.expect(found == std::count(buckets.begin(), buckets.begin() + count, bucket), "not all of a bucket");
+      }
+      result.add(masses);
+      result.add(std::vector<int32_t>(buckets.begin(), buckets.begin() + count));
+      result.add(std::vector<int64_t>{table.sampling.sum_from(masses.data(), masses[0], count)});
+    });
+  }
+}
+
 // ---- the rest ------------------------------------------------------------------------------------------------------
 
 void test_roofs(Report& report) {
@@ -572,6 +603,7 @@ int main(int count, char** arguments) {
   test_norm(report);
   test_rope(report);
   test_swiglu(report);
+  test_sampling(report);
   test_roofs(report);
   test_crc32c(report);
   printf("%d cases, %d failures, digest %08x\n", report.cases(), report.failures(), report.digest());

@@ -1,0 +1,35 @@
+"""A token of a vocabulary by its probability, without sorting the vocabulary.
+
+What top-k, top-p and min-p leave, and the order in which a draw walks through it, say the twins in `kernels.reference`.
+Masses are whole numbers whose sums are exact, so neither depends on how it was found. Both functions work on the calling
+thread, let other threads run, and raise ValueError naming a wrong argument.
+
+    token = sampling.draw(logits, logits.max(), temperature=0.6, top_k=0, top_p=0.9, min_p=0.0, chance=random())
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels import _native
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+
+def draw(
+    logits: F32, best: float, *, temperature: float, top_k: int, top_p: float, min_p: float, chance: float
+) -> int:
+    """The token of logits[V] at `chance` (0 to below 1) of the candidates' mass.
+
+    `best` is the greatest logit and finite, `temperature` above 0; top_k = 0, top_p = 1 and min_p = 0 leave everything.
+    """
+    return _native.sampling_draw(logits, best, temperature, top_k, top_p, min_p, chance)
+
+
+def candidates(
+    logits: F32, best: float, *, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[I64, I64]:
+    """The tokens of logits[V] that `draw` draws from, ascending by id, and their masses [n]; arguments as there."""
+    return _native.sampling_candidates(logits, best, temperature, top_k, top_p, min_p)

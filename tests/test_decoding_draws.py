@@ -1,0 +1,181 @@
+"""The sampler picks what the sorted definition picks: on random and tied logits, by every filter, on every instruction set."""
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import kernels
+from edge_llm.config import GenerationParams
+from edge_llm.decoding.logprobs import most_likely, token_logprobs
+from edge_llm.decoding.sampler import filter_candidates, make_sampler
+from kernels import reference, sampling
+
+VOCAB = 151_936
+
+
+@pytest.fixture(params=kernels.isa_variants())
+def isa(request):
+    chosen = kernels.isa()
+    kernels.use_isa(request.param)
+    yield request.param
+    kernels.use_isa(chosen)
+
+
+def logits_of(kind, vocab, seed):
+    random = np.random.default_rng(seed)
+    values = {
+        "flat": lambda: random.standard_normal(vocab),
+        "wide": lambda: 6 * random.standard_normal(vocab),
+        "peaked": lambda: np.where(np.arange(vocab) == vocab // 3, 60.0, random.standard_normal(vocab)),
+        "clumped": lambda: 8 + 1e-3 * random.integers(0, 7, vocab) - 30.0 * (random.random(vocab) < 0.01),
+        "tied": lambda: random.integers(0, 3, vocab),
+        "all equal": lambda: np.full(vocab, -2.5),
+        "mostly forbidden": lambda: np.where(random.random(vocab) < 0.9, -np.inf, random.standard_normal(vocab)),
+        "all but one forbidden": lambda: np.where(np.arange(vocab) == vocab // 2, 1.0, -np.inf),
+        "huge": lambda: 3e38 * random.uniform(-1, 1, vocab),
+        "tiny": lambda: 1e-42 * random.standard_normal(vocab),
+        "a long tail": lambda: -(10.0 ** random.uniform(-30, 3, vocab)),
+    }[kind]()
+    values[0] = max(values[0], -100.0)  # never everything forbidden
+    return values.astype(np.float32)
+
+
+KINDS = (
+    "flat", "wide", "peaked", "clumped", "tied", "all equal", "mostly forbidden", "all but one forbidden", "huge", "tiny",
+    "a long tail",
+)  # fmt: skip
+
+
+@st.composite
+def rows(draw):
+    vocab = draw(st.sampled_from([1, 2, 3, 15, 16, 17, 100, 511, 512, 513, 2000, 9000]))
+    return logits_of(draw(st.sampled_from(KINDS)), vocab, draw(st.integers(0, 2**32)))
+
+
+FILTERS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([1e-310, 1e-30, 1e-3, 0.3, 0.6, 1.0, 2.5, 100.0]),
+        "top_k": st.sampled_from([0, 0, 1, 2, 5, 20, 300, 8000, 10**6]),
+        "top_p": st.sampled_from([0.0, 1e-9, 0.1, 0.5, 0.9, 0.999999, 1.0, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.0, 1e-12, 0.05, 0.5, 1.0]),
+    }
+)
+CHANCES = (0.0, 1e-12, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999, 1 - 2**-53)
+
+
+def assert_as_defined(logits, filters, definition):
+    """Candidates, masses, and the tokens drawn everywhere, above all where one token ends and the next begins."""
+    best = logits.max()
+    tokens, masses = definition
+    found, weighed = sampling.candidates(logits, best, **filters)
+    order = np.argsort(tokens)
+    np.testing.assert_array_equal(found, tokens[order])
+    np.testing.assert_array_equal(weighed, masses[order])
+    sums = np.cumsum(masses)
+    edges = sums[:: max(1, len(sums) // 4)] / sums[-1]
+    for chance in (*CHANCES, *edges[edges < 1], *np.nextafter(edges, 0)):
+        expected = tokens[np.searchsorted(sums, chance * float(sums[-1]), side="right")]
+        assert sampling.draw(logits, best, **filters, chance=chance) == expected
+
+
+@settings(max_examples=400, deadline=None)
+@given(rows(), FILTERS)
+@example(np.zeros(1, np.float32), {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
+@example(logits_of("tiny", 9000, 5), {"temperature": 0.6, "top_k": 0, "top_p": 0.9, "min_p": 0.0})
+def test_candidates_masses_and_draws_are_those_of_the_sorted_definition(logits, filters):
+    best = logits.max()
+    assert_as_defined(logits, filters, reference.sampling_candidates(logits, best, **filters))
+    drawn = sampling.draw(logits, best, **filters, chance=0.5)
+    assert drawn == reference.sampling_draw(logits, best, **filters, chance=0.5)
+
+
+LIKELY_FILTERS = (
+    {"temperature": 0.6, "top_k": 0, "top_p": 0.9, "min_p": 0.0},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
+    {"temperature": 1.3, "top_k": 0, "top_p": 1.0, "min_p": 0.01},
+)
+
+
+@functools.cache
+def defined_in_a_real_vocabulary(kind, number):
+    logits = logits_of(kind, VOCAB, 5)
+    return logits, reference.sampling_candidates(logits, logits.max(), **LIKELY_FILTERS[number])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_are_in_a_real_vocabulary_on_every_instruction_set(isa, kind):
+    for number, filters in enumerate(LIKELY_FILTERS):
+        logits, definition = defined_in_a_real_vocabulary(kind, number)
+        assert_as_defined(logits, filters, definition)
+
+
+def test_masses_are_those_of_the_exponential():
+    gaps = -np.concatenate([np.zeros(1), np.geomspace(1e-8, 80, 20_000)]).astype(np.float32)
+    for temperature in (0.1, 0.6, 1.0, 7.0):
+        exact = np.exp(gaps.astype(np.float64) / temperature) * 2.0**35
+        assert np.abs(reference.sampling_masses(gaps, temperature, 2.0**35) - exact).max() <= 0.52
+
+
+# ---- the definition before masses were whole numbers: float64 probabilities, summed in sorted order ---------------------
+
+
+def draw_as_before(logits, params, chance):
+    scaled = (logits - logits.max()).astype(np.float64) / params.temperature
+    weights = np.exp(scaled)
+    weights /= weights.sum()
+    order = np.lexsort((np.arange(len(logits)), -weights))[: params.top_k or None]
+    weights = weights[order] / weights[order].sum()
+    keep = len(order)
+    if params.top_p < 1.0:
+        keep = int(np.searchsorted(np.cumsum(weights), params.top_p, side="left")) + 1
+    if params.min_p > 0.0:
+        keep = min(keep, int(np.count_nonzero(weights >= params.min_p * weights[0])))
+    cumulative = np.cumsum(weights[:keep])
+    return int(order[np.searchsorted(cumulative, chance * cumulative[-1], side="right")])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"temperature": 0.6, "top_p": 0.9}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
+        {"temperature": 1.0, "min_p": 0.05}, {"temperature": 1.5, "top_k": 200, "top_p": 0.95, "min_p": 0.01},
+    ],
+)  # fmt: skip
+def test_a_seed_draws_the_tokens_that_it_always_drew(setting):
+    params = GenerationParams(seed=11, **setting)
+    sampler = make_sampler(params)
+    random = np.random.Generator(np.random.PCG64(11))
+    for seed in range(60):
+        logits = (3.0 * np.random.default_rng(seed).standard_normal(8192)).astype(np.float32)
+        logits[seed :: 911] += 9.0
+        assert sampler(logits) == draw_as_before(logits, params, random.random())
+
+
+def test_probabilities_of_candidates_add_up_to_one():
+    tokens, probabilities = filter_candidates(logits_of("flat", 9000, 1), GenerationParams(temperature=1.0, top_p=0.7))
+    assert len(tokens) == len(set(tokens.tolist()))
+    assert np.all(np.diff(probabilities) <= 0)
+    assert probabilities.sum() == pytest.approx(1.0)
+
+
+# ---- log-probabilities -----------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(rows(), st.integers(0, 20))
+def test_the_most_likely_tokens_are_those_of_a_sort(logits, count):
+    assert most_likely(logits, count) == np.lexsort((np.arange(len(logits)), -logits))[:count].tolist()
+
+
+@pytest.mark.parametrize("kind", ["flat", "wide", "tied", "mostly forbidden"])
+def test_log_probabilities_are_those_of_the_whole_softmax(kind):
+    logits = logits_of(kind, VOCAB, 3)
+    values = logits.astype(np.float64)
+    values -= values.max()
+    values -= np.log(np.exp(values).sum())
+    (found,) = token_logprobs(logits, 77, 5)
+    assert found.logprob == values[77]
+    assert found.top == tuple((i, values[i]) for i in np.lexsort((np.arange(VOCAB), -logits))[:5].tolist())
