@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import textwrap
 from dataclasses import asdict
@@ -13,8 +12,10 @@ from typing import Any
 import click
 
 from edge_llm.cli.shadow import shadow_lines, shadow_report
-from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
+from edge_llm.convert.staging import discard
+from edge_llm.errors import EdgeLLMError, ModelNotFound, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.kv.store import page_bytes
@@ -74,17 +75,13 @@ def rm_command(model: str, yes: bool) -> None:
     if model == BUILTIN_MODEL_NAME:
         raise UsageError("the built-in model is part of the program and cannot be removed", param="model")
     folder = bundle_path(model)
+    clear_leftovers(folder.parent)
     if not folder.is_dir():
         raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here")
     if not yes and sys.stdin.isatty():
         click.confirm(f"Remove {model} ({_mebibytes(_folder_bytes(folder))})?", abort=True, err=True)
-    try:
-        doomed = folder.with_name(f".{folder.name}.removed")
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
-        _forget_prefixes(folder)
-    except OSError as error:
-        raise StorageError(f"cannot remove `{folder}`: {error.strerror}") from error
+    _forget_prefixes(folder)  # first: pages of a model that is gone would wait for somebody to prune them
+    discard(folder)
     click.echo(f"removed {model}", err=True)
 
 
