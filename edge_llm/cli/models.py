@@ -86,9 +86,9 @@ def rm_command(model: str, yes: bool) -> None:
 
 
 def _forget_prefixes(folder: Path) -> None:
-    """Remove the pages that are kept of the model that was in ``folder``."""
+    """Remove the pages that are kept of the model in ``folder``, and those of which nobody can say whose they are."""
     for kept in stored_models(prefix_cache_folder()):
-        if kept.label.get("bundle") == str(folder):
+        if kept.label.get("bundle", str(folder)) == str(folder):
             remove_model(kept.folder)
 
 
