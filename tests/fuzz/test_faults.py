@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from disk import FAULTS, KILL, NO_FAULT, Fault, Nursery, Result
+from disk import FAULTS, KILL, NO_FAULT, Nursery, Result
 from model_files import tiny_config, write_model
 
 from edge_llm.errors import EdgeLLMError, ModelNotFound
@@ -81,6 +81,10 @@ def import_words(world, *more):
     return ["import", world.folder / "source", "--name", "m", "--shadow", "none", "--calibration", world.folder / "text", *more]
 
 
+def run_words(world):
+    return ["run", "m", PROMPT, "--raw", "--max-tokens", 4, "--memory", world.memory]
+
+
 def imported(world, result, _):
     assert world.model_is_whole() or result.code != 0
 
@@ -114,9 +118,7 @@ COMMANDS = (
     Command("import", "empty", import_words, imported),
     Command("import over another", "other", lambda world: import_words(world, "--overwrite"), imported),
     Command("rm", "used", lambda _: ["rm", "m", "--yes"], removed),
-    Command(
-        "run streamed", "model", lambda world: ["run", "m", PROMPT, "--raw", "--max-tokens", 4, "--memory", world.memory], answered
-    ),
+    Command("run streamed", "model", run_words, answered),
     Command("serve", "used", lambda _: ["serve", "m", "--prefix-cache", "1MiB"], served, body=BODY),
     Command("serve for the first time", "model", lambda _: ["serve", "m", "--prefix-cache", "1MiB"], served, body=BODY),
     Command("cache clear", "used", lambda _: ["cache", "clear", "--yes"], cleared),
