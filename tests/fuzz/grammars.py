@@ -1,5 +1,6 @@
 """JSON schemas, regular expressions and grammars that are odd, deep, wide or endless."""
 
+import itertools
 import json
 
 from mutate import changed, changed_text, odd_value
@@ -42,8 +43,7 @@ def schema(random):
     count = random.choice(MANY)
     if how < 0.85:
         names = [f"d{number}" for number in range(count)]
-        chain = {name: {"type": "array", "items": {"$ref": f"#/$defs/{after}"}} for name, after in zip(names, names[1:],
-        strict=False)}
+        chain = {name: {"type": "array", "items": {"$ref": f"#/$defs/{after}"}} for name, after in itertools.pairwise(names)}
         return {"$ref": "#/$defs/d0", "$defs": {**chain, names[-1]: {"type": "null"}}}
     if how < 0.9:
         return {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(count)}}

@@ -56,8 +56,8 @@ STEPS = {
         "raise_exception(L)", "S.__class__", "S.zfill(N)", "S if N else S", "m(S)", "caller()",
     ),
     "L": (
-        "L + L", "L * N", "L[N:]", "L | list", "L | sort", "L | reverse", "L | unique", "L | map('upper')", "L | select('in',
-        L)",
+        "L + L", "L * N", "L[N:]", "L | list", "L | sort", "L | reverse", "L | unique", "L | map('upper')",
+        "L | select('in', L)",
         "L | map(attribute='content')", "L | map('tojson')", "L | select('==', S)", "L | reject('string')", "L | dictsort",
         "L | selectattr('role', 'equalto', 'user')", "L | rejectattr('role')", "L | items", "S | list", "S.split(S)",
         "S.splitlines()", "L.items()", "L.get(S)", "L.append(L)",
