@@ -17,7 +17,7 @@ from pathlib import Path
 
 from edge_llm.errors import StorageError
 from edge_llm.formats.bundle_writer import storage_errors, sync_folder
-from edge_llm.formats.leftovers import REMOVED, REPLACED, WRITING, hidden_sibling, lock_folder, move
+from edge_llm.formats.leftovers import REMOVED, REPLACED, WRITING, held, hidden_sibling, lock_folder, move
 
 
 class Staging:
@@ -80,16 +80,12 @@ def discard(target: Path) -> None:
         with _removal_errors(target):
             target.unlink()
         return
-    with _removal_errors(target):
-        lock = lock_folder(target)
-    try:
+    with held(target):
         with _removal_errors(target):
             doomed = hidden_sibling(target, REMOVED)
             target.rename(doomed)
             shutil.rmtree(doomed)
         sync_folder(target.parent)
-    finally:
-        os.close(lock)
 
 
 @contextlib.contextmanager
@@ -104,14 +100,15 @@ def _removal_errors(target: Path) -> Iterator[None]:
 def _replace(source: Path, target: Path) -> None:
     if _exchange(source, target):
         return  # the old folder is now at `source` and goes with it
-    aside = hidden_sibling(target, REPLACED)
-    target.rename(aside)
-    try:
-        source.rename(target)
-    except OSError:
-        aside.rename(target)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+    with held(target):
+        aside = hidden_sibling(target, REPLACED)
+        target.rename(aside)
+        try:
+            source.rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _exchange(first: Path, second: Path) -> bool:

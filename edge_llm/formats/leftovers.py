@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 WRITING = ".import-"
@@ -42,6 +43,19 @@ def lock_folder(folder: Path) -> int:
     return fd
 
 
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` locked inside the block, under whatever name; what cannot be locked is not."""
+    fd = -1
+    with contextlib.suppress(OSError):
+        fd = lock_folder(folder)
+    try:
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
 def clear_leftovers(parent: Path) -> None:
     """Remove what killed processes left in ``parent``, and finish a replacement that was cut short, as far as possible."""
     try:
@@ -50,27 +64,29 @@ def clear_leftovers(parent: Path) -> None:
         return  # not there, or not ours: whoever needs it says so
     for name in names:
         if name.startswith((WRITING, REMOVED)) or _OLD_REMOVED.fullmatch(name):
-            _remove_unless_locked(parent / name)
+            _unless_held(parent / name, _remove)
         elif name.startswith(REPLACED):
-            target = parent / name.removeprefix(REPLACED).rpartition("-")[0]
-            with contextlib.suppress(OSError):
-                if not move(parent / name, target):
-                    shutil.rmtree(parent / name, ignore_errors=True)
+            _unless_held(parent / name, _put_back)
 
 
-def _remove_unless_locked(folder: Path) -> None:
-    try:
+def _unless_held(folder: Path, act: Callable[[Path], None]) -> None:
+    with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            act(folder)
+        finally:
+            os.close(fd)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put_back(folder: Path) -> None:
+    target = folder.parent / folder.name.removeprefix(REPLACED).rpartition("-")[0]
+    if not move(folder, target):
+        _remove(folder)
 
 
 def move(source: Path, target: Path) -> bool:

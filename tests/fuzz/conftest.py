@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-SECONDS = 36.0
+SECONDS = 30.0
 SHARES = 12
 """Tests that share the time."""
 

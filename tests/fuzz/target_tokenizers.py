@@ -106,7 +106,7 @@ def tokenizer(random):
     """A tokenizer of parts that somebody put together badly."""
     value = byte_level_tokenizer()
     if random.random() < 0.25:
-        value["model"] = random.choice(MODELS)
+        value["model"] = changed(random.choice(MODELS), random, WORDS, random.choice((0, 1)))
         value["added_tokens"] = []
     if random.random() < 0.1:
         value["post_processor"] = random.choice(POST)
@@ -118,8 +118,7 @@ def tokenizer(random):
             value[part] = {"type": "Sequence", LISTS[part]: [random.choice(choices) for _ in range(count)]}
     if random.random() < 0.5:
         lonely = {key: value[key] for key in ("normalizer", "pre_tokenizer", "decoder", "post_processor", "added_tokens")}
-        value |= changed(lonely, random, WORDS, random.choice((1, 1, 2))) or {}
-    if random.random() < 0.1:
-        value["model"] = changed(value["model"], random, WORDS)
+        parts = changed(lonely, random, WORDS, random.choice((1, 1, 2)))
+        value = {**value, **parts} if isinstance(parts, dict) else parts
     return value
 
