@@ -36,7 +36,7 @@ GROWTH = 64 << 20
 """Most bytes that memory may grow while an input is refused."""
 KEPT = 192 << 20
 """Most bytes that all inputs together may leave behind: caches and what the heap keeps."""
-ADDRESS_SPACE = 3 << 29
+ADDRESS_SPACE = 4 << 30
 """Most address space beside what is taken when the target is ready."""
 MOST_FINDINGS = 20
 

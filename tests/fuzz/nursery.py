@@ -4,7 +4,6 @@ Everything is imported once, so that a command takes as long as its work.  Start
 `faults.c` preloaded.
 """
 
-import contextlib
 import ctypes
 import importlib
 import json
@@ -13,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -46,11 +46,17 @@ def ask(wanted):
     body = json.dumps(wanted["body"]).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{wanted['port']}/v1/completions", body, headers)
-    while True:
+    answer = None
+    while answer is None:
         time.sleep(0.01)
-        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=LONGEST_SECONDS) as response:
-            Path(wanted["answer"]).write_bytes(response.read())
-            break
+        try:
+            with urllib.request.urlopen(request, timeout=LONGEST_SECONDS) as response:
+                answer = response.read()
+        except urllib.error.HTTPError as refusal:
+            answer = None if refusal.code == 503 else refusal.read()  # 503: it is still loading
+        except OSError:
+            pass  # it does not listen yet
+    Path(wanted["answer"]).write_bytes(answer)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -9,6 +9,7 @@ from grammars import guided_fields, regex, schema
 from mutate import changed, changed_bytes, odd_value
 from serving import builtin_engine, hosted
 
+from edge_llm.server import limits
 from edge_llm.server.app import create_app
 from edge_llm.text.chat import ChatTemplate
 
@@ -154,6 +155,8 @@ def short(body):
     """``body`` whose answer takes no time: what is asked for in all earnest may be long."""
     if not isinstance(body, dict):
         return body
+    if isinstance(body.get("input"), list) and len(body["input"]) <= limits.INPUTS:
+        body = {**body, "input": body["input"][:100]}
     asked = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
     if any(type(most) is int and most <= MOST_TOKENS for most in asked):
         return body

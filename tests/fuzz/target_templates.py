@@ -33,7 +33,8 @@ TOOL_USE = (
 ATOMS = {
     "S": (
         "''", "'a'", "'x y z'", "'\\r' * 60000", "'ab ' * 20000", "'f' * 200000", "messages[1].content", "messages[0]['role']",
-        "'{:N}'.format(N)", "'%Nd' % N", "'{:3000000000}'.format(1)", "'{0.__class__}'.format(S)", "bos_token",
+        "'{:300000000}'.format(1)", "'%300000000d' % 1", "'{:3000000000}'.format(1)", "'{:.5000}'.format(N)",
+        "'{0.__class__}'.format(S)", "bos_token",
         "strftime_now(S)",
         "'<' ~ L ~ '>'", "N",
     ),
@@ -79,6 +80,14 @@ STATEMENTS = (
     "{% macro m() %}{{ caller() }}B{% endmacro %}{% call m() %}B{% endcall %}", "{% for x in L if N %}B{% break %}{% endfor %}",
     "{% for x in L %}{% for x in L %}B{% endfor %}{% endfor %}", "{% filter indent(N) %}B{% endfilter %}",
 )  # fmt: skip
+COSTLY = (
+    "{{ (S * N) | length }}", "{{ ((S | list) | tojson(indent=N)) | length }}", "{{ (('\\r' * 60000) | indent(N)) | length }}",
+    "{{ ('f' * 60000) | int(0, 16) // N }}", "{{ ('9' * 4300) | int ** N }}", "{{ [L] * N == [L] * N }}",
+    "{{ range(N) | list }}",
+    "{% for x in range(90000) %}{% if S in ('ab' * 60000) %}{% endif %}{% endfor %}", "{{ raise_exception([L] * N) }}",
+    "{% for x in range(N) %}{{ ('ab' * 60000) | select('==', 'b') | list | length }}{% endfor %}", "{{ [S] * N | join(S) }}",
+    "{{ L | tojson(separators=(S, S)) | length }}", "{{ S.replace('', S) | length }}", "{{ (S ~ S).format(S, N) | length }}",
+)  # fmt: skip
 ELSEWHERE = ("{% include E %}", "{% import E as x %}", "{% raw %}{{{% endraw %}", "{% block b %}B{% endblock %}", "{% debug %}")
 
 
@@ -92,6 +101,8 @@ class Target:
             shipped = (builtin_bundle() / "chat_template.jinja").read_text()
             words = ["{{ " + expression(random, 2, "S") + " }}", filled(random.choice(ELSEWHERE), random, 1), *STATEMENTS[:4]]
             return {"template": changed_text(random.choice((shipped, CHATML, TOOL_USE)), random, words)}
+        if how < 0.45:
+            return {"template": filled(random.choice(COSTLY), random, random.choice((0, 1)))}
         return {"template": body(random, random.choice((0, 0, 1, 1, 2)))}
 
     def run(self, made):
