@@ -14,6 +14,9 @@ ODD = (
     [], {}, [[]], [{}], {"": None}, [None], [0], [""], ["a", 1], {"type": None}, {"a": {"a": {"a": {}}}},
 )  # fmt: skip
 
+LONGEST = 2_000_000
+"""Characters of a list that was repeated, about."""
+
 
 def nested(random: Random, depth: int) -> Any:
     """Lists and objects inside each other."""
@@ -62,7 +65,8 @@ def _change(holder: Any, key: Any, random: Random, words: Sequence[Any]) -> None
     elif how < 0.65:
         del holder[key]
     elif isinstance(holder[key], list) and holder[key] and how < 0.8:
-        holder[key] = (holder[key] * random.choice((2, 20, 700)))[:4000]
+        most = LONGEST // len(repr(holder[key]))
+        holder[key] = holder[key] * min(random.choice((2, 20, 700)), max(1, most))
     elif isinstance(holder[key], str) and how < 0.9:
         holder[key] = changed_text(holder[key], random, [str(word) for word in words[:50]])
     elif isinstance(holder, dict):

@@ -21,6 +21,8 @@ TEMPLATE = (
 )
 CONTEXT = 256
 MOST_TOKENS = 4
+MOST_BYTES = limits.MIN_BODY_BYTES + 1000
+"""More is refused before it comes, by what stands between the socket and the application."""
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Says it", "parameters": SCHEMA}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
@@ -137,7 +139,7 @@ class Target:
         data = json.dumps(short(body)).encode()
         if random.random() < 0.05:
             data = changed_bytes(data, random)
-        return {"path": path, "body": data.decode("latin-1"), "leaves": random.random() < 0.05}
+        return {"path": path, "body": data[:MOST_BYTES].decode("latin-1"), "leaves": random.random() < 0.05}
 
     def run(self, made):
         self.complaints.said.clear()
