@@ -5,6 +5,7 @@ Everything is imported once, so that a command takes as long as its work.  Start
 """
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -12,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -61,10 +63,18 @@ def ask(wanted):
 
 
 def main():
+    gc.freeze()  # forks share what is here already
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            sys.exit(child(json.loads(line)))
+            code = 1
+            try:
+                code = child(json.loads(line))
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)  # taking everything down would take longer than most commands
         _, status = os.waitpid(pid, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
