@@ -17,6 +17,11 @@ os.environ.setdefault("RUST_BACKTRACE", "0")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tiny matrices: more threads only wait for each other
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz-seconds", type=float, help="Time for all of tests/fuzz; default: well below a minute.")
+    parser.addoption("--fuzz-seed", type=int, help="Where it begins; default: 0, or a random one with --fuzz-seconds.")
+
+
 @pytest.fixture(autouse=True)
 def edge_llm_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """EDGE_LLM_HOME in a fresh folder, so that no test sees or touches the user's models."""

@@ -1,7 +1,11 @@
 """`edge-llm cache`: what is kept, what nobody will ask for, and what goes."""
 
+import errno
 import json
+import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,10 +88,10 @@ def test_what_no_model_will_ask_for_is_pruned(call, two_models):
     assert (report["removed_pages"], set(listed(call))) == (2, {"builtin"})
 
 
-def test_pages_of_another_release_or_of_a_changed_model_are_stale(call, two_models, monkeypatch):
+def test_pages_of_other_code_or_of_a_changed_model_are_stale(call, two_models, monkeypatch):
     shutil.copy(builtin_bundle() / "manifest.json", two_models / "manifest.json")
     assert {name: row["state"] for name, row in listed(call).items()} == {"builtin": "usable", "mine": "stale"}
-    monkeypatch.setattr("edge_llm.__version__", "99")
+    monkeypatch.setattr("edge_llm.engine.prefix_cache.numerics_version", lambda: "of other code")
     assert {row["state"] for row in listed(call).values()} == {"stale"}
 
 
@@ -123,3 +127,36 @@ def test_a_size_that_is_none_is_refused(call, two_models):
     code, _, err = call("prune", "--to", "much")
     assert (code, "is no size for the prefix cache" in err) == (2, True)
     assert len(listed(call)) == 2
+
+
+@pytest.mark.parametrize("seconds", [-(2**62), -(2**40), -1, 0, 2**32, 2**40, 2**62])
+def test_a_clock_that_was_far_off_only_shows(call, tmp_path, monkeypatch, seconds):
+    memory = Path("/dev/shm")  # keeps any time; other file systems round what they cannot keep
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as home:
+        monkeypatch.setenv("EDGE_LLM_HOME", home)
+        page = prefix_cache_folder() / "a model" / "a.page"
+        page.parent.mkdir(parents=True)
+        page.write_bytes(b"x")
+        os.utime(page, ns=(seconds * 10**9, seconds * 10**9))
+        assert call("list")[0] == 0
+        assert listed(call)["unknown"]["last_used"] is not None
+        assert json.loads(call("prune", "--to", "1", "--json")[1])["bytes"] == 0
+
+
+def test_what_the_disk_refuses_to_remove_is_said(call, two_models, monkeypatch):
+    path = Path(listed(call)["mine"]["path"])
+    held, *others = sorted(path.glob("*.page"))
+    unlink = Path.unlink
+
+    def refuse(path, **options):
+        if path == held:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        code, _, err = call("clear", "mine", "--yes")
+    assert (code, err) == (1, f"error: cannot remove `{held}`: Input/output error\n")
+    assert not any(page.exists() for page in others)
+    assert call("clear", "--yes")[0] == 0
+    assert not path.exists()

@@ -29,7 +29,7 @@ from edge_llm.convert.calibrate import (
 )
 from edge_llm.convert.importer import Outliers, default_name, find_source, import_model
 from edge_llm.convert.parallel import workers
-from edge_llm.convert.staging import Staging, clear_leftovers
+from edge_llm.convert.staging import Staging
 from edge_llm.engine.load import load_comparison
 from edge_llm.errors import (
     EdgeLLMError,
@@ -41,8 +41,10 @@ from edge_llm.errors import (
     UnsupportedModel,
     UsageError,
 )
+from edge_llm.formats import leftovers
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.layout import linear_shapes
+from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.models.reference import FloatKV, layer_forward, rope_tables
@@ -542,7 +544,7 @@ def test_a_running_import_is_not_cleared(tmp_path: Path) -> None:
 
 
 def test_a_folder_cleared_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flock, cleared = staging.fcntl.flock, []
+    flock, cleared = leftovers.fcntl.flock, []
 
     def clear_first(fd: int, how: int) -> None:
         if not cleared:
@@ -550,7 +552,7 @@ def test_a_folder_cleared_before_it_was_locked_is_made_again(tmp_path: Path, mon
             cleared[0].rmdir()
         flock(fd, how)
 
-    monkeypatch.setattr(staging.fcntl, "flock", clear_first)
+    monkeypatch.setattr(leftovers.fcntl, "flock", clear_first)
     with Staging(tmp_path / "m") as place:
         assert place.path.is_dir() and place.path != cleared[0]
     assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_llm.engine.numerics import numeric_files
+
 ROOT = Path(__file__).resolve().parents[1]
 
 FLOORS = {
@@ -111,6 +113,16 @@ def test_help_loads_nothing_heavy(code):
         "uvicorn", "pydantic",
     }  # fmt: skip
     assert not loaded_by(code) & heavy
+
+
+def test_all_that_a_runner_reaches_counts_as_numerics():
+    """Stored pages are of the code that `edge_llm.engine.numerics` digests: nothing that computes may lie beside it."""
+    knows_no_numbers = {"edge_llm", "edge_llm.errors", "edge_llm.files", "edge_llm.strict_json"}
+    reached = loaded_by("import edge_llm.runner.runner, edge_llm.devices.emulated, edge_llm.models.rope")
+    ours = {name for name in reached if name.startswith(("edge_llm", "kernels."))} - knows_no_numbers
+    digested = {module_name(path) for path in numeric_files() if path.suffix == ".py"}
+    assert ours - digested == {"kernels._native"}
+    assert any(path.suffix == ".so" for path in numeric_files())
 
 
 def test_the_module_map_in_the_readme_is_true():

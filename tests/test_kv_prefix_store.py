@@ -16,6 +16,7 @@ from prefix_writer import IDENTITY, PAGE_BYTES, TEXTS, data_of, text
 
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.devices.host import HostDevice
+from edge_llm.engine.numerics import numeric_files, numerics_version
 from edge_llm.engine.prefix_cache import model_identity, open_prefix_store, parse_budget
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
@@ -272,6 +273,45 @@ def test_leftovers_are_removed_but_not_what_is_being_written(open_store):
     assert not held.exists()
 
 
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "rename", "unlink"])
+def test_what_a_disk_that_fails_for_good_leaves_goes_with_the_next_start(open_store, monkeypatch, call):
+    """Even the removal of what is half written may be refused."""
+    store = open_store()
+
+    def refuse(*arguments, **options):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        patch.setattr(os, "unlink", refuse)
+        patch.setattr(os, call, refuse)
+        fill(store, text(0))
+        broken = open_store()
+    assert (store.counts.written, store.counts.failed) == (0, 40)
+    assert "Input/output error" in store.counts.problem and "Input/output error" in broken.counts.problem
+    again = open_store()
+    assert [path.name for path in again.folder.iterdir()] == ["model.json"]
+    assert again.counts.problem is None
+
+
+def test_one_folder_that_cannot_be_cleared_keeps_no_other_from_it(open_store, monkeypatch):
+    folders = [open_store(identity=bytes([number]) * 32).folder for number in range(3)]
+    left = [unfinished(folder) for folder in folders]
+    for path in left:
+        path.write_text("half")
+    scandir = os.scandir
+
+    def refuse(path):
+        if path == folders[0]:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        open_store()
+    assert [path.exists() for path in left] == [True, False, False]
+
+
 def writers(root):
     """A process that starts another for every line it gets."""
     command = [sys.executable, Path(__file__).with_name("prefix_writer.py"), root]
@@ -482,8 +522,18 @@ def test_what_changes_the_numbers_changes_the_identity(bundle, monkeypatch):
     plain = model_identity(bundle, RuntimeConfig())
     assert plain == model_identity(bundle, RuntimeConfig(chunk=64, threads=1, context=100))
     assert plain != model_identity(bundle, RuntimeConfig(shadow=False))
-    monkeypatch.setattr("edge_llm.__version__", "other")
+    monkeypatch.setattr("edge_llm.engine.prefix_cache.numerics_version", lambda: "of other code")
     assert plain != model_identity(bundle, RuntimeConfig())
+
+
+@pytest.mark.parametrize("name", ["_native*.so", "rope.py", "linear.py", "store.py"])
+def test_a_change_in_the_numerics_is_another_version(monkeypatch, name):
+    """No constant to bump: a byte more in any of its files does it."""
+    [changed, *_] = [path for path in numeric_files() if path.match(name)]
+    read, before = Path.read_bytes, numerics_version()
+    assert before == numerics_version.__wrapped__()
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"\n" if path == changed else b""))
+    assert before != numerics_version.__wrapped__()
 
 
 @pytest.mark.parametrize(("text_", "nbytes"), [("1GiB", 2**30), ("300MB", 300 * 10**6), ("0", 0), ("off", 0), ("4096", 4096)])

@@ -604,3 +604,16 @@ def test_runs_cover_what_is_wanted_and_little_else(wanted: set[int]) -> None:
     assert all(first in wanted and first + count - 1 in wanted and count <= table.ROW_PIECES for first, count in runs)
     unwanted = [piece for piece in covered if piece not in wanted]
     assert all({piece - 1, piece + 1} <= wanted for piece in unwanted)  # as gaps are one piece wide
+
+
+def test_a_file_that_cannot_be_opened_is_a_storage_error(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, open_ = own_folder / "weights.bin", os.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if Path(path) == weights:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open_(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StorageError, match="cannot open `.*weights.bin`: Too many open files"):
+        DirectFile(weights)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import stat
 import textwrap
 from dataclasses import asdict
@@ -13,9 +12,11 @@ import click
 
 from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
-from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
+from edge_llm.convert.staging import discard
+from edge_llm.errors import EdgeLLMError, ModelNotFound, UsageError
 from edge_llm.files import shown, status
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.kv.store import page_bytes
@@ -81,24 +82,20 @@ def rm_command(model: str, yes: bool) -> None:
     if model == BUILTIN_MODEL_NAME:
         raise UsageError("the built-in model is part of the program and cannot be removed", param="model")
     folder = bundle_path(model)
+    clear_leftovers(folder.parent)
     if not _is_folder(folder):
         raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here")
     if not yes and has_person():
         click.confirm(f"Remove {model} ({_mebibytes(_folder_bytes(folder))})?", abort=True, err=True)
-    try:
-        doomed = folder.with_name(f".{folder.name}.removed")
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
-        _forget_prefixes(folder)
-    except OSError as error:
-        raise StorageError(f"cannot remove `{folder}`: {error.strerror}") from error
+    _forget_prefixes(folder)  # first: pages of a model that is gone would wait for somebody to prune them
+    discard(folder)
     note(f"removed {model}")
 
 
 def _forget_prefixes(folder: Path) -> None:
-    """Remove the pages that are kept of the model that was in ``folder``."""
+    """Remove the pages that are kept of the model in ``folder``, and those of which nobody can say whose they are."""
     for kept in stored_models(prefix_cache_folder()):
-        if kept.label.get("bundle") == str(folder):
+        if kept.label.get("bundle", str(folder)) == str(folder):
             remove_model(kept.folder)
 
 

@@ -37,7 +37,7 @@ from edge_llm.convert.source import (
     ignore,
     stamp,
 )
-from edge_llm.convert.staging import Staging, clear_leftovers
+from edge_llm.convert.staging import Staging
 from edge_llm.convert.survey import Survey, survey_model
 from edge_llm.convert.trial import losses
 from edge_llm.convert.usable import check_usable
@@ -45,6 +45,7 @@ from edge_llm.errors import EdgeLLMError, InvalidModel, StorageError, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.bundle_writer import BundleWriter
+from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.formats.safetensors_writer import safetensors_header
 from edge_llm.models import load_config
@@ -138,6 +139,7 @@ def import_model(
     origin = find_source(source, revision, tell_progress)
     target = target.absolute()
     _refuse_overlap(origin.folder, target)
+    clear_leftovers(target.parent)
     with open_model_folder(origin.folder) as folder:
         job = _Job(origin, folder, text, keep_float, outliers or Outliers(), fold, tell_progress, tell)
         state = _existing(target, job)
@@ -150,7 +152,6 @@ def import_model(
             return target
         if state == "other" and not overwrite:
             raise _taken(target)
-        clear_leftovers(target.parent)
         with Staging(target) as staging:
             _check_space(staging.path, job)
             job.write(staging.path)

@@ -1,12 +1,8 @@
-"""A folder that appears whole or not at all.
+"""A folder that appears whole or not at all, and goes so.
 
-Work happens in a hidden sibling ``.import-NAME-RANDOM`` of the target, which its process holds locked.  `publish`
-renames it into place; leaving without it removes it.  A killed process leaves a folder that nobody holds locked, and
-`clear_leftovers` removes those.
-
-    .import-NAME-*    being written: owned by the process that holds its lock; garbage when nobody does
-    .replaced-NAME-*  the old target between two renames, where the file system cannot exchange folders;
-                      moved back when the target is missing, else garbage
+Work happens in a hidden sibling of the target, which its process holds locked.  `Staging.publish` renames it into place;
+leaving without it removes it.  `discard` hides a folder and then removes it.  What a killed process leaves is named and
+cleared by `edge_llm.formats.leftovers`.
 """
 
 from __future__ import annotations
@@ -14,17 +10,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
-import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from edge_llm.errors import StorageError
 from edge_llm.formats.bundle_writer import storage_errors, sync_folder
-
-_WRITING = ".import-"
-_REPLACED = ".replaced-"
+from edge_llm.formats.leftovers import REMOVED, REPLACED, WRITING, held, hidden_sibling, lock_folder, move
 
 
 class Staging:
@@ -44,13 +37,10 @@ class Staging:
 
     def _hold_new_folder(self) -> bool:
         """Make and lock a folder; false if another import cleared it in between, taking it for a leftover."""
-        self.path = self.target.parent / f"{_WRITING}{self.target.name}-{secrets.token_hex(6)}"
+        self.path = hidden_sibling(self.target, WRITING)
         self.path.mkdir(mode=0o700)
         try:
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            # a file system without locks only loses the clearing of leftovers
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._lock = lock_folder(self.path)
             if self.path.stat().st_ino == os.fstat(self._lock).st_ino:
                 return True
         except FileNotFoundError:
@@ -67,7 +57,7 @@ class Staging:
     def publish(self, *, replace: bool) -> bool:
         """Move the folder into place, durably.  False when something is there and ``replace`` is not set."""
         with storage_errors(self.target):
-            if not _move(self.path, self.target):
+            if not move(self.path, self.target):
                 if not replace:
                     return False
                 _replace(self.path, self.target)
@@ -81,60 +71,44 @@ class Staging:
             self._lock = -1
 
 
-def clear_leftovers(parent: Path) -> None:
-    """Remove what killed imports left in ``parent``, and finish a replacement that was cut short."""
-    try:
-        names = [path.name for path in parent.iterdir()]
-    except FileNotFoundError:
+def discard(target: Path) -> None:
+    """Take the folder ``target`` away: out of sight at once, then its bytes.  Raises `StorageError`.
+
+    Killed or refused in between, it leaves a folder that the next start removes.
+    """
+    if target.is_symlink():  # what it leads to is not ours
+        with _removal_errors(target):
+            target.unlink()
         return
+    with held(target):
+        with _removal_errors(target):
+            doomed = hidden_sibling(target, REMOVED)
+            target.rename(doomed)
+            shutil.rmtree(doomed)
+        sync_folder(target.parent)
+
+
+@contextlib.contextmanager
+def _removal_errors(target: Path) -> Iterator[None]:
+    """Turn an `OSError` inside the block into a `StorageError` about ``target``."""
+    try:
+        yield
     except OSError as error:
-        raise StorageError(f"cannot list `{parent}`: {error.strerror}") from None
-    for name in names:
-        if name.startswith(_WRITING):
-            _remove_unless_locked(parent / name)
-        elif name.startswith(_REPLACED):
-            target = parent / name.removeprefix(_REPLACED).rpartition("-")[0]
-            with contextlib.suppress(OSError):
-                if not _move(parent / name, target):
-                    shutil.rmtree(parent / name, ignore_errors=True)
-
-
-def _remove_unless_locked(folder: Path) -> None:
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(fd)
-
-
-def _move(source: Path, target: Path) -> bool:
-    try:
-        source.rename(target)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            return False
-        raise
-    return True
+        raise StorageError(f"cannot remove `{target}`: {error.strerror or error}") from None
 
 
 def _replace(source: Path, target: Path) -> None:
     if _exchange(source, target):
         return  # the old folder is now at `source` and goes with it
-    aside = target.parent / f"{_REPLACED}{target.name}-{secrets.token_hex(6)}"
-    target.rename(aside)
-    try:
-        source.rename(target)
-    except OSError:
-        aside.rename(target)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+    with held(target):
+        aside = hidden_sibling(target, REPLACED)
+        target.rename(aside)
+        try:
+            source.rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _exchange(first: Path, second: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +16,11 @@ from edge_llm.engine.batcher import Limits
 from edge_llm.engine.draft_model import model_drafter
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.runners import Progress, int8_runner, make_runner, resolve
-from edge_llm.errors import UsageError
+from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.models.generation import generation_defaults
-from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
+from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle, models_folder
 from edge_llm.runner.base import Runner
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
@@ -31,6 +33,7 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Prog
     """
     started = time.perf_counter()
     folder = find_bundle(model)
+    _clear_leftovers()
     bundle = open_bundle(folder)
     config = bundle.config
     runtime = resolve(runtime, config)
@@ -51,6 +54,12 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Prog
         limits=Limits(step_tokens=runtime.chunk * runtime.window, mixed_tokens=runtime.chunk),
         make_drafter=drafter,
     )
+
+
+def _clear_leftovers() -> None:
+    """Of imports and removals that were killed; a home that cannot be used concerns only who needs it."""
+    with contextlib.suppress(StorageError):
+        clear_leftovers(models_folder())
 
 
 def make_drafter(runtime: RuntimeConfig, target: Path) -> Callable[[], Drafter]:

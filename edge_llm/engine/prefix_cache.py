@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import edge_llm
 from edge_llm.config import RuntimeConfig
+from edge_llm.engine.numerics import numerics_version
 from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.kv.prefix_store import PrefixStore
@@ -28,10 +28,14 @@ def weights_digest(bundle: Bundle) -> str:
 def model_identity(bundle: Bundle, runtime: RuntimeConfig) -> bytes:
     """32 bytes that stand for everything that keys and values depend on, but the text.
 
-    The release counts, too: another one may compute other last bits.
+    The code that computes them counts, too: other code may compute other last bits.
     """
-    numbers = {"weights": weights_digest(bundle), "device": runtime.device, "shadow": runtime.shadow}
-    facts = {"release": edge_llm.__version__} | numbers
+    facts = {
+        "numerics": numerics_version(),
+        "weights": weights_digest(bundle),
+        "device": runtime.device,
+        "shadow": runtime.shadow,
+    }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
@@ -48,14 +52,14 @@ def open_prefix_store(bundle: Bundle, runtime: RuntimeConfig) -> PrefixStore | N
         "model": BUILTIN_MODEL_NAME if builtin else bundle.folder.name,
         "bundle": str(bundle.folder.absolute()),
         "weights": weights_digest(bundle),
-        "release": edge_llm.__version__,
+        "numerics": numerics_version(),
     }
     return PrefixStore(prefix_cache_folder(), model_identity(bundle, runtime), page_bytes(bundle.config), budget, label)
 
 
 def is_usable(label: Mapping[str, str]) -> bool:
-    """Whether pages with ``label`` may still be asked for: their model is there, unchanged, and of this release."""
-    if label.get("release") != edge_llm.__version__:
+    """Whether pages with ``label`` may still be asked for: this code computed them, and their model is there, unchanged."""
+    if label.get("numerics") != numerics_version():
         return False
     try:
         with open_bundle(Path(label["bundle"])) as bundle:

@@ -87,12 +87,12 @@ class DirectFile(RegularFile):
     read once more through the page cache, which is then emptied of it; the errors are those of `RegularFile`.
     """
 
+    _direct_fd = -1  # before there is one: a file that cannot be opened is closed, too
+
     def __init__(self, path: Path) -> None:
         super().__init__(path, error=CorruptBundle)
-        try:  # the same file, even if another has its name by now
+        with contextlib.suppress(OSError):  # the same file, even if another has its name by now
             self._direct_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-        except OSError:
-            self._direct_fd = -1
         self.direct = self._direct_fd >= 0
 
     @property

@@ -8,21 +8,24 @@ else has removed is not known, and the same page written twice is the same file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_llm.errors import EdgeLLMError
+from edge_llm.errors import EdgeLLMError, StorageError
 from edge_llm.kv.pages import PAGE_TOKENS
-from edge_llm.kv.prefix_page import PAGE_SUFFIX, unfinished
+from edge_llm.kv.prefix_page import PAGE_SUFFIX, is_unfinished, write_whole
 from edge_llm.strict_json import read_object
 
 _LABEL = "model.json"
 _MAX_LABEL_BYTES = 1 << 16
 _BLOCK = 4096
 """Bytes of disk that a file is rounded up to."""
+_LATEST_NS = 253_370_764_800 * 10**9
+"""The year 9999: a clock that went mad may have written anything, and people can be told no later date."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,7 @@ def write_label(folder: Path, label: Mapping[str, str]) -> None:
     """
     for path in (folder.parent, folder):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = unfinished(folder)
-    temporary.write_text(json.dumps(dict(label)) + "\n", "utf-8")
-    temporary.replace(folder / _LABEL)
+    write_whole(folder / _LABEL, f"{json.dumps(dict(label))}\n".encode())
 
 
 def stored_models(root: Path) -> list[ModelPages]:
@@ -92,27 +93,55 @@ def prune(root: Path, most_bytes: int) -> list[PageFile]:
         if excess <= 0:
             break
         with contextlib.suppress(OSError):
-            file.path.unlink()
-        excess -= file.nbytes
-        removed.append(file)
+            file.path.unlink(missing_ok=True)
+            excess -= file.nbytes
+            removed.append(file)
     return removed
 
 
 def remove_model(folder: Path) -> None:
-    """Remove a model's pages and its folder; files that are not ours stay, and the folder with them."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                Path(entry.path).unlink()
-    with contextlib.suppress(OSError):
+    """Remove a model's pages and its folder, the label last; files that are not ours stay, and the folder with them.
+
+    Raises `StorageError` when the disk refuses, after it has removed what it could.
+    """
+    refused: OSError | None = None
+    for path in _ours(folder):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            refused = refused or error
+    if refused is not None:
+        raise StorageError(f"cannot remove `{refused.filename}`: {refused.strerror}")
+    try:
         folder.rmdir()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise StorageError(f"cannot remove `{folder}`: {error.strerror}") from None
+
+
+def _ours(folder: Path) -> list[Path]:
+    """All that a store writes into ``folder``: pages, what was never finished, and the label at the end."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(f"cannot list `{folder}`: {error.strerror}") from None
+    return [folder / name for name in names if name.endswith(PAGE_SUFFIX) or is_unfinished(name)] + [folder / _LABEL]
 
 
 def model_folders(root: Path) -> list[Path]:
-    """The folders of all models below ``root``."""
-    with contextlib.suppress(OSError), os.scandir(root) as entries:
-        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
-    return []
+    """The folders of all models below ``root``, which need not be there.  Raises `StorageError`."""
+    try:
+        with os.scandir(root) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StorageError(f"cannot list `{root}`: {error.strerror}; check its permissions") from None
 
 
 def _page_files(folder: Path) -> Iterator[PageFile]:
@@ -121,7 +150,8 @@ def _page_files(folder: Path) -> Iterator[PageFile]:
             if entry.name.endswith(PAGE_SUFFIX):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
-                    yield PageFile(Path(entry.path), disk_bytes(status.st_size), status.st_mtime_ns)
+                    used_ns = min(max(status.st_mtime_ns, 0), _LATEST_NS)
+                    yield PageFile(Path(entry.path), disk_bytes(status.st_size), used_ns)
 
 
 def _label(folder: Path) -> dict[str, str]:

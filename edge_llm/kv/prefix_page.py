@@ -70,20 +70,35 @@ def write_page(folder: Path, page: Page, data: np.ndarray, used_ns: int) -> None
 
     data: uint8 [page bytes], contiguous.  ``used_ns`` becomes its time of last use.  The folder's names are not synced.
     """
-    temporary = unfinished(folder)
+    write_whole(folder / page.file_name, _header(page, data) + data.tobytes(), used_ns)
+
+
+def write_whole(path: Path, content: bytes, used_ns: int | None = None) -> None:
+    """Make the file at ``path``, or put another in its place, whole or not at all.  Raises `OSError`.
+
+    ``used_ns`` becomes its time of last change; None is now.
+    """
+    temporary = unfinished(path.parent)
     fd = os.open(temporary, _CREATE, 0o600)
     try:
         with contextlib.suppress(OSError):  # without locks, somebody may take it for a leftover: then the rename fails
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _write_all(fd, _header(page, data), data)
-        os.utime(fd, ns=(used_ns, used_ns))
+        _write_all(fd, content)
+        if used_ns is not None:
+            os.utime(fd, ns=(used_ns, used_ns))
         os.fsync(fd)
-        temporary.rename(folder / page.file_name)
+        temporary.rename(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # then the next start removes it
+            temporary.unlink()
         raise
     finally:
         os.close(fd)
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file called ``name`` was not whole yet."""
+    return name.startswith(_UNFINISHED)
 
 
 def unfinished(folder: Path) -> Path:
@@ -94,7 +109,7 @@ def unfinished(folder: Path) -> Path:
 def clear_leftovers(folder: Path) -> None:
     """Remove what killed processes left half written in ``folder``: files that nobody holds locked.  Raises `OSError`."""
     with os.scandir(folder) as entries:
-        leftovers = [Path(entry.path) for entry in entries if entry.name.startswith(_UNFINISHED)]
+        leftovers = [Path(entry.path) for entry in entries if is_unfinished(entry.name)]
     for path in leftovers:
         with contextlib.suppress(OSError):
             fd = os.open(path, _READ)
@@ -109,7 +124,7 @@ def _header(page: Page, data: np.ndarray) -> bytes:
     return _HEADER.pack(_MAGIC, VERSION, PAGE_TOKENS, data.nbytes, crc32c(data), page.key, *page.tokens)
 
 
-def _write_all(fd: int, header: bytes, data: np.ndarray) -> None:
-    left = memoryview(header + data.tobytes())
+def _write_all(fd: int, content: bytes) -> None:
+    left = memoryview(content)
     while left:
         left = left[os.write(fd, left) :]

@@ -182,9 +182,10 @@ class PrefixStore:
             self._behind.submit(run)
 
     def _begin(self) -> None:
-        write_label(self.folder, self._label)
         for folder in model_folders(self._root):
-            clear_leftovers(folder)
+            with contextlib.suppress(OSError):  # another user's, perhaps
+                clear_leftovers(folder)
+        write_label(self.folder, self._label)
         self._make_room(0)
 
     def _note_use(self, pages: Sequence[Page]) -> None:
