@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def logits_for(token: int) -> np.ndarray:
 def test_the_tokens_of_logprobs_join_to_the_content(kind: str, ids: list[int]) -> None:
     params = GenerationParams(temperature=0.0, logprobs=2, max_tokens=len(ids), ignore_eos=True)
     generation = Generation(Request((0,), params), KINDS[kind], most_tokens=99)
-    generation.start(Computed())
+    generation.start(SimpleNamespace(open=lambda tokens: Computed()))
     deltas = [delta for token in ids for delta in generation.take(logits_for(token))]
     text = "".join(delta.text for delta in deltas)
     found = [one for delta in deltas for one in delta.logprobs]
@@ -80,7 +81,7 @@ def test_the_tokens_of_logprobs_join_to_the_content(kind: str, ids: list[int]) -
 
 def test_the_first_word_has_no_space_that_the_content_has_not() -> None:
     generation = Generation(Request((0,), GenerationParams(logprobs=0, temperature=0.0)), KINDS["sentencepiece"], most_tokens=2)
-    generation.start(Computed())
+    generation.start(SimpleNamespace(open=lambda tokens: Computed()))
     deltas = [delta for token in (257, 257) for delta in generation.take(logits_for(token))]
     assert [one.piece for delta in deltas for one in delta.logprobs] == [b"Whisk", b" Whisk"]
 
@@ -96,5 +97,5 @@ def test_the_most_likely_are_those_of_a_full_sort(logits: list[float], top: int)
     values = row.astype(np.float64)
     values -= values.max()
     values -= np.log(np.exp(values).sum())
-    order = np.lexsort((np.arange(len(values)), -values))[:top]
+    order = np.lexsort((np.arange(len(row)), -row))[:top]
     assert found.top == tuple((int(i), float(values[i])) for i in order)

@@ -13,7 +13,7 @@ import click
 from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.convert.staging import discard
-from edge_llm.errors import EdgeLLMError, ModelNotFound, UsageError
+from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
 from edge_llm.files import shown, status
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers

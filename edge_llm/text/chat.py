@@ -91,7 +91,12 @@ class ChatTemplate:
         return text
 
     def check(self) -> None:
-        """Try the template on one message; raises `InvalidTokenizer` when the message does not reach the prompt."""
+        """Try a template of the model's own on one message.
+
+        Raises `InvalidTokenizer` when the message does not reach the prompt.
+        """
+        if self.is_default:
+            return
         probe = "Does this sentence arrive?"
         try:
             text = self.render([{"role": "user", "content": probe}])

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -102,7 +103,8 @@ class _Worker:
                 start_new_session=True,  # Ctrl-C in a terminal is for this process only
             )
         except OSError as failure:
-            raise Overloaded(f"cannot start the process that renders chat templates: {failure.strerror}") from None
+            way_out = "; allow more with `ulimit -n`" if failure.errno in (errno.EMFILE, errno.ENFILE) else ""
+            raise Overloaded(f"cannot start the process that renders chat templates: {failure.strerror}{way_out}") from None
         assert self._process.stdin is not None and self._process.stdout is not None
         self._asks, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._asks, False)
