@@ -15,10 +15,10 @@ from edge_llm.bench.shares import measure_shares
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.folds import fold_linear
 from edge_llm.convert.importer import Outliers, import_model
+from edge_llm.convert.layer_folds import LayerFolds, fold_layer
 from edge_llm.engine.load import load_comparison
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.safetensors import open_model_folder
-from edge_llm.models.folding import LayerFolds, fold_layer
 from edge_llm.models.reference import FloatModel
 from edge_llm.quant.folding import POWERS, channel_level, even_factors
 from edge_llm.quant.kv import rounded
@@ -175,7 +175,7 @@ def measured(source, folder, text, tokens, mode):
 def unplanted(sources, tmp_path_factory):
     text = (ROOT / "README.md").read_text()
     folder = tmp_path_factory.mktemp("unplanted")
-    return {family: measured(sources[family], folder / family, text, 800, "full") for family in FAMILIES}
+    return {family: measured(sources[family], folder / family, text, 500, "full") for family in FAMILIES}
 
 
 CASES = [(family, plant) for family in ("llama", "qwen2", "qwen3") for plant in STRONGEST] + [("mistral", STRONGEST[-1])]
@@ -184,7 +184,7 @@ CASES = [(family, plant) for family in ("llama", "qwen2", "qwen3") for plant in 
 @pytest.mark.parametrize(("family", "plant"), CASES)
 def test_int8_does_not_notice_a_plant(sources, unplanted, tmp_path, family, plant):
     source = PlantedModel(sources[family]).write(tmp_path / "source", PLANTS[plant])
-    loss, cost = measured(source, tmp_path / "bundle", (ROOT / "README.md").read_text(), 800, "full")
+    loss, cost = measured(source, tmp_path / "bundle", (ROOT / "README.md").read_text(), 500, "full")
     assert loss <= 1.3 * unplanted[family][0]
     assert cost == pytest.approx(unplanted[family][1], rel=0.1, abs=0.002)
 
@@ -194,21 +194,21 @@ def test_without_folds_int8_notices(sources, unplanted, tmp_path):
     source = PlantedModel(sources["llama"]).write(tmp_path / "source", PLANTS[STRONGEST[-1]])
     bundle = import_model(source, "m", outliers=Outliers("full"), fold=False)
     tokenizer, runner, oracle = load_comparison(bundle, RuntimeConfig(threads=1))
-    quality = compare(runner, oracle, tokenizer.encode((ROOT / "README.md").read_text())[:800], 256, tokenizer.bos_id)
+    quality = compare(runner, oracle, tokenizer.encode((ROOT / "README.md").read_text())[:500], 256, tokenizer.bos_id)
     assert quality.mean_kl > 10 * unplanted["llama"][0]
 
 
 @pytest.fixture(scope="session")
 def stories_unplanted(stories_folder, shared_folder, tmp_path_factory):
     text = (shared_folder / "text" / "tinystories-sample.txt").read_text()
-    return text, measured(stories_folder, tmp_path_factory.mktemp("stories") / "bundle", text, 4000, "auto")
+    return text, measured(stories_folder, tmp_path_factory.mktemp("stories") / "bundle", text, 2000, "auto")
 
 
 @pytest.mark.parametrize("plant", [name for name in PLANTS if name != "nothing"])
 def test_a_trained_model_does_not_notice_a_plant(stories_folder, stories_unplanted, tmp_path, plant):
     text, (plain_loss, plain_cost) = stories_unplanted
     source = PlantedModel(stories_folder).write(tmp_path / "source", PLANTS[plant])
-    loss, cost = measured(source, tmp_path / "bundle", text, 4000, "auto")
+    loss, cost = measured(source, tmp_path / "bundle", text, 2000, "auto")
     assert loss <= 1.3 * plain_loss
     assert cost == pytest.approx(plain_cost, rel=0.1)
 
@@ -231,7 +231,7 @@ def test_the_shares_of_the_loss_add_up(sources, family):
     folder = import_model(sources[family], "m")
     runtime = RuntimeConfig(threads=1)
     tokenizer, runner, oracle = load_comparison(folder, runtime)
-    ids = tokenizer.encode((ROOT / "README.md").read_text())[:600]
+    ids = tokenizer.encode((ROOT / "README.md").read_text())[:400]
     whole = compare(runner, oracle, ids, 128, tokenizer.bos_id).mean_kl
     shares = measure_shares(folder, runtime, ids, 128, tokenizer.bos_id)
     assert shares.linears + shares.keys + shares.values + shares.output == pytest.approx(whole, rel=0.3)

@@ -17,12 +17,12 @@ from model_files import random_tensors, tiny_config, write_json, write_model
 from edge_llm.cli.main import run
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.convert.importer import Outliers, import_model
+from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import EdgeLLMError, InvalidModel
 from edge_llm.formats.manifest import model_config
 from edge_llm.models import load_config
-from edge_llm.models.generation import generation_defaults
 from edge_llm.models.rope import rope_tables
 from edge_llm.models.weights import EMBEDDING, FINAL_NORM, OUTPUT
 from edge_llm.paths import models_folder

@@ -203,14 +203,14 @@ def test_a_client_that_leaves_takes_its_work_along(engine):
 @pytest.mark.parametrize(("kind", "field"), [(CompletionBody, b"prompt"), (DetokenizeBody, b"tokens")])
 def test_a_list_that_is_wrong_throughout_is_refused_by_its_first_item(kind, field, item):
     data = b'{"' + field + b'": [' + b",".join([item] * 100_000) + b"]}"
-    started = time.monotonic()
+    started = time.process_time()
     if field == b"prompt" and item == b'""':
         assert len(kind.parse(data).prompt) == 100_000
         return
     with pytest.raises(UsageError) as refusal:
         kind.parse(data)
     assert len(str(refusal.value)) < 300
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_too_many_biases_are_refused_before_each_is_looked_at():

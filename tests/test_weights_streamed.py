@@ -615,5 +615,5 @@ def test_a_file_that_cannot_be_opened_is_a_storage_error(own_folder: Path, monke
         return open_(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(StorageError, match="cannot open `.*weights.bin`: Too many open files"):
+    with pytest.raises(StorageError, match="cannot open `.*weights.bin`: too many files are open"):
         DirectFile(weights)

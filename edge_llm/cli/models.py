@@ -13,6 +13,7 @@ import click
 from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.convert.staging import discard
+from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
 from edge_llm.files import shown, status
 from edge_llm.formats.bundle import Bundle, open_bundle
@@ -20,7 +21,6 @@ from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.kv.store import page_bytes
-from edge_llm.models.generation import generation_defaults
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, bundle_path, find_bundle, models_folder, prefix_cache_folder
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_llm.config import ModelConfig
 from edge_llm.convert.calibrate import key_offset
-from edge_llm.models.folding import LayerFolds, for_query_heads, no_folds
+from edge_llm.convert.layer_folds import LayerFolds, for_query_heads, no_folds
 from edge_llm.models.reference import attend, project_heads
 from edge_llm.models.weights import LayerWeights
 from edge_llm.quant.folding import POWERS, Fold, channel_level, column_length, even_factors, spread

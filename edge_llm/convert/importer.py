@@ -26,6 +26,7 @@ import numpy as np
 
 from edge_llm.config import ModelConfig
 from edge_llm.convert.calibrate import LAYER_PARTS, CalibrationText, calibration_sequences, read_calibration
+from edge_llm.convert.layer_folds import fold_layer
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.source import (
     DIGESTED,
@@ -49,7 +50,6 @@ from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.formats.safetensors_writer import safetensors_header
 from edge_llm.models import load_config
-from edge_llm.models.folding import fold_layer
 from edge_llm.models.weights import (
     LayerWeights,
     check_tensors,

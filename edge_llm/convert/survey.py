@@ -10,10 +10,10 @@ import numpy as np
 from edge_llm.config import ModelConfig
 from edge_llm.convert.calibrate import LAYER_PARTS, key_offset, run_layer
 from edge_llm.convert.folds import choose_folds, fold_linear, judged, unfolded
+from edge_llm.convert.layer_folds import LayerFolds, fold_layer
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.source import Progress
 from edge_llm.formats.safetensors import SourceFolder
-from edge_llm.models.folding import LayerFolds, fold_layer
 from edge_llm.models.reference import rms_norm
 from edge_llm.models.rope import rope_tables
 from edge_llm.models.weights import read_embedding, read_final_norm, read_layer, read_output

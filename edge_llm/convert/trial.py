@@ -16,6 +16,7 @@ import numpy as np
 
 from edge_llm.config import ModelConfig
 from edge_llm.convert.calibrate import LAYER_PARTS
+from edge_llm.convert.layer_folds import fold_layer
 from edge_llm.convert.parallel import core_count, workers
 from edge_llm.convert.survey import Survey
 from edge_llm.devices.base import Rows
@@ -24,7 +25,6 @@ from edge_llm.errors import NumericError
 from edge_llm.formats.safetensors import SourceFolder
 from edge_llm.kv.pages import PAGE_TOKENS, pages_for
 from edge_llm.kv.store import KVStore
-from edge_llm.models.folding import fold_layer
 from edge_llm.models.rope import rope_tables
 from edge_llm.models.weights import LayerWeights, read_final_norm, read_layer, read_output
 from edge_llm.quant.linear import BlockWeights, LinearWeights

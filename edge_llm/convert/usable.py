@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_llm.config import ModelConfig
+from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.errors import InvalidModel, UsageError
-from edge_llm.models.generation import generation_defaults
 from edge_llm.strict_json import read_object
 from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tokenizer import Tokenizer

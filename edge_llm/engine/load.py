@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_llm.config import RuntimeConfig
+from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.draft_model import model_drafter
@@ -19,7 +20,6 @@ from edge_llm.engine.runners import Progress, int8_runner, make_runner, resolve
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
-from edge_llm.models.generation import generation_defaults
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle, models_folder
 from edge_llm.runner.base import Runner
 from edge_llm.text.chat import ChatTemplate

@@ -14,7 +14,7 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
 
-_SHARED = {"generation", "weights", "reference", "rope"}
+_SHARED = {"weights", "reference", "rope"}
 
 
 def families() -> list[str]:

@@ -50,7 +50,7 @@ _WIDEST = 1e6
 """Bound on max |x| / (127 s) in calibration, so that a residual stays far from float32's end."""
 _SAMPLE = 2**22
 """Values that the search for a scale looks at."""
-_FEW_VALUES = 2**19
+_FEW_VALUES = 2**16
 """The same for a first look."""
 _ERROR_ROWS = 128
 """Rows on which a linear's error is measured, fewer where the output is very wide."""
