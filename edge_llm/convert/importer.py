@@ -286,8 +286,8 @@ class _Job:
                 created_with=_version(),
             )
 
-    def _treat(self, seen: ChannelStatistics, weight: np.ndarray) -> tuple[Treatment, ...]:
-        return (naive_treatment(seen, weight),) if self.outliers.mode == "naive" else treatments(seen, weight)
+    def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
+        return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
 
     def _choose(self, survey: Survey) -> tuple[dict[str, Treatment], dict[str, float]]:
         """The treatment that every linear gets, and what was measured to find it."""
