@@ -195,9 +195,12 @@ def _existing(target: Path, job: _Job) -> str:
                 bundle.verify()
             except EdgeLLMError:
                 return "damaged"
-            if made_from.get("folds", "none") != job.folds:
-                return "unfolded" if job.fold else "other"
-            return "same" if bundle.float_source() is not None else "damaged"  # the source was moved
+            folded = made_from.get("folds", "none") == job.folds
+            if not folded and not job.fold:
+                return "other"
+            if bundle.float_source() is None:
+                return "damaged"  # the source was moved
+            return "same" if folded else "unfolded"
     except EdgeLLMError:
         return "other"
 
