@@ -140,6 +140,23 @@ def test_a_linear_is_folded_the_same_however_it_was_planted(seed):
     assert results[1] <= 1.2 * results[0]
 
 
+@pytest.mark.parametrize("name, factor", [("input_layernorm", 1e6), ("o_proj", 1e8)])
+def test_a_fold_makes_no_model_refused(tmp_path, name, factor):
+    """A loud channel whose folded weights are too large for a shadow in float16 is served without it."""
+    raw = tiny_config(hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8, intermediate_size=16)
+    tensors = random_tensors(raw, seed=1)
+    for tensor in [tensor for tensor in tensors if name in tensor]:
+        tensors[tensor][..., 3] *= np.float32(factor)
+    source = write_model(tmp_path / "source", raw, tensors=tensors)
+    (tmp_path / "text").write_text("hello world the" * 40)
+    losses = []
+    for fold in (True, False):
+        path = import_model(source, f"m{fold}", calibration=tmp_path / "text", fold=fold)
+        with open_bundle(path) as bundle:
+            losses.append(bundle.manifest["profile"]["choice"]["kept"])
+    assert losses[0] <= 1.1 * losses[1]
+
+
 def test_silent_channels_stay_as_they_are():
     level, length = np.array([1.0, 0.0, 4.0, 2.0]), np.array([1.0, 1.0, 1.0, 0.0])
     factors = even_factors(level, length, 0.5)

@@ -299,9 +299,10 @@ def test_a_damaged_bundle_is_repaired(tiny_model: Callable[..., Path]) -> None:
     assert (folder / "weights.bin").read_bytes() == good
 
 
-def test_a_source_that_moved_is_found_again(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("folded", [True, False])
+def test_a_source_that_moved_is_found_again(folded: bool, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     source = copy_of(tiny_model(), tmp_path / "old")
-    import_model(source, "m")
+    import_model(source, "m", fold=folded)
     moved = source.rename(tmp_path / "new")
     with open_bundle(import_model(moved, "m")) as bundle:
         assert bundle.float_source() == moved

@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from edge_llm.config import GenerationParams
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import Engine, collect
+from edge_llm.engine.service import DeltaStream
+from edge_llm.errors import Unavailable
 from edge_llm.text.chat import ChatTemplate
 
 LIMITS = Limits(step_tokens=48, mixed_tokens=24, background_tokens=8, most_running=3)
@@ -235,3 +238,56 @@ def test_a_page_that_cannot_be_read_back_is_given_back(alone, monkeypatch):
     fails_once(monkeypatch, scene.runner.kv, "write_pages")
     assert isinstance(scene.play()[0][0], OSError)
     assert scene.free_pages() == scene.runner.kv.pages.pages
+
+
+@pytest.mark.parametrize("first", [0, 1, 5, 14])
+def test_an_interruption_while_answers_are_told_costs_no_other(alone, monkeypatch, first):
+    """One answer's delta, its last one included, is lost on the way; the others never notice."""
+    scene = Scene()
+    streams = [scene.submit(number) for number in range(len(TEXTS))]
+    told = itertools.count()
+    put = DeltaStream.put
+
+    def interrupted(stream, delta):
+        if stream is streams[0] and next(told) == first:
+            raise KeyboardInterrupt
+        put(stream, delta)
+
+    monkeypatch.setattr(DeltaStream, "put", interrupted)
+    scene.drain()
+    answers = [outcome(stream) for stream in streams]
+    assert isinstance(answers[0], Unavailable)
+    assert answers[1:] == alone[0][1:]
+
+
+def test_an_interruption_while_pages_are_kept_costs_nothing(alone, monkeypatch):
+    scene = Scene()
+    kept = itertools.count()
+    keep = scene.runner.memory.keep
+
+    def interrupted(sequence, tokens):
+        keep(sequence, tokens)
+        if next(kept) == 4:  # the first of an answer's end
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(scene.runner.memory, "keep", interrupted)
+    streams = [scene.submit(number) for number in range(len(TEXTS))]
+    scene.drain()
+    assert [outcome(stream) for stream in streams] == alone[0]
+
+
+def test_an_interruption_while_tidying_up_stops_nobody(monkeypatch):
+    def interrupted(stream, delta):
+        raise KeyboardInterrupt
+
+    scene = Scene()
+    stream = scene.submit(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaStream, "put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stream.cancel()
+    other = scene.submit(1)
+    waiting = threading.Thread(target=scene.drain, daemon=True)
+    waiting.start()
+    waiting.join(20)
+    assert not waiting.is_alive() and outcome(other)[2] == "length"

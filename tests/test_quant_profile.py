@@ -16,6 +16,7 @@ from edge_llm.quant.profile import (
     ScaleSearch,
     choose_hot,
     choose_scale,
+    error_with_shadow,
     linear_profile,
     naive_treatment,
     treatments,
@@ -163,6 +164,17 @@ def test_the_shadow_keeps_the_output():
     assert options[0].error > 5e-3
     assert 0 < full.overflow < 0.01
     assert naive_treatment(seen, weight).error > 100 * full.error
+
+
+@pytest.mark.parametrize("too_large", ["weight", "judged"])
+def test_a_channel_whose_weights_are_beyond_float16_is_not_hot(too_large):
+    seen, weight = outlier_linear()
+    large = weight.copy()
+    large[5, 7] = 70000.0
+    options = treatments(seen, large, weight) if too_large == "weight" else treatments(seen, weight, large)
+    assert options[-1].hot.tolist() == [30]
+    assert np.isfinite([option.error for option in options]).all()
+    assert np.isfinite(error_with_shadow(seen, large))
 
 
 def test_richer_shadows_of_a_kind_cost_more_and_err_less():

@@ -195,9 +195,12 @@ def _existing(target: Path, job: _Job) -> str:
                 bundle.verify()
             except EdgeLLMError:
                 return "damaged"
-            if made_from.get("folds", "none") != job.folds:
-                return "unfolded" if job.fold else "other"
-            return "same" if bundle.float_source() is not None else "damaged"  # the source was moved
+            folded = made_from.get("folds", "none") == job.folds
+            if not folded and not job.fold:
+                return "other"
+            if bundle.float_source() is None:
+                return "damaged"  # the source was moved
+            return "same" if folded else "unfolded"
     except EdgeLLMError:
         return "other"
 
@@ -286,8 +289,8 @@ class _Job:
                 created_with=_version(),
             )
 
-    def _treat(self, seen: ChannelStatistics, weight: np.ndarray) -> tuple[Treatment, ...]:
-        return (naive_treatment(seen, weight),) if self.outliers.mode == "naive" else treatments(seen, weight)
+    def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
+        return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
 
     def _choose(self, survey: Survey) -> tuple[dict[str, Treatment], dict[str, float]]:
         """The treatment that every linear gets, and what was measured to find it."""

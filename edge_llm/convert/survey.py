@@ -21,8 +21,8 @@ from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import ChannelStatistics
 from edge_llm.quant.shadow import Treatment
 
-Treat = Callable[[ChannelStatistics, np.ndarray], tuple[Treatment, ...]]
-"""What can be done about a linear: from its input and its weight float32 [N, K]."""
+Treat = Callable[[ChannelStatistics, np.ndarray, np.ndarray], tuple[Treatment, ...]]
+"""What can be done about a linear: from its input, its weight float32 [N, K], and the same as it is judged."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,10 @@ def survey_model(
             states, seen = run_layer(states, layer, config, *rope, name, pool)
             folded = choose_folds(layer, seen, lengths, config, rope, pool) if fold else unfolded(config)
             layer, seen = fold_layer(layer, folded.factors, config), folded.inputs(seen, config)
-            found = {part: pool.submit(treat, seen[part], judged(layer, part, seen[part])) for part in LAYER_PARTS}
+            found = {
+                part: pool.submit(treat, seen[part], getattr(layer, part), judged(layer, part, seen[part]))
+                for part in LAYER_PARTS
+            }
             treatments |= {f"{name}.{part}": options.result() for part, options in found.items()}
             offsets.append(key_offset(layer, seen["qkv"], config))
             folds.append(folded.factors)
@@ -94,6 +97,7 @@ def survey_model(
         output_fold = np.ones(config.hidden_size, np.float32)
         if fold and not config.tied_embeddings:
             output_fold, found_folds["output"] = fold_linear(last, output)
-        treatments["output"] = treat(last.divided(output_fold), output * output_fold)
+        output = output * output_fold
+        treatments["output"] = treat(last.divided(output_fold), output, output)
     progress("calibration", config.num_layers, config.num_layers)
     return Survey(sequences, embedded, states, treatments, offsets, folds, output_fold, found_folds)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -107,6 +107,7 @@ class _Line:
 
 Item = Delta | Exception
 Step = list[tuple[Work, Segment[Any]]]
+Told = Generator[tuple[Work, Item], None, None]
 
 
 class Batcher:
@@ -158,8 +159,11 @@ class Batcher:
             self._remove(work)
         self._ended.clear()
 
-    def step(self) -> Iterator[tuple[Work, Item]]:
-        """One step: the deltas that it gives, and the errors of work that failed."""
+    def step(self) -> Told:
+        """One step: the deltas that it gives, and the errors of work that failed.
+
+        Whoever stops listening closes it: what was computed and not told is computed again.
+        """
         yield from self.drop_cancelled()
         self._admit()
         step = self._plan()
@@ -176,7 +180,7 @@ class Batcher:
                 if work.sequence is segment.sequence:
                     work.sequence.truncate(length)
 
-    def drop_cancelled(self) -> Iterator[tuple[Work, Item]]:
+    def drop_cancelled(self) -> Told:
         """End what nobody wants any more."""
         for work in (*self._running, *self._answers.waiting, *self._background.waiting):
             try:
@@ -337,8 +341,9 @@ class Batcher:
             work.keep(self._memory)
         except Exception as error:  # a help for later requests, of which this one needs nothing
             log.warning("computed pages could not be kept for later requests: %r", error)
-        if work.finished:
-            self._remove(work)
+        finally:  # its last delta is told, whatever interrupts this thread
+            if work.finished:
+                self._remove(work)
 
 
 def _unwanted(step: Step) -> bool:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from edge_llm.engine.batcher import Batcher, Item, Work
+from edge_llm.engine.batcher import Batcher, Told, Work
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.request import Delta
 from edge_llm.errors import Unavailable
@@ -120,9 +120,15 @@ class Driver:
                     self.changed.notify_all()
                     return
                 self._untidy = False
-            with self._telling():
-                self._take_arrived()
-                self._deliver(self._batcher.drop_cancelled())
+            try:
+                with self._telling():
+                    self._take_arrived()
+                    self._deliver(self._batcher.drop_cancelled())
+            except BaseException:  # this thread shall end; the next step tidies up
+                with self.changed:
+                    self._stepping = False
+                    self.changed.notify_all()
+                raise
 
     def _take_arrived(self) -> None:
         while self._arrived:
@@ -147,14 +153,17 @@ class Driver:
         except Exception as error:
             self._mailboxes.pop(work).fail(error)
 
-    def _deliver(self, items: Iterator[tuple[Work, Item]]) -> None:
-        for work, item in items:
-            if not isinstance(item, Delta):
-                self._mailboxes.pop(work).fail(item)
-            elif item.finish is None:
-                self._mailboxes[work].put(item)
-            else:
-                self._mailboxes.pop(work).put(item)
+    def _deliver(self, told: Told) -> None:
+        """Give everyone what is told; interrupted, the batcher is in order again before anybody else has it."""
+        with contextlib.closing(told):
+            for work, item in told:
+                mailbox = self._mailboxes[work]
+                if isinstance(item, Delta):
+                    mailbox.put(item)
+                else:
+                    mailbox.fail(item)
+                if not isinstance(item, Delta) or item.finish is not None:
+                    del self._mailboxes[work]
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:

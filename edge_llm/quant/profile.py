@@ -25,7 +25,7 @@ import numpy as np
 
 from edge_llm.errors import NumericError
 from edge_llm.quant.folding import Fold
-from edge_llm.quant.scheme import LIMIT, QuantizedWeight, quantize_weight
+from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, QuantizedWeight, quantize_weight
 from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, product_cost, shadow_cost
 from kernels import ThreadPool
 from kernels.linear import linear
@@ -190,12 +190,18 @@ def largest_scale(statistics: ChannelStatistics) -> float:
     return float(np.float32(max(largest, 1e-20) / LIMIT)) if largest else 1.0
 
 
-def treatments(statistics: ChannelStatistics, weight: np.ndarray) -> tuple[Treatment, ...]:
-    """What can be done about the outliers of a linear ``weight`` float32 [N, K], the richest shadow last."""
-    energy = np.einsum("nk,nk->k", weight, weight)
+def treatments(
+    statistics: ChannelStatistics, weight: np.ndarray, judged: np.ndarray | None = None
+) -> tuple[Treatment, ...]:
+    """What can be done about the outliers of a linear ``weight`` float32 [N, K], the richest shadow last.
+
+    ``judged`` is the same weight with its rows as long as they are important (default: as long as they are).
+    """
+    judged = weight if judged is None else judged
+    energy = np.einsum("nk,nk->k", judged, judged)
     no_hot: np.ndarray = np.empty(0, np.int32)
-    hot = choose_hot(statistics)
-    sample = _Sample(statistics, weight)
+    hot = _that_fit(_that_fit(choose_hot(statistics), weight), judged)
+    sample = _Sample(statistics, judged)
     scales = ScaleSearch(statistics, no_hot, energy)
     found = [sample.treat(NONE, no_hot, scales.best_clipped())]
     found += [sample.treat(COLD, no_hot, scales.best(price)) for price in OVERFLOW_PRICES]
@@ -220,16 +226,21 @@ def error_with_shadow(statistics: ChannelStatistics, weight: np.ndarray, exact: 
         treatment = sample.treat(shadow, hot, scale)
         return treatment.error * (1.0 + treatment.cost / product)
 
-    hot = choose_hot(statistics)
+    hot = _that_fit(choose_hot(statistics), weight)
     found = [price(COLD, np.empty(0, np.int32))]
     if len(hot):
         found.append(price(FULL, hot))
     return min(found)
 
 
-def naive_treatment(statistics: ChannelStatistics, weight: np.ndarray) -> Treatment:
+def _that_fit(hot: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The channels of ``hot`` whose weights fit into float16, in which a shadow keeps them."""
+    return hot[np.abs(weight[:, hot]).max(axis=0, initial=0.0) <= MAX_FLOAT16]
+
+
+def naive_treatment(statistics: ChannelStatistics, judged: np.ndarray) -> Treatment:
     """The scale from the maximum, without any thought for outliers."""
-    return _Sample(statistics, weight).treat(NONE, np.empty(0, np.int32), largest_scale(statistics))
+    return _Sample(statistics, judged).treat(NONE, np.empty(0, np.int32), largest_scale(statistics))
 
 
 class _Sample:
