@@ -12,7 +12,7 @@ from edge_llm.engine.numerics import numeric_files
 ROOT = Path(__file__).resolve().parents[1]
 
 FLOORS = {
-    "kernels": 0, "scheduler": 0, "edge_llm.errors": 0,
+    "kernels": 0, "scheduler": 0, "edge_llm.errors": 0, "edge_llm.child": 0,
     "edge_llm.config": 1, "edge_llm.paths": 1, "edge_llm.files": 1,
     "edge_llm.strict_json": 2,
     "edge_llm.text": 3, "edge_llm.formats": 3, "edge_llm.quant": 3, "edge_llm.decoding": 3,

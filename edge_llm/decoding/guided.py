@@ -122,7 +122,7 @@ class _Guide:
         table = TokenTable(tokenizer)
         size = tokenizer.vocab_size + 1
         control = {token: table.tokens[token].decode("utf-8", "replace") for token in table.special_token_ids}
-        self._trial = Trial(llguidance, {"size": size, "control": control, "ends": table.end_ids, "limits": _LIMITS})
+        self._trial = Trial({"size": size, "control": control, "ends": table.end_ids, "limits": _LIMITS})
         self._library: Any = llguidance
         self._tokens = llguidance.LLTokenizer(table, n_vocab=size, eos_token=table.end_ids)  # type: ignore[arg-type]  # duck-typed
         self._limits = llguidance.LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
