@@ -7,6 +7,7 @@ import os
 import sys
 
 from edge_llm.cli.streams import flush_failure, give_up
+from edge_llm.errors import TOO_MANY_FILES, is_too_many_files
 
 
 def refusal(error: Exception) -> str | None:
@@ -22,8 +23,8 @@ def refusal(error: Exception) -> str | None:
         return f"cannot load a library: {_first_cause(error)}"
     if not isinstance(error, OSError):
         return None
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "too many files are open; allow more with `ulimit -n`"
+    if is_too_many_files(error):
+        return TOO_MANY_FILES
     place = "" if error.filename is None else f" `{os.fsdecode(error.filename)}`"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"cannot write{place}: {error.strerror}"

@@ -69,7 +69,6 @@ class Constraint:
 
     def __init__(self, grammar: Grammar, tokenizer: Vocabulary) -> None:
         self._matcher: LLMatcher = _guide_of(tokenizer).compiled(grammar).matcher.deep_copy()
-        self._vocab_size = tokenizer.vocab_size
         self._bits = np.zeros((tokenizer.vocab_size + 1 + 31) // 32, np.int32)  # one more: see `TokenTable`
         self.finished = False
         """The grammar is complete and allows nothing more."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from edge_llm.child.owner import Child, ChildEnded
-from edge_llm.errors import OutOfMemory, Overloaded, UsageError
+from edge_llm.errors import TOO_MANY_FILES, OutOfMemory, Overloaded, UsageError, is_too_many_files
 from edge_llm.files import shown
 
 STACK_BYTES = 32 << 20
@@ -87,7 +87,8 @@ class Trial:
         try:
             child = Child(self, "edge_llm.decoding.trial_process", STACK_BYTES, 2 * MAX_BYTES, SECONDS)
         except OSError as error:
-            raise OutOfMemory(f"there is no process to try the grammar in: {error.strerror}") from None
+            reason = TOO_MANY_FILES if is_too_many_files(error) else error.strerror
+            raise OutOfMemory(f"there is no process to try the grammar in: {reason}") from None
         with suppress(ChildEnded, TimeoutError):  # whoever asks finds out
             child.tell(json.dumps(self._vocabulary).encode(), MAX_WAIT_SECONDS)
         return child

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import signal
 import threading
@@ -14,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge_llm.child.owner import Child, ChildEnded
-from edge_llm.errors import InvalidTokenizer, Overloaded, UsageError
+from edge_llm.errors import TOO_MANY_FILES, InvalidTokenizer, Overloaded, UsageError, is_too_many_files
 from edge_llm.files import shown
-from edge_llm.text.replies import EXHAUSTED, FAILED, SAID, TEXT
+from edge_llm.text.replies import EXHAUSTED, FAILED, REFUSED, TEXT
 
 MAX_SECONDS = 1.0
 """Processor time of compiling a template, and of each rendering; real ones take milliseconds."""
@@ -58,7 +57,7 @@ class TemplateProcess:
                 self._end()
         if kind == TEXT:
             return reply
-        if kind == SAID:
+        if kind == REFUSED:
             reason = shown(reply, MAX_REFUSAL)
             raise UsageError(f"the model's chat template refuses these messages: {reason}", param="messages")
         raise InvalidTokenizer(f"the model's chat template failed: {shown(reply)}; {_WAY_OUT}")
@@ -78,8 +77,8 @@ class TemplateProcess:
         try:
             return Child(self, "edge_llm.text.sandbox", MAX_SECONDS, MAX_BYTES)
         except OSError as failure:
-            way_out = "; allow more with `ulimit -n`" if failure.errno in (errno.EMFILE, errno.ENFILE) else ""
-            raise Overloaded(f"cannot start the process that renders chat templates: {failure.strerror}{way_out}") from None
+            reason = TOO_MANY_FILES if is_too_many_files(failure) else failure.strerror
+            raise Overloaded(f"cannot start the process that renders chat templates: {reason}") from None
 
     def _ask(self, child: Child, question: bytes) -> tuple[bytes, str]:
         """Kind and text of the reply to ``question``; a process that ends instead has failed."""

@@ -6,8 +6,8 @@ answered by one byte of kind and a text; all of it is UTF-8.
 
 TEXT = b"t"
 """The source is compiled (an empty text), or: what the template makes of the values."""
-SAID = b"s"
-"""What the template says through raise_exception."""
+REFUSED = b"r"
+"""What the template says through raise_exception: it refuses the values."""
 FAILED = b"f"
 """Why the source cannot be compiled or the values cannot be rendered."""
 EXHAUSTED = b"m"

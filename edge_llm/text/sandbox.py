@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from edge_llm.child.inside import Limits, answer, questions
-from edge_llm.text.replies import EXHAUSTED, FAILED, SAID, TEXT
+from edge_llm.text.replies import EXHAUSTED, FAILED, REFUSED, TEXT
 
 BYTES_PER_BYTE = 8
 """Memory that each byte of the input allows: it becomes objects, and then text again."""
@@ -30,8 +30,8 @@ MAX_MESSAGE = 2000
 """Characters of what a template says, or of why it failed."""
 
 
-class Said(Exception):
-    """What a template says through raise_exception."""
+class Refused(Exception):
+    """The template calls raise_exception, with these words."""
 
 
 class Program:
@@ -127,7 +127,7 @@ def _tojson(
 
 
 def _raise_exception(message: Any = "") -> NoReturn:
-    raise Said(str(message)[:MAX_MESSAGE])
+    raise Refused(str(message)[:MAX_MESSAGE])
 
 
 def _strftime_now(pattern: str) -> str:
@@ -154,8 +154,8 @@ def serve(seconds: float, memory: int) -> None:
                 else:
                     reply = program.render(**json.loads(text)).encode("utf-8", "surrogatepass")
             kind = TEXT
-        except Said as said:
-            kind, reply = SAID, str(said).encode("utf-8", "replace")
+        except Refused as refused:
+            kind, reply = REFUSED, str(refused).encode("utf-8", "replace")
         except MemoryError:
             kind, reply = EXHAUSTED, b""
         except Exception as failure:
