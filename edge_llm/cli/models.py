@@ -93,7 +93,7 @@ def rm_command(model: str, yes: bool) -> None:
 
 
 def _forget_prefixes(folder: Path) -> None:
-    """Remove the pages that are kept of the model in ``folder``, and those of which nobody can say whose they are."""
+    """Remove the pages that are kept of the model in ``folder``, and the pages whose model is unknown."""
     for kept in stored_models(prefix_cache_folder()):
         if kept.label.get("bundle", str(folder)) == str(folder):
             remove_model(kept.folder)

@@ -120,10 +120,10 @@ class _CallObject:
 class ToolCallParser:
     """Feed text with `push`, which gives the pieces of text and of calls that it completes.
 
-    It goes character by character, so the calls are the same however the text is cut.  What looks like a call and is
-    none, or is cut off before its name, is text.  ``names`` are the tools that there are; where nothing but an object
-    marks a call, an object with another name is none.  ``only_calls`` says that the text was held to calls: an end that
-    was cut off before its name is the beginning of one, and no text.
+    It goes character by character, so the calls are the same however the text is cut.  What only looks like a call, or is
+    cut off before its name, is text.  ``names`` are the names of the tools; where only a JSON object marks a call, an
+    object with another name is text.  ``only_calls`` says that a grammar allowed nothing but calls: then a call that is
+    cut off before its name is dropped.
     """
 
     def __init__(self, style: ToolFormat, names: frozenset[str], *, only_calls: bool = False) -> None:
