@@ -52,6 +52,12 @@ def status(path: Path) -> os.stat_result | None:
         raise StorageError(f"cannot look at `{shown(path)}`: {failure.strerror}; check its permissions") from None
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a folder is at ``path``.  Raises `StorageError` when it may not be seen."""
+    found = status(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
 class RegularFile:
     """An open regular file that must not change while it is read.
 
