@@ -81,7 +81,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     style=st.sampled_from([HERMES, MISTRAL, LLAMA, PLAIN]),
     pieces=st.lists(st.sampled_from(PIECES), max_size=12),
