@@ -22,6 +22,15 @@ A message names the value that was refused and the way out.  Faces print ``error
 
 from __future__ import annotations
 
+import errno
+
+TOO_MANY_FILES = "too many files are open; allow more with `ulimit -n`"
+
+
+def is_too_many_files(failure: BaseException) -> bool:
+    """Whether the system had no file descriptor left; `TOO_MANY_FILES` says so."""
+    return isinstance(failure, OSError) and failure.errno in (errno.EMFILE, errno.ENFILE)
+
 
 class EdgeLLMError(Exception):
     """Base of the tree; catch it to catch everything that edge-llm raises on purpose."""

@@ -8,14 +8,20 @@ they lead to must be a regular file.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from pathlib import Path
 
 import numpy as np
 
-from edge_llm.errors import EdgeLLMError, InvalidModel, ModelNotFound, StorageError
+from edge_llm.errors import (
+    TOO_MANY_FILES,
+    EdgeLLMError,
+    InvalidModel,
+    ModelNotFound,
+    StorageError,
+    is_too_many_files,
+)
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -44,6 +50,12 @@ def status(path: Path) -> os.stat_result | None:
         return None
     except OSError as failure:
         raise StorageError(f"cannot look at `{shown(path)}`: {failure.strerror}; check its permissions") from None
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is at ``path``.  Raises `StorageError` when it may not be seen."""
+    found = status(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 class RegularFile:
@@ -127,8 +139,8 @@ def read_file(path: Path, limit: int, *, error: type[EdgeLLMError] = InvalidMode
 def _open_error(path: Path, failure: OSError | ValueError) -> EdgeLLMError:
     if isinstance(failure, (FileNotFoundError, NotADirectoryError)):
         return ModelNotFound(f"no file `{shown(path)}`; check the path")
-    if isinstance(failure, OSError) and failure.errno in (errno.EMFILE, errno.ENFILE):
-        return StorageError(f"cannot open `{shown(path)}`: too many files are open; allow more with `ulimit -n`")
+    if is_too_many_files(failure):
+        return StorageError(f"cannot open `{shown(path)}`: {TOO_MANY_FILES}")
     if isinstance(failure, OSError):
         return StorageError(f"cannot open `{shown(path)}`: {failure.strerror or failure}; check its permissions")
     return ModelNotFound(f"`{shown(path)}` is not a possible file name; check the path")  # NUL inside

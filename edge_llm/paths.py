@@ -36,7 +36,7 @@ def home() -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """``path`` with `~` and `~user` as a shell has them: what names nobody stays as it is."""
+    """``path`` with `~` and `~user` replaced as in a shell; an unknown user stays as it is."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

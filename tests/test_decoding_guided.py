@@ -17,14 +17,12 @@ from edge_llm.engine.generation import Generation
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
 from edge_llm.text.tokenizer import SpecialTokens, Tokenizer
+from edge_llm.text.tool_calls import CallArguments, CallBegun, ToolCallParser
 from edge_llm.text.tools import (
     HERMES,
     LLAMA,
     MISTRAL,
     PLAIN,
-    CallArguments,
-    CallBegun,
-    ToolCallParser,
     after_thought,
     calls_grammar,
     calls_or,

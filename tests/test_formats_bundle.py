@@ -433,7 +433,7 @@ def test_missing_and_odd_places(tmp_path: Path, bundle_folder: Path) -> None:
     with pytest.raises(ModelNotFound):
         open_bundle(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelNotFound, match="no imported model"):
+    with pytest.raises(ModelNotFound, match="not an imported model"):
         open_bundle(tmp_path / "empty")
     (bundle_folder / "weights.bin").unlink()
     with pytest.raises(CorruptBundle, match="missing"):

@@ -580,9 +580,9 @@ def test_jinja_is_loaded_by_the_rendering_process_only() -> None:
 
 def worker_of(shared: ChatTemplate) -> int:
     """Process id of what renders ``shared``."""
-    worker = shared._process._worker
-    assert worker is not None
-    return worker._process.pid
+    child = shared._process._child
+    assert child is not None
+    return child.process_id
 
 
 def gone(pid: int) -> bool:
@@ -621,7 +621,7 @@ def test_the_process_ends_with_the_template_and_with_its_parent() -> None:
     assert gone(pid)
     script = (
         "import os, signal; from edge_llm.text.chat import ChatTemplate; t = ChatTemplate('x'); t.render([{}]);"
-        "print(t._process._worker._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "print(t._process._child.process_id, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert gone(int(done.stdout))

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_llm.text.tools import HERMES, LLAMA, MISTRAL, PLAIN, CallArguments, CallBegun, Said, ToolCallParser, format_of
+from edge_llm.text.tool_calls import CallArguments, CallBegun, Said, ToolCallParser
+from edge_llm.text.tools import HERMES, LLAMA, MISTRAL, PLAIN, format_of
 
 NAMES = frozenset(("get_weather", "now"))
 ROME = '{"name": "get_weather", "arguments": {"city": "Rome {\\"}"}}'
@@ -80,7 +81,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     style=st.sampled_from([HERMES, MISTRAL, LLAMA, PLAIN]),
     pieces=st.lists(st.sampled_from(PIECES), max_size=12),

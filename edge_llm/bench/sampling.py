@@ -1,7 +1,7 @@
 """What choosing tokens costs: decoding through the whole engine, greedy and by every filter, beside the runner alone.
 
-The runner's speed is the tg row's of the table: it computes logits and looks at none.  The engine chooses a token from each
-row of them, turns it into text and keeps the books; what that adds to a token is what this table is for.
+The runner only computes logits, as in the tg rows of the other table.  The engine also chooses a token from each row of
+logits, turns it into text and counts it; this table shows what that adds to a token.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,7 @@ from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.convert.staging import discard
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
-from edge_llm.files import shown, status
+from edge_llm.files import is_folder, shown
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.kv.pages import PAGE_TOKENS
@@ -83,7 +82,7 @@ def rm_command(model: str, yes: bool) -> None:
         raise UsageError("the built-in model is part of the program and cannot be removed", param="model")
     folder = bundle_path(model)
     clear_leftovers(folder.parent)
-    if not _is_folder(folder):
+    if not is_folder(folder):
         raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here")
     if not yes and has_person():
         click.confirm(f"Remove {model} ({_mebibytes(_folder_bytes(folder))})?", abort=True, err=True)
@@ -93,7 +92,7 @@ def rm_command(model: str, yes: bool) -> None:
 
 
 def _forget_prefixes(folder: Path) -> None:
-    """Remove the pages that are kept of the model in ``folder``, and those of which nobody can say whose they are."""
+    """Remove the pages that are kept of the model in ``folder``, and the pages whose model is unknown."""
     for kept in stored_models(prefix_cache_folder()):
         if kept.label.get("bundle", str(folder)) == str(folder):
             remove_model(kept.folder)
@@ -106,12 +105,7 @@ def _bundles() -> list[tuple[str, Path]]:
         inside = sorted(folder.iterdir()) if folder.is_dir() else []
     except OSError as error:
         raise StorageError(f"cannot list `{folder}`: {error.strerror}; check its permissions") from None
-    return found + [(path.name, path) for path in inside if path.name[0] != "." and _is_folder(path)]
-
-
-def _is_folder(path: Path) -> bool:
-    found = status(path)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    return found + [(path.name, path) for path in inside if path.name[0] != "." and is_folder(path)]
 
 
 def _summary(name: str, folder: Path) -> dict[str, Any]:

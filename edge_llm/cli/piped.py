@@ -1,4 +1,4 @@
-"""Text that is piped in: read in bounds, because whoever pipes may never stop."""
+"""Text that is piped in, read up to a limit: a pipe may never end."""
 
 from __future__ import annotations
 

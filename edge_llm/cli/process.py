@@ -1,6 +1,6 @@
 """The process around a command: its standard streams, Ctrl-C, and its end.
 
-Loads nothing, so that Ctrl-C is taken care of before the rest of the program is imported.
+Imports only the standard library, so that Ctrl-C is taken care of before the rest of the program is loaded.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ INTERRUPTED = 130
 
 
 class _Interrupts:
-    """What Ctrl-C does: KeyboardInterrupt in a command that is running, the end before and after it.
+    """What Ctrl-C does: it raises KeyboardInterrupt in a running command, and ends the process before and after one.
 
-    It is the end inside of an import, too, which may turn the interrupt into an error of its own.
+    It also ends the process during an import, which may turn the interrupt into an error of its own.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ interrupts = _Interrupts()
 
 
 def prepare() -> None:
-    """Make this process one of ours; more than once is fine."""
+    """Take care of Ctrl-C and of closed standard streams; calling it again changes nothing."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a parent wants it to be ignored
         signal.signal(signal.SIGINT, interrupts)
     sys.unraisablehook = _on_unraisable
@@ -65,15 +65,14 @@ def leave(code: int) -> NoReturn:
 
 
 def _on_unraisable(failure: Any) -> None:
-    """A Ctrl-C where Python cannot raise (a destructor, a callback of the import system) is one, all the same."""
+    """End the process after a Ctrl-C where Python cannot raise: in a destructor or a callback of the import system."""
     if failure.exc_type is not None and issubclass(failure.exc_type, KeyboardInterrupt):
         os._exit(INTERRUPTED)
     sys.__unraisablehook__(failure)
 
 
 def _open_standard_streams() -> None:
-    """Give closed streams something, so that no file of ours gets their numbers: stdin is empty, stdout fails, stderr says
-    nothing."""
+    """Open closed streams, so that no file gets their numbers: stdin is empty, stdout fails, stderr drops everything."""
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)

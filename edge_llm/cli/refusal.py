@@ -1,4 +1,4 @@
-"""What the system refused, in words: memory, threads, descriptors, a disk, an output that nobody takes."""
+"""Errors of the system in words: no memory, threads or descriptors, a full disk, an output without a reader."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 import sys
 
 from edge_llm.cli.streams import flush_failure, give_up
+from edge_llm.errors import TOO_MANY_FILES, is_too_many_files
 
 
 def refusal(error: Exception) -> str | None:
-    """What ``error`` says that the system refused, and the way out; None when it was not the system."""
+    """What the system refused and the way out, if ``error`` is the system's; else None."""
     if sys.stdout is not None and (failure := flush_failure(sys.stdout)) is not None:
         give_up(sys.stdout)
         return f"cannot write to standard output: {failure.strerror}"
@@ -22,8 +23,8 @@ def refusal(error: Exception) -> str | None:
         return f"cannot load a library: {_first_cause(error)}"
     if not isinstance(error, OSError):
         return None
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "too many files are open; allow more with `ulimit -n`"
+    if is_too_many_files(error):
+        return TOO_MANY_FILES
     place = "" if error.filename is None else f" `{os.fsdecode(error.filename)}`"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"cannot write{place}: {error.strerror}"
@@ -31,7 +32,7 @@ def refusal(error: Exception) -> str | None:
 
 
 def _first_cause(error: BaseException) -> str:
-    """The first line of the error that began it: a package may wrap it in a page of advice."""
+    """The first line of the first error: a package may wrap it in a page of advice."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return (str(error).splitlines() or [type(error).__name__])[0]

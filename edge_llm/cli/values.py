@@ -1,4 +1,4 @@
-"""What an option takes: numbers in plain digits, and text that is text.
+"""Types of options: numbers in plain digits, UTF-8 text, the name of a new file.
 
 Python's own `int` and `float` also read `1_000`, `٣` and `nan`; nobody who types these means a number.
 """
@@ -75,12 +75,12 @@ class NewFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
-            self.fail("an empty name names no file.", param, ctx)
+            self.fail("the name of a file cannot be empty.", param, ctx)
         return super().convert(value, param, ctx)
 
 
 class _Text(click.ParamType):
-    """UTF-8 text, whatever the locale; what a shell hands over need not be any."""
+    """UTF-8 text in any locale; an argument whose bytes are not UTF-8 is refused."""
 
     name = "text"
 

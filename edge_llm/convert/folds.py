@@ -96,10 +96,11 @@ def fold_linear(seen: ChannelStatistics, weight: np.ndarray) -> tuple[np.ndarray
     """Factors of the channels that ``weight`` float32 [N, K] reads, and what they are worth."""
     few = seen.thinned(_ROWS)
 
-    def error(factors: np.ndarray) -> float:
-        return error_with_shadow(few.divided(factors), weight * factors)
+    def error(factors: np.ndarray) -> np.ndarray:
+        return np.array([error_with_shadow(few.divided(factors[0]), weight * factors[0])])
 
-    return _best(lambda power: _linear_factors(seen, weight, power), error, seen.columns)
+    factors, fold = _best(lambda power: _linear_factors(seen, weight, power)[None], error)
+    return factors[0], fold
 
 
 def _linear_factors(seen: ChannelStatistics, weight: np.ndarray, power: float) -> np.ndarray:
@@ -111,13 +112,18 @@ def _linear_factors(seen: ChannelStatistics, weight: np.ndarray, power: float) -
 
 
 def _best(
-    factors_for: Callable[[float], np.ndarray], error: Callable[[np.ndarray], float], channels: int
+    factors_for: Callable[[float], np.ndarray], error: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, Fold]:
-    candidates = {0.0: np.ones(channels, np.float32)} | {power: factors_for(power) for power in POWERS}
-    errors = {power: error(factors) for power, factors in candidates.items()}
-    power = min(errors, key=lambda power: errors[power] * (1.0 if power == POWERS[0] else _CLEARLY))
-    factors = candidates[power]
-    return factors, Fold((power,), spread(factors), errors[power], errors[0.0])
+    """The factors [heads, channels] of the power whose error [heads] is least, for each head by itself."""
+    folded = [factors_for(power) for power in POWERS]
+    powers, candidates = (0.0, *POWERS), [np.ones_like(folded[0]), *folded]
+    errors = np.stack([error(factors) for factors in candidates])  # [powers, heads]
+    handicap = np.array([1.0 if power == POWERS[0] else _CLEARLY for power in powers])
+    best = (errors * handicap[:, None]).argmin(axis=0)
+    each = np.arange(len(best))
+    factors = np.ascontiguousarray(np.stack(candidates)[best, each])
+    found, unfolded = float(errors[best, each].mean()), float(errors[0].mean())
+    return factors, Fold(tuple(powers[index] for index in best), spread(factors), found, unfolded)
 
 
 @dataclass(frozen=True)
@@ -179,15 +185,7 @@ def _fold_keys(heads: Sequence[_Heads], config: ModelConfig) -> tuple[np.ndarray
         share = lost / np.where(length > 0, length, 1.0)
         return np.full_like(share, share.mean()) if config.qk_norm else share
 
-    none = np.ones((config.num_kv_heads, config.head_dim // 2), np.float32)
-    candidates = {0.0: none} | {power: factors_for(power) for power in POWERS}
-    errors = np.stack([error(factors) for factors in candidates.values()])  # [powers, kv heads]
-    handicap = np.array([1.0 if power == POWERS[0] else _CLEARLY for power in candidates])
-    best = (errors * handicap[:, None]).argmin(axis=0)
-    each = np.arange(config.num_kv_heads)
-    factors = np.ascontiguousarray(np.stack(list(candidates.values()))[best, each])
-    powers = tuple(list(candidates)[index] for index in best)
-    return factors, Fold(powers, spread(factors), float(errors[best, each].mean()), float(errors[0].mean()))
+    return _best(factors_for, error)
 
 
 def _fold_values(heads: Sequence[_Heads], layer: LayerWeights, config: ModelConfig) -> tuple[np.ndarray, Fold]:
@@ -200,17 +198,17 @@ def _fold_values(heads: Sequence[_Heads], layer: LayerWeights, config: ModelConf
     length = np.sqrt(np.square(by_head).sum(axis=1)).ravel()
 
     def factors_for(power: float) -> np.ndarray:
-        return even_factors(channel_level(values, power), length, power)
+        return even_factors(channel_level(values, power), length, power)[None]
 
-    def error(factors: np.ndarray) -> float:
+    def error(factors: np.ndarray) -> np.ndarray:
         shaped = factors.reshape(config.num_kv_heads, config.head_dim)
         wide = for_query_heads(shaped, config)
         found = [_attend(one.queries, one.keys, rounded(one.values / shaped)) for one in heads]
         given = ChannelStatistics(config.q_size, "o")
         given.add(np.concatenate(found).reshape(exact.shape))
-        return error_with_shadow(given, layer.o * wide, exact / wide)
+        return np.array([error_with_shadow(given, layer.o * wide, exact / wide)])
 
-    factors, fold = _best(factors_for, error, values.shape[1])
+    factors, fold = _best(factors_for, error)
     return factors.reshape(config.num_kv_heads, config.head_dim), fold
 
 

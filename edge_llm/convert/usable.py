@@ -1,4 +1,4 @@
-"""Whether anybody could run what is imported: checked before anything is measured or written."""
+"""Whether the imported model will be able to answer: checked before anything is measured or written."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SHORTEST_PROMPT = "Hi"
 
 
 def check_usable(folder: Path, config: ModelConfig, tokenizer: Tokenizer, notice: Callable[[str], None]) -> None:
-    """Hold the model in ``folder`` against its shortest use.
+    """Check that the model in ``folder`` has room for the shortest prompt and an answer.
 
-    ``notice`` is told each sampling default that every run will leave out.  Raises `InvalidModel` when the context has
+    ``notice`` is told of each sampling default that cannot be used.  Raises `InvalidModel` when the context has
     no room for a prompt and one token of its answer.
     """
     tokens = _shortest_prompt(ChatTemplate.from_folder(folder, tokenizer), tokenizer)

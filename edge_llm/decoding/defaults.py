@@ -11,7 +11,7 @@ from edge_llm.errors import UsageError
 from edge_llm.files import shown
 
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
-"""What means something only to a model that samples."""
+"""Settings that only sampling uses."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ _COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ",", 
 
 
 def source_of(grammar: Grammar, lark_of: Callable[[str], str]) -> str:
-    """``grammar`` and its parts; raises `UsageError` for what is no grammar of its kind, or too long.
+    """``grammar`` and its parts; raises `UsageError` when it is malformed or too long.
 
     ``lark_of`` gives the Lark text of a GBNF text.
     """

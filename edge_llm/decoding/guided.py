@@ -69,7 +69,6 @@ class Constraint:
 
     def __init__(self, grammar: Grammar, tokenizer: Vocabulary) -> None:
         self._matcher: LLMatcher = _guide_of(tokenizer).compiled(grammar).matcher.deep_copy()
-        self._vocab_size = tokenizer.vocab_size
         self._bits = np.zeros((tokenizer.vocab_size + 1 + 31) // 32, np.int32)  # one more: see `TokenTable`
         self.finished = False
         """The grammar is complete and allows nothing more."""
@@ -122,7 +121,7 @@ class _Guide:
         table = TokenTable(tokenizer)
         size = tokenizer.vocab_size + 1
         control = {token: table.tokens[token].decode("utf-8", "replace") for token in table.special_token_ids}
-        self._trial = Trial(llguidance, {"size": size, "control": control, "ends": table.end_ids, "limits": _LIMITS})
+        self._trial = Trial({"size": size, "control": control, "ends": table.end_ids, "limits": _LIMITS})
         self._library: Any = llguidance
         self._tokens = llguidance.LLTokenizer(table, n_vocab=size, eos_token=table.end_ids)  # type: ignore[arg-type]  # duck-typed
         self._limits = llguidance.LLParserLimits(**_LIMITS)  # type: ignore[arg-type]

@@ -185,7 +185,7 @@ def _named(schema: Schema, loose: list[str]) -> Schema:
 
 
 def _name_keywords(names: Any) -> Schema | None:
-    """What ``names`` says of a string; None where it says that names are none."""
+    """What the schema ``names`` asks of a string; None where it allows no strings."""
     if names is True:
         return {}
     if not isinstance(names, dict) or names.get("type", "string") != "string":

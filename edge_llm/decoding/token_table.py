@@ -32,7 +32,7 @@ class TokenTable:
 
     def __init__(self, tokenizer: Vocabulary) -> None:
         ids = range(tokenizer.vocab_size)
-        self._tokenizer = weakref.ref(tokenizer)  # what is kept per tokenizer must not keep it
+        self._tokenizer = weakref.ref(tokenizer)  # the tables are kept per tokenizer, and must not keep it alive
         self.tokens = [_written(tokenizer, token) for token in ids] + [b"<end of the answer>"]
         self.special_token_ids = [*(token for token in ids if tokenizer.is_special(token)), tokenizer.vocab_size]
         self.end_ids = sorted(tokenizer.eos_ids) or [tokenizer.vocab_size]

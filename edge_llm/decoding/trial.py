@@ -7,20 +7,15 @@ minutes and gigabytes.  It does the same every time, so what went well in a proc
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
-from edge_llm.decoding import trial_process
-from edge_llm.errors import OutOfMemory, UsageError
+from edge_llm.child.owner import Child, ChildEnded
+from edge_llm.errors import TOO_MANY_FILES, OutOfMemory, Overloaded, UsageError, is_too_many_files
 from edge_llm.files import shown
 
 STACK_BYTES = 32 << 20
@@ -29,6 +24,8 @@ MAX_BYTES = 48 << 20
 """Memory that one grammar may take."""
 SECONDS = 2.0
 """Processor time of a trial."""
+MAX_WAIT_SECONDS = 60.0
+"""A process that does not even use its processor time is not waited for."""
 _DEEP = "refers from part to part too deeply; write parts where they are used"
 _BIG = f"takes more than {MAX_BYTES >> 20} MiB of memory; make it smaller"
 _KILLED = {
@@ -42,11 +39,10 @@ _T = TypeVar("_T")
 class Trial:
     """Tries grammars for one vocabulary, one at a time, in a process that starts now, and again whenever it has ended."""
 
-    def __init__(self, library: Any, vocabulary: dict[str, Any]) -> None:
-        self._folder = str(Path(library.__file__).parents[1])
+    def __init__(self, vocabulary: dict[str, Any]) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = self._started()
+        self._child = self._started()
 
     def __call__(self, source: str, name: str = "the grammar") -> tuple[str, int]:
         """(what the library says is wrong with ``source``, or nothing; how many bytes it takes).
@@ -69,7 +65,7 @@ class Trial:
         with self._lock:
             answer = self._asked(question)
             if answer is None:  # it ends when it has been idle for a while
-                self._process = self._started()
+                self._child = self._started()
                 answer = self._asked(question)
         if answer is None:
             raise OutOfMemory("the process that tries grammars ends before its time; leave more memory to edge-llm")
@@ -79,57 +75,23 @@ class Trial:
 
     def _asked(self, question: dict[str, str]) -> dict[str, Any] | None:
         """The answer to ``question``; None when the process has ended."""
-        process, self._process = self._process, None  # an answer that nobody waits for is not the next one's
-        if process is None:
-            return None
         try:
-            _write(process, question)
-            assert process.stdout is not None
-            said = process.stdout.readline()
-        except BaseException:
-            _end(process)
-            raise
-        if not said.endswith(b"\n"):
-            _end(process)
+            answer: dict[str, Any] = json.loads(self._child.ask(json.dumps(question).encode(), MAX_WAIT_SECONDS))
+        except ChildEnded:
             return None
-        self._process = process
-        answer: dict[str, Any] = json.loads(said)
+        except TimeoutError:
+            raise Overloaded(f"the grammar was not tried in {MAX_WAIT_SECONDS:g} seconds; the machine is too busy") from None
         return answer
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        limits = [str(STACK_BYTES), str(2 * MAX_BYTES), str(SECONDS)]
+    def _started(self) -> Child:
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-I", trial_process.__file__, self._folder, *limits],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "MALLOC_ARENA_MAX": "1"},
-                start_new_session=True,  # Ctrl-C is for us
-            )
+            child = Child(self, "edge_llm.decoding.trial_process", STACK_BYTES, 2 * MAX_BYTES, SECONDS)
         except OSError as error:
-            raise OutOfMemory(f"there is no process to try the grammar in: {error.strerror}") from None
-        weakref.finalize(self, _end, process)
-        _write(process, self._vocabulary)
-        return process
-
-
-def _write(process: subprocess.Popen[bytes], value: Any) -> None:
-    assert process.stdin is not None
-    try:
-        process.stdin.write(json.dumps(value).encode() + b"\n")
-        process.stdin.flush()
-    except OSError:
-        pass  # it has ended, and will answer nothing
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(OSError):  # a line that nobody reads any more
-                pipe.close()
+            reason = TOO_MANY_FILES if is_too_many_files(error) else error.strerror
+            raise OutOfMemory(f"there is no process to try the grammar in: {reason}") from None
+        with suppress(ChildEnded, TimeoutError):  # whoever asks finds out
+            child.tell(json.dumps(self._vocabulary).encode(), MAX_WAIT_SECONDS)
+        return child
 
 
 _stack_size_lock = threading.Lock()

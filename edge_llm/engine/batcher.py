@@ -119,7 +119,7 @@ class Batcher:
         self._limits = limits
         self._answers = _Line()
         self._background = _Line()
-        self._ended: deque[tuple[Work, Item]] = deque()  # ends that nobody has been told yet
+        self._ended: deque[tuple[Work, Item]] = deque()  # ends that the caller of `step` has not got yet
         self.preempted = 0
         """Times that work gave its pages back before it was done."""
 
@@ -194,7 +194,7 @@ class Batcher:
 
     @property
     def _running(self) -> list[Work]:
-        """The last of them is the first to give way."""
+        """All that run; the last is preempted first."""
         return [*self._answers.running, *self._background.running]
 
     def _line(self, work: Work) -> _Line:
@@ -278,7 +278,7 @@ class Batcher:
         try:
             segment = work.segment(most)
             if self._try_reserve(segment) is not None:
-                segment = work.segment(1) if work.decoding else segment  # guesses are worth nobody's pages
+                segment = work.segment(1) if work.decoding else segment  # a guess is not worth preempting others
                 if not self._make_room(work, segment):
                     return 0
         except Exception as error:
@@ -291,7 +291,7 @@ class Batcher:
         """Room for ``segment``, made by those that come after ``work`` if need be; false if that means this one too."""
         while (error := self._try_reserve(segment)) is not None:
             last = self._running[-1]
-            if last is work and len(self._running) == 1:  # nobody will ever give it more
+            if last is work and len(self._running) == 1:  # nobody else has pages to give up
                 self._end(work, work.strand(error))
             else:
                 self._preempt(last)

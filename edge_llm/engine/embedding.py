@@ -36,7 +36,7 @@ class Embedding:
         self._sum: np.ndarray | float = 0.0
 
     def start(self, memory: Memory[Any]) -> None:
-        """Begin in a sequence of ``memory``; what is known of earlier texts is no help, every token's state is needed."""
+        """Begin in an empty sequence of ``memory``: pages of earlier texts hold no states, and every token's is needed."""
         self.sequence = memory.open()
         self._sum = 0.0
 

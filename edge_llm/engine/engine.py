@@ -139,7 +139,7 @@ class Engine:
     def _check_tokens(self, param: str, tokens: Iterable[int]) -> None:
         for token in tokens:
             if not 0 <= token < self.config.vocab_size:
-                raise UsageError(f"{param}: `{token}` is none of this model's {self.config.vocab_size} tokens", param=param)
+                raise UsageError(f"{param}: `{token}` is not one of this model's {self.config.vocab_size} tokens", param=param)
 
 
 def collect(deltas: Iterable[Delta]) -> Answer:

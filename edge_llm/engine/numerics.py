@@ -1,6 +1,6 @@
-"""The version of the numerics: keys and values that other code computed may differ in their last bits, and are not read.
+"""The version of the numerics: other code may compute keys and values with other last bits, so stored ones name theirs.
 
-It is a digest of the code that they come from, compiled kernels included, so that nobody has to remember to raise a number.
+It is a digest of the code, compiled kernels included, so nobody has to remember to raise a number.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import edge_llm
 import kernels
 
 ROOMS = ("config.py", "devices", "formats", "kv", "models", "quant", "runner", "subgraphs", "weights")
-"""Of `edge_llm`: all that a runner reaches and that knows numbers; `tests/test_house.py` holds it to that."""
+"""Packages of `edge_llm` that a runner computes with; `tests/test_house.py` checks that the list is complete."""
 
 
 @functools.cache
 def numerics_version() -> str:
-    """Hexadecimal digits that are others after any change in the code that computes keys and values."""
+    """Hexadecimal digits that change with the code that computes keys and values."""
     digest = hashlib.sha256(f"{edge_llm.__version__} numpy {np.__version__}".encode())
     for path in numeric_files():
         digest.update(f"\n{path.parent.name}/{path.name}\n".encode() + path.read_bytes())

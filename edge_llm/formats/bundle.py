@@ -33,7 +33,7 @@ import numpy as np
 
 from edge_llm.config import ModelConfig
 from edge_llm.errors import CorruptBundle, ModelNotFound, StorageError
-from edge_llm.files import RegularFile, status
+from edge_llm.files import RegularFile, is_folder, status
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.checksum import combine_crc32c
 from edge_llm.formats.layout import (
@@ -292,11 +292,10 @@ def open_bundle(folder: Path) -> Bundle:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
-    place = status(folder)
-    if place is None or not stat.S_ISDIR(place.st_mode):
+    if not is_folder(folder):
         raise ModelNotFound(f"no bundle at `{folder}`; `edge-llm list` shows what is imported")
     if status(path) is None:
-        raise ModelNotFound(f"`{folder}` has no {MANIFEST}, so it is no imported model; try `edge-llm import {folder}`")
+        raise ModelNotFound(f"`{folder}` has no {MANIFEST}, so it is not an imported model; try `edge-llm import {folder}`")
     return decode_manifest(_read_small(path, MAX_MANIFEST_BYTES), path)
 
 

@@ -30,7 +30,7 @@ from edge_llm.server.thinking import Setting, Thinks
 from edge_llm.server.tools import ToolUse
 from edge_llm.text.reasoning import Thought
 from edge_llm.text.tokenizer import Tokenizer
-from edge_llm.text.tools import CallArguments, CallBegun
+from edge_llm.text.tool_calls import CallArguments, CallBegun
 
 
 class OutputConfig(Body):

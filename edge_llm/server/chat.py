@@ -27,7 +27,7 @@ from edge_llm.server.shapes import FINGERPRINT, RunningUsage, chat_logprobs, new
 from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event
 from edge_llm.server.tools import ToolUse
 from edge_llm.text.reasoning import Thought
-from edge_llm.text.tools import CallBegun, Said
+from edge_llm.text.tool_calls import CallBegun, Said
 
 
 class ChatBody(Conversation, Streaming, Guided):

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection, and what its client is waited for: headers, the rest of a body, and the reading of answers."""
+"""One HTTP/1.1 connection, and how long it waits for its client: for headers, the rest of a body, the reading of answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _crowded = Remark()
 
 @dataclass
 class Patience:
-    """How long a client is waited for: ``seconds``, and one more for every ``rate`` bytes that went through."""
+    """How long a connection waits for its client: ``seconds``, and one more for every ``rate`` bytes that went through."""
 
     since: float
     seconds: float
@@ -59,9 +59,9 @@ class Connection(H11Protocol):
     """
 
     _wait: tuple[str, object, Patience] | None = None
-    """What the client is waited for, in which request, and for how long."""
+    """(what, in which request, how long): what the connection waits for."""
     _unread: tuple[int, Patience] | None = None
-    """Bytes of answers that the client has not read, and for how long it is waited for."""
+    """Bytes of answers that the client has not read, and how long it may take."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -71,7 +71,7 @@ class Connection(H11Protocol):
             self._refuse(503, "too many connections are open; ask again later")
 
     def look(self, now: float) -> None:
-        """End this connection if its client has let it wait for too long at ``now``, in the loop's seconds."""
+        """End this connection if its client is too slow at ``now``, in the loop's seconds."""
         if self._reader_is_gone(now):
             self.transport.abort()
         elif not self.transport.is_closing() and self._sender_is_late(now):
@@ -81,7 +81,7 @@ class Connection(H11Protocol):
                 self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Say in JSON that what came is no HTTP."""
+        """Answer in JSON to bytes that are not HTTP."""
         self._refuse(400, msg)
 
     def _sender_is_late(self, now: float) -> bool:

@@ -56,7 +56,7 @@ class Access:
         return any(same) or not self.keys
 
     def readers(self, origin: str) -> str | None:
-        """Whom a browser is told to let read an answer to a page of ``origin``: all, that origin, or nobody else."""
+        """The origin that may read answers to a page of ``origin``: `*`, that origin itself, or None."""
         if EVERY_ORIGIN in self.origins:
             return EVERY_ORIGIN
         return origin if origin in {one.rstrip("/").lower() for one in self.origins} else None
@@ -92,7 +92,7 @@ class Guards:
                 await self._app(scope, _checked(headers, _bounded(receive, most), most), reply.send)
         except ClientDisconnect:
             pass  # it left before its body was there
-        except asyncio.CancelledError:  # by the end of the server, which waits for nobody any more
+        except asyncio.CancelledError:  # the server ends, and its drain is over
             if not reply.started:
                 cut = error_response(scope["path"], Unavailable("the server is shutting down"))
                 with contextlib.suppress(TimeoutError):
@@ -162,7 +162,7 @@ def _too_large(most: int) -> HTTPException:
 
 
 def _checked(headers: Headers, receive: Receive, most: int) -> Receive:
-    """``receive`` of a body that is refused when a route asks for it, if its headers say that it is none for us."""
+    """``receive`` that refuses, when a route asks for the body, what the headers say is too long or of another type."""
 
     async def receive_checked() -> Message:
         _check_content(headers, most)

@@ -34,7 +34,7 @@ class ModelHost:
         self._closing = False
 
     def load(self, load: Load) -> None:
-        """Load and start; what goes wrong is kept in `failure`, unless nobody waits for it any more."""
+        """Load and start; what goes wrong is kept in `failure`, unless the server is closing."""
         try:
             self.start(*load(self._on_progress))
         except Exception as error:

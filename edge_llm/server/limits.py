@@ -37,17 +37,17 @@ KEEP_ALIVE_SECONDS = 5.0
 """A stream that has nothing to say for this long sends a comment."""
 RETRY_AFTER_SECONDS = 2
 SPARE_DESCRIPTORS = 32
-"""Descriptors that connections leave to files; the connection after the last one gets 503."""
+"""Descriptors that are kept free for files; a connection that would take one of them gets 503."""
 END_SECONDS = 2.0
-"""Longest wait at the end, behind the drain, for work that cannot be interrupted."""
+"""Longest wait for work that cannot be interrupted, when the drain is over."""
 SAY_AGAIN_SECONDS = 10.0
-"""The log says about a trouble that lasts this often."""
+"""Time between two lines of the log about the same trouble."""
 
 
 SHORT_BYTES = 64 << 10
-"""A request with a longer body waits for the one thread that works on such."""
+"""Requests with longer bodies share one thread."""
 SHORT_WORKERS = 4
-"""Threads that work on short bodies, and as many that write answers."""
+"""Threads for requests with short bodies; answers have as many."""
 MIN_HELD_BYTES = 64 << 20
 """Bytes that all long bodies together may hold, or four times the longest body if that is more."""
 

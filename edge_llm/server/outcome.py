@@ -11,7 +11,7 @@ from edge_llm.server.shapes import token_string
 from edge_llm.server.tools import ToolUse
 from edge_llm.text.reasoning import CLOSE, OPEN, ReasoningSplitter, Thought, ThoughtCounter
 from edge_llm.text.tokenizer import Tokenizer
-from edge_llm.text.tools import CallArguments, CallBegun, Said, ToolCallParser
+from edge_llm.text.tool_calls import CallArguments, CallBegun, Said, ToolCallParser
 
 Part = Thought | Said | CallBegun | CallArguments
 _TAIL = 64

@@ -28,7 +28,7 @@ from edge_llm.server.stream import KEEP_ALIVE, EventStream, event
 from edge_llm.server.thinking import Thinks
 from edge_llm.server.tools import ToolUse
 from edge_llm.text.reasoning import Thought
-from edge_llm.text.tools import CallArguments, CallBegun
+from edge_llm.text.tool_calls import CallArguments, CallBegun
 
 
 class TextSettings(Body):

@@ -31,7 +31,7 @@ log = logging.getLogger("edge_llm.server")
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _BACKLOG = 2048
 _ACCEPTS = 16
-"""Connections that are taken in one go; asyncio tries that many times in vain when there is no descriptor for one."""
+"""Connections that are accepted in one go; without a free descriptor asyncio fails that many times."""
 _LEAST_DESCRIPTORS = 64
 _ENOUGH_DESCRIPTORS = 1 << 16
 
@@ -52,9 +52,9 @@ def listen(options: ServeOptions) -> socket.socket:
     """A listening socket.  Raises `UsageError` for an address that cannot be had, or a wide one without a key."""
     try:
         family, _, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:  # the latter for what cannot be a name
+    except (OSError, UnicodeError) as error:  # UnicodeError: it cannot be a name
         reason = error.strerror if isinstance(error, OSError) else "this cannot be a name"
-        raise UsageError(f"--host `{shown(options.host)}` is no address of this machine: {reason}", param="host") from None
+        raise UsageError(f"--host `{shown(options.host)}` is not an address of this machine: {reason}", param="host") from None
     if not _is_loopback(str(address[0])) and not options.keys:
         raise UsageError(
             f"--host `{options.host}` lets other machines in; give --api-key-file (or --api-key), or listen on 127.0.0.1",
@@ -108,7 +108,7 @@ class _Server(uvicorn.Server):
         self._drain_seconds = drain_seconds
 
     def ask_to_end(self, *_: Any) -> None:
-        """Drain and end; who asks for the second time does not want to wait.  A signal handler, too."""
+        """Drain and end; end at once when asked a second time.  Also a signal handler."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -178,7 +178,7 @@ def serve(
 ) -> None:
     """Serve on ``listener`` until SIGTERM or SIGINT, then drain.  Raises what loading the model raises.
 
-    ``on_begin`` is called when signals do so already.
+    ``on_begin`` is called as soon as signals end the server.
     """
     check_descriptors()
     server = make_server(host, options)

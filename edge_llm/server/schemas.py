@@ -1,4 +1,4 @@
-"""What every request body has in common: strict types, bounds, and no field without effect that the answer does not name."""
+"""What every request body has in common: strict types, bounds, and fields without effect, which the answer names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _said: set[str] = set()  # names of fields without effect that the log has alrea
 
 
 def _first_error_only(schema: Any) -> Any:
-    """``schema`` whose lists are left at their first wrong item: a million errors would take gigabytes."""
+    """``schema`` with lists that stop at their first wrong item: a million errors would take gigabytes."""
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             schema["fail_fast"] = True
@@ -84,7 +84,7 @@ class Body(BaseModel):
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """The header that names ``names``; those past a number, and those that are no plain words, are only counted.
+    """The header that names ``names``; names beyond `MOST_NAMED`, or with unusual characters, are only counted.
 
     The log names each once.
     """

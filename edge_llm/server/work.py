@@ -1,7 +1,7 @@
 """The work of requests that is done beside the event loop: reading bodies, rendering and tokenizing prompts, writing JSON.
 
-A few threads do it, the long bodies' one of its own, so that a short request waits for no long one; what bodies hold in
-memory is bounded.  Work gives other threads their turn: no call of it keeps the interpreter for long.
+A few threads do it, and one of its own for long bodies, so that a short request does not wait for a long one.  The memory
+of all bodies is bounded.  No call keeps the interpreter for long, so other threads get their turn.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Crew:
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
 
     def do(self, work: Callable[[], Result]) -> Future[Result]:
-        """The future of what ``work`` gives; cancelled before it is begun, it is not done."""
+        """The future of what ``work`` returns; if it is cancelled first, ``work`` never runs."""
         future: Future[Result] = Future()
         with self._lock:
             self._open += 1
@@ -104,7 +104,7 @@ class Workshop:
             crew = self._long if len(body) > limits.SHORT_BYTES else self._short
             return await _unless_left(request, crew.do(lambda: work(host, bytes(body))))
         finally:
-            body.clear()  # a job that is not wanted any more may still lie in the queue
+            body.clear()  # a cancelled job may still lie in the queue
 
     async def reply(self, request: Request, make: Callable[[], Any], headers: Mapping[str, str] | None = None) -> Response:
         """The JSON of what ``make`` gives, made and written beside the event loop; a long one goes out as it is written."""

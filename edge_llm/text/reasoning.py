@@ -1,6 +1,6 @@
 """What a model thinks before it answers: ``<think> ... </think>`` at the beginning of a text, told apart from the answer.
 
-A template that lets one choose has variables for it; `Wish` is what somebody wants, in no template's words.
+Some templates have variables that turn thoughts on and off; `Wish` says what a user wants, for any template.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Wish:
         return found
 
     def fulfilled(self, template: str) -> bool:
-        """Whether a model with ``template`` does as it is told, by a variable or because it does nothing else."""
+        """Whether a model with ``template`` fulfils the wish, because a variable says so or because it always does."""
         has = template_names(template)
         told = self.variables(template)
         thinks = OPEN in template or CLOSE in template or EFFORT in has
@@ -59,7 +59,7 @@ class Wish:
 
 @lru_cache(maxsize=16)
 def template_names(template: str) -> frozenset[str]:
-    """Names that the code of ``template`` uses; attributes and text are none."""
+    """Names that the code of ``template`` uses, without attributes and what stands in strings."""
     return frozenset(name for code in _CODE.findall(template) for name in _VARIABLE.findall(_LITERAL.sub("''", code)))
 
 

@@ -6,23 +6,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import select
 import signal
-import subprocess
-import sys
 import threading
-import time
-import weakref
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from edge_llm.errors import InvalidTokenizer, Overloaded, UsageError
+from edge_llm.child.owner import Child, ChildEnded
+from edge_llm.errors import TOO_MANY_FILES, InvalidTokenizer, Overloaded, UsageError, is_too_many_files
 from edge_llm.files import shown
-from edge_llm.text.replies import EXHAUSTED, FAILED, SAID, TEXT
+from edge_llm.text.replies import EXHAUSTED, FAILED, REFUSED, TEXT
 
 MAX_SECONDS = 1.0
 """Processor time of compiling a template, and of each rendering; real ones take milliseconds."""
@@ -37,8 +30,6 @@ MAX_REFUSAL = 500
 
 _WAY_OUT = "put a working chat_template.jinja into the model's folder"
 _TOO_MUCH = f"it needs more than {MAX_BYTES >> 20} MiB of memory"
-_START = "import sys; sys.path[:] = sys.argv[1:]; from edge_llm.text.sandbox import serve; serve({}, {})"
-_ROOT = str(Path(__file__).parents[2])
 
 
 class TemplateProcess:
@@ -51,7 +42,7 @@ class TemplateProcess:
     def __init__(self, source: str) -> None:
         self._source = source
         self._lock = threading.Lock()
-        self._worker: _Worker | None = None
+        self._child: Child | None = None
 
     def render(self, values: Mapping[str, Any], max_output: int) -> str:
         """What the template makes of ``values`` (plain data), at most ``max_output`` characters.
@@ -61,94 +52,51 @@ class TemplateProcess:
         """
         request = _frame({"values": values, "max_output": max_output})
         with self._lock:
-            worker = self._ready()
-            kind, reply = worker.ask(request)
+            kind, reply = self._ask(self._ready(), request)
             if kind == EXHAUSTED or len(request) > MAX_KEPT_REQUEST:
                 self._end()
         if kind == TEXT:
             return reply
-        if kind == SAID:
+        if kind == REFUSED:
             reason = shown(reply, MAX_REFUSAL)
             raise UsageError(f"the model's chat template refuses these messages: {reason}", param="messages")
         raise InvalidTokenizer(f"the model's chat template failed: {shown(reply)}; {_WAY_OUT}")
 
-    def _ready(self) -> _Worker:
+    def _ready(self) -> Child:
         """A process that has compiled the template."""
-        if self._worker is None or not self._worker.alive:
+        if self._child is None or not self._child.alive:
             self._end()
-            self._worker = _Worker(self)
-            kind, reason = self._worker.ask(self._source.encode("utf-8", "surrogatepass"))
+            self._child = self._started()
+            kind, reason = self._ask(self._child, self._source.encode("utf-8", "surrogatepass"))
             if kind != TEXT:
                 self._end()
                 raise InvalidTokenizer(f"the chat template is not usable: {shown(reason)}; {_WAY_OUT}")
-        return self._worker
+        return self._child
+
+    def _started(self) -> Child:
+        try:
+            return Child(self, "edge_llm.text.sandbox", MAX_SECONDS, MAX_BYTES)
+        except OSError as failure:
+            reason = TOO_MANY_FILES if is_too_many_files(failure) else failure.strerror
+            raise Overloaded(f"cannot start the process that renders chat templates: {reason}") from None
+
+    def _ask(self, child: Child, question: bytes) -> tuple[bytes, str]:
+        """Kind and text of the reply to ``question``; a process that ends instead has failed."""
+        try:
+            reply = child.ask(question, MAX_WAIT_SECONDS)
+        except ChildEnded as ended:
+            return FAILED, _reason(ended)
+        except TimeoutError:
+            raise Overloaded(
+                f"the chat template had no answer in {MAX_WAIT_SECONDS:g} seconds; the machine is too busy"
+            ) from None
+        kind = reply[:1]
+        return kind, _TOO_MUCH if kind == EXHAUSTED else reply[1:].decode("utf-8", "surrogatepass")
 
     def _end(self) -> None:
-        if self._worker is not None:
-            self._worker.end()
-            self._worker = None
-
-
-class _Worker:
-    """One process, which does not outlive ``owner``."""
-
-    def __init__(self, owner: object) -> None:
-        command = [sys.executable, "-I", "-c", _START.format(MAX_SECONDS, MAX_BYTES), _ROOT, *filter(None, sys.path)]
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in a terminal is for this process only
-            )
-        except OSError as failure:
-            way_out = "; allow more with `ulimit -n`" if failure.errno in (errno.EMFILE, errno.ENFILE) else ""
-            raise Overloaded(f"cannot start the process that renders chat templates: {failure.strerror}{way_out}") from None
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._asks, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._asks, False)
-        os.set_blocking(self._replies, False)
-        self._started_by = os.getpid()
-        self.end = weakref.finalize(owner, _end, self._process, self._started_by)
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can be asked: it runs, and this process is not a copy (fork) of the one that started it."""
-        return self._started_by == os.getpid() and self._process.poll() is None
-
-    def ask(self, payload: bytes) -> tuple[bytes, str]:
-        """Kind and text of the reply to ``payload``; a process that ends instead has failed."""
-        deadline = time.monotonic() + MAX_WAIT_SECONDS
-        try:
-            self._send(len(payload).to_bytes(8, "little"), deadline)
-            self._send(payload, deadline)
-            head = self._receive(9, deadline)
-            reply = self._receive(int.from_bytes(head[1:], "little"), deadline)
-        except (BrokenPipeError, EOFError):
-            self.end()
-            return FAILED, _why_ended(self._process.returncode)
-        except BaseException:  # half of an exchange would be read by the next one
-            self.end()
-            raise
-        kind = bytes(head[:1])
-        return kind, _TOO_MUCH if kind == EXHAUSTED else reply.decode("utf-8", "surrogatepass")
-
-    def _send(self, data: bytes, deadline: float) -> None:
-        rest = memoryview(data)
-        while rest:
-            _wait(self._asks, select.POLLOUT, deadline)
-            rest = rest[os.write(self._asks, rest[:65536]) :]
-
-    def _receive(self, count: int, deadline: float) -> bytearray:
-        data = bytearray()
-        while len(data) < count:
-            _wait(self._replies, select.POLLIN, deadline)
-            piece = os.read(self._replies, min(count - len(data), 1 << 20))
-            if not piece:
-                raise EOFError
-            data += piece
-        return data
+        if self._child is not None:
+            self._child.end()
+            self._child = None
 
 
 def _frame(request: dict[str, Any]) -> bytes:
@@ -160,24 +108,5 @@ def _frame(request: dict[str, Any]) -> bytes:
         raise UsageError(f"the messages must be plain data: {shown(failure)}", param="messages") from None
 
 
-def _wait(descriptor: int, event: int, deadline: float) -> None:
-    poll = select.poll()
-    poll.register(descriptor, event)
-    if not poll.poll(max(0.0, 1e3 * (deadline - time.monotonic()))):
-        raise Overloaded(f"the chat template had no answer in {MAX_WAIT_SECONDS:g} seconds; the machine is too busy")
-
-
-def _why_ended(code: int | None) -> str:
-    if code == -signal.SIGPROF:
-        return f"it takes more than {MAX_SECONDS:g} s of processor time"
-    return f"its process ended ({code})"
-
-
-def _end(process: subprocess.Popen[bytes], started_by: int) -> None:
-    if started_by != os.getpid():
-        return
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+def _reason(ended: ChildEnded) -> str:
+    return f"it takes more than {MAX_SECONDS:g} s of processor time" if ended.code == -signal.SIGPROF else str(ended)

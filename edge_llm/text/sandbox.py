@@ -1,23 +1,16 @@
-"""The process that renders a chat template: Jinja's sandbox, with limits of memory and time that the system enforces.
+"""The process that renders a chat template: Jinja's sandbox, within limits of memory and time.
 
-A chat template is untrusted code.  Jinja's immutable sandbox keeps it from reaching out, and this process bounds what
-it costs: memory by RLIMIT_AS, processor time by a timer whose signal ends the process in the middle of any operation.
-What templates may use is what transformers gives them.  `edge_llm.text.rendering` starts the process and asks it;
-`edge_llm.text.replies` tells how.  Beside that, the module imports only Jinja and the standard library: the process is
-small and starts soon.
+A chat template is untrusted code.  Jinja's immutable sandbox keeps it from reaching out, and the limits of the process
+bound what it costs.  What templates may use is what transformers gives them.  `edge_llm.text.rendering` starts the
+process and asks it; `edge_llm.text.replies` tells how.  Beside that, the module imports only Jinja, so that the process
+is small and starts soon.
 """
 
 from __future__ import annotations
 
 import json
-import resource
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.debug  # noqa: F401
@@ -28,7 +21,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from edge_llm.text.replies import EXHAUSTED, FAILED, SAID, TEXT
+from edge_llm.child.inside import Limits, answer, questions
+from edge_llm.text.replies import EXHAUSTED, FAILED, REFUSED, TEXT
 
 BYTES_PER_BYTE = 8
 """Memory that each byte of the input allows: it becomes objects, and then text again."""
@@ -36,8 +30,8 @@ MAX_MESSAGE = 2000
 """Characters of what a template says, or of why it failed."""
 
 
-class Said(Exception):
-    """What a template says through raise_exception."""
+class Refused(Exception):
+    """The template calls raise_exception, with these words."""
 
 
 class Program:
@@ -133,7 +127,7 @@ def _tojson(
 
 
 def _raise_exception(message: Any = "") -> NoReturn:
-    raise Said(str(message)[:MAX_MESSAGE])
+    raise Refused(str(message)[:MAX_MESSAGE])
 
 
 def _strftime_now(pattern: str) -> str:
@@ -144,62 +138,29 @@ def _strftime_now(pattern: str) -> str:
 
 
 def serve(seconds: float, memory: int) -> None:
-    """Answer the frames on standard input until it ends.
+    """Answer questions until they end.
 
     Compiling and each rendering take at most ``seconds`` of processor time, and ``memory`` bytes beside what the input
     needs; the time ends the process.
     """
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # both may be otherwise in the process that started this one
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    asked, replies = sys.stdin.buffer, sys.stdout.buffer
-    limits = _Limits(seconds, memory)
+    limits = Limits(seconds, memory)
     program: Program | None = None
-    while (length := _length(asked)) is not None:
+    for question in questions():
         try:
-            with limits.of(length):
-                frame = asked.read(length).decode("utf-8", "surrogatepass")
+            with limits.held(BYTES_PER_BYTE * len(question)):
+                text = question.decode("utf-8", "surrogatepass")
                 if program is None:
-                    program, reply = Program(frame), b""
+                    program, reply = Program(text), b""
                 else:
-                    reply = program.render(**json.loads(frame)).encode("utf-8", "surrogatepass")
+                    reply = program.render(**json.loads(text)).encode("utf-8", "surrogatepass")
             kind = TEXT
-        except Said as said:
-            kind, reply = SAID, str(said).encode("utf-8", "replace")
+        except Refused as refused:
+            kind, reply = REFUSED, str(refused).encode("utf-8", "replace")
         except MemoryError:
             kind, reply = EXHAUSTED, b""
         except Exception as failure:
             kind, reply = FAILED, _reason(failure)[:MAX_MESSAGE].encode("utf-8", "replace")
-        replies.write(kind + len(reply).to_bytes(8, "little"))
-        replies.write(reply)
-        replies.flush()
-
-
-def _length(asked: BinaryIO) -> int | None:
-    head = asked.read(8)
-    return int.from_bytes(head, "little") if len(head) == 8 else None
-
-
-class _Limits:
-    """Processor time, and memory above what the process had when it began."""
-
-    def __init__(self, seconds: float, memory: int) -> None:
-        self._seconds = seconds
-        self._most = memory + int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        self._inherited = resource.getrlimit(resource.RLIMIT_AS)
-
-    @contextmanager
-    def of(self, length: int) -> Iterator[None]:
-        """The limits of an input of ``length`` bytes."""
-        soft, hard = self._inherited
-        most = self._most + BYTES_PER_BYTE * length
-        resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
-        signal.setitimer(signal.ITIMER_PROF, self._seconds)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            resource.setrlimit(resource.RLIMIT_AS, self._inherited)
+        answer(kind + reply)
 
 
 def _reason(failure: BaseException) -> str:

@@ -234,7 +234,7 @@ Array<const float, 1> read_logits(nb::handle logits_arg, float best, double temp
 int64_t sampling_draw(nb::handle logits_arg, float best, double temperature, int64_t top_k, double top_p, double min_p,
                       double chance) {
   const auto logits = read_logits(logits_arg, best, temperature);
-  nb::gil_scoped_release released;
+  ReleasedGil released;
   return Candidates(logits.data, logits.shape[0], best, {temperature, top_k, top_p, min_p}).draw(chance);
 }
 
@@ -243,7 +243,7 @@ nb::tuple sampling_candidates(nb::handle logits_arg, float best, double temperat
   const auto logits = read_logits(logits_arg, best, temperature);
   std::vector<int64_t> tokens, masses;
   {
-    nb::gil_scoped_release released;
+    ReleasedGil released;
     Candidates(logits.data, logits.shape[0], best, {temperature, top_k, top_p, min_p}).each([&](int64_t token, int64_t mass) {
       tokens.push_back(token);
       masses.push_back(mass);
