@@ -18,9 +18,10 @@ HEAD = """# What the server does, and the test that says so
 Made by `python assets/conformance.py --write` from the tests of `edge-llm serve`; every row is a test that runs the named
 client, unmodified, against a real server with the built-in model. HTTP means plain requests.
 
-What the server cannot honour it refuses with a 400 that names the field, and never ignores: `audio`, `modalities` other than
-text, images, `prediction`, `web_search_options`, `store: true`, `previous_response_id`, `background`, `suffix`, `best_of`,
-`echo` with `logprobs`, `dimensions`, and grammars (`response_format`, forced `tool_choice`).
+What would change the answer and cannot be honoured is a 400 that names the field: `audio`, `modalities` other than text,
+images, `prediction`, `web_search_options`, `store: true`, `previous_response_id`, `background`, `suffix`, `best_of` other
+than `n`, `echo` with `logprobs`, `dimensions` other than the model's, and grammars that cannot be followed. What is
+accepted without effect is named in `x-edge-llm-ignored`.
 
 | client | endpoint | what holds | test |
 |---|---|---|---|

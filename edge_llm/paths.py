@@ -116,6 +116,9 @@ def find_bundle(model: str | Path | None) -> Path:
         return folder if folder.name not in ("", "..") else folder.resolve()  # a bundle is called as its folder is
     if is_path and (_holds(folder, "config.json") or folder.suffix == ".gguf"):
         raise ModelNotFound(f"`{model}` is not imported yet; run `edge-llm import {model} --name NAME` first")
+    if is_path:
+        why = "this folder has no manifest.json, as a model has" if _is_folder(folder) else "there is no such folder"
+        raise ModelNotFound(f"no model `{model}`: {why}; `edge-llm list` shows what is here, `edge-llm import SOURCE` adds one")
     if not is_path and os.path.lexists(model):
         kind = "folder" if Path(model).is_dir() else "file"
         raise ModelNotFound(f"no model is called `{model}`; there is a {kind} `{model}` here: write `./{model}` to mean it")
@@ -127,5 +130,12 @@ def _holds(folder: Path, name: str) -> bool:
         return (folder / name).is_file()
     except PermissionError as error:
         raise StorageError(f"cannot look into `{folder}`: {error.strerror}; check its permissions") from None
+    except OSError:  # a name that no file can have
+        return False
+
+
+def _is_folder(folder: Path) -> bool:
+    try:
+        return folder.is_dir()
     except OSError:  # a name that no file can have
         return False

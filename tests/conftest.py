@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests' own helper modules
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RUST_BACKTRACE", "0")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tiny matrices: more threads only wait for each other
+
+settings.register_profile("edge-llm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("edge-llm")  # no test fails because the machine is busy
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

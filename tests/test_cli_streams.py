@@ -15,6 +15,7 @@ import pytest
 
 from edge_llm.cli import piped
 from edge_llm.cli.main import run
+from edge_llm.cli.terminal import _say_stages
 from edge_llm.paths import builtin_bundle, models_folder
 
 WRITING = (
@@ -174,3 +175,14 @@ def test_strings_of_a_manifest_move_no_cursor(tmp_path: Path, capsys: pytest.Cap
             assert all(char.isprintable() or char == "\n" for char in text), command
     assert run(["show", "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["created_with"] == evil
+
+
+def test_a_log_is_told_how_far_a_long_stage_is(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 1.0, 31.0, 32.0, 90.0, 91.0, 200.0])
+    say = _say_stages(lambda: next(times))
+    for done in (0, 1, 2, 3):
+        say("layers", done, 8)
+    say("output", 0, 1)
+    for done in (6, 8):
+        say("layers", done, 8)
+    assert capsys.readouterr().err.splitlines() == ["layers ...", "layers 25% ...", "output ...", "layers 75% ..."]

@@ -12,6 +12,7 @@ from model_files import random_tensors, tiny_config, write_model
 
 from edge_llm.bench.quality import compare
 from edge_llm.bench.shares import measure_shares
+from edge_llm.cli.shadow import fold_report
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.folds import fold_linear
 from edge_llm.convert.importer import Outliers, import_model
@@ -243,6 +244,17 @@ def test_an_import_from_before_folds_is_kept_until_it_is_overwritten(sources):
     assert (folder / "weights.bin").read_bytes() != before
     import_model(sources["llama"], "m", notice=said.append)
     assert "already imported" in said[-1]
+
+
+def test_import_says_what_it_folded(sources):
+    said = []
+    with open_bundle(import_model(sources["llama"], "m", notice=said.append)) as bundle:
+        rows = fold_report(bundle)["by_kind"].values()
+    places, folded = sum(row["places"] for row in rows), sum(row["folded"] for row in rows)
+    assert f"folded uneven channels in {folded} of {places} places; the float model is the same" in said
+    said.clear()
+    import_model(sources["llama"], "m", fold=False, overwrite=True, notice=said.append)
+    assert not any("folded" in line for line in said)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -121,6 +121,13 @@ def test_a_path_without_a_bundle_is_no_model(monkeypatch, tmp_path, path):
         find_bundle(path)
 
 
+def test_a_path_is_told_from_a_place_without_a_model(tmp_path):
+    with pytest.raises(ModelNotFound, match="this folder has no manifest.json"):
+        find_bundle(tmp_path)
+    with pytest.raises(ModelNotFound, match="there is no such folder"):
+        find_bundle(tmp_path / "not" / "there")
+
+
 @pytest.mark.parametrize("path", [".", "./", "~/it", "../it", "sub/../"])
 def test_every_form_of_a_path_finds_a_bundle(monkeypatch, tmp_path, path):
     shutil.copytree(builtin_bundle(), tmp_path / "it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import click
 
 Progress = Callable[[str, int, int], None]
+
+SAY_PROGRESS_SECONDS = 30.0
+"""How often a log is told how far a long stage is."""
 
 
 def printable(text: str) -> str:
@@ -48,7 +52,7 @@ def has_person() -> bool:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A callback (stage, done, total) that draws a bar on stderr when it is a terminal, and else says each stage once."""
+    """A callback (stage, done, total): a bar on a terminal, else a line for each stage and how far a long one is, on stderr."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield _say_stages()
         return
@@ -68,13 +72,18 @@ def progress_bar() -> Iterator[Progress]:
         yield draw
 
 
-def _say_stages() -> Progress:
-    said: set[str] = set()
+def _say_stages(clock: Callable[[], float] = time.monotonic) -> Progress:
+    said: dict[str, float] = {}
 
     def say(stage: str, done: int, total: int) -> None:
+        now = clock()
         if stage not in said:
-            said.add(stage)
             note(f"{stage} ...")
+        elif done < total and now - said[stage] >= SAY_PROGRESS_SECONDS:
+            note(f"{stage} {done / total:.0%} ...")
+        else:
+            return
+        said[stage] = now
 
     return say
 

@@ -59,6 +59,7 @@ from edge_llm.models.weights import (
     read_output,
 )
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
+from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import (
     HOT_FACTOR,
     HOT_SHARE,
@@ -266,6 +267,7 @@ class _Job:
         """Write the whole bundle into the empty ``folder``."""
         sequences = calibration_sequences(self.text.text, self.tokenizer, self.config)
         survey = survey_model(self.source, self.config, sequences, self._treat, self.progress, fold=self.fold)
+        self._tell_folds(survey.found_folds)
         kept, figures = self._choose(survey)
         with BundleWriter(folder) as writer:
             self._write_weights(writer, kept, survey)
@@ -309,6 +311,13 @@ class _Job:
         loss = {"none": found.losses[0], "kept": found.losses[found.steps], "full": found.losses[len(steps)]}
         self._tell_choice(found.steps, len(steps), loss)
         return choice(survey.treatments, steps[: found.steps]), {"budget": self.outliers.budget, **loss}
+
+    def _tell_folds(self, found: Mapping[str, Fold]) -> None:
+        """Say how many of the places were folded; where nothing was to be folded, nothing."""
+        if not self.fold:
+            return
+        folded = [fold for fold in found.values() if any(fold.powers)]
+        self.notice(f"folded uneven channels in {len(folded)} of {len(found)} places; the float model is the same")
 
     def _tell_choice(self, kept: int, steps: int, loss: Mapping[str, float]) -> None:
         self.notice(

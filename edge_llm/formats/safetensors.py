@@ -250,7 +250,7 @@ def open_model_folder(folder: Path) -> SourceFolder:
     if not folder.is_dir():
         raise InvalidModel(f"`{shown(folder)}` is not a folder; give the folder that holds config.json")
     if not _exists(folder / "config.json"):
-        raise ModelNotFound(f"no config.json in `{shown(folder)}`; give a Hugging Face folder with safetensors or a .gguf file")
+        raise ModelNotFound(f"no config.json in `{shown(folder)}`; give a Hugging Face folder with config.json and safetensors")
     config = read_object(folder / "config.json", max_bytes=MAX_CONFIG_BYTES)
     if _exists(folder / _SINGLE):
         return SourceFolder(folder, config, [open_safetensors(folder / _SINGLE)])
