@@ -23,7 +23,8 @@ def draw(
 ) -> int:
     """The token of logits[V] at `chance` (0 to below 1) of the candidates' mass.
 
-    `best` is the greatest logit and finite, `temperature` above 0; top_k = 0, top_p = 1 and min_p = 0 leave everything.
+    `best` is the greatest logit and finite, `temperature` above 0 and at most 1e30; top_k = 0, top_p = 1 and min_p = 0 leave
+    everything.
     """
     return _native.sampling_draw(logits, best, temperature, top_k, top_p, min_p, chance)
 

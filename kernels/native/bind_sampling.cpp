@@ -226,8 +226,8 @@ Array<const float, 1> read_logits(nb::handle logits_arg, float best, double temp
   if (logits.shape[0] < 1 || logits.shape[0] >= int64_t{1} << 31)
     throw nb::value_error(("`logits` must have 1 to 2^31-1 values; got `" + std::to_string(logits.shape[0]) + "`").c_str());
   if (!std::isfinite(best)) throw nb::value_error(("`best` must be finite; got `" + std::to_string(best) + "`").c_str());
-  if (!(temperature > 0))
-    throw nb::value_error(("`temperature` must be above 0; got `" + std::to_string(temperature) + "`").c_str());
+  if (!(temperature > 0 && temperature <= 1e30))  // gaps of logits times it stay within float32
+    throw nb::value_error(("`temperature` must be above 0 and at most 1e30; got `" + std::to_string(temperature) + "`").c_str());
   return logits;
 }
 
