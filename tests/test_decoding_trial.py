@@ -8,6 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 
 from edge_llm.config import Grammar, RuntimeConfig
 from edge_llm.decoding import guided
+from edge_llm.decoding import trial as trial_module
 from edge_llm.decoding.guided import MAX_KEPT_BYTES, Constraint, check_grammar
 from edge_llm.decoding.trial import MAX_BYTES, on_deep_stack
 from edge_llm.engine.load import load_engine
@@ -192,6 +196,28 @@ print(guided._guide_of(tokenizer)._trial._process.pid)
     assert (done.returncode, done.stderr) == (0, "")
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)
+
+
+def test_a_trial_ends_with_the_fork_that_tries_a_grammar(tokenizer):
+    trial = guided._guide_of(tokenizer)._trial
+    outcome(Grammar("regex", "warm again"), tokenizer)
+    process = trial._process
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(outcome, Grammar("regex", "(" * 50 + "a{0,200}" + "b?){0,200}" * 50), tokenizer)
+        while not slow.done() and not (forks := forks_of(process.pid)):
+            time.sleep(0.001)
+        trial_module._end(process)
+    assert not [pid for pid in forks if state_of(pid) not in (None, "Z")]
+    assert outcome(Grammar("regex", "fine again"), tokenizer) == "ok"
+
+
+def forks_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def state_of(pid):
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def test_a_mask_that_takes_too_long_ends_its_request(tokenizer, monkeypatch):

@@ -124,7 +124,9 @@ def _write(process: subprocess.Popen[bytes], value: Any) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with the fork in which it tries a grammar now
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

@@ -37,8 +37,14 @@ MAX_REFUSAL = 500
 
 _WAY_OUT = "put a working chat_template.jinja into the model's folder"
 _TOO_MUCH = f"it needs more than {MAX_BYTES >> 20} MiB of memory"
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""No template ends its process by one of these: the system does, for want of memory, or a person."""
 _START = "import sys; sys.path[:] = sys.argv[1:]; from edge_llm.text.sandbox import serve; serve({}, {})"
 _ROOT = str(Path(__file__).parents[2])
+
+
+class _EndedFromOutside(Overloaded):
+    """The process was ended, and not by what it rendered; another one may fare better."""
 
 
 class TemplateProcess:
@@ -61,8 +67,10 @@ class TemplateProcess:
         """
         request = _frame({"values": values, "max_output": max_output})
         with self._lock:
-            worker = self._ready()
-            kind, reply = worker.ask(request)
+            try:
+                kind, reply = self._ready().ask(request)
+            except _EndedFromOutside:
+                kind, reply = self._ready().ask(request)
             if kind == EXHAUSTED or len(request) > MAX_KEPT_REQUEST:
                 self._end()
         if kind == TEXT:
@@ -127,6 +135,10 @@ class _Worker:
             reply = self._receive(int.from_bytes(head[1:], "little"), deadline)
         except (BrokenPipeError, EOFError):
             self.end()
+            if self._process.returncode in [-number for number in _FROM_OUTSIDE]:
+                raise _EndedFromOutside(
+                    "the process that renders chat templates was ended from outside; ask again, with more memory left to it"
+                ) from None
             return FAILED, _why_ended(self._process.returncode)
         except BaseException:  # half of an exchange would be read by the next one
             self.end()
