@@ -644,7 +644,7 @@ def test_a_fork_renders_in_a_process_of_its_own() -> None:
     assert worker_of(shared) == pid
 
 
-def test_a_process_that_is_ended_from_outside_fails_no_rendering(short_time: None) -> None:
+def test_a_process_that_is_ended_from_outside_is_replaced(short_time: None) -> None:
     shared = template("{% if slow %}{% for i in range(9999) %}{% for j in range(40) %}{% endfor %}{% endfor %}{% endif %}x")
     shared.render([USER])
     with ThreadPoolExecutor(4) as pool:

@@ -12,15 +12,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edge_llm.decoding import trial_process
-from edge_llm.errors import OutOfMemory, UsageError
+from edge_llm.errors import OutOfMemory, Overloaded, UsageError
 from edge_llm.files import shown
 
 STACK_BYTES = 32 << 20
@@ -29,6 +30,8 @@ MAX_BYTES = 48 << 20
 """Memory that one grammar may take."""
 SECONDS = 2.0
 """Processor time of a trial."""
+MAX_WAIT_SECONDS = 20.0
+"""A process that does not even use its processor time is not waited for."""
 _DEEP = "refers from part to part too deeply; write parts where they are used"
 _BIG = f"takes more than {MAX_BYTES >> 20} MiB of memory; make it smaller"
 _KILLED = {
@@ -51,7 +54,8 @@ class Trial:
     def __call__(self, source: str, name: str = "the grammar") -> tuple[str, int]:
         """(what the library says is wrong with ``source``, or nothing; how many bytes it takes).
 
-        Raises `UsageError` for a grammar that takes too much of anything, `OutOfMemory` when there can be no process.
+        Raises `UsageError` for a grammar that takes too much of anything, `OutOfMemory` when there can be no process,
+        `Overloaded` when the system does not let it run.
         """
         answer = self._answer({"source": source}, name)
         if answer["bytes"] > MAX_BYTES and not answer["error"]:
@@ -82,15 +86,19 @@ class Trial:
         process, self._process = self._process, None  # an answer that nobody waits for is not the next one's
         if process is None:
             return None
+        until = time.monotonic() + MAX_WAIT_SECONDS
         try:
-            _write(process, question)
-            assert process.stdout is not None
-            said = process.stdout.readline()
+            with _killed_at(until, process):
+                _write(process, question)
+                assert process.stdout is not None
+                said = process.stdout.readline()
         except BaseException:
             _end(process)
             raise
         if not said.endswith(b"\n"):
             _end(process)
+            if time.monotonic() >= until:
+                raise Overloaded(f"a grammar was not tried in {MAX_WAIT_SECONDS:g} seconds; the machine is too busy")
             return None
         self._process = process
         answer: dict[str, Any] = json.loads(said)
@@ -123,10 +131,30 @@ def _write(process: subprocess.Popen[bytes], value: Any) -> None:
         pass  # it has ended, and will answer nothing
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+@contextmanager
+def _killed_at(until: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Whoever writes to ``process`` or reads from it waits no longer than ``until``, in seconds of the monotonic clock."""
+    watch = threading.Timer(until - time.monotonic(), _kill, [process])
+    watch.daemon = True
+    try:
+        watch.start()
+    except RuntimeError:
+        raise OutOfMemory("there is no memory for a thread that watches over the trial of a grammar") from None
+    try:
+        yield
+    finally:
+        watch.cancel()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End ``process`` and the fork in which it tries a grammar."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with the fork in which it tries a grammar now
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    _kill(process)
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
