@@ -48,7 +48,8 @@ def parse_json(
             parse_constant=_no_constant,
             parse_float=_finite,
         )
-        _check_depth(value, max_depth)
+        if is_deeper(value, max_depth):
+            raise _RefusedError(f"nested deeper than {max_depth}")
         if _SURROGATE_ESCAPE.search(data):
             _check_text(value)
         return value
@@ -105,7 +106,8 @@ def _finite(text: str) -> float:
     return value
 
 
-def _check_depth(value: Any, max_depth: int) -> None:
+def is_deeper(value: Any, max_depth: int) -> bool:
+    """Whether the lists and objects of ``value`` lie in one another more than ``max_depth`` deep."""
     level = [value]
     for _ in range(max_depth):
         inner: list[Any] = []
@@ -115,9 +117,9 @@ def _check_depth(value: Any, max_depth: int) -> None:
             elif isinstance(item, list):
                 inner.extend(v for v in item if isinstance(v, (dict, list)))
         if not inner:
-            return
+            return False
         level = inner
-    raise _RefusedError(f"nested deeper than {max_depth}")
+    return True
 
 
 def _check_text(value: Any) -> None:

@@ -19,7 +19,7 @@ main()
 COMMANDS = {
     "run": ["run", "builtin", "Tell me a story", "-n", "900", "--ignore-eos"],
     "chat": ["chat", "-n", "900"],
-    "bench": ["bench", "--threads", "1"],
+    "bench": ["bench", "--threads", "1", "-r", "200"],
     "import": ["import", "{model}", "--name", "again"],
     "list": ["list"],
     "serve": ["serve", "--port", "0"],

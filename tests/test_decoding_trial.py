@@ -8,6 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +19,12 @@ from hypothesis import strategies as st
 
 from edge_llm.config import Grammar, RuntimeConfig
 from edge_llm.decoding import guided
+from edge_llm.decoding import trial as trial_module
+from edge_llm.decoding.grammar_source import source_of
 from edge_llm.decoding.guided import MAX_KEPT_BYTES, Constraint, check_grammar
 from edge_llm.decoding.trial import MAX_BYTES, on_deep_stack
 from edge_llm.engine.load import load_engine
-from edge_llm.errors import UsageError
+from edge_llm.errors import Overloaded, UsageError
 
 
 def chain(count, link):
@@ -190,6 +195,42 @@ print(guided._guide_of(tokenizer)._trial._child.process_id)
     assert (done.returncode, done.stderr) == (0, "")
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)
+
+
+def test_a_trial_ends_with_the_fork_that_tries_a_grammar(tokenizer):
+    trial = guided._guide_of(tokenizer)._trial
+    outcome(Grammar("regex", "warm again"), tokenizer)
+    child, forks = trial._child, []
+    question = {"source": source_of(COSTLY["left recursion"], trial.lark_of)}
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(trial._asked, question)
+        while not slow.done() and not forks:
+            forks = forks_of(child.process_id)
+        child.end()
+        assert slow.result() is None
+    assert [state_of(pid) in (None, "Z", "X") for pid in forks] == [True]
+    assert outcome(Grammar("regex", "fine again"), tokenizer) == "ok"
+
+
+@pytest.mark.parametrize("length", [1, 100_000], ids=["reading", "writing"])
+def test_a_process_that_hangs_is_waited_for_only_so_long(tokenizer, monkeypatch, length):
+    trial = guided._guide_of(tokenizer)._trial
+    outcome(Grammar("regex", "warm once more"), tokenizer)
+    monkeypatch.setattr(trial_module, "MAX_WAIT_SECONDS", 0.1)
+    os.kill(trial._child.process_id, signal.SIGSTOP)
+    with pytest.raises(Overloaded, match=r"0\.1 seconds"):
+        check_grammar(Grammar("lark", f'start: "{"a" * length}"'), tokenizer)
+    monkeypatch.undo()
+    assert outcome(Grammar("regex", f"fine, {length}"), tokenizer) == "ok"
+
+
+def forks_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def state_of(pid):
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def test_a_mask_that_takes_too_long_ends_its_request(tokenizer, monkeypatch):

@@ -56,6 +56,19 @@ def test_json_depth(client, levels, status):
     assert response.status_code == status
 
 
+@pytest.mark.parametrize("levels", [limits.JSON_DEPTH - 1, limits.JSON_DEPTH, 400, 490, 700, 980, 5000])
+def test_depth_of_a_calls_arguments(client, levels):
+    """Arguments are JSON in a string, which the body's own bound does not see into."""
+    function = {"name": "f", "arguments": '{"a": ' + "[" * levels + "]" * levels + "}"}
+    history = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}, *USER]
+    item = {"type": "function_call", "call_id": "1", **function}
+    for response in (
+        chat(client, messages=history, tools=[{"type": "function", "function": {"name": "f"}}]),
+        client.post("/v1/responses", json={"input": [item, *USER], "max_output_tokens": 1}),
+    ):
+        assert response.status_code == (200 if levels < limits.JSON_DEPTH else 400), response.text
+
+
 # ---- fields
 
 

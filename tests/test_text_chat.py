@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_files import byte_level_tokenizer, write_json, write_tokenizer
 
+from edge_llm.child import owner
 from edge_llm.errors import ContextOverflow, EdgeLLMError, InvalidTokenizer, Overloaded, UsageError
 from edge_llm.text import chat, rendering, sandbox
 from edge_llm.text.chat import ChatTemplate, encode_chat, find_template
@@ -643,6 +645,26 @@ def test_a_fork_renders_in_a_process_of_its_own() -> None:
     assert worker_of(shared) == pid
 
 
+def test_a_process_that_is_ended_from_outside_is_replaced(short_time: None) -> None:
+    shared = template("{% if slow %}{% for i in range(9999) %}{% for j in range(40) %}{% endfor %}{% endfor %}{% endif %}x")
+    shared.render([USER])
+    with ThreadPoolExecutor(4) as pool:
+        rendered = [pool.submit(shared.render, [USER], slow=True) for _ in range(4)]
+        for _ in range(3):
+            time.sleep(0.02)
+            with contextlib.suppress(AttributeError, AssertionError, ProcessLookupError):  # it is just being replaced
+                os.kill(worker_of(shared), signal.SIGTERM)
+        outcomes = [type(one.exception()) for one in rendered]
+    assert set(outcomes) <= {type(None), rendering._EndedFromOutside}
+    assert shared.render([USER]) == "x"
+
+
+def test_a_process_that_is_always_ended_from_outside_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "_START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(Overloaded, match="ended from outside"):
+        template("x").render([USER])
+
+
 def test_a_process_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(Overloaded, match="cannot start the process.*No such file"):
@@ -672,12 +694,17 @@ def test_long_conversations_fit() -> None:
     assert template(CHATML_WITH_TOOLS).render(many).count("<|im_end|>") == 2048
 
 
-def test_messages_nested_too_deeply() -> None:
+@pytest.mark.parametrize("levels", [490, 10_000])
+def test_messages_nested_too_deeply(levels: int) -> None:
     nested: Any = "x"
-    for _ in range(10_000):
+    for _ in range(levels):
         nested = [nested]
+    message = {"role": "user", "content": nested}
     with pytest.raises(UsageError, match="nested too deeply"):
-        template("{{ 1 }}").render([{"role": "user", "content": nested}])
+        encode_chat(template("{{ 1 }}"), tokenizer(), [message])
+    if levels > sys.getrecursionlimit():
+        with pytest.raises(UsageError, match="nested too deeply"):
+            template("{{ 1 }}").render([message])
 
 
 @pytest.mark.parametrize("value", [object(), b"bytes", {1, 2}, {("a",): 1}, 10**5000], ids=lambda value: type(value).__name__)

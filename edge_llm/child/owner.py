@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edge_llm.child import LENGTH_BYTES
@@ -124,7 +125,9 @@ def _wait(descriptor: int, event: int, deadline: float) -> None:
 def _end(process: subprocess.Popen[bytes], started_by: int) -> None:
     if started_by != os.getpid():
         return
-    process.kill()
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its session is its own: what it forked ends too
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

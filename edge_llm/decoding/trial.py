@@ -24,7 +24,7 @@ MAX_BYTES = 48 << 20
 """Memory that one grammar may take."""
 SECONDS = 2.0
 """Processor time of a trial."""
-MAX_WAIT_SECONDS = 60.0
+MAX_WAIT_SECONDS = 20.0
 """A process that does not even use its processor time is not waited for."""
 _DEEP = "refers from part to part too deeply; write parts where they are used"
 _BIG = f"takes more than {MAX_BYTES >> 20} MiB of memory; make it smaller"
@@ -47,7 +47,8 @@ class Trial:
     def __call__(self, source: str, name: str = "the grammar") -> tuple[str, int]:
         """(what the library says is wrong with ``source``, or nothing; how many bytes it takes).
 
-        Raises `UsageError` for a grammar that takes too much of anything, `OutOfMemory` when there can be no process.
+        Raises `UsageError` for a grammar that takes too much of anything, `OutOfMemory` when there can be no process,
+        `Overloaded` when the system does not let it run.
         """
         answer = self._answer({"source": source}, name)
         if answer["bytes"] > MAX_BYTES and not answer["error"]:

@@ -21,6 +21,7 @@ from edge_llm.server.host import ModelHost
 from edge_llm.server.outcome import Reading
 from edge_llm.server.thinking import Thinks
 from edge_llm.server.tools import ToolUse, control_token
+from edge_llm.strict_json import is_deeper
 from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tools import after_thought
 
@@ -129,6 +130,10 @@ def _plain_call(call: Any, where: str) -> dict[str, Any]:
             raise UsageError(f"{where}.function.arguments is not JSON", param=f"{where}.function.arguments") from None
     if not isinstance(arguments, dict):
         raise UsageError(f"{where}.function.arguments must be a JSON object", param=f"{where}.function.arguments")
+    if is_deeper(arguments, limits.JSON_DEPTH):  # the body's own bound does not see into a string
+        raise UsageError(
+            f"{where}.function.arguments is nested deeper than {limits.JSON_DEPTH}", param=f"{where}.function.arguments"
+        )
     named = {"name": function["name"], "arguments": arguments}
     return {"id": str(call.get("id") or ""), "type": "function", "function": named}
 

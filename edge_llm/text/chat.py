@@ -147,7 +147,10 @@ def encode_chat(
         found.append(match[0])
         return f"{word}x{len(found) - 1}x"
 
-    hidden = _replaced({"messages": list(messages), **variables}, lambda text: tokenizer.spelled.sub(hide, text))
+    try:
+        hidden = _replaced({"messages": list(messages), **variables}, lambda text: tokenizer.spelled.sub(hide, text))
+    except RecursionError:
+        raise UsageError("the messages are nested too deeply", param="messages") from None
     text = template.render(hidden.pop("messages"), add_generation_prompt, **hidden)
     if not found:
         return tokenizer.encode(text, parse_special=True, most=most)

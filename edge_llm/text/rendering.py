@@ -30,6 +30,12 @@ MAX_REFUSAL = 500
 
 _WAY_OUT = "put a working chat_template.jinja into the model's folder"
 _TOO_MUCH = f"it needs more than {MAX_BYTES >> 20} MiB of memory"
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+"""No template ends its process by one of these: the system does, for want of memory, or a person."""
+
+
+class _EndedFromOutside(Overloaded):
+    """The process was ended, and not by what it rendered; another one may fare better."""
 
 
 class TemplateProcess:
@@ -52,7 +58,10 @@ class TemplateProcess:
         """
         request = _frame({"values": values, "max_output": max_output})
         with self._lock:
-            kind, reply = self._ask(self._ready(), request)
+            try:
+                kind, reply = self._ask(self._ready(), request)
+            except _EndedFromOutside:
+                kind, reply = self._ask(self._ready(), request)
             if kind == EXHAUSTED or len(request) > MAX_KEPT_REQUEST:
                 self._end()
         if kind == TEXT:
@@ -85,6 +94,10 @@ class TemplateProcess:
         try:
             reply = child.ask(question, MAX_WAIT_SECONDS)
         except ChildEnded as ended:
+            if ended.code in _FROM_OUTSIDE:
+                raise _EndedFromOutside(
+                    "the process that renders chat templates was ended from outside; ask again, with more memory left to it"
+                ) from None
             return FAILED, _reason(ended)
         except TimeoutError:
             raise Overloaded(
