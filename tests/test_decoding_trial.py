@@ -224,6 +224,19 @@ def test_a_process_that_hangs_is_waited_for_only_so_long(tokenizer, monkeypatch,
     assert outcome(Grammar("regex", f"fine, {length}"), tokenizer) == "ok"
 
 
+def test_only_so_many_grammars_wait_for_their_trial(tokenizer):
+    trial = guided._guide_of(tokenizer)._trial
+    for _ in range(trial_module.MAX_WAITING):
+        trial._places.acquire()
+    try:
+        with pytest.raises(Overloaded, match="ask again"):
+            check_grammar(Grammar("regex", "one too many"), tokenizer)
+    finally:
+        for _ in range(trial_module.MAX_WAITING):
+            trial._places.release()
+    assert outcome(Grammar("regex", "one too many"), tokenizer) == "ok"
+
+
 def forks_of(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

@@ -23,7 +23,9 @@ from edge_llm.quant.profile import ChannelStatistics, error_with_shadow
 _ATTENDED_SEQUENCES = 4
 """Sequences on which the error of keys and values is measured."""
 _ROWS = 512
-"""Rows on which the error of a linear is measured."""
+"""Tokens on which the error of a linear is measured."""
+_OUTPUTS = 2048
+"""Outputs of a linear on which it is measured."""
 
 _CLEARLY = 1.1
 """Another power than the first must do better by this factor, or equal models would be folded differently by chance."""
@@ -94,18 +96,17 @@ def judged(layer: LayerWeights, part: str, seen: ChannelStatistics) -> np.ndarra
 
 def fold_linear(seen: ChannelStatistics, weight: np.ndarray) -> tuple[np.ndarray, Fold]:
     """Factors of the channels that ``weight`` float32 [N, K] reads, and what they are worth."""
-    few = seen.thinned(_ROWS)
+    few, some, length = seen.thinned(_ROWS), weight[:: max(1, len(weight) // _OUTPUTS)], column_length(weight)
 
     def error(factors: np.ndarray) -> np.ndarray:
-        return np.array([error_with_shadow(few.divided(factors[0]), weight * factors[0])])
+        return np.array([error_with_shadow(few.divided(factors[0]), some * factors[0])])
 
-    factors, fold = _best(lambda power: _linear_factors(seen, weight, power)[None], error)
+    factors, fold = _best(lambda power: _linear_factors(seen, length, power)[None], error)
     return factors[0], fold
 
 
-def _linear_factors(seen: ChannelStatistics, weight: np.ndarray, power: float) -> np.ndarray:
+def _linear_factors(seen: ChannelStatistics, length: np.ndarray, power: float) -> np.ndarray:
     """Factors from all rows tell which rows are sinks; the factors are those of the others."""
-    length = column_length(weight)
     first = even_factors(channel_level(seen.rows(), power), length, power)
     regular = seen.rows()[~seen.divided(first).sinks()]
     return even_factors(channel_level(regular, power), length, power) if len(regular) else first

@@ -353,7 +353,8 @@ class _Job:
         self.progress("output", 0, 1)
         writer.add("final_norm", read_final_norm(self.source, config) / survey.output_fold)
         place = "embedding" if config.tied_embeddings else "output"
-        output = read_output(self.source, config) * survey.output_fold
+        output = read_output(self.source, config)
+        output *= survey.output_fold
         _add(writer, place, quantize_weight(output, kept["output"].hot, "output"))
         self.progress("output", 1, 1)
 

@@ -97,7 +97,7 @@ def survey_model(
         output_fold = np.ones(config.hidden_size, np.float32)
         if fold and not config.tied_embeddings:
             output_fold, found_folds["output"] = fold_linear(last, output)
-        output = output * output_fold
+        output *= output_fold  # in place: it may be the largest matrix of all
         treatments["output"] = treat(last.divided(output_fold), output, output)
     progress("calibration", config.num_layers, config.num_layers)
     return Survey(sequences, embedded, states, treatments, offsets, folds, output_fold, found_folds)

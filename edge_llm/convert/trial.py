@@ -121,11 +121,12 @@ class _Trial:
         return [_weights(made[treatment.hot.tobytes()], weight.shape[1], treatment, bias) for treatment in treatments]
 
     def compare(self, output: np.ndarray, gain: np.ndarray, pool: Executor) -> list[float]:
-        """The loss of every choice; ``output`` float32 [V, hidden], ``gain`` of the last norm."""
+        """The loss of every choice; ``output`` float32 [V, hidden] (folded in place), ``gain`` of the last norm."""
         fold = self._survey.output_fold
-        linears = self._linears("output", output * fold, None, pool)
+        output *= fold
+        linears = self._linears("output", output, None, pool)
         heads = [BlockWeights({"output": made}, {"final_norm": gain / fold}) for made in linears]
-        states = np.concatenate(self._survey.states)
+        states = np.concatenate(self._survey.states) / fold
         run_head = self._shelf.get(HEAD_PART, self._rows.static)
 
         def divergences(rows: np.ndarray) -> list[float]:

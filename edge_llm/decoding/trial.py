@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from edge_llm.child.owner import Child, ChildEnded
@@ -26,6 +26,8 @@ SECONDS = 2.0
 """Processor time of a trial."""
 MAX_WAIT_SECONDS = 20.0
 """A process that does not even use its processor time is not waited for."""
+MAX_WAITING = 12
+"""Grammars that may wait for their trial at a time; their requests each hold a thread that others may want."""
 _DEEP = "refers from part to part too deeply; write parts where they are used"
 _BIG = f"takes more than {MAX_BYTES >> 20} MiB of memory; make it smaller"
 _KILLED = {
@@ -42,6 +44,7 @@ class Trial:
     def __init__(self, vocabulary: dict[str, Any]) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(MAX_WAITING)
         self._child = self._started()
 
     def __call__(self, source: str, name: str = "the grammar") -> tuple[str, int]:
@@ -63,7 +66,7 @@ class Trial:
         return str(answer["lark"])
 
     def _answer(self, question: dict[str, str], name: str) -> dict[str, Any]:
-        with self._lock:
+        with self._place(), self._lock:
             answer = self._asked(question)
             if answer is None:  # it ends when it has been idle for a while
                 self._child = self._started()
@@ -73,6 +76,15 @@ class Trial:
         if "killed" in answer:
             raise UsageError(f"{name} {_KILLED.get(answer['killed'], _BIG)}")
         return answer
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        if not self._places.acquire(blocking=False):
+            raise Overloaded(f"{MAX_WAITING} new grammars are being prepared already; ask again soon")
+        try:
+            yield
+        finally:
+            self._places.release()
 
     def _asked(self, question: dict[str, str]) -> dict[str, Any] | None:
         """The answer to ``question``; None when the process has ended."""

@@ -33,7 +33,8 @@ def channel_level(x: np.ndarray, power: float) -> np.ndarray:
     magnitudes = np.abs(x)
     largest = magnitudes.max(axis=0, initial=0.0).astype(np.float64)
     unit = np.where(largest > 0.0, largest, 1.0)
-    shares = (magnitudes / unit.astype(np.float32)) ** np.float32(p)
+    shares = np.square(magnitudes / unit.astype(np.float32))
+    shares = shares if p == 2.0 else shares ** np.float32(p / 2.0)
     return np.asarray(largest * shares.mean(axis=0, dtype=np.float64) ** (1.0 / p))
 
 

@@ -46,7 +46,7 @@ SAY_AGAIN_SECONDS = 10.0
 
 SHORT_BYTES = 64 << 10
 """Requests with longer bodies share one thread."""
-SHORT_WORKERS = 4
+SHORT_WORKERS = 16
 """Threads for requests with short bodies; answers have as many."""
 MIN_HELD_BYTES = 64 << 20
 """Bytes that all long bodies together may hold, or four times the longest body if that is more."""
