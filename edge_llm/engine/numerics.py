@@ -14,6 +14,7 @@ import numpy as np
 
 import edge_llm
 import kernels
+from kernels import _native
 
 ROOMS = ("config.py", "devices", "formats", "kv", "models", "quant", "runner", "subgraphs", "weights")
 """Packages of `edge_llm` that a runner computes with; `tests/test_house.py` checks that the list is complete."""
@@ -30,7 +31,8 @@ def numerics_version() -> str:
 
 def numeric_files() -> Iterator[Path]:
     """The files of that code, in a fixed order."""
-    package, compiled = Path(edge_llm.__file__).parent, Path(kernels.__file__).parent
-    for room in (*(package / name for name in ROOMS), compiled):
+    package = Path(edge_llm.__file__).parent
+    for room in (*(package / name for name in ROOMS), Path(kernels.__file__).parent):
         files = room.rglob("*") if room.is_dir() else [room]
-        yield from sorted(path for path in files if path.suffix in (".py", ".so"))
+        yield from sorted(path for path in files if path.suffix == ".py")
+    yield Path(_native.__file__)  # an editable install keeps it elsewhere

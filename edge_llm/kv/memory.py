@@ -36,14 +36,14 @@ class KVMemory:
         The last token is left to be computed, because its logits are needed.
         """
         sequence = self._store.open()
-        sequence.adopt(self._prefix.match(tokens[:-1]))
         try:
+            sequence.adopt(self._prefix.match(tokens[:-1]))
             if self._disk is not None:
                 self._restore(self._disk, sequence, tokens[:-1])
+            return sequence
         except BaseException:
             sequence.close()
             raise
-        return sequence
 
     def reserve(self, sequence: SequencePages, tokens: int) -> None:
         """Make room in ``sequence`` for ``tokens`` tokens in all; `OutOfMemory` if other sequences hold what is needed."""
