@@ -37,10 +37,6 @@ struct Wanted {
   bool met(int64_t found) const { return above ? static_cast<double>(found) > sum : static_cast<double>(found) >= sum; }
 };
 
-struct Range {
-  float high, low;
-};
-
 // The logits of one row, and how much of their order is left.
 class Candidates {
  public:
@@ -51,13 +47,16 @@ class Candidates {
     inverse_temperature_ = 1.0 / temperature;
     lowest_ = static_cast<float>(-temperature * (static_cast<double>(unit_bits_) * 0.6931471805599453 + 1.0));
     last_ = {lowest_, INT32_MAX, 0};
+    range_ = {0.0f, look_at_blocks()};
     if (filters.top_k > 0 && filters.top_k < vocab) {
-      const Range range = range_of_the_top(filters.top_k);
+      const GapRange range = range_of_the_top(filters.top_k);
       const int64_t count = tabulate(By::kCount, range, table_);
-      if (count > filters.top_k) last_ = place(By::kCount, range, {static_cast<double>(filters.top_k), false});
+      if (count > filters.top_k) {
+        last_ = place(By::kCount, range, {static_cast<double>(filters.top_k), false});
+        range_.low = last_.gap;
+      }
     }
     least_mass_ = static_cast<int64_t>(std::ceil(filters.min_p * static_cast<double>(int64_t{1} << unit_bits_)));
-    range_ = {0.0f, last_.gap < 0.0f ? last_.gap : lowest_};
     kept_ = tabulate(By::kMass, range_, table_);
     const int64_t likely = likely_;
     nucleus_ = last_;
@@ -74,7 +73,7 @@ class Candidates {
   template <class Each>
   void each(Each&& f) {
     each_block(lowest_, [&](int64_t first, int64_t count) {
-      weigh(By::kMass, first, count);
+      weigh(By::kMass, range_, first, count);
       for (int64_t i = 0; i < count; ++i)
         if (weights_[i] > 0 && weights_[i] >= least_mass_ && up_to(nucleus_, gaps_[i], first + i)) f(first + i, weights_[i]);
       return false;
@@ -86,38 +85,51 @@ class Candidates {
     return gap > last.gap || (gap == last.gap && token <= last.token);
   }
 
+  // Keeps the greatest gap of every block; the least gap of all.
+  float look_at_blocks() {
+    float least = 0.0f;
+    for (int64_t first = 0; first < vocab_; first += kSamplingBlock) {
+      const GapRange range = kernels_.gaps(logits_ + first, best_, lowest_, std::min(kSamplingBlock, vocab_ - first), gaps_);
+      greatest_.push_back(range.high);
+      least = std::min(least, range.low);
+    }
+    return least;
+  }
+
   // f(first, count) for every block that may hold a token up to the last, down to `low`; gaps_ holds its gaps. Until f
   // returns true.
   template <class Block>
   void each_block(float low, Block&& f) {
     for (int64_t first = 0; first < vocab_; first += kSamplingBlock) {
+      const float greatest = greatest_[first / kSamplingBlock];
+      if (greatest <= lowest_ || greatest < std::max(low, last_.gap)) continue;
       const int64_t count = std::min(kSamplingBlock, vocab_ - first);
-      const float greatest = kernels_.gaps(logits_ + first, best_, lowest_, count, gaps_);
-      if (greatest > lowest_ && greatest >= std::max(low, last_.gap) && f(first, count)) return;
+      kernels_.gaps(logits_ + first, best_, lowest_, count, gaps_);
+      if (f(first, count)) return;
     }
   }
 
-  // The weights of the tokens of a block, 0 behind the last.
-  void weigh(By by, int64_t first, int64_t count) {
+  // The weights of the tokens of a block: 0 outside of the range and behind the last.
+  void weigh(By by, GapRange range, int64_t first, int64_t count) {
     if (by == By::kMass)
       kernels_.masses(gaps_, inverse_temperature_, unit_bits_, count, weights_);
     else
       for (int64_t i = 0; i < count; ++i) weights_[i] = gaps_[i] > lowest_;
-    if (last_.gap > lowest_)
-      for (int64_t i = 0; i < count; ++i)
-        if (!up_to(last_, gaps_[i], first + i)) weights_[i] = 0;
+    if (range.high >= 0.0f && std::max(range.low, last_.gap) <= lowest_) return;
+    const int64_t equal = std::clamp<int64_t>(last_.token + int64_t{1} - first, 0, count);  // that many may equal the last
+    const float least = std::max(range.low, last_.gap);
+    const float above = std::max(range.low, std::nextafter(last_.gap, 1.0f));
+    kernels_.keep(gaps_, {range.high, least}, equal, weights_);
+    kernels_.keep(gaps_ + equal, {range.high, above}, count - equal, weights_ + equal);
   }
 
   // The weights of the buckets of a range; all of them together, and in likely_ those that min-p leaves.
-  int64_t tabulate(By by, Range range, int64_t* table) {
+  int64_t tabulate(By by, GapRange range, int64_t* table) {
     std::fill(table, table + kSamplingBuckets, 0);
     likely_ = 0;
     each_block(range.low, [&](int64_t first, int64_t count) {
-      weigh(by, first, count);
-      if (range.high < 0.0f || range.low > lowest_)
-        for (int64_t i = 0; i < count; ++i)
-          if (gaps_[i] > range.high || gaps_[i] < range.low) weights_[i] = 0;
-      kernels_.buckets(gaps_, range.high, range.low, count, buckets_);
+      weigh(by, range, first, count);
+      kernels_.buckets(gaps_, range, count, buckets_);
       for (int64_t i = 0; i < count; ++i) table[buckets_[i]] += weights_[i];
       if (least_mass_ > 0) likely_ += kernels_.sum_from(weights_, least_mass_, count);
       return false;
@@ -125,49 +137,52 @@ class Candidates {
     return std::accumulate(table, table + kSamplingBuckets, int64_t{0});
   }
 
-  // A range that holds so many tokens or more: of as many blocks, the best token of each.
-  Range range_of_the_top(int64_t count) {
-    std::vector<float> greatest;
-    for (int64_t first = 0; first < vocab_; first += kSamplingBlock)
-      greatest.push_back(
-          kernels_.gaps(logits_ + first, best_, lowest_, std::min(kSamplingBlock, vocab_ - first), gaps_));
-    if (count >= static_cast<int64_t>(greatest.size())) return {0.0f, lowest_};
+  // A range that holds more tokens than that, or all: of as many blocks and one more, the best token of each.
+  GapRange range_of_the_top(int64_t count) {
+    if (count >= static_cast<int64_t>(greatest_.size())) return range_;
+    std::vector<float> greatest = greatest_;
     std::nth_element(greatest.begin(), greatest.begin() + count, greatest.end(), std::greater<float>());
-    return {0.0f, greatest[count] < 0.0f ? greatest[count] : lowest_};
+    return {0.0f, greatest[count]};
   }
 
   // Where the running sum of the weights of a range, which are in table_, is as wanted.
-  Place place(By by, Range range, Wanted wanted) {
+  Place place(By by, GapRange range, Wanted wanted) {
     const int64_t* table = table_;
     int64_t before = 0;
-    for (;;) {
+    while (range.high != range.low) {
       int32_t bucket = 0;
       while (bucket < kSamplingBuckets - 1 && !wanted.met(before + table[bucket])) before += table[bucket++];
       range = survey(range, bucket);
-      if (range.high == range.low) return place_among_equals(by, range.low, before, wanted);
       if (found_ <= kFew) return place_among_few(by, before, wanted);
       tabulate(by, range, finer_);
       table = finer_;
     }
+    return place_among_equals(by, range.low, before, wanted);
   }
 
-  // Counts the tokens of a bucket of a range and keeps the first few; the range that they are in.
-  Range survey(Range range, int32_t bucket) {
+  // Keeps the tokens of a bucket of a range, if they are few; the range that they are in.
+  GapRange survey(GapRange range, int32_t bucket) {
     found_ = 0;
-    Range inside = {-std::numeric_limits<float>::infinity(), 0.0f};
+    GapRange inside = {-std::numeric_limits<float>::infinity(), 0.0f};
     each_block(range.low, [&](int64_t first, int64_t count) {
-      const int64_t found = kernels_.find(gaps_, range.high, range.low, bucket, count, buckets_);
-      for (int64_t n = 0; n < found; ++n) {
-        const int32_t i = buckets_[n];
-        const float gap = gaps_[i];
-        if (gap > range.high || gap < range.low || !up_to(last_, gap, first + i)) continue;
-        inside = {std::max(inside.high, gap), std::min(inside.low, gap)};
-        if (found_ < kFew) few_[found_] = {gap, static_cast<int32_t>(first + i), 0};
-        ++found_;
-      }
+      const GapRange some = kernels_.bucket(gaps_, range, bucket, count);
+      inside = {std::max(inside.high, some.high), std::min(inside.low, some.low)};
+      if (found_ <= kFew) collect(range, bucket, first, count);
       return false;
     });
-    return inside;
+    return {std::min(inside.high, range.high), std::max({inside.low, range.low, last_.gap})};
+  }
+
+  // Adds the tokens of a block that lie in a bucket to the few; counts on to kFew + 1.
+  void collect(GapRange range, int32_t bucket, int64_t first, int64_t count) {
+    const int64_t found = kernels_.find(gaps_, range, bucket, count, buckets_);
+    for (int64_t n = 0; n < found && found_ <= kFew; ++n) {
+      const int32_t i = buckets_[n];
+      const float gap = gaps_[i];
+      if (gap > range.high || gap < range.low || !up_to(last_, gap, first + i)) continue;
+      if (found_ < kFew) few_[found_] = {gap, static_cast<int32_t>(first + i), 0};
+      ++found_;
+    }
   }
 
   Place place_among_few(By by, int64_t before, Wanted wanted) {
@@ -189,12 +204,14 @@ class Candidates {
     if (by == By::kMass) kernels_.masses(&gap, inverse_temperature_, unit_bits_, 1, &weight);
     Place at = {gap, 0, before};
     each_block(gap, [&](int64_t first, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) {
-        if (gaps_[i] != gap || !up_to(last_, gap, first + i)) continue;
-        at = {gap, static_cast<int32_t>(first + i), at.sum + weight};
-        if (wanted.met(at.sum)) return true;
-      }
-      return false;
+      if (gap == last_.gap) count = std::clamp<int64_t>(last_.token + int64_t{1} - first, 0, count);
+      int32_t equal = 0;
+      for (int64_t i = 0; i < count; ++i) equal += gaps_[i] == gap;
+      const bool here = wanted.met(at.sum + equal * weight);
+      if (!here) at.sum += equal * weight;
+      for (int64_t i = 0; here && !wanted.met(at.sum); ++i)
+        if (gaps_[i] == gap) at = {gap, static_cast<int32_t>(first + i), at.sum + weight};
+      return here;
     });
     return at;
   }
@@ -208,12 +225,13 @@ class Candidates {
   int64_t unit_bits_ = 51;  // the best token's mass is 2^unit_bits; all masses together are below 2^53
   double inverse_temperature_;
   float lowest_;            // a token that far below the best has no mass, and lies there
+  std::vector<float> greatest_;  // gap of each block
   Place last_, nucleus_;    // the last tokens that top-k and top-p leave
   int64_t least_mass_ = 0;  // that min-p leaves
-  Range range_;             // of the tokens that top-k leaves
+  GapRange range_;             // of the tokens that top-k leaves
   int64_t kept_;            // the mass of all that is left
   int64_t likely_ = 0;
-  int64_t found_ = 0;       // tokens of the last survey, the first few of them in few_
+  int64_t found_ = 0;       // tokens of the last survey, in few_; kFew + 1: more than that
   int64_t table_[kSamplingBuckets], finer_[kSamplingBuckets];
   Place few_[kFew];
   alignas(64) float gaps_[kSamplingBlock];

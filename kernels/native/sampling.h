@@ -8,20 +8,22 @@
 namespace edge {
 namespace EDGE_VARIANT {
 
-static float sampling_gaps(const float* logits, float best, float lowest, int64_t count, float* gaps) {
-  const f32x16 top = broadcast(best), least = broadcast(lowest);
-  f32x16 greatest = least;
-  float rest = lowest;
+static GapRange sampling_gaps(const float* logits, float best, float lowest, int64_t count, float* gaps) {
+  const f32x16 top = broadcast(best), bottom = broadcast(lowest);
+  f32x16 greatest = bottom, least = zero();
   each_vector(count, [&](int64_t i, int n) {
-    const f32x16 gap = max(sub(load_some(logits + i, n), top), least);
+    const f32x16 gap = max(sub(load_some(logits + i, n), top), bottom);
     store_some(gaps + i, gap, n);
-    if (n == kLanes)
-      greatest = max(gap, greatest);
-    else  // the other lanes hold nothing
-      for (int lane = 0; lane < n; ++lane) rest = gaps[i + lane] > rest ? gaps[i + lane] : rest;
+    if (n < kLanes) return;  // the other lanes hold nothing
+    greatest = max(gap, greatest);
+    least = min(gap, least);
   });
-  const float most = reduce_max(greatest);
-  return most > rest ? most : rest;
+  GapRange range = {reduce_max(greatest), 0.0f - reduce_max(sub(zero(), least))};
+  for (int64_t i = count / kLanes * kLanes; i < count; ++i) {
+    range.high = gaps[i] > range.high ? gaps[i] : range.high;
+    range.low = gaps[i] < range.low ? gaps[i] : range.low;
+  }
+  return range;
 }
 
 EDGE_INLINE uint64_t bits_of_f64(double x) {
@@ -70,14 +72,19 @@ static int64_t sampling_sum_from(const int64_t* masses, int64_t least, int64_t c
   return sum;
 }
 
+static void sampling_keep(const float* gaps, GapRange range, int64_t count, int64_t* weights) {
+  for (int64_t i = 0; i < count; ++i)
+    weights[i] &= -static_cast<int64_t>((gaps[i] <= range.high) & (gaps[i] >= range.low));
+}
+
 // The bucket of a gap, not rounded yet. A narrow range is widened first: one over its width may be no number.
 struct SamplingScale {
   f32x16 high, wider, scale;
-  SamplingScale(float top, float bottom) {
-    const float width = bottom - top, factor = width > -1e-20f ? 0x1p100f : 1.0f;
-    high = broadcast(top);
+  explicit SamplingScale(GapRange range) {
+    const float width = range.low - range.high, factor = width > -1e-20f ? 0x1p100f : 1.0f;
+    high = broadcast(range.high);
     wider = broadcast(factor);
-    scale = broadcast(static_cast<float>(kSamplingBuckets - 1) / (width * factor));
+    scale = broadcast(width < 0 ? static_cast<float>(kSamplingBuckets - 1) / (width * factor) : 0.0f);
   }
   EDGE_INLINE f32x16 place(f32x16 gap) const {
     const f32x16 at = mul(mul(sub(gap, high), wider), scale);
@@ -85,25 +92,54 @@ struct SamplingScale {
   }
 };
 
-static void sampling_buckets(const float* gaps, float high, float low, int64_t count, int32_t* buckets) {
-  const SamplingScale scale(high, low);
+static void sampling_buckets(const float* gaps, GapRange range, int64_t count, int32_t* buckets) {
+  const SamplingScale scale(range);
   each_vector(count, [&](int64_t i, int n) { store_i32(buckets + i, round_even(scale.place(load_some(gaps + i, n)))); });
 }
 
-static int64_t sampling_find(const float* gaps, float high, float low, int32_t bucket, int64_t count, int32_t* where) {
-  const SamplingScale scale(high, low);
+// f(i, mask of the lanes that lie in the bucket, the gaps) for every vector that has one.
+template <class Each>
+EDGE_INLINE void each_in_bucket(const float* gaps, GapRange range, int32_t bucket, int64_t count, Each&& f) {
+  const SamplingScale scale(range);
   const f32x16 wanted = broadcast(static_cast<float>(bucket));
-  int64_t found = 0;
   each_vector(count, [&](int64_t i, int n) {
-    const f32x16 place = round_even_f32(scale.place(load_some(gaps + i, n)));
+    const f32x16 gap = load_some(gaps + i, n);
+    const f32x16 place = round_even_f32(scale.place(gap));
     const uint32_t others = mask_greater(place, wanted) | mask_greater(wanted, place);
-    for (uint32_t inside = ~others & ((1u << n) - 1); inside != 0; inside &= inside - 1)
-      where[found++] = static_cast<int32_t>(i + __builtin_ctz(inside));
+    const uint32_t inside = ~others & ((1u << n) - 1);
+    if (inside != 0) f(i, inside, gap);
+  });
+}
+
+static GapRange sampling_bucket(const float* gaps, GapRange range, int32_t bucket, int64_t count) {
+  GapRange found = {-__builtin_inff(), 0.0f};
+  f32x16 greatest = broadcast(found.high), least = zero();
+  each_in_bucket(gaps, range, bucket, count, [&](int64_t i, uint32_t inside, f32x16 gap) {
+    if (inside == (1u << kLanes) - 1) {
+      greatest = max(gap, greatest);
+      least = min(gap, least);
+      return;
+    }
+    for (; inside != 0; inside &= inside - 1) {
+      const float one = gaps[i + __builtin_ctz(inside)];
+      found.high = one > found.high ? one : found.high;
+      found.low = one < found.low ? one : found.low;
+    }
+  });
+  const float high = reduce_max(greatest), low = 0.0f - reduce_max(sub(zero(), least));
+  return {high > found.high ? high : found.high, low < found.low ? low : found.low};
+}
+
+static int64_t sampling_find(const float* gaps, GapRange range, int32_t bucket, int64_t count, int32_t* where) {
+  int64_t found = 0;
+  each_in_bucket(gaps, range, bucket, count, [&](int64_t i, uint32_t inside, f32x16) {
+    for (; inside != 0; inside &= inside - 1) where[found++] = static_cast<int32_t>(i + __builtin_ctz(inside));
   });
   return found;
 }
 
-constexpr SamplingKernels sampling_kernels = {sampling_gaps, sampling_masses, sampling_sum_from, sampling_buckets, sampling_find};
+constexpr SamplingKernels sampling_kernels = {sampling_gaps,    sampling_masses, sampling_sum_from, sampling_keep,
+                                              sampling_buckets, sampling_bucket, sampling_find};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

@@ -528,17 +528,33 @@ void test_sampling(Report& report) {
       Array<float> gaps(edge::kSamplingBlock);
       Array<int64_t> masses(count);
       Array<int32_t> buckets(edge::kSamplingBlock), where(count);
-      const float greatest = table.sampling.gaps(logits.data(), 21.0f, kLowest, count, gaps.data());
-      float expected = kLowest;
-      for (int64_t i = 0; i < count; ++i) expected = std::max(expected, gaps[i]);
-      result.expect(greatest == expected, "not the greatest gap");
-      table.sampling.masses(gaps.data(), 1.0 / 0.7, 35, count, masses.data());
-      table.sampling.buckets(gaps.data(), 0.0f, kLowest, count, buckets.data());
-      for (int32_t bucket : {0, buckets[0], edge::kSamplingBuckets - 1}) {
-        const int64_t found = table.sampling.find(gaps.data(), 0.0f, kLowest, bucket, count, where.data());
-        for (int64_t n = 0; n < found; ++n) result.expect(buckets[where[n]] == bucket, "found in another bucket");
-        result.expect(found == std::count(buckets.begin(), buckets.begin() + count, bucket), "not all of a bucket");
+      const edge::GapRange all = table.sampling.gaps(logits.data(), 21.0f, kLowest, count, gaps.data());
+      float greatest = kLowest, least = 0.0f;
+      for (int64_t i = 0; i < count; ++i) {
+        greatest = std::max(greatest, gaps[i]);
+        least = std::min(least, gaps[i]);
       }
+      result.expect(all.high == greatest && all.low == least, "not the greatest and the least gap");
+      table.sampling.masses(gaps.data(), 1.0 / 0.7, 35, count, masses.data());
+      const edge::GapRange range = {0.0f, kLowest};
+      table.sampling.buckets(gaps.data(), range, count, buckets.data());
+      for (int32_t bucket : {0, buckets[0], edge::kSamplingBuckets - 1}) {
+        const int64_t found = table.sampling.find(gaps.data(), range, bucket, count, where.data());
+        const edge::GapRange inside = table.sampling.bucket(gaps.data(), range, bucket, count);
+        for (int64_t n = 0; n < found; ++n) {
+          result.expect(buckets[where[n]] == bucket, "found in another bucket");
+          result.expect(gaps[where[n]] <= inside.high && gaps[where[n]] >= inside.low, "outside of its bucket's range");
+        }
+        result.expect(found == std::count(buckets.begin(), buckets.begin() + count, bucket), "not all of a bucket");
+        result.expect((found > 0) == (inside.low <= inside.high), "a range of nothing");
+      }
+      table.sampling.buckets(gaps.data(), {0.0f, 0.0f}, count, buckets.data());
+      result.expect(std::count(buckets.begin(), buckets.begin() + count, 0) == count, "more than one bucket of one gap");
+      table.sampling.buckets(gaps.data(), range, count, buckets.data());
+      std::vector<int64_t> kept(masses.begin(), masses.begin() + count);
+      table.sampling.keep(gaps.data(), {gaps[count - 1], gaps[0]}, count, kept.data());
+      for (int64_t i = 0; i < count; ++i)
+        result.expect(kept[i] == (gaps[i] <= gaps[count - 1] && gaps[i] >= gaps[0] ? masses[i] : 0), "not the range kept");
       result.add(masses);
       result.add(std::vector<int32_t>(buckets.begin(), buckets.begin() + count));
       result.add(std::vector<int64_t>{table.sampling.sum_from(masses.data(), masses[0], count)});
