@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,12 @@ import numpy as np
 
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.roofs import Roofs
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Buffers, Device, Op, Rows, RunSubgraph, Subgraph
 from edge_llm.engine.runners import load_runner
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.store import LayerPages
+from edge_llm.models.rope import RopeTables
 from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.weights.base import Weights
 
@@ -55,22 +56,23 @@ class TimedDevice:
     def __init__(self, device: Device) -> None:
         self.name = device.name
         self.lanes = device.lanes
+        self.placement = device.placement
         self._device = device
         self._notes: list[_Note] = []
 
     def weights(self, weights: Weights, layers: int) -> Weights:
         return self._device.weights(weights, layers)
 
-    def buffers(self, config: ModelConfig, rows: int) -> Buffers:
-        return self._device.buffers(config, rows)
+    def buffers(self, widths: Mapping[str, int], rows: int) -> Buffers:
+        return self._device.buffers(widths, rows)
 
     def embed(self, table: LinearWeights, rows: Rows, hidden: np.ndarray) -> None:
         started = time.perf_counter()
         self._device.embed(table, rows, hidden)
-        self._notes.append(("embedding", _EMBEDDING, None, rows, None, time.perf_counter() - started))
+        self._notes.append(("embedding", None, None, rows, None, time.perf_counter() - started))
 
-    def build(self, subgraph: Subgraph, config: ModelConfig, rope: tuple[np.ndarray, np.ndarray]) -> RunSubgraph:
-        steps = [(op, self._device.build(replace(subgraph, ops=(op,)), config, rope)) for op in subgraph.ops]
+    def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
+        steps = [(op, self._device.build(replace(subgraph, ops=(op,)), tables)) for op in subgraph.ops]
         note = self._notes.append
 
         def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
@@ -85,19 +87,20 @@ class TimedDevice:
         """What every (part, operation) took since the last call."""
         spent: dict[tuple[str, str], Spent] = defaultdict(Spent)
         for part, op, weights, rows, pages, seconds in self._notes:
-            spent[part, op.kind].add(seconds, *_work(op, weights, rows, pages))
+            spent[part, op.kind if op else part].add(seconds, *_work(op, weights, rows, pages))
         self._notes.clear()
         return spent
 
 
-_EMBEDDING = Op("embedding", reads="", writes="hidden")
-_Note = tuple[str, Op, BlockWeights | None, Rows, LayerPages | None, float]
+_Note = tuple[str, Op | None, BlockWeights | None, Rows, LayerPages | None, float]
 
 
-def _work(op: Op, weights: BlockWeights | None, rows: Rows, pages: LayerPages | None) -> tuple[int, int]:
+def _work(op: Op | None, weights: BlockWeights | None, rows: Rows, pages: LayerPages | None) -> tuple[int, int]:
     """INT8 operations and bytes of an operation, where these are what it is made of."""
+    if op is None:
+        return 0, 0
     if op.kind in _LINEARS and weights is not None:
-        linear = weights.linears[op.weights]
+        linear = weights.linears[op.linear.name]
         return 2 * rows.count * linear.rows * linear.columns, linear.nbytes
     if op.kind == "attention" and pages is not None:
         slots = pages.k.shape[0] * pages.k.shape[2]

@@ -21,6 +21,7 @@ from edge_llm.bench.synthetic_gguf import BLOCK_BYTES, shape_name, synthetic_ggu
 from edge_llm.bench.worker import Worker
 from edge_llm.config import ModelConfig
 from edge_llm.errors import DeviceError, UsageError
+from edge_llm.models import describe as describe_model
 from edge_llm.paths import synthetic_folder
 
 BATCH, UBATCH = 2048, 512
@@ -163,7 +164,7 @@ class Peer:
     def costs(self) -> Costs:
         config, spec = self._settings.config, self.spec
         per_token = 2 * config.num_layers * config.kv_size  # keys and values
-        layers, logits = operations(config)
+        layers, logits = operations(describe_model(config))
         if spec.engine is LLAMA_CPP:
             return Costs(layers, logits, weight_bytes(config, spec.variant), 2 * per_token)  # float16
         return Costs(layers, logits, (layers + logits) // 2, 4 * per_token)  # INT8 weights, float32 keys and values

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from edge_llm.bench.measure import Measurement, Test
-from edge_llm.config import ModelConfig
-from edge_llm.formats.bundle import Bundle, linear_shapes
+from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.store import page_bytes
+from edge_llm.models.layer import Decoder, Layer
 from kernels import ThreadPool, isa
 from kernels.layout import row_sums
 from kernels.linear import linear
@@ -49,11 +49,10 @@ def measure_roofs(pool: ThreadPool) -> Roofs:
     return Roofs(pool.threads, isa(), int8_rate(pool), read_bandwidth(pool))
 
 
-def measure_layer(config: ModelConfig, pool: ThreadPool, rows: int, repetitions: int = 5) -> float:
+def measure_layer(layer: Layer, pool: ThreadPool, rows: int, repetitions: int = 5) -> float:
     """INT8 operations per second of the linears of one layer on ``rows`` rows: what is left of the roof in a prompt."""
     random = np.random.default_rng(0)
-    hidden, ffn = config.hidden_size, config.intermediate_size
-    shapes = ((config.qkv_size, hidden), (hidden, config.q_size), (2 * ffn, hidden), (hidden, ffn))
+    shapes = [(linear.rows, linear.columns) for linear in layer.linears]
     works = [_linear_of(random, outputs, inputs, rows, pool) for outputs, inputs in shapes]
     seconds = []
     for _ in range(repetitions + 1):  # the first wakes the machine
@@ -91,10 +90,10 @@ class Costs:
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Costs:
-        config = bundle.config
-        unread = "" if config.tied_embeddings else "embedding."
+        unread = "" if bundle.decoder.tied else "embedding."
         read = [t for t in bundle.tensors.values() if not (unread and t.name.startswith(unread))]
-        return cls(*operations(config), sum(t.nbytes for t in read), page_bytes(config) // PAGE_TOKENS)
+        kv_bytes = page_bytes(bundle.decoder.attentions) // PAGE_TOKENS
+        return cls(*operations(bundle.decoder), sum(t.nbytes for t in read), kv_bytes)
 
     def rates(self, measurement: Measurement) -> dict[str, float | None]:
         """``gops`` of a prompt (linear layers, and the logits as computed: of its last token), ``gb_s`` of generation."""
@@ -112,10 +111,10 @@ class Costs:
         return self.weight_bytes + context * self.kv_bytes
 
 
-def operations(config: ModelConfig) -> tuple[int, int]:
+def operations(decoder: Decoder) -> tuple[int, int]:
     """Operations of one token in the layers' linears, and in the logits."""
-    sizes = {name: 2 * shape.rows * shape.columns for name, shape in linear_shapes(config).items()}
-    logits = sizes.pop("output", 2 * config.vocab_size * config.hidden_size)
+    sizes = {name: 2 * linear.rows * linear.columns for name, linear in decoder.linears().items()}
+    logits = sizes.pop("output")
     return sum(sizes.values()), logits
 
 

@@ -222,7 +222,7 @@ class _Facts:
             "cpu_info": surroundings["cpu"],
             "gpu_info": "",
             **model,
-            "model_n_params": self.plan.bundle.config.parameters,
+            "model_n_params": self.plan.bundle.decoder.parameters,
             "n_threads": self.runtime.threads,
             "isa": None if name else kernels.isa(),
             "test_time": utc_now(),

@@ -18,11 +18,14 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.engine.float_runner import float_model
 from edge_llm.engine.runners import resolve
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.models.reference import FloatCache, FloatKV, FloatModel, attend, rms_norm, rotate, silu
-from edge_llm.models.rope import rope_tables
+from edge_llm.formats.layout import KEY_OFFSET
+from edge_llm.models.layer import Layer, Linear
+from edge_llm.models.reference import FloatCache, FloatKV, FloatModel, layer_forward, rms_norm
+from edge_llm.models.rope import RopeTables
+from edge_llm.models.weights import FloatLinear, LayerWeights
 from edge_llm.paths import find_bundle
 from edge_llm.quant.kv import rounded
-from edge_llm.quant.linear import BlockWeights
+from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.weights.resident import ResidentWeights
 from kernels import ThreadPool
@@ -78,29 +81,28 @@ def measure_shares(
 
 
 class PartlyInt8:
-    """INT8 linears with all else in float but ``place``, one of `PLACES`.  Naive on purpose, like the float path."""
+    """INT8 linears with all else in float but ``place``, one of `PLACES`: the float reference with other linears."""
 
     def __init__(self, weights: ResidentWeights, model: FloatModel, pool: ThreadPool, place: str) -> None:
         self.config = model.config
+        self.decoder = model.decoder
         self._weights = weights
         self._float = model
         self._pool = pool
         self._place = place
-        self._rope = rope_tables(model.config, min(model.config.context, 4096))
+        self._tables = RopeTables(min(model.config.context, 4096))
 
     def forward(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
         """Logits float32 [T, vocab] of ``tokens`` that follow what ``cache`` holds."""
-        hidden = self._hidden(tokens, cache)
+        states = self.states(tokens, cache)
         if self._place == "output":
-            return self._linear(hidden, self._weights.head, "output", "final_norm")
-        return np.asarray(self._normed(hidden) @ self._float.output.T)
+            return self._product(self._weights.head.linears["output"], states)
+        return np.asarray(states @ self._float.output.T)
 
     def states(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
         """Normed last hidden states float32 [T, hidden] of the same."""
-        return self._normed(self._hidden(tokens, cache))
-
-    def _normed(self, hidden: np.ndarray) -> np.ndarray:
-        return rms_norm(hidden, self._float.final_norm, self.config.norm_eps)
+        norm = self._weights.head.gains["final_norm"] if self._place == "output" else self._float.final_norm
+        return rms_norm(self._hidden(tokens, cache), norm, self.decoder.norm.eps)
 
     def _hidden(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
         table = self._weights.embedding
@@ -108,31 +110,24 @@ class PartlyInt8:
         x = np.asarray(gather_rows(table.tiles, ids, table.columns) * table.weight_scale[ids, None], np.float32)
         x[:, table.hot_index] = table.hot_weight[:, ids].T
         end = cache.length + len(ids)
-        if end > len(self._rope[0]):
-            self._rope = rope_tables(self.config, min(self.config.context, 2 * end))
-        for index, past in enumerate(cache.layers):
-            x = self._layer(x, self._weights.layer(index), past)
+        if end > self._tables.positions:
+            self._tables = RopeTables(min(self.config.context, 2 * end))
+        for index, (layer, past) in enumerate(zip(self.decoder.layers, cache.layers, strict=True)):
+            x = self._layer(x, layer, self._weights.layer(index), past)
         return x
 
-    def _layer(self, x: np.ndarray, layer: BlockWeights, past: FloatKV) -> np.ndarray:
-        config, gains, start = self.config, layer.gains, past.length
-        qkv = self._linear(x, layer, "qkv", "attention_norm").reshape(len(x), -1, config.head_dim)
-        q, k, v = np.split(qkv, [config.num_heads, config.num_heads + config.num_kv_heads], axis=1)
-        if config.qk_norm:
-            q, k = rms_norm(q, gains["q_norm"], config.norm_eps), rms_norm(k, gains["k_norm"], config.norm_eps)
-        cos, sin = (table[start : start + len(x)] for table in self._rope)
-        k = rotate(k, cos, sin) - gains["k_offset"]
-        kept = past.append(
-            rounded(k) if self._place == "keys" else k,
-            rounded(v) if self._place == "values" else v,
-        )
-        attended = attend(rotate(q, cos, sin), *kept, start).reshape(len(x), -1)
-        x = x + self._linear(attended, layer, "o")
-        gate, up = np.split(self._linear(x, layer, "gate_up", "mlp_norm"), 2, axis=1)
-        return x + self._linear(silu(gate) * up, layer, "down")
+    def _layer(self, x: np.ndarray, layer: Layer, block: BlockWeights, past: FloatKV) -> np.ndarray:
+        def apply(linear: Linear, _: FloatLinear, x: np.ndarray) -> np.ndarray:
+            return self._product(block.linears[linear.name], x)
 
-    def _linear(self, x: np.ndarray, block: BlockWeights, name: str, norm: str = "") -> np.ndarray:
-        w = block.linears[name]
+        def keep(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            keys = keys - block.gains[KEY_OFFSET]
+            return rounded(keys) if self._place == "keys" else keys, rounded(values) if self._place == "values" else values
+
+        none = dict.fromkeys((linear.name for linear in layer.linears), FloatLinear(np.empty((0, 0), np.float32)))
+        return layer_forward(x, layer, LayerWeights(none, block.gains), self._tables, past, apply=apply, keep=keep)
+
+    def _product(self, w: LinearWeights, x: np.ndarray) -> np.ndarray:
         return linear(
             np.ascontiguousarray(x, np.float32),
             w.tiles,
@@ -145,6 +140,4 @@ class PartlyInt8:
             self._pool,
             bias=w.bias,
             shadow=w.residual,
-            gain=block.gains[norm] if norm else None,
-            eps=self.config.norm_eps,
         )

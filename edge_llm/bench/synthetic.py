@@ -14,7 +14,8 @@ import numpy as np
 import edge_llm
 from edge_llm.config import ModelConfig
 from edge_llm.errors import UsageError
-from edge_llm.formats.bundle import BundleWriter, linear_shapes, tensor_layout
+from edge_llm.formats.bundle import BundleWriter, tensor_layout
+from edge_llm.models import describe
 from edge_llm.paths import synthetic_folder
 from kernels.layout import row_sums
 
@@ -63,12 +64,12 @@ def synthetic_bundle(shape: str) -> Path:
 def write_random(folder: Path, config: ModelConfig, seed: int = 0) -> None:
     """Fill the empty ``folder`` with a bundle of random weights that keep activations near one."""
     random = np.random.default_rng(seed)
-    shapes = linear_shapes(config)
+    shapes = describe(config).linears()
     hot = {name: max(1, round(HOT_SHARE * shape.columns)) for name, shape in shapes.items()}
     with BundleWriter(folder) as writer:
         writer.add_file("tokenizer.json", [b"{}"])
         tiles: np.ndarray = np.empty(0, np.int8)
-        for tensor in tensor_layout(config, hot):
+        for tensor in tensor_layout(describe(config), hot):
             array: np.ndarray
             if tensor.name.endswith(".row_sum"):
                 array = row_sums(tiles, tensor.shape[0])
@@ -88,7 +89,7 @@ def write_random(folder: Path, config: ModelConfig, seed: int = 0) -> None:
 
 def _columns(tensor: str, config: ModelConfig) -> int:
     linear = tensor.rpartition(".")[0]
-    shapes = linear_shapes(config)
+    shapes = describe(config).linears()
     return shapes[linear].columns if linear in shapes else config.hidden_size
 
 

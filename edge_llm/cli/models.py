@@ -20,6 +20,7 @@ from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.kv.store import page_bytes
+from edge_llm.models import describe
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, bundle_path, find_bundle, models_folder, prefix_cache_folder
 
 
@@ -115,7 +116,7 @@ def _summary(name: str, folder: Path) -> dict[str, Any]:
             return {
                 "name": name,
                 "family": config.family,
-                "parameters": config.parameters,
+                "parameters": describe(config).parameters,
                 "bytes": _folder_bytes(folder),
                 "context": config.context,
                 "path": str(folder),
@@ -130,9 +131,9 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
     return {
         "name": name,
         "path": str(bundle.folder),
-        "parameters": config.parameters,
+        "parameters": describe(config).parameters,
         "weights_bytes": bundle.size,
-        "kv_bytes_per_token": page_bytes(config) // PAGE_TOKENS,
+        "kv_bytes_per_token": page_bytes(describe(config).attentions) // PAGE_TOKENS,
         "model": asdict(config),
         "folds": fold_report(bundle),
         "shadow": shadow_report(bundle),

@@ -35,7 +35,7 @@ def plan_command(model: str | None, memory: str, device: str, threads: int | Non
         sizes = WeightSizes.of_bundle(bundle)
         plan = plan_weights(bundle, runtime, make_device(runtime))
         pool = ThreadPool(runtime.threads)
-        operations = measure_layer(bundle.config, pool, runtime.chunk)
+        operations = measure_layer(bundle.decoder.layers[0], pool, runtime.chunk)
         rates = Rates(measure_disk(bundle), measure_roofs(pool).read_bytes, operations)
         costs = Costs.of_bundle(bundle)
         prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)

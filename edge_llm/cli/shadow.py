@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from edge_llm.formats.bundle import Bundle
-from edge_llm.formats.layout import linear_shapes
 from edge_llm.quant.profile import OutlierProfile
 from edge_llm.quant.report import LinearShadow, by_kind, fold_totals, totals
 
@@ -36,7 +35,7 @@ def outlier_profile(bundle: Bundle) -> OutlierProfile | None:
 def _linears(bundle: Bundle, profile: OutlierProfile | None) -> list[LinearShadow]:
     tied = bundle.config.tied_embeddings
     found = []
-    for name, shape in linear_shapes(bundle.config).items():
+    for name, shape in bundle.decoder.linears().items():
         place = "embedding" if tied and name == "output" else name
         hot = bundle.tensors[f"{place}.hot_index"].shape[0]
         seen = None if profile is None else profile.linears.get(name)

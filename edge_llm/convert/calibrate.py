@@ -17,8 +17,9 @@ import numpy as np
 from edge_llm.config import ModelConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file
+from edge_llm.models.layer import Layer
 from edge_llm.models.reference import layer_forward, rms_norm, rotate
-from edge_llm.models.rope import rope_tables
+from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.models.weights import LayerWeights
 from edge_llm.quant.profile import ChannelStatistics
 from edge_llm.text.tokenizer import Tokenizer
@@ -30,7 +31,6 @@ MAX_TEXT_BYTES = 16 * 2**20
 MAX_SEQUENCES = 16
 MAX_SEQUENCE_TOKENS = 256
 MAX_TOKENS = 2048
-LAYER_PARTS = ("qkv", "o", "gate_up", "down")
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,9 @@ def calibration_sequences(text: str, tokenizer: Tokenizer, config: ModelConfig) 
 
 def run_layer(
     states: Sequence[np.ndarray],
-    layer: LayerWeights,
-    config: ModelConfig,
-    cos: np.ndarray,
-    sin: np.ndarray,
+    layer: Layer,
+    weights: LayerWeights,
+    tables: RopeTables,
     name: str,
     pool: Executor,
 ) -> tuple[list[np.ndarray], dict[str, ChannelStatistics]]:
@@ -86,9 +85,9 @@ def run_layer(
         inputs: dict[str, np.ndarray] = {}
         # what overflows shows up as a non-finite input of the next linear, which the statistics refuse by name
         with np.errstate(all="ignore"):
-            return layer_forward(state, layer, config, cos, sin, None, inputs.__setitem__), inputs
+            return layer_forward(state, layer, weights, tables, None, inputs.__setitem__), inputs
 
-    seen = {part: ChannelStatistics(getattr(layer, part).shape[1], f"{name}.{part}") for part in LAYER_PARTS}
+    seen = {linear.name: ChannelStatistics(linear.columns, f"{name}.{linear.name}") for linear in layer.linears}
     after = []
     for state, inputs in pool.map(run, states):
         after.append(state)
@@ -101,25 +100,27 @@ OFFSET_CONTEXT = 4096
 """Positions over which the mean key is taken; a longer text is served, only with less gain."""
 
 
-def key_offset(layer: LayerWeights, seen: ChannelStatistics, config: ModelConfig) -> np.ndarray:
-    """The mean key after its rotation, float32 [kv heads, head_dim], over the calibration and all positions.
+def key_offset(layer: Layer, weights: LayerWeights, seen: ChannelStatistics, context: int) -> np.ndarray:
+    """The mean key after its rotation, float32 [kv heads, head_dim], over the calibration and all positions to ``context``.
+
+    ``seen`` is what the layer's projection reads.
 
     A vector that is subtracted from every key of a head shifts all scores of a query by the same amount, which the
     softmax takes out again, so it may be subtracted before a key is quantized.  Keys have large means in slowly
     rotating channels; without them the INT8 step is finer (SageAttention: Zhang et al., 2024, arXiv 2410.02367, §4.2;
     on stories260k the KL of INT8 keys falls from 0.0025 to 0.0004).
     """
-    start = config.q_size
-    rows = slice(start, start + config.kv_size)
-    keys = seen.rows()[~seen.sinks()] @ layer.qkv[rows].T
-    if layer.qkv_bias is not None:
-        keys += layer.qkv_bias[rows]
-    keys = keys.reshape(-1, config.num_kv_heads, config.head_dim)
-    if layer.k_norm is not None:
-        keys = rms_norm(keys, layer.k_norm, config.norm_eps)
+    attention, linear = layer.attention, weights.linears[layer.projection.name]
+    rows = slice(attention.q_size, attention.q_size + attention.kv_size)
+    keys = seen.rows()[~seen.sinks()] @ linear.weight[rows].T
+    if linear.bias is not None:
+        keys += linear.bias[rows]
+    keys = keys.reshape(-1, attention.kv_heads, attention.head_dim)
+    if attention.k_norm is not None:
+        keys = rms_norm(keys, weights.gains[attention.k_norm.name], attention.eps)
     if not len(keys):
-        return np.zeros((config.num_kv_heads, config.head_dim), np.float32)
-    cos, sin = rope_tables(config, min(config.context, OFFSET_CONTEXT))
+        return np.zeros((attention.kv_heads, attention.head_dim), np.float32)
+    cos, sin = rope_tables(attention.rope, min(context, OFFSET_CONTEXT))
     mean = keys.mean(axis=0, dtype=np.float64)[None]
     turned = rotate(mean, cos.mean(axis=0, dtype=np.float64)[None], sin.mean(axis=0, dtype=np.float64)[None])
     return np.ascontiguousarray(turned[0], np.float32)

@@ -5,16 +5,26 @@ A place may also stay as it is: where INT8 does clearly better without a fold, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
 from edge_llm.convert.calibrate import key_offset
-from edge_llm.convert.layer_folds import LayerFolds, for_query_heads, no_folds
-from edge_llm.models.reference import attend, project_heads
+from edge_llm.convert.layer_folds import (
+    KEYS,
+    VALUES,
+    Factors,
+    Place,
+    column_factors,
+    for_query_heads,
+    no_folds,
+    places,
+)
+from edge_llm.models.layer import Attention, Layer, Linear, SwiGLU
+from edge_llm.models.reference import apply_float, attend, split_heads
+from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights
 from edge_llm.quant.folding import POWERS, Fold, channel_level, column_length, even_factors, spread
 from edge_llm.quant.kv import rounded
@@ -35,62 +45,69 @@ Seen = Mapping[str, ChannelStatistics]
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """What a layer did with the calibration sequences."""
+
+    seen: Seen
+    lengths: Sequence[int]
+    """Tokens of each sequence."""
+    tables: RopeTables
+    context: int
+    """Positions that the model was made for."""
+
+
+@dataclass(frozen=True)
 class FoldedLayer:
     """The folds of one layer, and what was found when they were chosen."""
 
-    factors: LayerFolds
+    factors: Factors
     found: Mapping[str, Fold]
-    """By place: qkv, keys, values, gate_up, products."""
+    """By place."""
 
-    def inputs(self, seen: Seen, config: ModelConfig) -> dict[str, ChannelStatistics]:
+    def inputs(self, seen: Seen, layer: Layer) -> dict[str, ChannelStatistics]:
         """What the linears read after folding, from what they read before."""
-        factors = self.factors
-        divisors = {
-            "qkv": factors.qkv,
-            "o": for_query_heads(factors.values, config),
-            "gate_up": factors.gate_up,
-            "down": factors.products,
-        }
-        return {part: one.divided(divisors[part]) for part, one in seen.items()}
+        divisors = column_factors(layer, self.factors)
+        return {name: one.divided(divisors[name]) if name in divisors else one for name, one in seen.items()}
 
 
-def unfolded(config: ModelConfig) -> FoldedLayer:
+def unfolded(layer: Layer) -> FoldedLayer:
     """A layer that stays as it is."""
-    return FoldedLayer(no_folds(config), {})
+    return FoldedLayer(no_folds(layer), {})
 
 
-def choose_folds(
-    layer: LayerWeights,
-    seen: Seen,
-    lengths: Sequence[int],
-    config: ModelConfig,
-    rope: tuple[np.ndarray, np.ndarray],
-    pool: Executor,
-) -> FoldedLayer:
-    """The folds of ``layer``, whose linears read ``seen`` on sequences of ``lengths`` tokens; ``rope``: cos and sin."""
-    heads = _attended(layer, seen, lengths, config, rope, pool)
-    chosen = {
-        "qkv": pool.submit(fold_linear, seen["qkv"], judged(layer, "qkv", seen["qkv"])),
-        "keys": pool.submit(_fold_keys, heads, config),
-        "values": pool.submit(_fold_values, heads, layer, config),
-        "gate_up": pool.submit(fold_linear, seen["gate_up"], judged(layer, "gate_up", seen["gate_up"])),
-        "products": pool.submit(fold_linear, seen["down"], layer.down),
-    }
-    made = {place: choice.result() for place, choice in chosen.items()}
-    factors = LayerFolds(**{place: factors for place, (factors, _) in made.items()})
-    return FoldedLayer(factors, {place: found for place, (_, found) in made.items()})
+def choose_folds(layer: Layer, weights: LayerWeights, calibration: Calibration, pool: Executor) -> FoldedLayer:
+    """The folds of ``layer`` with ``weights``, each place for itself."""
+    heads = _attended(layer, weights, calibration, pool)
+
+    def choose(place: Place) -> tuple[np.ndarray, Fold]:
+        if place.name == KEYS:
+            return _fold_keys(heads, layer.attention)
+        if place.name == VALUES:
+            weight = _stacked(weights.linears[linear.name].weight for linear in place.readers)
+            return _fold_values(heads, weight, layer.attention)
+        seen = calibration.seen[place.readers[0].name]
+        return fold_linear(seen, _stacked(judged(layer, weights, linear, calibration.seen) for linear in place.readers))
+
+    chosen = {name: pool.submit(choose, place) for name, place in places(layer).items()}
+    made = {name: choice.result() for name, choice in chosen.items()}
+    return FoldedLayer({name: factors for name, (factors, _) in made.items()}, {name: fold for name, (_, fold) in made.items()})
 
 
-def judged(layer: LayerWeights, part: str, seen: ChannelStatistics) -> np.ndarray:
-    """The weight of linear ``part`` [N, K], its rows as long as they are important.
+def _stacked(matrices: Iterable[np.ndarray]) -> np.ndarray:
+    found = list(matrices)
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def judged(layer: Layer, weights: LayerWeights, linear: Linear, seen: Seen) -> np.ndarray:
+    """The weight of ``linear`` [N, K], its rows as long as they are important.
 
     The rows of o and down write into the same hidden state, where a large one matters more.  Those of qkv and gate_up end
     in channels that are folded themselves: their size says nothing, so each is divided by the level of what it gives.
     """
-    weight: np.ndarray = getattr(layer, part)
-    if part in ("o", "down"):
+    weight = weights.linears[linear.name].weight
+    if not any(isinstance(reader, Attention | SwiGLU) for reader in layer.readers(linear)):
         return weight
-    level = channel_level(seen.thinned(_ROWS).rows() @ weight.T, 0.5).astype(np.float32)
+    level = channel_level(seen[linear.name].thinned(_ROWS).rows() @ weight.T, 0.5).astype(np.float32)
     return np.asarray(weight / np.where(level > 0, level, 1)[:, None])
 
 
@@ -138,79 +155,76 @@ class _Heads:
     attended: np.ndarray
 
 
-def _attended(
-    layer: LayerWeights,
-    seen: Seen,
-    lengths: Sequence[int],
-    config: ModelConfig,
-    rope: tuple[np.ndarray, np.ndarray],
-    pool: Executor,
-) -> list[_Heads]:
-    offset = key_offset(layer, seen["qkv"], config)
-    ends = np.cumsum(lengths)
-    inputs = np.split(seen["qkv"].rows(), ends[:-1])
+def _attended(layer: Layer, weights: LayerWeights, calibration: Calibration, pool: Executor) -> list[_Heads]:
+    attention, projection = layer.attention, layer.projection
+    seen = calibration.seen[projection.name]
+    offset = key_offset(layer, weights, seen, calibration.context)
+    ends = np.cumsum(calibration.lengths)
+    inputs = np.split(seen.rows(), ends[:-1])
     chosen = np.unique(np.linspace(0, len(inputs) - 1, _ATTENDED_SEQUENCES).astype(int))
 
     def run(x: np.ndarray) -> _Heads:
-        cos, sin = (table[: len(x)] for table in rope)
-        q, k, v = project_heads(x, layer, config, cos, sin)
+        cos, sin = (table[: len(x)] for table in calibration.tables[attention.rope])
+        qkv = apply_float(projection, weights.linears[projection.name], x)
+        q, k, v = split_heads(attention, weights.gains, qkv, cos, sin)
         k = k - offset
         return _Heads(q, k, v, _attend(q, k, v))
 
     return list(pool.map(run, [inputs[index] for index in chosen]))
 
 
-def _fold_keys(heads: Sequence[_Heads], config: ModelConfig) -> tuple[np.ndarray, Fold]:
+def _fold_keys(heads: Sequence[_Heads], attention: Attention) -> tuple[np.ndarray, Fold]:
     """Factors [kv heads, head_dim / 2], each head's power by the least error of what attention gives."""
-    group = config.num_heads // config.num_kv_heads
+    group = attention.heads // attention.kv_heads
     keys = _pairs(np.concatenate([one.keys for one in heads]))  # [tokens, kv heads, D/2]
     queries = _pairs(np.concatenate([one.queries for one in heads]))
     read = np.sqrt(np.square(queries).mean(axis=0, dtype=np.float64))  # [heads, D/2]
-    read = np.sqrt(np.square(read).reshape(config.num_kv_heads, group, -1).sum(axis=1))
-    if config.qk_norm:  # the gains are shared by all heads, so the factors are
+    read = np.sqrt(np.square(read).reshape(attention.kv_heads, group, -1).sum(axis=1))
+    shared = attention.k_norm is not None
+    if shared:  # the gains are shared by all heads, so the factors are
         keys, read = keys.reshape(-1, 1, keys.shape[-1]), np.sqrt(np.square(read).mean(axis=0, keepdims=True))
 
     def factors_for(power: float) -> np.ndarray:
         one = [even_factors(channel_level(keys[:, head], power), read[head], power) for head in range(keys.shape[1])]
-        return np.broadcast_to(np.stack(one), (config.num_kv_heads, config.head_dim // 2))
+        return np.broadcast_to(np.stack(one), (attention.kv_heads, attention.head_dim // 2))
 
     def error(factors: np.ndarray) -> np.ndarray:
         """Squared error of attention by key head, relative."""
         whole = np.concatenate([factors, factors], axis=1)
-        lost = np.zeros(config.num_kv_heads)
-        length = np.zeros(config.num_kv_heads)
+        lost = np.zeros(attention.kv_heads)
+        length = np.zeros(attention.kv_heads)
         for one in heads:
             found = _attend(one.queries, rounded(one.keys / whole) * whole, one.values)
-            lost += _energy_by_kv_head(found - one.attended, config)
-            length += _energy_by_kv_head(one.attended, config)
+            lost += _energy_by_kv_head(found - one.attended, attention.kv_heads)
+            length += _energy_by_kv_head(one.attended, attention.kv_heads)
         share = lost / np.where(length > 0, length, 1.0)
-        return np.full_like(share, share.mean()) if config.qk_norm else share
+        return np.full_like(share, share.mean()) if shared else share
 
     return _best(factors_for, error)
 
 
-def _fold_values(heads: Sequence[_Heads], layer: LayerWeights, config: ModelConfig) -> tuple[np.ndarray, Fold]:
-    """Factors [kv heads, head_dim], of one power: all heads meet in the input of the output matrix."""
-    group = config.num_heads // config.num_kv_heads
+def _fold_values(heads: Sequence[_Heads], weight: np.ndarray, attention: Attention) -> tuple[np.ndarray, Fold]:
+    """Factors [kv heads, head_dim], of one power: all heads meet in the input of ``weight`` [N, heads * head_dim]."""
+    group = attention.heads // attention.kv_heads
     values = np.concatenate([one.values for one in heads])
     values = values.reshape(len(values), -1)  # [tokens, kv heads * D]
     exact = np.concatenate([one.attended for one in heads]).reshape(len(values), -1)
-    by_head = column_length(layer.o).reshape(config.num_kv_heads, group, config.head_dim)
+    by_head = column_length(weight).reshape(attention.kv_heads, group, attention.head_dim)
     length = np.sqrt(np.square(by_head).sum(axis=1)).ravel()
 
     def factors_for(power: float) -> np.ndarray:
         return even_factors(channel_level(values, power), length, power)[None]
 
     def error(factors: np.ndarray) -> np.ndarray:
-        shaped = factors.reshape(config.num_kv_heads, config.head_dim)
-        wide = for_query_heads(shaped, config)
+        shaped = factors.reshape(attention.kv_heads, attention.head_dim)
+        wide = for_query_heads(shaped, attention)
         found = [_attend(one.queries, one.keys, rounded(one.values / shaped)) for one in heads]
-        given = ChannelStatistics(config.q_size, "o")
+        given = ChannelStatistics(attention.q_size, "o")
         given.add(np.concatenate(found).reshape(exact.shape))
-        return np.array([error_with_shadow(given, layer.o * wide, exact / wide)])
+        return np.array([error_with_shadow(given, weight * wide, exact / wide)])
 
     factors, fold = _best(factors_for, error)
-    return factors.reshape(config.num_kv_heads, config.head_dim), fold
+    return factors.reshape(attention.kv_heads, attention.head_dim), fold
 
 
 def _attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -224,7 +238,7 @@ def _pairs(x: np.ndarray) -> np.ndarray:
     return np.hypot(x[..., :half], x[..., half:])
 
 
-def _energy_by_kv_head(x: np.ndarray, config: ModelConfig) -> np.ndarray:
+def _energy_by_kv_head(x: np.ndarray, kv_heads: int) -> np.ndarray:
     """Squared length of x [T, heads, head_dim] by key head, float64 [kv heads]."""
     by_head = np.square(x, dtype=np.float64).sum(axis=(0, 2))
-    return np.asarray(by_head.reshape(config.num_kv_heads, -1).sum(axis=1))
+    return np.asarray(by_head.reshape(kv_heads, -1).sum(axis=1))

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_llm.config import ModelConfig
-from edge_llm.convert.calibrate import LAYER_PARTS, CalibrationText, calibration_sequences, read_calibration
+from edge_llm.convert.calibrate import CalibrationText, calibration_sequences, read_calibration
 from edge_llm.convert.layer_folds import fold_layer
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.source import (
@@ -46,10 +46,12 @@ from edge_llm.errors import EdgeLLMError, InvalidModel, StorageError, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.bundle_writer import BundleWriter
+from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.formats.safetensors_writer import safetensors_header
-from edge_llm.models import load_config
+from edge_llm.models import describe, load_config
+from edge_llm.models.layer import Attention, Linear, gains_of
 from edge_llm.models.weights import (
     LayerWeights,
     check_tensors,
@@ -207,9 +209,9 @@ def _existing(target: Path, job: _Job) -> str:
 
 
 def _check_space(folder: Path, job: _Job) -> None:
-    needed = int(1.02 * job.config.parameters) + 2**20
+    needed = int(1.02 * job.decoder.parameters) + 2**20
     if job.keep_float:
-        needed += 2 * job.config.parameters
+        needed += 2 * job.decoder.parameters
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise StorageError(
@@ -241,7 +243,8 @@ class _Job:
         self.progress = progress
         self.notice = notice
         self.config: ModelConfig = load_config(source.config)
-        self.unused = check_tensors(source, self.config)
+        self.decoder = describe(self.config)
+        self.unused = check_tensors(source, self.decoder)
         self.tokenizer = Tokenizer.from_folder(origin.folder, self.config.vocab_size)
         ChatTemplate.from_folder(origin.folder, self.tokenizer).check()
         check_usable(origin.folder, self.config, self.tokenizer, notice)
@@ -266,7 +269,9 @@ class _Job:
     def write(self, folder: Path) -> None:
         """Write the whole bundle into the empty ``folder``."""
         sequences = calibration_sequences(self.text.text, self.tokenizer, self.config)
-        survey = survey_model(self.source, self.config, sequences, self._treat, self.progress, fold=self.fold)
+        survey = survey_model(
+            self.source, self.decoder, self.config.context, sequences, self._treat, self.progress, fold=self.fold
+        )
         self._tell_folds(survey.found_folds)
         kept, figures = self._choose(survey)
         with BundleWriter(folder) as writer:
@@ -305,7 +310,7 @@ class _Job:
         def measure(numbers: list[int]) -> list[float]:
             stage = next(stages)
             choices = [choice(survey.treatments, steps[:number]) for number in numbers]
-            return losses(self.source, self.config, survey, choices, lambda done, total: self.progress(stage, done, total))
+            return losses(self.source, self.decoder, survey, choices, lambda done, total: self.progress(stage, done, total))
 
         found = fewest_steps(len(steps), measure, self.outliers.budget)
         loss = {"none": found.losses[0], "kept": found.losses[found.steps], "full": found.losses[len(steps)]}
@@ -341,19 +346,19 @@ class _Job:
         }
 
     def _write_weights(self, writer: BundleWriter, kept: Mapping[str, Treatment], survey: Survey) -> None:
-        config = self.config
-        if not config.tied_embeddings:
-            _add(writer, "embedding", quantize_weight(read_embedding(self.source, config), _NO_CHANNELS, "the embedding"))
+        decoder = self.decoder
+        if not decoder.tied:
+            _add(writer, "embedding", quantize_weight(read_embedding(self.source, decoder), _NO_CHANNELS, "the embedding"))
         with workers() as pool:
-            for index in range(config.num_layers):
-                self.progress("layers", index, config.num_layers)
-                layer = fold_layer(read_layer(self.source, config, index), survey.folds[index], config)
-                self._write_layer(writer, f"layers.{index}", layer, kept, survey.key_offsets[index], pool)
-        self.progress("layers", config.num_layers, config.num_layers)
+            for index, layer in enumerate(decoder.layers):
+                self.progress("layers", index, len(decoder.layers))
+                weights = fold_layer(read_layer(self.source, layer), layer, survey.folds[index])
+                self._write_layer(writer, index, weights, kept, survey.key_offsets[index], pool)
+        self.progress("layers", len(decoder.layers), len(decoder.layers))
         self.progress("output", 0, 1)
-        writer.add("final_norm", read_final_norm(self.source, config) / survey.output_fold)
-        place = "embedding" if config.tied_embeddings else "output"
-        output = read_output(self.source, config)
+        writer.add("final_norm", read_final_norm(self.source, decoder) / survey.output_fold)
+        place = "embedding" if decoder.tied else "output"
+        output = read_output(self.source, decoder)
         output *= survey.output_fold
         _add(writer, place, quantize_weight(output, kept["output"].hot, "output"))
         self.progress("output", 1, 1)
@@ -361,29 +366,27 @@ class _Job:
     def _write_layer(
         self,
         writer: BundleWriter,
-        name: str,
-        layer: LayerWeights,
+        index: int,
+        weights: LayerWeights,
         kept: Mapping[str, Treatment],
         offset: np.ndarray,
         pool: Executor,
     ) -> None:
+        name = f"layers.{index}"
         made = {
-            part: pool.submit(quantize_weight, getattr(layer, part), kept[f"{name}.{part}"].hot, f"{name}.{part}")
-            for part in LAYER_PARTS
+            part: pool.submit(quantize_weight, linear.weight, kept[f"{name}.{part}"].hot, f"{name}.{part}")
+            for part, linear in weights.linears.items()
         }
-        writer.add(f"{name}.attention_norm", layer.attention_norm)
-        for part in LAYER_PARTS:
-            if part == "gate_up":
-                writer.add(f"{name}.mlp_norm", layer.mlp_norm)
-            _add(writer, f"{name}.{part}", made[part].result())
-            bias = getattr(layer, f"{part}_bias")
-            if bias is not None:
-                writer.add(f"{name}.{part}.bias", bias)
-            if part == "qkv":
-                if layer.q_norm is not None and layer.k_norm is not None:
-                    writer.add(f"{name}.q_norm", layer.q_norm)
-                    writer.add(f"{name}.k_norm", layer.k_norm)
-                writer.add(f"{name}.k_offset", offset)
+        for operation in self.decoder.layers[index].operations:
+            if isinstance(operation, Linear):
+                _add(writer, f"{name}.{operation.name}", made[operation.name].result())
+                bias = weights.linears[operation.name].bias
+                if bias is not None:
+                    writer.add(f"{name}.{operation.name}.bias", bias)
+            for gain in gains_of(operation):
+                writer.add(f"{name}.{gain.name}", weights.gains[gain.name])
+            if isinstance(operation, Attention):
+                writer.add(f"{name}.{KEY_OFFSET}", offset)
 
     def _write_files(self, writer: BundleWriter) -> None:
         for name in _COPIED:

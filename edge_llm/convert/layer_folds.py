@@ -1,74 +1,117 @@
 """Folds: channels of one layer made even by factors that cancel, so that the float model stays what it is.
 
-    norm's gain / f      qkv columns * f            what qkv reads becomes x / f
-    norm's gain / f      gate_up columns * f        what gate_up reads
-    key rows / f         query rows * f             keys, per (key head, rotation pair); rotation keeps a pair's length
-    value rows / f       o columns * f              values, per (key head, channel)
-    up rows / f          down columns * f           the product silu(gate) * up
-    last norm's gain / f output columns * f         where the output matrix is not the embedding
+    norm's gain / f      columns of its linears * f   what these read becomes x / f
+    key rows / f         query rows * f               keys, per (key head, rotation pair); rotation keeps a pair's length
+    value rows / f       columns of o * f             values, per (key head, channel)
+    up rows / f          columns of down * f          the product silu(gate) * up
+    last norm's gain / f output columns * f           where the output matrix is not the embedding
 
-Biases of divided or multiplied rows go with them.  Where queries and keys are normed per head, their gains carry the
-factors, which all heads share.  All of it happens to the weights, before they are quantized; nothing is left to do at run
-time.  (SmoothQuant: Xiao et al., 2022, arXiv 2211.10438, §4, folds the norms' channels.)
+Which places a layer has follows from its description.  Biases of divided or multiplied rows go with them.  Where queries and
+keys are normed per head, their gains carry the factors, which all heads share.  All of it happens to the weights, before they
+are quantized; nothing is left to do at run time.  (SmoothQuant: Xiao et al., 2022, arXiv 2211.10438, §4, folds the norms'
+channels.)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
-from edge_llm.models.weights import LayerWeights
+from edge_llm.models.layer import Attention, Layer, Linear, Norm, SwiGLU
+from edge_llm.models.weights import FloatLinear, LayerWeights
+
+KEYS = "keys"
+VALUES = "values"
+PRODUCTS = "products"
+
+Factors = Mapping[str, np.ndarray]
+"""The factors f of a layer by place, float32 above 0: keys [kv heads, head_dim / 2], values [kv heads, head_dim], else [K]."""
 
 
 @dataclass(frozen=True)
-class LayerFolds:
-    """The factors f of one layer, all above 0, float32."""
+class Place:
+    """One place of a layer that can be folded: what makes its channels, and the linears that read them."""
 
-    qkv: np.ndarray  # [H]
-    gate_up: np.ndarray  # [H]
-    keys: np.ndarray  # [kv heads, head_dim / 2]
-    values: np.ndarray  # [kv heads, head_dim]
-    products: np.ndarray  # [F]
+    name: str
+    maker: Norm | Attention | SwiGLU
+    readers: tuple[Linear, ...]
+    shape: tuple[int, ...]
+    """Of its factors."""
 
 
-def no_folds(config: ModelConfig) -> LayerFolds:
+def places(layer: Layer) -> dict[str, Place]:
+    """Every place of ``layer`` by its name, in the order of its operations."""
+    found: dict[str, Place] = {}
+    for maker in layer.operations:
+        if isinstance(maker, Linear):
+            continue
+        if isinstance(maker, Attention):
+            pairs = (maker.kv_heads, maker.head_dim // 2)
+            found[KEYS] = Place(KEYS, maker, (), pairs)
+        readers = tuple(reader for reader in layer.readers(maker) if isinstance(reader, Linear))
+        if not readers or len(readers) < len(tuple(layer.readers(maker))):
+            continue  # something else would see the factors
+        if isinstance(maker, Norm):
+            found[readers[0].name] = Place(readers[0].name, maker, readers, (maker.gain.size,))
+        elif isinstance(maker, Attention):
+            found[VALUES] = Place(VALUES, maker, readers, (maker.kv_heads, maker.head_dim))
+        elif isinstance(layer.writer(maker.reads, maker), Linear):
+            found[PRODUCTS] = Place(PRODUCTS, maker, readers, (maker.width,))
+    return found
+
+
+def no_folds(layer: Layer) -> Factors:
     """Factors of one."""
-    return LayerFolds(
-        qkv=np.ones(config.hidden_size, np.float32),
-        gate_up=np.ones(config.hidden_size, np.float32),
-        keys=np.ones((config.num_kv_heads, config.head_dim // 2), np.float32),
-        values=np.ones((config.num_kv_heads, config.head_dim), np.float32),
-        products=np.ones(config.intermediate_size, np.float32),
-    )
+    return {name: np.ones(place.shape, np.float32) for name, place in places(layer).items()}
 
 
-def fold_layer(layer: LayerWeights, folds: LayerFolds, config: ModelConfig) -> LayerWeights:
-    """``layer`` with its channels made even; ``layer`` itself is not changed."""
-    key_factors = np.concatenate([folds.keys, folds.keys], axis=1)  # both halves of a rotation pair
-    q_norm, k_norm = layer.q_norm, layer.k_norm
-    key_rows, query_rows = 1 / key_factors.ravel(), for_query_heads(key_factors, config)
-    if q_norm is not None and k_norm is not None:
-        q_norm, k_norm = q_norm * key_factors[0], k_norm / key_factors[0]
+def fold_layer(weights: LayerWeights, layer: Layer, factors: Factors) -> LayerWeights:
+    """``weights`` of ``layer`` with its channels made even; ``weights`` themselves are not changed."""
+    gains, rows = dict(weights.gains), dict[str, np.ndarray]()
+    columns = column_factors(layer, factors)
+    for name, place in places(layer).items():
+        if isinstance(place.maker, Norm):
+            gain = place.maker.gain.name
+            gains[gain] = gains[gain] / factors[name]
+        elif isinstance(place.maker, SwiGLU):
+            writer = layer.writer(place.maker.reads, place.maker)
+            assert isinstance(writer, Linear)
+            rows[writer.name] = np.concatenate([np.ones_like(factors[name]), 1 / factors[name]])
+    rows[layer.projection.name] = _fold_heads(layer.attention, gains, factors)
+    linears = {name: _fold_linear(one, rows.get(name), columns.get(name)) for name, one in weights.linears.items()}
+    return LayerWeights(linears, gains)
+
+
+def _fold_heads(attention: Attention, gains: dict[str, np.ndarray], factors: Factors) -> np.ndarray:
+    """What the rows of queries, keys and values are multiplied by; where both are normed, their gains change instead."""
+    keys = np.concatenate([factors[KEYS], factors[KEYS]], axis=1)  # both halves of a rotation pair
+    values = factors.get(VALUES, np.ones((attention.kv_heads, attention.head_dim), np.float32))
+    key_rows, query_rows = 1 / keys.ravel(), for_query_heads(keys, attention)
+    if attention.q_norm is not None and attention.k_norm is not None:
+        q, k = attention.q_norm.name, attention.k_norm.name
+        gains[q], gains[k] = gains[q] * keys[0], gains[k] / keys[0]
         key_rows, query_rows = np.ones_like(key_rows), np.ones_like(query_rows)
-    qkv_rows = np.concatenate([query_rows, key_rows, 1 / folds.values.ravel()])
-    gate_up_rows = np.concatenate([np.ones_like(folds.products), 1 / folds.products])
-    return replace(
-        layer,
-        attention_norm=layer.attention_norm / folds.qkv,
-        qkv=layer.qkv * qkv_rows[:, None] * folds.qkv,
-        qkv_bias=None if layer.qkv_bias is None else layer.qkv_bias * qkv_rows,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        o=layer.o * for_query_heads(folds.values, config),
-        mlp_norm=layer.mlp_norm / folds.gate_up,
-        gate_up=layer.gate_up * gate_up_rows[:, None] * folds.gate_up,
-        gate_up_bias=None if layer.gate_up_bias is None else layer.gate_up_bias * gate_up_rows,
-        down=layer.down * folds.products,
-    )
+    return np.concatenate([query_rows, key_rows, 1 / values.ravel()])
 
 
-def for_query_heads(factors: np.ndarray, config: ModelConfig) -> np.ndarray:
+def _fold_linear(linear: FloatLinear, rows: np.ndarray | None, columns: np.ndarray | None) -> FloatLinear:
+    weight, bias = linear.weight, linear.bias
+    if rows is not None:
+        weight = weight * rows[:, None]
+        bias = None if bias is None else bias * rows
+    return FloatLinear(weight if columns is None else weight * columns, bias)
+
+
+def column_factors(layer: Layer, factors: Factors) -> dict[str, np.ndarray]:
+    """What the columns of each linear are multiplied by: float32 [K] by name; what it reads is divided by the same."""
+    wide = {
+        name: for_query_heads(factors[name], layer.attention) if name == VALUES else factors[name] for name in factors
+    }
+    return {linear.name: wide[name] for name, place in places(layer).items() for linear in place.readers}
+
+
+def for_query_heads(factors: np.ndarray, attention: Attention) -> np.ndarray:
     """[kv heads, head_dim] -> [heads * head_dim]: every query head finds the factors of its key head."""
-    return np.repeat(factors, config.num_heads // config.num_kv_heads, axis=0).ravel()
+    return np.repeat(factors, attention.heads // attention.kv_heads, axis=0).ravel()

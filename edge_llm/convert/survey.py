@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
-from edge_llm.convert.calibrate import LAYER_PARTS, key_offset, run_layer
-from edge_llm.convert.folds import choose_folds, fold_linear, judged, unfolded
-from edge_llm.convert.layer_folds import LayerFolds, fold_layer
+from edge_llm.convert.calibrate import key_offset, run_layer
+from edge_llm.convert.folds import Calibration, choose_folds, fold_linear, judged, unfolded
+from edge_llm.convert.layer_folds import Factors, fold_layer
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.source import Progress
 from edge_llm.formats.safetensors import SourceFolder
+from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import rms_norm
-from edge_llm.models.rope import rope_tables
+from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import read_embedding, read_final_norm, read_layer, read_output
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import ChannelStatistics
@@ -39,7 +39,7 @@ class Survey:
     """Per linear what can be done about its outliers."""
     key_offsets: list[np.ndarray]
     """Per layer the mean key, float32 [kv heads, head_dim]."""
-    folds: list[LayerFolds]
+    folds: list[Factors]
     """Per layer the factors that were folded into it before all that was found here."""
     output_fold: np.ndarray
     """Factors of the channels that the output matrix reads, float32 [hidden]; ones where it is the embedding."""
@@ -53,15 +53,19 @@ class Survey:
 
 def survey_model(
     source: SourceFolder,
-    config: ModelConfig,
+    decoder: Decoder,
+    context: int,
     sequences: list[np.ndarray],
     treat: Treat,
     progress: Progress,
     *,
     fold: bool = True,
 ) -> Survey:
-    """Run ``sequences`` through the float model, a layer at a time; fold what pays, and see what is left to treat."""
-    embedding = read_embedding(source, config)
+    """Run ``sequences`` through the float model, a layer at a time; fold what pays, and see what is left to treat.
+
+    ``context`` is the longest sequence that the model was made for.
+    """
+    embedding = read_embedding(source, decoder)
     embedded = [embedding[ids] for ids in sequences]
     del embedding
     lengths = [len(ids) for ids in sequences]
@@ -70,34 +74,37 @@ def survey_model(
     offsets = []
     folds = []
     found_folds: dict[str, Fold] = {}
-    rope = rope_tables(config, max(lengths))
+    tables = RopeTables(max(lengths))
     with workers() as pool:
-        for index in range(config.num_layers):
-            progress("calibration", index, config.num_layers)
+        for index, layer in enumerate(decoder.layers):
+            progress("calibration", index, len(decoder.layers))
             name = f"layers.{index}"
-            layer = read_layer(source, config, index)
-            states, seen = run_layer(states, layer, config, *rope, name, pool)
-            folded = choose_folds(layer, seen, lengths, config, rope, pool) if fold else unfolded(config)
-            layer, seen = fold_layer(layer, folded.factors, config), folded.inputs(seen, config)
+            weights = read_layer(source, layer)
+            states, seen = run_layer(states, layer, weights, tables, name, pool)
+            calibration = Calibration(seen, lengths, tables, context)
+            folded = choose_folds(layer, weights, calibration, pool) if fold else unfolded(layer)
+            weights, seen = fold_layer(weights, layer, folded.factors), folded.inputs(seen, layer)
             found = {
-                part: pool.submit(treat, seen[part], getattr(layer, part), judged(layer, part, seen[part]))
-                for part in LAYER_PARTS
+                linear.name: pool.submit(
+                    treat, seen[linear.name], weights.linears[linear.name].weight, judged(layer, weights, linear, seen)
+                )
+                for linear in layer.linears
             }
             treatments |= {f"{name}.{part}": options.result() for part, options in found.items()}
-            offsets.append(key_offset(layer, seen["qkv"], config))
+            offsets.append(key_offset(layer, weights, seen[layer.projection.name], context))
             folds.append(folded.factors)
             found_folds |= {f"{name}.{place}": one for place, one in folded.found.items()}
-        gain = read_final_norm(source, config)
+        gain = read_final_norm(source, decoder)
         with np.errstate(all="ignore"):
-            states = [rms_norm(state, gain, config.norm_eps) for state in states]
-        last = ChannelStatistics(config.hidden_size, "output")
+            states = [rms_norm(state, gain, decoder.norm.eps) for state in states]
+        last = ChannelStatistics(decoder.hidden_size, "output")
         for state in states:
             last.add(state)
-        output = read_output(source, config)
-        output_fold = np.ones(config.hidden_size, np.float32)
-        if fold and not config.tied_embeddings:
+        output = read_output(source, decoder)
+        output_fold = np.ones(decoder.hidden_size, np.float32)
+        if fold and not decoder.tied:
             output_fold, found_folds["output"] = fold_linear(last, output)
         output *= output_fold  # in place: it may be the largest matrix of all
         treatments["output"] = treat(last.divided(output_fold), output, output)
-    progress("calibration", config.num_layers, config.num_layers)
+    progress("calibration", len(decoder.layers), len(decoder.layers))
     return Survey(sequences, embedded, states, treatments, offsets, folds, output_fold, found_folds)

@@ -14,25 +14,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
-from edge_llm.convert.calibrate import LAYER_PARTS
 from edge_llm.convert.layer_folds import fold_layer
 from edge_llm.convert.parallel import core_count, workers
 from edge_llm.convert.survey import Survey
 from edge_llm.devices.base import Rows
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import NumericError
+from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.formats.safetensors import SourceFolder
 from edge_llm.kv.pages import PAGE_TOKENS, pages_for
 from edge_llm.kv.store import KVStore
-from edge_llm.models.rope import rope_tables
+from edge_llm.models.layer import Decoder
+from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights, read_final_norm, read_layer, read_output
 from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.quant.scheme import QuantizedWeight, quantize_weight
 from edge_llm.quant.shadow import NONE, Treatment
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
-from edge_llm.subgraphs.build import HEAD_PART, SubgraphShelf
+from edge_llm.subgraphs.build import SubgraphShelf
 
 Choice = Mapping[str, Treatment]
 """The treatment of every linear."""
@@ -44,7 +44,7 @@ _BLOCK_LOGITS = 2**22
 
 def losses(
     source: SourceFolder,
-    config: ModelConfig,
+    decoder: Decoder,
     survey: Survey,
     choices: Sequence[Choice],
     progress: Callable[[int, int], None],
@@ -55,63 +55,61 @@ def losses(
     same mean there, but an error of sqrt(2 KL / tokens), often more than the budget.
     """
     with workers() as pool:
-        trial = _Trial(config, survey, choices)
-        for index in range(config.num_layers):
-            progress(index, config.num_layers)
-            layer = fold_layer(read_layer(source, config, index), survey.folds[index], config)
-            trial.run_layer(index, layer, pool)
-        found = trial.compare(read_output(source, config), read_final_norm(source, config), pool)
-        progress(config.num_layers, config.num_layers)
+        trial = _Trial(decoder, survey, choices)
+        for index, layer in enumerate(decoder.layers):
+            progress(index, len(decoder.layers))
+            trial.run_layer(index, fold_layer(read_layer(source, layer), layer, survey.folds[index]), pool)
+        found = trial.compare(read_output(source, decoder), read_final_norm(source, decoder), pool)
+        progress(len(decoder.layers), len(decoder.layers))
     return found
 
 
 class _Trial:
     """The hidden states of every choice, between two layers."""
 
-    def __init__(self, config: ModelConfig, survey: Survey, choices: Sequence[Choice]) -> None:
+    def __init__(self, decoder: Decoder, survey: Survey, choices: Sequence[Choice]) -> None:
         lengths = [len(ids) for ids in survey.sequences]
-        self._config = config
+        self._decoder = decoder
         self._survey = survey
         self._choices = choices
         self._device = HostDevice(core_count())
-        self._shelf = SubgraphShelf(self._device, config, rope_tables(config, max(lengths)))
-        store = KVStore(replace(config, num_layers=1), PAGE_TOKENS * sum(pages_for(length) for length in lengths))
-        self._pages = store.layers[0]
+        self._shelf = SubgraphShelf(self._device, decoder, RopeTables(max(lengths)))
+        room = PAGE_TOKENS * sum(pages_for(length) for length in lengths)
+        # the keys of a layer are not needed after it: like layers write over each other's, under the same page numbers
+        stores = {attention: KVStore((attention,), room) for attention in decoder.attentions}
+        self._pages = [stores[attention].layers[0] for attention in decoder.attentions]
+        store = stores[decoder.attentions[0]]
         segments = []
         for ids in survey.sequences:
             sequence = store.open()
             sequence.reserve(len(ids))
             segments.append(Segment(sequence, ids.tolist()))
         ((self._rows, _),) = pack(segments, (survey.tokens,))
-        self._buffers = self._device.buffers(config, survey.tokens)
+        self._buffers = self._device.buffers(self._shelf.widths, survey.tokens)
         embedded = np.concatenate(survey.embedded)
         self._states = [self._embed(embedded, choice) for choice in choices]
 
     def _embed(self, embedded: np.ndarray, choice: Choice) -> np.ndarray:
         """The embeddings float32 [tokens, hidden] as the bundle will have them."""
-        hot = choice["output"].hot if self._config.tied_embeddings else np.empty(0, np.int32)
+        hot = choice["output"].hot if self._decoder.tied else np.empty(0, np.int32)
         table = _weights(quantize_weight(embedded, hot, "the embedding"), embedded.shape[1], choice["output"], None)
         hidden = np.empty_like(embedded)
         self._device.embed(table, replace(self._rows, tokens=np.arange(len(embedded))), hidden)
         return hidden
 
-    def run_layer(self, index: int, layer: LayerWeights, pool: Executor) -> None:
-        """Carry the states of every choice through ``layer``."""
+    def run_layer(self, index: int, weights: LayerWeights, pool: Executor) -> None:
+        """Carry the states of every choice through layer ``index`` with the float ``weights``."""
         name = f"layers.{index}"
         linears = {
-            part: self._linears(f"{name}.{part}", getattr(layer, part), getattr(layer, f"{part}_bias"), pool)
-            for part in LAYER_PARTS
+            part: self._linears(f"{name}.{part}", linear.weight, linear.bias, pool) for part, linear in weights.linears.items()
         }
-        gains = {"attention_norm": layer.attention_norm, "mlp_norm": layer.mlp_norm}
-        gains["k_offset"] = self._survey.key_offsets[index]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            gains |= {"q_norm": layer.q_norm, "k_norm": layer.k_norm}
-        parts = [self._shelf.get(part, self._rows.static) for part in self._shelf.layer_parts]
+        gains = {**weights.gains, KEY_OFFSET: self._survey.key_offsets[index]}
+        parts = [self._shelf.get(part, self._rows.static) for part in self._shelf.layer_parts[index]]
         for number, state in enumerate(self._states):
             block = BlockWeights({part: made[number] for part, made in linears.items()}, gains)
             buffers = {**self._buffers, "hidden": state}
             for part in parts:
-                part(block, buffers, self._rows, self._pages)
+                part(block, buffers, self._rows, self._pages[index])
 
     def _linears(self, name: str, weight: np.ndarray, bias: np.ndarray | None, pool: Executor) -> list[LinearWeights]:
         """The linear of each choice; the same INT8 matrix where the hot channels are the same."""
@@ -127,7 +125,7 @@ class _Trial:
         linears = self._linears("output", output, None, pool)
         heads = [BlockWeights({"output": made}, {"final_norm": gain / fold}) for made in linears]
         states = np.concatenate(self._survey.states) / fold
-        run_head = self._shelf.get(HEAD_PART, self._rows.static)
+        run_head = self._shelf.get(self._shelf.head, self._rows.static)
 
         def divergences(rows: np.ndarray) -> list[float]:
             wanted = _log_softmax(states[rows] @ output.T)

@@ -7,45 +7,66 @@ and no layer number: those come in when it runs, so one subgraph serves every ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
 from edge_llm.kv.store import LayerPages
+from edge_llm.models.layer import HIDDEN, Attention, Linear, Norm, Operation, SwiGLU
+from edge_llm.models.rope import RopeTables
 from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.weights.base import Weights
+
+PAGES = "pages"
+"""What operations call the keys and values of their layer."""
+NORMED = "normed"
+"""Where quantize puts the rows that it normed."""
+QUANTIZED, HOT, RESIDUAL, SHADOW = "quantized", "hot", "residual", "shadow"
+"""Between a linear's float rows and its result: INT8 rows, hot channels, what the scale cut off, the hot channels' product."""
 
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: ``kind`` reads a buffer and writes a buffer, with the weights called ``weights``."""
+    """One operation on a device: everything that it reads and writes, and what of the layer it does.
+
+    On the host: rms_norm, linear, linear_swiglu, swiglu, rope_append, attention.  A linear that a card multiplies is cut into
+    quantize (float to INT8, overflow apart), matmul (on the card: INT8 to float), shadow (hot channels) and merge.
+    """
 
     kind: str
-    """On the host: rms_norm, linear, linear_swiglu, rope_append, attention.  A linear that a card multiplies is cut into
-    quantize (float to INT8, overflow apart), matmul (on the card: INT8 to float), shadow (hot channels) and merge, and
-    swiglu then stands alone."""
-    reads: str
-    writes: str
-    weights: str = ""
-    adds: str = ""
-    """Buffer that is added to a linear's result (the residual stream)."""
-    norm: str = ""
-    """Gain that a linear's (or quantize's) rows are normed with first."""
+    reads: tuple[str, ...]
+    """Its input first; a linear's (or merge's) last may be what is added to the result."""
+    writes: tuple[str, ...]
+    of: Operation
+    norm: Norm | None = None
+    """The norm that a linear (or quantize) does first."""
+
+    @property
+    def linear(self) -> Linear:
+        """What a linear, quantize, matmul, shadow or merge is a part of."""
+        assert isinstance(self.of, Linear)
+        return self.of
+
+    @property
+    def adds(self) -> str:
+        """The buffer that is added to the result; empty when none is."""
+        return self.reads[-1] if self.kind in ("linear", "merge") and self.linear.adds else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
-    """One task of every chunk and layer: what it does, on which lane, and which parts of its layer it waits for."""
+    """One task of every chunk and layer: what it does, on which lane, and which parts it waits for.  Equal only to itself."""
 
     name: str
     lane: str
     """cpu or npu."""
     ops: tuple[Op, ...]
     after: tuple[str, ...] = ()
-    """None: it waits for the last part of the layer before."""
+    """Parts of its layer.  None: it waits for the layer before."""
+    after_earlier: tuple[str, ...] = ()
+    """Parts of the same layer in all earlier chunks."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +112,8 @@ class Device(Protocol):
     name: str
     lanes: tuple[str, ...]
     """("cpu",), or ("cpu", "npu") where INT8 products run on a card."""
+    placement: str
+    """How a layer is cut into parts for it: one of `edge_llm.subgraphs.placement.PLACEMENTS`."""
 
     def weights(self, weights: Weights, layers: int) -> Weights:
         """``weights`` of ``layers`` layers as subgraphs of this device take them.
@@ -99,12 +122,12 @@ class Device(Protocol):
         """
         ...
 
-    def buffers(self, config: ModelConfig, rows: int) -> Buffers:
-        """Activations for one chunk of at most ``rows`` rows."""
+    def buffers(self, widths: Mapping[str, int], rows: int) -> Buffers:
+        """Activations for one chunk of at most ``rows`` rows: the float buffers of these ``widths``."""
         ...
 
-    def build(self, subgraph: Subgraph, config: ModelConfig, rope: tuple[np.ndarray, np.ndarray]) -> RunSubgraph:
-        """Build a subgraph once; ``rope`` is (cos, sin), each float32 [context, head_dim / 2]."""
+    def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
+        """Build a subgraph once; ``tables`` reach over the whole context."""
         ...
 
     def embed(self, table: LinearWeights, rows: Rows, hidden: np.ndarray) -> None:
@@ -112,11 +135,22 @@ class Device(Protocol):
         ...
 
 
-def buffer_widths(config: ModelConfig) -> dict[str, int]:
-    """Width of every float buffer that the subgraphs of a decoder name on any device."""
-    return {
-        "hidden": config.hidden_size,
-        "qkv": config.qkv_size,
-        "attended": config.q_size,
-        "activated": config.intermediate_size,
-    }
+def buffer_widths(parts: Iterable[Part], hidden_size: int) -> dict[str, int]:
+    """Values per row of every float buffer that ``parts`` work in."""
+    widths = {HIDDEN: hidden_size}
+    for op in (op for part in parts for op in part.ops):
+        for name, width in _op_widths(op).items():
+            widths[name] = max(width, widths.get(name, 0))
+    return widths
+
+
+def _op_widths(op: Op) -> dict[str, int]:
+    if isinstance(op.of, Attention):
+        return {op.writes[0]: op.of.q_size} if op.kind == "attention" else {}
+    if isinstance(op.of, SwiGLU):
+        return {op.writes[0]: op.of.width}
+    if isinstance(op.of, Norm):
+        return {op.writes[0]: op.of.gain.size}
+    if op.kind == "quantize":
+        return {NORMED: op.of.columns} if op.norm else {}
+    return {op.writes[0]: op.of.rows // 2 if op.kind == "linear_swiglu" else op.of.rows}

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edge_llm.config import ModelConfig
 from edge_llm.devices.chips import ChipLaw, MatmulRoute
-
-
-def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(columns K, outputs N) of every linear of a decoder layer, by the name that subgraphs use."""
-    hidden = config.hidden_size
-    return {
-        "qkv": (hidden, config.qkv_size),
-        "o": (config.q_size, hidden),
-        "gate_up": (hidden, 2 * config.intermediate_size),
-        "down": (config.intermediate_size, hidden),
-    }
+from edge_llm.models.layer import Linear
 
 
 def product_seconds(law: ChipLaw, route: MatmulRoute, rows: int, columns: int, outputs: int) -> float:
@@ -44,10 +33,10 @@ def linear_seconds(law: ChipLaw, route: MatmulRoute, rows: int, columns: int, ou
     return copies + product_seconds(law, route, rows, columns, outputs)
 
 
-def card_costs(law: ChipLaw, route: MatmulRoute, config: ModelConfig, lengths: Iterable[int]) -> dict[str, float]:
-    """Seconds of every card task of a layer, by cost key ``part/rows``."""
+def card_costs(law: ChipLaw, route: MatmulRoute, linears: Iterable[Linear], lengths: Iterable[int]) -> dict[str, float]:
+    """Seconds of the card task of every linear of a layer, by cost key ``part/rows``."""
     return {
-        f"{part}/{rows}": linear_seconds(law, route, rows, columns, outputs)
+        f"{linear.name}/{rows}": linear_seconds(law, route, rows, linear.columns, linear.rows)
         for rows in lengths
-        for part, (columns, outputs) in linear_shapes(config).items()
+        for linear in linears
     }

@@ -8,23 +8,24 @@ take is in `card_cost`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
 from edge_llm.devices.base import Buffers, Op, Rows, RunSubgraph, Subgraph
-from edge_llm.devices.card_cost import card_costs, linear_shapes
+from edge_llm.devices.card_cost import card_costs
 from edge_llm.devices.card_memory import CardArray, CardMemory
 from edge_llm.devices.card_weights import CardBlock, CardWeights
 from edge_llm.devices.chips import ChipLaw, MatmulRoute, chip_law
-from edge_llm.devices.host import HostDevice
-from edge_llm.devices.split import build_split_op, split_buffers
+from edge_llm.devices.host import HostDevice, build_op
+from edge_llm.devices.split import build_split_op
 from edge_llm.errors import DeviceError
 from edge_llm.kv.store import LayerPages
+from edge_llm.models.layer import Linear
+from edge_llm.models.rope import RopeTables
 from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
@@ -149,6 +150,7 @@ class EmulatedDevice:
     """
 
     lanes: tuple[str, ...] = ("cpu", "npu")
+    placement = "split"
 
     def __init__(
         self, chip: str, threads: int, *, shadow: bool = True, route: str | None = None, memory: int | None = None
@@ -172,27 +174,22 @@ class EmulatedDevice:
     def weights(self, weights: Weights, layers: int) -> Weights:
         return CardWeights(weights, self.chip, layers)
 
-    def buffers(self, config: ModelConfig, rows: int) -> Buffers:
-        return {**self._host.buffers(config, rows), **split_buffers(config, rows)}
+    def buffers(self, widths: Mapping[str, int], rows: int) -> Buffers:
+        return self._host.buffers(widths, rows)
 
     def embed(self, table: LinearWeights, rows: Rows, hidden: np.ndarray) -> None:
         self._host.embed(table, rows, hidden)
 
-    def build(self, subgraph: Subgraph, config: ModelConfig, rope: tuple[np.ndarray, np.ndarray]) -> RunSubgraph:
-        if subgraph.lane == "npu":
-            return self._build_on_chip(subgraph, config)
-        return self._build_on_cpu(subgraph, config, rope)
+    def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
+        return self._build_on_chip(subgraph) if subgraph.lane == "npu" else self._build_on_cpu(subgraph, tables)
 
-    def costs(self, config: ModelConfig, lengths: Iterable[int]) -> dict[str, float]:
+    def costs(self, linears: Iterable[Linear], lengths: Iterable[int]) -> dict[str, float]:
         """Seconds that the chip itself would take for each of its tasks, by cost key ``part/rows``."""
-        return card_costs(self.chip.law, self.chip.route, config, lengths)
+        return card_costs(self.chip.law, self.chip.route, linears, lengths)
 
-    def _build_on_cpu(self, subgraph: Subgraph, config: ModelConfig, rope: tuple[np.ndarray, np.ndarray]) -> RunSubgraph:
-        steps = tuple(
-            build_split_op(op, config, self._host.pool, self._shadow)
-            or self._host.build(replace(subgraph, ops=(op,)), config, rope)
-            for op in subgraph.ops
-        )
+    def _build_on_cpu(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
+        pool, shadow = self._host.pool, self._shadow
+        steps = tuple(build_split_op(op, pool, shadow) or build_op(op, tables, pool, shadow) for op in subgraph.ops)
 
         def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
             with on_core(self.cpu_cores[0]):
@@ -201,8 +198,8 @@ class EmulatedDevice:
 
         return run
 
-    def _build_on_chip(self, subgraph: Subgraph, config: ModelConfig) -> RunSubgraph:
-        steps = tuple(_Product(self.chip, op, subgraph.rows, config) for op in subgraph.ops)
+    def _build_on_chip(self, subgraph: Subgraph) -> RunSubgraph:
+        steps = tuple(_Product(self.chip, op, subgraph.rows) for op in subgraph.ops)
 
         def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
             if rows.static != subgraph.rows:
@@ -219,14 +216,14 @@ class EmulatedDevice:
 class _Product:
     """One INT8 product of a static subgraph, and the card arrays it works in."""
 
-    def __init__(self, chip: EmulatedChip, op: Op, rows: int, config: ModelConfig) -> None:
+    def __init__(self, chip: EmulatedChip, op: Op, rows: int) -> None:
         law, memory = chip.law, chip.memory
         if op.kind != "matmul":
             raise DeviceError(f"{law.soc} runs INT8 products here and nothing else, not `{op.kind}`")
         self._chip = chip
         self._op = op
-        self._columns, self._outputs = linear_shapes(config)[op.weights]
-        columns, outputs = law.padded(self._columns, self._outputs)
+        self._columns = op.linear.columns
+        columns, outputs = law.padded(op.linear.columns, op.linear.rows)
         law.check_product(rows, columns, outputs)
         self._x = memory.allocate((rows, columns), np.int8)
         if chip.route.exact:
@@ -236,11 +233,11 @@ class _Product:
     def run(self, weights: BlockWeights, buffers: Buffers, count: int) -> None:
         """Copy ``count`` rows in, multiply all static rows, copy ``count`` rows out as float32."""
         if not isinstance(weights, CardBlock):
-            raise DeviceError(f"the weights of `{self._op.weights}` are not in the card's memory")
+            raise DeviceError(f"the weights of `{self._op.linear.name}` are not in the card's memory")
         memory = self._chip.memory
         memory.copy_in(self._quantized(buffers, count), self._x)
-        self._chip.product(self._x, weights.card[self._op.weights], self._out)
-        product = buffers[self._op.writes][:count]
+        self._chip.product(self._x, weights.card[self._op.linear.name], self._out)
+        product = buffers[self._op.writes[0]][:count]
         if self._out.dtype == product.dtype:
             memory.copy_out(self._out, product)
         else:
@@ -249,10 +246,11 @@ class _Product:
             product[...] = received
 
     def _quantized(self, buffers: Buffers, count: int) -> np.ndarray:
-        rows: np.ndarray = buffers[self._op.reads][:count]
+        rows: np.ndarray = buffers[self._op.reads[0]][:count]
         if rows.dtype != np.int8 or rows.shape != (count, self._columns):
             raise DeviceError(
-                f"the product `{self._op.weights}` takes int8 [{count}, {self._columns}], not {rows.dtype} {list(rows.shape)}"
+                f"the product `{self._op.linear.name}` takes int8 [{count}, {self._columns}], "
+                f"not {rows.dtype} {list(rows.shape)}"
             )
         return rows
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
-from edge_llm.devices.base import Buffers, Op, Rows, RunSubgraph, Subgraph, buffer_widths
+from edge_llm.devices.base import Buffers, Op, Rows, RunSubgraph, Subgraph
+from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.kv.store import LayerPages
+from edge_llm.models.layer import Attention, Linear, Norm, SwiGLU
+from edge_llm.models.rope import RopeTables
 from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
@@ -16,8 +18,6 @@ from kernels.attention import paged_attention, rope_append
 from kernels.layout import gather_rows
 from kernels.linear import linear
 from kernels.pointwise import rms_norm, swiglu
-
-_RunOp = Callable[[BlockWeights, Buffers, Rows, LayerPages | None], None]
 
 
 class HostDevice:
@@ -28,6 +28,7 @@ class HostDevice:
 
     name = "host"
     lanes: tuple[str, ...] = ("cpu",)
+    placement = "host"
 
     def __init__(self, threads: int, *, shadow: bool = True, cores: list[int] | None = None) -> None:
         self.pool = ThreadPool(threads, cores)
@@ -36,11 +37,11 @@ class HostDevice:
     def weights(self, weights: Weights, layers: int) -> Weights:
         return weights
 
-    def buffers(self, config: ModelConfig, rows: int) -> Buffers:
-        return {name: np.zeros((rows, width), np.float32) for name, width in buffer_widths(config).items()}
+    def buffers(self, widths: Mapping[str, int], rows: int) -> Buffers:
+        return {name: np.zeros((rows, width), np.float32) for name, width in widths.items()}
 
-    def build(self, subgraph: Subgraph, config: ModelConfig, rope: tuple[np.ndarray, np.ndarray]) -> RunSubgraph:
-        steps = tuple(self._build_op(op, config, rope) for op in subgraph.ops)
+    def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
+        steps = tuple(build_op(op, tables, self.pool, self._shadow) for op in subgraph.ops)
 
         def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
             for step in steps:
@@ -55,95 +56,109 @@ class HostDevice:
         if len(table.hot_index):
             out[:, table.hot_index] = table.hot_weight[:, rows.tokens].T
 
-    def _build_op(self, op: Op, config: ModelConfig, tables: tuple[np.ndarray, np.ndarray]) -> _RunOp:
-        pool = self.pool
-        shadow = self._shadow
-        cos, sin = tables
-        heads = config.num_heads
-        kv_heads = config.num_kv_heads
-        head_dim = config.head_dim
-        q_end = config.q_size
 
-        def run_norm(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-            n = rows.count
-            gain = weights.gains[op.weights]
-            rms_norm(buffers[op.reads][:n], gain, config.norm_eps, pool, out=buffers[op.writes][:n])
+def build_op(op: Op, tables: RopeTables, pool: ThreadPool, shadow: bool) -> RunSubgraph:
+    """``op`` as calls of kernels on ``pool``; without ``shadow`` the outliers are dropped."""
+    if isinstance(op.of, Norm):
+        return _build_norm(op, op.of, pool)
+    if isinstance(op.of, SwiGLU):
+        return _build_swiglu(op, pool)
+    if isinstance(op.of, Linear):
+        return _build_linear(op, pool, shadow)
+    return _build_append(op, op.of, tables, pool) if op.kind == "rope_append" else _build_attention(op, op.of, pool)
 
-        def run_linear(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-            n = rows.count
-            w = weights.linears[op.weights]
-            linear(
-                buffers[op.reads][:n],
-                w.tiles,
-                w.rows,
-                w.input_scale,
-                w.scale,
-                w.row_sum,
-                w.hot_index,
-                w.hot_weight,
-                pool,
-                bias=w.bias,
-                add=buffers[op.adds][:n] if op.adds else None,
-                shadow=shadow and w.residual,
-                gain=weights.gains[op.norm] if op.norm else None,
-                eps=config.norm_eps,
-                swiglu=op.kind == "linear_swiglu",
-                out=buffers[op.writes][:n],
-            )
 
-        def run_swiglu(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-            n = rows.count
-            swiglu(buffers[op.reads][:n], pool, out=buffers[op.writes][:n])
+def _build_norm(op: Op, norm: Norm, pool: ThreadPool) -> RunSubgraph:
+    def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        n = rows.count
+        rms_norm(buffers[op.reads[0]][:n], weights.gains[norm.gain.name], norm.eps, pool, out=buffers[op.writes[0]][:n])
 
-        def run_rope_append(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-            assert pages is not None
-            n = rows.count
-            gains = weights.gains
-            rope_append(
-                buffers[op.reads][:n],
-                heads,
-                kv_heads,
-                head_dim,
-                rows.position,
-                cos,
-                sin,
-                gains["q_norm"] if config.qk_norm else None,
-                gains["k_norm"] if config.qk_norm else None,
-                config.norm_eps,
-                # The same vector off every key of a head changes no softmax, and leaves less to quantize.
-                gains["k_offset"],
-                pages.k,
-                pages.k_scale,
-                pages.v,
-                pages.v_scale,
-                rows.slots,
-                pool,
-            )
+    return run
 
-        def run_attention(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-            assert pages is not None
-            n = rows.count
-            q = buffers[op.reads][:n, :q_end].reshape(n, heads, head_dim)
-            paged_attention(
-                q,
-                pages.k,
-                pages.k_scale,
-                pages.v,
-                pages.v_scale,
-                rows.page_table,
-                rows.sequence,
-                rows.position,
-                head_dim**-0.5,
-                pool,
-                out=buffers[op.writes][:n].reshape(n, heads, head_dim),
-            )
 
-        kinds: dict[str, _RunOp] = {
-            "rms_norm": run_norm,
-            "linear": run_linear,
-            "linear_swiglu": run_linear,
-            "swiglu": run_swiglu,
-            "rope_append": run_rope_append,
-            "attention": run_attention,
-        }
-        return kinds[op.kind]
+def _build_linear(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
+    def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        n = rows.count
+        w = weights.linears[op.linear.name]
+        linear(
+            buffers[op.reads[0]][:n],
+            w.tiles,
+            w.rows,
+            w.input_scale,
+            w.scale,
+            w.row_sum,
+            w.hot_index,
+            w.hot_weight,
+            pool,
+            bias=w.bias,
+            add=buffers[op.adds][:n] if op.adds else None,
+            shadow=shadow and w.residual,
+            gain=weights.gains[op.norm.gain.name] if op.norm else None,
+            eps=op.norm.eps if op.norm else 0.0,
+            swiglu=op.kind == "linear_swiglu",
+            out=buffers[op.writes[0]][:n],
+        )
+
+    return run
+
+
+def _build_swiglu(op: Op, pool: ThreadPool) -> RunSubgraph:
+    def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        n = rows.count
+        swiglu(buffers[op.reads[0]][:n], pool, out=buffers[op.writes[0]][:n])
+
+    return run
+
+
+def _build_append(op: Op, attention: Attention, tables: RopeTables, pool: ThreadPool) -> RunSubgraph:
+    cos, sin = tables[attention.rope]
+
+    def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        assert pages is not None
+        gains = weights.gains
+        rope_append(
+            buffers[op.reads[0]][: rows.count],
+            attention.heads,
+            attention.kv_heads,
+            attention.head_dim,
+            rows.position,
+            cos,
+            sin,
+            gains[attention.q_norm.name] if attention.q_norm else None,
+            gains[attention.k_norm.name] if attention.k_norm else None,
+            attention.eps,
+            # The same vector off every key of a head changes no softmax, and leaves less to quantize.
+            gains[KEY_OFFSET],
+            pages.k,
+            pages.k_scale,
+            pages.v,
+            pages.v_scale,
+            rows.slots,
+            pool,
+        )
+
+    return run
+
+
+def _build_attention(op: Op, attention: Attention, pool: ThreadPool) -> RunSubgraph:
+    heads, head_dim = attention.heads, attention.head_dim
+
+    def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        assert pages is not None
+        n = rows.count
+        q = buffers[op.reads[0]][:n, : attention.q_size].reshape(n, heads, head_dim)
+        paged_attention(
+            q,
+            pages.k,
+            pages.k_scale,
+            pages.v,
+            pages.v_scale,
+            rows.page_table,
+            rows.sequence,
+            rows.position,
+            head_dim**-0.5,
+            pool,
+            out=buffers[op.writes[0]][:n].reshape(n, heads, head_dim),
+        )
+
+    return run

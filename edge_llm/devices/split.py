@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
-from edge_llm.devices.base import Buffers, Op, Rows, RunSubgraph
+from edge_llm.devices.base import HOT, NORMED, QUANTIZED, RESIDUAL, SHADOW, Buffers, Op, Rows, RunSubgraph
 from edge_llm.kv.store import LayerPages
 from edge_llm.quant.linear import BlockWeights
 from kernels import ThreadPool
@@ -21,66 +20,60 @@ from kernels.linear import hot_product, merge, quantize
 from kernels.pointwise import rms_norm
 
 
-def build_split_op(op: Op, config: ModelConfig, pool: ThreadPool, shadow: bool) -> RunSubgraph | None:
+def build_split_op(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph | None:
     """``op`` on ``pool`` if it is one of these three, else None.  Without ``shadow`` the outliers are dropped."""
-    kinds: dict[str, Callable[[], RunSubgraph]] = {
-        "quantize": lambda: _build_quantize(op, config, pool, shadow),
-        "shadow": lambda: _build_shadow(op, pool, shadow),
-        "merge": lambda: _build_merge(op, pool, shadow),
+    kinds: dict[str, Callable[[Op, ThreadPool, bool], RunSubgraph]] = {
+        "quantize": _build_quantize,
+        "shadow": _build_shadow,
+        "merge": _build_merge,
     }
     build = kinds.get(op.kind)
-    return None if build is None else build()
+    return None if build is None else build(op, pool, shadow)
 
 
-def split_buffers(config: ModelConfig, rows: int) -> dict[str, np.ndarray]:
-    """The float buffers that a split layer has besides those of `buffer_widths`: normed rows, products, hot sums."""
-    hidden = config.hidden_size
-    gate_up = 2 * config.intermediate_size
-    widest = max(config.qkv_size, gate_up, hidden)
-    widths = {"normed": hidden, "o": hidden, "gate_up": gate_up, "down": hidden, "shadow": widest}
-    return {name: np.zeros((rows, width), np.float32) for name, width in widths.items()}
-
-
-def _build_quantize(op: Op, config: ModelConfig, pool: ThreadPool, shadow: bool) -> RunSubgraph:
+def _build_quantize(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-        x = buffers[op.reads][: rows.count]
-        linear = weights.linears[op.weights]
+        x = buffers[op.reads[0]][: rows.count]
+        linear = weights.linears[op.linear.name]
         if op.norm:
-            x = rms_norm(x, weights.gains[op.norm], config.norm_eps, pool, out=buffers["normed"][: rows.count])
+            gain = weights.gains[op.norm.gain.name]
+            x = rms_norm(x, gain, op.norm.eps, pool, out=buffers[NORMED][: rows.count])
         quantized, residual = quantize(x, linear.input_scale, linear.hot_index, pool, residual=shadow and linear.residual)
-        buffers[op.writes] = quantized
-        buffers["hot"] = np.take(x, linear.hot_index, axis=1)
-        buffers["residual"] = residual
+        buffers[QUANTIZED] = quantized
+        buffers[HOT] = np.take(x, linear.hot_index, axis=1)
+        buffers[RESIDUAL] = residual
 
     return run
 
 
 def _build_shadow(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-        linear = weights.linears[op.weights]
+        linear = weights.linears[op.linear.name]
         if not shadow or not len(linear.hot_index):
             return
         every = np.arange(len(linear.hot_index), dtype=np.int32)
-        hot_product(buffers[op.reads], every, linear.hot_weight, pool, out=_hot_sums(buffers, rows.count, linear.rows))
+        hot_product(buffers[HOT], every, linear.hot_weight, pool, out=_hot_sums(buffers, rows.count, linear.rows))
 
     return run
 
 
 def _hot_sums(buffers: Buffers, rows: int, width: int) -> np.ndarray:
     """The first ``rows`` * ``width`` values of the buffer `shadow`, as one block of that shape."""
-    values: np.ndarray = buffers["shadow"].reshape(-1)
+    values: np.ndarray = buffers[SHADOW].reshape(-1)
     return values[: rows * width].reshape(rows, width)
 
 
 def _build_merge(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
+    product, result = op.reads[0], op.writes[0]
+
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-        linear = weights.linears[op.weights]
-        y = buffers[op.reads][: rows.count]
+        linear = weights.linears[op.linear.name]
+        y = buffers[product][: rows.count]
         hot_sum = _hot_sums(buffers, *y.shape) if shadow and len(linear.hot_index) else None
-        residual = buffers["residual"] if shadow and linear.residual else None
+        residual = buffers[RESIDUAL] if shadow and linear.residual else None
         add = buffers[op.adds][: rows.count] if op.adds else None
         merge(y, hot_sum, residual, linear.tiles, linear.columns, linear.scale, pool, add=add)
-        if op.writes != op.reads:
-            buffers[op.writes][: rows.count] = y
+        if result != product:
+            buffers[result][: rows.count] = y
 
     return run

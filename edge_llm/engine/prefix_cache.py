@@ -54,7 +54,8 @@ def open_prefix_store(bundle: Bundle, runtime: RuntimeConfig) -> PrefixStore | N
         "weights": weights_digest(bundle),
         "numerics": numerics_version(),
     }
-    return PrefixStore(prefix_cache_folder(), model_identity(bundle, runtime), page_bytes(bundle.config), budget, label)
+    size = page_bytes(bundle.decoder.attentions)
+    return PrefixStore(prefix_cache_folder(), model_identity(bundle, runtime), size, budget, label)
 
 
 def is_usable(label: Mapping[str, str]) -> bool:

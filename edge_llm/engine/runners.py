@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge_llm.config import ModelConfig, RuntimeConfig
-from edge_llm.devices.base import Device
+from edge_llm.devices.base import Device, buffer_widths
 from edge_llm.devices.host import HostDevice
 from edge_llm.engine.affinity import bind
 from edge_llm.engine.cores import total_memory, usable_cores
@@ -15,10 +15,12 @@ from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.store import page_bytes
-from edge_llm.models.rope import rope_tables
+from edge_llm.models import describe
+from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Runner
 from edge_llm.runner.prefill import activation_bytes
 from edge_llm.runner.runner import Int8Runner
+from edge_llm.subgraphs.placement import place
 from edge_llm.weights.base import Weights
 from edge_llm.weights.budget import parse_memory
 from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory
@@ -70,7 +72,7 @@ def resolve(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
         raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for")
     kv_tokens = runtime.kv_tokens
     if runtime.kv_memory is not None:
-        tokens = PAGE_TOKENS * (parse_memory(runtime.kv_memory, total_memory()) // page_bytes(config))
+        tokens = PAGE_TOKENS * (parse_memory(runtime.kv_memory, total_memory()) // page_bytes(describe(config).attentions))
         kv_tokens = max(context, tokens)
     return replace(runtime, device=device, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens)
 
@@ -100,13 +102,13 @@ def int8_runner(
     if watch is not None:
         device = watch(device)
     weights = make_weights(bundle, runtime, device, progress)
-    rope = rope_tables(bundle.config, runtime.context)
+    tables = RopeTables(runtime.context)
     if not runtime.prefix_cache:
-        return Int8Runner(bundle.config, weights, device, runtime, rope)
+        return Int8Runner(bundle.config, weights, device, runtime, tables)
     from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # only servers keep pages
 
     store = open_prefix_store(bundle, runtime)
-    return Int8Runner(bundle.config, weights, device, runtime, rope, model_identity(bundle, runtime), prefix_store=store)
+    return Int8Runner(bundle.config, weights, device, runtime, tables, model_identity(bundle, runtime), prefix_store=store)
 
 
 def make_device(runtime: RuntimeConfig) -> Device:
@@ -143,5 +145,7 @@ def plan_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Memo
     """
     assert runtime.memory is not None
     sizes = WeightSizes.of_bundle(bundle)
-    beside = PROCESS_BYTES + activation_bytes(bundle.config, runtime.chunk, runtime.window, device)
+    parts = [part for layer in place(bundle.decoder, device.placement) for part in layer]
+    widths = buffer_widths(parts, bundle.decoder.hidden_size)
+    beside = PROCESS_BYTES + activation_bytes(widths, runtime.chunk, runtime.window, device)
     return plan_memory(sizes, parse_memory(runtime.memory, sizes.total), flash_tables=True, beside=beside)

@@ -41,10 +41,8 @@ from edge_llm.formats.layout import (
     DTYPES,
     TENSOR_ALIGNMENT,
     BlockRange,
-    LinearShape,
     TensorRange,
     group_blocks,
-    linear_shapes,
     tensor_layout,
 )
 from edge_llm.formats.manifest import (
@@ -63,6 +61,8 @@ from edge_llm.formats.manifest import (
     shadows,
     tensor_ranges,
 )
+from edge_llm.models import describe
+from edge_llm.models.layer import Decoder, Linear
 from kernels.checksum import crc32c
 
 __all__ = [
@@ -71,7 +71,6 @@ __all__ = [
     "BundleWriter",
     "aligned_empty",
     "encode_manifest",
-    "linear_shapes",
     "open_bundle",
     "tensor_layout",
 ]
@@ -216,11 +215,16 @@ class Bundle:
 
     def columns(self, linear: str) -> int:
         """Input channels of ``linear``, or the hidden size for ``embedding``."""
-        return self.config.hidden_size if linear == "embedding" else self._shapes[linear].columns
+        return self.decoder.hidden_size if linear == "embedding" else self._linears[linear].columns
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model's layers."""
+        return describe(self.config)
 
     @functools.cached_property
-    def _shapes(self) -> dict[str, LinearShape]:
-        return linear_shapes(self.config)
+    def _linears(self) -> dict[str, Linear]:
+        return self.decoder.linears()
 
     def _checked(self, tensor: TensorRange, part: np.ndarray) -> np.ndarray:
         return self.checked(tensor, part, crc32c(part[: tensor.nbytes]))
@@ -261,9 +265,10 @@ def open_bundle(folder: Path) -> Bundle:
     folder = Path(folder)
     manifest = _read_manifest(folder)
     config = model_config(manifest["model"])
-    scales = input_scales(manifest["linears"], config)
+    decoder = describe(config)
+    scales = input_scales(manifest["linears"], decoder)
     kept = shadows(manifest["linears"])
-    ranges = tensor_ranges(manifest["tensors"], config)
+    ranges = tensor_ranges(manifest["tensors"], decoder)
     check_files(manifest["files"])
     for record in manifest["files"]:
         _check_file(folder, record)

@@ -21,7 +21,6 @@ from edge_llm.formats.layout import (
     TENSOR_ALIGNMENT,
     TensorRange,
     align,
-    linear_shapes,
     tensor_layout,
 )
 from edge_llm.formats.manifest import (
@@ -34,6 +33,7 @@ from edge_llm.formats.manifest import (
     encode_manifest,
     tensor_record,
 )
+from edge_llm.models import describe
 from kernels.checksum import crc32c
 
 
@@ -114,7 +114,7 @@ class BundleWriter:
         linears = {
             name: {"rows": shape.rows, "columns": shape.columns, "input_scale": float(input_scales[name])}
             | ({} if shadows is None else {"shadow": shadows[name]})
-            for name, shape in linear_shapes(config).items()
+            for name, shape in describe(config).linears().items()
         }
         fields = {
             "format": FORMAT,
@@ -136,7 +136,7 @@ class BundleWriter:
         hot = {t.name.removesuffix(".hot_index"): t.shape[0] for t in self._tensors if t.name.endswith(".hot_index")}
         if config.tied_embeddings:
             hot["output"] = hot.get("embedding", 0)
-        layout = tensor_layout(config, hot)
+        layout = tensor_layout(describe(config), hot)
         written = [dataclasses.replace(tensor, end=0, crc32c=0, pieces=()) for tensor in self._tensors]
         wanted = [dataclasses.replace(tensor, end=0) for tensor in layout]
         if written != wanted:

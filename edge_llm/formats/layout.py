@@ -12,13 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
+from edge_llm.models.layer import Attention, Decoder, Linear, Operation, gains_of
 
 BLOCK_ALIGNMENT = 4096
 TENSOR_ALIGNMENT = 64
 PIECE_BYTES = 64 << 10
 TABLES = ("embedding.tiles", "output.tiles")
 """Tensors of which parts are read alone, so each piece of them has a checksum of its own."""
+KEY_OFFSET = "k_offset"
+"""Per layer the mean key [kv heads, head_dim], which is subtracted from every key before it is stored."""
 DTYPES = {"int8": np.int8, "int32": np.int32, "float16": np.float16, "float32": np.float32}
 
 
@@ -58,29 +60,7 @@ class BlockRange:
     tensors: tuple[TensorRange, ...]
 
 
-@dataclass(frozen=True)
-class LinearShape:
-    """Output channels, input channels, and whether a bias is added."""
-
-    rows: int
-    columns: int
-    bias: bool = False
-
-
-def linear_shapes(config: ModelConfig) -> dict[str, LinearShape]:
-    """Every INT8 linear of the model by its name, in execution order."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    shapes: dict[str, LinearShape] = {}
-    for layer in range(config.num_layers):
-        shapes[f"layers.{layer}.qkv"] = LinearShape(config.qkv_size, hidden, config.qkv_bias)
-        shapes[f"layers.{layer}.o"] = LinearShape(hidden, config.q_size, config.output_bias)
-        shapes[f"layers.{layer}.gate_up"] = LinearShape(2 * inner, hidden, config.mlp_bias)
-        shapes[f"layers.{layer}.down"] = LinearShape(hidden, inner, config.mlp_bias)
-    shapes["output"] = LinearShape(config.vocab_size, hidden)
-    return shapes
-
-
-def tensor_layout(config: ModelConfig, hot: Mapping[str, int]) -> list[TensorRange]:
+def tensor_layout(decoder: Decoder, hot: Mapping[str, int]) -> list[TensorRange]:
     """The whole of ``weights.bin`` in file order; ``hot`` gives the number of hot channels by linear (default 0).
 
     Order: embedding, layers, final_norm, output.  Tied embeddings are also the output matrix, whose hot channels are
@@ -88,7 +68,7 @@ def tensor_layout(config: ModelConfig, hot: Mapping[str, int]) -> list[TensorRan
     """
     ranges: list[TensorRange] = []
     offset = 0
-    for block, tensors in _blocks(config, hot):
+    for block, tensors in _blocks(decoder, hot):
         offset = align(offset, BLOCK_ALIGNMENT)
         for index, (name, dtype, shape) in enumerate(tensors):
             nbytes = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
@@ -102,33 +82,33 @@ def tensor_layout(config: ModelConfig, hot: Mapping[str, int]) -> list[TensorRan
 _Spec = tuple[str, str, tuple[int, ...]]
 
 
-def _blocks(config: ModelConfig, hot: Mapping[str, int]) -> Iterator[tuple[str, list[_Spec]]]:
-    shapes = linear_shapes(config)
-    table = LinearShape(config.vocab_size, config.hidden_size)
-    embedding = "embedding", _linear_specs("", table, hot.get("output", 0) if config.tied_embeddings else 0)
-    if not config.tied_embeddings:
+def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, list[_Spec]]]:
+    table = decoder.output
+    embedding = "embedding", _linear_specs("", table, hot.get("output", 0) if decoder.tied else 0)
+    if not decoder.tied:
         yield embedding
-    for layer in range(config.num_layers):
-        block = f"layers.{layer}"
-        specs: list[_Spec] = [("attention_norm", "float32", (config.hidden_size,))]
-        for part in ("qkv", "o", "gate_up", "down"):
-            if part == "gate_up":
-                specs.append(("mlp_norm", "float32", (config.hidden_size,)))
-            specs += _linear_specs(f"{part}.", shapes[f"{block}.{part}"], hot.get(f"{block}.{part}", 0))
-            if part == "qkv":
-                norms = ("q_norm", "k_norm") if config.qk_norm else ()
-                specs += [(norm, "float32", (config.head_dim,)) for norm in norms]
-                specs.append(("k_offset", "float32", (config.num_kv_heads, config.head_dim)))
-        yield block, specs
-    yield "final_norm", [("", "float32", (config.hidden_size,))]
-    if config.tied_embeddings:
+    for index, layer in enumerate(decoder.layers):
+        block = f"layers.{index}"
+        yield block, [spec for operation in layer.operations for spec in _specs(operation, block, hot)]
+    yield "final_norm", [("", "float32", (decoder.hidden_size,))]
+    if decoder.tied:
         yield embedding
     else:
-        yield "output", _linear_specs("", shapes["output"], hot.get("output", 0))
+        yield "output", _linear_specs("", table, hot.get("output", 0))
 
 
-def _linear_specs(prefix: str, shape: LinearShape, hot: int) -> list[_Spec]:
-    rows, columns = shape.rows, shape.columns
+def _specs(operation: Operation, block: str, hot: Mapping[str, int]) -> Iterator[_Spec]:
+    """The tensors of one operation of a layer."""
+    if isinstance(operation, Linear):
+        yield from _linear_specs(f"{operation.name}.", operation, hot.get(f"{block}.{operation.name}", 0))
+    for gain in gains_of(operation):
+        yield gain.name, "float32", (gain.size,)
+    if isinstance(operation, Attention):
+        yield KEY_OFFSET, "float32", (operation.kv_heads, operation.head_dim)
+
+
+def _linear_specs(prefix: str, linear: Linear, hot: int) -> list[_Spec]:
+    rows, columns = linear.rows, linear.columns
     specs: list[_Spec] = [
         (prefix + "tiles", "int8", (-(-rows // 16), -(-columns // 4), 16, 4)),
         (prefix + "scale", "float32", (rows,)),
@@ -136,7 +116,7 @@ def _linear_specs(prefix: str, shape: LinearShape, hot: int) -> list[_Spec]:
         (prefix + "hot_index", "int32", (hot,)),
         (prefix + "hot_weight", "float16", (hot, rows)),
     ]
-    if shape.bias:
+    if linear.bias:
         specs.append((prefix + "bias", "float32", (rows,)))
     return specs
 

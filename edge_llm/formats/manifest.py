@@ -14,7 +14,8 @@ from typing import Any
 
 from edge_llm.config import ModelConfig, RopeScaling
 from edge_llm.errors import CorruptBundle, UnsupportedModel
-from edge_llm.formats.layout import TABLES, TensorRange, linear_shapes, tensor_layout
+from edge_llm.formats.layout import TABLES, TensorRange, tensor_layout
+from edge_llm.models.layer import Decoder
 from edge_llm.strict_json import parse_object
 from kernels.checksum import crc32c
 
@@ -152,9 +153,9 @@ def _fields_of(kind: type, raw: object, where: str) -> Any:
     return kind(**values)
 
 
-def input_scales(raw: dict[str, Any], config: ModelConfig) -> dict[str, float]:
+def input_scales(raw: dict[str, Any], decoder: Decoder) -> dict[str, float]:
     """The activation scale of every linear; ``raw`` must list the model's linears in order."""
-    shapes = linear_shapes(config)
+    shapes = decoder.linears()
     if list(raw) != list(shapes):
         raise corrupt("the linears in the manifest are not those of the model")
     scales: dict[str, float] = {}
@@ -185,7 +186,7 @@ def _is_scale(value: float) -> bool:
     return 1e-30 <= value <= 1e30
 
 
-def tensor_ranges(raw: list[Any], config: ModelConfig) -> list[TensorRange]:
+def tensor_ranges(raw: list[Any], decoder: Decoder) -> list[TensorRange]:
     """The tensor table, which must be the one that the model's shapes and its numbers of hot channels give."""
     hot: dict[str, int] = {}
     for record in raw:
@@ -196,12 +197,12 @@ def tensor_ranges(raw: list[Any], config: ModelConfig) -> list[TensorRange]:
             if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or shape[0] < 0:
                 raise corrupt(f"tensor `{name[:80]}` in the manifest is malformed")
             linear = name.removesuffix(".hot_index")
-            hot["output" if linear == "embedding" and config.tied_embeddings else linear] = shape[0]
-    shapes = linear_shapes(config)
+            hot["output" if linear == "embedding" and decoder.tied else linear] = shape[0]
+    shapes = decoder.linears()
     for name, count in hot.items():
         if name in shapes and count > shapes[name].columns:
             raise corrupt(f"linear `{name}` has more hot channels than channels")
-    layout = tensor_layout(config, hot)
+    layout = tensor_layout(decoder, hot)
     if len(layout) != len(raw):
         raise corrupt(f"the manifest lists {len(raw)} tensors, the model has {len(layout)}")
     return [_matching(record, expected) for record, expected in zip(raw, layout, strict=True)]

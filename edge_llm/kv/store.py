@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, pages_for
+from edge_llm.models.layer import Attention
 
 
 @dataclass(frozen=True)
@@ -28,29 +28,19 @@ class LayerPages:
         return self.k.nbytes + self.k_scale.nbytes + self.v.nbytes + self.v_scale.nbytes
 
 
-def page_bytes(config: ModelConfig) -> int:
+def page_bytes(attentions: Sequence[Attention]) -> int:
     """Bytes of one page over all layers, keys and values."""
-    per_token_and_head = config.head_dim + 2  # int8 values and one float16 scale
-    return 2 * config.num_layers * config.num_kv_heads * PAGE_TOKENS * per_token_and_head
+    # per token and head: int8 values and one float16 scale
+    return sum(2 * PAGE_TOKENS * one.kv_heads * (one.head_dim + 2) for one in attentions)
 
 
 class KVStore:
-    """All pages of one model.  The operating system gives memory to a page when it is first written."""
+    """All pages of a model of these ``attentions``.  The operating system gives memory to a page when it is first written."""
 
-    def __init__(self, config: ModelConfig, tokens: int) -> None:
+    def __init__(self, attentions: Sequence[Attention], tokens: int) -> None:
         self.pages = PageAllocator(pages_for(tokens))
-        self.page_bytes = page_bytes(config)
-        count = self.pages.pages
-        values = (count, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
-        self.layers = tuple(
-            LayerPages(
-                k=np.zeros(values, np.int8),
-                k_scale=np.zeros(values[:3], np.float16),
-                v=np.zeros(values, np.int8),
-                v_scale=np.zeros(values[:3], np.float16),
-            )
-            for _ in range(config.num_layers)
-        )
+        self.page_bytes = page_bytes(attentions)
+        self.layers = tuple(_layer_pages(one, self.pages.pages) for one in attentions)
         self._parts = tuple(_parts(self.layers))
 
     @property
@@ -77,6 +67,16 @@ class KVStore:
         """Let the operating system give memory to the first ``pages`` pages, which must be free, now."""
         for part, _ in self._parts:
             part[:pages] = 0
+
+
+def _layer_pages(attention: Attention, count: int) -> LayerPages:
+    values = (count, attention.kv_heads, PAGE_TOKENS, attention.head_dim)
+    return LayerPages(
+        k=np.zeros(values, np.int8),
+        k_scale=np.zeros(values[:3], np.float16),
+        v=np.zeros(values, np.int8),
+        v_scale=np.zeros(values[:3], np.float16),
+    )
 
 
 def _parts(layers: Sequence[LayerPages]) -> Iterator[tuple[np.ndarray, slice]]:

@@ -1,26 +1,62 @@
 """What a model is: one file per family, found by the ``model_type`` of its config.json.
 
-A family file has one function, ``config(raw) -> ModelConfig``; everything else is shared.  Adding a family adds a
-file.  Only code in this folder runs: ``auto_map`` and other pointers to code inside a model's folder are ignored.
+A family file has two functions: ``config(raw) -> ModelConfig`` reads a config.json, and ``decoder(config) -> Decoder``
+describes the model's layers (`edge_llm.models.layer`).  Adding a family adds a file.  Only code in this folder runs:
+``auto_map`` and other pointers to code inside a model's folder are ignored.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
+from edge_llm.models.layer import Decoder
 
-_SHARED = {"weights", "reference", "rope"}
+_SHARED = {"layer", "weights", "reference", "rope"}
+
+
+class Family(Protocol):
+    """What a family file has."""
+
+    def config(self, raw: dict[str, Any]) -> ModelConfig:
+        """The shapes and constants in a Hugging Face config.json."""
+        ...
+
+    def decoder(self, config: ModelConfig) -> Decoder:
+        """The model's layers."""
+        ...
+
+
+_ADDED: dict[str, Family] = {}
+
+
+def add_family(model_type: str, family: Family) -> None:
+    """Have models of ``model_type`` read by ``family``, a module or object that is not a file of this folder."""
+    _ADDED[model_type] = family
+    describe.cache_clear()
 
 
 def families() -> list[str]:
     """The model types that run, sorted."""
     files = (path.stem for path in Path(__file__).parent.glob("*.py"))
-    return sorted(name for name in files if not name.startswith("_") and name not in _SHARED)
+    return sorted({name for name in files if not name.startswith("_") and name not in _SHARED} | set(_ADDED))
+
+
+@functools.lru_cache(maxsize=16)
+def describe(config: ModelConfig) -> Decoder:
+    """The layers of a model.  Raises `UnsupportedModel` for a family that does not run here."""
+    return _family(config.family).decoder(config)
+
+
+def _family(name: str) -> Family:
+    if name not in families():
+        raise UnsupportedModel(f"the architecture `{shown(name)}` does not run here; these do: {_runnable()}")
+    return _ADDED.get(name) or cast(Family, importlib.import_module(f"{__name__}.{name}"))
 
 
 def load_config(raw: dict[str, Any]) -> ModelConfig:
@@ -44,8 +80,7 @@ def load_config(raw: dict[str, Any]) -> ModelConfig:
             "config.json has a `quantization_config`: the weights are quantized already; "
             "give the original model with F32, F16 or BF16 weights"
         )
-    config: ModelConfig = importlib.import_module(f"{__name__}.{family}").config(raw)
-    return config
+    return _family(family).config(raw)
 
 
 def _runnable() -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from edge_llm.config import ModelConfig, RopeScaling
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
+from edge_llm.models.layer import HIDDEN, Attention, Decoder, Gain, Layer, Linear, Norm, Operation, Rope, Rows, SwiGLU
 
 MAX_CONTEXT = 1 << 27
 MAX_HEAD_DIM = 256
@@ -173,3 +174,56 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
             f"`{scaling.high_frequency_factor:g}`"
         )
     return theta, scaling
+
+
+def llama_decoder(config: ModelConfig) -> Decoder:
+    """Llama's decoder, which most families have: attention, then a gated MLP, each behind an RMS norm."""
+    return Decoder(
+        embedding="model.embed_tokens.weight",
+        layers=tuple(Layer(f"model.layers.{index}.", _llama_layer(config)) for index in range(config.num_layers)),
+        norm=_norm(config, "final_norm", "model.norm.weight", "normed"),
+        output=Linear("output", (Rows("lm_head", config.vocab_size),), config.hidden_size, reads="normed", writes="logits"),
+        tied=config.tied_embeddings,
+    )
+
+
+def _llama_layer(config: ModelConfig) -> tuple[Operation, ...]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    kv = config.kv_size
+    qkv = (Rows("self_attn.q_proj", config.q_size), Rows("self_attn.k_proj", kv), Rows("self_attn.v_proj", kv))
+    gate_up = (Rows("mlp.gate_proj", inner), Rows("mlp.up_proj", inner))
+    return (
+        _norm(config, "attention_norm", "input_layernorm.weight", "normed"),
+        Linear("qkv", qkv, hidden, reads="normed", writes="qkv", bias=config.qkv_bias),
+        _attention(config),
+        Linear(
+            "o", (Rows("self_attn.o_proj", hidden),), config.q_size,
+            reads="attended", writes=HIDDEN, adds=HIDDEN, bias=config.output_bias,
+        ),
+        _norm(config, "mlp_norm", "post_attention_layernorm.weight", "normed"),
+        Linear("gate_up", gate_up, hidden, reads="normed", writes="gate_up", bias=config.mlp_bias),
+        SwiGLU(inner, reads="gate_up", writes="activated"),
+        Linear(
+            "down", (Rows("mlp.down_proj", hidden),), inner,
+            reads="activated", writes=HIDDEN, adds=HIDDEN, bias=config.mlp_bias,
+        ),
+    )  # fmt: skip
+
+
+def _norm(config: ModelConfig, name: str, source: str, writes: str) -> Norm:
+    return Norm(Gain(name, source, config.hidden_size), config.norm_eps, reads=HIDDEN, writes=writes)
+
+
+def _attention(config: ModelConfig) -> Attention:
+    norms = {name: Gain(name, f"self_attn.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm")}
+    return Attention(
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rope=Rope(config.head_dim, config.rope_theta, config.rope_scaling),
+        reads="qkv",
+        writes="attended",
+        q_norm=norms["q_norm"] if config.qk_norm else None,
+        k_norm=norms["k_norm"] if config.qk_norm else None,
+        eps=config.norm_eps,
+    )

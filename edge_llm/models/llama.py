@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edge_llm.config import ModelConfig
-from edge_llm.models._common import Fields, decoder_config
+from edge_llm.models._common import Fields, decoder_config, llama_decoder
 
 
 def config(raw: dict[str, Any]) -> ModelConfig:
@@ -19,3 +19,6 @@ def config(raw: dict[str, Any]) -> ModelConfig:
         output_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias", False),
     )
+
+
+decoder = llama_decoder

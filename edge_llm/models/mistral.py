@@ -9,9 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from edge_llm.config import ModelConfig
-from edge_llm.models._common import decoder_config, sliding_window
+from edge_llm.models._common import decoder_config, llama_decoder, sliding_window
 
 
 def config(raw: dict[str, Any]) -> ModelConfig:
     """Read a ``model_type: mistral`` config.json."""
     return decoder_config(raw, kv_heads=8, context=4096 * 32, window=sliding_window(raw))
+
+
+decoder = llama_decoder

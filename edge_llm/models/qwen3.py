@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edge_llm.config import ModelConfig
-from edge_llm.models._common import Fields, decoder_config, sliding_window
+from edge_llm.models._common import Fields, decoder_config, llama_decoder, sliding_window
 
 
 def config(raw: dict[str, Any]) -> ModelConfig:
@@ -22,3 +22,6 @@ def config(raw: dict[str, Any]) -> ModelConfig:
         qk_norm=True,
         window=sliding_window(raw) if fields.flag("use_sliding_window", False) else None,
     )
+
+
+decoder = llama_decoder

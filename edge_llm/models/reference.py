@@ -7,14 +7,17 @@ functions serve the importer a layer at a time (`layer_forward` with ``observe``
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from edge_llm.config import ModelConfig
 from edge_llm.errors import ContextOverflow, UsageError
-from edge_llm.models.rope import rope_tables
+from edge_llm.models import describe
+from edge_llm.models.layer import HIDDEN, Attention, Decoder, Layer, Linear, Norm
+from edge_llm.models.rope import RopeTables, Tables
 from edge_llm.models.weights import (
+    FloatLinear,
     LayerWeights,
     WeightSource,
     check_tensors,
@@ -33,9 +36,9 @@ _QUERY_BLOCK = 256
 class FloatKV:
     """Keys (after rotation) and values of one layer, float32 [kv heads, length, head_dim]; grows by doubling."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, attention: Attention) -> None:
         self.length = 0
-        self._data = np.empty((2, config.num_kv_heads, 0, config.head_dim), np.float32)
+        self._data = np.empty((2, attention.kv_heads, 0, attention.head_dim), np.float32)
 
     def append(self, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Add tokens [T, kv heads, head_dim]; returns all keys and values so far."""
@@ -58,8 +61,8 @@ class FloatKV:
 class FloatCache:
     """What `FloatModel` remembers of one sequence."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self.layers = [FloatKV(config) for _ in range(config.num_layers)]
+    def __init__(self, decoder: Decoder) -> None:
+        self.layers = [FloatKV(layer.attention) for layer in decoder.layers]
 
     @property
     def length(self) -> int:
@@ -113,80 +116,103 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, past: int) -> np.ndarray
     return out
 
 
+ApplyLinear = Callable[[Linear, FloatLinear, np.ndarray], np.ndarray]
+"""What a linear makes of its input [T, K], without what is added to it: [T, N]."""
+Keep = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""What is kept of keys (rotated) and values, each [T, kv heads, head_dim]."""
+
+
+def apply_float(linear: Linear, weights: FloatLinear, x: np.ndarray) -> np.ndarray:
+    """x @ W.T (+ bias)."""
+    y: np.ndarray = x @ weights.weight.T
+    return y if weights.bias is None else y + weights.bias
+
+
+def keep_all(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values as they are."""
+    return keys, values
+
+
 def layer_forward(
     x: np.ndarray,
-    layer: LayerWeights,
-    config: ModelConfig,
-    cos: np.ndarray,
-    sin: np.ndarray,
+    layer: Layer,
+    weights: LayerWeights,
+    tables: RopeTables,
     past: FloatKV | None = None,
     observe: Observe | None = None,
+    *,
+    apply: ApplyLinear = apply_float,
+    keep: Keep = keep_all,
 ) -> np.ndarray:
     """One decoder layer on x [T, hidden] -> [T, hidden].
 
-    ``past`` holds the tokens before x and takes x's keys and values; None starts a sequence.  cos and sin cover at
-    least past + T positions.  ``observe(name, input)`` sees the float input of qkv, o, gate_up and down.
+    ``past`` holds the tokens before x and takes x's keys and values; None starts a sequence.  The tables cover at least
+    past + T positions.  ``observe(name, input)`` sees the float input of every linear.  ``apply`` and ``keep`` stand for
+    the linears and for the memory of keys and values.
     """
-    see = observe or _nothing
-    tokens = x.shape[0]
-    kv = past if past is not None else FloatKV(config)
-    start = kv.length
+    kv = past if past is not None else FloatKV(layer.attention)
+    buffers = {HIDDEN: x}
+    for operation in layer.operations:
+        y = buffers[operation.reads]
+        if isinstance(operation, Norm):
+            y = rms_norm(y, weights.gains[operation.gain.name], operation.eps)
+        elif isinstance(operation, Linear):
+            if observe is not None:
+                observe(operation.name, y)
+            y = apply(operation, weights.linears[operation.name], y)
+            y = buffers[operation.adds] + y if operation.adds else y
+        elif isinstance(operation, Attention):
+            y = _attention(operation, weights.gains, y, tables[operation.rope], kv, keep)
+        else:
+            gate, up = np.split(y, 2, axis=1)
+            y = silu(gate) * up
+        buffers[operation.writes] = y
+    return buffers[HIDDEN]
 
-    a = rms_norm(x, layer.attention_norm, config.norm_eps)
-    see("qkv", a)
-    q, k, v = project_heads(a, layer, config, cos[start : start + tokens], sin[start : start + tokens])
-    keys, values = kv.append(k, v)
-    attention = attend(q, keys, values, start).reshape(tokens, -1)
-    see("o", attention)
-    x = x + _linear(attention, layer.o, layer.o_bias)
 
-    m = rms_norm(x, layer.mlp_norm, config.norm_eps)
-    see("gate_up", m)
-    gate, up = np.split(_linear(m, layer.gate_up, layer.gate_up_bias), 2, axis=1)
-    product = silu(gate) * up
-    see("down", product)
-    return x + _linear(product, layer.down, layer.down_bias)
+def _attention(
+    attention: Attention, gains: Mapping[str, np.ndarray], qkv: np.ndarray, rope: Tables, past: FloatKV, keep: Keep
+) -> np.ndarray:
+    """[T, q | k | v] -> [T, heads * head_dim], over all tokens that ``past`` holds and these."""
+    start = past.length
+    cos, sin = (table[start : start + len(qkv)] for table in rope)
+    q, k, v = split_heads(attention, gains, qkv, cos, sin)
+    keys, values = past.append(*keep(k, v))
+    return attend(q, keys, values, start).reshape(len(qkv), -1)
 
 
-def project_heads(
-    a: np.ndarray, layer: LayerWeights, config: ModelConfig, cos: np.ndarray, sin: np.ndarray
+def split_heads(
+    attention: Attention, gains: Mapping[str, np.ndarray], qkv: np.ndarray, cos: np.ndarray, sin: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Queries, keys (both after their rotation) and values [T, heads, head_dim] of a normed input a [T, hidden].
+    """Queries, keys (both after their norm and rotation) and values [T, heads, head_dim] of qkv [T, q | k | v].
 
-    cos and sin [T, head_dim / 2] are those of the positions of a.
+    cos and sin [T, head_dim / 2] are those of the positions of qkv.
     """
-    qkv = _linear(a, layer.qkv, layer.qkv_bias).reshape(len(a), -1, config.head_dim)
-    q, k, v = np.split(qkv, [config.num_heads, config.num_heads + config.num_kv_heads], axis=1)
-    if layer.q_norm is not None and layer.k_norm is not None:
-        q = rms_norm(q, layer.q_norm, config.norm_eps)
-        k = rms_norm(k, layer.k_norm, config.norm_eps)
+    heads = qkv.reshape(len(qkv), -1, attention.head_dim)
+    q, k, v = np.split(heads, [attention.heads, attention.heads + attention.kv_heads], axis=1)
+    if attention.q_norm is not None:
+        q = rms_norm(q, gains[attention.q_norm.name], attention.eps)
+    if attention.k_norm is not None:
+        k = rms_norm(k, gains[attention.k_norm.name], attention.eps)
     return rotate(q, cos, sin), rotate(k, cos, sin), v
-
-
-def _linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    y: np.ndarray = x @ weight.T
-    return y if bias is None else y + bias
-
-
-def _nothing(name: str, values: np.ndarray) -> None:
-    pass
 
 
 class FloatModel:
     """All weights in memory, every linear in float32; agrees with transformers to rounding."""
 
     def __init__(self, source: WeightSource, config: ModelConfig) -> None:
-        check_tensors(source, config)
         self.config = config
-        self.embedding = read_embedding(source, config)
-        self.layers = [read_layer(source, config, index) for index in range(config.num_layers)]
-        self.final_norm = read_final_norm(source, config)
-        self.output = self.embedding if config.tied_embeddings else read_output(source, config)
-        self._cos, self._sin = rope_tables(config, min(config.context, 4096))
+        self.decoder = decoder = describe(config)
+        check_tensors(source, decoder)
+        self.embedding = read_embedding(source, decoder)
+        self.layers = [read_layer(source, layer) for layer in decoder.layers]
+        self.final_norm = read_final_norm(source, decoder)
+        self.output = self.embedding if decoder.tied else read_output(source, decoder)
+        self._tables = RopeTables(min(config.context, 4096))
 
     def open_cache(self) -> FloatCache:
         """An empty cache for one sequence."""
-        return FloatCache(self.config)
+        return FloatCache(self.decoder)
 
     def forward(
         self, tokens: Sequence[int] | np.ndarray, cache: FloatCache | None = None, *, last_only: bool = False
@@ -210,13 +236,9 @@ class FloatModel:
         end = cache.length + ids.size
         if end > self.config.context:
             raise ContextOverflow(end, self.config.context)
-        cos, sin = self._tables(end)
+        if end > self._tables.positions:
+            self._tables = RopeTables(min(self.config.context, 2 * end))
         x = self.embedding[ids]
-        for layer, past in zip(self.layers, cache.layers, strict=True):
-            x = layer_forward(x, layer, self.config, cos, sin, past)
-        return rms_norm(x, self.final_norm, self.config.norm_eps)
-
-    def _tables(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-        if length > len(self._cos):
-            self._cos, self._sin = rope_tables(self.config, min(self.config.context, 2 * length))
-        return self._cos, self._sin
+        for layer, weights, past in zip(self.decoder.layers, self.layers, cache.layers, strict=True):
+            x = layer_forward(x, layer, weights, self._tables, past)
+        return rms_norm(x, self.final_norm, self.decoder.norm.eps)

@@ -6,16 +6,33 @@ import math
 
 import numpy as np
 
-from edge_llm.config import ModelConfig, RopeScaling
+from edge_llm.config import RopeScaling
+from edge_llm.models.layer import Rope
+
+Tables = tuple[np.ndarray, np.ndarray]
+"""Cosines and sines of every position's angles, each float32 [positions, dim / 2]."""
 
 
-def rope_tables(config: ModelConfig, context: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of every position's angles, each float32 [context, head_dim / 2]; computed in float64."""
-    frequency = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
-    if config.rope_scaling is not None:
-        frequency = _llama3_frequencies(frequency, config.rope_scaling)
-    angle = np.arange(context)[:, None] * frequency
+def rope_tables(rope: Rope, positions: int) -> Tables:
+    """The tables of ``positions`` positions; computed in float64."""
+    frequency = rope.theta ** (-np.arange(0, rope.dim, 2) / rope.dim)
+    if rope.scaling is not None:
+        frequency = _llama3_frequencies(frequency, rope.scaling)
+    angle = np.arange(positions)[:, None] * frequency
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+class RopeTables:
+    """The tables of ``positions`` positions for every embedding that a model's layers have, each made once."""
+
+    def __init__(self, positions: int) -> None:
+        self.positions = positions
+        self._tables: dict[Rope, Tables] = {}
+
+    def __getitem__(self, rope: Rope) -> Tables:
+        if rope not in self._tables:
+            self._tables[rope] = rope_tables(rope, self.positions)
+        return self._tables[rope]
 
 
 def _llama3_frequencies(frequency: np.ndarray, scaling: RopeScaling) -> np.ndarray:

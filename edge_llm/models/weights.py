@@ -1,22 +1,19 @@
-"""Float weights of a decoder by their Hugging Face names, fused the way the runtime multiplies them.
+"""Float weights of a decoder by their names in the source, stacked the way the runtime multiplies them.
 
-q, k and v become one matrix, gate and up another.  A source is whatever knows tensor names, shapes and float32 data
-(`WeightSource`); nothing is read before it is asked for, and a layer at a time.
+A source is whatever knows tensor names, shapes and float32 data (`WeightSource`); nothing is read before it is asked for, and
+a layer at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel
-
-EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
-OUTPUT = "lm_head.weight"
+from edge_llm.models.layer import Decoder, Layer, Linear
 
 _IGNORED = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias")
 """Buffers that old exports wrote beside the weights; the config says the same."""
@@ -35,114 +32,85 @@ class WeightSource(Protocol):
 
 
 @dataclass(frozen=True)
+class FloatLinear:
+    """A linear in float32: weight [N, K], bias [N] or None."""
+
+    weight: np.ndarray
+    bias: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
 class LayerWeights:
-    """One layer in float32.  H hidden, Q = heads * head_dim, KV = kv heads * head_dim, F intermediate."""
+    """One layer in float32, by the names of its description."""
 
-    attention_norm: np.ndarray  # [H]
-    qkv: np.ndarray  # [Q + 2 KV, H], rows q | k | v
-    qkv_bias: np.ndarray | None  # [Q + 2 KV]
-    q_norm: np.ndarray | None  # [head_dim]
-    k_norm: np.ndarray | None  # [head_dim]
-    o: np.ndarray  # [H, Q]
-    o_bias: np.ndarray | None  # [H]
-    mlp_norm: np.ndarray  # [H]
-    gate_up: np.ndarray  # [2 F, H], rows gate | up
-    gate_up_bias: np.ndarray | None  # [2 F]
-    down: np.ndarray  # [H, F]
-    down_bias: np.ndarray | None  # [H]
+    linears: Mapping[str, FloatLinear]
+    gains: Mapping[str, np.ndarray]
 
 
-def layer_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    """Hugging Face names and shapes of one layer's tensors."""
-    hidden, q, kv, ffn = config.hidden_size, config.q_size, config.kv_size, config.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (q, hidden),
-        "self_attn.k_proj.weight": (kv, hidden),
-        "self_attn.v_proj.weight": (kv, hidden),
-        "self_attn.o_proj.weight": (hidden, q),
-        "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (ffn, hidden),
-        "mlp.up_proj.weight": (ffn, hidden),
-        "mlp.down_proj.weight": (hidden, ffn),
-    }
-    if config.qkv_bias:
-        shapes |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
-    if config.output_bias:
-        shapes |= {"self_attn.o_proj.bias": (hidden,)}
-    if config.mlp_bias:
-        shapes |= {"mlp.gate_proj.bias": (ffn,), "mlp.up_proj.bias": (ffn,), "mlp.down_proj.bias": (hidden,)}
-    if config.qk_norm:
-        shapes |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
-    return {f"model.layers.{layer}.{name}": shape for name, shape in shapes.items()}
+def layer_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one layer's tensors in the source."""
+    shapes: dict[str, tuple[int, ...]] = {gain.source: (gain.size,) for gain in layer.gains}
+    for linear in layer.linears:
+        shapes |= {f"{part.source}.weight": (part.count, linear.columns) for part in linear.sources}
+        if linear.bias:
+            shapes |= {f"{part.source}.bias": (part.count,) for part in linear.sources}
+    return {layer.prefix + name: shape for name, shape in shapes.items()}
 
 
-def check_tensors(source: WeightSource, config: ModelConfig) -> list[str]:
-    """Hold the source against the config before anything is read.
+def check_tensors(source: WeightSource, decoder: Decoder) -> list[str]:
+    """Hold the source against the model's description before anything is read.
 
     Every tensor that the model needs must be there in its shape, else `InvalidModel`.  Returns the names of tensors
     that nothing uses, for a warning.
     """
     present = set(source.names())
-    needed = {EMBEDDING, FINAL_NORM}
-    _check(source, present, EMBEDDING, (config.vocab_size, config.hidden_size))
-    for layer in range(config.num_layers):
-        for name, shape in layer_shapes(config, layer).items():
-            _check(source, present, name, shape)
-            needed.add(name)
-    _check(source, present, FINAL_NORM, (config.hidden_size,))
-    if not config.tied_embeddings:
-        _check(source, present, OUTPUT, (config.vocab_size, config.hidden_size))
-        needed.add(OUTPUT)
-    elif OUTPUT in present:
-        _check_tied(source)
-        needed.add(OUTPUT)
-    return sorted(name for name in present - needed if not name.endswith(_IGNORED))
+    table, output = (decoder.vocab_size, decoder.hidden_size), _output_name(decoder)
+    needed: dict[str, tuple[int, ...]] = {decoder.embedding: table}
+    for layer in decoder.layers:
+        needed |= layer_shapes(layer)
+    needed[decoder.norm.gain.source] = (decoder.hidden_size,)
+    if not decoder.tied:
+        needed[output] = table
+    for name, shape in needed.items():
+        hint = "; set tie_word_embeddings if the embedding serves for it" if name == output else ""
+        _check(source, present, name, shape, hint)
+    if decoder.tied and output in present:
+        _check_tied(source, decoder)
+        needed[output] = table
+    return sorted(name for name in present - set(needed) if not name.endswith(_IGNORED))
 
 
-def _check(source: WeightSource, present: set[str], name: str, shape: tuple[int, ...]) -> None:
+def _check(source: WeightSource, present: set[str], name: str, shape: tuple[int, ...], hint: str) -> None:
     if name not in present:
-        hint = "; set tie_word_embeddings if the embedding serves for it" if name == OUTPUT else ""
         raise InvalidModel(f"the model lacks the tensor `{name}` {list(shape)} that its config.json asks for{hint}")
     found = tuple(source.shape(name))
     if found != shape:
         raise InvalidModel(f"tensor `{name}` has the shape `{list(found)}`, but config.json makes it {list(shape)}")
 
 
-def _check_tied(source: WeightSource) -> None:
-    if not np.array_equal(source.read(OUTPUT), source.read(EMBEDDING)):
+def _check_tied(source: WeightSource, decoder: Decoder) -> None:
+    output = _output_name(decoder)
+    if not np.array_equal(source.read(output), source.read(decoder.embedding)):
         raise InvalidModel(
-            f"config.json says tie_word_embeddings `true`, but `{OUTPUT}` differs from `{EMBEDDING}`; set it to false"
+            f"config.json says tie_word_embeddings `true`, but `{output}` differs from `{decoder.embedding}`; set it to false"
         )
 
 
-def read_layer(source: WeightSource, config: ModelConfig, layer: int) -> LayerWeights:
-    """Read layer ``layer``; the peak is this layer plus one of its matrices."""
+def _output_name(decoder: Decoder) -> str:
+    return f"{decoder.output.sources[0].source}.weight"
 
-    def read(*parts: str, when: bool = True) -> np.ndarray | None:
-        if not when:
-            return None
-        return _stacked(source, [f"model.layers.{layer}.{part}" for part in parts])
 
-    def need(*parts: str) -> np.ndarray:
-        return _stacked(source, [f"model.layers.{layer}.{part}" for part in parts])
-
-    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    gate_up = ("mlp.gate_proj", "mlp.up_proj")
+def read_layer(source: WeightSource, layer: Layer) -> LayerWeights:
+    """Read ``layer``; the peak is this layer plus one of its matrices."""
     return LayerWeights(
-        attention_norm=need("input_layernorm.weight"),
-        qkv=need(*(f"{part}.weight" for part in qkv)),
-        qkv_bias=read(*(f"{part}.bias" for part in qkv), when=config.qkv_bias),
-        q_norm=read("self_attn.q_norm.weight", when=config.qk_norm),
-        k_norm=read("self_attn.k_norm.weight", when=config.qk_norm),
-        o=need("self_attn.o_proj.weight"),
-        o_bias=read("self_attn.o_proj.bias", when=config.output_bias),
-        mlp_norm=need("post_attention_layernorm.weight"),
-        gate_up=need(*(f"{part}.weight" for part in gate_up)),
-        gate_up_bias=read(*(f"{part}.bias" for part in gate_up), when=config.mlp_bias),
-        down=need("mlp.down_proj.weight"),
-        down_bias=read("mlp.down_proj.bias", when=config.mlp_bias),
+        linears={linear.name: _read_linear(source, layer.prefix, linear) for linear in layer.linears},
+        gains={gain.name: source.read(layer.prefix + gain.source) for gain in layer.gains},
     )
+
+
+def _read_linear(source: WeightSource, prefix: str, linear: Linear) -> FloatLinear:
+    weight, bias = ([f"{prefix}{part.source}.{kind}" for part in linear.sources] for kind in ("weight", "bias"))
+    return FloatLinear(_stacked(source, weight), _stacked(source, bias) if linear.bias else None)
 
 
 def _stacked(source: WeightSource, names: list[str]) -> np.ndarray:
@@ -157,16 +125,16 @@ def _stacked(source: WeightSource, names: list[str]) -> np.ndarray:
     return out
 
 
-def read_embedding(source: WeightSource, config: ModelConfig) -> np.ndarray:
+def read_embedding(source: WeightSource, decoder: Decoder) -> np.ndarray:
     """Token embedding, float32 [vocab, hidden]."""
-    return source.read(EMBEDDING)
+    return source.read(decoder.embedding)
 
 
-def read_final_norm(source: WeightSource, config: ModelConfig) -> np.ndarray:
+def read_final_norm(source: WeightSource, decoder: Decoder) -> np.ndarray:
     """Gain of the norm before the output, float32 [hidden]."""
-    return source.read(FINAL_NORM)
+    return source.read(decoder.norm.gain.source)
 
 
-def read_output(source: WeightSource, config: ModelConfig) -> np.ndarray:
+def read_output(source: WeightSource, decoder: Decoder) -> np.ndarray:
     """Output matrix, float32 [vocab, hidden]; the embedding when the two are tied."""
-    return source.read(EMBEDDING if config.tied_embeddings else OUTPUT)
+    return source.read(decoder.embedding if decoder.tied else _output_name(decoder))

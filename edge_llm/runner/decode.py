@@ -50,12 +50,12 @@ def _groups(count: int, streamed: Sequence[int]) -> Iterator[range]:
 def _run_layers(
     layers: range, chunk: Chunk, weights: Weights, pages: Sequence[LayerPages], subgraphs: SubgraphShelf
 ) -> Callable[[], None]:
-    parts = [subgraphs.get(part, chunk.rows.static) for part in subgraphs.layer_parts]
+    parts = [[subgraphs.get(part, chunk.rows.static) for part in subgraphs.layer_parts[layer]] for layer in layers]
 
     def run() -> None:
-        for layer in layers:
+        for layer, layer_parts in zip(layers, parts, strict=True):
             layer_weights = weights.layer(layer)
-            for part in parts:
+            for part in layer_parts:
                 part(layer_weights, chunk.buffers, chunk.rows, pages[layer])
 
     return run

@@ -9,6 +9,7 @@ import numpy as np
 
 from edge_llm.config import ModelConfig
 from edge_llm.errors import ContextOverflow
+from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache
 from edge_llm.runner.base import Cancel, Cancelled, Segment
 
@@ -24,11 +25,11 @@ class FloatSequence(FloatCache):
 class FloatMemory:
     """Remembers nothing and never runs out: the oracle computes every request from its beginning."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._config = config
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
 
     def open(self, tokens: Sequence[int] = ()) -> FloatSequence:
-        return FloatSequence(self._config)
+        return FloatSequence(self._decoder)
 
     def reserve(self, sequence: FloatSequence, tokens: int) -> None:
         return
@@ -50,6 +51,7 @@ class Model(Protocol):
     """What is run: `FloatModel`, or a twin of it of which parts are in INT8."""
 
     config: ModelConfig
+    decoder: Decoder
 
     def forward(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
         """Logits float32 [T, vocab] of ``tokens`` that follow what ``cache`` holds."""
@@ -68,7 +70,7 @@ class FloatRunner:
 
     def __init__(self, model: Model, context: int) -> None:
         self.context = context
-        self.memory = FloatMemory(model.config)
+        self.memory = FloatMemory(model.decoder)
         self._model = model
 
     def open(self) -> FloatSequence:

@@ -8,15 +8,16 @@ the lane `flash`, see `runner.sweep`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_llm.config import ModelConfig
-from edge_llm.devices.base import Buffers, Device, Part, Rows, buffer_widths
+from edge_llm.devices.base import Buffers, Device, Part, Rows
 from edge_llm.kv.store import LayerPages
+from edge_llm.models.layer import HIDDEN
 from edge_llm.runner.embedding import embed
 from edge_llm.runner.sweep import Sweep
 from edge_llm.subgraphs.build import SubgraphShelf
+from edge_llm.subgraphs.placement import last_parts
 from edge_llm.weights.base import Weights
 from scheduler import TaskGraph
 
@@ -26,10 +27,10 @@ def take_turns(device: Device) -> bool:
     return len(device.lanes) == 1
 
 
-def activation_bytes(config: ModelConfig, rows: int, window: int, device: Device) -> int:
-    """Memory of the float activations of ``window`` chunks of ``rows`` tokens on ``device``."""
-    whole = sum(buffer_widths(config).values())
-    others = config.hidden_size if take_turns(device) else whole
+def activation_bytes(widths: Mapping[str, int], rows: int, window: int, device: Device) -> int:
+    """Memory of the float buffers, of these ``widths``, of ``window`` chunks of ``rows`` tokens on ``device``."""
+    whole = sum(widths.values())
+    others = widths[HIDDEN] if take_turns(device) else whole
     return rows * 4 * (whole + (window - 1) * others)
 
 
@@ -59,18 +60,16 @@ def prefill_graph(
     ends = [_add_embedding(graph, index, chunk, weights, device) for index, chunk in enumerate(chunks)]
     for layer in range(len(pages)):
         read = sweep.begin(layer)
-        keys: list[str] = []
+        parts = subgraphs.layer_parts[layer]
         for index, chunk in enumerate(chunks):
-            before = [ends[index - 1]] if turns else []  # ends[-1]: the last chunk's, in the layer before
-            for part in subgraphs.layer_parts:
-                after = [_name(index, layer, earlier) for earlier in part.after] or [ends[index], *before, *read]
-                if part.name == "attention":
-                    after += keys
+            before = ends[index - 1] if turns else ()  # ends[-1]: the last chunk's, in the layer before
+            for part in parts:
+                after = [_name(index, layer, earlier) for earlier in part.after] or [*ends[index], *before, *read]
+                after += [_name(earlier, layer, name) for earlier in range(index) for name in part.after_earlier]
                 run = _bind(part, layer, chunk, weights, pages[layer], subgraphs)
                 graph.add(_name(index, layer, part.name), part.lane, run, after=after, cost_key=_cost_key(part, chunk))
-            keys.append(_name(index, layer, "keys"))
-            ends[index] = _name(index, layer, subgraphs.layer_parts[-1].name)
-        sweep.end(layer, ends)
+            ends[index] = tuple(_name(index, layer, part) for part in last_parts(parts))
+        sweep.end(layer, [name for names in ends for name in names])
     return graph
 
 
@@ -81,16 +80,16 @@ def _name(chunk: int, layer: int, part: str) -> str:
 def _cost_key(part: Part, chunk: Chunk) -> str:
     """What tasks of like cost have in common; attention also depends on how many chunks of keys lie before it."""
     rows = chunk.rows
-    if part.name == "attention":
-        return f"attention/{rows.static}@{int(rows.position.max()) // rows.static}"
+    if part.after_earlier:
+        return f"{part.name}/{rows.static}@{int(rows.position.max()) // rows.static}"
     return f"{part.name}/{rows.static}"
 
 
-def _add_embedding(graph: TaskGraph, index: int, chunk: Chunk, weights: Weights, device: Device) -> str:
+def _add_embedding(graph: TaskGraph, index: int, chunk: Chunk, weights: Weights, device: Device) -> tuple[str, ...]:
     name = f"chunk{index}.embedding"
     run = embed(device, weights, chunk.rows, chunk.buffers)
     graph.add(name, "cpu", run, cost_key=f"embedding/{chunk.rows.static}")
-    return name
+    return (name,)
 
 
 def _bind(

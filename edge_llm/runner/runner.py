@@ -15,13 +15,15 @@ from edge_llm.errors import ContextOverflow, NumericError
 from edge_llm.kv.memory import KVMemory
 from edge_llm.kv.prefix import PrefixIndex
 from edge_llm.kv.store import KVStore, SequencePages
+from edge_llm.models import describe
+from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancel, Cancelled, Segment
 from edge_llm.runner.chunks import ladder, static_length
 from edge_llm.runner.decode import decode_graph
 from edge_llm.runner.order import choose_policy
 from edge_llm.runner.prefill import Chunk, prefill_graph, take_turns
 from edge_llm.runner.rows import pack
-from edge_llm.subgraphs.build import FINAL_NORM_PART, HEAD_PART, SubgraphShelf
+from edge_llm.subgraphs.build import SubgraphShelf
 from edge_llm.weights.base import Weights
 
 if TYPE_CHECKING:
@@ -70,22 +72,23 @@ class Int8Runner:
         weights: Weights,
         device: Device,
         runtime: RuntimeConfig,
-        rope: tuple[np.ndarray, np.ndarray],
+        tables: RopeTables,
         identity: bytes = b"",
         prefix_store: PrefixStore | None = None,
     ) -> None:
         self.config = config
+        decoder = describe(config)
         self.context = runtime.context or config.context
-        self.weights = device.weights(weights, config.num_layers)
-        self.kv = KVStore(config, runtime.kv_tokens or self.context)
+        self.weights = device.weights(weights, len(decoder.layers))
+        self.kv = KVStore(decoder.attentions, runtime.kv_tokens or self.context)
         self.memory = KVMemory(self.kv, PrefixIndex(self.kv.pages, identity, self.kv.pages.pages), prefix_store)
-        self.subgraphs = SubgraphShelf(device, config, rope)
+        self.subgraphs = SubgraphShelf(device, decoder, tables)
         self._device = device
         self._lengths = ladder(min(runtime.chunk, max(8, self.context)))
         self._window = runtime.window
         self.policy = choose_policy(runtime.policy, device.lanes)
         """Order of the tasks of a window; it changes no result."""
-        self._buffers = [device.buffers(config, self._lengths[-1])]
+        self._buffers = [device.buffers(self.subgraphs.widths, self._lengths[-1])]
         self.cost = scheduler.CostModel()
         """What tasks took so far, by kind and lane; the policy looks ahead with it."""
         self.watch: Callable[[scheduler.Trace], None] | None = None
@@ -167,7 +170,7 @@ class Int8Runner:
 
     def _more_buffers(self) -> Buffers:
         if not take_turns(self._device):
-            return self._device.buffers(self.config, self._lengths[-1])
+            return self._device.buffers(self.subgraphs.widths, self._lengths[-1])
         first = self._buffers[0]
         return {**first, "hidden": np.empty_like(first["hidden"])}
 
@@ -175,7 +178,7 @@ class Int8Runner:
         """Logits of the rows ``wanted``: float32 [wanted, vocab]."""
         hidden, rows = self._wanted_rows(chunk, wanted)
         logits = np.empty((len(hidden), self.config.vocab_size), np.float32)
-        head = self.subgraphs.get(HEAD_PART, rows.static)
+        head = self.subgraphs.get(self.subgraphs.head, rows.static)
         for columns, weights in self.weights.head_blocks():
             part = logits[:, columns]
             out = part if part.flags.c_contiguous else np.empty_like(part, order="C")
@@ -188,7 +191,7 @@ class Int8Runner:
         """Normed last hidden states of the rows ``wanted``: float32 [wanted, hidden_size]."""
         hidden, rows = self._wanted_rows(chunk, wanted)
         normed = np.empty_like(hidden)
-        norm = self.subgraphs.get(FINAL_NORM_PART, rows.static)
+        norm = self.subgraphs.get(self.subgraphs.final_norm, rows.static)
         norm(self.weights.head, {"hidden": hidden, "normed": normed}, rows, None)
         return normed
 

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from edge_llm.models import describe
 from edge_llm.server.host import ModelHost
 
 
@@ -33,7 +34,7 @@ def _entry(host: ModelHost, name: str) -> dict[str, Any]:
     entry["meta"] = {
         "n_ctx": engine.runner.context,
         "n_ctx_train": engine.config.context,
-        "n_params": engine.config.parameters,
+        "n_params": describe(engine.config).parameters,
         "n_embd": engine.config.hidden_size,
         "n_vocab": engine.config.vocab_size,
     }

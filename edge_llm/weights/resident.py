@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from edge_llm.formats.bundle import Bundle
+from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.quant.linear import BlockWeights, LinearWeights
 
-LINEARS = ("qkv", "o", "gate_up", "down")
-GAINS = ("attention_norm", "mlp_norm", "q_norm", "k_norm", "k_offset")
 Progress = Callable[[int, int], None]
 
 
@@ -48,10 +47,12 @@ class ResidentWeights:
 
 def layer_weights(bundle: Bundle, tensors: dict[str, np.ndarray], index: int) -> BlockWeights:
     """The weights of layer ``index``."""
-    prefix = f"layers.{index}"
+    prefix, layer = f"layers.{index}", bundle.decoder.layers[index]
+    linears = [linear.name for linear in layer.linears]
+    gains = [*(gain.name for gain in layer.gains), KEY_OFFSET]
     return BlockWeights(
-        linears={name: linear_weights(bundle, tensors, f"{prefix}.{name}", f"{prefix}.{name}") for name in LINEARS},
-        gains={name: tensors[f"{prefix}.{name}"] for name in GAINS if f"{prefix}.{name}" in tensors},
+        linears={name: linear_weights(bundle, tensors, f"{prefix}.{name}", f"{prefix}.{name}") for name in linears},
+        gains={name: tensors[f"{prefix}.{name}"] for name in gains},
     )
 
 

@@ -1,0 +1,253 @@
+"""What a decoder is, said once: its layers, and each layer as operations over named buffers.
+
+A family describes its layers with these values.  Reading weights, the float reference, calibration, quantization, the bundle's
+layout, subgraphs, buffers and costs walk over the description; none of them knows a linear by its name.
+
+    Layer("model.layers.0.", (
+        Norm(Gain("attention_norm", "input_layernorm.weight", 64), 1e-5, reads="hidden", writes="normed"),
+        Linear("qkv", (Rows("self_attn.q_proj", 64), ...), 64, reads="normed", writes="qkv"),
+        ...))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from edge_llm.config import RopeScaling
+
+HIDDEN = "hidden"
+"""The buffer that layers hand on: float32 [tokens, hidden size]."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A vector of a norm: its name here, its tensor in the source, its length."""
+
+    name: str
+    source: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding of heads of ``dim`` channels (Su et al., 2021, arXiv 2104.09864)."""
+
+    dim: int
+    theta: float
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Output rows of a linear that come from one module of the source: ``<source>.weight``, and ``<source>.bias``."""
+
+    source: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Norm:
+    """``writes = reads / sqrt(mean(reads^2) + eps) * gain`` (RMS norm)."""
+
+    gain: Gain
+    eps: float
+    reads: str
+    writes: str
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``writes = reads @ W.T (+ bias) (+ adds)``; W [rows, columns] is its sources one under the other."""
+
+    name: str
+    sources: tuple[Rows, ...]
+    columns: int
+    """Input channels K."""
+    reads: str
+    writes: str
+    adds: str = ""
+    """A buffer that is added to the result, such as the residual stream."""
+    bias: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Output channels N."""
+        return sum(part.count for part in self.sources)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Causal grouped attention of ``reads`` [tokens, q | k | v] after q/k norms and rotation."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope
+    reads: str
+    writes: str
+    q_norm: Gain | None = None
+    """Gain of an RMS norm of every query head, before the rotation."""
+    k_norm: Gain | None = None
+    eps: float = 0.0
+    """Of these norms."""
+
+    @property
+    def q_size(self) -> int:
+        """Width of all queries, and of the result."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all keys, and of all values."""
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class SwiGLU:
+    """``writes = silu(gate) * up`` of ``reads`` [tokens, gate | up], each ``width`` wide (Shazeer, 2020, arXiv 2002.05202)."""
+
+    width: int
+    reads: str
+    writes: str
+
+
+Operation = Norm | Linear | Attention | SwiGLU
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer: where its tensors begin in the source, and its operations in order."""
+
+    prefix: str
+    operations: tuple[Operation, ...]
+
+    def __post_init__(self) -> None:
+        written = {HIDDEN}
+        names = [linear.name for linear in self.linears] + [gain.name for gain in self.gains]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two linears or gains of layer `{self.prefix}` have one name: {names}")
+        for operation in self.operations:
+            for buffer in read_by(operation):
+                if buffer not in written:
+                    raise ValueError(f"layer `{self.prefix}` reads the buffer `{buffer}` before anything writes it")
+            written.add(operation.writes)
+        _ = self.projection
+        for linear in self.linears:
+            if self.widths.get(linear.reads, linear.columns) != linear.columns:
+                wide = self.widths[linear.reads]
+                raise ValueError(f"`{linear.name}` takes {linear.columns} columns, `{linear.reads}` has {wide}")
+
+    @cached_property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its linears in order."""
+        return tuple(operation for operation in self.operations if isinstance(operation, Linear))
+
+    @cached_property
+    def gains(self) -> tuple[Gain, ...]:
+        """The vectors of its norms in order."""
+        return tuple(gain for operation in self.operations for gain in gains_of(operation))
+
+    @cached_property
+    def attention(self) -> Attention:
+        """Its one attention."""
+        (found,) = (operation for operation in self.operations if isinstance(operation, Attention))
+        return found
+
+    @cached_property
+    def projection(self) -> Linear:
+        """The linear that gives its attention queries, keys and values."""
+        found = self.writer(self.attention.reads, self.attention)
+        if not isinstance(found, Linear) or found.rows != self.attention.q_size + 2 * self.attention.kv_size:
+            raise ValueError(f"the attention of layer `{self.prefix}` does not read the q | k | v of one linear")
+        return found
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """Values per token of every buffer that it writes."""
+        widths: dict[str, int] = {}
+        for operation in self.operations:
+            widths[operation.writes] = _width(operation)
+        return widths
+
+    def linear(self, name: str) -> Linear:
+        """The linear called ``name``."""
+        return next(linear for linear in self.linears if linear.name == name)
+
+    def writer(self, buffer: str, reader: Operation) -> Operation | None:
+        """The operation whose result ``reader`` finds in ``buffer``; None where the layer is given it."""
+        before = self.operations[: self.operations.index(reader)]
+        return next((operation for operation in reversed(before) if operation.writes == buffer), None)
+
+    def readers(self, written: Operation) -> Iterator[Operation]:
+        """The operations that read what ``written`` writes, up to the next that writes there."""
+        for operation in self.operations[self.operations.index(written) + 1 :]:
+            if written.writes in read_by(operation):
+                yield operation
+            if operation.writes == written.writes:
+                return
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder: embedding, layers, last norm, output matrix."""
+
+    embedding: str
+    """Tensor of the embedding [vocabulary, hidden size] in the source."""
+    layers: tuple[Layer, ...]
+    norm: Norm
+    output: Linear
+    """The output matrix; its source is not read where the embedding serves for it."""
+    tied: bool
+
+    @property
+    def vocab_size(self) -> int:
+        return self.output.rows
+
+    @property
+    def hidden_size(self) -> int:
+        return self.output.columns
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, biases left out."""
+        table = self.vocab_size * self.hidden_size
+        layers = sum(
+            sum(linear.rows * linear.columns for linear in layer.linears) + sum(gain.size for gain in layer.gains)
+            for layer in self.layers
+        )
+        return table * (1 if self.tied else 2) + layers + self.norm.gain.size
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention of every layer."""
+        return tuple(layer.attention for layer in self.layers)
+
+    def linears(self) -> dict[str, Linear]:
+        """Every linear of the model by its name in a bundle, in execution order."""
+        named = {f"layers.{index}.{linear.name}": linear for index, layer in enumerate(self.layers) for linear in layer.linears}
+        return named | {"output": self.output}
+
+
+def read_by(operation: Operation) -> tuple[str, ...]:
+    """The buffers that ``operation`` reads."""
+    adds = operation.adds if isinstance(operation, Linear) else ""
+    return (operation.reads, adds) if adds else (operation.reads,)
+
+
+def gains_of(operation: Operation) -> tuple[Gain, ...]:
+    """The vectors that ``operation`` multiplies with."""
+    if isinstance(operation, Norm):
+        return (operation.gain,)
+    if isinstance(operation, Attention):
+        return tuple(gain for gain in (operation.q_norm, operation.k_norm) if gain is not None)
+    return ()
+
+
+def _width(operation: Operation) -> int:
+    if isinstance(operation, Norm):
+        return operation.gain.size
+    if isinstance(operation, Linear):
+        return operation.rows
+    return operation.q_size if isinstance(operation, Attention) else operation.width
