@@ -70,17 +70,31 @@ def merge(
     add: _F32 | None,
     /,
 ) -> None: ...
+class Int8Linear:
+    """The weight of a linear, see `kernels.linear`."""
+
+    def __init__(
+        self,
+        tiles: _I8,
+        n: int,
+        k: int,
+        input_scale: float,
+        scale: _F32,
+        row_sum: _I32,
+        hot: _I32,
+        hot_weight: _F16,
+        bias: _F32 | None,
+        /,
+    ) -> None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+
 def linear(
     x: _F32,
-    tiles: _I8,
-    n: int,
-    input_scale: float,
-    scale: _F32,
-    row_sum: _I32,
-    hot: _I32,
-    hot_weight: _F16,
+    weight: Int8Linear,
     pool: ThreadPool,
-    bias: _F32 | None,
     add: _F32 | None,
     shadow: bool,
     out: _F32 | None,

@@ -5,7 +5,8 @@
 with x normed before and SwiGLU applied after, where asked for.
 
 `linear` does all of it in one call and is what a runtime uses; the other functions are its parts, bit-identical in
-composition. `scale` f32[N] is always activation scale * weight scale, `tiles` is made by `kernels.layout.pack_tiles`, `hot`
+composition. Its weight is an `Int8Linear(tiles, n, k, input_scale, scale, row_sum, hot, hot_weight, bias)`: checked when it
+is made, it keeps its arrays, which must not change. `input_scale` is the activation scale. `scale` f32[N] is always activation scale * weight scale, `tiles` is made by `kernels.layout.pack_tiles`, `hot`
 i32[H] ascends and may be empty (then `hot_weight` is f16[0, N]). A row's result does not depend on the other rows, on the
 number of threads or on the instruction set. `kernels.reference` defines every function.
 All raise ValueError, naming the argument, for a wrong type, shape or order, and for a non-finite activation.
@@ -14,11 +15,11 @@ All raise ValueError, naming the argument, for a wrong type, shape or order, and
 from __future__ import annotations
 
 from kernels import _native
-from kernels._native import ThreadPool
+from kernels._native import Int8Linear, ThreadPool
 from kernels.pointwise import swiglu as swiglu_rows
 from kernels.reference import F16, F32, I8, I32, Residual
 
-__all__ = ["Residual", "hot_product", "linear", "linear_int8", "merge", "quantize"]
+__all__ = ["Int8Linear", "Residual", "hot_product", "linear", "linear_int8", "merge", "quantize"]
 
 
 def quantize(
@@ -81,16 +82,9 @@ def merge(
 
 def linear(
     x: F32,
-    tiles: I8,
-    n: int,
-    input_scale: float,
-    scale: F32,
-    row_sum: I32,
-    hot: I32,
-    hot_weight: F16,
+    weight: Int8Linear,
     pool: ThreadPool,
     *,
-    bias: F32 | None = None,
     add: F32 | None = None,
     shadow: bool = True,
     gain: F32 | None = None,
@@ -100,14 +94,13 @@ def linear(
 ) -> F32:
     """x[M, K] -> y[M, N]: quantize -> linear_int8 -> merge with hot_product and `add` f32[M, N], in one pass over y.
 
-    `input_scale` is the activation scale. Without `shadow` the hot columns and the residual are left out. With `gain`
-    f32[K] x is `rms_norm(x, gain, eps)` first. With `swiglu`, which excludes `add`, the result is `swiglu(y)` [M, N/2].
-    `out` may be `add` itself. When an activation is not finite, `out` is left as it was.
+    Without `shadow` the hot columns and the residual are left out. With `gain` f32[K] x is `rms_norm(x, gain, eps)` first.
+    With `swiglu`, which excludes `add`, the result is `swiglu(y)` [M, N/2]. `out` may be `add` itself. When an activation
+    is not finite, `out` is left as it was.
     """
-    arguments = (x, tiles, n, input_scale, scale, row_sum, hot, hot_weight, pool, bias, add, shadow)
-    if swiglu and add is None and n % _SWIGLU_CHANNELS:
-        return swiglu_rows(_native.linear(*arguments, None, gain, eps, False), pool, out)
-    return _native.linear(*arguments, out, gain, eps, swiglu)
+    if swiglu and add is None and weight.rows % _SWIGLU_CHANNELS:
+        return swiglu_rows(_native.linear(x, weight, pool, add, shadow, None, gain, eps, False), pool, out)
+    return _native.linear(x, weight, pool, add, shadow, out, gain, eps, swiglu)
 
 
 _SWIGLU_CHANNELS = 32

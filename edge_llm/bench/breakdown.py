@@ -22,7 +22,8 @@ from edge_llm.engine.runners import load_runner
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.store import LayerPages
 from edge_llm.models.rope import RopeTables
-from edge_llm.quant.linear import BlockWeights, LinearWeights
+from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8 import Int8Weight
 from edge_llm.weights.base import Weights
 
 RUNS = 3
@@ -66,7 +67,7 @@ class TimedDevice:
     def buffers(self, widths: Mapping[str, int], rows: int) -> Buffers:
         return self._device.buffers(widths, rows)
 
-    def embed(self, table: LinearWeights, rows: Rows, hidden: np.ndarray) -> None:
+    def embed(self, table: Int8Weight, rows: Rows, hidden: np.ndarray) -> None:
         started = time.perf_counter()
         self._device.embed(table, rows, hidden)
         self._notes.append(("embedding", None, None, rows, None, time.perf_counter() - started))

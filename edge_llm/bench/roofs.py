@@ -20,7 +20,7 @@ from edge_llm.kv.store import page_bytes
 from edge_llm.models.layer import Decoder, Layer
 from kernels import ThreadPool, isa
 from kernels.layout import row_sums
-from kernels.linear import linear
+from kernels.linear import Int8Linear, linear
 from kernels.roofs import int8_rate, read_bandwidth
 
 
@@ -72,7 +72,8 @@ def _linear_of(
     scale, row_sum = np.ones(outputs, np.float32), row_sums(tiles, outputs)
     hot, hot_weight = np.empty(0, np.int32), np.empty((0, outputs), np.float16)
     out = np.empty((rows, outputs), np.float32)
-    return lambda: linear(x, tiles, outputs, 0.05, scale, row_sum, hot, hot_weight, pool, out=out)
+    weight = Int8Linear(tiles, outputs, inputs, 0.05, scale, row_sum, hot, hot_weight, None)
+    return lambda: linear(x, weight, pool, out=out)
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,11 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights
 from edge_llm.paths import find_bundle
 from edge_llm.quant.kv import rounded
-from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.runner.float_path import FloatRunner
+from edge_llm.schemes import BlockWeights
 from edge_llm.weights.resident import ResidentWeights
 from kernels import ThreadPool
 from kernels.layout import gather_rows
-from kernels.linear import linear
 
 MAX_TOKENS = 2048
 """Tokens of the text that shares are measured on."""
@@ -96,7 +95,7 @@ class PartlyInt8:
         """Logits float32 [T, vocab] of ``tokens`` that follow what ``cache`` holds."""
         states = self.states(tokens, cache)
         if self._place == "output":
-            return self._product(self._weights.head.linears["output"], states)
+            return self._weights.head.linears["output"].apply(states, self._pool)
         return np.asarray(states @ self._float.output.T)
 
     def states(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
@@ -118,7 +117,7 @@ class PartlyInt8:
 
     def _layer(self, x: np.ndarray, layer: Layer, block: BlockWeights, past: FloatKV) -> np.ndarray:
         def apply(linear: Linear, _: FloatLinear, x: np.ndarray) -> np.ndarray:
-            return self._product(block.linears[linear.name], x)
+            return block.linears[linear.name].apply(np.ascontiguousarray(x, np.float32), self._pool)
 
         def keep(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             keys = keys - block.gains[KEY_OFFSET]
@@ -126,18 +125,3 @@ class PartlyInt8:
 
         none = dict.fromkeys((linear.name for linear in layer.linears), FloatLinear(np.empty((0, 0), np.float32)))
         return layer_forward(x, layer, LayerWeights(none, block.gains), self._tables, past, apply=apply, keep=keep)
-
-    def _product(self, w: LinearWeights, x: np.ndarray) -> np.ndarray:
-        return linear(
-            np.ascontiguousarray(x, np.float32),
-            w.tiles,
-            w.rows,
-            w.input_scale,
-            w.scale,
-            w.row_sum,
-            w.hot_index,
-            w.hot_weight,
-            self._pool,
-            bias=w.bias,
-            shadow=w.residual,
-        )

@@ -51,7 +51,7 @@ from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.formats.safetensors_writer import safetensors_header
 from edge_llm.models import describe, load_config
-from edge_llm.models.layer import Attention, Linear, gains_of
+from edge_llm.models.layer import Attention, Layer, Linear, gains_of
 from edge_llm.models.weights import (
     LayerWeights,
     check_tensors,
@@ -72,8 +72,9 @@ from edge_llm.quant.profile import (
     naive_treatment,
     treatments,
 )
-from edge_llm.quant.scheme import MAX_FLOAT16, QuantizedWeight, quantize_weight
+from edge_llm.quant.scheme import MAX_FLOAT16
 from edge_llm.quant.shadow import DEFAULT_BUDGET, Treatment, choice, fewest_steps, upgrades
+from edge_llm.schemes import int8, scheme_of
 from edge_llm.text.chat import ChatTemplate, find_template
 from edge_llm.text.tokenizer import Tokenizer
 
@@ -291,6 +292,7 @@ class _Job:
                 self.config,
                 {name: one.input_scale for name, one in kept.items()},
                 shadows={name: one.shadow for name, one in kept.items()},
+                schemes={name: one.scheme for name, one in kept.items()},
                 profile=profile.to_fields(),
                 source=self._made_from(),
                 created_with=_version(),
@@ -346,47 +348,22 @@ class _Job:
         }
 
     def _write_weights(self, writer: BundleWriter, kept: Mapping[str, Treatment], survey: Survey) -> None:
-        decoder = self.decoder
+        decoder = self.decoder.with_schemes({name: one.scheme for name, one in kept.items()})
         if not decoder.tied:
-            _add(writer, "embedding", quantize_weight(read_embedding(self.source, decoder), _NO_CHANNELS, "the embedding"))
+            _add(writer, "embedding", int8.convert(read_embedding(self.source, decoder), _NO_CHANNELS, "the embedding"))
         with workers() as pool:
             for index, layer in enumerate(decoder.layers):
                 self.progress("layers", index, len(decoder.layers))
                 weights = fold_layer(read_layer(self.source, layer), layer, survey.folds[index])
-                self._write_layer(writer, index, weights, kept, survey.key_offsets[index], pool)
+                _write_layer(writer, f"layers.{index}", layer, weights, kept, survey.key_offsets[index], pool)
         self.progress("layers", len(decoder.layers), len(decoder.layers))
         self.progress("output", 0, 1)
         writer.add("final_norm", read_final_norm(self.source, decoder) / survey.output_fold)
         place = "embedding" if decoder.tied else "output"
         output = read_output(self.source, decoder)
         output *= survey.output_fold
-        _add(writer, place, quantize_weight(output, kept["output"].hot, "output"))
+        _add(writer, place, int8.convert(output, kept["output"].hot, "output"))
         self.progress("output", 1, 1)
-
-    def _write_layer(
-        self,
-        writer: BundleWriter,
-        index: int,
-        weights: LayerWeights,
-        kept: Mapping[str, Treatment],
-        offset: np.ndarray,
-        pool: Executor,
-    ) -> None:
-        name = f"layers.{index}"
-        made = {
-            part: pool.submit(quantize_weight, linear.weight, kept[f"{name}.{part}"].hot, f"{name}.{part}")
-            for part, linear in weights.linears.items()
-        }
-        for operation in self.decoder.layers[index].operations:
-            if isinstance(operation, Linear):
-                _add(writer, f"{name}.{operation.name}", made[operation.name].result())
-                bias = weights.linears[operation.name].bias
-                if bias is not None:
-                    writer.add(f"{name}.{operation.name}.bias", bias)
-            for gain in gains_of(operation):
-                writer.add(f"{name}.{gain.name}", weights.gains[gain.name])
-            if isinstance(operation, Attention):
-                writer.add(f"{name}.{KEY_OFFSET}", offset)
 
     def _write_files(self, writer: BundleWriter) -> None:
         for name in _COPIED:
@@ -416,8 +393,34 @@ class _Job:
         self.progress("copy", len(names), len(names))
 
 
-def _add(writer: BundleWriter, place: str, weight: QuantizedWeight) -> None:
-    for part, array in weight.arrays().items():
+def _write_layer(
+    writer: BundleWriter,
+    name: str,
+    layer: Layer,
+    weights: LayerWeights,
+    kept: Mapping[str, Treatment],
+    offset: np.ndarray,
+    pool: Executor,
+) -> None:
+    """The tensors of layer ``name`` in the order of its operations; ``offset`` is its mean key."""
+
+    def convert(linear: Linear) -> dict[str, np.ndarray]:
+        full_name, found = f"{name}.{linear.name}", weights.linears[linear.name]
+        arrays = scheme_of(linear).convert(found.weight, kept[full_name].hot, full_name)
+        return arrays if found.bias is None else {**arrays, "bias": found.bias}
+
+    made = {linear.name: pool.submit(convert, linear) for linear in layer.linears}
+    for operation in layer.operations:
+        if isinstance(operation, Linear):
+            _add(writer, f"{name}.{operation.name}", made[operation.name].result())
+        for gain in gains_of(operation):
+            writer.add(f"{name}.{gain.name}", weights.gains[gain.name])
+        if isinstance(operation, Attention):
+            writer.add(f"{name}.{KEY_OFFSET}", offset)
+
+
+def _add(writer: BundleWriter, place: str, arrays: Mapping[str, np.ndarray]) -> None:
+    for part, array in arrays.items():
         writer.add(f"{place}.{part}", array)
 
 

@@ -24,14 +24,13 @@ from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.formats.safetensors import SourceFolder
 from edge_llm.kv.pages import PAGE_TOKENS, pages_for
 from edge_llm.kv.store import KVStore
-from edge_llm.models.layer import Decoder
+from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import LayerWeights, read_final_norm, read_layer, read_output
-from edge_llm.quant.linear import BlockWeights, LinearWeights
-from edge_llm.quant.scheme import QuantizedWeight, quantize_weight
-from edge_llm.quant.shadow import NONE, Treatment
+from edge_llm.models.weights import FloatLinear, LayerWeights, read_final_norm, read_layer, read_output
+from edge_llm.quant.shadow import Treatment
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
+from edge_llm.schemes import BlockWeights, Weight, int8, scheme_of
 from edge_llm.subgraphs.build import SubgraphShelf
 
 Choice = Mapping[str, Treatment]
@@ -92,7 +91,7 @@ class _Trial:
     def _embed(self, embedded: np.ndarray, choice: Choice) -> np.ndarray:
         """The embeddings float32 [tokens, hidden] as the bundle will have them."""
         hot = choice["output"].hot if self._decoder.tied else np.empty(0, np.int32)
-        table = _weights(quantize_weight(embedded, hot, "the embedding"), embedded.shape[1], choice["output"], None)
+        table = int8.open(self._decoder.output, int8.convert(embedded, hot, "the embedding"), choice["output"].facts)
         hidden = np.empty_like(embedded)
         self._device.embed(table, replace(self._rows, tokens=np.arange(len(embedded))), hidden)
         return hidden
@@ -101,7 +100,8 @@ class _Trial:
         """Carry the states of every choice through layer ``index`` with the float ``weights``."""
         name = f"layers.{index}"
         linears = {
-            part: self._linears(f"{name}.{part}", linear.weight, linear.bias, pool) for part, linear in weights.linears.items()
+            linear.name: self._linears(f"{name}.{linear.name}", linear, weights.linears[linear.name], pool)
+            for linear in self._decoder.layers[index].linears
         }
         gains = {**weights.gains, KEY_OFFSET: self._survey.key_offsets[index]}
         parts = [self._shelf.get(part, self._rows.static) for part in self._shelf.layer_parts[index]]
@@ -111,18 +111,25 @@ class _Trial:
             for part in parts:
                 part(block, buffers, self._rows, self._pages[index])
 
-    def _linears(self, name: str, weight: np.ndarray, bias: np.ndarray | None, pool: Executor) -> list[LinearWeights]:
-        """The linear of each choice; the same INT8 matrix where the hot channels are the same."""
+    def _linears(self, name: str, linear: Linear, weights: FloatLinear, pool: Executor) -> list[Weight]:
+        """The linear of each choice; the same arrays where scheme and hot channels are the same."""
         treatments = [choice[name] for choice in self._choices]
-        hot = {treatment.hot.tobytes(): treatment.hot for treatment in treatments}
-        made = dict(zip(hot, pool.map(lambda channels: quantize_weight(weight, channels, name), hot.values()), strict=True))
-        return [_weights(made[treatment.hot.tobytes()], weight.shape[1], treatment, bias) for treatment in treatments]
+        kinds = {_kind(treatment): treatment for treatment in treatments}
+
+        def convert(treatment: Treatment) -> dict[str, np.ndarray]:
+            return scheme_of(replace(linear, scheme=treatment.scheme)).convert(weights.weight, treatment.hot, name)
+
+        made = dict(zip(kinds, pool.map(convert, kinds.values()), strict=True))
+        return [
+            _open(replace(linear, scheme=treatment.scheme), made[_kind(treatment)], weights.bias, treatment)
+            for treatment in treatments
+        ]
 
     def compare(self, output: np.ndarray, gain: np.ndarray, pool: Executor) -> list[float]:
         """The loss of every choice; ``output`` float32 [V, hidden] (folded in place), ``gain`` of the last norm."""
         fold = self._survey.output_fold
         output *= fold
-        linears = self._linears("output", output, None, pool)
+        linears = self._linears("output", self._decoder.output, FloatLinear(output), pool)
         heads = [BlockWeights({"output": made}, {"final_norm": gain / fold}) for made in linears]
         states = np.concatenate(self._survey.states) / fold
         run_head = self._shelf.get(self._shelf.head, self._rows.static)
@@ -156,20 +163,13 @@ def _percent(divergence: float) -> float:
     return 100.0 * math.expm1(min(max(0.0, divergence), WORST_DIVERGENCE))
 
 
-def _weights(made: QuantizedWeight, columns: int, treatment: Treatment, bias: np.ndarray | None) -> LinearWeights:
-    return LinearWeights(
-        tiles=made.tiles,
-        rows=len(made.scale),
-        columns=columns,
-        input_scale=treatment.input_scale,
-        weight_scale=made.scale,
-        scale=np.float32(treatment.input_scale) * made.scale,
-        row_sum=made.row_sum,
-        hot_index=made.hot_index,
-        hot_weight=made.hot_weight,
-        bias=bias,
-        residual=treatment.shadow != NONE,
-    )
+def _kind(treatment: Treatment) -> tuple[str, bytes]:
+    return treatment.scheme, treatment.hot.tobytes()
+
+
+def _open(linear: Linear, arrays: Mapping[str, np.ndarray], bias: np.ndarray | None, treatment: Treatment) -> Weight:
+    found = arrays if bias is None else {**arrays, "bias": bias}
+    return scheme_of(linear).open(linear, found, treatment.facts)
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

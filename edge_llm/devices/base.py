@@ -16,7 +16,8 @@ import numpy as np
 from edge_llm.kv.store import LayerPages
 from edge_llm.models.layer import HIDDEN, Attention, Linear, Norm, Operation, SwiGLU
 from edge_llm.models.rope import RopeTables
-from edge_llm.quant.linear import BlockWeights, LinearWeights
+from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8 import Int8Weight
 from edge_llm.weights.base import Weights
 
 PAGES = "pages"
@@ -130,7 +131,7 @@ class Device(Protocol):
         """Build a subgraph once; ``tables`` reach over the whole context."""
         ...
 
-    def embed(self, table: LinearWeights, rows: Rows, hidden: np.ndarray) -> None:
+    def embed(self, table: Int8Weight, rows: Rows, hidden: np.ndarray) -> None:
         """Write the embedding of every valid row's token to ``hidden`` float32 [rows, hidden_size]."""
         ...
 

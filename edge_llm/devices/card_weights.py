@@ -8,7 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from edge_llm.quant.linear import BlockWeights, LinearWeights
+from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8 import Int8Weight
 from edge_llm.weights.base import Weights
 
 CardLinearT = TypeVar("CardLinearT")
@@ -17,11 +18,11 @@ CardLinearT = TypeVar("CardLinearT")
 class Card(Protocol[CardLinearT]):
     """What takes weights into its memory."""
 
-    def load(self, linear: LinearWeights) -> CardLinearT:
+    def load(self, linear: Int8Weight) -> CardLinearT:
         """Copy a linear into new card memory."""
         ...
 
-    def reload(self, linear: LinearWeights, card: CardLinearT) -> None:
+    def reload(self, linear: Int8Weight, card: CardLinearT) -> None:
         """Copy a linear of the same shape over ``card``."""
         ...
 
@@ -42,7 +43,7 @@ class _Slot(Generic[CardLinearT]):
 
 
 class CardWeights(Generic[CardLinearT]):
-    """Puts every linear of every layer on the card; the embedding and the head stay with the CPU.
+    """Puts every INT8 linear of every layer on the card; others, the embedding and the head stay with the CPU.
 
     Resident layers are copied at once, so that a model too large for the card is refused before it is used.  A streamed layer
     is copied when it has been read, over the one whose read lies back the longest, as the host does: what may be overwritten
@@ -64,7 +65,7 @@ class CardWeights(Generic[CardLinearT]):
     def layer(self, index: int) -> BlockWeights:
         return self._blocks[index]
 
-    def embedding_rows(self, tokens: np.ndarray) -> tuple[LinearWeights, np.ndarray]:
+    def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
         return self._host.embedding_rows(tokens)
 
     def head_blocks(self) -> Iterator[tuple[slice, BlockWeights]]:
@@ -95,8 +96,9 @@ class CardWeights(Generic[CardLinearT]):
 
     def _both(self, block: BlockWeights, place: Mapping[str, CardLinearT]) -> CardBlock[CardLinearT]:
         """``block`` on both sides, its linears copied over those of the same name in ``place``, else into new memory."""
-        for name, linear in block.linears.items():
+        int8 = {name: linear for name, linear in block.linears.items() if isinstance(linear, Int8Weight)}
+        for name, linear in int8.items():
             if name in place:
                 self._card.reload(linear, place[name])
-        card = {name: place[name] if name in place else self._card.load(linear) for name, linear in block.linears.items()}
+        card = {name: place[name] if name in place else self._card.load(linear) for name, linear in int8.items()}
         return CardBlock(block.linears, block.gains, card)

@@ -26,7 +26,8 @@ from edge_llm.errors import DeviceError
 from edge_llm.kv.store import LayerPages
 from edge_llm.models.layer import Linear
 from edge_llm.models.rope import RopeTables
-from edge_llm.quant.linear import BlockWeights, LinearWeights
+from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8 import Int8Weight
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
 from kernels.linear import linear_int8
@@ -59,7 +60,7 @@ class EmulatedChip:
         self.memory = memory
         self._pool = pool
 
-    def load(self, linear: LinearWeights) -> CardLinear:
+    def load(self, linear: Int8Weight) -> CardLinear:
         """Copy a linear into new card memory.  Raises `DeviceError` if the chip cannot multiply it or has no room."""
         if linear.tiles.dtype != np.int8:
             raise DeviceError(f"{self.law.soc} takes int8 weights here, not {linear.tiles.dtype}")
@@ -75,7 +76,7 @@ class EmulatedChip:
             columns=linear.columns,
         )
 
-    def reload(self, linear: LinearWeights, card: CardLinear) -> None:
+    def reload(self, linear: Int8Weight, card: CardLinear) -> None:
         """Copy a linear of the same shape over ``card``."""
         self.memory.copy_in(linear.tiles, card.tiles)
         self.memory.copy_in(self._scale(linear), card.scale)
@@ -127,14 +128,14 @@ class EmulatedChip:
             bias = None if linear.bias is None or self.route.exact else "int32"
             self.law.check_form(self.route.output, "float32" if self.route.exact else "int64", bias)
 
-    def _scale(self, linear: LinearWeights) -> np.ndarray:
+    def _scale(self, linear: Int8Weight) -> np.ndarray:
         if self.route.exact:
             return linear.scale
         # Packing cuts the 13 lowest bits off; rounding to the nearest first leaves nothing to cut and half the error.
         bits = linear.scale.view(np.uint32) + np.uint32(0x1000)
         return (bits & np.uint32(0xFFFFE000)).view(np.float32)
 
-    def _bias(self, linear: LinearWeights) -> np.ndarray:
+    def _bias(self, linear: Int8Weight) -> np.ndarray:
         assert linear.bias is not None
         if self.route.exact:
             return linear.bias
@@ -177,7 +178,7 @@ class EmulatedDevice:
     def buffers(self, widths: Mapping[str, int], rows: int) -> Buffers:
         return self._host.buffers(widths, rows)
 
-    def embed(self, table: LinearWeights, rows: Rows, hidden: np.ndarray) -> None:
+    def embed(self, table: Int8Weight, rows: Rows, hidden: np.ndarray) -> None:
         self._host.embed(table, rows, hidden)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:

@@ -11,12 +11,12 @@ from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.kv.store import LayerPages
 from edge_llm.models.layer import Attention, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
-from edge_llm.quant.linear import BlockWeights, LinearWeights
+from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8 import Int8Weight
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
 from kernels.attention import paged_attention, rope_append
 from kernels.layout import gather_rows
-from kernels.linear import linear
 from kernels.pointwise import rms_norm, swiglu
 
 
@@ -49,7 +49,7 @@ class HostDevice:
 
         return run
 
-    def embed(self, table: LinearWeights, rows: Rows, hidden: np.ndarray) -> None:
+    def embed(self, table: Int8Weight, rows: Rows, hidden: np.ndarray) -> None:
         values = gather_rows(table.tiles, rows.tokens, table.columns)
         out = hidden[: rows.count]
         np.multiply(values, table.weight_scale[rows.tokens, None], out=out)
@@ -79,20 +79,11 @@ def _build_norm(op: Op, norm: Norm, pool: ThreadPool) -> RunSubgraph:
 def _build_linear(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
         n = rows.count
-        w = weights.linears[op.linear.name]
-        linear(
+        weights.linears[op.linear.name].apply(
             buffers[op.reads[0]][:n],
-            w.tiles,
-            w.rows,
-            w.input_scale,
-            w.scale,
-            w.row_sum,
-            w.hot_index,
-            w.hot_weight,
             pool,
-            bias=w.bias,
             add=buffers[op.adds][:n] if op.adds else None,
-            shadow=shadow and w.residual,
+            shadow=shadow,
             gain=weights.gains[op.norm.gain.name] if op.norm else None,
             eps=op.norm.eps if op.norm else 0.0,
             swiglu=op.kind == "linear_swiglu",

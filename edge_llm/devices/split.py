@@ -14,7 +14,8 @@ import numpy as np
 
 from edge_llm.devices.base import HOT, NORMED, QUANTIZED, RESIDUAL, SHADOW, Buffers, Op, Rows, RunSubgraph
 from edge_llm.kv.store import LayerPages
-from edge_llm.quant.linear import BlockWeights
+from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8 import Int8Weight
 from kernels import ThreadPool
 from kernels.linear import hot_product, merge, quantize
 from kernels.pointwise import rms_norm
@@ -31,10 +32,16 @@ def build_split_op(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph | None
     return None if build is None else build(op, pool, shadow)
 
 
+def _int8(weights: BlockWeights, op: Op) -> Int8Weight:
+    linear = weights.linears[op.linear.name]
+    assert isinstance(linear, Int8Weight), f"the placement sent `{op.linear.name}` to the card"
+    return linear
+
+
 def _build_quantize(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
         x = buffers[op.reads[0]][: rows.count]
-        linear = weights.linears[op.linear.name]
+        linear = _int8(weights, op)
         if op.norm:
             gain = weights.gains[op.norm.gain.name]
             x = rms_norm(x, gain, op.norm.eps, pool, out=buffers[NORMED][: rows.count])
@@ -48,7 +55,7 @@ def _build_quantize(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
 
 def _build_shadow(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-        linear = weights.linears[op.linear.name]
+        linear = _int8(weights, op)
         if not shadow or not len(linear.hot_index):
             return
         every = np.arange(len(linear.hot_index), dtype=np.int32)
@@ -67,7 +74,7 @@ def _build_merge(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
     product, result = op.reads[0], op.writes[0]
 
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-        linear = weights.linears[op.linear.name]
+        linear = _int8(weights, op)
         y = buffers[product][: rows.count]
         hot_sum = _hot_sums(buffers, *y.shape) if shadow and len(linear.hot_index) else None
         residual = buffers[RESIDUAL] if shadow and linear.residual else None

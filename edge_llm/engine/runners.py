@@ -104,7 +104,7 @@ def int8_runner(
     weights = make_weights(bundle, runtime, device, progress)
     tables = RopeTables(runtime.context)
     if not runtime.prefix_cache:
-        return Int8Runner(bundle.config, weights, device, runtime, tables)
+        return Int8Runner(bundle.config, weights, device, runtime, tables, decoder=bundle.decoder)
     from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # only servers keep pages
 
     store = open_prefix_store(bundle, runtime)

@@ -55,14 +55,16 @@ from edge_llm.formats.manifest import (
     corrupt,
     decode_manifest,
     encode_manifest,
-    input_scales,
+    linear_facts,
+    linear_schemes,
     model_config,
     parse_json,
-    shadows,
     tensor_ranges,
 )
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder, Linear
+from edge_llm.quant.shadow import NONE
+from edge_llm.schemes import Facts
 from kernels.checksum import crc32c
 
 __all__ = [
@@ -99,10 +101,10 @@ class Bundle:
     tensors: Mapping[str, TensorRange]
     blocks: Mapping[str, BlockRange]
     """By name in file order: ``embedding``, ``layers.0`` ..., ``final_norm``, ``output`` (absent when tied)."""
-    input_scales: Mapping[str, float]
-    """Static activation scale of every linear by its name."""
-    shadows: Mapping[str, str]
-    """Which shadow every linear keeps: none, cold or full."""
+    decoder: Decoder
+    """The model's layers, each linear with its weight scheme."""
+    facts: Mapping[str, Facts]
+    """What the manifest says of every linear beside its shape: what its scheme wants to know."""
     size: int
     """Bytes of ``weights.bin``."""
     _file: RegularFile = dataclasses.field(repr=False)
@@ -209,18 +211,14 @@ class Bundle:
             return {}
         return parse_json(self.read_file("generation_config.json"), self.folder / "generation_config.json")
 
-    def input_scale(self, linear: str) -> float:
-        """Static activation scale of ``linear``."""
-        return self.input_scales[linear]
+    @property
+    def shadows(self) -> dict[str, str]:
+        """Which shadow every linear keeps: none, cold or full; one without INT8 needs none."""
+        return {name: facts.get("shadow", NONE) for name, facts in self.facts.items()}
 
     def columns(self, linear: str) -> int:
         """Input channels of ``linear``, or the hidden size for ``embedding``."""
         return self.decoder.hidden_size if linear == "embedding" else self._linears[linear].columns
-
-    @property
-    def decoder(self) -> Decoder:
-        """The model's layers."""
-        return describe(self.config)
 
     @functools.cached_property
     def _linears(self) -> dict[str, Linear]:
@@ -265,9 +263,9 @@ def open_bundle(folder: Path) -> Bundle:
     folder = Path(folder)
     manifest = _read_manifest(folder)
     config = model_config(manifest["model"])
-    decoder = describe(config)
-    scales = input_scales(manifest["linears"], decoder)
-    kept = shadows(manifest["linears"])
+    schemes = linear_schemes(manifest["linears"], describe(config))
+    decoder = describe(config).with_schemes(schemes)
+    facts = linear_facts(manifest["linears"], schemes)
     ranges = tensor_ranges(manifest["tensors"], decoder)
     check_files(manifest["files"])
     for record in manifest["files"]:
@@ -286,8 +284,8 @@ def open_bundle(folder: Path) -> Bundle:
         config=config,
         tensors=types.MappingProxyType({tensor.name: tensor for tensor in ranges}),
         blocks=types.MappingProxyType(group_blocks(ranges)),
-        input_scales=types.MappingProxyType(scales),
-        shadows=types.MappingProxyType(kept),
+        decoder=decoder,
+        facts=types.MappingProxyType(facts),
         size=size,
         _file=file,
     )

@@ -24,6 +24,7 @@ from edge_llm.formats.layout import (
     tensor_layout,
 )
 from edge_llm.formats.manifest import (
+    DEFAULT_SCHEME,
     FORMAT,
     MANIFEST,
     SIDE_FILES,
@@ -34,6 +35,7 @@ from edge_llm.formats.manifest import (
     tensor_record,
 )
 from edge_llm.models import describe
+from edge_llm.models.layer import Decoder, Linear
 from kernels.checksum import crc32c
 
 
@@ -102,19 +104,27 @@ class BundleWriter:
         source: Mapping[str, str | None],
         created_with: str,
         shadows: Mapping[str, str] | None = None,
+        schemes: Mapping[str, str] | None = None,
     ) -> None:
         """Make everything durable, the manifest last.  The caller publishes the folder with a rename.
 
-        shadows: which one every linear keeps (none, cold or full); default: all of them.
+        shadows: which one every linear keeps (none, cold or full); default: all of them.  schemes: the weight schemes of
+        linears that are not INT8; these have no input scale and no shadow.
         """
         self._out.write(bytes(align(self._offset, BLOCK_ALIGNMENT) - self._offset))
         self._out.sync()
         self._out.close()
-        tensors = self._laid_out(config)
+        decoder = describe(config).with_schemes(schemes or {})
+        tensors = self._laid_out(decoder)
+
+        def facts(name: str, linear: Linear) -> dict[str, Any]:
+            if linear.scheme != DEFAULT_SCHEME:
+                return {}
+            return {"input_scale": float(input_scales[name])} | ({} if shadows is None else {"shadow": shadows[name]})
+
         linears = {
-            name: {"rows": shape.rows, "columns": shape.columns, "input_scale": float(input_scales[name])}
-            | ({} if shadows is None else {"shadow": shadows[name]})
-            for name, shape in describe(config).linears().items()
+            name: {"rows": one.rows, "columns": one.columns, "scheme": one.scheme} | facts(name, one)
+            for name, one in decoder.linears().items()
         }
         fields = {
             "format": FORMAT,
@@ -132,11 +142,11 @@ class BundleWriter:
             out.sync()
         sync_folder(self.folder)
 
-    def _laid_out(self, config: ModelConfig) -> list[TensorRange]:
+    def _laid_out(self, decoder: Decoder) -> list[TensorRange]:
         hot = {t.name.removesuffix(".hot_index"): t.shape[0] for t in self._tensors if t.name.endswith(".hot_index")}
-        if config.tied_embeddings:
+        if decoder.tied:
             hot["output"] = hot.get("embedding", 0)
-        layout = tensor_layout(describe(config), hot)
+        layout = tensor_layout(decoder, hot)
         written = [dataclasses.replace(tensor, end=0, crc32c=0, pieces=()) for tensor in self._tensors]
         wanted = [dataclasses.replace(tensor, end=0) for tensor in layout]
         if written != wanted:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_llm.models.layer import Attention, Decoder, Linear, Operation, gains_of
+from edge_llm.schemes import TensorSpec, linear_tensors
 
 BLOCK_ALIGNMENT = 4096
 TENSOR_ALIGNMENT = 64
@@ -79,10 +80,7 @@ def tensor_layout(decoder: Decoder, hot: Mapping[str, int]) -> list[TensorRange]
     return ranges
 
 
-_Spec = tuple[str, str, tuple[int, ...]]
-
-
-def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, list[_Spec]]]:
+def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, list[TensorSpec]]]:
     table = decoder.output
     embedding = "embedding", _linear_specs("", table, hot.get("output", 0) if decoder.tied else 0)
     if not decoder.tied:
@@ -97,7 +95,7 @@ def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, lis
         yield "output", _linear_specs("", table, hot.get("output", 0))
 
 
-def _specs(operation: Operation, block: str, hot: Mapping[str, int]) -> Iterator[_Spec]:
+def _specs(operation: Operation, block: str, hot: Mapping[str, int]) -> Iterator[TensorSpec]:
     """The tensors of one operation of a layer."""
     if isinstance(operation, Linear):
         yield from _linear_specs(f"{operation.name}.", operation, hot.get(f"{block}.{operation.name}", 0))
@@ -107,18 +105,8 @@ def _specs(operation: Operation, block: str, hot: Mapping[str, int]) -> Iterator
         yield KEY_OFFSET, "float32", (operation.kv_heads, operation.head_dim)
 
 
-def _linear_specs(prefix: str, linear: Linear, hot: int) -> list[_Spec]:
-    rows, columns = linear.rows, linear.columns
-    specs: list[_Spec] = [
-        (prefix + "tiles", "int8", (-(-rows // 16), -(-columns // 4), 16, 4)),
-        (prefix + "scale", "float32", (rows,)),
-        (prefix + "row_sum", "int32", (rows,)),
-        (prefix + "hot_index", "int32", (hot,)),
-        (prefix + "hot_weight", "float16", (hot, rows)),
-    ]
-    if linear.bias:
-        specs.append((prefix + "bias", "float32", (rows,)))
-    return specs
+def _linear_specs(prefix: str, linear: Linear, hot: int) -> list[TensorSpec]:
+    return [(prefix + name, dtype, shape) for name, dtype, shape in linear_tensors(linear, hot)]
 
 
 def align(offset: int, alignment: int) -> int:

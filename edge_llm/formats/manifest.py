@@ -14,13 +14,18 @@ from typing import Any
 
 from edge_llm.config import ModelConfig, RopeScaling
 from edge_llm.errors import CorruptBundle, UnsupportedModel
+from edge_llm.files import shown
 from edge_llm.formats.layout import TABLES, TensorRange, tensor_layout
 from edge_llm.models.layer import Decoder
+from edge_llm.schemes import Facts, scheme_called, schemes
 from edge_llm.strict_json import parse_object
 from kernels.checksum import crc32c
 
 FORMAT = "edge-llm-bundle"
-VERSION = 1
+VERSION = 2
+OLDEST_VERSION = 1
+"""Bundles of this version name no weight schemes: all linears are `DEFAULT_SCHEME`."""
+DEFAULT_SCHEME = "int8"
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.bin"
 SIDE_FILES = (
@@ -34,9 +39,6 @@ SIDE_FILES = (
 """What the text side reads; the same names as in a Hugging Face folder."""
 SOURCE_FILES = ("source/config.json", "source/model.safetensors")
 """Float weights in Hugging Face layout, when the import kept them."""
-
-SHADOWS = ("none", "cold", "full")
-"""What a linear adds to its INT8 product: nothing, its overflow, or its hot channels too."""
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_LAYERS = 4096
@@ -85,7 +87,7 @@ def decode_manifest(text: bytes, path: Path) -> dict[str, Any]:
             f"`{path.parent}` was made by a newer edge-llm (bundle version `{version}`, this one reads up to "
             f"{VERSION}); upgrade edge-llm, or import the model again"
         )
-    if version != VERSION:
+    if type(version) is not int or not version >= OLDEST_VERSION:
         raise corrupt(f"`{path}` has the bundle version `{version}`, which never existed")
     if set(fields) != _KEYS:
         odd = ", ".join(f"`{key}`" for key in sorted(_KEYS ^ set(fields)))
@@ -153,37 +155,42 @@ def _fields_of(kind: type, raw: object, where: str) -> Any:
     return kind(**values)
 
 
-def input_scales(raw: dict[str, Any], decoder: Decoder) -> dict[str, float]:
-    """The activation scale of every linear; ``raw`` must list the model's linears in order."""
-    shapes = decoder.linears()
-    if list(raw) != list(shapes):
+def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
+    """The weight scheme of every linear; ``raw`` must list the model's linears in order, in their shapes."""
+    linears = decoder.linears()
+    if list(raw) != list(linears):
         raise corrupt("the linears in the manifest are not those of the model")
-    scales: dict[str, float] = {}
-    for name, shape in shapes.items():
+    found: dict[str, str] = {}
+    for name, linear in linears.items():
         record = raw[name]
-        if not isinstance(record, dict) or set(record) - {"shadow"} != {"rows", "columns", "input_scale"}:
+        if not isinstance(record, dict) or not {"rows", "columns"} <= set(record):
             raise corrupt(f"linear `{name}` in the manifest is malformed")
-        scale = record["input_scale"]
-        if (record["rows"], record["columns"]) != (shape.rows, shape.columns):
+        if (record["rows"], record["columns"]) != (linear.rows, linear.columns):
             raise corrupt(f"linear `{name}` in the manifest does not have the model's shape")
-        if type(scale) is not float or not _is_scale(scale):
-            raise corrupt(f"linear `{name}` in the manifest has the input scale `{str(scale)[:60]}`")
-        scales[name] = scale
-    return scales
+        scheme = record.get("scheme", DEFAULT_SCHEME)
+        if not isinstance(scheme, str) or scheme_called(scheme) is None:
+            raise UnsupportedModel(
+                f"linear `{name}` is stored by the weight scheme `{shown(scheme)}`, which this edge-llm does not have "
+                f"({', '.join(schemes())}); upgrade edge-llm, or import the model again"
+            )
+        if name == "output" and scheme != DEFAULT_SCHEME:
+            raise corrupt(f"the output matrix in the manifest has the weight scheme `{scheme}`, not `{DEFAULT_SCHEME}`")
+        found[name] = scheme
+    return found
 
 
-def shadows(raw: dict[str, Any]) -> dict[str, str]:
-    """Which shadow every linear keeps, one of `SHADOWS`; a bundle that does not say keeps all of it."""
-    kept = {name: record.get("shadow", "full") for name, record in raw.items()}
-    for name, shadow in kept.items():
-        if shadow not in SHADOWS:
-            raise corrupt(f"linear `{name}` in the manifest has the shadow `{str(shadow)[:60]}`")
-    return kept
-
-
-def _is_scale(value: float) -> bool:
-    # the kernels work with the float32 reciprocal, which must be finite as well
-    return 1e-30 <= value <= 1e30
+def linear_facts(raw: dict[str, Any], found: Mapping[str, str]) -> dict[str, Facts]:
+    """What the manifest says of every linear beside its shape and its scheme, which is in ``found``."""
+    facts: dict[str, Facts] = {}
+    for name, scheme_name in found.items():
+        scheme = scheme_called(scheme_name)
+        assert scheme is not None
+        record = {key: value for key, value in raw[name].items() if key not in ("rows", "columns", "scheme")}
+        said = scheme.facts(record)
+        if said is None:
+            raise corrupt(f"linear `{name}` in the manifest says `{shown(record)}`; the scheme `{scheme_name}` cannot use it")
+        facts[name] = said
+    return facts
 
 
 def tensor_ranges(raw: list[Any], decoder: Decoder) -> list[TensorRange]:

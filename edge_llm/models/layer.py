@@ -11,8 +11,8 @@ layout, subgraphs, buffers and costs walk over the description; none of them kno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from edge_llm.config import RopeScaling
@@ -70,6 +70,8 @@ class Linear:
     adds: str = ""
     """A buffer that is added to the result, such as the residual stream."""
     bias: bool = False
+    scheme: str = "int8"
+    """How its weight is stored and multiplied: one of `edge_llm.schemes`."""
 
     @property
     def rows(self) -> int:
@@ -224,10 +226,24 @@ class Decoder:
         """The attention of every layer."""
         return tuple(layer.attention for layer in self.layers)
 
+    def with_schemes(self, schemes: Mapping[str, str]) -> Decoder:
+        """The same with other weight schemes for the layers' linears that ``schemes`` names."""
+        layers = tuple(
+            replace(layer, operations=tuple(_with_scheme(one, f"layers.{index}.", schemes) for one in layer.operations))
+            for index, layer in enumerate(self.layers)
+        )
+        return replace(self, layers=layers)
+
     def linears(self) -> dict[str, Linear]:
         """Every linear of the model by its name in a bundle, in execution order."""
         named = {f"layers.{index}.{linear.name}": linear for index, layer in enumerate(self.layers) for linear in layer.linears}
         return named | {"output": self.output}
+
+
+def _with_scheme(operation: Operation, prefix: str, schemes: Mapping[str, str]) -> Operation:
+    if not isinstance(operation, Linear):
+        return operation
+    return replace(operation, scheme=schemes.get(prefix + operation.name, operation.scheme))
 
 
 def read_by(operation: Operation) -> tuple[str, ...]:

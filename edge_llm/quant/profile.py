@@ -28,7 +28,7 @@ from edge_llm.quant.folding import Fold
 from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, QuantizedWeight, quantize_weight
 from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, product_cost, shadow_cost
 from kernels import ThreadPool
-from kernels.linear import linear
+from kernels.linear import Int8Linear, linear
 
 HOT_FACTOR = 4.0
 """A channel is hot when its maximum is this many times the median channel's."""
@@ -276,18 +276,10 @@ class _Sample:
 
     def _error(self, hot: np.ndarray, input_scale: float, residual: bool) -> float:
         q = self._quantize(hot)
-        found = linear(
-            self._rows,
-            q.tiles,
-            len(q.scale),
-            input_scale,
-            np.float32(input_scale) * q.scale,
-            q.row_sum,
-            q.hot_index,
-            q.hot_weight,
-            ThreadPool(1),
-            shadow=residual,
-        )
+        scale = np.float32(input_scale) * q.scale
+        rows, columns = self._weight.shape
+        weight = Int8Linear(q.tiles, rows, columns, input_scale, scale, q.row_sum, q.hot_index, q.hot_weight, None)
+        found = linear(self._rows, weight, ThreadPool(1), shadow=residual)
         length = float(np.square(self._wanted, dtype=np.float64).sum()) or 1.0
         error = float(np.square(found - self._wanted, dtype=np.float64).sum() / length)
         if not np.isfinite(error):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +49,13 @@ class Treatment:
     """Share of the values outside the hot channels that lie above 127 steps: clipped when there is no shadow."""
     largest_cold: float = 0.0
     """Maximum |x| outside the hot channels."""
+    scheme: str = "int8"
+    """The weight scheme."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the scheme is told of the linear: nothing where there is no INT8."""
+        return {"input_scale": self.input_scale, "shadow": self.shadow} if self.scheme == "int8" else {}
 
 
 Treatments = Mapping[str, Sequence[Treatment]]

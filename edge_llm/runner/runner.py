@@ -16,6 +16,7 @@ from edge_llm.kv.memory import KVMemory
 from edge_llm.kv.prefix import PrefixIndex
 from edge_llm.kv.store import KVStore, SequencePages
 from edge_llm.models import describe
+from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancel, Cancelled, Segment
 from edge_llm.runner.chunks import ladder, static_length
@@ -63,7 +64,8 @@ class Int8Runner:
     """Runs one model on one device.  A sequence is a `SequencePages`; not thread-safe, the engine calls it in turn.
 
     ``identity`` stands for the model and its numbers: pages of other models are never taken for this one's.
-    ``prefix_store`` keeps pages on disk; it must be of the same identity.
+    ``prefix_store`` keeps pages on disk; it must be of the same identity.  ``decoder`` is the model's description where some
+    linears have another weight scheme than most.
     """
 
     def __init__(
@@ -75,9 +77,10 @@ class Int8Runner:
         tables: RopeTables,
         identity: bytes = b"",
         prefix_store: PrefixStore | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         self.config = config
-        decoder = describe(config)
+        decoder = decoder or describe(config)
         self.context = runtime.context or config.context
         self.weights = device.weights(weights, len(decoder.layers))
         self.kv = KVStore(decoder.attentions, runtime.kv_tokens or self.context)

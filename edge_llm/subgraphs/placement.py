@@ -11,10 +11,13 @@ from dataclasses import replace
 
 from edge_llm.devices.base import HOT, PAGES, QUANTIZED, RESIDUAL, SHADOW, Op, Part
 from edge_llm.models.layer import HIDDEN, Attention, Decoder, Layer, Linear, Norm, Operation, SwiGLU, read_by
+from edge_llm.schemes import int8
 
 Placement = Callable[[Layer], tuple[Part, ...]]
 
 HOST_LANE, CARD_LANE = "cpu", "npu"
+CARD_SCHEMES = (int8.NAME,)
+"""What a card multiplies; linears of other schemes stay with the CPU."""
 
 
 def place_on_host(layer: Layer) -> tuple[Part, ...]:
@@ -38,14 +41,18 @@ def split(layer: Layer) -> tuple[Part, ...]:
     parts: list[Part] = []
     ops: list[Op] = []
     for operation in layer.operations:
-        if isinstance(operation, Linear):
+        if isinstance(operation, Linear) and operation.scheme not in CARD_SCHEMES:
+            ops.append(_whole_linear(layer, operation))
+        elif isinstance(operation, Linear):
             parts += [_cpu_part([*ops, _quantize(layer, operation)]), *_product(operation)]
             ops = [_merge(operation)]
         elif isinstance(operation, Attention):
             parts.append(_cpu_part([*ops, _append(operation)]))
             ops = [_attend(operation)]
         elif isinstance(operation, SwiGLU):
-            ops.append(_swiglu(operation))
+            linear = _linear_of(layer, operation)
+            if linear is None or linear.scheme in CARD_SCHEMES:
+                ops.append(_swiglu(operation))
         elif not _in_its_linears(layer, operation):
             ops.append(_norm(operation))
     return connect([*parts, _cpu_part(ops)] if ops else parts)

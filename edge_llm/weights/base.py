@@ -7,7 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_llm.quant.linear import BlockWeights, LinearWeights
+from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8 import Int8Weight
 
 
 class Weights(Protocol):
@@ -41,7 +42,7 @@ class Weights(Protocol):
         """
         ...
 
-    def embedding_rows(self, tokens: np.ndarray) -> tuple[LinearWeights, np.ndarray]:
+    def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
         """A linear that has the embeddings of ``tokens`` (int64 [M]) among its rows, and which rows they are (int64 [M]).
 
         Raises what `read` raises when the embedding lies on flash.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.quant.linear import BlockWeights, LinearWeights
+from edge_llm.models.layer import Linear
+from edge_llm.quant.shadow import NONE
+from edge_llm.schemes import BlockWeights, Facts, Weight, int8, linear_tensors, scheme_of
 
 Progress = Callable[[int, int], None]
 
@@ -22,17 +24,15 @@ class ResidentWeights:
 
     def __init__(self, bundle: Bundle, progress: Progress | None = None) -> None:
         tensors = bundle.read_all(progress)
-        config = bundle.config
-        self._layers = tuple(layer_weights(bundle, tensors, index) for index in range(config.num_layers))
-        self.embedding = linear_weights(bundle, tensors, "embedding", "output" if config.tied_embeddings else None)
-        output = self.embedding if config.tied_embeddings else linear_weights(bundle, tensors, "output", "output")
+        self._layers = tuple(layer_weights(bundle, tensors, index) for index in range(len(bundle.decoder.layers)))
+        self.embedding, output = table_weights(bundle, tensors)
         self.head = BlockWeights({"output": output}, {"final_norm": tensors["final_norm"]})
         self.nbytes = sum(tensor.nbytes for tensor in tensors.values())
 
     def layer(self, index: int) -> BlockWeights:
         return self._layers[index]
 
-    def embedding_rows(self, tokens: np.ndarray) -> tuple[LinearWeights, np.ndarray]:
+    def embedding_rows(self, tokens: np.ndarray) -> tuple[int8.Int8Weight, np.ndarray]:
         return self.embedding, tokens
 
     def head_blocks(self) -> Iterator[tuple[slice, BlockWeights]]:
@@ -48,29 +48,28 @@ class ResidentWeights:
 def layer_weights(bundle: Bundle, tensors: dict[str, np.ndarray], index: int) -> BlockWeights:
     """The weights of layer ``index``."""
     prefix, layer = f"layers.{index}", bundle.decoder.layers[index]
-    linears = [linear.name for linear in layer.linears]
     gains = [*(gain.name for gain in layer.gains), KEY_OFFSET]
     return BlockWeights(
-        linears={name: linear_weights(bundle, tensors, f"{prefix}.{name}", f"{prefix}.{name}") for name in linears},
+        linears={one.name: _open(one, tensors, prefix, bundle.facts[f"{prefix}.{one.name}"]) for one in layer.linears},
         gains={name: tensors[f"{prefix}.{name}"] for name in gains},
     )
 
 
-def linear_weights(bundle: Bundle, tensors: dict[str, np.ndarray], name: str, profile: str | None) -> LinearWeights:
-    """The linear stored under ``name``; its input scale is the one recorded for ``profile`` (None: never multiplied)."""
-    tiles = tensors[f"{name}.tiles"]
-    weight_scale = tensors[f"{name}.scale"]
-    input_scale = 1.0 if profile is None else bundle.input_scale(profile)
-    return LinearWeights(
-        tiles=tiles,
-        rows=len(weight_scale),
-        columns=bundle.columns(name),
-        input_scale=input_scale,
-        weight_scale=weight_scale,
-        scale=np.float32(input_scale) * weight_scale,
-        row_sum=tensors[f"{name}.row_sum"],
-        hot_index=tensors[f"{name}.hot_index"],
-        hot_weight=tensors[f"{name}.hot_weight"],
-        bias=tensors.get(f"{name}.bias"),
-        residual=profile is not None and bundle.shadows[profile] != "none",
-    )
+def _open(linear: Linear, tensors: Mapping[str, np.ndarray], prefix: str, facts: Facts) -> Weight:
+    return scheme_of(linear).open(linear, _arrays(linear, tensors, f"{prefix}.{linear.name}."), facts)
+
+
+def table_weights(bundle: Bundle, tensors: Mapping[str, np.ndarray]) -> tuple[int8.Int8Weight, int8.Int8Weight]:
+    """The embedding, and the output matrix; they are one where the two are tied."""
+    output, facts = bundle.decoder.output, bundle.facts["output"]
+    if bundle.decoder.tied:
+        both = int8.open(output, _arrays(output, tensors, "embedding."), facts)
+        return both, both
+    unused = {"input_scale": 1.0, "shadow": NONE}  # the embedding is not multiplied
+    embedding = int8.open(output, _arrays(output, tensors, "embedding."), unused)
+    return embedding, int8.open(output, _arrays(output, tensors, "output."), facts)
+
+
+def _arrays(linear: Linear, tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """The tensors of ``linear`` by the names of its scheme."""
+    return {name: tensors[prefix + name] for name, _, _ in linear_tensors(linear, 0)}

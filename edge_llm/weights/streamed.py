@@ -12,9 +12,10 @@ from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.direct import BlockReader, BlockReading, RangeFile, direct_buffers, range_reader
 from edge_llm.formats.layout import BlockRange
 from edge_llm.formats.manifest import WEIGHTS
-from edge_llm.quant.linear import BlockWeights, LinearWeights
+from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8 import Int8Weight
 from edge_llm.weights.plan import MemoryPlan
-from edge_llm.weights.resident import layer_weights, linear_weights
+from edge_llm.weights.resident import layer_weights, table_weights
 from edge_llm.weights.table import FlashTable
 
 Progress = Callable[[int, int], None]
@@ -48,16 +49,14 @@ class StreamedWeights:
         reader = range_reader()
         self._reader = BlockReader(bundle, reader, file)
         tensors = self._read_resident(plan, progress)
-        tied = bundle.config.tied_embeddings
-        self.embedding = linear_weights(bundle, tensors, "embedding", "output" if tied else None)
-        output = self.embedding if tied else linear_weights(bundle, tensors, "output", "output")
+        self.embedding, output = table_weights(bundle, tensors)
         self.head = BlockWeights({"output": output}, {"final_norm": tensors["final_norm"]})
         self._tables: dict[str, FlashTable] = {}
         if plan.flash_tables:
             path = bundle.folder / WEIGHTS
             embedding = FlashTable(path, bundle.tensors["embedding.tiles"], self.embedding, reader, file)
             self._tables["embedding"] = self._tables["output"] = embedding
-            if not tied:
+            if not bundle.decoder.tied:
                 self._tables["output"] = FlashTable(path, bundle.tensors["output.tiles"], output, reader, file)
         self._layers = {index: layer_weights(bundle, tensors, index) for index in plan.resident}
         self._slots = [_Slot(buffer) for buffer in direct_buffers(plan.slots, plan.slot_bytes)]
@@ -87,7 +86,7 @@ class StreamedWeights:
         if slot.reading is not None:
             self._finish(slot, slot.reading, index)
 
-    def embedding_rows(self, tokens: np.ndarray) -> tuple[LinearWeights, np.ndarray]:
+    def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
         if not self._tables:
             return self.embedding, tokens
         return self._tables["embedding"].rows(tokens), np.arange(len(tokens))

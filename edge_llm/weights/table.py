@@ -21,7 +21,7 @@ import numpy as np
 from edge_llm.formats.direct import DirectFile, RangeFile, RangeReading, direct_buffers
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, TensorRange, align
 from edge_llm.formats.manifest import corrupt
-from edge_llm.quant.linear import LinearWeights
+from edge_llm.schemes.int8 import Int8Weight
 from kernels.layout import gather_rows, pack_tiles
 from kernels.range_reader import RangeReader
 
@@ -53,7 +53,7 @@ class FlashTable:
         self,
         path: Path,
         tensor: TensorRange,
-        resident: LinearWeights,
+        resident: Int8Weight,
         reader: RangeReader,
         file: RangeFile | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class FlashTable:
         self._row_buffers: list[np.ndarray] = []  # of `rows`, as well
         self._ahead: deque[_PieceReading] = deque()  # the first blocks of the next call
 
-    def rows(self, tokens: np.ndarray) -> LinearWeights:
+    def rows(self, tokens: np.ndarray) -> Int8Weight:
         """A linear whose row i is row ``tokens[i]`` (int64 [M]) of the matrix."""
         rows = np.empty((len(tokens), self._resident.columns), np.int8)
         order = np.argsort(tokens)
@@ -81,7 +81,7 @@ class FlashTable:
             rows[places] = gather_rows(tiles, tokens[places] - first * self._piece_rows, self._resident.columns)
         return self._part(pack_tiles(rows), tokens)
 
-    def blocks(self) -> Iterator[tuple[slice, LinearWeights]]:
+    def blocks(self) -> Iterator[tuple[slice, Int8Weight]]:
         """All of the matrix: (rows, the linear that has them), each valid until the next one is asked for.
 
         After the last one the first ones are asked for again: they are there when the next step comes to them.  Other chunks
@@ -151,7 +151,7 @@ class FlashTable:
             raise corrupt(f"tensor `{tensor.name}` in `{self._path}` is damaged (checksum does not match)")
         return pieces.data.view(np.int8).reshape(-1, *tensor.shape[1:])
 
-    def _part(self, tiles: np.ndarray, rows: np.ndarray | slice) -> LinearWeights:
+    def _part(self, tiles: np.ndarray, rows: np.ndarray | slice) -> Int8Weight:
         whole = self._resident
         weight_scale = whole.weight_scale[rows]
         return dataclasses.replace(
@@ -159,7 +159,6 @@ class FlashTable:
             tiles=tiles,
             rows=len(weight_scale),
             weight_scale=weight_scale,
-            scale=whole.scale[rows],
             row_sum=whole.row_sum[rows],
             hot_weight=np.ascontiguousarray(whole.hot_weight[:, rows]),
             bias=None if whole.bias is None else whole.bias[rows],

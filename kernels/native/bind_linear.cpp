@@ -31,14 +31,18 @@ Array<const half, 2> read_hot_weight(nb::handle hot_weight_arg, int64_t hot_coun
   return hot_weight;
 }
 
-QuantizeInput quantize_input(const Array<const float, 2>& x, double scale, const Array<const int32_t, 1>& hot,
-                             bool residual, nb::handle gain_arg, double eps) {
+float read_input_scale(double scale) {
   const float narrow = static_cast<float>(scale);
   if (!(narrow > 0.0f) || !std::isfinite(narrow) || !std::isfinite(1.0f / narrow))
     refuse("the activation scale must be positive, finite and not tiny; got `" + std::to_string(scale) + "`");
+  return narrow;
+}
+
+QuantizeInput quantize_input(const Array<const float, 2>& x, float scale, const Array<const int32_t, 1>& hot,
+                             bool residual, nb::handle gain_arg, double eps) {
   const auto gain = read_optional<float, 1>(gain_arg, "gain");
   if (gain) expect_shape(gain, "gain", {x.shape[1]});
-  return {x.data,   x.shape[0], x.shape[1], narrow, hot.data, hot.shape[0],
+  return {x.data,   x.shape[0], x.shape[1], scale, hot.data, hot.shape[0],
           residual, gain.data,  static_cast<float>(eps)};
 }
 
@@ -83,7 +87,7 @@ nb::tuple quantize(nb::handle x_arg, double scale, nb::handle hot_arg, ThreadPoo
                    nb::handle gain_arg, double eps) {
   const auto x = read<float, 2>(x_arg, "x");
   const int64_t m = x.shape[0], k = x.shape[1];
-  const QuantizeInput input = quantize_input(x, scale, read_hot(hot_arg, k), residual, gain_arg, eps);
+  const QuantizeInput input = quantize_input(x, read_input_scale(scale), read_hot(hot_arg, k), residual, gain_arg, eps);
   nb::object q = new_array<int8_t, 2>({m, k});
   auto* q_data = data_of<int8_t, 2>(q);
   std::vector<ResidualRow> rows(static_cast<size_t>(m));
@@ -175,16 +179,32 @@ void merge(nb::handle y_arg, nb::handle hot_sum_arg, nb::handle row_start_arg, n
   kernels().linear.merge(args, pool);
 }
 
-nb::object linear(nb::handle x_arg, nb::handle tiles_arg, int64_t n, double input_scale, nb::handle scale_arg,
-                  nb::handle row_sum_arg, nb::handle hot_arg, nb::handle hot_weight_arg, ThreadPool& pool,
-                  nb::handle bias_arg, nb::handle add_arg, bool shadow, nb::handle out_arg, nb::handle gain_arg, double eps,
-                  bool swiglu) {
-  const auto x = read<float, 2>(x_arg, "x");
-  const int64_t m = x.shape[0], k = x.shape[1];
+// A linear's weight, checked once; it keeps its arrays alive.
+struct Int8Linear {
+  std::vector<nb::object> arrays;
+  Int8Weight weight;
+  float input_scale;
+  Array<const int32_t, 1> hot;
+  Array<const half, 2> hot_weight;
+};
+
+void make_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, double input_scale, nb::handle scale,
+                 nb::handle row_sum, nb::handle hot_arg, nb::handle hot_weight_arg, nb::handle bias) {
+  const Int8Weight weight = read_scaled_weight(tiles, n, k, scale, row_sum, bias);
   const auto hot = read_hot(hot_arg, k);
   const auto hot_weight = read_hot_weight(hot_weight_arg, hot.shape[0], n);
-  const QuantizeInput input = quantize_input(x, input_scale, hot, shadow, gain_arg, eps);
-  const Int8Weight weight = read_scaled_weight(tiles_arg, n, k, scale_arg, row_sum_arg, bias_arg);
+  std::vector<nb::object> arrays;
+  for (nb::handle array : {tiles, scale, row_sum, hot_arg, hot_weight_arg, bias}) arrays.push_back(nb::borrow(array));
+  new (self) Int8Linear{std::move(arrays), weight, read_input_scale(input_scale), hot, hot_weight};
+}
+
+nb::object linear(nb::handle x_arg, const Int8Linear& linear, ThreadPool& pool, nb::handle add_arg, bool shadow,
+                  nb::handle out_arg, nb::handle gain_arg, double eps, bool swiglu) {
+  const Int8Weight& weight = linear.weight;
+  const auto x = read<float, 2>(x_arg, "x");
+  const int64_t m = x.shape[0], n = weight.channels;
+  expect_shape(x, "x", {-1, weight.columns});
+  const QuantizeInput input = quantize_input(x, linear.input_scale, linear.hot, shadow, gain_arg, eps);
   const auto add = read_optional<float, 2>(add_arg, "add");
   if (add) expect_shape(add, "add", {m, n});
   if (swiglu && (add || n % (2 * kTileChannels) != 0))
@@ -195,7 +215,7 @@ nb::object linear(nb::handle x_arg, nb::handle tiles_arg, int64_t n, double inpu
   bool finite;
   {
     const KernelCall call(pool);
-    const auto* shadow_weight = shadow ? reinterpret_cast<const uint16_t*>(hot_weight.data) : nullptr;
+    const auto* shadow_weight = shadow ? reinterpret_cast<const uint16_t*>(linear.hot_weight.data) : nullptr;
     finite = swiglu ? kernels().linear.linear_swiglu(input, weight, shadow_weight, out_data, pool)
                     : kernels().linear.linear(input, weight, shadow_weight, add.data, out_data, pool);
   }
@@ -224,7 +244,11 @@ void bind_linear(nb::module_& module) {
   module.def("linear_int8", &linear_int8, any, any, number, any, any, pool, any, any);
   module.def("hot_product", &hot_product, any, any, any, pool, any);
   module.def("merge", &merge, any, any, any, any, any, any, number, any, pool, any);
-  module.def("linear", &linear, any, any, number, number, any, any, any, any, pool, any, any, flag, any, any, number, flag);
+  nb::class_<Int8Linear>(module, "Int8Linear")
+      .def("__init__", &make_linear, any, number, number, number, any, any, any, any, any)
+      .def_prop_ro("rows", [](const Int8Linear& self) { return self.weight.channels; })
+      .def_prop_ro("columns", [](const Int8Linear& self) { return self.weight.columns; });
+  module.def("linear", &linear, any, nb::arg(), pool, any, flag, any, any, number, flag);
   module.def("int8_operations", &int8_operations);
   module.def("read_stream", &read_stream);
 }

@@ -1,0 +1,43 @@
+"""Weight schemes: how a linear's weight is stored and multiplied, one file per scheme.
+
+A manifest names the scheme of every linear; whoever opens, writes or multiplies a weight asks the scheme.
+"""
+
+from __future__ import annotations
+
+from edge_llm.models.layer import Linear
+from edge_llm.schemes import float16, int8
+from edge_llm.schemes.base import BlockWeights, Facts, Scheme, TensorSpec, Weight
+
+__all__ = [
+    "BlockWeights", "Facts", "Scheme", "TensorSpec", "Weight", "add_scheme", "linear_tensors", "scheme_called",
+    "scheme_of", "schemes",
+]  # fmt: skip
+
+_SCHEMES: dict[str, Scheme] = {int8.NAME: int8, float16.NAME: float16}
+
+
+def schemes() -> tuple[str, ...]:
+    """The names of all schemes."""
+    return tuple(_SCHEMES)
+
+
+def scheme_called(name: str) -> Scheme | None:
+    """The scheme ``name``; None where there is none."""
+    return _SCHEMES.get(name)
+
+
+def scheme_of(linear: Linear) -> Scheme:
+    """The scheme of a linear."""
+    return _SCHEMES[linear.scheme]
+
+
+def linear_tensors(linear: Linear, hot: int) -> list[TensorSpec]:
+    """Every tensor that ``linear`` with ``hot`` hot channels has in a bundle, in order."""
+    bias = [("bias", "float32", (linear.rows,))] if linear.bias else []
+    return [*scheme_of(linear).tensors(linear, hot), *bias]
+
+
+def add_scheme(scheme: Scheme) -> None:
+    """Have linears of ``scheme.NAME`` stored and multiplied by ``scheme``, a module or object like those of this folder."""
+    _SCHEMES[scheme.NAME] = scheme

@@ -1,0 +1,95 @@
+"""What a weight scheme is, and what its weights are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from edge_llm.models.layer import Linear
+from kernels import ThreadPool
+
+TensorSpec = tuple[str, str, tuple[int, ...]]
+"""A tensor of a linear in a bundle: name, type, shape."""
+
+Facts = Mapping[str, Any]
+"""What a manifest says of one linear beside its shape, such as its input scale."""
+
+
+class Weight(Protocol):
+    """An opened weight W [N, K] with all that its product needs; its arrays do not change."""
+
+    @property
+    def rows(self) -> int:
+        """Output channels N."""
+        ...
+
+    @property
+    def columns(self) -> int:
+        """Input channels K."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it holds."""
+        ...
+
+    def apply(
+        self,
+        x: np.ndarray,
+        pool: ThreadPool,
+        *,
+        add: np.ndarray | None = None,
+        shadow: bool = True,
+        gain: np.ndarray | None = None,
+        eps: float = 0.0,
+        swiglu: bool = False,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """x float32 [M, K] -> y [M, N] (+ ``add``), or SwiGLU of y [M, N / 2].
+
+        With ``gain`` float32 [K] the rows are RMS normed first.  Without ``shadow`` outliers are dropped, to see what they
+        are worth.  A row's result does not depend on the other rows, on threads or on the instruction set.  Raises ValueError
+        for an activation that is not finite.
+        """
+        ...
+
+
+class Scheme(Protocol):
+    """One way to store and multiply the weight of a linear."""
+
+    NAME: str
+
+    def tensors(self, linear: Linear, hot: int) -> list[TensorSpec]:
+        """The tensors that ``linear`` with ``hot`` channels kept apart has in a bundle, in order; the bias comes after them."""
+        ...
+
+    def facts(self, record: Mapping[str, Any]) -> Facts | None:
+        """What a manifest's ``record`` says of a linear, checked; None where it makes no sense."""
+        ...
+
+    def convert(self, weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
+        """The arrays of `tensors` for a float matrix [N, K] with the hot channels int32 [H].
+
+        Raises `InvalidModel`, with ``name``, for values that the scheme cannot hold.
+        """
+        ...
+
+    def open(self, linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> Weight:
+        """The weight in ``arrays``, which has a ``bias`` where ``linear`` has one; checked once."""
+        ...
+
+    def reference(self, x: np.ndarray, weight: Any) -> np.ndarray:
+        """`Weight.apply` in plain NumPy, without norm, addition and SwiGLU: what is right."""
+        ...
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """The weights of one decoder layer, or of the head, by the names of its description."""
+
+    linears: Mapping[str, Weight]
+    gains: Mapping[str, np.ndarray]
+    """Float32 gains of the norms, and ``k_offset`` [kv heads, head_dim], which is subtracted from every key."""

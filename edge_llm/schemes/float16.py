@@ -1,0 +1,98 @@
+"""Scheme ``float16``: a linear that is too sensitive for INT8 keeps its weight in float16 and its input in float32.
+
+Each output is one chain of fused multiply-adds over the input channels in ascending order, as hot channels of INT8 linears
+are, so it has the same bits in any batch, at any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from edge_llm.errors import InvalidModel
+from edge_llm.models.layer import Linear
+from edge_llm.schemes.base import Facts, TensorSpec
+from kernels import ThreadPool
+from kernels import reference as kernel_reference
+from kernels.linear import hot_product
+from kernels.pointwise import rms_norm
+from kernels.pointwise import swiglu as swiglu_rows
+
+NAME = "float16"
+
+
+@dataclass(frozen=True)
+class Float16Weight:
+    """weight: float16 [K, N]; bias: float32 [N] or None."""
+
+    weight: np.ndarray
+    bias: np.ndarray | None = None
+
+    @property
+    def rows(self) -> int:
+        return int(self.weight.shape[1])
+
+    @property
+    def columns(self) -> int:
+        return int(self.weight.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    @cached_property
+    def _every(self) -> np.ndarray:
+        return np.arange(self.columns, dtype=np.int32)
+
+    def apply(
+        self,
+        x: np.ndarray,
+        pool: ThreadPool,
+        *,
+        add: np.ndarray | None = None,
+        shadow: bool = True,
+        gain: np.ndarray | None = None,
+        eps: float = 0.0,
+        swiglu: bool = False,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        if gain is not None:
+            x = rms_norm(x, gain, eps, pool)
+        if not np.isfinite(x).all():
+            raise ValueError("non-finite activation")
+        y = hot_product(x, self._every, self.weight, pool, out=None if swiglu or add is not None else out)
+        if self.bias is not None:
+            y += self.bias
+        if swiglu:
+            return swiglu_rows(y, pool, out=out)
+        return y if add is None else np.add(y, add, out=out)
+
+
+def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
+    return [("weight", "float16", (linear.columns, linear.rows))]
+
+
+def facts(record: Mapping[str, Any]) -> Facts | None:
+    return {} if not record else None
+
+
+def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
+    with np.errstate(over="ignore"):
+        narrow = np.ascontiguousarray(weight.T, np.float16)
+    if not np.isfinite(narrow).all():
+        raise InvalidModel(f"`{name}` holds a value that is not finite in float16, so it cannot be kept so")
+    return {"weight": narrow}
+
+
+def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> Float16Weight:
+    return Float16Weight(arrays["weight"], arrays.get("bias"))
+
+
+def reference(x: np.ndarray, weight: Float16Weight) -> np.ndarray:
+    every = np.arange(weight.columns, dtype=np.int32)
+    y = kernel_reference.hot_product(x, every, weight.weight)
+    return y if weight.bias is None else y + weight.bias

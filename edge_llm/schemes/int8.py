@@ -1,0 +1,138 @@
+"""Scheme ``int8``: symmetric INT8 per output channel, activations under one static scale, outliers in the shadow.
+
+    y = s * sw * (q @ Wq.T) + x[:, J] @ Wf + cold residual + bias
+
+with hot channels J in float16 and what else overflows added back (design: shadow outliers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from edge_llm.models.layer import Linear
+from edge_llm.quant.scheme import quantize_weight
+from edge_llm.quant.shadow import FULL, NONE, SHADOWS
+from edge_llm.schemes.base import Facts, TensorSpec
+from kernels import ThreadPool, linear
+from kernels import reference as kernel_reference
+
+NAME = "int8"
+
+
+@dataclass(frozen=True)
+class Int8Weight:
+    """tiles: int8 [ceil(N/16), ceil(K/4), 16, 4]; weight_scale: float32 [N]; row_sum: int32 [N]; hot_index: int32 [H];
+    hot_weight: float16 [H, N]; bias: float32 [N] or None."""
+
+    tiles: np.ndarray
+    rows: int
+    """Output channels N."""
+    columns: int
+    """Input channels K."""
+    input_scale: float
+    """Static per-tensor scale s of the activations."""
+    weight_scale: np.ndarray
+    row_sum: np.ndarray
+    hot_index: np.ndarray
+    hot_weight: np.ndarray
+    bias: np.ndarray | None = None
+    residual: bool = True
+    """The cold residual is added; else what overflows is clipped."""
+
+    @cached_property
+    def scale(self) -> np.ndarray:
+        """input_scale * weight_scale, what an int32 sum is multiplied with: float32 [N]."""
+        return np.asarray(np.float32(self.input_scale) * self.weight_scale)
+
+    @cached_property
+    def native(self) -> linear.Int8Linear:
+        """The same for the kernels, which check it here and trust it from then on."""
+        return linear.Int8Linear(
+            self.tiles,
+            self.rows,
+            self.columns,
+            self.input_scale,
+            self.scale,
+            self.row_sum,
+            self.hot_index,
+            self.hot_weight,
+            self.bias,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.tiles, self.weight_scale, self.scale, self.row_sum, self.hot_index, self.hot_weight, self.bias)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def apply(
+        self,
+        x: np.ndarray,
+        pool: ThreadPool,
+        *,
+        add: np.ndarray | None = None,
+        shadow: bool = True,
+        gain: np.ndarray | None = None,
+        eps: float = 0.0,
+        swiglu: bool = False,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        keep = shadow and self.residual
+        return linear.linear(x, self.native, pool, add=add, shadow=keep, gain=gain, eps=eps, swiglu=swiglu, out=out)
+
+
+def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
+    rows, columns = linear.rows, linear.columns
+    return [
+        ("tiles", "int8", (-(-rows // 16), -(-columns // 4), 16, 4)),
+        ("scale", "float32", (rows,)),
+        ("row_sum", "int32", (rows,)),
+        ("hot_index", "int32", (hot,)),
+        ("hot_weight", "float16", (hot, rows)),
+    ]
+
+
+def facts(record: Mapping[str, Any]) -> Facts | None:
+    """The input scale, and which shadow is kept; a bundle that does not say keeps all of it."""
+    scale, shadow = record.get("input_scale"), record.get("shadow", FULL)
+    # the kernels work with the float32 reciprocal, which must be finite as well
+    good = type(scale) is float and 1e-30 <= scale <= 1e30 and shadow in SHADOWS
+    return {"input_scale": scale, "shadow": shadow} if good and set(record) <= {"input_scale", "shadow"} else None
+
+
+def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
+    return quantize_weight(weight, hot, name).arrays()
+
+
+def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> Int8Weight:
+    return Int8Weight(
+        tiles=arrays["tiles"],
+        rows=len(arrays["scale"]),
+        columns=linear.columns,
+        input_scale=facts["input_scale"],
+        weight_scale=arrays["scale"],
+        row_sum=arrays["row_sum"],
+        hot_index=arrays["hot_index"],
+        hot_weight=arrays["hot_weight"],
+        bias=arrays.get("bias"),
+        residual=facts["shadow"] != NONE,
+    )
+
+
+def reference(x: np.ndarray, weight: Int8Weight) -> np.ndarray:
+    return kernel_reference.linear(
+        x,
+        weight.tiles,
+        weight.rows,
+        weight.input_scale,
+        weight.scale,
+        weight.row_sum,
+        weight.hot_index,
+        weight.hot_weight,
+        bias=weight.bias,
+        shadow=weight.residual,
+    )
