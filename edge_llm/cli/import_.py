@@ -8,7 +8,8 @@ import click
 
 from edge_llm.cli.terminal import note, progress_bar, write
 from edge_llm.cli.values import REAL
-from edge_llm.convert.importer import Outliers, import_model
+from edge_llm.convert.choose import Outliers
+from edge_llm.convert.importer import import_model
 from edge_llm.quant.shadow import DEFAULT_BUDGET
 
 
@@ -31,6 +32,12 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
     metavar="PERCENT",
     help="Perplexity that INT8 may cost, with --shadow auto.",
 )
+@click.option(
+    "--float16",
+    multiple=True,
+    metavar="NAME",
+    help="Keep linears in float16, by name or pattern: layers.0.down, '*.o'.  May be given several times.",
+)
 @click.option("--no-fold", is_flag=True, help="Leave uneven channels as they are, to see what folding them is worth.")
 @click.option("--keep-float", is_flag=True, help="Keep the float weights in the bundle, for --float and perplexity.")
 @click.option("--revision", help="Branch, tag or commit of a hub id; default: main.")
@@ -41,6 +48,7 @@ def import_command(
     calibration: Path | None,
     shadow: str,
     shadow_budget: float,
+    float16: tuple[str, ...],
     no_fold: bool,
     keep_float: bool,
     revision: str | None,
@@ -57,7 +65,7 @@ def import_command(
             name,
             revision=revision,
             calibration=calibration,
-            outliers=Outliers(shadow, shadow_budget),
+            outliers=Outliers(shadow, shadow_budget, float16),
             fold=not no_fold,
             keep_float=keep_float,
             overwrite=overwrite,

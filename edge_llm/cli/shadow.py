@@ -37,18 +37,19 @@ def _linears(bundle: Bundle, profile: OutlierProfile | None) -> list[LinearShado
     found = []
     for name, shape in bundle.decoder.linears().items():
         place = "embedding" if tied and name == "output" else name
-        hot = bundle.tensors[f"{place}.hot_index"].shape[0]
+        index = bundle.tensors.get(f"{place}.hot_index")
+        hot = 0 if index is None else index.shape[0]
         seen = None if profile is None else profile.linears.get(name)
-        found.append(LinearShadow(name, shape.rows, shape.columns, bundle.shadows[name], hot, seen))
+        found.append(LinearShadow(name, shape.rows, shape.columns, bundle.shadows[name], hot, seen, shape.scheme))
     return found
 
 
 def shadow_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """A table with a row per kind of linear, and what was measured when the shadows were chosen."""
-    yield "linears  full cold none outliers     hot overflow    memory   cost"
+    yield "linears  full cold none float16 outliers     hot overflow    memory   cost"
     for kind, row in [*report["by_kind"].items(), ("all", report)]:
         yield (
-            f"{kind:8} {row['full']:4} {row['cold']:4} {row['none']:4} {row['outlier_channels']:8} {row['hot_share']:7.2%} "
+            f"{kind:8} {row['full']:4} {row['cold']:4} {row['none']:4} {row['float16']:7} {row['outlier_channels']:8} {row['hot_share']:7.2%} "
             f"{row['overflow']:8.3%} {row['bytes'] / 2**10:5.0f} KiB {row['cost_share']:6.1%}"
         )
     measured = report["choice"]

@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from edge_llm.config import ModelConfig
 from edge_llm.convert.calibrate import CalibrationText, calibration_sequences, read_calibration
+from edge_llm.convert.choose import Outliers, choose
 from edge_llm.convert.layer_folds import fold_layer
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.source import (
@@ -40,7 +41,7 @@ from edge_llm.convert.source import (
 )
 from edge_llm.convert.staging import Staging
 from edge_llm.convert.survey import Survey, survey_model
-from edge_llm.convert.trial import losses
+from edge_llm.convert.trial import Choice, losses
 from edge_llm.convert.usable import check_usable
 from edge_llm.errors import EdgeLLMError, InvalidModel, StorageError, UsageError
 from edge_llm.files import read_file, shown
@@ -73,7 +74,7 @@ from edge_llm.quant.profile import (
     treatments,
 )
 from edge_llm.quant.scheme import MAX_FLOAT16
-from edge_llm.quant.shadow import DEFAULT_BUDGET, Treatment, choice, fewest_steps, upgrades
+from edge_llm.quant.shadow import Treatment
 from edge_llm.schemes import int8, scheme_of
 from edge_llm.text.chat import ChatTemplate, find_template
 from edge_llm.text.tokenizer import Tokenizer
@@ -81,30 +82,6 @@ from edge_llm.text.tokenizer import Tokenizer
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json")
 _MAX_TEXT_FILE = 64 * 2**20
 _NO_CHANNELS = np.empty(0, np.int32)
-
-
-OUTLIER_MODES = ("auto", "full", "none", "naive")
-
-
-@dataclass(frozen=True)
-class Outliers:
-    """What is done about outliers."""
-
-    mode: str = "auto"
-    """auto: the shadows that the budget asks for.  full, none: all or none of them.  naive: not even a scale that cuts
-    them off, only to see what they do to INT8."""
-    budget: float = DEFAULT_BUDGET
-    """Percent of perplexity that INT8 may cost, for auto."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in OUTLIER_MODES:
-            raise UsageError(f"no shadow mode `{self.mode}`; there are: {', '.join(OUTLIER_MODES)}", param="shadow")
-        if not 0 < self.budget <= 1000:
-            raise UsageError(f"the shadow budget must be above 0 percent, got `{self.budget:g}`", param="shadow_budget")
-
-    def __str__(self) -> str:
-        """As a manifest holds it; bundles from before there was a choice have all shadows and say `shadow`."""
-        return {"auto": f"auto {self.budget:g} %", "full": "shadow"}.get(self.mode, self.mode)
 
 
 def import_model(
@@ -245,6 +222,7 @@ class _Job:
         self.notice = notice
         self.config: ModelConfig = load_config(source.config)
         self.decoder = describe(self.config)
+        outliers.in_float16(self.decoder)  # a pattern that names nothing is refused before the work begins
         self.unused = check_tensors(source, self.decoder)
         self.tokenizer = Tokenizer.from_folder(origin.folder, self.config.vocab_size)
         ChatTemplate.from_folder(origin.folder, self.tokenizer).check()
@@ -274,7 +252,7 @@ class _Job:
             self.source, self.decoder, self.config.context, sequences, self._treat, self.progress, fold=self.fold
         )
         self._tell_folds(survey.found_folds)
-        kept, figures = self._choose(survey)
+        kept, figures = choose(self.outliers, self.decoder, survey, partial(self._measure, survey), self.notice)
         with BundleWriter(folder) as writer:
             self._write_weights(writer, kept, survey)
             self._write_files(writer)
@@ -301,23 +279,8 @@ class _Job:
     def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
 
-    def _choose(self, survey: Survey) -> tuple[dict[str, Treatment], dict[str, float]]:
-        """The treatment that every linear gets, and what was measured to find it."""
-        if self.outliers.mode != "auto":
-            last = -1 if self.outliers.mode == "full" else 0
-            return {name: options[last] for name, options in survey.treatments.items()}, {}
-        steps = upgrades(survey.treatments)
-        stages = iter(("shadows 1", "shadows 2"))
-
-        def measure(numbers: list[int]) -> list[float]:
-            stage = next(stages)
-            choices = [choice(survey.treatments, steps[:number]) for number in numbers]
-            return losses(self.source, self.decoder, survey, choices, lambda done, total: self.progress(stage, done, total))
-
-        found = fewest_steps(len(steps), measure, self.outliers.budget)
-        loss = {"none": found.losses[0], "kept": found.losses[found.steps], "full": found.losses[len(steps)]}
-        self._tell_choice(found.steps, len(steps), loss)
-        return choice(survey.treatments, steps[: found.steps]), {"budget": self.outliers.budget, **loss}
+    def _measure(self, survey: Survey, stage: str, choices: Sequence[Choice]) -> list[float]:
+        return losses(self.source, self.decoder, survey, choices, lambda done, total: self.progress(stage, done, total))
 
     def _tell_folds(self, found: Mapping[str, Fold]) -> None:
         """Say how many of the places were folded; where nothing was to be folded, nothing."""
@@ -325,14 +288,6 @@ class _Job:
             return
         folded = [fold for fold in found.values() if any(fold.powers)]
         self.notice(f"folded uneven channels in {len(folded)} of {len(found)} places; the float model is the same")
-
-    def _tell_choice(self, kept: int, steps: int, loss: Mapping[str, float]) -> None:
-        self.notice(
-            f"kept {kept} of {steps} steps of shadow: INT8 costs {loss['kept']:.2f} % of perplexity on the calibration text "
-            f"({loss['none']:.2f} % without, {loss['full']:.2f} % with all)"
-        )
-        if loss["full"] > self.outliers.budget:
-            self.notice(f"not even all shadows keep it within the budget of {self.outliers.budget:g} %")
 
     def _made_from(self) -> dict[str, str | None]:
         # a bundle that carries its float weights may travel: it keeps the source's name, not a path of this machine

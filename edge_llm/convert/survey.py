@@ -18,7 +18,7 @@ from edge_llm.models.reference import rms_norm
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import read_embedding, read_final_norm, read_layer, read_output
 from edge_llm.quant.folding import Fold
-from edge_llm.quant.profile import ChannelStatistics
+from edge_llm.quant.profile import ChannelStatistics, float16_treatment
 from edge_llm.quant.shadow import Treatment
 
 Treat = Callable[[ChannelStatistics, np.ndarray, np.ndarray], tuple[Treatment, ...]]
@@ -37,6 +37,8 @@ class Survey:
     """Their last hidden states, normed, float32 [T, hidden]."""
     treatments: dict[str, tuple[Treatment, ...]]
     """Per linear what can be done about its outliers."""
+    float16: dict[str, Treatment]
+    """Per linear of a layer what float16 makes of it."""
     key_offsets: list[np.ndarray]
     """Per layer the mean key, float32 [kv heads, head_dim]."""
     folds: list[Factors]
@@ -71,6 +73,7 @@ def survey_model(
     lengths = [len(ids) for ids in sequences]
     states = embedded
     treatments: dict[str, tuple[Treatment, ...]] = {}
+    float16: dict[str, Treatment] = {}
     offsets = []
     folds = []
     found_folds: dict[str, Fold] = {}
@@ -91,6 +94,12 @@ def survey_model(
                 for linear in layer.linears
             }
             treatments |= {f"{name}.{part}": options.result() for part, options in found.items()}
+            float16 |= {
+                f"{name}.{linear.name}": float16_treatment(
+                    seen[linear.name], weights.linears[linear.name].weight, judged(layer, weights, linear, seen)
+                )
+                for linear in layer.linears
+            }
             offsets.append(key_offset(layer, weights, seen[layer.projection.name], context))
             folds.append(folded.factors)
             found_folds |= {f"{name}.{place}": one for place, one in folded.found.items()}
@@ -107,4 +116,4 @@ def survey_model(
         output *= output_fold  # in place: it may be the largest matrix of all
         treatments["output"] = treat(last.divided(output_fold), output, output)
     progress("calibration", len(decoder.layers), len(decoder.layers))
-    return Survey(sequences, embedded, states, treatments, offsets, folds, output_fold, found_folds)
+    return Survey(sequences, embedded, states, treatments, float16, offsets, folds, output_fold, found_folds)

@@ -108,7 +108,8 @@ def int8_runner(
     from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # only servers keep pages
 
     store = open_prefix_store(bundle, runtime)
-    return Int8Runner(bundle.config, weights, device, runtime, tables, model_identity(bundle, runtime), prefix_store=store)
+    identity = model_identity(bundle, runtime)
+    return Int8Runner(bundle.config, weights, device, runtime, tables, identity, store, bundle.decoder)
 
 
 def make_device(runtime: RuntimeConfig) -> Device:

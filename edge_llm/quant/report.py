@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import LinearProfile
-from edge_llm.quant.shadow import NONE, SHADOWS, product_cost, shadow_cost
+from edge_llm.quant.shadow import FLOAT16, INT8, NONE, SHADOWS, product_cost, shadow_cost
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class LinearShadow:
     """Hot channels that are computed in float."""
     profile: LinearProfile | None
     """None where calibration did not see the linear (random weights)."""
+    scheme: str = INT8
+    """Its weight scheme."""
 
     @property
     def overflow(self) -> float:
@@ -38,17 +40,22 @@ class LinearShadow:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the hot channels: their numbers, and their weights in float16."""
+        """Memory beyond INT8: the hot channels' numbers, and weights in float16."""
+        if self.scheme == FLOAT16:
+            return self.rows * self.columns
         return self.hot * (4 + 2 * self.rows)
 
     @property
     def cost(self) -> float:
-        """Predicted microseconds of one core per row."""
+        """Predicted microseconds of one core per row, beyond the INT8 product."""
+        if self.scheme == FLOAT16:
+            return shadow_cost(self.rows, self.columns, self.columns, 0.0) - product_cost(self.rows, self.columns)
         return shadow_cost(self.rows, self.columns, self.hot, self.overflow)
 
     def to_fields(self) -> dict[str, Any]:
         """As `show --json` prints it."""
         fields = {
+            "scheme": self.scheme,
             "shadow": self.shadow,
             "outlier_channels": self.outliers,
             "hot_channels": self.hot,
@@ -66,11 +73,12 @@ class LinearShadow:
 def totals(linears: Iterable[LinearShadow]) -> dict[str, Any]:
     """The figures of several linears together; shares are of their channels, values and products."""
     linears = list(linears)
-    kept = Counter(linear.shadow for linear in linears)
+    kept = Counter(FLOAT16 if linear.scheme == FLOAT16 else linear.shadow for linear in linears)
     columns = sum(linear.columns for linear in linears)
     return {
         "linears": len(linears),
         **{shadow: kept[shadow] for shadow in SHADOWS},
+        FLOAT16: kept[FLOAT16],
         "outlier_channels": sum(linear.outliers for linear in linears),
         "hot_channels": sum(linear.hot for linear in linears),
         "hot_share": sum(linear.hot for linear in linears) / columns,

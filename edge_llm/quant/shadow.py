@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+INT8, FLOAT16 = "int8", "float16"
+"""Weight schemes that import chooses between."""
 NONE, COLD, FULL = SHADOWS = ("none", "cold", "full")
 
 PRODUCT_PICOSECONDS = 2.2
@@ -49,13 +51,13 @@ class Treatment:
     """Share of the values outside the hot channels that lie above 127 steps: clipped when there is no shadow."""
     largest_cold: float = 0.0
     """Maximum |x| outside the hot channels."""
-    scheme: str = "int8"
+    scheme: str = INT8
     """The weight scheme."""
 
     @property
     def facts(self) -> dict[str, Any]:
         """What the scheme is told of the linear: nothing where there is no INT8."""
-        return {"input_scale": self.input_scale, "shadow": self.shadow} if self.scheme == "int8" else {}
+        return {"input_scale": self.input_scale, "shadow": self.shadow} if self.scheme == INT8 else {}
 
 
 Treatments = Mapping[str, Sequence[Treatment]]
