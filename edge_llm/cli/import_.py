@@ -10,7 +10,7 @@ from edge_llm.cli.terminal import note, progress_bar, write
 from edge_llm.cli.values import REAL
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
-from edge_llm.quant.shadow import DEFAULT_BUDGET
+from edge_llm.quant.shadow import DEFAULT_BUDGET, FLOAT16
 
 
 @click.command("import")
@@ -65,7 +65,7 @@ def import_command(
             name,
             revision=revision,
             calibration=calibration,
-            outliers=Outliers(shadow, shadow_budget, float16),
+            outliers=Outliers(shadow, shadow_budget, tuple((pattern, FLOAT16) for pattern in float16)),
             fold=not no_fold,
             keep_float=keep_float,
             overwrite=overwrite,

@@ -49,8 +49,8 @@ def shadow_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield "linears  full cold none float16 outliers     hot overflow    memory   cost"
     for kind, row in [*report["by_kind"].items(), ("all", report)]:
         yield (
-            f"{kind:8} {row['full']:4} {row['cold']:4} {row['none']:4} {row['float16']:7} {row['outlier_channels']:8} {row['hot_share']:7.2%} "
-            f"{row['overflow']:8.3%} {row['bytes'] / 2**10:5.0f} KiB {row['cost_share']:6.1%}"
+            f"{kind:8} {row['full']:4} {row['cold']:4} {row['none']:4} {row['float16']:7} {row['outlier_channels']:8} "
+            f"{row['hot_share']:7.2%} {row['overflow']:8.3%} {row['bytes'] / 2**10:5.0f} KiB {row['cost_share']:6.1%}"
         )
     measured = report["choice"]
     if measured:

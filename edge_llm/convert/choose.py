@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -27,8 +27,8 @@ class Outliers:
     of the shadows.  naive: not even a scale that cuts outliers off, only to see what they do to INT8."""
     budget: float = DEFAULT_BUDGET
     """Percent of perplexity that INT8 may cost, for auto."""
-    float16: tuple[str, ...] = ()
-    """Patterns of linears that are kept in float16, such as ``*.down`` or ``layers.0.*``."""
+    schemes: tuple[tuple[str, str], ...] = ()
+    """Linears that are not to be INT8: a pattern of names, such as ``*.down`` or ``layers.0.*``, and a weight scheme."""
 
     def __post_init__(self) -> None:
         if self.mode not in OUTLIER_MODES:
@@ -39,31 +39,33 @@ class Outliers:
     def __str__(self) -> str:
         """As a manifest holds it; bundles from before there was a choice have all shadows and say `shadow`."""
         said = {"auto": f"auto {self.budget:g} %", "full": "shadow"}.get(self.mode, self.mode)
-        return f"{said}, float16 {' '.join(self.float16)}" if self.float16 else said
+        return ", ".join([said, *(f"{scheme} {pattern}" for pattern, scheme in self.schemes)])
 
-    def in_float16(self, decoder: Decoder) -> set[str]:
-        """The linears of ``decoder`` that the patterns name.  Raises `UsageError` for a pattern that names none."""
+    def asked(self, decoder: Decoder) -> dict[str, str]:
+        """The scheme of every linear that a pattern names.  Raises `UsageError` for a pattern that names none."""
         names = [name for name in decoder.linears() if name != "output"]
-        found: set[str] = set()
-        for pattern in self.float16:
+        found: dict[str, str] = {}
+        for pattern, scheme in self.schemes:
             matching = {name for name in names if fnmatchcase(name, pattern)}
             if not matching:
                 of_layer = ", ".join(linear.name for linear in decoder.layers[0].linears)
                 raise UsageError(
                     f"`{pattern}` names no linear; they are called layers.N.NAME with N from 0 to {len(decoder.layers) - 1} "
                     f"and NAME one of {of_layer}; the output matrix stays INT8",
-                    param="float16",
+                    param=scheme,
                 )
-            found |= matching
+            found |= dict.fromkeys(matching, scheme)
         return found
 
 
 def choose(
-    outliers: Outliers, decoder: Decoder, survey: Survey, measure: Measure, tell: Callable[[str], None]
+    outliers: Outliers, asked: Collection[str], survey: Survey, measure: Measure, tell: Callable[[str], None]
 ) -> tuple[dict[str, Treatment], dict[str, float]]:
-    """The treatment that every linear gets, and what was measured to find it; ``tell`` is told it in words."""
-    forced = outliers.in_float16(decoder)
-    options: Treatments = survey.treatments | {name: (survey.float16[name],) for name in forced}
+    """The treatment that every linear gets, and what was measured to find it; ``tell`` is told it in words.
+
+    The linears ``asked`` get the other scheme that was surveyed.
+    """
+    options: Treatments = survey.treatments | {name: (survey.others[name],) for name in asked}
     if outliers.mode != "auto":
         last = -1 if outliers.mode == "full" else 0
         return {name: found[last] for name, found in options.items()}, {}
@@ -76,7 +78,7 @@ def choose(
     figures = {"budget": outliers.budget, **loss}
     if loss["full"] <= outliers.budget:
         return choice(options, steps[:kept]), figures
-    return _with_float16(options, steps, kept, survey.float16, measure, tell, figures)
+    return _with_float16(options, steps, kept, survey.others, measure, tell, figures)
 
 
 def _fewest(
@@ -94,14 +96,14 @@ def _with_float16(
     options: Treatments,
     steps: Sequence[tuple[str, Treatment]],
     kept: int,
-    float16: Mapping[str, Treatment],
+    others: Mapping[str, Treatment],
     measure: Measure,
     tell: Callable[[str], None],
     figures: dict[str, float],
 ) -> tuple[dict[str, Treatment], dict[str, float]]:
     """All shadows and as few linears in float16 as the budget asks for; the ``kept`` shadows where not even that is enough."""
     shadows, budget = choice(options, steps), figures["budget"]
-    better = {name: (shadows[name], one) for name, one in float16.items() if shadows[name].scheme != one.scheme}
+    better = {name: (shadows[name], one) for name, one in others.items() if shadows[name].scheme != one.scheme}
     alone: Treatments = {name: (treatment,) for name, treatment in shadows.items()}
     widened = upgrades(better)
     if widened:

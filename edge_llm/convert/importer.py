@@ -222,7 +222,7 @@ class _Job:
         self.notice = notice
         self.config: ModelConfig = load_config(source.config)
         self.decoder = describe(self.config)
-        outliers.in_float16(self.decoder)  # a pattern that names nothing is refused before the work begins
+        self.asked = outliers.asked(self.decoder)
         self.unused = check_tensors(source, self.decoder)
         self.tokenizer = Tokenizer.from_folder(origin.folder, self.config.vocab_size)
         ChatTemplate.from_folder(origin.folder, self.tokenizer).check()
@@ -249,10 +249,11 @@ class _Job:
         """Write the whole bundle into the empty ``folder``."""
         sequences = calibration_sequences(self.text.text, self.tokenizer, self.config)
         survey = survey_model(
-            self.source, self.decoder, self.config.context, sequences, self._treat, self.progress, fold=self.fold
+            self.source, self.decoder, self.config.context, sequences, self._treat, self.progress, fold=self.fold,
+            asked=self.asked,
         )
         self._tell_folds(survey.found_folds)
-        kept, figures = choose(self.outliers, self.decoder, survey, partial(self._measure, survey), self.notice)
+        kept, figures = choose(self.outliers, self.asked, survey, partial(self._measure, survey), self.notice)
         with BundleWriter(folder) as writer:
             self._write_weights(writer, kept, survey)
             self._write_files(writer)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -12,17 +14,22 @@ from edge_llm.convert.folds import Calibration, choose_folds, fold_linear, judge
 from edge_llm.convert.layer_folds import Factors, fold_layer
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.source import Progress
+from edge_llm.errors import InvalidModel
 from edge_llm.formats.safetensors import SourceFolder
-from edge_llm.models.layer import Decoder
+from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.reference import rms_norm
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import read_embedding, read_final_norm, read_layer, read_output
 from edge_llm.quant.folding import Fold
-from edge_llm.quant.profile import ChannelStatistics, float16_treatment
-from edge_llm.quant.shadow import Treatment
+from edge_llm.quant.profile import ChannelStatistics, output_error
+from edge_llm.quant.shadow import NONE, Treatment
+from edge_llm.schemes import float16, int8, scheme_of
+from kernels import ThreadPool
 
 Treat = Callable[[ChannelStatistics, np.ndarray, np.ndarray], tuple[Treatment, ...]]
 """What can be done about a linear: from its input, its weight float32 [N, K], and the same as it is judged."""
+
+NO_CHANNELS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,8 @@ class Survey:
     """Their last hidden states, normed, float32 [T, hidden]."""
     treatments: dict[str, tuple[Treatment, ...]]
     """Per linear what can be done about its outliers."""
-    float16: dict[str, Treatment]
-    """Per linear of a layer what float16 makes of it."""
+    others: dict[str, Treatment]
+    """Per linear of a layer what another weight scheme makes of it: the one that is asked for, else float16."""
     key_offsets: list[np.ndarray]
     """Per layer the mean key, float32 [kv heads, head_dim]."""
     folds: list[Factors]
@@ -62,10 +69,12 @@ def survey_model(
     progress: Progress,
     *,
     fold: bool = True,
+    asked: Mapping[str, str] = MappingProxyType({}),
 ) -> Survey:
     """Run ``sequences`` through the float model, a layer at a time; fold what pays, and see what is left to treat.
 
-    ``context`` is the longest sequence that the model was made for.
+    ``context`` is the longest sequence that the model was made for; ``asked`` gives the weight schemes of linears that are
+    not to be INT8.
     """
     embedding = read_embedding(source, decoder)
     embedded = [embedding[ids] for ids in sequences]
@@ -73,7 +82,7 @@ def survey_model(
     lengths = [len(ids) for ids in sequences]
     states = embedded
     treatments: dict[str, tuple[Treatment, ...]] = {}
-    float16: dict[str, Treatment] = {}
+    others: dict[str, Treatment] = {}
     offsets = []
     folds = []
     found_folds: dict[str, Fold] = {}
@@ -87,19 +96,19 @@ def survey_model(
             calibration = Calibration(seen, lengths, tables, context)
             folded = choose_folds(layer, weights, calibration, pool) if fold else unfolded(layer)
             weights, seen = fold_layer(weights, layer, folded.factors), folded.inputs(seen, layer)
+            matrices = {linear.name: judged(layer, weights, linear, seen) for linear in layer.linears}
             found = {
-                linear.name: pool.submit(
-                    treat, seen[linear.name], weights.linears[linear.name].weight, judged(layer, weights, linear, seen)
-                )
+                linear.name: pool.submit(treat, seen[linear.name], weights.linears[linear.name].weight, matrices[linear.name])
                 for linear in layer.linears
             }
+            others |= {
+                f"{name}.{linear.name}": pool.submit(
+                    other_treatment, linear, asked.get(f"{name}.{linear.name}", float16.NAME), seen[linear.name],
+                    matrices[linear.name],
+                ).result()
+                for linear in layer.linears
+            }  # fmt: skip
             treatments |= {f"{name}.{part}": options.result() for part, options in found.items()}
-            float16 |= {
-                f"{name}.{linear.name}": float16_treatment(
-                    seen[linear.name], weights.linears[linear.name].weight, judged(layer, weights, linear, seen)
-                )
-                for linear in layer.linears
-            }
             offsets.append(key_offset(layer, weights, seen[layer.projection.name], context))
             folds.append(folded.factors)
             found_folds |= {f"{name}.{place}": one for place, one in folded.found.items()}
@@ -116,4 +125,21 @@ def survey_model(
         output *= output_fold  # in place: it may be the largest matrix of all
         treatments["output"] = treat(last.divided(output_fold), output, output)
     progress("calibration", len(decoder.layers), len(decoder.layers))
-    return Survey(sequences, embedded, states, treatments, float16, offsets, folds, output_fold, found_folds)
+    return Survey(sequences, embedded, states, treatments, others, offsets, folds, output_fold, found_folds)
+
+
+def other_treatment(linear: Linear, scheme_name: str, seen: ChannelStatistics, weight: np.ndarray) -> Treatment:
+    """What the scheme of that name makes of ``weight`` [N, K] on the input ``seen``: its error, and its cost beyond INT8.
+
+    The error is infinite where the weight does not fit.
+    """
+    linear = replace(linear, scheme=scheme_name, bias=False)
+    scheme = scheme_of(linear)
+    try:
+        opened = scheme.open(linear, scheme.convert(weight, NO_CHANNELS, seen.name), {})
+        error = output_error(seen, weight, lambda rows: opened.apply(rows, ThreadPool(1)))
+    except InvalidModel:
+        error = math.inf
+    cost = scheme.cost(linear) - int8.cost(linear)
+    largest = float(np.abs(seen.rows()).max(initial=0.0))
+    return Treatment(NONE, NO_CHANNELS, 1.0, error, cost, largest_cold=largest, scheme=scheme_name)

@@ -17,9 +17,8 @@ residual: they move neither the scale nor the median channel, but a channel in w
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ import numpy as np
 from edge_llm.errors import NumericError
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, QuantizedWeight, quantize_weight
-from edge_llm.quant.shadow import COLD, FLOAT16, FULL, NONE, Treatment, product_cost, shadow_cost
+from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, product_cost, shadow_cost
 from kernels import ThreadPool
 from kernels.linear import Int8Linear, linear
 
@@ -244,14 +243,10 @@ def naive_treatment(statistics: ChannelStatistics, judged: np.ndarray) -> Treatm
     return _Sample(statistics, judged).treat(NONE, np.empty(0, np.int32), largest_scale(statistics))
 
 
-def float16_treatment(statistics: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> Treatment:
-    """``weight`` float32 [N, K] in float16, its input as it is: what it does to the output, and what it costs beyond INT8.
-
-    The error is infinite where a weight does not fit.  ``judged`` is the same weight with its rows as long as they are
-    important.
-    """
-    found = _Sample(statistics, judged).in_float16()
-    return found if np.abs(weight).max(initial=0.0) <= MAX_FLOAT16 else replace(found, error=math.inf)
+def output_error(statistics: ChannelStatistics, weight: np.ndarray, product: Callable[[np.ndarray], np.ndarray]) -> float:
+    """|| found - wanted ||^2 / || wanted ||^2 where ``product`` stands for ``weight`` [N, K]: rows [M, K] -> [M, N]."""
+    sample = _Sample(statistics, weight)
+    return sample.relative(product(sample.rows))
 
 
 class _Sample:
@@ -263,9 +258,9 @@ class _Sample:
         self._name = statistics.name
         self._magnitudes = np.abs(x)
         step = max(1, len(x) // count)
-        self._rows = np.ascontiguousarray(x[::step][:count])
+        self.rows = np.ascontiguousarray(x[::step][:count])
         self._weight = weight
-        self._wanted = (self._rows if exact is None else exact[::step][:count]) @ weight.T
+        self._wanted = (self.rows if exact is None else exact[::step][:count]) @ weight.T
         self._quantized: QuantizedWeight | None = None
 
     def treat(self, shadow: str, hot: np.ndarray, input_scale: float) -> Treatment:
@@ -285,24 +280,13 @@ class _Sample:
             largest_cold=float(values.max(initial=0.0)),
         )
 
-    def in_float16(self) -> Treatment:
-        """What a weight in float16 does to the output, and what it costs."""
-        rows, columns = self._weight.shape
-        with np.errstate(over="ignore"):
-            narrow = self._weight.astype(np.float16).astype(np.float32)
-        error = self._relative(self._rows @ narrow.T) if np.isfinite(narrow).all() else math.inf
-        cost = shadow_cost(rows, columns, columns, 0.0) - product_cost(rows, columns)
-        none = np.empty(0, np.int32)
-        largest = float(self._magnitudes.max(initial=0.0))
-        return Treatment(NONE, none, 1.0, error, cost, largest_cold=largest, scheme=FLOAT16)
-
     def _error(self, hot: np.ndarray, input_scale: float, residual: bool) -> float:
         q = self._quantize(hot)
         scale = np.float32(input_scale) * q.scale
         rows, columns = self._weight.shape
         weight = Int8Linear(q.tiles, rows, columns, input_scale, scale, q.row_sum, q.hot_index, q.hot_weight, None)
-        found = linear(self._rows, weight, ThreadPool(1), shadow=residual)
-        error = self._relative(found)
+        found = linear(self.rows, weight, ThreadPool(1), shadow=residual)
+        error = self.relative(found)
         if not np.isfinite(error):
             raise NumericError(
                 f"the output of `{self._name}` became infinite or not-a-number on the calibration text; "
@@ -310,7 +294,7 @@ class _Sample:
             )
         return error
 
-    def _relative(self, found: np.ndarray) -> float:
+    def relative(self, found: np.ndarray) -> float:
         """|| found - wanted ||^2 / || wanted ||^2."""
         length = float(np.square(self._wanted, dtype=np.float64).sum()) or 1.0
         return float(np.square(found - self._wanted, dtype=np.float64).sum() / length)

@@ -15,6 +15,7 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel
 from edge_llm.models.layer import Linear
+from edge_llm.quant.shadow import shadow_cost
 from edge_llm.schemes.base import Facts, TensorSpec
 from kernels import ThreadPool
 from kernels import reference as kernel_reference
@@ -90,6 +91,10 @@ def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndar
 
 def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> Float16Weight:
     return Float16Weight(arrays["weight"], arrays.get("bias"))
+
+
+def cost(linear: Linear) -> float:
+    return shadow_cost(linear.rows, linear.columns, linear.columns, 0.0)
 
 
 def reference(x: np.ndarray, weight: Float16Weight) -> np.ndarray:

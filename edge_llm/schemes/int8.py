@@ -16,7 +16,7 @@ import numpy as np
 
 from edge_llm.models.layer import Linear
 from edge_llm.quant.scheme import quantize_weight
-from edge_llm.quant.shadow import FULL, NONE, SHADOWS
+from edge_llm.quant.shadow import FULL, NONE, SHADOWS, product_cost
 from edge_llm.schemes.base import Facts, TensorSpec
 from kernels import ThreadPool, linear
 from kernels import reference as kernel_reference
@@ -121,6 +121,10 @@ def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> Int8
         bias=arrays.get("bias"),
         residual=facts["shadow"] != NONE,
     )
+
+
+def cost(linear: Linear) -> float:
+    return product_cost(linear.rows, linear.columns)
 
 
 def reference(x: np.ndarray, weight: Int8Weight) -> np.ndarray:
