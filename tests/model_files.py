@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from edge_llm.formats.safetensors import open_model_folder
-from edge_llm.models import load_config
-from edge_llm.models.weights import EMBEDDING, FINAL_NORM, OUTPUT, layer_shapes
+from edge_llm.models import describe, load_config
+from edge_llm.models.layer import Layer
+from edge_llm.models.weights import layer_shapes
 
 SPECIALS = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld", "Ġ t", "Ġt he", "Ġ a", "i n", "e r")
@@ -86,16 +87,39 @@ def tiny_config(family: str = "llama", **changes: Any) -> dict[str, Any]:
 
 
 def random_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """Random float32 weights for a config.json; norms near one, biases clearly not zero."""
-    config = load_config(raw)
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, config.hidden_size)}
-    for layer in range(config.num_layers):
-        shapes |= layer_shapes(config, layer)
-    shapes[FINAL_NORM] = (config.hidden_size,)
-    if not config.tied_embeddings:
-        shapes[OUTPUT] = (config.vocab_size, config.hidden_size)
+    """Random float32 weights for a config.json; norms near one, biases clearly not zero.
+
+    Tests depend on the values, so the order in which they are drawn is written here, and is not the description's.
+    """
+    decoder = describe(load_config(raw))
+    table = (decoder.vocab_size, decoder.hidden_size)
+    shapes: dict[str, tuple[int, ...]] = {decoder.embedding: table}
+    for layer in decoder.layers:
+        shapes |= _drawn(layer)
+    shapes[decoder.norm.gain.source] = (decoder.hidden_size,)
+    if not decoder.tied:
+        shapes[f"{decoder.output.sources[0].source}.weight"] = table
     rng = np.random.default_rng(seed)
     return {name: _random(rng, name, shape) for name, shape in shapes.items()}
+
+
+_DRAWN = (
+    "input_layernorm.weight",
+    *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
+    "post_attention_layernorm.weight",
+    *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
+    *(f"self_attn.{part}_proj.bias" for part in "qkvo"),
+    *(f"mlp.{part}_proj.bias" for part in ("gate", "up", "down")),
+    "self_attn.q_norm.weight",
+    "self_attn.k_norm.weight",
+)
+"""A layer's tensors in the order in which their values are drawn."""
+
+
+def _drawn(layer: Layer) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a layer's tensors as `_DRAWN` has them."""
+    shapes = layer_shapes(layer)
+    return {name: shapes[name] for name in sorted(shapes, key=lambda name: _DRAWN.index(name.removeprefix(layer.prefix)))}
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -198,7 +222,7 @@ def inject_outliers(source: Path, folder: Path, factor: float, share: float = 0.
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     with open_model_folder(source) as opened:
         tensors = {name: opened.read(name).copy() for name in opened.names()}
-    hidden = tensors[FINAL_NORM].shape[0]
+    hidden = tensors["model.norm.weight"].shape[0]
     rng = np.random.default_rng(3)
     for name in [name for name in tensors if name.endswith(("input_layernorm.weight", "post_attention_layernorm.weight"))]:
         channels = rng.choice(hidden, max(1, round(share * hidden)), replace=False)
