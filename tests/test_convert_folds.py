@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from model_files import random_tensors, tiny_config, write_model
+from odd_layers import ODD, odd, random_weights
 
 from edge_llm.bench.quality import compare
 from edge_llm.bench.shares import measure_shares
@@ -21,7 +22,9 @@ from edge_llm.engine.load import load_comparison
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import describe, load_config
-from edge_llm.models.reference import FloatModel
+from edge_llm.models.layer import HIDDEN
+from edge_llm.models.reference import FloatModel, layer_forward
+from edge_llm.models.rope import RopeTables
 from edge_llm.quant.folding import POWERS, channel_level, even_factors
 from edge_llm.quant.kv import rounded
 from edge_llm.quant.profile import ChannelStatistics, OutlierProfile
@@ -86,6 +89,17 @@ def test_folding_leaves_the_float_model_as_it_is(sources, family):
     wanted, found = plain.forward(ids), folded.forward(ids)
     assert np.abs(found - wanted).max() <= 2e-5 * np.abs(wanted).max()
     assert not np.array_equal(plain.layers[0].linears["qkv"].weight, folded.layers[0].linears["qkv"].weight)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_folding_leaves_any_layer_as_it_is(name):
+    layer = odd(name)
+    weights, tables = random_weights(layer), RopeTables(40)
+    folded = fold_layer(weights, layer, random_folds(layer, 0))
+    x = np.random.default_rng(0).standard_normal((40, layer.widths[HIDDEN]), np.float32)
+    wanted, found = layer_forward(x, layer, weights, tables), layer_forward(x, layer, folded, tables)
+    assert np.abs(found - wanted).max() <= 2e-5 * np.abs(wanted).max()
+    assert not np.array_equal(weights.linears["qkv"].weight, folded.linears["qkv"].weight)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
