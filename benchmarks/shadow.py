@@ -33,7 +33,6 @@ from edge_llm.convert.importer import Outliers, import_model  # noqa: E402
 from edge_llm.engine.load import load_comparison  # noqa: E402
 from edge_llm.engine.runners import load_runner  # noqa: E402
 from edge_llm.formats.bundle import Bundle, open_bundle  # noqa: E402
-from edge_llm.formats.layout import linear_shapes  # noqa: E402
 from edge_llm.quant.profile import OutlierProfile  # noqa: E402
 from edge_llm.quant.shadow import product_cost, shadow_cost  # noqa: E402
 
@@ -120,7 +119,7 @@ def speeds(imported: list[Imported], threads: int, repetitions: int) -> list[lis
 
 def cost_share(bundle: Bundle) -> float:
     """The shadows' predicted time over that of the INT8 products."""
-    shapes = linear_shapes(bundle.config)
+    shapes = bundle.decoder.linears()
     profile = OutlierProfile.from_fields(bundle.manifest["profile"])
     product = sum(product_cost(shape.rows, shape.columns) for shape in shapes.values())
     kept = [name for name, shadow in bundle.shadows.items() if shadow != "none"]

@@ -134,7 +134,7 @@ def measure_shape(shape: str, memory: str, repetitions: int) -> Result:
 
 def memory_limit(bundle: Bundle, plan: MemoryPlan) -> int:
     """Budget, keys and values, and 15 %."""
-    return round((plan.budget + pages_for(PROMPT.tokens) * page_bytes(bundle.config)) * (1 + ALLOWANCE))
+    return round((plan.budget + pages_for(PROMPT.tokens) * page_bytes(bundle.decoder.attentions)) * (1 + ALLOWANCE))
 
 
 def start(

@@ -10,6 +10,7 @@ from edge_llm.kv.memory import KVMemory
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.prefix import PrefixIndex, page_keys
 from edge_llm.kv.store import KVStore
+from edge_llm.models import describe
 from edge_llm.runner.base import Cancelled
 
 CONFIG = ModelConfig(
@@ -59,7 +60,7 @@ class PagedScript:
 
     def __init__(self, kv_tokens=256, context=256, disk=None):
         self.context = context
-        self.kv = KVStore(CONFIG, kv_tokens)
+        self.kv = KVStore(describe(CONFIG).attentions, kv_tokens)
         self.memory = KVMemory(self.kv, PrefixIndex(self.kv.pages, b"", self.kv.pages.pages), disk)
         self.steps = []
         """Of every step: (answers' rows, rows of texts to embed)."""

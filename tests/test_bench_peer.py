@@ -13,6 +13,7 @@ from edge_llm.bench.synthetic_gguf import matrices, synthetic_gguf, weight_bytes
 from edge_llm.bench.worker import Worker
 from edge_llm.config import ModelConfig
 from edge_llm.errors import DeviceError, UsageError
+from edge_llm.models import describe
 
 CONFIG = ModelConfig(
     family="qwen3", vocab_size=320, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -72,7 +73,7 @@ def test_weights_of_a_gguf_are_those_of_the_shape():
     columns = {matrix.name: matrix for matrix in matrices(CONFIG)}
     assert columns["blk.1.attn_output.weight"].columns == CONFIG.q_size
     parameters = sum(matrix.rows * max(1, matrix.columns) for matrix in matrices(CONFIG))
-    assert parameters == CONFIG.parameters
+    assert parameters == describe(CONFIG).parameters
     assert weight_bytes(CONFIG, "q8_0") / weight_bytes(CONFIG, "q4_0") == pytest.approx(34 / 18, rel=0.02)
 
 
@@ -119,7 +120,7 @@ def test_torch_runs_a_random_model_of_our_shape():
         for test in tests:
             (measurement,) = measure(contestants, test, 1)
             assert measurement.seconds[0] > 0
-        assert contestants[0].costs.weight_bytes == sum(operations(CONFIG)) // 2
+        assert contestants[0].costs.weight_bytes == sum(operations(describe(CONFIG))) // 2
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")

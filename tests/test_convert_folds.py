@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from model_files import random_tensors, tiny_config, write_model
+from odd_layers import ODD, odd, random_weights
 
 from edge_llm.bench.quality import compare
 from edge_llm.bench.shares import measure_shares
@@ -16,11 +17,14 @@ from edge_llm.cli.shadow import fold_report
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.folds import fold_linear
 from edge_llm.convert.importer import Outliers, import_model
-from edge_llm.convert.layer_folds import LayerFolds, fold_layer
+from edge_llm.convert.layer_folds import KEYS, fold_layer, places
 from edge_llm.engine.load import load_comparison
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.safetensors import open_model_folder
-from edge_llm.models.reference import FloatModel
+from edge_llm.models import describe, load_config
+from edge_llm.models.layer import HIDDEN
+from edge_llm.models.reference import FloatModel, layer_forward
+from edge_llm.models.rope import RopeTables
 from edge_llm.quant.folding import POWERS, channel_level, even_factors
 from edge_llm.quant.kv import rounded
 from edge_llm.quant.profile import ChannelStatistics, OutlierProfile
@@ -63,34 +67,54 @@ def sources(tmp_path_factory):
     }
 
 
-def random_folds(config, seed):
+def random_folds(layer, seed):
+    """Random factors for every place; where keys are normed, all heads have the same."""
     draw = np.random.default_rng(seed)
-
-    def factors(*shape):
-        return np.exp(draw.standard_normal(shape)).astype(np.float32)
-
-    keys = factors(config.num_kv_heads, config.head_dim // 2)
-    return LayerFolds(
-        qkv=factors(config.hidden_size),
-        gate_up=factors(config.hidden_size),
-        keys=np.broadcast_to(keys[:1], keys.shape) if config.qk_norm else keys,
-        values=factors(config.num_kv_heads, config.head_dim),
-        products=factors(config.intermediate_size),
-    )
+    factors = {name: np.exp(draw.standard_normal(place.shape)).astype(np.float32) for name, place in places(layer).items()}
+    if layer.attention.k_norm is not None:
+        factors[KEYS] = np.broadcast_to(factors[KEYS][:1], factors[KEYS].shape)
+    return factors
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_folding_leaves_the_float_model_as_it_is(sources, family):
-    from edge_llm.models import load_config
-
     with open_model_folder(sources[family]) as source:
         config = load_config(source.config)
         plain, folded = FloatModel(source, config), FloatModel(source, config)
-    folded.layers = [fold_layer(layer, random_folds(config, index), config) for index, layer in enumerate(folded.layers)]
+    folded.layers = [
+        fold_layer(weights, layer, random_folds(layer, index))
+        for index, (weights, layer) in enumerate(zip(folded.layers, folded.decoder.layers, strict=True))
+    ]
     ids = np.random.default_rng(0).integers(0, 250, 100)
     wanted, found = plain.forward(ids), folded.forward(ids)
     assert np.abs(found - wanted).max() <= 2e-5 * np.abs(wanted).max()
-    assert not np.array_equal(plain.layers[0].qkv, folded.layers[0].qkv)
+    assert not np.array_equal(plain.layers[0].linears["qkv"].weight, folded.layers[0].linears["qkv"].weight)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_folding_leaves_any_layer_as_it_is(name):
+    layer = odd(name)
+    weights, tables = random_weights(layer), RopeTables(40)
+    folded = fold_layer(weights, layer, random_folds(layer, 0))
+    x = np.random.default_rng(0).standard_normal((40, layer.widths[HIDDEN]), np.float32)
+    wanted, found = layer_forward(x, layer, weights, tables), layer_forward(x, layer, folded, tables)
+    assert np.abs(found - wanted).max() <= 2e-5 * np.abs(wanted).max()
+    assert not np.array_equal(weights.linears["qkv"].weight, folded.linears["qkv"].weight)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_has_five_places(sources, family):
+    with open_model_folder(sources[family]) as source:
+        config = load_config(source.config)
+    kv_heads, dim = config.num_kv_heads, config.head_dim
+    for layer in describe(config).layers:
+        assert {name: (place.shape, [linear.name for linear in place.readers]) for name, place in places(layer).items()} == {
+            "qkv": ((config.hidden_size,), ["qkv"]),
+            "keys": ((kv_heads, dim // 2), []),
+            "values": ((kv_heads, dim), ["o"]),
+            "gate_up": ((config.hidden_size,), ["gate_up"]),
+            "products": ((config.intermediate_size,), ["down"]),
+        }
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -43,11 +43,11 @@ from edge_llm.errors import (
 )
 from edge_llm.formats import leftovers
 from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.formats.layout import linear_shapes
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.formats.safetensors import open_model_folder
-from edge_llm.models import load_config
-from edge_llm.models.reference import FloatKV, layer_forward, rope_tables
+from edge_llm.models import describe, load_config
+from edge_llm.models.reference import FloatKV, layer_forward
+from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import read_embedding, read_layer, read_output
 from edge_llm.paths import bundle_path, models_folder
 from edge_llm.quant.profile import OutlierProfile
@@ -93,24 +93,25 @@ def test_every_family_keeps_its_weights(tiny_model: Callable[..., Path], family:
     with open_bundle(import_model(folder, "m", fold=False)) as bundle, open_model_folder(folder) as source:
         config = load_config(source.config)
         assert bundle.config == config
-        for index in range(config.num_layers):
-            layer = read_layer(source, config, index)
-            for part in ("qkv", "o", "gate_up", "down"):
-                weight = getattr(layer, part)
-                error = np.abs(dequantized(bundle, f"layers.{index}.{part}") - weight)
-                assert error.max() <= np.abs(weight).max() / 250
-            for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm", "qkv_bias", "o_bias", "down_bias"):
-                array = getattr(layer, name)
-                if array is not None:
-                    stored = bundle.read(f"layers.{index}.{name.replace('_bias', '.bias')}")
-                    np.testing.assert_array_equal(stored, array)
-        embedding = read_embedding(source, config)
+        decoder = describe(config)
+        assert len(decoder.layers) == config.num_layers
+        for index, layer in enumerate(decoder.layers):
+            weights = read_layer(source, layer)
+            assert list(weights.linears) == ["qkv", "o", "gate_up", "down"]
+            for part, linear in weights.linears.items():
+                error = np.abs(dequantized(bundle, f"layers.{index}.{part}") - linear.weight)
+                assert error.max() <= np.abs(linear.weight).max() / 250
+            assert weights.gains.keys() >= {"attention_norm", "mlp_norm"}
+            biases = {f"{part}.bias": linear.bias for part, linear in weights.linears.items() if linear.bias is not None}
+            for name, array in {**weights.gains, **biases}.items():
+                np.testing.assert_array_equal(bundle.read(f"layers.{index}.{name}"), array)
+        embedding = read_embedding(source, decoder)
         assert np.abs(dequantized(bundle, "embedding") - embedding).max() <= np.abs(embedding).max() / 250
         if not config.tied_embeddings:
-            output = read_output(source, config)
+            output = read_output(source, decoder)
             assert np.abs(dequantized(bundle, "output") - output).max() <= np.abs(output).max() / 250
         profile = OutlierProfile.from_fields(bundle.manifest["profile"])
-        assert profile.linears.keys() == linear_shapes(config).keys()
+        assert profile.linears.keys() == decoder.linears().keys()
         assert all(linear.error_full < 1e-3 for linear in profile.linears.values())
         bundle.verify()
 
@@ -255,13 +256,15 @@ def test_key_offset_is_the_mean_key(tiny_model: Callable[..., Path], family: str
     folder = tiny_model(family)
     with open_model_folder(folder) as source:
         config = load_config(source.config)
-        layer = read_layer(source, config, 0)
-        states = [read_embedding(source, config)[np.random.default_rng(i).integers(0, 200, 256)] for i in range(2)]
-    cos, sin = rope_tables(config, 256)
+        decoder = describe(config)
+        layer = decoder.layers[0]
+        weights = read_layer(source, layer)
+        states = [read_embedding(source, decoder)[np.random.default_rng(i).integers(0, 200, 256)] for i in range(2)]
+    tables = RopeTables(256)
     with workers() as pool:
-        after, seen = run_layer(states, layer, config, cos, sin, "layers.0", pool)
-    caches = [FloatKV(config) for _ in states]
-    plain = [layer_forward(x, layer, config, cos, sin, past) for x, past in zip(states, caches, strict=True)]
+        after, seen = run_layer(states, layer, weights, tables, "layers.0", pool)
+    caches = [FloatKV(layer.attention) for _ in states]
+    plain = [layer_forward(x, layer, weights, tables, past) for x, past in zip(states, caches, strict=True)]
     np.testing.assert_allclose(after, plain, rtol=1e-5, atol=1e-5)
     keys = np.stack(
         [
@@ -271,7 +274,7 @@ def test_key_offset_is_the_mean_key(tiny_model: Callable[..., Path], family: str
             for cache in caches
         ]
     )
-    offset = key_offset(layer, seen["qkv"], config)
+    offset = key_offset(layer, weights, seen["qkv"], config.context)
     assert offset.shape == (config.num_kv_heads, config.head_dim) and offset.dtype == np.float32
     spread = keys.std()
     assert np.abs(offset - keys.mean(axis=(0, 2))).max() < 0.3 * spread  # the mean, up to the text's own positions

@@ -22,9 +22,8 @@ from edge_llm.engine.engine import Engine
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import EdgeLLMError, InvalidModel
 from edge_llm.formats.manifest import model_config
-from edge_llm.models import load_config
+from edge_llm.models import describe, load_config
 from edge_llm.models.rope import rope_tables
-from edge_llm.models.weights import EMBEDDING, FINAL_NORM, OUTPUT
 from edge_llm.paths import models_folder
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}<|im_start|>bot:"
@@ -68,7 +67,7 @@ def test_a_config_that_is_accepted_can_be_stored_and_computed_with(
         assert model_config(json.loads(json.dumps(asdict(config)))) == config
         assert np.float32(config.norm_eps) > 0
         with np.errstate(all="raise", under="ignore"):
-            cos, sin = rope_tables(config, 512)
+            cos, sin = rope_tables(describe(config).layers[0].attention.rope, 512)
         assert np.isfinite(cos).all() and np.isfinite(sin).all()
 
 
@@ -152,7 +151,7 @@ def test_the_defaults_of_a_good_author_are_used() -> None:
 # --- weights -----------------------------------------------------------------------------------------------------
 
 TENSORS = [
-    EMBEDDING, FINAL_NORM, OUTPUT, "model.layers.0.input_layernorm.weight",
+    "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "model.layers.0.input_layernorm.weight",
     *(f"model.layers.0.{name}_proj.weight" for name in ("self_attn.k", "self_attn.v", "mlp.up", "mlp.down")),
 ]  # fmt: skip
 

@@ -19,7 +19,9 @@ from edge_llm.devices.emulated import EmulatedDevice, split_cores
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import DeviceError, StorageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.models.reference import rope_tables
+from edge_llm.models import describe
+from edge_llm.models.layer import Attention, Linear, Norm, SwiGLU
+from edge_llm.models.rope import RopeTables
 from edge_llm.paths import find_bundle
 from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.runner.runner import Int8Runner
@@ -36,6 +38,7 @@ CONFIG = ModelConfig(
     family="llama", vocab_size=64, hidden_size=40, intermediate_size=72, num_layers=1, num_heads=2, num_kv_heads=1,
     head_dim=20, context=64, norm_eps=1e-5, rope_theta=1e4,
 )  # fmt: skip
+LAYER = describe(CONFIG).layers[0]
 
 
 def make_linear(columns=40, outputs=24, bias=False, seed=0):
@@ -269,8 +272,8 @@ def test_operands_of_the_wrong_kind_are_refused():
 
 
 def static_product(device, rows=8):
-    subgraph = Subgraph("o", "npu", rows, (Op("matmul", reads="quantized", writes="o", weights="o"),))
-    return device.build(subgraph, CONFIG, rope_tables(CONFIG, 8))
+    op = Op("matmul", reads=("quantized",), writes=("o",), of=LAYER.linear("o"))
+    return device.build(Subgraph("o", "npu", rows, (op,)), RopeTables(8))
 
 
 def on_card(device, linear):
@@ -302,10 +305,14 @@ def test_a_subgraph_refuses_what_is_not_on_the_card():
             run(on_card(device, linear), {**buffers, "quantized": wrong}, make_rows(5, 8), None)
 
 
-@pytest.mark.parametrize("kind", ["linear", "rms_norm", "attention", "swiglu"])
-def test_the_chip_runs_products_only(kind):
+@pytest.mark.parametrize(
+    ("kind", "of"), [("linear", Linear), ("rms_norm", Norm), ("attention", Attention), ("swiglu", SwiGLU)]
+)
+def test_the_chip_runs_products_only(kind, of):
+    operation = next(operation for operation in LAYER.operations if isinstance(operation, of))
+    op = Op(kind, ("hidden",), ("hidden",), operation)
     with pytest.raises(DeviceError, match=f"nothing else, not `{kind}`"):
-        EmulatedDevice("310p", 1).build(Subgraph("x", "npu", 8, (Op(kind, "hidden", "hidden", "o"),)), CONFIG, ())
+        EmulatedDevice("310p", 1).build(Subgraph("x", "npu", 8, (op,)), RopeTables(8))
 
 
 def test_a_subgraph_that_does_not_fit_is_refused_when_it_is_built():
@@ -459,10 +466,10 @@ def test_the_clock(chip):
 
 def test_costs_name_every_card_task():
     law = chip_law("310p")
-    costs = card_costs(law, law.route(), CONFIG, (1, 8))
+    costs = card_costs(law, law.route(), LAYER.linears, (1, 8))
     assert set(costs) == {f"{part}/{rows}" for part in ("qkv", "o", "gate_up", "down") for rows in (1, 8)}
     assert costs["down/8"] == linear_seconds(law, law.route(), 8, 72, 40)
-    assert EmulatedDevice("310p", 1).costs(CONFIG, (1, 8)) == costs
+    assert EmulatedDevice("310p", 1).costs(LAYER.linears, (1, 8)) == costs
 
 
 # ---- a model ----
@@ -474,7 +481,7 @@ PROMPT = list(range(1, 60))
 def greedy(device, bundle, tokens=12, weights=None, policy="auto"):
     runtime = RuntimeConfig(threads=2, context=128, chunk=16, policy=policy)
     weights = weights or ResidentWeights(bundle)
-    runner = Int8Runner(bundle.config, weights, device, runtime, rope_tables(bundle.config, 128))
+    runner = Int8Runner(bundle.config, weights, device, runtime, RopeTables(128))
     sequence = runner.open()
     logits = runner.forward(sequence, PROMPT)
     answer = []

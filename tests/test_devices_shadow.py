@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_llm.config import ModelConfig
-from edge_llm.devices.base import Op, Rows, Subgraph
+from edge_llm.devices.base import Op, Part, Rows, Subgraph, buffer_widths
 from edge_llm.devices.host import HostDevice
-from edge_llm.devices.split import build_split_op, split_buffers
+from edge_llm.devices.split import build_split_op
+from edge_llm.models.layer import Linear
+from edge_llm.models.layer import Rows as SourceRows
+from edge_llm.models.rope import RopeTables
 from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.quant.scheme import quantize_weight
 from kernels.layout import unpack_tiles
@@ -18,10 +20,7 @@ from kernels.linear import linear_int8
 
 TOKENS, COLUMNS, OUTPUTS = 5, 40, 24
 HOT = np.array([3, 17], np.int32)
-CONFIG = ModelConfig(
-    family="llama", vocab_size=64, hidden_size=COLUMNS, intermediate_size=72, num_layers=1, num_heads=2, num_kv_heads=1,
-    head_dim=20, context=64, norm_eps=1e-5, rope_theta=1e4,
-)  # fmt: skip
+LINEAR = Linear("w", (SourceRows("w", OUTPUTS),), COLUMNS, reads="x", writes="y")
 SCALE = np.float32(0.02)
 
 
@@ -49,27 +48,29 @@ def rows() -> Rows:
 
 
 def on_host(weights: LinearWeights, x: np.ndarray) -> np.ndarray:
-    op = Op("linear", reads="x", writes="y", weights="w")
+    op = Op("linear", reads=("x",), writes=("y",), of=LINEAR)
     buffers = {"x": x, "y": np.empty((TOKENS, OUTPUTS), np.float32)}
-    run = HostDevice(1).build(Subgraph("w", "cpu", TOKENS, (op,)), CONFIG, (np.empty((1, 1)), np.empty((1, 1))))
+    run = HostDevice(1).build(Subgraph("w", "cpu", TOKENS, (op,)), RopeTables(1))
     run(BlockWeights({"w": weights}, {}), buffers, rows(), None)
     return buffers["y"]
 
 
 def split(weights: LinearWeights, x: np.ndarray) -> np.ndarray:
     """The same with the product made apart, as a card would."""
-    pool = HostDevice(1).pool
-    buffers = split_buffers(CONFIG, TOKENS) | {"x": x}
+    device = HostDevice(1)
+    pool = device.pool
+    ops = (
+        Op("quantize", reads=("x",), writes=("quantized", "hot", "residual"), of=LINEAR),
+        Op("shadow", reads=("hot",), writes=("shadow",), of=LINEAR),
+        Op("merge", reads=("y", "shadow", "residual"), writes=("y",), of=LINEAR),
+    )
+    buffers = {**device.buffers(buffer_widths([Part("w", "cpu", ops)], COLUMNS), TOKENS), "x": x}
     block = BlockWeights({"w": weights}, {})
-    for op in (
-        Op("quantize", reads="x", writes="quantized", weights="w"),
-        Op("shadow", reads="hot", writes="shadow", weights="w"),
-        Op("merge", reads="y", writes="y", weights="w"),
-    ):
+    for op in ops:
         if op.kind == "merge":
             q = buffers["quantized"]
             buffers["y"] = linear_int8(q, weights.tiles, OUTPUTS, weights.scale, weights.row_sum, pool)
-        run = build_split_op(op, CONFIG, pool, shadow=True)
+        run = build_split_op(op, pool, shadow=True)
         assert run is not None
         run(block, buffers, rows(), None)
     return buffers["y"]

@@ -14,7 +14,7 @@ from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Delta, Request
 from edge_llm.errors import NumericError, OutOfMemory
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.models.reference import rope_tables
+from edge_llm.models.rope import RopeTables
 from edge_llm.paths import builtin_bundle
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.text.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ def weights(bundle):
 def make_runner(bundle, weights):
     def make(**runtime):
         runtime = RuntimeConfig(**{"context": CONTEXT, "chunk": 64, **runtime})
-        return Int8Runner(bundle.config, weights, HostDevice(2), runtime, rope_tables(bundle.config, CONTEXT))
+        return Int8Runner(bundle.config, weights, HostDevice(2), runtime, RopeTables(CONTEXT))
 
     return make
 

@@ -20,8 +20,9 @@ from edge_llm.formats import bundle as bundle_module
 from edge_llm.formats.bundle import aligned_empty, open_bundle
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.checksum import combine_crc32c
-from edge_llm.formats.layout import BLOCK_ALIGNMENT, linear_shapes, tensor_layout
+from edge_llm.formats.layout import BLOCK_ALIGNMENT, tensor_layout
 from edge_llm.formats.manifest import encode_manifest
+from edge_llm.models import describe
 from edge_llm.weights.resident import ResidentWeights
 from kernels.checksum import crc32c
 
@@ -45,7 +46,7 @@ SOURCE = {"kind": "folder", "path": "tiny", "digest": "sha256:0", "float": None}
 def random_arrays(config: ModelConfig, hot: dict[str, int], seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     arrays = {}
-    for tensor in tensor_layout(config, hot):
+    for tensor in tensor_layout(describe(config), hot):
         if tensor.name.endswith("hot_index"):
             arrays[tensor.name] = np.arange(tensor.shape[0], dtype=np.int32)
         elif tensor.dtype == "int8":
@@ -63,7 +64,7 @@ def write(folder: Path, config: ModelConfig = CONFIG, hot: dict[str, int] | None
             writer.add(name, array)
         writer.add_file("tokenizer.json", [b'{"model"', b": {}}"])
         writer.add_file("generation_config.json", [b'{"do_sample": true, "temperature": 0.7}'])
-        scales = {name: 0.01 * (1 + index) for index, name in enumerate(linear_shapes(config))}
+        scales = {name: 0.01 * (1 + index) for index, name in enumerate(describe(config).linears())}
         writer.finish(config, scales, profile={"version": 1}, source=SOURCE, created_with="0.0.0")
     return arrays
 
@@ -118,7 +119,8 @@ def configs() -> st.SearchStrategy[ModelConfig]:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs(), data=st.data())
 def test_what_is_written_comes_back(config: ModelConfig, data: st.DataObject, tmp_path_factory: Any) -> None:
-    hot = {name: data.draw(st.integers(0, min(3, shape.columns)), label=name) for name, shape in linear_shapes(config).items()}
+    linears = describe(config).linears()
+    hot = {name: data.draw(st.integers(0, min(3, linear.columns)), label=name) for name, linear in linears.items()}
     folder = tmp_path_factory.mktemp("round") / "model"
     arrays = write(folder, config, hot)
     with open_bundle(folder) as bundle:
@@ -369,14 +371,14 @@ def test_newer_version_is_said_so(bundle_folder: Path) -> None:
 
 
 def test_a_bundle_remembers_which_shadows_it_keeps(tmp_path: Path) -> None:
-    kept = dict.fromkeys(linear_shapes(CONFIG), "cold") | {"layers.0.o": "none", "output": "full"}
+    kept = dict.fromkeys(describe(CONFIG).linears(), "cold") | {"layers.0.o": "none", "output": "full"}
     folder = tmp_path / "m"
     folder.mkdir()
     with BundleWriter(folder) as writer:
         for name, array in random_arrays(CONFIG, {}).items():
             writer.add(name, array)
         writer.add_file("tokenizer.json", [b"{}"])
-        scales = dict.fromkeys(linear_shapes(CONFIG), 1.0)
+        scales = dict.fromkeys(describe(CONFIG).linears(), 1.0)
         writer.finish(CONFIG, scales, shadows=kept, profile={}, source=SOURCE, created_with="0")
     with open_bundle(folder) as bundle:
         assert dict(bundle.shadows) == kept
@@ -409,7 +411,7 @@ def test_crafted_hot_channels_never_reach_a_kernel(tmp_path: Path) -> None:
             for name, array in arrays.items():
                 writer.add(name, array)
             writer.add_file("tokenizer.json", [b"{}"])
-            scales = dict.fromkeys(linear_shapes(CONFIG), 1.0)
+            scales = dict.fromkeys(describe(CONFIG).linears(), 1.0)
             writer.finish(CONFIG, scales, profile={}, source=SOURCE, created_with="0")
         with open_bundle(folder) as bundle, pytest.raises(CorruptBundle, match="ascending channels"):
             bundle.read_all()
@@ -513,7 +515,7 @@ def test_wrong_order_is_a_programming_error(tmp_path: Path) -> None:
         for name, array in reversed(arrays.items()):
             writer.add(name, array)
         with pytest.raises(ValueError, match="order"):
-            writer.finish(CONFIG, dict.fromkeys(linear_shapes(CONFIG), 1.0), profile={}, source=SOURCE, created_with="0")
+            writer.finish(CONFIG, dict.fromkeys(describe(CONFIG).linears(), 1.0), profile={}, source=SOURCE, created_with="0")
     assert not (tmp_path / "manifest.json").exists()
 
 

@@ -26,7 +26,7 @@ from edge_llm.formats.safetensors import (
     open_model_folder,
     open_safetensors,
 )
-from edge_llm.models import load_config
+from edge_llm.models import describe, load_config
 from edge_llm.models.weights import check_tensors
 from edge_llm.strict_json import parse_json, parse_object
 
@@ -366,7 +366,7 @@ def test_folder_gives_the_same_tensors_however_it_is_cut(shards: int, dtype: str
         for name, expected in tensors.items():
             assert source.shape(name) == expected.shape
             np.testing.assert_allclose(source.read(name), expected, rtol=0 if dtype == "F32" else 1 / 128)
-        assert check_tensors(source, load_config(source.config)) == []
+        assert check_tensors(source, describe(load_config(source.config))) == []
 
 
 def test_folder_laid_out_like_the_hub_cache(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_folder_laid_out_like_the_hub_cache(tmp_path: Path) -> None:
         file.rename(blobs / f"sha-{file.name}")
         (snapshot / file.name).symlink_to(Path("../../blobs") / f"sha-{file.name}")
     with open_model_folder(snapshot) as source:
-        assert check_tensors(source, load_config(source.config)) == []
+        assert check_tensors(source, describe(load_config(source.config))) == []
 
 
 def test_folder_refuses_not_finite_weights_by_name(tmp_path: Path) -> None:
@@ -491,7 +491,7 @@ def test_c17_code_in_the_folder_never_runs(tmp_path: Path) -> None:
     canary = tmp_path / "ran"
     (folder / "canary.py").write_text(f"open({str(canary)!r}, 'w')\n")
     with open_model_folder(folder) as source:
-        assert check_tensors(source, load_config(source.config)) == []
+        assert check_tensors(source, describe(load_config(source.config))) == []
     assert not canary.exists()
 
 

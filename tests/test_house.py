@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = {
     "kernels": 0, "scheduler": 0, "edge_llm.errors": 0, "edge_llm.child": 0,
     "edge_llm.config": 1, "edge_llm.paths": 1, "edge_llm.files": 1,
-    "edge_llm.strict_json": 2,
+    "edge_llm.strict_json": 2, "edge_llm.models": 2,
     "edge_llm.text": 3, "edge_llm.formats": 3, "edge_llm.quant": 3, "edge_llm.decoding": 3,
-    "edge_llm.kv": 4, "edge_llm.weights": 4, "edge_llm.models": 4,
+    "edge_llm.kv": 4, "edge_llm.weights": 4,
     "edge_llm.devices": 5,
     "edge_llm.subgraphs": 6,
     "edge_llm.runner": 7,

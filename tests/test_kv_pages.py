@@ -9,6 +9,7 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import OutOfMemory
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, pages_for
 from edge_llm.kv.store import KVStore, SequencePages, page_bytes
+from edge_llm.models import describe
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
 
@@ -16,6 +17,7 @@ TINY = ModelConfig(
     family="llama", vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=3, num_heads=2, num_kv_heads=1,
     head_dim=64, context=256, norm_eps=1e-5, rope_theta=1e4,
 )  # fmt: skip
+ATTENTIONS = describe(TINY).attentions
 
 
 @given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 5)), max_size=60))
@@ -73,7 +75,7 @@ def test_slots_follow_the_pages_of_each_sequence():
 
 
 def test_truncate_gives_back_whole_pages_only():
-    store = KVStore(TINY, 64)
+    store = KVStore(ATTENTIONS, 64)
     sequence = store.open()
     sequence.reserve(40)
     sequence.length = 40
@@ -86,7 +88,7 @@ def test_truncate_gives_back_whole_pages_only():
 
 
 def test_a_failed_reservation_changes_nothing():
-    store = KVStore(TINY, 32)
+    store = KVStore(ATTENTIONS, 32)
     sequence = store.open()
     sequence.reserve(16)
     with pytest.raises(OutOfMemory):
@@ -96,17 +98,17 @@ def test_a_failed_reservation_changes_nothing():
 
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 100])
 def test_bytes_are_counted(tokens):
-    store = KVStore(TINY, tokens)
-    assert store.nbytes == pages_for(tokens) * page_bytes(TINY)
+    store = KVStore(ATTENTIONS, tokens)
+    assert store.nbytes == pages_for(tokens) * page_bytes(ATTENTIONS)
 
 
 def test_a_value_costs_at_most_8_3_bits():
     values = 2 * TINY.num_layers * TINY.num_kv_heads * TINY.head_dim * PAGE_TOKENS
-    assert 8 * page_bytes(TINY) / values <= 8.3
+    assert 8 * page_bytes(ATTENTIONS) / values <= 8.3
 
 
 def test_pages_start_as_zeros_of_the_stored_types():
-    layer = KVStore(TINY, 32).layers[0]
+    layer = KVStore(ATTENTIONS, 32).layers[0]
     assert (layer.k.dtype, layer.k_scale.dtype) == (np.int8, np.float16)
     assert layer.k.shape == (2, 1, 16, 64)
     assert layer.v_scale.shape == (2, 1, 16)

@@ -28,7 +28,8 @@ from edge_llm.kv.prefix_folder import prune, stored_models, stored_pages
 from edge_llm.kv.prefix_page import clear_leftovers, page_file_bytes, pages_of, unfinished
 from edge_llm.kv.prefix_store import PrefixStore
 from edge_llm.kv.store import KVStore, page_bytes
-from edge_llm.models.rope import rope_tables
+from edge_llm.models import describe
+from edge_llm.models.rope import RopeTables
 from edge_llm.paths import builtin_bundle
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ TINY = ModelConfig(
     family="llama", vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=3, num_heads=2, num_kv_heads=1,
     head_dim=64, context=256, norm_eps=1e-5, rope_theta=1e4,
 )  # fmt: skip
+ATTENTIONS = describe(TINY).attentions
 HEADER = page_file_bytes(0)
 CONTEXT = 512
 
@@ -375,12 +377,12 @@ def random_pages(store, seed=0):
 
 
 def test_read_and_write_pages_move_whole_pages():
-    source, target = KVStore(TINY, 8 * 16), KVStore(TINY, 8 * 16)
+    source, target = KVStore(ATTENTIONS, 8 * 16), KVStore(ATTENTIONS, 8 * 16)
     random_pages(source)
     random_pages(target, seed=1)
     before = target.read_pages(np.arange(8))
     data = source.read_pages(np.array([6, 0, 3]))
-    assert (data.shape, data.dtype) == ((3, page_bytes(TINY)), np.uint8)
+    assert (data.shape, data.dtype) == ((3, page_bytes(ATTENTIONS)), np.uint8)
     target.write_pages(np.array([1, 7, 2]), data)
     for ours, theirs in zip(target.layers, source.layers, strict=True):
         for name in ("k", "k_scale", "v", "v_scale"):
@@ -391,12 +393,12 @@ def test_read_and_write_pages_move_whole_pages():
 
 def memory(disk, tokens):
     """Keys and values for ``tokens`` tokens, and who shares them."""
-    store = KVStore(TINY, tokens)
+    store = KVStore(ATTENTIONS, tokens)
     return store, KVMemory(store, PrefixIndex(store.pages, disk.identity, store.pages.pages), disk)
 
 
 def test_a_restart_restores_the_pages_as_they_were(open_store):
-    store, before = memory(open_store(page_bytes=page_bytes(TINY)), 256)
+    store, before = memory(open_store(page_bytes=page_bytes(ATTENTIONS)), 256)
     tokens = [*range(150)]
     sequence = before.open(tokens)
     assert sequence.length == 0
@@ -407,7 +409,7 @@ def test_a_restart_restores_the_pages_as_they_were(open_store):
     before.keep(sequence, tokens)
     before._disk.flush()
 
-    restored, after = memory(open_store(page_bytes=page_bytes(TINY)), 256)
+    restored, after = memory(open_store(page_bytes=page_bytes(ATTENTIONS)), 256)
     other = after.open([7] * 40)
     after.reserve(other, 40)
     again = after.open(tokens)
@@ -420,7 +422,7 @@ def test_a_restart_restores_the_pages_as_they_were(open_store):
 
 
 def test_restoring_takes_only_what_nobody_uses(open_store):
-    disk = open_store(page_bytes=page_bytes(TINY))
+    disk = open_store(page_bytes=page_bytes(ATTENTIONS))
     fill(disk, range(160))
     store, shared = memory(disk, 128)
     running = shared.open()
@@ -433,7 +435,7 @@ def test_restoring_takes_only_what_nobody_uses(open_store):
 
 
 def test_a_page_that_turns_out_bad_ends_what_is_restored(open_store):
-    disk = open_store(page_bytes=page_bytes(TINY))
+    disk = open_store(page_bytes=page_bytes(ATTENTIONS))
     pages = fill(disk, range(160))
     flip(disk.folder / pages[4].file_name, 1000)
     store, shared = memory(disk, 256)
@@ -459,9 +461,9 @@ def answer(bundle):
 
     def answer_(*texts, store=None):
         runtime = RuntimeConfig(context=CONTEXT, chunk=64)
-        rope = rope_tables(bundle.config, CONTEXT)
+        tables = RopeTables(CONTEXT)
         runner = Int8Runner(
-            bundle.config, weights, HostDevice(2), runtime, rope, model_identity(bundle, runtime), prefix_store=store
+            bundle.config, weights, HostDevice(2), runtime, tables, model_identity(bundle, runtime), prefix_store=store
         )
         results = [greedy(runner, tokenizer.encode(text)) for text in texts]
         if store is not None:

@@ -15,7 +15,7 @@ from model_files import VOCAB_SIZE, random_tensors, tiny_config, write_model
 from edge_llm.config import ModelConfig, RopeScaling
 from edge_llm.errors import InvalidModel
 from edge_llm.formats.safetensors import open_model_folder
-from edge_llm.models import families, load_config
+from edge_llm.models import describe, families, load_config
 from edge_llm.models.weights import (
     check_tensors,
     read_embedding,
@@ -124,7 +124,7 @@ def test_a_config_that_transformers_wrote(family: str, tmp_path: Path) -> None:
     (folder / "config.json").write_text((tmp_path / "config.json").read_text())
     with open_model_folder(folder) as source:
         assert load_config(source.config) == load_config(tiny_config(family))
-        assert check_tensors(source, load_config(source.config)) == []
+        assert check_tensors(source, describe(load_config(source.config))) == []
 
 
 # ---- weights
@@ -134,7 +134,7 @@ def test_layer_is_fused_in_row_order(tiny_model: Callable[..., Path]) -> None:
     raw = tiny_config("llama", attention_bias=True, mlp_bias=True)
     tensors = random_tensors(raw)
     with open_model_folder(tiny_model("llama", attention_bias=True, mlp_bias=True)) as source:
-        layer = read_layer(source, load_config(raw), 1)
+        weights = read_layer(source, describe(load_config(raw)).layers[1])
 
     def of(name: str) -> np.ndarray:
         return tensors[f"model.layers.1.{name}"]
@@ -144,60 +144,62 @@ def test_layer_is_fused_in_row_order(tiny_model: Callable[..., Path]) -> None:
 
     qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     expected = {
-        "attention_norm": of("input_layernorm.weight"),
-        "qkv": rows(*(f"{n}.weight" for n in qkv)),
-        "qkv_bias": rows(*(f"{n}.bias" for n in qkv)),
-        "o": of("self_attn.o_proj.weight"),
-        "o_bias": of("self_attn.o_proj.bias"),
-        "mlp_norm": of("post_attention_layernorm.weight"),
-        "gate_up": rows("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-        "gate_up_bias": rows("mlp.gate_proj.bias", "mlp.up_proj.bias"),
-        "down": of("mlp.down_proj.weight"),
-        "down_bias": of("mlp.down_proj.bias"),
+        "qkv": (rows(*(f"{n}.weight" for n in qkv)), rows(*(f"{n}.bias" for n in qkv))),
+        "o": (of("self_attn.o_proj.weight"), of("self_attn.o_proj.bias")),
+        "gate_up": (
+            rows("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+            rows("mlp.gate_proj.bias", "mlp.up_proj.bias"),
+        ),
+        "down": (of("mlp.down_proj.weight"), of("mlp.down_proj.bias")),
     }
-    for name, values in expected.items():
-        np.testing.assert_array_equal(getattr(layer, name), values, err_msg=name)
-    assert layer.q_norm is None
-    assert layer.k_norm is None
+    assert list(weights.linears) == list(expected)
+    for name, (weight, bias) in expected.items():
+        linear = weights.linears[name]
+        assert linear.bias is not None
+        np.testing.assert_array_equal(linear.weight, weight, err_msg=name)
+        np.testing.assert_array_equal(linear.bias, bias, err_msg=name)
+    assert list(weights.gains) == ["attention_norm", "mlp_norm"]
+    np.testing.assert_array_equal(weights.gains["attention_norm"], of("input_layernorm.weight"))
+    np.testing.assert_array_equal(weights.gains["mlp_norm"], of("post_attention_layernorm.weight"))
 
 
 def test_ends_of_the_model() -> None:
     for tied in (False, True):
         raw = tiny_config("llama", tie_word_embeddings=tied)
-        tensors, config = random_tensors(raw), load_config(raw)
+        tensors, decoder = random_tensors(raw), describe(load_config(raw))
         source = Arrays(tensors)
         embedding = tensors["model.embed_tokens.weight"]
-        np.testing.assert_array_equal(read_embedding(source, config), embedding)
-        np.testing.assert_array_equal(read_final_norm(source, config), tensors["model.norm.weight"])
-        np.testing.assert_array_equal(read_output(source, config), embedding if tied else tensors["lm_head.weight"])
+        np.testing.assert_array_equal(read_embedding(source, decoder), embedding)
+        np.testing.assert_array_equal(read_final_norm(source, decoder), tensors["model.norm.weight"])
+        np.testing.assert_array_equal(read_output(source, decoder), embedding if tied else tensors["lm_head.weight"])
 
 
 def test_c21_each_missing_tensor_is_named() -> None:
     raw = tiny_config("qwen3", attention_bias=True)
-    tensors, config = random_tensors(raw), load_config(raw)
+    tensors, decoder = random_tensors(raw), describe(load_config(raw))
     for name in tensors:
         fewer = {other: values for other, values in tensors.items() if other != name}
         with pytest.raises(InvalidModel, match=f"lacks the tensor `{name}`"):
-            check_tensors(Arrays(fewer), config)
+            check_tensors(Arrays(fewer), decoder)
 
 
 def test_c10_c11_c21_each_wrong_shape_is_named() -> None:
     raw = tiny_config("qwen2", tie_word_embeddings=False)
-    tensors, config = random_tensors(raw), load_config(raw)
+    tensors, decoder = random_tensors(raw), describe(load_config(raw))
     for name, values in tensors.items():
         for wrong in (values[1:], np.concatenate([values, values[:1]]), values[None]):
             with pytest.raises(InvalidModel, match=f"`{name}` has the shape"):
-                check_tensors(Arrays(tensors | {name: wrong}), config)
+                check_tensors(Arrays(tensors | {name: wrong}), decoder)
     down = "model.layers.0.mlp.down_proj.weight"
     with pytest.raises(InvalidModel, match=f"`{down}` has the shape"):
-        check_tensors(Arrays(tensors | {down: tensors[down].T}), config)
+        check_tensors(Arrays(tensors | {down: tensors[down].T}), decoder)
 
 
 def test_c21_unused_tensors_are_listed_for_a_warning() -> None:
     raw = tiny_config()
     more = {name: np.ones(3, np.float32) for name in ("vision.weight", "model.layers.2.input_layernorm.weight",
                                                       "model.layers.0.self_attn.rotary_emb.inv_freq")}  # fmt: skip
-    unused = check_tensors(Arrays(random_tensors(raw) | more), load_config(raw))
+    unused = check_tensors(Arrays(random_tensors(raw) | more), describe(load_config(raw)))
     assert unused == ["model.layers.2.input_layernorm.weight", "vision.weight"]
 
 
@@ -205,12 +207,12 @@ def test_c16_tie_must_not_contradict_the_tensors() -> None:
     raw = tiny_config("llama", tie_word_embeddings=True)
     tensors, config = random_tensors(raw), load_config(raw)
     same = tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].copy()}
-    assert check_tensors(Arrays(same), config) == []
+    assert check_tensors(Arrays(same), describe(config)) == []
     other = tensors | {"lm_head.weight": 2 * tensors["model.embed_tokens.weight"]}
     with pytest.raises(InvalidModel, match="tie_word_embeddings"):
-        check_tensors(Arrays(other), config)
+        check_tensors(Arrays(other), describe(config))
     with pytest.raises(InvalidModel, match=r"lm_head.weight.*tie_word_embeddings"):
-        check_tensors(Arrays(tensors), replace(config, tied_embeddings=False))
+        check_tensors(Arrays(tensors), describe(replace(config, tied_embeddings=False)))
 
 
 def test_reading_a_layer_takes_little_more_than_the_layer(tmp_path: Path) -> None:
@@ -218,10 +220,11 @@ def test_reading_a_layer_takes_little_more_than_the_layer(tmp_path: Path) -> Non
 
     raw = tiny_config("llama", hidden_size=256, intermediate_size=1024, num_hidden_layers=6)
     with open_model_folder(write_model(tmp_path, raw, dtype="BF16")) as source:
-        config = load_config(source.config)
+        layer = describe(load_config(source.config)).layers[3]
         tracemalloc.start()
-        layer = read_layer(source, config, 3)
+        weights = read_layer(source, layer)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    size = sum(values.nbytes for values in vars(layer).values() if values is not None)
+    matrices = [linear.weight for linear in weights.linears.values()]
+    size = sum(values.nbytes for values in (*matrices, *weights.gains.values()))
     assert peak < 1.6 * size

@@ -13,8 +13,9 @@ from model_files import VOCAB_SIZE, random_tensors, tiny_config, write_model
 from edge_llm.config import ModelConfig
 from edge_llm.errors import ContextOverflow, UsageError
 from edge_llm.formats.safetensors import open_model_folder
-from edge_llm.models import load_config
-from edge_llm.models.reference import FloatKV, FloatModel, attend, layer_forward, rope_tables
+from edge_llm.models import describe, load_config
+from edge_llm.models.reference import FloatKV, FloatModel, attend, layer_forward
+from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.models.weights import read_layer
 
 LLAMA3 = {
@@ -153,22 +154,24 @@ def test_observe_sees_the_input_of_every_linear(tiny_model: Callable[..., Path])
     folder = tiny_model("llama", mlp_bias=True)
     with open_model_folder(folder) as source:
         config = load_config(source.config)
-        layer = read_layer(source, config, 1)
+        layer = describe(config).layers[1]
+        weights = read_layer(source, layer)
     x = np.random.default_rng(0).standard_normal((9, config.hidden_size), np.float32)
-    cos, sin = rope_tables(config, 9)
+    tables = RopeTables(9)
     seen: dict[str, np.ndarray] = {}
-    y = layer_forward(x, layer, config, cos, sin, FloatKV(config), seen.__setitem__)
+    y = layer_forward(x, layer, weights, tables, FloatKV(layer.attention), seen.__setitem__)
     assert {name: a.shape for name, a in seen.items()} == {
         "qkv": (9, 64), "o": (9, 64), "gate_up": (9, 64), "down": (9, 112),
     }  # fmt: skip
-    assert layer.down_bias is not None
-    o = seen["o"] @ layer.o.T
-    np.testing.assert_allclose(y, x + o + seen["down"] @ layer.down.T + layer.down_bias, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(y, layer_forward(x, layer, config, cos, sin, None))
+    down = weights.linears["down"]
+    assert down.bias is not None
+    o = seen["o"] @ weights.linears["o"].weight.T
+    np.testing.assert_allclose(y, x + o + seen["down"] @ down.weight.T + down.bias, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(y, layer_forward(x, layer, weights, tables, None))
 
 
 def test_rope_tables_are_plain_angles() -> None:
-    cos, sin = rope_tables(load_config(tiny_config()), 100)
+    cos, sin = rope_tables(describe(load_config(tiny_config())).layers[0].attention.rope, 100)
     assert cos.shape == sin.shape == (100, 8)
     assert cos.dtype == sin.dtype == np.float32
     assert cos[3, 0] == np.float32(np.cos(3.0))
@@ -177,12 +180,12 @@ def test_rope_tables_are_plain_angles() -> None:
 
 def test_tables_grow_with_the_sequence(tiny_model: Callable[..., Path]) -> None:
     model, _ = load(tiny_model("llama", max_position_embeddings=8192, num_hidden_layers=1))
-    first = len(model._cos)
+    first = model._tables.positions
     cache = model.open_cache()
     for _ in range(2):
         logits = model.forward(tokens_of(first // 2 + 1), cache, last_only=True)
     assert logits.shape == (1, VOCAB_SIZE)
-    assert len(model._cos) > first
+    assert model._tables.positions > first
 
 
 def test_refuses_what_it_cannot_place(tiny_model: Callable[..., Path]) -> None:

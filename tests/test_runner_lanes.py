@@ -16,7 +16,7 @@ from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats import layout
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.direct import DirectFile
-from edge_llm.models.reference import rope_tables
+from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Segment
 from edge_llm.runner.order import POLICIES
 from edge_llm.runner.runner import Int8Runner
@@ -88,7 +88,7 @@ def resident(bundle):
 
 def make_runner(bundle, weights, **runtime):
     return Int8Runner(
-        bundle.config, weights, HostDevice(2), RuntimeConfig(**{"chunk": 32, **runtime}), rope_tables(bundle.config, 320)
+        bundle.config, weights, HostDevice(2), RuntimeConfig(**{"chunk": 32, **runtime}), RopeTables(320)
     )
 
 

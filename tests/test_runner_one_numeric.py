@@ -10,7 +10,7 @@ from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import ContextOverflow, NumericError, OutOfMemory
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.models.reference import rope_tables
+from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancelled, Segment
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.resident import ResidentWeights
@@ -41,7 +41,7 @@ def bundle(request, tmp_path_factory):
 
 def make_runner(bundle, threads=2, **runtime):
     runtime = RuntimeConfig(**{"context": 640, **runtime})
-    tables = rope_tables(bundle.config, 640)
+    tables = RopeTables(640)
     return Int8Runner(bundle.config, ResidentWeights(bundle), HostDevice(threads), runtime, tables)
 
 

@@ -50,16 +50,22 @@ def places(layer: Layer) -> dict[str, Place]:
         if isinstance(maker, Attention):
             pairs = (maker.kv_heads, maker.head_dim // 2)
             found[KEYS] = Place(KEYS, maker, (), pairs)
-        readers = tuple(reader for reader in layer.readers(maker) if isinstance(reader, Linear))
-        if not readers or len(readers) < len(tuple(layer.readers(maker))):
+        readers = layer.multipliers(maker)
+        if not readers:
             continue  # something else would see the factors
         if isinstance(maker, Norm):
             found[readers[0].name] = Place(readers[0].name, maker, readers, (maker.gain.size,))
         elif isinstance(maker, Attention):
             found[VALUES] = Place(VALUES, maker, readers, (maker.kv_heads, maker.head_dim))
-        elif isinstance(layer.writer(maker.reads, maker), Linear):
+        elif _gate_up(layer, maker) is not None:
             found[PRODUCTS] = Place(PRODUCTS, maker, readers, (maker.width,))
     return found
+
+
+def _gate_up(layer: Layer, swiglu: SwiGLU) -> Linear | None:
+    """The linear of ``swiglu``, where the rows of it may be divided."""
+    writer = layer.writer(swiglu.reads, swiglu)
+    return writer if isinstance(writer, Linear) and layer.gives_only(writer, swiglu) else None
 
 
 def no_folds(layer: Layer) -> Factors:
@@ -76,9 +82,9 @@ def fold_layer(weights: LayerWeights, layer: Layer, factors: Factors) -> LayerWe
             gain = place.maker.gain.name
             gains[gain] = gains[gain] / factors[name]
         elif isinstance(place.maker, SwiGLU):
-            writer = layer.writer(place.maker.reads, place.maker)
-            assert isinstance(writer, Linear)
-            rows[writer.name] = np.concatenate([np.ones_like(factors[name]), 1 / factors[name]])
+            gate_up = _gate_up(layer, place.maker)
+            assert gate_up is not None
+            rows[gate_up.name] = np.concatenate([np.ones_like(factors[name]), 1 / factors[name]])
     rows[layer.projection.name] = _fold_heads(layer.attention, gains, factors)
     linears = {name: _fold_linear(one, rows.get(name), columns.get(name)) for name, one in weights.linears.items()}
     return LayerWeights(linears, gains)

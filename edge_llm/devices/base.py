@@ -22,10 +22,12 @@ from edge_llm.weights.base import Weights
 
 PAGES = "pages"
 """What operations call the keys and values of their layer."""
-NORMED = "normed"
+NORMED = "normed_rows"
 """Where quantize puts the rows that it normed."""
 QUANTIZED, HOT, RESIDUAL, SHADOW = "quantized", "hot", "residual", "shadow"
 """Between a linear's float rows and its result: INT8 rows, hot channels, what the scale cut off, the hot channels' product."""
+DEVICE_BUFFERS = frozenset((PAGES, NORMED, QUANTIZED, HOT, RESIDUAL, SHADOW))
+"""Names that no buffer of a layer may have."""
 
 
 @dataclass(frozen=True)

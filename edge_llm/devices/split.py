@@ -44,7 +44,7 @@ def _build_quantize(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
         linear = _int8(weights, op)
         if op.norm:
             gain = weights.gains[op.norm.gain.name]
-            x = rms_norm(x, gain, op.norm.eps, pool, out=buffers[NORMED][: rows.count])
+            x = rms_norm(x, gain, op.norm.eps, pool, out=_block(buffers[NORMED], *x.shape))
         quantized, residual = quantize(x, linear.input_scale, linear.hot_index, pool, residual=shadow and linear.residual)
         buffers[QUANTIZED] = quantized
         buffers[HOT] = np.take(x, linear.hot_index, axis=1)
@@ -59,14 +59,14 @@ def _build_shadow(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
         if not shadow or not len(linear.hot_index):
             return
         every = np.arange(len(linear.hot_index), dtype=np.int32)
-        hot_product(buffers[HOT], every, linear.hot_weight, pool, out=_hot_sums(buffers, rows.count, linear.rows))
+        hot_product(buffers[HOT], every, linear.hot_weight, pool, out=_block(buffers[SHADOW], rows.count, linear.rows))
 
     return run
 
 
-def _hot_sums(buffers: Buffers, rows: int, width: int) -> np.ndarray:
-    """The first ``rows`` * ``width`` values of the buffer `shadow`, as one block of that shape."""
-    values: np.ndarray = buffers[SHADOW].reshape(-1)
+def _block(buffer: np.ndarray, rows: int, width: int) -> np.ndarray:
+    """The first ``rows`` * ``width`` values of a buffer that linears of several widths share, as one block of that shape."""
+    values = buffer.reshape(-1)
     return values[: rows * width].reshape(rows, width)
 
 
@@ -76,7 +76,7 @@ def _build_merge(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
         linear = _int8(weights, op)
         y = buffers[product][: rows.count]
-        hot_sum = _hot_sums(buffers, *y.shape) if shadow and len(linear.hot_index) else None
+        hot_sum = _block(buffers[SHADOW], *y.shape) if shadow and len(linear.hot_index) else None
         residual = buffers[RESIDUAL] if shadow and linear.residual else None
         add = buffers[op.adds][: rows.count] if op.adds else None
         merge(y, hot_sum, residual, linear.tiles, linear.columns, linear.scale, pool, add=add)

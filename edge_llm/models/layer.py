@@ -95,6 +95,10 @@ class Attention:
     eps: float = 0.0
     """Of these norms."""
 
+    def __post_init__(self) -> None:
+        if (self.q_norm is None) != (self.k_norm is None):
+            raise ValueError("an attention norms both its queries and its keys, or neither")
+
     @property
     def q_size(self) -> int:
         """Width of all queries, and of the result."""
@@ -130,16 +134,14 @@ class Layer:
         names = [linear.name for linear in self.linears] + [gain.name for gain in self.gains]
         if len(set(names)) < len(names):
             raise ValueError(f"two linears or gains of layer `{self.prefix}` have one name: {names}")
+        if len(set(self.operations)) < len(self.operations):
+            raise ValueError(f"layer `{self.prefix}` has the same operation twice")
         for operation in self.operations:
             for buffer in read_by(operation):
                 if buffer not in written:
                     raise ValueError(f"layer `{self.prefix}` reads the buffer `{buffer}` before anything writes it")
             written.add(operation.writes)
-        _ = self.projection
-        for linear in self.linears:
-            if self.widths.get(linear.reads, linear.columns) != linear.columns:
-                wide = self.widths[linear.reads]
-                raise ValueError(f"`{linear.name}` takes {linear.columns} columns, `{linear.reads}` has {wide}")
+        _ = self.projection, self.widths
 
     @cached_property
     def linears(self) -> tuple[Linear, ...]:
@@ -154,23 +156,31 @@ class Layer:
     @cached_property
     def attention(self) -> Attention:
         """Its one attention."""
-        (found,) = (operation for operation in self.operations if isinstance(operation, Attention))
-        return found
+        found = [operation for operation in self.operations if isinstance(operation, Attention)]
+        if len(found) != 1:
+            raise ValueError(f"layer `{self.prefix}` has {len(found)} attentions, not one")
+        return found[0]
 
     @cached_property
     def projection(self) -> Linear:
-        """The linear that gives its attention queries, keys and values."""
+        """The linear that gives queries, keys and values to its attention, and to nobody else."""
         found = self.writer(self.attention.reads, self.attention)
-        if not isinstance(found, Linear) or found.rows != self.attention.q_size + 2 * self.attention.kv_size:
+        if not isinstance(found, Linear) or found.rows != _read_width(self.attention):
             raise ValueError(f"the attention of layer `{self.prefix}` does not read the q | k | v of one linear")
+        if not self.gives_only(found, self.attention):
+            raise ValueError(f"the q | k | v of layer `{self.prefix}` are not for its attention alone")
         return found
 
     @cached_property
     def widths(self) -> dict[str, int]:
-        """Values per token of every buffer that it writes."""
+        """Values per token of every buffer: one width each, however often it is written."""
         widths: dict[str, int] = {}
         for operation in self.operations:
-            widths[operation.writes] = _width(operation)
+            written = _width(operation)
+            found = [(operation.reads, _read_width(operation)), *((name, written) for name in read_by(operation)[1:])]
+            for buffer, width in (*found, (operation.writes, written)):
+                if widths.setdefault(buffer, width) != width:
+                    raise ValueError(f"the buffer `{buffer}` of layer `{self.prefix}` is {widths[buffer]} wide, not {width}")
         return widths
 
     def linear(self, name: str) -> Linear:
@@ -189,6 +199,21 @@ class Layer:
                 yield operation
             if operation.writes == written.writes:
                 return
+
+    def is_result(self, operation: Operation) -> bool:
+        """Whether what ``operation`` writes is what the layer hands on."""
+        after = self.operations[self.operations.index(operation) + 1 :]
+        return operation.writes == HIDDEN and all(later.writes != HIDDEN for later in after)
+
+    def multipliers(self, written: Operation) -> tuple[Linear, ...]:
+        """The linears that multiply what ``written`` writes; none where anything else sees it."""
+        readers = list(self.readers(written))
+        linears = tuple(one for one in readers if isinstance(one, Linear) and one.adds != written.writes)
+        return linears if len(linears) == len(readers) and not self.is_result(written) else ()
+
+    def gives_only(self, linear: Linear, reader: Operation) -> bool:
+        """Whether ``reader`` alone sees the product of ``linear``, to which nothing is added."""
+        return not linear.adds and not self.is_result(linear) and list(self.readers(linear)) == [reader]
 
 
 @dataclass(frozen=True)
@@ -261,7 +286,19 @@ def gains_of(operation: Operation) -> tuple[Gain, ...]:
     return ()
 
 
+def _read_width(operation: Operation) -> int:
+    """Values per token of what it reads, adds left out."""
+    if isinstance(operation, Norm):
+        return operation.gain.size
+    if isinstance(operation, Linear):
+        return operation.columns
+    if isinstance(operation, Attention):
+        return operation.q_size + 2 * operation.kv_size
+    return 2 * operation.width
+
+
 def _width(operation: Operation) -> int:
+    """Values per token of what it writes."""
     if isinstance(operation, Norm):
         return operation.gain.size
     if isinstance(operation, Linear):

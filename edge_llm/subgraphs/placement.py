@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from edge_llm.devices.base import HOT, PAGES, QUANTIZED, RESIDUAL, SHADOW, Op, Part
+from edge_llm.devices.base import DEVICE_BUFFERS, HOT, NORMED, PAGES, QUANTIZED, RESIDUAL, SHADOW, Op, Part
 from edge_llm.models.layer import HIDDEN, Attention, Decoder, Layer, Linear, Norm, Operation, SwiGLU, read_by
 from edge_llm.schemes import int8
 
@@ -32,7 +32,7 @@ def place_on_host(layer: Layer) -> tuple[Part, ...]:
         elif isinstance(operation, Norm) and not _in_its_linears(layer, operation):
             parts.append(Part(operation.gain.name, HOST_LANE, (_norm(operation),)))
         elif isinstance(operation, SwiGLU) and _linear_of(layer, operation) is None:
-            parts.append(Part(operation.writes, HOST_LANE, (_swiglu(operation),)))
+            parts.append(Part(f"{operation.reads}.swiglu", HOST_LANE, (_swiglu(operation),)))
     return connect(parts)
 
 
@@ -44,10 +44,10 @@ def split(layer: Layer) -> tuple[Part, ...]:
         if isinstance(operation, Linear) and operation.scheme not in CARD_SCHEMES:
             ops.append(_whole_linear(layer, operation))
         elif isinstance(operation, Linear):
-            parts += [_cpu_part([*ops, _quantize(layer, operation)]), *_product(operation)]
+            parts += [_cpu_part([*ops, _quantize(layer, operation)], parts), *_product(operation)]
             ops = [_merge(operation)]
         elif isinstance(operation, Attention):
-            parts.append(_cpu_part([*ops, _append(operation)]))
+            parts.append(_cpu_part([*ops, _append(operation)], parts))
             ops = [_attend(operation)]
         elif isinstance(operation, SwiGLU):
             linear = _linear_of(layer, operation)
@@ -55,7 +55,7 @@ def split(layer: Layer) -> tuple[Part, ...]:
                 ops.append(_swiglu(operation))
         elif not _in_its_linears(layer, operation):
             ops.append(_norm(operation))
-    return connect([*parts, _cpu_part(ops)] if ops else parts)
+    return connect([*parts, _cpu_part(ops, parts)] if ops else parts)
 
 
 PLACEMENTS: dict[str, Placement] = {"host": place_on_host, "split": split}
@@ -84,19 +84,29 @@ def connect(parts: Iterable[Part]) -> tuple[Part, ...]:
     """``parts`` of one layer in program order, each told what it waits for.
 
     It waits for who wrote what it reads, and for who still reads or wrote what it writes.  Keys and values in `PAGES` come
-    from earlier chunks too.  Raises ValueError for a read of what nobody wrote.
+    from earlier chunks too.  Raises ValueError for a read of what nobody wrote, for two parts of one name, and for a layer
+    that has a buffer called like one of the devices' own.
     """
     connected: list[Part] = []
     for part in parts:
+        _check_names(part, connected)
         reads, writes = _reads(part), {name for op in part.ops for name in op.writes}
         for name in reads - {HIDDEN}:
             if not any(name in op.writes for earlier in connected for op in earlier.ops):
                 raise ValueError(f"part `{part.name}` reads `{name}`, which no part before it writes")
-        after = list(_last(connected, reads, writes))
+        after = list(_last(connected, reads, writes))[::-1]
         direct = tuple(one.name for one in after if not any(one.name in _ancestors(other, connected) for other in after))
         earlier_chunks = tuple(one.name for one in connected if any(PAGES in op.writes for op in one.ops))
         connected.append(replace(part, after=direct, after_earlier=earlier_chunks if PAGES in reads else ()))
     return tuple(connected)
+
+
+def _check_names(part: Part, before: Sequence[Part]) -> None:
+    if any(one.name == part.name for one in before):
+        raise ValueError(f"two parts of a layer are called `{part.name}`")
+    taken = {op.of.writes for op in part.ops} & DEVICE_BUFFERS
+    if taken:
+        raise ValueError(f"part `{part.name}` computes a buffer `{min(taken)}`, which is a name of the devices' own")
 
 
 def last_parts(parts: Sequence[Part]) -> tuple[str, ...]:
@@ -139,11 +149,13 @@ def _ancestors(part: Part, parts: Sequence[Part]) -> set[str]:
 
 def _in_its_linears(layer: Layer, norm: Norm) -> bool:
     """Whether every reader of ``norm`` is a linear that can norm its own rows: what the norm reads has not changed by then."""
-    start = layer.operations.index(norm)
-    readers = list(layer.readers(norm))
-    last = max((layer.operations.index(reader) for reader in readers), default=start)
-    between = layer.operations[start + 1 : last]
-    return all(isinstance(reader, Linear) for reader in readers) and all(one.writes != norm.reads for one in between)
+    readers = layer.multipliers(norm)
+    return bool(readers) and all(one.writes != norm.reads for one in _between(layer, norm, readers[-1]))
+
+
+def _between(layer: Layer, first: Operation, last: Operation) -> tuple[Operation, ...]:
+    """The operations after ``first`` and before ``last``."""
+    return layer.operations[layer.operations.index(first) + 1 : layer.operations.index(last)]
 
 
 def _norm_of(layer: Layer, linear: Linear) -> Norm | None:
@@ -153,9 +165,12 @@ def _norm_of(layer: Layer, linear: Linear) -> Norm | None:
 
 
 def _linear_of(layer: Layer, swiglu: SwiGLU) -> Linear | None:
-    """The linear that does ``swiglu`` in its own pass."""
+    """The linear that does ``swiglu`` in its own pass: where the result goes, nothing lies that is still in use."""
     writer = layer.writer(swiglu.reads, swiglu)
-    return writer if isinstance(writer, Linear) and not writer.adds and list(layer.readers(writer)) == [swiglu] else None
+    if not isinstance(writer, Linear) or not layer.gives_only(writer, swiglu):
+        return None
+    used = {name for one in _between(layer, writer, swiglu) for name in (one.writes, *read_by(one))}
+    return None if swiglu.writes in used else writer
 
 
 def _whole_linear(layer: Layer, linear: Linear) -> Op:
@@ -186,29 +201,36 @@ def _attend(attention: Attention) -> Op:
 def _quantize(layer: Layer, linear: Linear) -> Op:
     """Rows for ``linear``: INT8, hot channels, overflow."""
     norm = _norm_of(layer, linear)
-    return Op("quantize", (norm.reads if norm else linear.reads,), (QUANTIZED, HOT, RESIDUAL), linear, norm)
+    normed = (NORMED,) if norm else ()
+    return Op("quantize", (norm.reads if norm else linear.reads,), (QUANTIZED, HOT, RESIDUAL, *normed), linear, norm)
 
 
 def _product(linear: Linear) -> tuple[Part, Part]:
     """The INT8 product of ``linear`` on the card, and its hot channels on the CPU beside it."""
     return (
-        Part(linear.name, CARD_LANE, (Op("matmul", (QUANTIZED,), (linear.name,), linear),)),
+        Part(linear.name, CARD_LANE, (Op("matmul", (QUANTIZED,), (_product_buffer(linear),), linear),)),
         Part(f"{linear.name}.shadow", HOST_LANE, (Op("shadow", (HOT,), (SHADOW,), linear),)),
     )
 
 
 def _merge(linear: Linear) -> Op:
     """Product and shadow of ``linear`` become its result."""
-    return Op("merge", (linear.name, SHADOW, RESIDUAL, *read_by(linear)[1:]), (linear.writes,), linear)
+    return Op("merge", (_product_buffer(linear), SHADOW, RESIDUAL, *read_by(linear)[1:]), (linear.writes,), linear)
+
+
+def _product_buffer(linear: Linear) -> str:
+    """Where the product lies until it is merged: where the result goes, unless something is added that may lie there."""
+    return f"{linear.name}.product" if linear.adds else linear.writes
 
 
 _NAMED = {"rope_append": "keys", "attention": "attention", "swiglu": "swiglu"}
 
 
-def _cpu_part(ops: Sequence[Op]) -> Part:
-    """Named after the most telling of its operations."""
-    told = next((_NAMED[op.kind] for op in ops if op.kind in _NAMED), None)
-    return Part(told or f"{_name_of(ops[-1].of)}.{ops[-1].kind}", HOST_LANE, tuple(ops))
+def _cpu_part(ops: Sequence[Op], before: Sequence[Part]) -> Part:
+    """Named after the most telling of its operations, or after its last where a part ``before`` has that name."""
+    last = f"{_name_of(ops[-1].of)}.{ops[-1].kind}"
+    told = next((_NAMED[op.kind] for op in ops if op.kind in _NAMED), last)
+    return Part(last if any(one.name == told for one in before) else told, HOST_LANE, tuple(ops))
 
 
 def _name_of(operation: Operation) -> str:

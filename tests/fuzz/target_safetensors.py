@@ -11,7 +11,7 @@ from mutate import changed, changed_bytes
 
 from edge_llm.errors import EdgeLLMError
 from edge_llm.formats.safetensors import open_model_folder
-from edge_llm.models import load_config
+from edge_llm.models import describe, load_config
 from edge_llm.models.weights import check_tensors
 
 WORDS = ("F32", "F16", "BF16", "F64", "I64", "F4", "__metadata__", "model.embed_tokens.weight", "../x.safetensors", [0, 0],
@@ -47,7 +47,7 @@ class Target:
         (self.place / made["name"]).write_bytes(made["content"].encode("latin-1"))
         try:
             with open_model_folder(self.place) as source:
-                check_tensors(source, load_config(source.config))
+                check_tensors(source, describe(load_config(source.config)))
                 for name in source.names():
                     source.read(name)
             return True

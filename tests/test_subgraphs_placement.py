@@ -1,0 +1,379 @@
+"""Layers as parts: who waits for whom, what is done in one pass, and that every cut computes the layer that was described."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from model_files import tiny_config
+from odd_layers import EPS, ODD, WIDTH, attention, down, gate_up, linear, norm, o, odd, qkv, random_weights, swiglu
+
+from edge_llm.devices.base import DEVICE_BUFFERS, Part, Subgraph, buffer_widths
+from edge_llm.devices.emulated import EmulatedDevice
+from edge_llm.devices.host import HostDevice
+from edge_llm.formats.layout import KEY_OFFSET
+from edge_llm.kv.store import KVStore
+from edge_llm.models import describe, families, load_config
+from edge_llm.models.layer import HIDDEN, Layer
+from edge_llm.models.reference import layer_forward
+from edge_llm.models.rope import RopeTables
+from edge_llm.quant.linear import BlockWeights, LinearWeights
+from edge_llm.quant.scheme import quantize_weight
+from edge_llm.runner.base import Segment
+from edge_llm.runner.rows import pack
+from edge_llm.subgraphs.placement import (
+    PLACEMENTS,
+    connect,
+    final_norm_part,
+    head_part,
+    last_parts,
+    place,
+    place_on_host,
+    split,
+)
+
+ALL_LAYERS = {family: lambda family=family: describe(load_config(tiny_config(family))).layers[0] for family in families()}
+ALL_LAYERS |= {name: lambda name=name: odd(name) for name in ODD}
+every_layer = pytest.mark.parametrize("layer", [make() for make in ALL_LAYERS.values()], ids=list(ALL_LAYERS))
+every_placement = pytest.mark.parametrize("cut", PLACEMENTS.values(), ids=list(PLACEMENTS))
+
+
+def names(parts):
+    return [part.name for part in parts]
+
+
+def kinds(parts):
+    return {part.name: [op.kind for op in part.ops] for part in parts}
+
+
+# ---- parts ----
+
+
+@pytest.mark.parametrize("family", families())
+def test_the_parts_of_a_family(family):
+    decoder = describe(load_config(tiny_config(family)))
+    for parts in place(decoder, "host"):
+        assert kinds(parts) == {
+            "qkv": ["linear"],
+            "keys": ["rope_append"],
+            "attention": ["attention"],
+            "o": ["linear"],
+            "gate_up": ["linear_swiglu"],
+            "down": ["linear"],
+        }
+        assert {part.lane for part in parts} == {"cpu"}
+    for parts in place(decoder, "split"):
+        assert kinds(parts) == {
+            "qkv.quantize": ["quantize"],
+            "qkv": ["matmul"],
+            "qkv.shadow": ["shadow"],
+            "keys": ["merge", "rope_append"],
+            "attention": ["attention", "quantize"],
+            "o": ["matmul"],
+            "o.shadow": ["shadow"],
+            "gate_up.quantize": ["merge", "quantize"],
+            "gate_up": ["matmul"],
+            "gate_up.shadow": ["shadow"],
+            "swiglu": ["merge", "swiglu", "quantize"],
+            "down": ["matmul"],
+            "down.shadow": ["shadow"],
+            "down.merge": ["merge"],
+        }
+        assert [part.name for part in parts if part.lane == "npu"] == ["qkv", "o", "gate_up", "down"]
+        assert {part.lane for part in parts} == {"cpu", "npu"}
+
+
+@pytest.mark.parametrize("family", families())
+def test_what_the_parts_of_a_family_wait_for(family):
+    layer = describe(load_config(tiny_config(family))).layers[0]
+    assert {part.name: part.after for part in place_on_host(layer)} == {
+        "qkv": (),
+        "keys": ("qkv",),
+        "attention": ("keys",),
+        "o": ("attention",),
+        "gate_up": ("o",),
+        "down": ("gate_up",),
+    }
+    assert {part.name: part.after for part in split(layer)} == {
+        "qkv.quantize": (),
+        "qkv": ("qkv.quantize",),
+        "qkv.shadow": ("qkv.quantize",),
+        "keys": ("qkv", "qkv.shadow"),
+        "attention": ("keys",),
+        "o": ("attention",),
+        "o.shadow": ("attention",),
+        "gate_up.quantize": ("o", "o.shadow"),
+        "gate_up": ("gate_up.quantize",),
+        "gate_up.shadow": ("gate_up.quantize",),
+        "swiglu": ("gate_up", "gate_up.shadow"),
+        "down": ("swiglu",),
+        "down.shadow": ("swiglu",),
+        "down.merge": ("down", "down.shadow"),
+    }
+
+
+@every_placement
+@every_layer
+def test_a_linear_that_a_part_does_is_done_once(layer, cut):
+    ops = [op for part in cut(layer) for op in part.ops]
+    for kind in ("linear", "matmul", "quantize", "shadow", "merge"):
+        done = [op.of for op in ops if op.kind == kind or (kind == "linear" and op.kind == "linear_swiglu")]
+        assert done == (list(layer.linears) if (kind == "linear") == (cut is place_on_host) else [])
+    for kind in ("rope_append", "attention"):
+        assert [op.of for op in ops if op.kind == kind] == [layer.attention]
+
+
+def test_like_layers_have_the_same_parts():
+    decoder = describe(load_config(tiny_config(num_hidden_layers=3)))
+    other = replace(decoder, layers=(*decoder.layers, odd("plain")))
+    for name in PLACEMENTS:
+        first, second, third, different = place(other, name)
+        assert first is second is third
+        assert not set(first) & set(different)
+
+
+def test_the_ends_of_a_decoder():
+    decoder = describe(load_config(tiny_config()))
+    (norm_op,), (head_op,) = final_norm_part(decoder).ops, head_part(decoder).ops
+    assert (norm_op.kind, norm_op.reads, norm_op.writes, norm_op.of) == ("rms_norm", (HIDDEN,), ("normed",), decoder.norm)
+    assert (head_op.kind, head_op.reads, head_op.writes) == ("linear", (HIDDEN,), ("logits",))
+    assert (head_op.linear, head_op.norm, head_op.adds) == (decoder.output, decoder.norm, "")
+
+
+# ---- who waits for whom ----
+
+
+def closed(pairs):
+    """The transitive closure of ``pairs``."""
+    found = set(pairs)
+    while True:
+        more = {(a, d) for a, b in found for c, d in found if b == c} - found
+        if not more:
+            return found
+        found |= more
+
+
+def touched(part, field):
+    return {name for op in part.ops for name in getattr(op, field)}
+
+
+def conflicts(parts):
+    """Every two parts, in program order, of which one writes what the other reads or writes."""
+    for first, second in combinations(parts, 2):
+        reads, writes = touched(first, "reads"), touched(first, "writes")
+        if writes & touched(second, "reads") or reads & touched(second, "writes") or writes & touched(second, "writes"):
+            yield first.name, second.name
+
+
+@every_placement
+@every_layer
+def test_a_part_waits_for_what_dataflow_demands_and_for_nothing_else(layer, cut):
+    parts = cut(layer)
+    demanded = closed(conflicts(parts))
+    assert closed((before, part.name) for part in parts for before in part.after) == demanded
+    for part in parts:
+        ancestors = [name for name in names(parts) if (name, part.name) in demanded]
+        nearest = [name for name in ancestors if not any((name, other) in demanded for other in ancestors)]
+        assert list(part.after) == nearest
+
+
+@every_placement
+@every_layer
+def test_attention_alone_waits_for_keys_of_earlier_chunks(layer, cut):
+    parts = cut(layer)
+    assert {part.name: part.after_earlier for part in parts if part.after_earlier} == {"attention": ("keys",)}
+
+
+@every_placement
+@every_layer
+def test_when_the_last_parts_have_ended_all_have(layer, cut):
+    parts = cut(layer)
+    last = last_parts(parts)
+    demanded = closed(conflicts(parts))
+    assert {name for name in names(parts) if name not in last} == {a for a, b in demanded if b in last}
+    assert not any(a in last for a, _ in demanded)
+
+
+def test_what_writes_where_others_still_read_waits_for_them():
+    """Two chains that share a buffer and nothing else."""
+    layer = Layer("", (norm("a"), qkv(), attention(), linear("x", WIDTH, 96, "attended", "normed"), o(), linear(
+        "y", WIDTH, WIDTH, "normed", HIDDEN, adds=HIDDEN)))  # fmt: skip
+    after = {part.name: part.after for part in place_on_host(layer)}
+    assert after == {"qkv": (), "keys": ("qkv",), "attention": ("keys",), "x": ("attention",), "o": ("attention",),
+                     "y": ("x", "o")}  # fmt: skip
+
+
+# ---- what is refused ----
+
+
+def test_a_read_of_what_nobody_wrote_is_refused():
+    layer = odd("plain")
+    parts = place_on_host(layer)
+    for missing in ("qkv", "keys", "attention", "gate_up"):
+        with pytest.raises(ValueError, match="which no part before it writes"):
+            connect(part for part in parts if part.name != missing)
+    with pytest.raises(ValueError, match="part `qkv` reads `quantized`, which no part before it writes"):
+        connect(split(layer)[1:])
+    with pytest.raises(ValueError, match="`down` reads `activated`"):
+        connect([*parts[:4], parts[5], parts[4]])
+
+
+def test_two_parts_of_one_name_are_refused():
+    first, *others = place_on_host(odd("plain"))
+    with pytest.raises(ValueError, match="two parts of a layer are called `qkv`"):
+        connect([first, *others, Part("qkv", "cpu", first.ops)])
+
+
+@every_placement
+@pytest.mark.parametrize("name", sorted(DEVICE_BUFFERS))
+def test_a_buffer_called_like_one_of_the_devices_own_is_refused(name, cut):
+    layer = Layer("", (qkv(HIDDEN), attention(), o(), linear("a", WIDTH, WIDTH, HIDDEN, name), linear(
+        "b", WIDTH, WIDTH, name, HIDDEN)))  # fmt: skip
+    with pytest.raises(ValueError, match=f"computes a buffer `{name}`"):
+        cut(layer)
+
+
+# ---- what is done in one pass ----
+
+
+def rms_norms(parts):
+    return [op.of.gain.name for part in parts for op in part.ops if op.kind == "rms_norm"]
+
+
+@pytest.mark.parametrize(
+    ("name", "alone"),
+    [
+        ("plain", []),
+        ("one norm, attention and MLP beside each other", []),
+        ("one norm, the MLP after the attention was added", ["norm"]),
+        ("a norm before o, of another width, while the first is still read", ["norm"]),
+        ("norms behind the sums", ["attention_norm", "mlp_norm"]),
+        ("a norm whose rows are added", ["attention_norm"]),
+        ("a norm that is read and added by one linear", ["square_norm"]),
+    ],
+)
+@every_placement
+def test_a_norm_is_done_by_its_linears_only_where_it_comes_to_the_same(name, alone, cut):
+    layer = odd(name)
+    parts = cut(layer)
+    assert rms_norms(parts) == alone
+    fused = {op.norm.gain.name for part in parts for op in part.ops if op.norm}
+    assert fused == {gain.name for gain in layer.gains} - set(alone)
+
+
+def test_what_a_norm_reads_may_not_change_before_its_linears_run():
+    layer = Layer("", (norm("a"), qkv(), attention(), o(), gate_up(), swiglu(), down()))
+    unchanged = Layer("", (norm("a"), qkv(), attention(), gate_up(), o(), swiglu(), down()))
+    for cut in PLACEMENTS.values():
+        assert rms_norms(cut(layer)) == ["a"]
+        assert rms_norms(cut(unchanged)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [
+        ("plain", {"gate_up"}),
+        ("one norm, attention and MLP beside each other", {"gate_up"}),
+        ("two MLPs beside each other, whose products share a buffer", {"gate_up1"}),
+        ("gate and up that something else reads too", set()),
+        ("gate and up to which something is added", set()),
+    ],
+)
+def test_swiglu_is_done_by_its_linear_only_where_it_comes_to_the_same(name, fused):
+    ops = [op for part in place_on_host(odd(name)) for op in part.ops]
+    assert {op.linear.name for op in ops if op.kind == "linear_swiglu"} == fused
+    done = [op for op in ops if op.kind in ("swiglu", "linear_swiglu")]
+    assert sorted(op.writes[0] for op in done) == ["activated"] * sum(name.startswith("gate_up") for name in odd_linears(name))
+
+
+def odd_linears(name):
+    return [one.name for one in odd(name).linears]
+
+
+# ---- what is computed ----
+
+TOKENS = 21
+
+
+def quantized(layer, weights, inputs):
+    """The same in INT8, with some hot channels and scales that a few values overflow."""
+    linears = {}
+    for one in layer.linears:
+        x, hot = inputs[one.name], np.array([1, 5, one.columns - 1], np.int32)
+        scale = np.float32(np.abs(x).max() / 120)
+        made = quantize_weight(weights.linears[one.name].weight, hot)
+        linears[one.name] = LinearWeights(
+            tiles=made.tiles, rows=one.rows, columns=one.columns, input_scale=float(scale), weight_scale=made.scale,
+            scale=scale * made.scale, row_sum=made.row_sum, hot_index=made.hot_index, hot_weight=made.hot_weight,
+            bias=weights.linears[one.name].bias,
+        )  # fmt: skip
+    offset = np.zeros((layer.attention.kv_heads, layer.attention.head_dim), np.float32)
+    return BlockWeights(linears, {**weights.gains, KEY_OFFSET: offset})
+
+
+class OneLayer:
+    """The weights of a model of one layer."""
+
+    embedding = head = None
+    streamed, streamed_bytes, slots, nbytes = (), 0, 0, 0
+
+    def __init__(self, block):
+        self._block = block
+
+    def layer(self, index):
+        return self._block
+
+
+class Watched(dict):
+    """Buffers that remember which of them were touched."""
+
+    def __init__(self, buffers):
+        super().__init__(buffers)
+        self.seen = set()
+
+    def __getitem__(self, name):
+        self.seen.add(name)
+        return super().__getitem__(name)
+
+    def __setitem__(self, name, value):
+        self.seen.add(name)
+        super().__setitem__(name, value)
+
+
+def run_parts(layer, parts, device, block, x):
+    """What ``parts`` make of x [T, hidden] on ``device``; no operation touches a buffer that it does not name."""
+    store = KVStore((layer.attention,), 64)
+    sequence = store.open()
+    sequence.reserve(len(x))
+    ((rows, _),) = pack([Segment(sequence, [0] * len(x))], (32,))
+    weights = device.weights(OneLayer(block), 1).layer(0)
+    buffers = Watched(device.buffers(buffer_widths(parts, x.shape[1]), 32))
+    buffers[HIDDEN][: len(x)] = x
+    tables = RopeTables(64)
+    for part in parts:
+        for op in part.ops:
+            buffers.seen.clear()
+            device.build(Subgraph(part.name, part.lane, 32, (op,)), tables)(weights, buffers, rows, store.layers[0])
+            assert buffers.seen <= {*op.reads, *op.writes}, f"{part.name}: {op.kind}"
+    return buffers[HIDDEN][: len(x)].copy()
+
+
+@every_layer
+def test_both_placements_compute_the_layer_that_was_described(layer):
+    weights = random_weights(layer)
+    x = np.random.default_rng(1).standard_normal((TOKENS, layer.widths[HIDDEN]), np.float32)
+    inputs = {}
+    wanted = layer_forward(x, layer, weights, RopeTables(TOKENS), None, inputs.__setitem__)
+    block = quantized(layer, weights, inputs)
+    on_host = run_parts(layer, place_on_host(layer), HostDevice(1), block, x)
+    beside_a_card = run_parts(layer, split(layer), EmulatedDevice("910b", 1), block, x)
+    np.testing.assert_array_equal(beside_a_card, on_host)
+    assert np.abs(on_host - wanted).max() < 0.04 * np.abs(wanted).max()
+
+
+def test_a_norm_in_one_pass_has_the_constants_of_its_own():
+    layer = odd("plain")
+    (first,) = place_on_host(layer)[0].ops
+    assert first.norm is layer.operations[0] and first.norm.eps == EPS
