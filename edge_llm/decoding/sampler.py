@@ -17,6 +17,9 @@ from kernels import sampling
 
 Sampler = Callable[[np.ndarray], int]
 
+_ALL = 2**31
+"""More tokens than any vocabulary has; `top_k` may be any number."""
+
 
 def make_sampler(params: GenerationParams) -> Sampler:
     """The sampler that ``params`` asks for; greedy at temperature 0.  A fixed seed gives the same tokens every time."""
@@ -57,7 +60,8 @@ class _Filters(TypedDict):
 
 
 def _filters(params: GenerationParams) -> _Filters:
-    return {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p}
+    top_k = min(params.top_k, _ALL)
+    return {"temperature": params.temperature, "top_k": top_k, "top_p": params.top_p, "min_p": params.min_p}
 
 
 def _best(logits: np.ndarray) -> float:
