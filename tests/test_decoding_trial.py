@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_llm.child import owner
 from edge_llm.config import Grammar, RuntimeConfig
 from edge_llm.decoding import guided
 from edge_llm.decoding import trial as trial_module
@@ -60,8 +62,8 @@ PATTERNS = [{"type": "string", "pattern": f"a{i}|b"} for i in range(40)]
 COSTLY = {
     "conjunctions": Grammar("json_schema", json.dumps({"allOf": PATTERNS})),
     "intersections": Grammar("lark", "start: A\nA: " + " & ".join(f"/.*a.{{{i}}}b.*/" for i in range(40))),
-    "left recursion": Grammar("lark", "start: " + "|".join(f"start r{i}" for i in range(2000)) + '|"x"\n'
-                              + "".join(f'r{i}: "a"\n' for i in range(2000))),
+    "left recursion": Grammar("lark", "start: " + "|".join(f"start r{i}" for i in range(5000)) + '|"x"\n'
+                              + "".join(f'r{i}: "a"\n' for i in range(5000))),
     "classes": Grammar("regex", r"[a-z]\w\d" * 10_000),
     "repetitions": Grammar("regex", "((a{999}b){999}c){999}"),
     "nested repetitions": Grammar("lark", 'start: y{99999}\ny: x{99999}\nx: "a" | "b" "c"'),
@@ -228,6 +230,31 @@ def test_a_process_that_hangs_is_waited_for_only_so_long(tokenizer, monkeypatch,
     assert outcome(Grammar("regex", f"fine, {length}"), tokenizer) == "ok"
 
 
+def test_what_the_system_refuses_is_no_mistake_of_the_request(tokenizer, monkeypatch):
+    """No process, one that ends at once, no thread: the same grammar is followed when there is memory again."""
+    trial = guided._guide_of(tokenizer)._trial
+    outcome(Grammar("regex", "warm still"), tokenizer)
+    refused = Grammar("regex", "not now")
+    with monkeypatch.context() as patched:
+        trial._child.end()
+        patched.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(Overloaded, match="no process.*No such file"):
+            check_grammar(refused, tokenizer)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, "_START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+        with pytest.raises(Overloaded, match="ends before its time"):
+            check_grammar(refused, tokenizer)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(Overloaded, match="no memory for the stack"):
+            check_grammar(refused, tokenizer)
+    assert outcome(refused, tokenizer) == "ok"
+
+
+def no_thread(thread):
+    raise RuntimeError("can't start new thread")
+
+
 def test_only_so_many_grammars_wait_for_their_trial(tokenizer):
     trial = guided._guide_of(tokenizer)._trial
     for _ in range(trial_module.MAX_WAITING):
@@ -263,8 +290,6 @@ def test_a_mask_that_takes_too_long_ends_its_request(tokenizer, monkeypatch):
 
 
 def test_a_deep_stack_is_deep_and_the_usual_one_stays():
-    import threading
-
     def depth(left):
         return 0 if left == 0 else 1 + depth(left - 1)
 
