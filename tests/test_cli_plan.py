@@ -15,6 +15,18 @@ from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.paths import find_bundle
 from edge_llm.weights.plan import Rates
+from kernels import ThreadPool
+from kernels.roofs import read_bandwidth
+
+
+@pytest.fixture(autouse=True)
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Main memory is measured on less of it."""
+
+    def rate(pool: ThreadPool) -> float:
+        return read_bandwidth(pool, 16 << 20)
+
+    monkeypatch.setattr(rates_module, "read_bandwidth", rate)
 
 
 def test_plan_of_the_builtin_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Wo
 def plan_command(model: str | None, memory: str, where: str, threads: int | None, as_json: bool) -> None:
     """Say what of MODEL stays in memory under a budget, what is read from flash per token, and how fast that can be.
 
-    Measures the disk, the main memory and a layer's products for about a second; the speeds are what these allow.
+    Measures the disk, the main memory and a layer's products for a second or two; the speeds are what these allow.
     With an emulated chip, a layer's products take what the chip is assumed to take, launches and copies included.
     """
     with open_bundle(find_bundle(model)) as bundle:
