@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_llm.child import owner
 from edge_llm.config import Grammar, RuntimeConfig
 from edge_llm.decoding import guided
 from edge_llm.decoding import trial as trial_module
@@ -230,31 +228,6 @@ def test_a_process_that_hangs_is_waited_for_only_so_long(tokenizer, monkeypatch,
     assert outcome(Grammar("regex", f"fine, {length}"), tokenizer) == "ok"
 
 
-def test_what_the_system_refuses_is_no_mistake_of_the_request(tokenizer, monkeypatch):
-    """No process, one that ends at once, no thread: the same grammar is followed when there is memory again."""
-    trial = guided._guide_of(tokenizer)._trial
-    outcome(Grammar("regex", "warm still"), tokenizer)
-    refused = Grammar("regex", "not now")
-    with monkeypatch.context() as patched:
-        trial._child.end()
-        patched.setattr(sys, "executable", "/nowhere/python")
-        with pytest.raises(Overloaded, match="no process.*No such file"):
-            check_grammar(refused, tokenizer)
-    with monkeypatch.context() as patched:
-        patched.setattr(owner, "_START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-        with pytest.raises(Overloaded, match="ends before its time"):
-            check_grammar(refused, tokenizer)
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", no_thread)
-        with pytest.raises(Overloaded, match="no memory for the stack"):
-            check_grammar(refused, tokenizer)
-    assert outcome(refused, tokenizer) == "ok"
-
-
-def no_thread(thread):
-    raise RuntimeError("can't start new thread")
-
-
 def test_only_so_many_grammars_wait_for_their_trial(tokenizer):
     trial = guided._guide_of(tokenizer)._trial
     for _ in range(trial_module.MAX_WAITING):
@@ -290,6 +263,8 @@ def test_a_mask_that_takes_too_long_ends_its_request(tokenizer, monkeypatch):
 
 
 def test_a_deep_stack_is_deep_and_the_usual_one_stays():
+    import threading
+
     def depth(left):
         return 0 if left == 0 else 1 + depth(left - 1)
 

@@ -19,6 +19,8 @@ READER_SECONDS = 60.0
 """Longest wait for a client that does not read its answer."""
 READER_BYTES_PER_SECOND = 2048
 """A client gets a second more for this many bytes of its answer that it reads."""
+LOOK_SECONDS = 1.0
+"""Time between two looks at how long every connection has waited for its client."""
 JSON_DEPTH = 64
 MESSAGES = 2048
 TOOLS = 512
