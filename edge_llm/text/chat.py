@@ -16,6 +16,7 @@ from typing import Any
 
 from edge_llm.errors import ContextOverflow, InvalidTokenizer, UsageError
 from edge_llm.files import read_file, shown
+from edge_llm.strict_json import is_unicode
 from edge_llm.text.rendering import TemplateProcess
 from edge_llm.text.tokenizer import Tokenizer, read_config
 
@@ -88,6 +89,8 @@ class ChatTemplate:
         text = self._process.render(values, max_output)
         if not text:
             raise InvalidTokenizer("the model's chat template made an empty prompt of these messages")
+        if not is_unicode(text):
+            raise UsageError("the prompt holds half of a surrogate pair; send valid Unicode", param="messages")
         return text
 
     def check(self) -> None:
