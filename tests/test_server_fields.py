@@ -12,6 +12,7 @@ from serving import HandService, builtin_engine, client_of, end, hosted, serving
 from test_server_stream import events, play
 
 from edge_llm.engine.request import Delta
+from edge_llm.server import schemas
 from edge_llm.server.schemas import IGNORED_HEADER, MOST_NAMED, ignored_header
 from edge_llm.text.chat import ChatTemplate
 
@@ -271,6 +272,14 @@ def test_the_log_names_a_field_once_and_only_without_effect(switched, caplog):
     said = [record.getMessage() for record in caplog.records]
     assert said.count(f"the request field `{name}` has no effect here") == 1
     assert not any("think" in message for message in said)
+
+
+def test_names_without_effect_are_remembered_briefly(monkeypatch):
+    said = set()
+    monkeypatch.setattr(schemas, "_said", said)
+    for n in range(2 * schemas._MOST_SAID):
+        ignored_header([f"{n}" + "x" * 100_000])
+    assert sum(map(len, said)) < 1 << 20
 
 
 def test_a_name_cannot_write_headers(client, url):
