@@ -5,10 +5,9 @@ import json
 import secrets
 
 import anthropic
-import openai
 import pytest
 from langchain_openai import ChatOpenAI
-from serving import HandService, builtin_engine, client_of, end, hosted, serving
+from serving import HandService, client_of, end, hosted
 from test_server_stream import events, play
 
 from edge_llm.engine.request import Delta
@@ -22,22 +21,6 @@ MESSAGES = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
 SWITCH = MESSAGES + "{% if enable_thinking is defined %}{{ '<think>' if enable_thinking else '<think></think>' }}{% endif %}"
 LEVELS = MESSAGES + "{% if reasoning_effort is defined %}Reasoning: {{ reasoning_effort }}{% endif %}"
 ON, OFF = "[user:hi]<think>", "[user:hi]<think></think>"
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return builtin_engine()
-
-
-@pytest.fixture(scope="module")
-def url(engine):
-    with serving(hosted(engine=engine)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 from pydantic import BaseModel, Field
-from serving import HandService, builtin_engine, client_of, end, hosted, serving
+from serving import HandService, client_of, end, hosted, serving
 from test_server_stream import events, play
 
 from edge_llm.engine.request import Delta
@@ -42,32 +42,11 @@ class Verdict(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def engine():
-    return builtin_engine()
-
-
-@pytest.fixture(scope="module")
 def thinker(engine):
     """The model with a template that knows tools and thoughts."""
     other = copy.copy(engine)
     other.template = ChatTemplate(QWEN)
     return other
-
-
-@pytest.fixture(scope="module")
-def url(engine):
-    with serving(hosted(engine=engine)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
-
-
-@pytest.fixture(scope="module")
-def claude(url):
-    return anthropic.Anthropic(base_url=url, api_key="x", max_retries=0)
 
 
 @pytest.fixture
