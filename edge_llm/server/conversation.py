@@ -20,6 +20,7 @@ from edge_llm.server.outcome import Reading
 from edge_llm.server.thinking import Thinks
 from edge_llm.server.tools import ToolUse, control_token
 from edge_llm.strict_json import is_deeper
+from edge_llm.text.chat import with_system
 from edge_llm.text.tools import after_thought
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -41,7 +42,7 @@ class Conversation(Thinks):
     def plain(self) -> list[dict[str, Any]]:
         """The messages, made plain, behind what ``system`` says."""
         messages = plain_messages(self.messages)
-        return messages if self.system is None else _under(plain_text(self.system, "system"), messages)
+        return messages if self.system is None else with_system(messages, before=plain_text(self.system, "system"))
 
     def variables(self, template: str) -> dict[str, Any]:
         """What the template gets beside the messages; ``chat_template_kwargs`` have the last word."""
@@ -50,14 +51,6 @@ class Conversation(Thinks):
             if name in given:
                 raise UsageError(f"the template variable `{name}` cannot be set", param="chat_template_kwargs")
         return self.thinking_variables(template) | given | {"add_generation_prompt": self.add_generation_prompt is not False}
-
-
-def _under(system: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """``messages`` with ``system`` first; templates take one message of the system, so a first one goes on with it."""
-    first, *others = messages
-    if first["role"] != "system":
-        return [{"role": "system", "content": system}, *messages]
-    return [first | {"content": f"{system}\n\n{first['content']}"}, *others]
 
 
 def plain_messages(messages: Sequence[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:

@@ -127,6 +127,17 @@ def find_template(folder: Path) -> str | None:
     return template
 
 
+def with_system(
+    messages: Sequence[dict[str, Any]], *, before: str | None = None, after: str | None = None
+) -> list[dict[str, Any]]:
+    """``messages`` with one message of the system first, as templates take it: ``before``, what it says there, ``after``."""
+    first, *others = messages
+    if first["role"] != "system":
+        first, others = {"role": "system", "content": None}, list(messages)
+    texts = [text for text in (before, first["content"], after) if text is not None]
+    return [first | {"content": "\n\n".join(texts)}, *others]
+
+
 def encode_chat(
     template: ChatTemplate,
     tokenizer: Tokenizer,
