@@ -348,7 +348,7 @@ ODD_CALLS = [
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("call", ODD_CALLS)
 def test_no_call_that_a_model_writes_is_the_server_s_fault(by_hand, service, call, stream):
-    """HTTP | all | Names and arguments that are no JSON, or none that can be sent, end no answer."""
+    """HTTP | all | A call of a tool with a name or arguments that are no JSON, or none that can be sent, ends no answer."""
     text = f"Yes.<tool_call>\n{call}\n</tool_call>"
     function = {"name": "get_weather", "parameters": CITY}
     bodies = {
