@@ -59,6 +59,13 @@ def test_low_temperature_is_greedy_and_high_is_flat():
     assert np.allclose(filter_candidates(LOGITS, GenerationParams(temperature=100.0))[1], 0.25, atol=0.01)
 
 
+@pytest.mark.parametrize("top_k", [2**31, 2**63 - 1, 2**63, 2**64, 10**400])
+def test_a_top_k_beyond_the_vocabulary_is_none_however_large(top_k):
+    assert candidates(top_k=top_k) == candidates()
+    plain, limited = (make_sampler(GenerationParams(temperature=1.0, seed=5, top_k=k)) for k in (0, top_k))
+    assert [limited(LOGITS) for _ in range(50)] == [plain(LOGITS) for _ in range(50)]
+
+
 def test_samples_follow_the_probabilities():
     sampler = make_sampler(GenerationParams(temperature=1.0, seed=7))
     counts = np.bincount([sampler(LOGITS) for _ in range(4000)], minlength=4) / 4000

@@ -10,7 +10,7 @@ import time
 
 import httpx
 import pytest
-from serving import HandService, builtin_engine, client_of, hosted, serving
+from serving import HandService, client_of, hosted, serving
 
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
@@ -22,11 +22,6 @@ from edge_llm.server.run import ServeOptions, access_for, listen
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 POSTS = [route.path for route in ROUTES if "POST" in (getattr(route, "methods", None) or ())]
 GETS = [route.path for route in ROUTES if "GET" in (getattr(route, "methods", None) or ())]
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return builtin_engine()
 
 
 @pytest.fixture(scope="module")

@@ -17,19 +17,15 @@ from kernels import sampling
 
 Sampler = Callable[[np.ndarray], int]
 
-_ALL = 2**31
-"""More tokens than any vocabulary has; `top_k` may be any number."""
-
 
 def make_sampler(params: GenerationParams) -> Sampler:
     """The sampler that ``params`` asks for; greedy at temperature 0.  A fixed seed gives the same tokens every time."""
     if params.temperature == 0.0:
         return greedy
     random = np.random.Generator(np.random.PCG64(secrets.randbits(64) if params.seed is None else params.seed))
-    filters = _filters(params)
 
     def sample(logits: np.ndarray) -> int:
-        return sampling.draw(logits, _best(logits), **filters, chance=random.random())
+        return sampling.draw(logits, _best(logits), **_filters(params, len(logits)), chance=random.random())
 
     return sample
 
@@ -47,7 +43,7 @@ def filter_candidates(logits: np.ndarray, params: GenerationParams) -> tuple[np.
     Order as in Hugging Face and llama.cpp: temperature is applied first, then top-k, top-p (nucleus), min-p.
     Ties are ordered by token id.
     """
-    tokens, masses = sampling.candidates(logits, _best(logits), **_filters(params))
+    tokens, masses = sampling.candidates(logits, _best(logits), **_filters(params, len(logits)))
     order = np.argsort(-logits[tokens], kind="stable")
     return tokens[order], masses[order] / masses.sum()
 
@@ -59,8 +55,8 @@ class _Filters(TypedDict):
     min_p: float
 
 
-def _filters(params: GenerationParams) -> _Filters:
-    top_k = min(params.top_k, _ALL)
+def _filters(params: GenerationParams, vocab_size: int) -> _Filters:
+    top_k = min(params.top_k, vocab_size)  # more than all are all, however many digits they have
     return {"temperature": params.temperature, "top_k": top_k, "top_p": params.top_p, "min_p": params.min_p}
 
 

@@ -27,7 +27,7 @@ SECONDS = 2.0
 MAX_WAIT_SECONDS = 20.0
 """A process that does not even use its processor time is not waited for."""
 MAX_WAITING = 12
-"""Grammars that may wait for their trial at a time; their requests each hold a thread that others may want."""
+"""Grammars that may wait for their trial at a time, each on a thread of whoever asked."""
 _DEEP = "refers from part to part too deeply; write parts where they are used"
 _BIG = f"takes more than {MAX_BYTES >> 20} MiB of memory; make it smaller"
 _KILLED = {
