@@ -21,6 +21,7 @@ MAX_VALUES = 8_000_000
 """Commas, brackets and braces in the text; a cheap bound on the memory that parsing can take."""
 
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _RefusedError(ValueError):
@@ -50,8 +51,8 @@ def parse_json(
         )
         if is_deeper(value, max_depth):
             raise _RefusedError(f"nested deeper than {max_depth}")
-        if _SURROGATE_ESCAPE.search(data):
-            _check_text(value)
+        if _SURROGATE_ESCAPE.search(data) and not is_unicode(value):
+            raise _RefusedError("a string holds half of a surrogate pair")
         return value
     except _RefusedError as failure:
         reason = str(failure)
@@ -61,8 +62,6 @@ def parse_json(
         reason = f"{failure.msg} at line {failure.lineno}, column {failure.colno}"
     except UnicodeDecodeError as failure:
         reason = f"byte {failure.start} is not UTF-8"
-    except UnicodeEncodeError:
-        reason = "a string holds half of a surrogate pair"
     except ValueError:  # int() refuses more than sys.get_int_max_str_digits() digits
         reason = "an integer with too many digits"
     raise error(f"`{shown(name)}` is not usable JSON: {reason}")
@@ -122,17 +121,20 @@ def is_deeper(value: Any, max_depth: int) -> bool:
     return True
 
 
-def _check_text(value: Any) -> None:
+def is_unicode(value: Any) -> bool:
+    """Whether every string of ``value`` is Unicode: none holds half of a surrogate pair."""
     stack = [value]
     while stack:
         item = stack.pop()
         if isinstance(item, str):
-            item.encode("utf-8")
+            if _SURROGATE.search(item):
+                return False
         elif isinstance(item, dict):
             stack.extend(item.keys())
             stack.extend(item.values())
         elif isinstance(item, list):
             stack.extend(item)
+    return True
 
 
 def _kind(value: Any) -> str:

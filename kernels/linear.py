@@ -6,9 +6,10 @@ with x normed before and SwiGLU applied after, where asked for.
 
 `linear` does all of it in one call and is what a runtime uses; the other functions are its parts, bit-identical in
 composition. Its weight is an `Int8Linear(tiles, n, k, input_scale, scale, row_sum, hot, hot_weight, bias)`: checked when it
-is made, it keeps its arrays, which must not change. `input_scale` is the activation scale. `scale` f32[N] is always activation scale * weight scale, `tiles` is made by `kernels.layout.pack_tiles`, `hot`
-i32[H] ascends and may be empty (then `hot_weight` is f16[0, N]). A row's result does not depend on the other rows, on the
-number of threads or on the instruction set. `kernels.reference` defines every function.
+is made, it keeps its arrays, which must not change. `input_scale` is the activation scale, `scale` f32[N] always activation
+scale * weight scale, `tiles` is made by `kernels.layout.pack_tiles`, `hot` i32[H] ascends and may be empty (then
+`hot_weight` is f16[0, N]). A row's result does not depend on the other rows, on the number of threads or on the instruction
+set. `kernels.reference` defines every function.
 All raise ValueError, naming the argument, for a wrong type, shape or order, and for a non-finite activation.
 """
 

@@ -1,15 +1,21 @@
-"""Fixtures for all tests: a home folder of their own, tiny models on disk, and the real model when it is there."""
+"""Fixtures for all tests: a home of their own, a server of the built-in model, tiny models on disk, and a real model."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+
+    from edge_llm.engine.engine import Engine
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests' own helper modules
 
@@ -38,6 +44,51 @@ def edge_llm_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     home = tmp_path_factory.mktemp("home", numbered=True)
     monkeypatch.setenv("EDGE_LLM_HOME", str(home))
     return home
+
+
+# ---- the built-in model and its server; their modules are loaded late, as many tests need neither
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """The built-in model."""
+    from serving import builtin_engine
+
+    return builtin_engine()
+
+
+@pytest.fixture(scope="module")
+def keys() -> tuple[str, ...]:
+    """API keys that the server at ``url`` asks for; a module that wants some has a fixture of this name."""
+    return ()
+
+
+@pytest.fixture(scope="module")
+def url(engine: Engine, keys: tuple[str, ...]) -> Iterator[str]:
+    """Address of a server of ``engine``."""
+    from serving import hosted, serving
+
+    with serving(hosted(engine=engine), keys=keys) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(url: str, keys: tuple[str, ...]) -> openai.OpenAI:
+    """OpenAI's client of the server at ``url``."""
+    import openai
+
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=(*keys, "x")[0], max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def claude(url: str, keys: tuple[str, ...]) -> anthropic.Anthropic:
+    """Anthropic's client of the server at ``url``."""
+    import anthropic
+
+    return anthropic.Anthropic(base_url=url, api_key=(*keys, "x")[0], max_retries=0)
+
+
+# ---- models on disk
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ class Halves:
         return [("high", "float16", (linear.columns, linear.rows)), ("low", "float16", (linear.columns, linear.rows))]
 
     def facts(self, record):
-        return {} if not record else None
+        return {}
 
     def convert(self, weight, hot, name):
         high = np.ascontiguousarray(weight.T, np.float16)

@@ -208,7 +208,9 @@ def measured(source, folder, text, tokens, mode):
     """Divergence from the float path on held-out text, and the predicted cost of the shadows, of an import of ``source``."""
     bundle = import_model(source, "planted", target=folder, outliers=Outliers(mode))
     tokenizer, runner, oracle = load_comparison(bundle, RuntimeConfig(threads=1))
-    quality = compare(runner, oracle, tokenizer.encode(text)[:tokens], 256, tokenizer.bos_id)
+    ids = tokenizer.encode(text[: 8 * tokens])[:tokens]
+    assert len(ids) == tokens
+    quality = compare(runner, oracle, ids, 256, tokenizer.bos_id)
     with open_bundle(bundle) as opened:
         return quality.mean_kl, cost_share(opened)
 

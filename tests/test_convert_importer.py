@@ -294,12 +294,27 @@ def test_importing_again_is_a_no_op(tiny_model: Callable[..., Path]) -> None:
     assert {stage for stage, _, _ in stages} == {"digest", "unchanged"}
 
 
-def test_a_damaged_bundle_is_repaired(tiny_model: Callable[..., Path]) -> None:
-    folder = import_model(tiny_model(), "m")
-    good = (folder / "weights.bin").read_bytes()
-    (folder / "weights.bin").write_bytes(good[:-1] + b"\1")
-    assert import_model(tiny_model(), "m") == folder
-    assert (folder / "weights.bin").read_bytes() == good
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a byte": lambda file: file.write_bytes(file.read_bytes()[:-1] + b"\1"),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-7]),
+    "longer": lambda file: file.write_bytes(file.read_bytes() + b"more"),
+    "gone": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "tokenizer.json"])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_bundle_is_repaired(
+    name: str, damage: Callable[[Path], object], tiny_model: Callable[..., Path]
+) -> None:
+    """Whatever became of its files, as long as its manifest says that it is of this source."""
+    file = import_model(tiny_model(), "m") / name
+    good = file.read_bytes()
+    damage(file)
+    assert import_model(tiny_model(), "m") == file.parent
+    assert file.read_bytes() == good
+    with pytest.raises(UsageError, match="--overwrite"):
+        import_model(tiny_model(seed=1), "m")
 
 
 @pytest.mark.parametrize("folded", [True, False])

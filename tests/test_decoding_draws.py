@@ -84,6 +84,8 @@ def assert_as_defined(logits, filters, definition):
 @settings(max_examples=400, deadline=None)
 @given(rows(), FILTERS)
 @example(np.zeros(1, np.float32), {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
+@example(np.arange(3, dtype=np.float32), {"temperature": 1.0, "top_k": 1, "top_p": 0.0, "min_p": 0.0})
+@example(logits_of("all equal", 9000, 0), {"temperature": 1.0, "top_k": 0, "top_p": 0.0, "min_p": 0.0})
 @example(logits_of("tiny", 9000, 5), {"temperature": 0.6, "top_k": 0, "top_p": 0.9, "min_p": 0.0})
 def test_candidates_masses_and_draws_are_those_of_the_sorted_definition(logits, filters):
     best = logits.max()

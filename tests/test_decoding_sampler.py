@@ -32,6 +32,13 @@ def test_top_k(top_k, kept):
     assert candidates(top_k=top_k) == kept
 
 
+@pytest.mark.parametrize("top_k", [2**31, 2**63 - 1, 2**63, 10**30])
+def test_a_top_k_of_any_size_keeps_all(top_k):
+    assert candidates(top_k=top_k) == candidates()
+    params = {"temperature": 1.0, "seed": 7}
+    assert make_sampler(GenerationParams(top_k=top_k, **params))(LOGITS) == make_sampler(GenerationParams(**params))(LOGITS)
+
+
 @pytest.mark.parametrize(("top_p", "kept"), [(0.0, [1]), (0.4, [1]), (0.6, [1, 3]), (0.8, [1, 3, 0]), (1.0, [1, 3, 0, 2])])
 def test_top_p_keeps_the_token_that_crosses_the_mass(top_p, kept):
     assert candidates(top_p=top_p) == kept
@@ -50,6 +57,13 @@ def test_top_p_is_measured_after_top_k():
 def test_low_temperature_is_greedy_and_high_is_flat():
     assert filter_candidates(LOGITS, GenerationParams(temperature=1e-30))[0].tolist() == [1]
     assert np.allclose(filter_candidates(LOGITS, GenerationParams(temperature=100.0))[1], 0.25, atol=0.01)
+
+
+@pytest.mark.parametrize("top_k", [2**31, 2**63 - 1, 2**63, 2**64, 10**400])
+def test_a_top_k_beyond_the_vocabulary_is_none_however_large(top_k):
+    assert candidates(top_k=top_k) == candidates()
+    plain, limited = (make_sampler(GenerationParams(temperature=1.0, seed=5, top_k=k)) for k in (0, top_k))
+    assert [limited(LOGITS) for _ in range(50)] == [plain(LOGITS) for _ in range(50)]
 
 
 def test_samples_follow_the_probabilities():

@@ -60,8 +60,8 @@ PATTERNS = [{"type": "string", "pattern": f"a{i}|b"} for i in range(40)]
 COSTLY = {
     "conjunctions": Grammar("json_schema", json.dumps({"allOf": PATTERNS})),
     "intersections": Grammar("lark", "start: A\nA: " + " & ".join(f"/.*a.{{{i}}}b.*/" for i in range(40))),
-    "left recursion": Grammar("lark", "start: " + "|".join(f"start r{i}" for i in range(2000)) + '|"x"\n'
-                              + "".join(f'r{i}: "a"\n' for i in range(2000))),
+    "left recursion": Grammar("lark", "start: " + "|".join(f"start r{i}" for i in range(5000)) + '|"x"\n'
+                              + "".join(f'r{i}: "a"\n' for i in range(5000))),
     "classes": Grammar("regex", r"[a-z]\w\d" * 10_000),
     "repetitions": Grammar("regex", "((a{999}b){999}c){999}"),
     "nested repetitions": Grammar("lark", 'start: y{99999}\ny: x{99999}\nx: "a" | "b" "c"'),

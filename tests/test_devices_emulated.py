@@ -23,8 +23,9 @@ from edge_llm.models import describe
 from edge_llm.models.layer import Attention, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
 from edge_llm.paths import find_bundle
-from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.runner.runner import Int8Runner
+from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8 import Int8Weight
 from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
@@ -46,8 +47,8 @@ def make_linear(columns=40, outputs=24, bias=False, seed=0):
     weight = rng.integers(-127, 128, (outputs, columns)).astype(np.int8)
     tiles = pack_tiles(weight)
     scale = rng.uniform(1e-4, 1e-3, outputs).astype(np.float32)
-    return LinearWeights(
-        tiles=tiles, rows=outputs, columns=columns, input_scale=1.0, weight_scale=scale, scale=scale,
+    return Int8Weight(
+        tiles=tiles, rows=outputs, columns=columns, input_scale=1.0, weight_scale=scale,
         row_sum=row_sums(tiles, outputs), hot_index=np.empty(0, np.int32), hot_weight=np.empty((0, outputs), np.float16),
         bias=rng.normal(size=outputs).astype(np.float32) if bias else None,
     )  # fmt: skip
@@ -240,7 +241,7 @@ def test_the_float16_route_rounds_as_the_chip_does(bias):
 
 def test_float16_saturates():
     linear = make_linear()
-    large = replace(linear, scale=np.full(24, 100, np.float32))
+    large = replace(linear, weight_scale=np.full(24, 100, np.float32))
     result = product(EmulatedDevice("310p", 1, route="float16"), large, int8_rows(3, 40))
     assert np.isfinite(result).all()
     assert np.abs(result).max() == 65504

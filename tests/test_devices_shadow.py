@@ -13,8 +13,9 @@ from edge_llm.devices.split import build_split_op
 from edge_llm.models.layer import Linear
 from edge_llm.models.layer import Rows as SourceRows
 from edge_llm.models.rope import RopeTables
-from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.quant.scheme import quantize_weight
+from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8 import Int8Weight
 from kernels.layout import unpack_tiles
 from kernels.linear import linear_int8
 
@@ -24,12 +25,12 @@ LINEAR = Linear("w", (SourceRows("w", OUTPUTS),), COLUMNS, reads="x", writes="y"
 SCALE = np.float32(0.02)
 
 
-def make(shadow: str) -> LinearWeights:
+def make(shadow: str) -> Int8Weight:
     weight = np.random.default_rng(0).standard_normal((OUTPUTS, COLUMNS)).astype(np.float32)
     made = quantize_weight(weight, HOT if shadow == "full" else HOT[:0])
-    return LinearWeights(
+    return Int8Weight(
         tiles=made.tiles, rows=OUTPUTS, columns=COLUMNS, input_scale=float(SCALE), weight_scale=made.scale,
-        scale=SCALE * made.scale, row_sum=made.row_sum, hot_index=made.hot_index, hot_weight=made.hot_weight,
+        row_sum=made.row_sum, hot_index=made.hot_index, hot_weight=made.hot_weight,
         residual=shadow != "none",
     )  # fmt: skip
 
@@ -47,7 +48,7 @@ def rows() -> Rows:
     return Rows(TOKENS, zeros.astype(np.int64), zeros, zeros, zeros.astype(np.int64), np.zeros((1, 1), np.int32))
 
 
-def on_host(weights: LinearWeights, x: np.ndarray) -> np.ndarray:
+def on_host(weights: Int8Weight, x: np.ndarray) -> np.ndarray:
     op = Op("linear", reads=("x",), writes=("y",), of=LINEAR)
     buffers = {"x": x, "y": np.empty((TOKENS, OUTPUTS), np.float32)}
     run = HostDevice(1).build(Subgraph("w", "cpu", TOKENS, (op,)), RopeTables(1))
@@ -55,7 +56,7 @@ def on_host(weights: LinearWeights, x: np.ndarray) -> np.ndarray:
     return buffers["y"]
 
 
-def split(weights: LinearWeights, x: np.ndarray) -> np.ndarray:
+def split(weights: Int8Weight, x: np.ndarray) -> np.ndarray:
     """The same with the product made apart, as a card would."""
     device = HostDevice(1)
     pool = device.pool
@@ -76,7 +77,7 @@ def split(weights: LinearWeights, x: np.ndarray) -> np.ndarray:
     return buffers["y"]
 
 
-def wanted(weights: LinearWeights, x: np.ndarray) -> np.ndarray:
+def wanted(weights: Int8Weight, x: np.ndarray) -> np.ndarray:
     """The formula in float64: float64 [tokens, N]."""
     steps = x.astype(np.float64) / float(SCALE)
     hot = steps[:, weights.hot_index] * float(SCALE)

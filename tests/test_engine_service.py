@@ -17,11 +17,6 @@ from edge_llm.engine.service import DeltaStream
 from edge_llm.errors import ContextOverflow, Overloaded, Unavailable
 
 
-@pytest.fixture(scope="module")
-def engine():
-    return builtin_engine()
-
-
 @pytest.fixture
 def service(engine):
     service = BatchingService(engine, queue_limit=4)

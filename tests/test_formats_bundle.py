@@ -163,8 +163,8 @@ def test_untied_bundle_has_both_matrices(tmp_path: Path) -> None:
 
 def test_facts_and_side_files(bundle_folder: Path) -> None:
     with open_bundle(bundle_folder) as bundle:
-        assert bundle.input_scale("layers.0.qkv") == 0.01
-        assert bundle.input_scale("output") == pytest.approx(0.09)
+        assert bundle.facts["layers.0.qkv"]["input_scale"] == 0.01
+        assert bundle.facts["output"]["input_scale"] == pytest.approx(0.09)
         assert bundle.columns("layers.1.down") == 20
         assert bundle.generation_config == {"do_sample": True, "temperature": 0.7}
         assert bundle.read_file("tokenizer.json") == b'{"model": {}}'
@@ -365,7 +365,7 @@ def test_any_change_of_the_manifest_opens_or_is_refused(bundle_folder: Path, dat
 
 
 def test_newer_version_is_said_so(bundle_folder: Path) -> None:
-    rewrite_manifest(bundle_folder, lambda fields: fields.update(version=2, surprise={}))
+    rewrite_manifest(bundle_folder, lambda fields: fields.update(version=3, surprise={}))
     with pytest.raises(UnsupportedModel, match="made by a newer edge-llm"):
         open_bundle(bundle_folder)
 

@@ -55,6 +55,15 @@ def assert_same_bits(actual: reference.F32, expected: reference.F32) -> None:
     np.testing.assert_array_equal(actual.view(np.int32), expected.view(np.int32))
 
 
+def multiply(
+    x: Any, tiles: Any, n: int, input_scale: float, scale: Any, row_sum: Any, hot: Any, hot_weight: Any,
+    pool: kernels.ThreadPool, *, bias: Any = None, k: int | None = None, **options: Any,
+) -> reference.F32:  # fmt: skip
+    """`linear.linear` with a weight of these parts; ``k`` is its columns where x is not what it should be."""
+    weight = linear.Int8Linear(tiles, n, x.shape[1] if k is None else k, input_scale, scale, row_sum, hot, hot_weight, bias)
+    return linear.linear(x, weight, pool, **options)
+
+
 # ---- quantize -----------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +108,7 @@ def test_a_non_finite_activation_is_refused(isa: str, pools: list[kernels.Thread
         for shadow in (True, False):
             out = np.full((20, 8), 7, np.float32)
             with pytest.raises(ValueError, match="non-finite activation"):
-                linear.linear(data.x, *arguments, pool, shadow=shadow, out=out)
+                multiply(data.x, *arguments, pool, shadow=shadow, out=out)
             assert (out == 7).all()
 
 
@@ -196,7 +205,7 @@ def test_linear_equals_the_reference(isa: str, pools: list[kernels.ThreadPool], 
         for shadow in (True, False):
             expected = reference.linear(data.x, *data.arguments, shadow=shadow, **options)
             for pool in pools:
-                assert_same_bits(linear.linear(data.x, *data.arguments, pool, shadow=shadow, **options), expected)
+                assert_same_bits(multiply(data.x, *data.arguments, pool, shadow=shadow, **options), expected)
 
 
 @pytest.mark.parametrize(("m", "n", "k", "hot"), SHAPES)
@@ -213,7 +222,7 @@ def test_linear_equals_its_parts(isa: str, pools: list[kernels.ThreadPool], m: i
             linear.merge(y, hot_sum if hot else None, residual, tiles, k, scale, pool, add=add)
             reference.merge(expected, hot_sum if hot else None, residual, tiles, k, scale, add=add)
             assert_same_bits(y, expected)
-            assert_same_bits(linear.linear(data.x, *data.arguments, pool, bias=data.bias, add=add), y)
+            assert_same_bits(multiply(data.x, *data.arguments, pool, bias=data.bias, add=add), y)
 
 
 def test_merge_leaves_out_what_is_not_there(isa: str, pools: list[kernels.ThreadPool]) -> None:
@@ -239,7 +248,7 @@ def test_gain_norms_the_rows_first(isa: str, pools: list[kernels.ThreadPool], m:
     hot_index = data.arguments[5]
     expected_q, expected_residual = reference.quantize(normed, 0.03, hot_index)
     for pool in pools:
-        y = linear.linear(data.x, *data.arguments, pool, add=data.add, gain=gain, eps=1e-5)
+        y = multiply(data.x, *data.arguments, pool, add=data.add, gain=gain, eps=1e-5)
         assert_same_bits(y, expected)
         q, residual = linear.quantize(data.x, 0.03, hot_index, pool, gain=gain, eps=1e-5)
         np.testing.assert_array_equal(q, expected_q)
@@ -258,28 +267,28 @@ def test_swiglu_of_the_halves(isa: str, pools: list[kernels.ThreadPool], m: int,
         assert_same_bits(reference.linear(data.x, *data.arguments, **options, swiglu=True), expected)
         for pool in pools:
             out = np.empty((m, n // 2), np.float32)
-            assert linear.linear(data.x, *data.arguments, pool, **options, swiglu=True, out=out) is out
+            assert multiply(data.x, *data.arguments, pool, **options, swiglu=True, out=out) is out
             assert_same_bits(out, expected)
 
 
 def test_wrong_options_are_refused(pools: list[kernels.ThreadPool]) -> None:
     data = problem(3, 32, 30)
     with pytest.raises(ValueError, match="`swiglu` takes no `add`"):
-        linear.linear(data.x, *data.arguments, pools[0], add=data.add, swiglu=True)
+        multiply(data.x, *data.arguments, pools[0], add=data.add, swiglu=True)
     with pytest.raises(ValueError, match="`gain`"):
-        linear.linear(data.x, *data.arguments, pools[0], gain=data.bias[:29])
+        multiply(data.x, *data.arguments, pools[0], gain=data.bias[:29])
     with pytest.raises(ValueError, match="`out`"):
-        linear.linear(data.x, *data.arguments, pools[0], swiglu=True, out=data.add)
+        multiply(data.x, *data.arguments, pools[0], swiglu=True, out=data.add)
     with pytest.raises(ValueError, match="even"):
-        linear.linear(data.x, *problem(3, 31, 30).arguments, pools[0], swiglu=True)
+        multiply(data.x, *problem(3, 31, 30).arguments, pools[0], swiglu=True)
 
 
 def test_a_row_does_not_depend_on_its_neighbours(isa: str, pools: list[kernels.ThreadPool]) -> None:
     data = problem(64, 208, 320, 8)
-    whole = linear.linear(data.x, *data.arguments, pools[0], bias=data.bias, add=data.add)
+    whole = multiply(data.x, *data.arguments, pools[0], bias=data.bias, add=data.add)
     for first, last in [(0, 1), (5, 6), (63, 64), (3, 10), (10, 23), (20, 52)]:
         for pool in pools:
-            part = linear.linear(data.x[first:last], *data.arguments, pool, bias=data.bias, add=data.add[first:last])
+            part = multiply(data.x[first:last], *data.arguments, pool, bias=data.bias, add=data.add[first:last])
             assert_same_bits(part, whole[first:last])
 
 
@@ -288,7 +297,7 @@ def test_all_isa_variants_agree_at_a_larger_shape(pools: list[kernels.ThreadPool
     chosen, results = kernels.isa(), []
     for name in kernels.isa_variants():
         kernels.use_isa(name)
-        results += [linear.linear(data.x, *data.arguments, pool, bias=data.bias, add=data.add) for pool in pools]
+        results += [multiply(data.x, *data.arguments, pool, bias=data.bias, add=data.add) for pool in pools]
     kernels.use_isa(chosen)
     for result in results[1:]:
         assert_same_bits(result, results[0])
@@ -297,23 +306,23 @@ def test_all_isa_variants_agree_at_a_larger_shape(pools: list[kernels.ThreadPool
 def test_every_element_may_overflow(isa: str, pools: list[kernels.ThreadPool]) -> None:
     data = problem(17, 40, 130, 4, outliers=1.0)
     x = np.sign(data.x) * (np.abs(data.x) + 5)
-    assert_same_bits(linear.linear(x, *data.arguments, pools[-1]), reference.linear(x, *data.arguments))
+    assert_same_bits(multiply(x, *data.arguments, pools[-1]), reference.linear(x, *data.arguments))
 
 
 def test_out_may_be_add_or_x(isa: str, pools: list[kernels.ThreadPool]) -> None:
     data = problem(21, 96, 96, 3)
-    expected = linear.linear(data.x, *data.arguments, pools[0], add=data.add)
+    expected = multiply(data.x, *data.arguments, pools[0], add=data.add)
     add = data.add.copy()
-    assert linear.linear(data.x, *data.arguments, pools[-1], add=add, out=add) is add
+    assert multiply(data.x, *data.arguments, pools[-1], add=add, out=add) is add
     assert_same_bits(add, expected)
     x = data.x.copy()
-    assert_same_bits(linear.linear(x, *data.arguments, pools[-1], add=data.add, out=x), expected)
+    assert_same_bits(multiply(x, *data.arguments, pools[-1], add=data.add, out=x), expected)
 
 
 def test_empty_sides(isa: str, pools: list[kernels.ThreadPool]) -> None:
     for m, n, k in [(0, 5, 8), (3, 0, 8), (3, 5, 0)]:
         data = problem(m, n, k)
-        y = linear.linear(data.x, *data.arguments, pools[-1], bias=data.bias)
+        y = multiply(data.x, *data.arguments, pools[-1], bias=data.bias)
         assert_same_bits(y, np.broadcast_to(data.bias, (m, n)).copy())
 
 
@@ -335,14 +344,14 @@ def test_wrong_arguments_are_named(pools: list[kernels.ThreadPool]) -> None:
         argument = "input_scale" if name == "activation scale" else name
         for value in values:
             with pytest.raises(ValueError, match=name):
-                linear.linear(**{**good, argument: value}, pool=pool)
+                multiply(**{**good, argument: value}, pool=pool, k=30)
     for option, value in {"bias": data.bias[:3], "add": data.add[:2], "out": np.empty((3, 20))}.items():
         with pytest.raises(ValueError, match=f"`{option}`"):
-            linear.linear(**good, pool=pool, **{option: value})
+            multiply(**good, k=30, pool=pool, **{option: value})
     read_only = np.empty((3, 20), np.float32)
     read_only.flags.writeable = False
     with pytest.raises(ValueError, match="`out` .*writeable.*read-only"):
-        linear.linear(**good, pool=pool, out=read_only)
+        multiply(**good, k=30, pool=pool, out=read_only)
 
 
 def test_a_malformed_residual_is_refused(pools: list[kernels.ThreadPool]) -> None:

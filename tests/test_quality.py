@@ -29,7 +29,7 @@ def builtin_source(tmp_path_factory):
 
 def quality(bundle, text, tokens, shadow=True):
     tokenizer, runner, oracle = load_comparison(bundle, RuntimeConfig(threads=2, shadow=shadow))
-    ids = tokenizer.encode(text, parse_special=True)[:tokens]
+    ids = tokenizer.encode(text[: 8 * tokens], parse_special=True)[:tokens]
     return compare(runner, oracle, ids, 512, tokenizer.bos_id)
 
 
@@ -61,21 +61,24 @@ def test_a_float_path_against_itself_is_perfect(builtin_text):
     assert (measured.mean_kl, measured.top1_agreement, measured.tokens) == (0.0, 1.0, 300)
 
 
-def test_stories_quality(stories_folder, stories_text, tmp_path):
-    bundle = import_model(stories_folder, "stories", target=tmp_path / "stories")
-    measured = quality(bundle, stories_text, 12000)
+@pytest.fixture(scope="module")
+def stories_bundle(stories_folder, tmp_path_factory):
+    return import_model(stories_folder, "stories", target=tmp_path_factory.mktemp("stories") / "bundle")
+
+
+def test_stories_quality(stories_bundle, stories_text):
+    measured = quality(stories_bundle, stories_text, 12000)
     assert abs(ratio(measured) - 1) <= 0.005
     assert measured.top1_agreement >= 0.97
 
 
-def test_stories_text(stories_folder, tmp_path):
-    bundle = import_model(stories_folder, "stories", target=tmp_path / "stories")
+def test_stories_text(stories_bundle):
     wanted = (
         ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball. "
         "She wanted to play with it, but it was too high."
     )
     for float_path in (True, False):
-        engine = load_engine(bundle, RuntimeConfig(float_path=float_path))
+        engine = load_engine(stories_bundle, RuntimeConfig(float_path=float_path))
         answer = engine.answer(engine.text_request("Once upon a time", GenerationParams(max_tokens=80)))
         assert answer.text.startswith(wanted)
 
@@ -103,7 +106,7 @@ def test_outliers_in_the_builtin_model(builtin_source, builtin_text, tmp_path, f
 
 def test_injected_outliers_do_not_change_the_float_model(builtin_source, builtin_text, tmp_path):
     source = inject_outliers(builtin_source, tmp_path / "source", 100)
-    bundle = import_model(source, "outliers", target=tmp_path / "bundle")
+    bundle = import_model(source, "outliers", target=tmp_path / "bundle", outliers=Outliers("none"))  # the float path has none
     plain = load_comparison(builtin_bundle(), RuntimeConfig())
     changed = load_comparison(bundle, RuntimeConfig())
     ids = plain[0].encode(builtin_text)[:200]

@@ -3,16 +3,11 @@
 import json
 
 import pytest
-from serving import builtin_engine, client_of, hosted
+from serving import client_of, hosted
 
 from edge_llm.server import limits
 
 USER = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return builtin_engine()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
-from serving import HandService, builtin_engine, hosted, serving
+from serving import HandService, hosted, serving
 
 from edge_llm.engine.batching import BatchingService
 from edge_llm.errors import Overloaded
@@ -24,24 +24,8 @@ COLD = {"extra_body": {"temperature": 0}}
 
 
 @pytest.fixture(scope="module")
-def engine():
-    return builtin_engine()
-
-
-@pytest.fixture(scope="module")
-def url(engine):
-    with serving(hosted(engine=engine), keys=("sk-test",)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="sk-test", max_retries=0)
-
-
-@pytest.fixture(scope="module")
-def claude(url):
-    return anthropic.Anthropic(base_url=url, api_key="sk-test", max_retries=0)
+def keys():
+    return ("sk-test",)
 
 
 @pytest.fixture(scope="module")

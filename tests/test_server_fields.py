@@ -5,13 +5,13 @@ import json
 import secrets
 
 import anthropic
-import openai
 import pytest
 from langchain_openai import ChatOpenAI
-from serving import HandService, builtin_engine, client_of, end, hosted, serving
+from serving import HandService, client_of, end, hosted
 from test_server_stream import events, play
 
 from edge_llm.engine.request import Delta
+from edge_llm.server import schemas
 from edge_llm.server.schemas import IGNORED_HEADER, MOST_NAMED, ignored_header
 from edge_llm.text.chat import ChatTemplate
 
@@ -21,22 +21,6 @@ MESSAGES = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
 SWITCH = MESSAGES + "{% if enable_thinking is defined %}{{ '<think>' if enable_thinking else '<think></think>' }}{% endif %}"
 LEVELS = MESSAGES + "{% if reasoning_effort is defined %}Reasoning: {{ reasoning_effort }}{% endif %}"
 ON, OFF = "[user:hi]<think>", "[user:hi]<think></think>"
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return builtin_engine()
-
-
-@pytest.fixture(scope="module")
-def url(engine):
-    with serving(hosted(engine=engine)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +255,14 @@ def test_the_log_names_a_field_once_and_only_without_effect(switched, caplog):
     said = [record.getMessage() for record in caplog.records]
     assert said.count(f"the request field `{name}` has no effect here") == 1
     assert not any("think" in message for message in said)
+
+
+def test_names_without_effect_are_remembered_briefly(monkeypatch):
+    said = set()
+    monkeypatch.setattr(schemas, "_said", said)
+    for n in range(2 * schemas._MOST_SAID):
+        ignored_header([f"{n}" + "x" * 100_000])
+    assert sum(map(len, said)) < 1 << 20
 
 
 def test_a_name_cannot_write_headers(client, url):

@@ -5,26 +5,23 @@ import http.client
 import json
 import select
 import socket
+import threading
 import time
 
 import httpx
 import pytest
-from serving import HandService, builtin_engine, client_of, hosted, serving
+from serving import HandService, client_of, hosted, serving
 
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.app import API, ROUTES
+from edge_llm.server.connection import Connection
 from edge_llm.server.guards import OPEN_PATHS, Access
 from edge_llm.server.run import ServeOptions, access_for, listen
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 POSTS = [route.path for route in ROUTES if "POST" in (getattr(route, "methods", None) or ())]
 GETS = [route.path for route in ROUTES if "GET" in (getattr(route, "methods", None) or ())]
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return builtin_engine()
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +215,7 @@ def hurried(engine, monkeypatch):
     """A server with little patience."""
     for name in ("HEADER_SECONDS", "BODY_SECONDS", "IDLE_SECONDS", "READER_SECONDS"):
         monkeypatch.setattr(limits, name, 0.4)
+    monkeypatch.setattr(limits, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(limits, "BODY_BYTES_PER_SECOND", 1000)
     monkeypatch.setattr(limits, "READER_BYTES_PER_SECOND", 1 << 30)
     with client_of(hosted(HandService(), engine)) as client:
@@ -306,15 +304,30 @@ def test_a_body_behind_an_early_answer_is_not_read_for_ever(hurried):
         assert time.monotonic() - started < 8
 
 
+@pytest.fixture
+def left(monkeypatch):
+    """Set when the server has left a client that does not read."""
+    happened, usual = threading.Event(), Connection._reader_is_gone
+
+    def reader_is_gone(connection, now):
+        gone = usual(connection, now)
+        if gone:
+            happened.set()
+        return gone
+
+    monkeypatch.setattr(Connection, "_reader_is_gone", reader_is_gone)
+    return happened
+
+
 @pytest.mark.parametrize("closing", [False, True])
-def test_who_does_not_read_its_answer_is_left(hurried, closing):
+def test_who_does_not_read_its_answer_is_left(hurried, left, closing):
     body = json.dumps({"content": "a b " * 400_000, "with_pieces": True}).encode()
     head = TOKENIZE % len(body)
     with connected(hurried) as connection:
         connection.sendall((head.replace(b"Host", b"Connection: close\r\nHost") if closing else head) + body)
         begun = connection.recv(4096)
         assert begun.startswith(b"HTTP/1.1 200 ")
-        time.sleep(3.0)
+        assert left.wait(10)
         found = until_closed(connection)
         assert not found.endswith(b"0\r\n\r\n"), "the rest was kept for who does not read"
 

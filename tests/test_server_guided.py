@@ -9,10 +9,11 @@ import anthropic
 import openai
 import pytest
 from pydantic import BaseModel, Field
-from serving import HandService, builtin_engine, client_of, end, hosted, serving
+from serving import HandService, client_of, end, hosted, serving
 from test_server_stream import events, play
 
 from edge_llm.engine.request import Delta
+from edge_llm.strict_json import parse_object
 from edge_llm.text.chat import ChatTemplate
 
 ASK = [{"role": "user", "content": "Who are you?"}]
@@ -41,32 +42,11 @@ class Verdict(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def engine():
-    return builtin_engine()
-
-
-@pytest.fixture(scope="module")
 def thinker(engine):
     """The model with a template that knows tools and thoughts."""
     other = copy.copy(engine)
     other.template = ChatTemplate(QWEN)
     return other
-
-
-@pytest.fixture(scope="module")
-def url(engine):
-    with serving(hosted(engine=engine)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
-
-
-@pytest.fixture(scope="module")
-def claude(url):
-    return anthropic.Anthropic(base_url=url, api_key="x", max_retries=0)
 
 
 @pytest.fixture
@@ -352,6 +332,47 @@ def test_messages_have_blocks_of_each_kind(thinker, service):
         thought, said, call = reply.content
         assert (thought.thinking, said.text, call.name, call.input) == ("hm", "Yes.", "get_weather", {"city": "Rome"})
         assert reply.stop_reason == "tool_use"
+
+
+ODD_CALLS = [
+    '{"name": "a\\q", "arguments": {"city": 1}}', '{"name": "a\\ud800", "arguments": {"city": 1}}',
+    '{"name": "get_weather", "arguments": {"city": "\\udc00"}}', '{"arguments": {"\\ud800": 1}, "name": "get_weather"}',
+    '{"name": "get_weather", "arguments": {"city": NaN}}', '{"name": "get_weather", "arguments": {"city": -1e999}}',
+    '{"name": "get_weather", "arguments": {"city": %s}}' % ("9" * 5000),
+    '{"name": "get_weather", "arguments": {"city": %s}}' % ("[" * 3000 + "]" * 3000),
+    '{"arguments": {"city": %s}, "name": "get_weather"}' % ("[" * 3000 + "]" * 3000),
+    '{"name": "get_weather", "arguments": "{\\"city\\": \\"\\ud800\\"}"}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("call", ODD_CALLS)
+def test_no_call_that_a_model_writes_is_the_server_s_fault(by_hand, service, call, stream):
+    """HTTP | all | A call of a tool with a name or arguments that are no JSON, or none that can be sent, ends no answer."""
+    text = f"Yes.<tool_call>\n{call}\n</tool_call>"
+    function = {"name": "get_weather", "parameters": CITY}
+    bodies = {
+        "/v1/chat/completions": {"messages": ASK, "tools": [{"type": "function", "function": function}]},
+        "/v1/responses": {"input": "hi", "tools": [{"type": "function", **function}]},
+        "/v1/messages": {"messages": ASK, "max_tokens": 9, "tools": [{"name": "get_weather", "input_schema": CITY}]},
+    }
+    for at, (path, body) in enumerate(bodies.items()):
+        play(service, Delta(text, (1,)), end(), request=at + 1)
+        response = by_hand.post(path, json=body | {"stream": stream})
+        assert (response.status_code, "internal" in response.text) == (200, False), response.text
+        for found in events(response) if stream else [response.json()]:
+            assert found == "[DONE]" or parse_object(json.dumps(found).encode(), "answer")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [('{"city": "a\nb"}', {"city": "a\nb"}), ('{"city": "\\ud83d\\ude00"}', {"city": "\U0001f600"}), ('{"city": NaN}', {})],
+)
+def test_claude_s_arguments_are_an_object(by_hand, service, arguments, given):
+    play(service, Delta(f'<tool_call>\n{{"name": "now", "arguments": {arguments}}}\n</tool_call>', (1,)), end())
+    body = {"messages": ASK, "max_tokens": 9, "tools": [{"name": "now"}]}
+    (block,) = by_hand.post("/v1/messages", json=body).json()["content"]
+    assert (block["name"], block["input"]) == ("now", given)
 
 
 @pytest.mark.parametrize(

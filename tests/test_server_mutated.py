@@ -79,7 +79,8 @@ BODIES = [
     ("/apply-template", {"messages": CHAT["messages"], "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": True}}),
 ]  # fmt: skip
 JUNK = [
-    None, True, False, 0, 1, -1, 5, 2**31, 2**64, -(2**63), 0.5, -1e300, "", "x", "auto", "none", "low", "\x00", "é\U0001f600",
+    None, True, False, 0, 1, -1, 5, 2**31, 2**63, 2**64, 2**70, -(2**63), 0.5, -1e300,
+    "", "x", "auto", "none", "low", "\x00", "é\U0001f600",
     [], {}, [5], [None], [[]], ["x"], [{}], {"a": 1}, {"type": "function"}, {"type": 5}, {"content": None}, {"effort": []},
 ]  # fmt: skip
 

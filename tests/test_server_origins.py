@@ -8,15 +8,10 @@ import anthropic
 import httpx
 import openai
 import pytest
-from serving import HandService, builtin_engine, client_of, hosted, serving
+from serving import HandService, client_of, hosted, serving
 
 PAGE = "https://chat.example"
 ASK = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return builtin_engine()
 
 
 @pytest.fixture(scope="module")

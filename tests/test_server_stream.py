@@ -9,18 +9,13 @@ from concurrent.futures import Future
 import httpx
 import numpy as np
 import pytest
-from serving import HandService, builtin_engine, client_of, end, hosted, serving
+from serving import HandService, client_of, end, hosted, serving
 
 from edge_llm.engine.request import Delta
 from edge_llm.errors import NumericError, Overloaded
 from edge_llm.server import limits
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return builtin_engine()
 
 
 @pytest.fixture

@@ -92,6 +92,15 @@ def test_a_call_without_arguments_is_a_call(client, arguments):
     assert "(weather {})" in client.post("/apply-template", json={"messages": messages}).json()["prompt"]
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "\\ud800"}', '{"\\udc00": 1}', '{"city": "\\ud83d"}'])
+def test_half_of_a_character_is_the_request_s_mistake(client, arguments):
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    messages = [CHAT[0], {"role": "assistant", "content": "", "tool_calls": [call]}, CHAT[2]]
+    for path in ("/v1/chat/completions", "/apply-template"):
+        response = client.post(path, json={"messages": messages, "max_tokens": 1})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "messages"), response.text
+
+
 def test_words_for_the_template_travel(client):
     body = {"messages": CHAT, "chat_template_kwargs": {"enable_thinking": False}}
     assert client.post("/apply-template", json=body).status_code == 200

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving import HandService, builtin_engine, client_of, hosted, serving
+from serving import HandService, client_of, hosted, serving
 
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
@@ -18,11 +18,6 @@ from edge_llm.server.text import DetokenizeBody
 from edge_llm.server.work import Crew, _chunks, json_pieces
 
 LONG = {"content": "Once upon a time there was a small dog. " * 15_000}
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return builtin_engine()
 
 
 # ---- the crew

@@ -19,10 +19,11 @@ from edge_llm.models import describe, families, load_config
 from edge_llm.models.layer import HIDDEN, Layer
 from edge_llm.models.reference import layer_forward
 from edge_llm.models.rope import RopeTables
-from edge_llm.quant.linear import BlockWeights, LinearWeights
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
+from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8 import Int8Weight
 from edge_llm.subgraphs.placement import (
     PLACEMENTS,
     connect,
@@ -304,9 +305,9 @@ def quantized(layer, weights, inputs):
         x, hot = inputs[one.name], np.array([1, 5, one.columns - 1], np.int32)
         scale = np.float32(np.abs(x).max() / 120)
         made = quantize_weight(weights.linears[one.name].weight, hot)
-        linears[one.name] = LinearWeights(
+        linears[one.name] = Int8Weight(
             tiles=made.tiles, rows=one.rows, columns=one.columns, input_scale=float(scale), weight_scale=made.scale,
-            scale=scale * made.scale, row_sum=made.row_sum, hot_index=made.hot_index, hot_weight=made.hot_weight,
+            row_sum=made.row_sum, hot_index=made.hot_index, hot_weight=made.hot_weight,
             bias=weights.linears[one.name].bias,
         )  # fmt: skip
     offset = np.zeros((layer.attention.kv_heads, layer.attention.head_dim), np.float32)

@@ -163,7 +163,9 @@ def test_chatml_tools_and_calls() -> None:
     call = {"role": "assistant", "content": None,
             "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}]}  # fmt: skip
     answer = {"role": "tool", "content": "rain"}
-    text = template(CHATML_WITH_TOOLS).render([USER, call, answer, answer], tools=[WEATHER], add_generation_prompt=False)
+    text = template(CHATML_WITH_TOOLS).render(
+        [USER, call, answer, answer], {"tools": [WEATHER], "add_generation_prompt": False}
+    )
     assert text == (
         "<|im_start|>system\nHelpful.\n\n# Tools\n<tools>\n"
         '{"type": "function", "function": {"name": "weather", "description": "Weather <of> a \'city\' & more é", '
@@ -175,7 +177,7 @@ def test_chatml_tools_and_calls() -> None:
 
 
 def test_headers_with_date() -> None:
-    assert template(HEADERS_WITH_DATE).render([SYSTEM, {**USER, "content": "  hi "}], date_string="1 Jan 2026") == (
+    assert template(HEADERS_WITH_DATE).render([SYSTEM, {**USER, "content": "  hi "}], {"date_string": "1 Jan 2026"}) == (
         "<s><|start_header_id|>system<|end_header_id|>\n\nToday: 1 Jan 2026\n\nBe brief.<|eot_id|>"
         "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
     )
@@ -194,7 +196,7 @@ def test_inst_alternating() -> None:
 
 def test_thinking_is_cut_from_history_and_variables_arrive() -> None:
     think = {"role": "assistant", "content": "<think>hm</think>\n\nyes"}
-    assert template(THINKING).render([USER, think, USER], enable_thinking=False) == (
+    assert template(THINKING).render([USER, think, USER], {"enable_thinking": False}) == (
         "user:What is 2+2?\nassistant:yes\nuser:What is 2+2?!\n<think></think>"
     )
 
@@ -206,7 +208,7 @@ def test_renders_like_transformers(source: str, tools: list[dict[str, Any]] | No
     messages = [SYSTEM, USER, ASSISTANT, {**USER, "content": " Grüße \n<b> & 'x' "}]
     theirs, _ = utils.render_jinja_template([messages], tools=tools, chat_template=source, add_generation_prompt=True,
                                             bos_token="<s>", eos_token="</s>")  # fmt: skip
-    assert template(source).render(messages, tools=tools) == theirs[0]
+    assert template(source).render(messages, {"tools": tools}) == theirs[0]
 
 
 @pytest.mark.parametrize(
@@ -341,7 +343,7 @@ def test_published_templates_render_like_transformers() -> None:
         ours = template(source)
         for messages, more in CONVERSATIONS:
             expected = outcome(partial(theirs, source, messages, more))
-            assert outcome(partial(ours.render, messages, **more)) == expected, path.name
+            assert outcome(partial(ours.render, messages, more)) == expected, path.name
 
 
 def published_templates() -> Path | None:
@@ -365,7 +367,7 @@ def test_default_template() -> None:
     assert default.render([SYSTEM, USER, ASSISTANT, USER]) == (
         "<s>system: Be brief.\nuser: What is 2+2?\nassistant: 4\nuser: What is 2+2?\nassistant:"
     )
-    assert default.render([USER], add_generation_prompt=False) == "<s>user: What is 2+2?\n"
+    assert default.render([USER], {"add_generation_prompt": False}) == "<s>user: What is 2+2?\n"
 
 
 # ---- control tokens
@@ -385,12 +387,12 @@ def test_only_the_template_makes_control_tokens() -> None:
             chat_template = template("{% for m in messages %}<|im_start|>{{ m.content[0] }}<|im_end|>{% endfor %}")
         else:
             chat_template = chatml
-        ids = encode_chat(chat_template, ours, messages, **variables)
+        ids = encode_chat(chat_template, ours, messages, variables)
         harmless = encode_chat(chat_template, ours, json.loads(json.dumps(messages).replace("<|", "<")),
-                               **json.loads(json.dumps(variables).replace("<|", "<")))  # fmt: skip
+                               json.loads(json.dumps(variables).replace("<|", "<")))  # fmt: skip
         for token in (start, end, 271):
             assert ids.count(token) == harmless.count(token)
-        assert ours.decode(ids, skip_special=False) == chat_template.render(messages, **variables)
+        assert ours.decode(ids, skip_special=False) == chat_template.render(messages, variables)
 
 
 def metaspace(scheme: str, controls: tuple[str, ...]) -> Tokenizer:
@@ -431,8 +433,8 @@ def test_messages_that_cannot_fit_are_refused_before_they_are_rendered() -> None
 
 def test_without_spelled_tokens_the_prompt_is_encoded_as_a_whole() -> None:
     ours, chatml = tokenizer(), template(CHATML_WITH_TOOLS)
-    ids = encode_chat(chatml, ours, [SYSTEM, USER], tools=[WEATHER])
-    assert ids == ours.encode(chatml.render([SYSTEM, USER], tools=[WEATHER]), parse_special=True)
+    ids = encode_chat(chatml, ours, [SYSTEM, USER], {"tools": [WEATHER]})
+    assert ids == ours.encode(chatml.render([SYSTEM, USER], {"tools": [WEATHER]}), parse_special=True)
 
 
 def test_d13_role_that_spells_a_token_stays_text() -> None:
@@ -603,11 +605,11 @@ def test_one_process_renders_all_until_something_goes_wrong(short_time: None) ->
     assert shared.render([USER]) == USER["content"] + "1"
     first = worker_of(shared)
     with pytest.raises(InvalidTokenizer, match="division"):
-        shared.render([USER], broken=True)
+        shared.render([USER], {"broken": True})
     assert shared.render([USER]) == USER["content"] + "1"
     assert worker_of(shared) == first
     with pytest.raises(InvalidTokenizer, match="processor time"):
-        shared.render([USER], loops=True)
+        shared.render([USER], {"loops": True})
     assert gone(first)
     assert shared.render([USER]) == USER["content"] + "1"
     os.kill(worker_of(shared), signal.SIGKILL)
@@ -649,7 +651,7 @@ def test_a_process_that_is_ended_from_outside_is_replaced(short_time: None) -> N
     shared = template("{% if slow %}{% for i in range(9999) %}{% for j in range(40) %}{% endfor %}{% endfor %}{% endif %}x")
     shared.render([USER])
     with ThreadPoolExecutor(4) as pool:
-        rendered = [pool.submit(shared.render, [USER], slow=True) for _ in range(4)]
+        rendered = [pool.submit(shared.render, [USER], {"slow": True}) for _ in range(4)]
         for _ in range(3):
             time.sleep(0.02)
             with contextlib.suppress(AttributeError, AssertionError, ProcessLookupError):  # it is just being replaced
@@ -715,13 +717,13 @@ def test_messages_that_are_no_plain_data(value: Any) -> None:
 
 @pytest.mark.parametrize("name", ["messages_", "tools", "enable_thinking"])
 def test_variables_may_be_anything_else(name: str) -> None:
-    assert template("{{ %s }}" % name).render([USER], **{name: "v"}) == "v"  # noqa: UP031
+    assert template("{{ %s }}" % name).render([USER], {name: "v"}) == "v"  # noqa: UP031
 
 
 @pytest.mark.parametrize("name", ["bos_token", "range", "raise_exception", "strftime_now", "namespace"])
 def test_reserved_variables(name: str) -> None:
     with pytest.raises(UsageError, match=f"`{name}` cannot be set"):
-        template("x").render([USER], **{name: "v"})
+        template("x").render([USER], {name: "v"})
 
 
 def test_d24_check_finds_a_template_that_drops_the_user() -> None:
@@ -759,4 +761,4 @@ def test_errors_are_from_the_tree_only() -> None:
             at = rnd.randrange(len(source))
             source[at : at + rnd.randint(0, 3)] = rnd.choice(["{%", "%}", "{{", "}}", "-", "|", "(", "]", "'", "", "not"])
         with contextlib.suppress(EdgeLLMError):
-            ChatTemplate("".join(source)).render([USER, ASSISTANT], tools=[WEATHER])
+            ChatTemplate("".join(source)).render([USER, ASSISTANT], {"tools": [WEATHER]})

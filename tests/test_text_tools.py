@@ -77,7 +77,10 @@ def test_calls_are_found_however_the_text_is_cut(style, text, said, calls):
 PIECES = [
     ROME, NOW, LLAMA_ROME, "<tool_call>", "</tool_call>", "<tool", "_call>", "[TOOL_CALLS]", "[", "]", "{", "}", '"', "\\",
     "\n", " ",
-    ", ", ";", "text", '{"name": "now", ', '"arguments": {', "é",
+    ", ", ";", "text", '{"name": "now", ', '"arguments": {', "é", "\\q", "\\ud800", '"name": ', "NaN", "1e999",
+    '{"name": "\\q", "arguments": {}}', '{"name": "\\udc00", "arguments": {}}',
+    '{"arguments": {"\\ud800": "\\udc00"}, "name": "now"}',
+    '{"parameters": {"a": ' + "[" * 1100 + "]" * 1100 + '}, "name": "now"}',
 ]  # fmt: skip
 
 
@@ -90,7 +93,9 @@ PIECES = [
 def test_any_text_and_any_cutting_gives_the_same_calls(style, pieces, cuts):
     text = "".join(pieces)
     ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
-    assert parse(style, [text[a:b] for a, b in itertools.pairwise(ends)]) == parse(style, [text])
+    found = parse(style, [text[a:b] for a, b in itertools.pairwise(ends)])
+    assert found == parse(style, [text])
+    json.dumps(found, ensure_ascii=False).encode()  # it can be sent
 
 
 arguments = st.dictionaries(

@@ -26,7 +26,8 @@ from edge_llm.formats.bundle import Bundle, aligned_empty, open_bundle
 from edge_llm.formats.direct import HUGE_PAGE_BYTES, BlockReader, DirectFile, direct_buffers, range_reader
 from edge_llm.formats.layout import BLOCK_ALIGNMENT
 from edge_llm.formats.manifest import encode_manifest
-from edge_llm.quant.linear import BlockWeights, LinearWeights
+from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8 import Int8Weight
 from edge_llm.weights import table
 from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
@@ -483,13 +484,13 @@ def test_tables_on_flash_are_the_tables(large_vocabulary: Path) -> None:
         weights.close()
 
 
-def embedding(linear: LinearWeights, rows: np.ndarray) -> np.ndarray:
+def embedding(linear: Int8Weight, rows: np.ndarray) -> np.ndarray:
     values = gather_rows(linear.tiles, rows, linear.columns) * linear.weight_scale[rows, None]
     values[:, linear.hot_index] = linear.hot_weight[:, rows].T
     return values
 
 
-def copy_of(linear: LinearWeights) -> LinearWeights:
+def copy_of(linear: Int8Weight) -> Int8Weight:
     return dataclasses.replace(linear, tiles=linear.tiles.copy())
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from edge_llm.bench.disk import measure_disk
-from edge_llm.bench.roofs import Costs, measure_layer, measure_roofs
+from edge_llm.bench.rates import device_rates
+from edge_llm.bench.roofs import Costs
 from edge_llm.cli.terminal import say, say_json
 from edge_llm.cli.values import WHOLE
 from edge_llm.config import RuntimeConfig
@@ -15,35 +15,34 @@ from edge_llm.engine.runners import make_device, plan_weights, resolve
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.paths import find_bundle
 from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Work, layer_ranges, predict
-from kernels import ThreadPool
 
 
 @click.command("plan")
 @click.argument("model", required=False)
 @click.option("--memory", default="100%", show_default=True, help="For weights: 300MiB, 1.5GB, bytes, or 50% of them.")
-@click.option("--device", default="auto", show_default=True, help="Where the model runs: auto or host.")
+@click.option("--device", "where", default="auto", show_default=True, help="Where the model runs: host, emulated:CHIP, auto.")
 @click.option("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def plan_command(model: str | None, memory: str, device: str, threads: int | None, as_json: bool) -> None:
+def plan_command(model: str | None, memory: str, where: str, threads: int | None, as_json: bool) -> None:
     """Say what of MODEL stays in memory under a budget, what is read from flash per token, and how fast that can be.
 
-    Measures the disk, the main memory and a layer's products for about a second; the speeds are what these allow.
+    Measures the disk, the main memory and a layer's products for a second or two; the speeds are what these allow.
+    With an emulated chip, a layer's products take what the chip is assumed to take, launches and copies included.
     """
     with open_bundle(find_bundle(model)) as bundle:
-        runtime = resolve(RuntimeConfig(device=device, threads=threads, memory=memory), bundle.config)
+        runtime = resolve(RuntimeConfig(device=where, threads=threads, memory=memory), bundle.config)
         assert runtime.threads is not None
         sizes = WeightSizes.of_bundle(bundle)
-        plan = plan_weights(bundle, runtime, make_device(runtime))
-        pool = ThreadPool(runtime.threads)
-        operations = measure_layer(bundle.decoder.layers[0], pool, runtime.chunk)
-        rates = Rates(measure_disk(bundle), measure_roofs(pool).read_bytes, operations)
+        device = make_device(runtime)
+        plan = plan_weights(bundle, runtime, device)
+        rates = device_rates(bundle, runtime, device)
         costs = Costs.of_bundle(bundle)
         prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
     facts = _facts(plan, sizes, rates, prediction) | {"device": runtime.device, "n_threads": runtime.threads}
     if as_json:
         say_json(facts)
     else:
-        say(_text(plan, sizes, rates, prediction))
+        say(_text(plan, sizes, rates, prediction, runtime.device))
 
 
 def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction) -> dict[str, Any]:
@@ -64,15 +63,16 @@ def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Predi
     }
 
 
-def _text(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction) -> str:
+def _text(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction, device: str) -> str:
+    token, assumed = ("", "") if device == "host" else (" of weights in a token's products", f", assumed of {device}")
     rows = [
         ("weights", f"{_mebibytes(sizes.total)}, of which {_mebibytes(plan.held_bytes)} are held in memory"),
         ("resident", f"{len(plan.resident)} layers: {layer_ranges(plan.resident) or 'none'}"),
         ("streamed", f"{len(plan.streamed)} layers through {plan.slots} slots: {layer_ranges(plan.streamed)}"),
         ("from flash", f"{_mebibytes(plan.streamed_bytes)} per generated token, or per window of a prompt"),
         ("disk", f"{rates.disk / 1e9:.2f} GB/s"),
-        ("memory", f"{rates.memory / 1e9:.1f} GB/s"),
-        ("processor", f"{rates.operations / 1e9:.0f} INT8 GOP/s in a layer of this model"),
+        ("memory", f"{rates.memory / 1e9:.1f} GB/s{token}{assumed}"),
+        ("processor", f"{rates.operations / 1e9:.0f} INT8 GOP/s in a layer of this model{assumed}"),
         ("generation", f"about {prediction.decode:.1f} tokens/s"),
         ("prompt", f"about {prediction.prefill:.0f} tokens/s"),
         ("free from", f"prompts of {prediction.free_prompt} tokens: computing them takes as long as reading the weights"),

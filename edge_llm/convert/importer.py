@@ -45,7 +45,7 @@ from edge_llm.convert.trial import Choice, losses
 from edge_llm.convert.usable import check_usable
 from edge_llm.errors import EdgeLLMError, InvalidModel, StorageError, UsageError
 from edge_llm.files import read_file, shown
-from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.bundle import open_bundle, read_manifest
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.formats.leftovers import clear_leftovers
@@ -165,25 +165,26 @@ def _existing(target: Path, job: _Job) -> str:
     if not os.path.lexists(target):
         return "none"
     try:
-        with open_bundle(target) as bundle:
-            made_from = bundle.manifest["source"]
-            facts = {"digest": job.digest, "calibration": job.text.digest, "outliers": str(job.outliers)}
-            if any(made_from.get(key) != value for key, value in facts.items()):
-                return "other"
-            if job.keep_float and made_from["float"] != "source":
-                return "other"
-            try:
-                bundle.verify()
-            except EdgeLLMError:
-                return "damaged"
-            folded = made_from.get("folds", "none") == job.folds
-            if not folded and not job.fold:
-                return "other"
-            if bundle.float_source() is None:
-                return "damaged"  # the source was moved
-            return "same" if folded else "unfolded"
+        made_from = read_manifest(target)["source"]
     except EdgeLLMError:
         return "other"
+    facts = {"digest": job.digest, "calibration": job.text.digest, "outliers": str(job.outliers)}
+    if any(made_from.get(key) != value for key, value in facts.items()):
+        return "other"
+    if job.keep_float and made_from.get("float") != "source":
+        return "other"
+    try:
+        with open_bundle(target) as bundle:
+            bundle.verify()
+            has_source = bundle.float_source() is not None
+    except EdgeLLMError:
+        return "damaged"
+    folded = made_from.get("folds", "none") == job.folds
+    if not folded and not job.fold:
+        return "other"
+    if not has_source:
+        return "damaged"  # the source was moved
+    return "same" if folded else "unfolded"
 
 
 def _check_space(folder: Path, job: _Job) -> None:

@@ -23,10 +23,9 @@ def make_sampler(params: GenerationParams) -> Sampler:
     if params.temperature == 0.0:
         return greedy
     random = np.random.Generator(np.random.PCG64(secrets.randbits(64) if params.seed is None else params.seed))
-    filters = _filters(params)
 
     def sample(logits: np.ndarray) -> int:
-        return sampling.draw(logits, _best(logits), **filters, chance=random.random())
+        return sampling.draw(logits, _best(logits), **_filters(params, len(logits)), chance=random.random())
 
     return sample
 
@@ -44,7 +43,7 @@ def filter_candidates(logits: np.ndarray, params: GenerationParams) -> tuple[np.
     Order as in Hugging Face and llama.cpp: temperature is applied first, then top-k, top-p (nucleus), min-p.
     Ties are ordered by token id.
     """
-    tokens, masses = sampling.candidates(logits, _best(logits), **_filters(params))
+    tokens, masses = sampling.candidates(logits, _best(logits), **_filters(params, len(logits)))
     order = np.argsort(-logits[tokens], kind="stable")
     return tokens[order], masses[order] / masses.sum()
 
@@ -56,8 +55,9 @@ class _Filters(TypedDict):
     min_p: float
 
 
-def _filters(params: GenerationParams) -> _Filters:
-    return {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p}
+def _filters(params: GenerationParams, vocab_size: int) -> _Filters:
+    top_k = min(params.top_k, vocab_size)  # more than all are all, however many digits they have
+    return {"temperature": params.temperature, "top_k": top_k, "top_p": params.top_p, "min_p": params.min_p}
 
 
 def _best(logits: np.ndarray) -> float:

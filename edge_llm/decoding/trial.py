@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from edge_llm.child.owner import Child, ChildEnded
-from edge_llm.errors import TOO_MANY_FILES, OutOfMemory, Overloaded, UsageError, is_too_many_files
+from edge_llm.errors import TOO_MANY_FILES, Overloaded, UsageError, is_too_many_files
 from edge_llm.files import shown
 
 STACK_BYTES = 32 << 20
@@ -27,7 +27,7 @@ SECONDS = 2.0
 MAX_WAIT_SECONDS = 20.0
 """A process that does not even use its processor time is not waited for."""
 MAX_WAITING = 12
-"""Grammars that may wait for their trial at a time; their requests each hold a thread that others may want."""
+"""Grammars that may wait for their trial at a time, each on a thread of whoever asked."""
 _DEEP = "refers from part to part too deeply; write parts where they are used"
 _BIG = f"takes more than {MAX_BYTES >> 20} MiB of memory; make it smaller"
 _KILLED = {
@@ -50,8 +50,8 @@ class Trial:
     def __call__(self, source: str, name: str = "the grammar") -> tuple[str, int]:
         """(what the library says is wrong with ``source``, or nothing; how many bytes it takes).
 
-        Raises `UsageError` for a grammar that takes too much of anything, `OutOfMemory` when there can be no process,
-        `Overloaded` when the system does not let it run.
+        Raises `UsageError` for a grammar that takes too much of anything, `Overloaded` when the system does not let its
+        process start or run.
         """
         answer = self._answer({"source": source}, name)
         if answer["bytes"] > MAX_BYTES and not answer["error"]:
@@ -72,7 +72,7 @@ class Trial:
                 self._child = self._started()
                 answer = self._asked(question)
         if answer is None:
-            raise OutOfMemory("the process that tries grammars ends before its time; leave more memory to edge-llm")
+            raise Overloaded("the process that tries grammars ends before its time; leave more memory to edge-llm")
         if "killed" in answer:
             raise UsageError(f"{name} {_KILLED.get(answer['killed'], _BIG)}")
         return answer
@@ -101,7 +101,7 @@ class Trial:
             child = Child(self, "edge_llm.decoding.trial_process", STACK_BYTES, 2 * MAX_BYTES, SECONDS)
         except OSError as error:
             reason = TOO_MANY_FILES if is_too_many_files(error) else error.strerror
-            raise OutOfMemory(f"there is no process to try the grammar in: {reason}") from None
+            raise Overloaded(f"there is no process to try the grammar in: {reason}") from None
         with suppress(ChildEnded, TimeoutError):  # whoever asks finds out
             child.tell(json.dumps(self._vocabulary).encode(), MAX_WAIT_SECONDS)
         return child
@@ -125,7 +125,7 @@ def on_deep_stack(work: Callable[[], _T]) -> _T:
         try:
             threading.Thread(target=run, name="grammar").start()
         except RuntimeError:
-            raise OutOfMemory("there is no memory for the stack on which grammars are prepared") from None
+            raise Overloaded("there is no memory for the stack on which grammars are prepared") from None
         finally:
             threading.stack_size(usual)
     return done.result()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +58,12 @@ class Engine:
         self._make_drafter = make_drafter
 
     def chat_request(
-        self, messages: Sequence[dict[str, Any]], params: GenerationParams, *, begun: str = "", **variables: Any
+        self,
+        messages: Sequence[dict[str, Any]],
+        params: GenerationParams,
+        variables: Mapping[str, Any] | None = None,
+        *,
+        begun: str = "",
     ) -> Request:
         """A request that answers ``messages`` ({"role": ..., "content": ...}) through the model's chat template.
 
@@ -67,7 +72,7 @@ class Engine:
         """
         if self.template.is_default:
             params = replace(params, stop=(*params.stop, "\nuser:"))
-        prompt = encode_chat(self.template, self.tokenizer, messages, most=self.runner.context, **variables)
+        prompt = encode_chat(self.template, self.tokenizer, messages, variables, most=self.runner.context)
         return self._request(prompt + self.tokenizer.encode(begun), params, continues=bool(begun))
 
     def text_request(self, text: str, params: GenerationParams) -> Request:

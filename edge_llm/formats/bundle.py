@@ -261,7 +261,7 @@ def open_bundle(folder: Path) -> Bundle:
     `StorageError`.
     """
     folder = Path(folder)
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     config = model_config(manifest["model"])
     schemes = linear_schemes(manifest["linears"], describe(config))
     decoder = describe(config).with_schemes(schemes)
@@ -293,7 +293,11 @@ def open_bundle(folder: Path) -> Bundle:
     return bundle
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of the bundle at ``folder``, its outer shape checked, whatever became of the other files.
+
+    Raises what `open_bundle` raises.
+    """
     path = folder / MANIFEST
     if not is_folder(folder):
         raise ModelNotFound(f"no bundle at `{folder}`; `edge-llm list` shows what is imported")

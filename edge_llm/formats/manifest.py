@@ -186,10 +186,10 @@ def linear_facts(raw: dict[str, Any], found: Mapping[str, str]) -> dict[str, Fac
         scheme = scheme_called(scheme_name)
         assert scheme is not None
         record = {key: value for key, value in raw[name].items() if key not in ("rows", "columns", "scheme")}
-        said = scheme.facts(record)
-        if said is None:
-            raise corrupt(f"linear `{name}` in the manifest says `{shown(record)}`; the scheme `{scheme_name}` cannot use it")
-        facts[name] = said
+        try:
+            facts[name] = scheme.facts(record)
+        except ValueError as error:
+            raise corrupt(f"linear `{name}` in the manifest has {error}") from None
     return facts
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edge_llm.files import shown
 from edge_llm.models.layer import Linear
 from kernels import ThreadPool
 
@@ -66,8 +67,8 @@ class Scheme(Protocol):
         """The tensors that ``linear`` with ``hot`` channels kept apart has in a bundle, in order; the bias comes after them."""
         ...
 
-    def facts(self, record: Mapping[str, Any]) -> Facts | None:
-        """What a manifest's ``record`` says of a linear, checked; None where it makes no sense."""
+    def facts(self, record: Mapping[str, Any]) -> Facts:
+        """What a manifest's ``record`` says of a linear, checked.  Raises ValueError that names what makes no sense."""
         ...
 
     def convert(self, weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
@@ -88,6 +89,13 @@ class Scheme(Protocol):
     def reference(self, x: np.ndarray, weight: Any) -> np.ndarray:
         """`Weight.apply` in plain NumPy, without norm, addition and SwiGLU: what is right."""
         ...
+
+
+def check_keys(record: Mapping[str, Any], known: set[str]) -> None:
+    """Raises ValueError that names the first key of ``record`` that is not ``known``."""
+    odd = sorted(set(record) - known)
+    if odd:
+        raise ValueError(f"the unknown key `{shown(odd[0])}`")
 
 
 @dataclass(frozen=True)

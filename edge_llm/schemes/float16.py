@@ -16,7 +16,7 @@ import numpy as np
 from edge_llm.errors import InvalidModel
 from edge_llm.models.layer import Linear
 from edge_llm.quant.shadow import shadow_cost
-from edge_llm.schemes.base import Facts, TensorSpec
+from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from kernels import ThreadPool
 from kernels import reference as kernel_reference
 from kernels.linear import hot_product
@@ -77,8 +77,9 @@ def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
     return [("weight", "float16", (linear.columns, linear.rows))]
 
 
-def facts(record: Mapping[str, Any]) -> Facts | None:
-    return {} if not record else None
+def facts(record: Mapping[str, Any]) -> Facts:
+    check_keys(record, set())
+    return {}
 
 
 def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:

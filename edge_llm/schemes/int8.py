@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.files import shown
 from edge_llm.models.layer import Linear
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import FULL, NONE, SHADOWS, product_cost
-from edge_llm.schemes.base import Facts, TensorSpec
+from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from kernels import ThreadPool, linear
 from kernels import reference as kernel_reference
 
@@ -96,12 +97,16 @@ def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
     ]
 
 
-def facts(record: Mapping[str, Any]) -> Facts | None:
+def facts(record: Mapping[str, Any]) -> Facts:
     """The input scale, and which shadow is kept; a bundle that does not say keeps all of it."""
+    check_keys(record, {"input_scale", "shadow"})
     scale, shadow = record.get("input_scale"), record.get("shadow", FULL)
     # the kernels work with the float32 reciprocal, which must be finite as well
-    good = type(scale) is float and 1e-30 <= scale <= 1e30 and shadow in SHADOWS
-    return {"input_scale": scale, "shadow": shadow} if good and set(record) <= {"input_scale", "shadow"} else None
+    if type(scale) is not float or not 1e-30 <= scale <= 1e30:
+        raise ValueError(f"the input scale `{shown(scale)}`")
+    if shadow not in SHADOWS:
+        raise ValueError(f"the shadow `{shown(shadow)}`")
+    return {"input_scale": scale, "shadow": shadow}
 
 
 def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:

@@ -28,6 +28,7 @@ from edge_llm.server.shapes import new_id
 from edge_llm.server.stream import KEEP_ALIVE, EventStream, event
 from edge_llm.server.thinking import Setting, Thinks
 from edge_llm.server.tools import ToolUse
+from edge_llm.strict_json import is_deeper
 from edge_llm.text.reasoning import Thought
 from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.text.tool_calls import CallArguments, CallBegun
@@ -207,11 +208,13 @@ def _content(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _input(arguments: str) -> Any:
-    """The arguments of a call as an object; one that was cut off is empty."""
+    """The arguments of a call as an object; what was cut off, or cannot be written as JSON again, is empty."""
     try:
-        return json.loads(arguments)
-    except ValueError:
+        value = json.loads(arguments, strict=False)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
         return {}
+    return {} if is_deeper(value, limits.JSON_DEPTH) else value
 
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}

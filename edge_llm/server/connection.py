@@ -54,7 +54,7 @@ class Patience:
 class Connection(H11Protocol):
     """HTTP/1.1 whose client cannot keep a connection by being slow.
 
-    The server calls `look` about once a second.  A body that a route reads is bounded by the guards; what nobody reads,
+    The server calls `look` every `LOOK_SECONDS`.  A body that a route reads is bounded by the guards; what nobody reads,
     behind an answer that came early, is bounded here.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,6 @@ from pydantic import Field
 
 from edge_llm.config import GenerationParams, Grammar
 from edge_llm.decoding.guided import check_grammar
-from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Request
 from edge_llm.errors import InvalidTokenizer, UsageError
 from edge_llm.files import shown
@@ -22,20 +20,14 @@ from edge_llm.server.outcome import Reading
 from edge_llm.server.thinking import Thinks
 from edge_llm.server.tools import ToolUse, control_token
 from edge_llm.strict_json import is_deeper
-from edge_llm.text.chat import ChatTemplate, encode_chat
+from edge_llm.text.chat import with_system
 from edge_llm.text.tools import after_thought
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEPT = ("name", "tool_call_id", "reasoning_content")
 """Fields of a message that a template may use."""
-_TAKE_VARIABLES = (Engine.chat_request, encode_chat, ChatTemplate.render)
-"""Functions that a template's variables pass through as keywords, beside parameters of their own."""
-_OWN_VARIABLES = {"tools"} | {
-    name
-    for function in _TAKE_VARIABLES
-    for name, parameter in inspect.signature(function).parameters.items()
-    if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-}
+_OWN_VARIABLES = ("add_generation_prompt", "tools")
+"""Variables of the template that have fields of their own."""
 
 
 class Conversation(Thinks):
@@ -50,24 +42,15 @@ class Conversation(Thinks):
     def plain(self) -> list[dict[str, Any]]:
         """The messages, made plain, behind what ``system`` says."""
         messages = plain_messages(self.messages)
-        return messages if self.system is None else _under(plain_text(self.system, "system"), messages)
+        return messages if self.system is None else with_system(messages, before=plain_text(self.system, "system"))
 
     def variables(self, template: str) -> dict[str, Any]:
         """What the template gets beside the messages; ``chat_template_kwargs`` have the last word."""
-        variables = self.thinking_variables(template)
-        for name in self.chat_template_kwargs or {}:
-            if name in _OWN_VARIABLES:
-                raise UsageError(f"the template variable `{shown(name)}` cannot be set", param="chat_template_kwargs")
-        variables |= self.chat_template_kwargs or {}
-        return variables | {"add_generation_prompt": self.add_generation_prompt is not False}
-
-
-def _under(system: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """``messages`` with ``system`` first; templates take one message of the system, so a first one goes on with it."""
-    first, *others = messages
-    if first["role"] != "system":
-        return [{"role": "system", "content": system}, *messages]
-    return [first | {"content": f"{system}\n\n{first['content']}"}, *others]
+        given = self.chat_template_kwargs or {}
+        for name in _OWN_VARIABLES:
+            if name in given:
+                raise UsageError(f"the template variable `{name}` cannot be set", param="chat_template_kwargs")
+        return self.thinking_variables(template) | given | {"add_generation_prompt": self.add_generation_prompt is not False}
 
 
 def plain_messages(messages: Sequence[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
@@ -163,7 +146,7 @@ def conversation_request(
         messages, shown_tools = tools.shown(messages, host.engine.template)
         given |= shown_tools
     try:
-        prompt = host.engine.chat_request(messages, params, begun=prefix, **given)
+        prompt = host.engine.chat_request(messages, params, given, begun=prefix)
     except InvalidTokenizer as error:  # the template works (it was tried at import), so these messages broke it
         raise UsageError(str(error), param="messages") from None
     return _guided(host, prompt, tools, answer)

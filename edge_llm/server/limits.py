@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from edge_llm.decoding.trial import MAX_WAITING
+
 MIN_BODY_BYTES = 4 << 20
 BODY_BYTES_PER_TOKEN = 8
 """A body may have this many bytes per token of context, or `MIN_BODY_BYTES` if that is more."""
@@ -19,6 +21,8 @@ READER_SECONDS = 60.0
 """Longest wait for a client that does not read its answer."""
 READER_BYTES_PER_SECOND = 2048
 """A client gets a second more for this many bytes of its answer that it reads."""
+LOOK_SECONDS = 1.0
+"""Time between two looks at how long every connection has waited for its client."""
 JSON_DEPTH = 64
 MESSAGES = 2048
 TOOLS = 512
@@ -46,8 +50,8 @@ SAY_AGAIN_SECONDS = 10.0
 
 SHORT_BYTES = 64 << 10
 """Requests with longer bodies share one thread."""
-SHORT_WORKERS = 16
-"""Threads for requests with short bodies; answers have as many."""
+SHORT_WORKERS = MAX_WAITING + 4
+"""Threads for requests with short bodies: however many wait for the trial of a grammar, others go on; answers have as many."""
 MIN_HELD_BYTES = 64 << 20
 """Bytes that all long bodies together may hold, or four times the longest body if that is more."""
 

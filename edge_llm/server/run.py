@@ -106,6 +106,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._host = host
         self._drain_seconds = drain_seconds
+        self._next_look = 0.0
 
     def ask_to_end(self, *_: Any) -> None:
         """Drain and end; end at once when asked a second time.  Also a signal handler."""
@@ -123,8 +124,8 @@ class _Server(uvicorn.Server):
             listener.listen(_BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
-        if counter % 10 == 0:  # once a second
-            now = asyncio.get_running_loop().time()
+        if (now := asyncio.get_running_loop().time()) >= self._next_look:
+            self._next_look = now + limits.LOOK_SECONDS
             for connection in list(self.server_state.connections):
                 cast(Connection, connection).look(now)
         return await super().on_tick(counter)

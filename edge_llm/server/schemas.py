@@ -24,7 +24,9 @@ IGNORED_HEADER = "x-edge-llm-ignored"
 """The answer's header that names the request's fields without effect."""
 MOST_NAMED = 16
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_said: set[str] = set()  # names of fields without effect that the log has already
+_MOST_SAID = 1000
+_said: set[str] = set()
+"""Names of fields without effect that the log has already, as it has them: a client chooses how long they are."""
 
 
 def _first_error_only(schema: Any) -> Any:
@@ -89,9 +91,10 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
     The log names each once.
     """
     for name in names:
-        if name not in _said and len(_said) < 1000:
-            _said.add(name)
-            log.warning("the request field `%s` has no effect here", shown(name))
+        brief = shown(name)
+        if brief not in _said and len(_said) < _MOST_SAID:
+            _said.add(brief)
+            log.warning("the request field `%s` has no effect here", brief)
     plain = [name for name in names if _PLAIN_NAME.fullmatch(name)][:MOST_NAMED]
     more = [f"{len(names) - len(plain)} more"] if len(names) > len(plain) else []
     return {IGNORED_HEADER: ", ".join(plain + more)} if names else {}

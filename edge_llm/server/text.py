@@ -113,7 +113,7 @@ def _apply_template(host: ModelHost, body: TemplateBody) -> dict[str, Any]:
         messages, shown_tools = tools.shown(messages, host.engine.template)
         variables |= shown_tools
     try:
-        text = host.engine.template.render(messages, **variables)
+        text = host.engine.template.render(messages, variables)
     except InvalidTokenizer as error:
         raise UsageError(str(error), param="messages") from None
     return {"prompt": text}

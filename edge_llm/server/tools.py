@@ -13,7 +13,7 @@ from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
-from edge_llm.text.chat import ChatTemplate
+from edge_llm.text.chat import ChatTemplate, with_system
 from edge_llm.text.tokenizer import Tokenizer
 from edge_llm.text.tools import (
     HERMES,
@@ -76,13 +76,10 @@ class ToolUse:
             return messages, {"tools": list(self.tools)}
         tools = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
         first, *others = messages
-        if first["role"] == "system":
-            opening = [first | {"content": f"{first['content']}\n\n{_EXPLANATION}{tools}"}]
-        elif template.is_default or "system" in template.source:
-            opening, others = [{"role": "system", "content": _EXPLANATION + tools}], messages
-        else:
-            opening = [first | {"content": f"{_EXPLANATION}{tools}\n\n{first['content']}"}]
-        return _spelled_out([*opening, *others]), {}
+        if first["role"] == "system" or template.is_default or "system" in template.source:
+            return _spelled_out(with_system(messages, after=_EXPLANATION + tools)), {}
+        opening = first | {"content": f"{_EXPLANATION}{tools}\n\n{first['content']}"}
+        return _spelled_out([opening, *others]), {}
 
     def grammar(self, answer: Grammar | None, tokenizer: Tokenizer) -> Grammar | None:
         """What the answer must look like: calls where they are forced, else ``answer`` or calls; None for any text."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from edge_llm.errors import ContextOverflow, InvalidTokenizer, UsageError
 from edge_llm.files import read_file, shown
+from edge_llm.strict_json import is_unicode
 from edge_llm.text.rendering import TemplateProcess
 from edge_llm.text.tokenizer import Tokenizer, read_config
 
@@ -32,9 +33,11 @@ DEFAULT_TEMPLATE = (
 """Plain "role: content" lines, for a model that brings no template."""
 
 _RESERVED = {
-    "messages", "add_generation_prompt",
+    "messages",
     "range", "raise_exception", "strftime_now", "dict", "namespace", "joiner", "cycler",
+    "begun", "max_output", "most", "params", "self", "template", "tokenizer",
 }  # fmt: skip
+"""Variables that nobody sets: the conversation, what every template finds there, and words for the work around it."""
 
 
 class ChatTemplate:
@@ -69,25 +72,26 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
         *,
         max_output: int = MAX_OUTPUT,
-        **variables: Any,
     ) -> str:
         """The prompt for ``messages``, at most ``max_output`` characters.
 
-        ``variables`` (tools, documents, enable_thinking, ...) are plain data for the template.  Raises `UsageError`
+        ``variables`` (tools, documents, add_generation_prompt, ...) are plain data for the template.  Raises `UsageError`
         for messages that the template refuses or a reserved variable, `InvalidTokenizer` when the template is malformed,
         reaches outside or fails.
         """
-        for name in variables:
+        given = dict(variables or {})
+        for name in given:
             if name in _RESERVED or name in self._specials:
                 raise UsageError(f"the template variable `{shown(name)}` cannot be set", param="chat_template_kwargs")
-        values = {"tools": None, "documents": None} | self._specials | variables
-        values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        text = self._process.render(values, max_output)
+        usual = {"tools": None, "documents": None, "add_generation_prompt": True}
+        text = self._process.render(usual | self._specials | given | {"messages": list(messages)}, max_output)
         if not text:
             raise InvalidTokenizer("the model's chat template made an empty prompt of these messages")
+        if not is_unicode(text):
+            raise UsageError("the prompt holds half of a surrogate pair; send valid Unicode", param="messages")
         return text
 
     def check(self) -> None:
@@ -123,14 +127,24 @@ def find_template(folder: Path) -> str | None:
     return template
 
 
+def with_system(
+    messages: Sequence[dict[str, Any]], *, before: str | None = None, after: str | None = None
+) -> list[dict[str, Any]]:
+    """``messages`` with one message of the system first, as templates take it: ``before``, what it says there, ``after``."""
+    first, *others = messages
+    if first["role"] != "system":
+        first, others = {"role": "system", "content": None}, list(messages)
+    texts = [text for text in (before, first["content"], after) if text is not None]
+    return [first | {"content": "\n\n".join(texts)}, *others]
+
+
 def encode_chat(
     template: ChatTemplate,
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
-    add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
     *,
     most: int | None = None,
-    **variables: Any,
 ) -> list[int]:
     """Token ids of the rendered prompt, where only the template's own control tokens become control tokens.
 
@@ -148,10 +162,10 @@ def encode_chat(
         return f"{word}x{len(found) - 1}x"
 
     try:
-        hidden = _replaced({"messages": list(messages), **variables}, lambda text: tokenizer.spelled.sub(hide, text))
+        messages, variables = _replaced([list(messages), variables or {}], lambda text: tokenizer.spelled.sub(hide, text))
     except RecursionError:
         raise UsageError("the messages are nested too deeply", param="messages") from None
-    text = template.render(hidden.pop("messages"), add_generation_prompt, **hidden)
+    text = template.render(messages, variables)
     if not found:
         return tokenizer.encode(text, parse_special=True, most=most)
     shown_again = re.sub(rf"{word}x(\d+)x", lambda match: found[int(match[1])], tokenizer.marked(text))

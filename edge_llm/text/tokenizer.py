@@ -25,7 +25,7 @@ import tokenizers
 
 from edge_llm.errors import ContextOverflow, InvalidTokenizer, ModelNotFound, UsageError
 from edge_llm.files import read_file, shown
-from edge_llm.strict_json import read_object
+from edge_llm.strict_json import is_unicode, read_object
 from edge_llm.text.growth import text_growth, window_for
 from edge_llm.text.pieces import Pieces
 from edge_llm.text.windows import WINDOW, window_ids
@@ -189,7 +189,7 @@ class Tokenizer:
             return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         except BaseException as failure:  # a Rust panic is not an Exception
             _pass_on(failure)
-            if any("\ud800" <= c <= "\udfff" for c in text):
+            if not is_unicode(text):
                 raise UsageError("the text holds half of a surrogate pair; send valid Unicode") from None
             raise InvalidTokenizer(f"the tokenizer cannot encode this text: {shown(failure)}") from None
 

@@ -9,6 +9,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edge_llm.strict_json import MAX_DEPTH, is_deeper, is_unicode
 from edge_llm.text.reasoning import held_back
 from edge_llm.text.tools import ToolFormat
 
@@ -77,7 +78,7 @@ class _CallObject:
             if self._depth == 2 and not self._opened:  # only strings stand before the arguments of a known head
                 self._opened = True
                 head = _HEAD.fullmatch(self.text)
-                self._in_arguments = head is not None and self._named(json.loads(head[1], strict=False))
+                self._in_arguments = head is not None and self._named(_json_of(head[1]))
         piece = c if self._in_arguments else ""
         if structural and c in "}]":
             self._depth -= 1
@@ -99,22 +100,29 @@ class _CallObject:
         return False
 
     def _named(self, name: Any) -> bool:
-        if isinstance(name, str) and (self._names is None or name in self._names):
+        if isinstance(name, str) and is_unicode(name) and (self._names is None or name in self._names):
             self.name = name
         return self.name is not None
 
     def _whole(self) -> str:
         """The arguments of the complete object, if it is a call."""
-        try:
-            value = json.loads(self.text, strict=False)
-            arguments = value.get("arguments", value.get("parameters", {}))
-            if isinstance(arguments, str):
-                arguments = json.loads(arguments, strict=False)
-        except (ValueError, RecursionError):
-            return ""
+        value = _json_of(self.text) or {}
+        arguments = value.get("arguments", value.get("parameters", {}))
+        if isinstance(arguments, str):
+            arguments = _json_of(arguments)
         if not isinstance(arguments, dict) or not self._named(value.get("name")):
             return ""
-        return json.dumps(arguments, ensure_ascii=False)
+        # half of a surrogate pair stays an escape, as which it came
+        return json.dumps(arguments, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
+
+def _json_of(text: str) -> Any:
+    """The JSON value that a model wrote; None if it is none."""
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return None if is_deeper(value, MAX_DEPTH) else value
 
 
 class ToolCallParser:

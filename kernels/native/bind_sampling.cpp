@@ -61,7 +61,8 @@ class Candidates {
     const int64_t likely = likely_;
     nucleus_ = last_;
     if (filters.top_p < 1.0) {
-      nucleus_ = place(By::kMass, range_, {filters.top_p * static_cast<double>(kept_), false});
+      const double share = filters.top_p * static_cast<double>(kept_);
+      nucleus_ = place(By::kMass, range_, {std::max(share, 1.0), false});  // one token at least
       kept_ = nucleus_.sum;
     }
     if (least_mass_ > 0) kept_ = std::min(kept_, likely);

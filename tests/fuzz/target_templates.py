@@ -108,7 +108,7 @@ class Target:
     def run(self, made):
         try:
             template = ChatTemplate(made["template"], specials={"bos_token": "<s>", "eos_token": "</s>"})
-            template.render(MESSAGES, tools=TOOLS)
+            template.render(MESSAGES, {"tools": TOOLS})
             template.check()
             return True
         except EdgeLLMError as error:
