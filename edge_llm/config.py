@@ -52,19 +52,6 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
-    @property
-    def qkv_size(self) -> int:
-        """Rows of the fused query, key, value matrix."""
-        return self.q_size + 2 * self.kv_size
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights, biases left out."""
-        linear = self.hidden_size * (self.qkv_size + self.q_size + 3 * self.intermediate_size)
-        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return embeddings + self.num_layers * (linear + norms) + self.hidden_size
-
 
 @dataclass(frozen=True)
 class RuntimeConfig:
