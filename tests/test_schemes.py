@@ -1,0 +1,212 @@
+"""Weight schemes: the fast product is the reference, whatever the batch, and what import does with the choice of one."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_files import tiny_config, write_model
+
+import kernels
+from edge_llm.convert.choose import Outliers
+from edge_llm.convert.importer import import_model
+from edge_llm.errors import CorruptBundle, InvalidModel, UnsupportedModel, UsageError
+from edge_llm.formats.bundle import encode_manifest, open_bundle
+from edge_llm.models.layer import Linear, Rows
+from edge_llm.schemes import float16, int8, linear_tensors, scheme_called, schemes
+from kernels import reference as kernel_reference
+
+FACTS = {"int8": {"input_scale": 0.03, "shadow": "full"}, "float16": {}}
+
+
+def opened(name, rows=20, columns=30, bias=True, seed=0):
+    """A linear of the scheme ``name``, its description, and the float matrix [N, K] and bias that it was made from."""
+    random = np.random.default_rng(seed)
+    linear = Linear("w", (Rows("w", rows),), columns, "x", "y", bias=bias, scheme=name)
+    weight, added = random.standard_normal((rows, columns), np.float32), random.standard_normal(rows).astype(np.float32)
+    hot = np.array([1, columns - 1], np.int32) if name == "int8" else np.empty(0, np.int32)
+    arrays = scheme_called(name).convert(weight, hot, "w") | ({"bias": added} if bias else {})
+    assert [(key, array.dtype.name, array.shape) for key, array in arrays.items()] == linear_tensors(linear, len(hot))
+    return linear, scheme_called(name).open(linear, arrays, FACTS[name]), weight, added if bias else np.zeros(rows, np.float32)
+
+
+@pytest.mark.parametrize("isa", kernels.isa_variants())
+@pytest.mark.parametrize("name", schemes())
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_product_is_the_reference(isa, name, bias):
+    before = kernels.isa()
+    kernels.use_isa(isa)
+    try:
+        _, weight, _, _ = opened(name, bias=bias)
+        x = np.random.default_rng(1).standard_normal((7, 30), np.float32) * 3
+        expected = scheme_called(name).reference(x, weight)
+        for threads in (1, 3):
+            assert np.array_equal(weight.apply(x, kernels.ThreadPool(threads)), expected)
+    finally:
+        kernels.use_isa(before)
+
+
+@pytest.mark.parametrize("name", schemes())
+def test_the_product_is_near_the_matrix(name):
+    _, weight, matrix, bias = opened(name)
+    x = np.random.default_rng(1).standard_normal((50, 30), np.float32)
+    wanted = x @ matrix.T + bias
+    assert np.linalg.norm(weight.apply(x, kernels.ThreadPool(1)) - wanted) < 0.02 * np.linalg.norm(wanted)
+
+
+@given(name=st.sampled_from(schemes()), rows=st.integers(1, 5), norm=st.booleans(), add=st.booleans(), swiglu=st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_norm_addition_and_swiglu_are_those_beside_it(name, rows, norm, add, swiglu):
+    _, weight, _, _ = opened(name, rows=64)
+    random = np.random.default_rng(rows)
+    x, gain = random.standard_normal((rows, 30), np.float32), random.standard_normal(30).astype(np.float32)
+    residual = random.standard_normal((rows, 64), np.float32)
+    pool = kernels.ThreadPool(2)
+    more = {"gain": gain, "eps": 1e-5} if norm else {}
+    expected = weight.apply(kernel_reference.rms_norm(x, gain, 1e-5) if norm else x, pool)
+    if swiglu:
+        more, expected = more | {"swiglu": True}, kernel_reference.swiglu(expected)
+    elif add:
+        more, expected = more | {"add": residual}, expected + residual
+    out = np.empty_like(expected)
+    assert weight.apply(x, pool, **more, out=out) is out
+    assert np.array_equal(out, expected)
+    alone = np.concatenate([
+        weight.apply(x[i : i + 1], pool, **more | ({"add": residual[i : i + 1]} if "add" in more else {})) for i in range(rows)
+    ])  # fmt: skip
+    assert np.array_equal(alone, out)
+
+
+@pytest.mark.parametrize("name", schemes())
+def test_a_row_that_is_not_finite_is_refused(name):
+    _, weight, _, _ = opened(name)
+    x = np.zeros((3, 30), np.float32)
+    x[1, 4] = np.nan
+    with pytest.raises(ValueError, match="non-finite activation"):
+        weight.apply(x, kernels.ThreadPool(1))
+
+
+def test_float16_refuses_what_it_cannot_hold():
+    with pytest.raises(InvalidModel, match=r"layers\.0\.o"):
+        float16.convert(np.full((2, 3), 7e4, np.float32), np.empty(0, np.int32), "layers.0.o")
+
+
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        ({"input_scale": 0.0}, "input scale `0.0`"),
+        ({"input_scale": 1}, "input scale `1`"),
+        ({"input_scale": 1.0, "shadow": "x"}, "shadow `x`"),
+        ({"input_scale": 1.0, "more": 1}, "unknown key `more`"),
+    ],
+)
+def test_int8_names_the_fact_that_makes_no_sense(record, named):
+    with pytest.raises(ValueError, match=named):
+        int8.facts(record)
+
+
+# ---- import ----
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("source"), tiny_config("qwen2"))
+
+
+def imported(source, target, **outliers):
+    return open_bundle(import_model(source, target=target, outliers=Outliers(**outliers)))
+
+
+def test_patterns_choose_linears(source, tmp_path):
+    bundle = imported(source, tmp_path / "m", schemes=(("*.down", "float16"), ("layers.0.q*", "float16")))
+    found = [name for name, linear in bundle.decoder.linears().items() if linear.scheme == "float16"]
+    assert found == ["layers.0.qkv", "layers.0.down", "layers.1.down"]
+    assert {record["scheme"] for record in bundle.manifest["linears"].values()} == {"int8", "float16"}
+
+
+def test_a_pattern_that_names_nothing_is_refused_before_the_work(source, tmp_path):
+    said = []
+    for pattern in ("layers.7.*", "output", "down"):
+        with pytest.raises(UsageError, match=rf"`{pattern}`.* qkv, o, gate_up, down") as error:
+            import_model(
+                source, target=tmp_path / "m", outliers=Outliers(schemes=((pattern, "float16"),)),
+                progress=lambda stage, done, total: said.append(stage),
+            )  # fmt: skip
+        assert error.value.param == "float16"
+    assert not said and not list(tmp_path.iterdir())
+
+
+def test_float16_comes_where_all_shadows_do_not_reach_the_budget(source, tmp_path):
+    full = imported(source, tmp_path / "full", budget=10.0).manifest["profile"]["choice"]["full"]
+    bundle = imported(source, tmp_path / "m", budget=0.9 * full)
+    found = [linear.scheme for linear in bundle.decoder.linears().values()]
+    assert "float16" in found
+    assert bundle.manifest["profile"]["choice"]["kept"] <= 0.9 * full
+
+
+def test_a_budget_that_nothing_reaches_costs_no_float16(source, tmp_path):
+    bundle = imported(source, tmp_path / "m", budget=1e-6)
+    assert {linear.scheme for linear in bundle.decoder.linears().values()} == {"int8"}
+
+
+def test_the_same_patterns_again_are_nothing_to_do(source, tmp_path):
+    outliers = Outliers(schemes=(("*.o", "float16"),))
+    told = []
+    for chosen in (outliers, outliers):
+        import_model(source, target=tmp_path / "m", outliers=chosen, notice=told.append)
+    assert any("nothing to do" in line for line in told)
+    with pytest.raises(UsageError, match="already called"):
+        import_model(source, target=tmp_path / "m", outliers=replace(outliers, schemes=()))
+
+
+# ---- manifests ----
+
+
+def changed(folder, change):
+    path = folder / "manifest.json"
+    fields = json.loads(path.read_bytes())
+    fields.pop("checksum")
+    change(fields)
+    path.write_bytes(encode_manifest(fields))
+
+
+@pytest.fixture
+def folder(source, tmp_path):
+    return imported(source, tmp_path / "m", mode="full").folder
+
+
+def test_an_unknown_scheme_is_one_clear_line(folder):
+    changed(folder, lambda fields: fields["linears"]["layers.0.o"].update(scheme="w3"))
+    with pytest.raises(UnsupportedModel, match=r"`layers\.0\.o`.*`w3`.*upgrade edge-llm"):
+        open_bundle(folder)
+
+
+def test_the_output_matrix_is_int8(folder):
+    changed(folder, lambda fields: fields["linears"]["output"].update(scheme="float16"))
+    with pytest.raises(CorruptBundle, match="output matrix"):
+        open_bundle(folder)
+
+
+def test_another_scheme_than_the_bytes_is_refused(folder):
+    def change(fields):
+        fields["linears"]["layers.0.o"] = {"rows": 64, "columns": 64, "scheme": "float16"}
+
+    changed(folder, change)
+    with pytest.raises(CorruptBundle):
+        open_bundle(folder)
+
+
+def test_a_bundle_of_the_version_before_names_no_schemes_and_is_read(folder):
+    before = open_bundle(folder).read("layers.0.o.tiles")
+
+    def change(fields):
+        fields["version"] = 1
+        for record in fields["linears"].values():
+            del record["scheme"]
+
+    changed(folder, change)
+    with open_bundle(folder) as bundle:
+        assert {linear.scheme for linear in bundle.decoder.linears().values()} == {"int8"}
+        assert np.array_equal(bundle.read("layers.0.o.tiles"), before)
