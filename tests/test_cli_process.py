@@ -51,7 +51,8 @@ def finished(process, seconds=20):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c_at_any_moment_is_130_without_a_traceback(tiny_model, command, delay):
     """Three of them, as impatient people send them."""
-    arguments = [part.format(model=tiny_model()) for part in COMMANDS[command]]
+    model = tiny_model(num_hidden_layers=16)  # whose import lasts longer than the longest delay
+    arguments = [part.format(model=model) for part in COMMANDS[command]]
     with start(arguments, stdin=subprocess.PIPE) as process:
         if command == "chat":
             process.stdin.write("Tell me a story\n" * 99)
