@@ -44,10 +44,11 @@ interrupts = _Interrupts()
 
 
 def prepare() -> None:
-    """Take care of Ctrl-C and of closed standard streams; calling it again changes nothing."""
+    """Take care of Ctrl-C, of closed standard streams and of the tokenizers' threads; calling it again changes nothing."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a parent wants it to be ignored
         signal.signal(signal.SIGINT, interrupts)
     sys.unraisablehook = _on_unraisable
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one; a pool only costs threads and memory
     _open_standard_streams()
 
 
