@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # the tests' own helper modules
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RUST_BACKTRACE", "0")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tiny matrices: more threads only wait for each other
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    # a shell starts background jobs deaf to Ctrl-C, and children inherit that; the tests of Ctrl-C want it heard
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("edge-llm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("edge-llm")  # no test fails because the machine is busy

@@ -52,6 +52,39 @@ def prepare() -> None:
     _open_standard_streams()
 
 
+class SignalsThatCameLate:
+    """SIGTERM and SIGINT around a command that ends itself on them: what comes behind its end changes no exit code.
+
+    Until `command_has_them` they mean what they meant before.  Nothing is put back after that: the process is about to end.
+    """
+
+    def __init__(self) -> None:
+        self._before = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._late = False
+
+    def command_has_them(self) -> None:
+        """From here on the command takes the signals, and when it gives them back it is too late for them."""
+        self._late = True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._late:
+            return
+        before = self._before[signal.Signals(number)]
+        signal.signal(number, before)
+        if callable(before):
+            before(number, frame)
+        else:
+            signal.raise_signal(number)
+
+    def __enter__(self) -> SignalsThatCameLate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._late:
+            for number, before in self._before.items():
+                signal.signal(number, before)
+
+
 def leave(code: int) -> NoReturn:
     """End the process with ``code``, whatever is wrong with its standard streams and wherever its threads are.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from edge_llm.cli import process
 from edge_llm.cli.options import runtime_config, runtime_options
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import Real, Whole
@@ -73,7 +74,13 @@ def serve_command(
     def say_where() -> None:
         _say(f"serving `{name}` at http://{address}:{place[1]}/v1, chat page at http://{address}:{place[1]}/ (Ctrl-C ends)")
 
-    serve(ModelHost([name, *aliases]), listener, chosen, load, say_where)
+    with process.SignalsThatCameLate() as signals:
+
+        def begin() -> None:
+            signals.command_has_them()
+            say_where()
+
+        serve(ModelHost([name, *aliases]), listener, chosen, load, begin)
 
 
 def _say(text: str) -> None:
