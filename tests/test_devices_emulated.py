@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.devices import open_device
 from edge_llm.devices.base import Op, Rows, Subgraph
 from edge_llm.devices.card_cost import card_costs, copy_seconds, linear_seconds, product_seconds
 from edge_llm.devices.card_memory import CardArray, CardMemory
@@ -140,8 +141,8 @@ def test_unknown_chips_and_routes_are_named():
         chip_law("310x")
     with pytest.raises(DeviceError, match="no matmul route `float16`; it has: s8gemm"):
         EmulatedDevice("310b", 1, route="float16")
-    assert EmulatedDevice.from_name("emulated:310P:float16", 1).chip.route.name == "float16"
-    assert EmulatedDevice.from_name("emulated:910b", 1).name == "emulated:910b"
+    assert open_device("emulated:310P:float16", 1).chip.route.name == "float16"
+    assert open_device("emulated:910b", 1).name == "emulated:910b"
 
 
 # ---- memory ----

@@ -1,1 +1,54 @@
-"""A device holds arrays, builds static subgraphs, runs them, and counts its memory; one file per device."""
+"""A device holds arrays, builds static subgraphs, runs them, and counts its memory; one file per device.
+
+A device is found by its name: the host by `host`, an emulated chip by `emulated:CHIP`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Protocol, cast
+
+from edge_llm.devices.base import Device
+from edge_llm.errors import DeviceError
+from edge_llm.files import shown
+
+OpenDevice = Callable[..., Device]
+"""``(name, threads, *, shadow) -> device``; the name is all of what the user wrote."""
+
+
+class _DeviceFile(Protocol):
+    open_device: OpenDevice
+
+
+_FILES = {"host": "edge_llm.devices.host", "emulated": "edge_llm.devices.emulated"}
+"""Kinds of devices and the modules that have them, which are imported when a device is opened."""
+_FORMS = {"host": "host", "emulated": "emulated:CHIP"}
+_ADDED: dict[str, OpenDevice] = {}
+
+
+def device_forms() -> tuple[str, ...]:
+    """What a user can name, such as ``emulated:CHIP``."""
+    return (*_FORMS.values(), *_ADDED)
+
+
+def check_device(name: str) -> None:
+    """Raises `DeviceError` for a kind of device that this version does not have."""
+    if name.partition(":")[0] not in (*_FILES, *_ADDED):
+        raise DeviceError(f"no device `{shown(name)}`; this version runs on: {', '.join(device_forms())}")
+
+
+def open_device(name: str, threads: int, *, shadow: bool = True) -> Device:
+    """The device ``name`` with ``threads`` CPU threads; without ``shadow`` outliers are dropped.
+
+    Raises `DeviceError` for a device, chip or route that this version does not have.
+    """
+    check_device(name)
+    kind = name.partition(":")[0]
+    opener = _ADDED.get(kind) or cast(_DeviceFile, import_module(_FILES[kind])).open_device
+    return opener(name, threads, shadow=shadow)
+
+
+def add_device(kind: str, opener: OpenDevice) -> None:
+    """Have devices ``kind`` and ``kind:...`` opened by ``opener``, which is not a file of this folder."""
+    _ADDED[kind] = opener

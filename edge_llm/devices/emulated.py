@@ -165,13 +165,6 @@ class EmulatedDevice:
         self._shadow = shadow
         self._stream = Lock()
 
-    @classmethod
-    def from_name(cls, name: str, threads: int, *, shadow: bool = True) -> EmulatedDevice:
-        """The device called ``emulated:CHIP``, or ``emulated:CHIP:ROUTE`` for another matmul route than the chip's best."""
-        _, _, rest = name.partition(":")
-        chip, _, route = rest.partition(":")
-        return cls(chip, threads, shadow=shadow, route=route or None)
-
     def weights(self, weights: Weights, layers: int) -> Weights:
         return CardWeights(weights, self.chip, layers)
 
@@ -212,6 +205,12 @@ class EmulatedDevice:
                     step.run(weights, buffers, rows.count)
 
         return run
+
+
+def open_device(name: str, threads: int, *, shadow: bool = True) -> EmulatedDevice:
+    """The device called ``emulated:CHIP``, or ``emulated:CHIP:ROUTE`` for another matmul route than the chip's best."""
+    chip, _, route = name.partition(":")[2].partition(":")
+    return EmulatedDevice(chip, threads, shadow=shadow, route=route or None)
 
 
 class _Product:

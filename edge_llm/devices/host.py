@@ -57,6 +57,11 @@ class HostDevice:
             out[:, table.hot_index] = table.hot_weight[:, rows.tokens].T
 
 
+def open_device(name: str, threads: int, *, shadow: bool = True) -> HostDevice:
+    """The host; its name has no parts."""
+    return HostDevice(threads, shadow=shadow)
+
+
 def build_op(op: Op, tables: RopeTables, pool: ThreadPool, shadow: bool) -> RunSubgraph:
     """``op`` as calls of kernels on ``pool``; without ``shadow`` the outliers are dropped."""
     if isinstance(op.of, Norm):

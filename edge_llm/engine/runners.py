@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.devices import check_device, open_device
 from edge_llm.devices.base import Device, buffer_widths
-from edge_llm.devices.host import HostDevice
 from edge_llm.engine.affinity import bind
 from edge_llm.engine.cores import total_memory, usable_cores
-from edge_llm.errors import DeviceError, UsageError
+from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.store import page_bytes
@@ -61,8 +61,7 @@ def resolve(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
     """
     bind(runtime.cpus, runtime.numa)
     device = "host" if runtime.device == "auto" else runtime.device
-    if device.partition(":")[0] not in DEVICES:
-        raise DeviceError(f"no device `{runtime.device}`; this version runs on: {', '.join(DEVICES)} (emulated:CHIP)")
+    check_device(device)
     if runtime.float_path and runtime.memory is not None:
         raise UsageError("--memory has no meaning with --float, which reads the source's own weights", param="memory")
     if runtime.float_path and device != "host":
@@ -77,7 +76,6 @@ def resolve(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
     return replace(runtime, device=device, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens)
 
 
-DEVICES = ("host", "emulated")
 DEFAULT_CONTEXT = 32768
 """Context when none is asked for and the model has more; pages get memory only when tokens are written."""
 
@@ -113,13 +111,9 @@ def int8_runner(
 
 
 def make_device(runtime: RuntimeConfig) -> Device:
-    """The device that the resolved ``runtime`` names.  Raises `DeviceError` for a chip that there is none of."""
+    """The device that the resolved ``runtime`` names.  Raises `DeviceError` for one that this version does not have."""
     assert runtime.threads is not None
-    if runtime.device == "host":
-        return HostDevice(runtime.threads, shadow=runtime.shadow)
-    from edge_llm.devices.emulated import EmulatedDevice  # much code that nearly no start needs
-
-    return EmulatedDevice.from_name(runtime.device, runtime.threads, shadow=runtime.shadow)
+    return open_device(runtime.device, runtime.threads, shadow=runtime.shadow)
 
 
 def make_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device, progress: Progress | None = None) -> Weights:
