@@ -18,15 +18,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from edge_llm.convert.hub import pull
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.sources.hub import pull
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PULL = """
 import sys
-from edge_llm.convert.hub import pull
+from edge_llm.sources.hub import pull
 from edge_llm.errors import EdgeLLMError
 seen = []
 try:

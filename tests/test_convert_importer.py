@@ -27,7 +27,7 @@ from edge_llm.convert.calibrate import (
     read_calibration,
     run_layer,
 )
-from edge_llm.convert.importer import Outliers, default_name, find_source, import_model
+from edge_llm.convert.importer import Outliers, default_name, import_model
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.staging import Staging
 from edge_llm.engine.load import load_comparison
@@ -52,6 +52,7 @@ from edge_llm.models.weights import read_embedding, read_layer, read_output
 from edge_llm.paths import bundle_path, models_folder
 from edge_llm.quant.profile import OutlierProfile
 from edge_llm.runner.base import Runner
+from edge_llm.sources import open_source
 from edge_llm.text.tokenizer import Tokenizer
 from kernels.layout import unpack_tiles
 
@@ -380,7 +381,7 @@ def test_sources_that_are_refused(tiny_model: Callable[..., Path], tmp_path: Pat
         import_model(tmp_path / "f")
     for missing in ("./org/tiny", "/org/tiny", "one", "a/b/c", "x" * 5000, "a\0b", tmp_path / "org" / "tiny"):
         with pytest.raises(ModelNotFound):
-            find_source(missing)
+            open_source(missing)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelNotFound, match="config.json"):
         import_model(tmp_path / "empty")
@@ -400,7 +401,7 @@ def test_hub_ids_go_to_the_hub(monkeypatch: pytest.MonkeyPatch, tiny_model: Call
         asked.append((repository, revision))
         return tiny_model()
 
-    monkeypatch.setattr("edge_llm.convert.hub.pull", pull)
+    monkeypatch.setattr("edge_llm.sources.hub.pull", pull)
     folder = import_model("org/tiny-model", revision="v1")
     assert asked == [("org/tiny-model", "v1")]
     assert folder.name == "tiny-model"

@@ -18,7 +18,7 @@ FLOORS = {
     "edge_llm.text": 3, "edge_llm.quant": 3, "edge_llm.decoding": 3,
     "edge_llm.schemes": 4,
     "edge_llm.formats": 5,
-    "edge_llm.kv": 6, "edge_llm.weights": 6,
+    "edge_llm.kv": 6, "edge_llm.weights": 6, "edge_llm.sources": 6,
     "edge_llm.devices": 7,
     "edge_llm.subgraphs": 8,
     "edge_llm.runner": 9,

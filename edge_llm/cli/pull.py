@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from edge_llm.cli.terminal import progress_bar, write
-from edge_llm.convert.hub import pull
+from edge_llm.sources.hub import pull
 
 
 @click.command("pull")

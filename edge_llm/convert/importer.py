@@ -24,34 +24,22 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
 from edge_llm.convert.calibrate import CalibrationText, calibration_sequences, read_calibration
 from edge_llm.convert.choose import Outliers, choose
 from edge_llm.convert.layer_folds import fold_layer
 from edge_llm.convert.parallel import workers
-from edge_llm.convert.source import (
-    DIGESTED,
-    Origin,
-    Progress,
-    default_name,
-    digest_files,
-    find_source,
-    ignore,
-    stamp,
-)
 from edge_llm.convert.staging import Staging
 from edge_llm.convert.survey import Survey, survey_model
 from edge_llm.convert.trial import Choice, losses
 from edge_llm.convert.usable import check_usable
-from edge_llm.errors import EdgeLLMError, InvalidModel, StorageError, UsageError
-from edge_llm.files import read_file, shown
+from edge_llm.errors import EdgeLLMError, StorageError, UsageError
+from edge_llm.files import shown
 from edge_llm.formats.bundle import open_bundle, read_manifest
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.formats.leftovers import clear_leftovers
-from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.formats.safetensors_writer import safetensors_header
-from edge_llm.models import describe, load_config
+from edge_llm.models import describe
 from edge_llm.models.layer import Attention, Layer, Linear, gains_of
 from edge_llm.models.weights import (
     LayerWeights,
@@ -76,11 +64,9 @@ from edge_llm.quant.profile import (
 from edge_llm.quant.scheme import MAX_FLOAT16
 from edge_llm.quant.shadow import Treatment
 from edge_llm.schemes import int8, scheme_of
-from edge_llm.text.chat import ChatTemplate, find_template
-from edge_llm.text.tokenizer import Tokenizer
+from edge_llm.sources import Progress, Source, ignore, open_source
+from edge_llm.sources.hugging_face import default_name
 
-_COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json")
-_MAX_TEXT_FILE = 64 * 2**20
 _NO_CHANNELS = np.empty(0, np.int32)
 
 
@@ -117,12 +103,11 @@ def import_model(
     text = read_calibration(calibration)
     if target is None:
         target = bundle_path(default_name(source) if name is None else name)
-    origin = find_source(source, revision, tell_progress)
     target = target.absolute()
-    _refuse_overlap(origin.folder, target)
-    clear_leftovers(target.parent)
-    with open_model_folder(origin.folder) as folder:
-        job = _Job(origin, folder, text, keep_float, outliers or Outliers(), fold, tell_progress, tell)
+    with open_source(source, revision=revision, progress=tell_progress) as opened:
+        _refuse_overlap(Path(opened.place), target)
+        clear_leftovers(target.parent)
+        job = _Job(opened, text, keep_float, outliers or Outliers(), fold, tell_progress, tell)
         state = _existing(target, job)
         if state == "unfolded" and not overwrite:
             tell(f"`{target.name}` was imported from this source without folds and stays as it is; `--overwrite` folds it")
@@ -136,7 +121,7 @@ def import_model(
         with Staging(target) as staging:
             _check_space(staging.path, job)
             job.write(staging.path)
-            job.check_unchanged()
+            opened.check_unchanged()
             if not staging.publish(replace=overwrite or state == "damaged") and _existing(target, job) != "same":
                 raise _taken(target)  # another import was faster, with another model
     return target
@@ -204,8 +189,7 @@ class _Job:
 
     def __init__(
         self,
-        origin: Origin,
-        source: SourceFolder,
+        source: Source,
         text: CalibrationText,
         keep_float: bool,
         outliers: Outliers,
@@ -213,7 +197,6 @@ class _Job:
         progress: Progress,
         notice: Callable[[str], None],
     ) -> None:
-        self.origin = origin
         self.source = source
         self.text = text
         self.keep_float = keep_float
@@ -221,16 +204,14 @@ class _Job:
         self.fold = fold and outliers.mode != "naive"
         self.progress = progress
         self.notice = notice
-        self.config: ModelConfig = load_config(source.config)
+        self.config = source.config
         self.decoder = describe(self.config)
         self.asked = outliers.asked(self.decoder)
         self.unused = check_tensors(source, self.decoder)
-        self.tokenizer = Tokenizer.from_folder(origin.folder, self.config.vocab_size)
-        ChatTemplate.from_folder(origin.folder, self.tokenizer).check()
-        check_usable(origin.folder, self.config, self.tokenizer, notice)
-        self._files = [path for name in DIGESTED if (path := origin.folder / name).exists()] + source.files
-        self._stamps = [stamp(path) for path in self._files]
-        self.digest = digest_files(self._files, progress)
+        self.tokenizer = source.tokenizer()
+        source.template(self.tokenizer).check()
+        check_usable(source, self.tokenizer, notice)
+        self.digest = source.digest(progress)
         if self.unused:
             names = ", ".join(f"`{shown(name)}`" for name in self.unused[:3])
             notice(f"{len(self.unused)} tensors of the source are not part of this architecture: {names}")
@@ -239,12 +220,6 @@ class _Job:
     def folds(self) -> str:
         """As a manifest holds it; bundles from before there were folds say nothing."""
         return "even" if self.fold else "none"
-
-    def check_unchanged(self) -> None:
-        """Refuse a source whose files changed since they were digested."""
-        for path, before in zip(self._files, self._stamps, strict=True):
-            if stamp(path) != before:
-                raise InvalidModel(f"`{shown(path)}` changed during the import; import it again")
 
     def write(self, folder: Path) -> None:
         """Write the whole bundle into the empty ``folder``."""
@@ -293,15 +268,15 @@ class _Job:
 
     def _made_from(self) -> dict[str, str | None]:
         # a bundle that carries its float weights may travel: it keeps the source's name, not a path of this machine
-        origin = self.origin
+        source = self.source
         return {
-            "kind": origin.kind,
-            "path": Path(origin.path).name if self.keep_float and origin.kind == "folder" else origin.path,
+            "kind": source.kind,
+            "path": source.path if source.kind == "hub" or not self.keep_float else Path(source.path).name,
             "digest": self.digest,
             "calibration": self.text.digest,
             "outliers": str(self.outliers),
             "folds": self.folds,
-            "float": "source" if self.keep_float else str(origin.folder),
+            "float": "source" if self.keep_float else source.place,
         }
 
     def _write_weights(self, writer: BundleWriter, kept: Mapping[str, Treatment], survey: Survey) -> None:
@@ -323,15 +298,11 @@ class _Job:
         self.progress("output", 1, 1)
 
     def _write_files(self, writer: BundleWriter) -> None:
-        for name in _COPIED:
-            path = self.origin.folder / name
-            if path.exists():
-                writer.add_file(name, [read_file(path, _MAX_TEXT_FILE)])
-        template = find_template(self.origin.folder)
-        if template is not None:
-            writer.add_file("chat_template.jinja", [template.encode()])
+        files = self.source.side_files()
+        for name, data in files.items():
+            writer.add_file(name, [data])
         if self.keep_float:
-            writer.add_file("source/config.json", [read_file(self.origin.folder / "config.json", _MAX_TEXT_FILE)])
+            writer.add_file("source/config.json", [files["config.json"]])
             writer.add_file("source/model.safetensors", self._float_copy())
 
     def _float_copy(self) -> Iterator[bytes | np.ndarray]:

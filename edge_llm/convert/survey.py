@@ -13,17 +13,16 @@ from edge_llm.convert.calibrate import key_offset, run_layer
 from edge_llm.convert.folds import Calibration, choose_folds, fold_linear, judged, unfolded
 from edge_llm.convert.layer_folds import Factors, fold_layer
 from edge_llm.convert.parallel import workers
-from edge_llm.convert.source import Progress
 from edge_llm.errors import InvalidModel
-from edge_llm.formats.safetensors import SourceFolder
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.reference import rms_norm
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import read_embedding, read_final_norm, read_layer, read_output
+from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_layer, read_output
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import ChannelStatistics, output_error
 from edge_llm.quant.shadow import NONE, Treatment
 from edge_llm.schemes import float16, int8, scheme_of
+from edge_llm.sources import Progress
 from kernels import ThreadPool
 
 Treat = Callable[[ChannelStatistics, np.ndarray, np.ndarray], tuple[Treatment, ...]]
@@ -61,7 +60,7 @@ class Survey:
 
 
 def survey_model(
-    source: SourceFolder,
+    source: WeightSource,
     decoder: Decoder,
     context: int,
     sequences: list[np.ndarray],

@@ -21,12 +21,11 @@ from edge_llm.devices.base import Rows
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import NumericError
 from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.formats.safetensors import SourceFolder
 from edge_llm.kv.pages import PAGE_TOKENS, pages_for
 from edge_llm.kv.store import KVStore
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import FloatLinear, LayerWeights, read_final_norm, read_layer, read_output
+from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_final_norm, read_layer, read_output
 from edge_llm.quant.shadow import Treatment
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
@@ -42,7 +41,7 @@ _BLOCK_LOGITS = 2**22
 
 
 def losses(
-    source: SourceFolder,
+    source: WeightSource,
     decoder: Decoder,
     survey: Survey,
     choices: Sequence[Choice],

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-from edge_llm.config import ModelConfig
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.errors import InvalidModel, UsageError
-from edge_llm.strict_json import read_object
+from edge_llm.sources import Source
 from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tokenizer import Tokenizer
 
 SHORTEST_PROMPT = "Hi"
 
 
-def check_usable(folder: Path, config: ModelConfig, tokenizer: Tokenizer, notice: Callable[[str], None]) -> None:
-    """Check that the model in ``folder`` has room for the shortest prompt and an answer.
+def check_usable(source: Source, tokenizer: Tokenizer, notice: Callable[[str], None]) -> None:
+    """Check that the model of ``source`` has room for the shortest prompt and an answer.
 
     ``notice`` is told of each sampling default that cannot be used.  Raises `InvalidModel` when the context has
     no room for a prompt and one token of its answer.
     """
-    tokens = _shortest_prompt(ChatTemplate.from_folder(folder, tokenizer), tokenizer)
-    if tokens >= config.context:
+    tokens = _shortest_prompt(source.template(tokenizer), tokenizer)
+    context = source.config.context
+    if tokens >= context:
         raise InvalidModel(
-            f"config.json: a context of `{config.context}` tokens has no room for an answer to `{SHORTEST_PROMPT}`, "
+            f"config.json: a context of `{context}` tokens has no room for an answer to `{SHORTEST_PROMPT}`, "
             f"which is {tokens} tokens with all that the model wants around it; check max_position_embeddings"
         )
-    path = folder / "generation_config.json"
-    for reason in generation_defaults(read_object(path)).left_out if path.exists() else ():
+    for reason in generation_defaults(source.generation_config()).left_out:
         notice(f"generation_config.json: {reason}; the model runs without this default")
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from edge_llm.config import RuntimeConfig
 from edge_llm.errors import ModelNotFound
 from edge_llm.formats.bundle import Bundle
-from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models.reference import FloatModel
 from edge_llm.runner.base import Runner
 from edge_llm.runner.float_path import FloatRunner
+from edge_llm.sources import open_source
 
 
 def float_runner(bundle: Bundle, runtime: RuntimeConfig) -> Runner[Any]:
@@ -27,5 +27,5 @@ def float_model(bundle: Bundle) -> FloatModel:
             f"the float weights of `{bundle.folder.name}` are not here any more; import the model again, "
             "with --keep-float to keep them in the bundle"
         )
-    with open_model_folder(source) as opened:
+    with open_source(source) as opened:
         return FloatModel(opened, bundle.config)

@@ -199,10 +199,12 @@ class Bundle:
         return _read_checked(self.folder, record)
 
     def float_source(self) -> Path | None:
-        """Folder of the float weights that this bundle was made from; None when they are not there any more."""
+        """Place of the float weights that this bundle was made from; None when they are not there any more."""
         where = self.manifest["source"]["float"]
         folder = None if where is None else self.folder / where  # an absolute path stands for itself
-        return folder if folder is not None and status(folder / "config.json") is not None else None
+        if folder is None:
+            return None
+        return folder if status(folder / "config.json" if is_folder(folder) else folder) is not None else None
 
     @property
     def generation_config(self) -> dict[str, Any]:

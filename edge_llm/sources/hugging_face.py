@@ -1,22 +1,24 @@
-"""Where a model comes from: a Hugging Face folder or the hub, and the digest that tells it from others."""
+"""Hugging Face models: a folder or a hub id, and the digest that tells a model from others."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from edge_llm.errors import ModelNotFound, StorageError, UnsupportedModel, UsageError
-from edge_llm.files import RegularFile, shown
+from edge_llm.errors import InvalidModel, ModelNotFound, StorageError, UnsupportedModel, UsageError
+from edge_llm.files import RegularFile, read_file, shown
+from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.models import load_config
 from edge_llm.paths import expanded, safe_name
-
-Progress = Callable[[str, int, int], None]
-"""Called as (stage, done, total).  Stages: download and digest (bytes), layers, output, copy, unchanged."""
+from edge_llm.sources.base import Progress, ignore
+from edge_llm.strict_json import read_object
+from edge_llm.text.chat import ChatTemplate, find_template
+from edge_llm.text.tokenizer import Tokenizer
 
 DIGESTED = (
     "config.json",
@@ -27,23 +29,81 @@ DIGESTED = (
     "chat_template.jinja",
 )
 """Files beside the weights that make a model what it is."""
+_COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json")
+_MAX_TEXT_FILE = 64 * 2**20
 _BLOCK = 8 * 2**20
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a model comes from."""
+class HuggingFaceSource:
+    """A Hugging Face folder: ``config.json``, safetensors, ``tokenizer.json`` and what stands beside them."""
 
-    kind: str
-    """folder or hub."""
-    path: str
-    """What the user named: an absolute path, or a hub id with its revision."""
-    folder: Path
+    def __init__(self, kind: str, path: str, folder: Path) -> None:
+        self.kind = kind
+        self.path = path
+        self.place = str(folder)
+        self.folder = folder
+        self._weights = open_model_folder(folder)
+        try:
+            self.config = load_config(self._weights.config)
+            files = [found for name in DIGESTED if (found := folder / name).exists()]
+            self._files = files + self._weights.files
+            self._stamps = [stamp(file) for file in self._files]
+        except BaseException:
+            self._weights.close()
+            raise
+
+    def names(self) -> list[str]:
+        return self._weights.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._weights.shape(name)
+
+    def read(self, name: str) -> np.ndarray:
+        return self._weights.read(name)
+
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_folder(self.folder, self.config.vocab_size)
+
+    def template(self, tokenizer: Tokenizer) -> ChatTemplate:
+        return ChatTemplate.from_folder(self.folder, tokenizer)
+
+    def generation_config(self) -> dict[str, Any]:
+        path = self.folder / "generation_config.json"
+        return read_object(path) if path.exists() else {}
+
+    def side_files(self) -> dict[str, bytes]:
+        copied = [name for name in _COPIED if (self.folder / name).exists()]
+        files = {name: read_file(self.folder / name, _MAX_TEXT_FILE) for name in copied}
+        template = find_template(self.folder)
+        return files if template is None else files | {"chat_template.jinja": template.encode()}
+
+    def digest(self, progress: Progress = ignore) -> str:
+        return digest_files(self._files, progress)
+
+    def check_unchanged(self) -> None:
+        for path, before in zip(self._files, self._stamps, strict=True):
+            if stamp(path) != before:
+                raise InvalidModel(f"`{shown(path)}` changed during the import; import it again")
+
+    def close(self) -> None:
+        self._weights.close()
+
+    def __enter__(self) -> HuggingFaceSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def ignore(*_: object) -> None:
-    pass
+def claims(source: str) -> bool:
+    """Everything: what is no model is refused when it is opened."""
+    return True
+
+
+def open(source: str | Path, *, revision: str | None = None, progress: Progress = ignore) -> HuggingFaceSource:
+    """Open the folder that ``source`` names, a hub id downloaded; see `edge_llm.sources.open_source`."""
+    return HuggingFaceSource(*find_folder(source, revision, progress))
 
 
 def default_name(source: str | Path) -> str:
@@ -57,8 +117,8 @@ def default_name(source: str | Path) -> str:
     return safe_name(legal)
 
 
-def find_source(source: str | Path, revision: str | None = None, progress: Progress = ignore) -> Origin:
-    """Find the model folder that ``source`` names; a hub id is downloaded."""
+def find_folder(source: str | Path, revision: str | None = None, progress: Progress = ignore) -> tuple[str, str, Path]:
+    """How the user named ``source`` (folder or hub), what it is called then, and its folder; a hub id is downloaded."""
     text = str(source)
     path = expanded(text)
     try:
@@ -83,14 +143,14 @@ def find_source(source: str | Path, revision: str | None = None, progress: Progr
             absolute.encode()
         except UnicodeEncodeError:
             raise UsageError(f"the folder name `{shown(text)}` is not UTF-8; rename it") from None
-        return Origin("folder", absolute, path.absolute())
+        return "folder", absolute, path.absolute()
     if exists:
         raise UsageError(f"`{shown(text)}` is a file; give the folder that holds config.json", param="source")
     if isinstance(source, str) and _HUB_ID.fullmatch(text):
-        from edge_llm.convert.hub import pull
+        from edge_llm.sources.hub import pull
 
         folder = pull(text, revision, progress)
-        return Origin("hub", f"{text}@{folder.name}", folder)
+        return "hub", f"{text}@{folder.name}", folder
     raise ModelNotFound(
         f"no model folder `{shown(text)}`; give a Hugging Face folder, or a hub id such as `Qwen/Qwen2.5-0.5B-Instruct`"
     )

@@ -1,0 +1,42 @@
+"""Models as somebody published them, one file per kind: config, float tensors, tokenizer, template and digest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from edge_llm.sources import hugging_face
+from edge_llm.sources.base import Progress, Source, ignore
+
+__all__ = ["Progress", "Source", "add_source", "ignore", "open_source"]
+
+
+class SourceFile(Protocol):
+    """What a file of this folder has."""
+
+    def claims(self, source: str) -> bool:
+        """Whether ``source`` (a path or an id) names a model of this kind."""
+        ...
+
+    @property
+    def open(self) -> Callable[..., Source]:
+        """``(source, *, revision, progress) -> Source``."""
+        ...
+
+
+_ADDED: list[SourceFile] = []
+
+
+def open_source(source: str | Path, *, revision: str | None = None, progress: Progress = ignore) -> Source:
+    """Open the model that ``source`` names: a Hugging Face folder, or a hub id ``org/name``, which is downloaded.
+
+    Raises `ModelNotFound`, `UsageError`, `InvalidModel`, `UnsupportedModel`, `HubError` or `StorageError`.
+    """
+    kind: SourceFile = next((one for one in _ADDED if one.claims(str(source))), hugging_face)
+    return kind.open(source, revision=revision, progress=progress)
+
+
+def add_source(kind: SourceFile) -> None:
+    """Have the models that ``kind`` claims opened by it, a module or object that is not a file of this folder."""
+    _ADDED.append(kind)

@@ -1,0 +1,75 @@
+"""What import and the float path want of a model as somebody published it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from edge_llm.config import ModelConfig
+from edge_llm.text.chat import ChatTemplate
+from edge_llm.text.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]
+"""Called as (stage, done, total).  Stages: download and digest (bytes), layers, output, copy, unchanged."""
+
+
+def ignore(*_: object) -> None:
+    """Tells nobody."""
+
+
+class Source(Protocol):
+    """An open model: settings, float tensors, tokenizer, template.  Close it, or use it as a context."""
+
+    kind: str
+    """How the user named it, such as folder or hub."""
+    path: str
+    """What the user named: an absolute path, or a hub id with its revision."""
+    place: str
+    """Where `open_source` finds it again: an absolute path."""
+    config: ModelConfig
+
+    def names(self) -> list[str]:
+        """Names of all tensors, in file order."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; an unknown name raises `InvalidModel`."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor as float32, finite."""
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.  Raises `InvalidTokenizer` or `ModelNotFound`."""
+        ...
+
+    def template(self, tokenizer: Tokenizer) -> ChatTemplate:
+        """The model's chat template, or the default one."""
+        ...
+
+    def generation_config(self) -> dict[str, Any]:
+        """The author's sampling defaults, as in Hugging Face's generation_config.json; empty when there are none."""
+        ...
+
+    def side_files(self) -> Mapping[str, bytes]:
+        """What a bundle keeps beside the weights, by its names: tokenizer.json, config.json, chat_template.jinja, ..."""
+        ...
+
+    def digest(self, progress: Progress = ignore) -> str:
+        """A digest of all that makes the model what it is."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Raises `InvalidModel` if a file changed since the source was opened."""
+        ...
+
+    def close(self) -> None:
+        """Close every file; more than once is fine."""
+        ...
+
+    def __enter__(self) -> Source: ...
+
+    def __exit__(self, *_: object) -> None: ...
