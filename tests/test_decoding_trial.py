@@ -93,6 +93,24 @@ def test_a_chain_is_followed_or_refused(tokenizer, name):
     assert re.search("^ok|takes more than|too deeply|too big|too large", longer)
 
 
+ENDLESS = {
+    "itself": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    "each other": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    "a property that is the whole": {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]},
+    "a list of the whole": {"type": "array", "items": {"$ref": "#"}},
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_passes_the_check_can_begin_an_answer(tokenizer, name):
+    grammar = Grammar("json_schema", json.dumps(ENDLESS[name]))
+    try:
+        check_grammar(grammar, tokenizer)
+    except UsageError:
+        return
+    assert np.isfinite(Constraint(grammar, tokenizer).mask(np.zeros(tokenizer.vocab_size, np.float32))).any()
+
+
 @pytest.mark.parametrize("name", COSTLY)
 def test_what_takes_too_much_is_refused_in_seconds(tokenizer, name):
     started = time.perf_counter()

@@ -86,7 +86,8 @@ class _Library:
         matcher = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=self._limits)
         if not matcher.is_error() and not matcher.is_stopped():
             bits = (ctypes.c_int32 * ((self._size + 31) // 32))()
-            matcher.deep_copy().unsafe_compute_mask_ptr(ctypes.addressof(bits), ctypes.sizeof(bits))
+            # some grammars fail only here, where the beginning of an answer is worked out
+            matcher.unsafe_compute_mask_ptr(ctypes.addressof(bits), ctypes.sizeof(bits))
         return {"error": matcher.get_error()[:MAX_ERROR] if matcher.is_error() else ""}
 
     def _converted(self, gbnf: str) -> dict[str, Any]:
