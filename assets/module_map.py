@@ -1,36 +1,74 @@
-"""Print the module map of the README: every module with the first sentence of its docstring.
+"""The generated parts of the documents: the packages in README.md, floors and module map in docs/architecture.md.
 
-    python assets/module_map.py            print it
-    python assets/module_map.py --write    put it between the markers in README.md
+    python assets/module_map.py            print them
+    python assets/module_map.py --write    put each between its markers
 """
 
 from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+HOUSE = ROOT / "tests" / "test_house.py"
 PACKAGES = ("scheduler", "kernels", "edge_llm")
-BEGIN, END = "<!-- module map: python assets/module_map.py --write -->", "<!-- end of module map -->"
+
+
+def package_list() -> str:
+    """Every package with the first sentence of its docstring; those of edge_llm one by one."""
+    folders = [ROOT / name for name in PACKAGES[:-1]] + list(_inner(ROOT / PACKAGES[-1]))
+    return _block(_line(f"{folder.relative_to(ROOT)}/", folder / "__init__.py", 0) for folder in folders)
+
+
+def floors() -> str:
+    """The floors as `tests/test_house.py` has them, the highest first."""
+    assignments = (node for node in ast.parse(HOUSE.read_text()).body if isinstance(node, ast.Assign))
+    found = next(node.value for node in assignments if ast.unparse(node.targets[0]) == "FLOORS")
+    rooms: dict[int, list[str]] = {}
+    for room, floor in ast.literal_eval(found).items():
+        rooms.setdefault(floor, []).append(room)
+    return _block(f"{floor:>2}  {'  '.join(rooms[floor])}" for floor in sorted(rooms, reverse=True))
 
 
 def module_map() -> str:
-    """The map as a Markdown code block."""
-    lines = ["```text"]
-    for package in PACKAGES:
-        lines += _folder(ROOT / package, 0)
-    return "\n".join([*lines, "```"])
+    """Every module with the first sentence of its docstring."""
+    return _block(line for package in PACKAGES for line in _folder(ROOT / package, 0))
 
 
-def _folder(folder: Path, depth: int) -> list[str]:
-    lines = [_line(f"{folder.name}/", folder / "__init__.py", depth)]
+PARTS: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {"packages": package_list},
+    ARCHITECTURE: {"floors": floors, "module map": module_map},
+}
+"""The parts of each page by the names of their markers."""
+
+
+def renewed(page: Path) -> str:
+    """The text of ``page`` with its parts as they are today."""
+    text = page.read_text()
+    for name, make in PARTS[page].items():
+        begin, end = f"<!-- {name}: python assets/module_map.py --write -->", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n{make()}\n{end}{after}"
+    return text
+
+
+def _folder(folder: Path, depth: int) -> Iterator[str]:
+    yield _line(f"{folder.name}/", folder / "__init__.py", depth)
     for path in sorted(folder.glob("*.py")):
         if path.name != "__init__.py":
-            lines.append(_line(path.name, path, depth + 1))
-    for child in sorted(path.parent for path in folder.glob("*/__init__.py")):
-        lines += _folder(child, depth + 1)
-    return lines
+            yield _line(path.name, path, depth + 1)
+    for child in _inner(folder):
+        yield from _folder(child, depth + 1)
+
+
+def _inner(folder: Path) -> Iterator[Path]:
+    """The packages in ``folder``."""
+    return (path.parent for path in sorted(folder.glob("*/__init__.py")))
 
 
 def _line(name: str, module: Path, depth: int) -> str:
@@ -39,15 +77,14 @@ def _line(name: str, module: Path, depth: int) -> str:
     return f"{'  ' * depth + name:<26}{first}".rstrip()
 
 
-def readme_with_map(readme: str) -> str:
-    """``readme`` with today's map between the markers."""
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{module_map()}\n{END}{after}"
+def _block(lines: Iterator[str]) -> str:
+    """A Markdown code block."""
+    return "\n".join(["```text", *lines, "```"])
 
 
 if __name__ == "__main__":
-    if "--write" in sys.argv:
-        (ROOT / "README.md").write_text(readme_with_map((ROOT / "README.md").read_text()))
-    else:
-        print(module_map())
+    for page, parts in PARTS.items():
+        if "--write" in sys.argv:
+            page.write_text(renewed(page))
+        else:
+            print("\n\n".join(make() for make in parts.values()))

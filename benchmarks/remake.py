@@ -1,4 +1,4 @@
-"""Remake the numbers of the README: both shapes, two thread counts, llama.cpp in turns with us.
+"""Remake the numbers of the README and docs/performance.md: both shapes, two thread counts, llama.cpp in turns with us.
 
     python benchmarks/remake.py                             about ten minutes on four cores
     python benchmarks/remake.py --peers torch --results benchmarks/results/torch       about five

@@ -131,13 +131,3 @@ def test_all_that_a_runner_reaches_counts_as_numerics():
     digested = {module_name(path) for path in numeric_files() if path.suffix == ".py"}
     assert ours - digested == {"kernels._native"}
     assert any(path.suffix == ".so" for path in numeric_files())
-
-
-def test_the_module_map_in_the_readme_is_true():
-    sys.path.insert(0, str(ROOT / "assets"))
-    try:
-        from module_map import readme_with_map
-    finally:
-        sys.path.pop(0)
-    readme = (ROOT / "README.md").read_text()
-    assert readme_with_map(readme) == readme, "run `python assets/module_map.py --write`"

@@ -1,4 +1,4 @@
-"""Calibration: a little text runs through the float model, layer by layer, and every linear's input is looked at.
+"""Calibration: a little text runs through the float model, layer by layer, and every linear's input is measured.
 
 The text is the built-in one (varied prose, dialogue, lists, code, several languages) or the user's.  It becomes up to
 `MAX_SEQUENCES` sequences, spread evenly over the text, each begun as the model begins a text, `MAX_TOKENS` together.

@@ -1,4 +1,4 @@
-"""What every linear gets: which shadow beside INT8, or float16 where INT8 will not do."""
+"""What every linear gets: which shadow beside INT8, or float16 where INT8 is not good enough."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Outliers:
 
     mode: str = "auto"
     """auto: the shadows that the budget asks for, and float16 where all shadows do not reach it.  full, none: all or none
-    of the shadows.  naive: not even a scale that cuts outliers off, only to see what they do to INT8."""
+    of the shadows.  naive: none, and the scale reaches over all outliers, only to see what they do to INT8."""
     budget: float = DEFAULT_BUDGET
     """Percent of perplexity that INT8 may cost, for auto."""
     schemes: tuple[tuple[str, str], ...] = ()
@@ -42,7 +42,7 @@ class Outliers:
         return ", ".join([said, *(f"{scheme} {pattern}" for pattern, scheme in self.schemes)])
 
     def asked(self, decoder: Decoder) -> dict[str, str]:
-        """The scheme of every linear that a pattern names.  Raises `UsageError` for a pattern that names none."""
+        """The scheme of every linear that a pattern names.  Raises `UsageError` for a pattern that matches none."""
         names = [name for name in decoder.linears() if name != "output"]
         found: dict[str, str] = {}
         for pattern, scheme in self.schemes:
@@ -63,7 +63,7 @@ def choose(
 ) -> tuple[dict[str, Treatment], dict[str, float]]:
     """The treatment that every linear gets, and what was measured to find it; ``tell`` is told it in words.
 
-    The linears ``asked`` get the other scheme that was surveyed.
+    Linears in ``asked`` get the scheme that was asked for.
     """
     options: Treatments = survey.treatments | {name: (survey.others[name],) for name in asked}
     if outliers.mode != "auto":
@@ -101,7 +101,7 @@ def _with_float16(
     tell: Callable[[str], None],
     figures: dict[str, float],
 ) -> tuple[dict[str, Treatment], dict[str, float]]:
-    """All shadows and as few linears in float16 as the budget asks for; the ``kept`` shadows where not even that is enough."""
+    """All shadows and as few linears in float16 as the budget asks for; the ``kept`` shadows if even that is not enough."""
     shadows, budget = choice(options, steps), figures["budget"]
     better = {name: (shadows[name], one) for name, one in others.items() if shadows[name].scheme != one.scheme}
     alone: Treatments = {name: (treatment,) for name, treatment in shadows.items()}

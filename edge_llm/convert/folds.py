@@ -1,6 +1,6 @@
 """Which folds a layer gets: the factors from calibration, the power of each by the least error that INT8 then makes.
 
-A place may also stay as it is: where INT8 does clearly better without a fold, there is none.
+A place stays as it is where INT8 does clearly better without a fold.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _stacked(matrices: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def judged(layer: Layer, weights: LayerWeights, linear: Linear, seen: Seen) -> np.ndarray:
-    """The weight of ``linear`` [N, K], its rows as long as they are important.
+    """The weight of ``linear`` [N, K] by which errors are judged: the more a row matters, the longer it is.
 
     The rows of o and down write into the same hidden state, where a large one matters more.  Those of qkv and gate_up end
     in channels that are folded themselves: their size says nothing, so each is divided by the level of what it gives.
@@ -123,7 +123,7 @@ def fold_linear(seen: ChannelStatistics, weight: np.ndarray) -> tuple[np.ndarray
 
 
 def _linear_factors(seen: ChannelStatistics, length: np.ndarray, power: float) -> np.ndarray:
-    """Factors from all rows tell which rows are sinks; the factors are those of the others."""
+    """The factors of all rows that are not sinks; factors from all rows show which rows are sinks."""
     first = even_factors(channel_level(seen.rows(), power), length, power)
     regular = seen.rows()[~seen.divided(first).sinks()]
     return even_factors(channel_level(regular, power), length, power) if len(regular) else first

@@ -145,7 +145,7 @@ def _refuse_overlap(folder: Path, target: Path) -> None:
 
 
 def _existing(target: Path, job: _Job) -> str:
-    """What stands at ``target``: none, same, unfolded (same source, its channels as uneven as they came), damaged (same
+    """What is at ``target``: none, same, unfolded (same source, its channels as uneven as they came), damaged (same
     source, but bytes or float weights are lost) or other."""
     if not os.path.lexists(target):
         return "none"

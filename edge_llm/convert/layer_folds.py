@@ -63,13 +63,13 @@ def places(layer: Layer) -> dict[str, Place]:
 
 
 def _gate_up(layer: Layer, swiglu: SwiGLU) -> Linear | None:
-    """The linear of ``swiglu``, where the rows of it may be divided."""
+    """The linear that ``swiglu`` reads; None if its rows may not be divided."""
     writer = layer.writer(swiglu.reads, swiglu)
     return writer if isinstance(writer, Linear) and layer.gives_only(writer, swiglu) else None
 
 
 def no_folds(layer: Layer) -> Factors:
-    """Factors of one."""
+    """Factors that change nothing: all are 1."""
     return {name: np.ones(place.shape, np.float32) for name, place in places(layer).items()}
 
 

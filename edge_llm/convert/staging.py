@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all, and goes so.
+"""A folder that appears whole or not at all, and disappears the same way.
 
 Work happens in a hidden sibling of the target, which its process holds locked.  `Staging.publish` renames it into place;
 leaving without it removes it.  `discard` hides a folder and then removes it.  What a killed process leaves is named and
@@ -72,9 +72,9 @@ class Staging:
 
 
 def discard(target: Path) -> None:
-    """Take the folder ``target`` away: out of sight at once, then its bytes.  Raises `StorageError`.
+    """Remove the folder ``target``: a rename hides it, then its bytes are deleted.  Raises `StorageError`.
 
-    Killed or refused in between, it leaves a folder that the next start removes.
+    If it is killed or fails in between, the next start removes what is left.
     """
     if target.is_symlink():  # what it leads to is not ours
         with _removal_errors(target):

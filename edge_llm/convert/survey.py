@@ -26,7 +26,7 @@ from edge_llm.sources import Progress
 from kernels import ThreadPool
 
 Treat = Callable[[ChannelStatistics, np.ndarray, np.ndarray], tuple[Treatment, ...]]
-"""What can be done about a linear: from its input, its weight float32 [N, K], and the same as it is judged."""
+"""Gives the treatments of a linear, from its input, its weight float32 [N, K], and that weight as `judged` changes it."""
 
 NO_CHANNELS = np.empty(0, np.int32)
 
@@ -48,7 +48,7 @@ class Survey:
     key_offsets: list[np.ndarray]
     """Per layer the mean key, float32 [kv heads, head_dim]."""
     folds: list[Factors]
-    """Per layer the factors that were folded into it before all that was found here."""
+    """Per layer the factors that were folded into it before its treatments were found."""
     output_fold: np.ndarray
     """Factors of the channels that the output matrix reads, float32 [hidden]; ones where it is the embedding."""
     found_folds: dict[str, Fold]

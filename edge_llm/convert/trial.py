@@ -35,7 +35,7 @@ from edge_llm.subgraphs.build import SubgraphShelf
 Choice = Mapping[str, Treatment]
 """The treatment of every linear."""
 WORST_DIVERGENCE = 100.0
-"""Nats of KL above which a loss is as good as infinite."""
+"""Nats of KL; a larger divergence counts as this."""
 _BLOCK_LOGITS = 2**22
 """Logits that a thread compares at a time."""
 
@@ -73,7 +73,7 @@ class _Trial:
         self._device = HostDevice(core_count())
         self._shelf = SubgraphShelf(self._device, decoder, RopeTables(max(lengths)))
         room = PAGE_TOKENS * sum(pages_for(length) for length in lengths)
-        # the keys of a layer are not needed after it: like layers write over each other's, under the same page numbers
+        # a layer's keys are not needed after it, so all layers with the same attention use one store and its page numbers
         stores = {attention: KVStore((attention,), room) for attention in decoder.attentions}
         self._pages = [stores[attention].layers[0] for attention in decoder.attentions]
         store = stores[decoder.attentions[0]]

@@ -40,7 +40,7 @@ class Op:
 
     kind: str
     reads: tuple[str, ...]
-    """Its input first; a linear's (or merge's) last may be what is added to the result."""
+    """The input comes first.  The last of a linear or a merge may be the buffer that is added to the result."""
     writes: tuple[str, ...]
     of: Operation
     norm: Norm | None = None
@@ -67,7 +67,7 @@ class Part:
     """cpu or npu."""
     ops: tuple[Op, ...]
     after: tuple[str, ...] = ()
-    """Parts of its layer.  None: it waits for the layer before."""
+    """Parts of its layer.  If there are none, it waits for the layer before."""
     after_earlier: tuple[str, ...] = ()
     """Parts of the same layer in all earlier chunks."""
 

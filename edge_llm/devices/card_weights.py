@@ -16,7 +16,7 @@ CardLinearT = TypeVar("CardLinearT")
 
 
 class Card(Protocol[CardLinearT]):
-    """What takes weights into its memory."""
+    """A card that can copy weights into its memory."""
 
     def load(self, linear: Int8Weight) -> CardLinearT:
         """Copy a linear into new card memory."""
@@ -36,7 +36,7 @@ class CardBlock(BlockWeights, Generic[CardLinearT]):
 
 @dataclass
 class _Slot(Generic[CardLinearT]):
-    """Card memory for one streamed layer at a time: the linears in it, and the layer that they are."""
+    """Card memory for one streamed layer at a time: its linears, and the layer that they belong to."""
 
     linears: dict[str, CardLinearT]
     layer: int | None = None
@@ -46,8 +46,8 @@ class CardWeights(Generic[CardLinearT]):
     """Puts every INT8 linear of every layer on the card; others, the embedding and the head stay with the CPU.
 
     Resident layers are copied at once, so that a model too large for the card is refused before it is used.  A streamed layer
-    is copied when it has been read, over the one whose read lies back the longest, as the host does: what may be overwritten
-    there may be here.  `read` has one caller at a time; lanes may ask for layers meanwhile.
+    is copied when it has been read, over the layer that was read the longest ago.  The host overwrites the same one, so nobody
+    uses it any more.  `read` has one caller at a time; lanes may ask for layers meanwhile.
     """
 
     def __init__(self, host: Weights, card: Card[CardLinearT], layers: int) -> None:
@@ -82,9 +82,9 @@ class CardWeights(Generic[CardLinearT]):
         slot = next((slot for slot in self._card_slots if slot.layer == index), self._card_slots[0])
         if slot.layer != index:
             self._fill(slot, index)
-        host = self._host.layer(index)  # after a sweep that was given up, in another buffer than before
+        host = self._host.layer(index)  # after an interrupted sweep it may lie in another buffer
         self._blocks[index] = CardBlock(host.linears, host.gains, slot.linears)
-        self._card_slots.remove(slot)  # the slot that was asked for last stands last
+        self._card_slots.remove(slot)  # the slot that was read last stands last
         self._card_slots.append(slot)
 
     def _fill(self, slot: _Slot[CardLinearT], index: int) -> None:

@@ -37,7 +37,7 @@ FLOAT16_MAX = np.float32(65504.0)
 
 @dataclass(frozen=True)
 class CardLinear:
-    """One linear in card memory, filled up with zeros to the chip's multiples: N of ``rows``, K of ``columns`` are its own."""
+    """One linear in card memory, padded with zeros to the chip's multiples; unpadded, N is ``rows`` and K is ``columns``."""
 
     tiles: CardArray
     """int8 [N/16, K/4, 16, 4]: the bytes of the chip's NZ layout in another order."""
@@ -147,7 +147,7 @@ class EmulatedDevice:
     """``chip`` (310p, 310b or 910b) beside this machine's CPU: half of ``threads`` cores each, at least one.
 
     ``route`` names another matmul route than the chip's best; ``memory`` is another ceiling in bytes than the chip's;
-    ``shadow=False`` drops the outliers.  Raises `DeviceError` for a chip or route that there is none of.
+    ``shadow=False`` drops the outliers.  Raises `DeviceError` for an unknown chip or route.
     """
 
     lanes: tuple[str, ...] = ("cpu", "npu")
@@ -265,7 +265,7 @@ def split_cores(threads: int) -> tuple[list[int], list[int]]:
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """The calling thread, which is a pool's first worker, on ``core`` alone; where the system has no such call, anywhere."""
+    """The calling thread, which is a pool's first worker, on ``core`` alone; on any core if the system cannot bind threads."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return

@@ -58,7 +58,7 @@ class HostDevice:
 
 
 def open_device(name: str, threads: int, *, shadow: bool = True) -> HostDevice:
-    """The host; its name has no parts."""
+    """The host device, whatever follows its kind in ``name``."""
     return HostDevice(threads, shadow=shadow)
 
 

@@ -22,7 +22,7 @@ from kernels.pointwise import rms_norm
 
 
 def build_split_op(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph | None:
-    """``op`` on ``pool`` if it is one of these three, else None.  Without ``shadow`` the outliers are dropped."""
+    """``op`` on ``pool`` if it is a quantize, shadow or merge, else None.  Without ``shadow`` the outliers are dropped."""
     kinds: dict[str, Callable[[Op, ThreadPool, bool], RunSubgraph]] = {
         "quantize": _build_quantize,
         "shadow": _build_shadow,

@@ -12,7 +12,7 @@ from edge_llm.models.layer import HIDDEN, Attention, Decoder, Gain, Layer, Linea
 MAX_CONTEXT = 1 << 27
 MAX_HEAD_DIM = 256
 MAX_THETA = 1e18
-"""Models for a million tokens have about 1e11; with 1 and more, no angle is larger than its position."""
+"""Models for a million tokens have about 1e11.  A theta of at least 1 keeps every angle at or below its position."""
 
 _REQUIRED = object()
 
@@ -76,8 +76,8 @@ def decoder_config(
     """The `ModelConfig` of a llama-like decoder.
 
     ``kv_heads``, ``head_dim``, ``context`` and ``norm_eps`` are the family's own values for keys that are absent
-    (None: as many as query heads; hidden size / heads).  ``window`` is the reach of a sliding attention window in
-    tokens: inside it windowed and full attention are the same, so it bounds the context.
+    (None means as many key heads as query heads, and hidden size / heads).  ``window`` is the reach of a sliding
+    attention window in tokens: inside it windowed and full attention are the same, so it bounds the context.
     """
     fields = Fields(raw)
     _check_activation(raw)

@@ -188,7 +188,7 @@ class Layer:
         return next(linear for linear in self.linears if linear.name == name)
 
     def writer(self, buffer: str, reader: Operation) -> Operation | None:
-        """The operation whose result ``reader`` finds in ``buffer``; None where the layer is given it."""
+        """The operation whose result ``reader`` finds in ``buffer``; None if the buffer comes from before the layer."""
         before = self.operations[: self.operations.index(reader)]
         return next((operation for operation in reversed(before) if operation.writes == buffer), None)
 
@@ -206,7 +206,7 @@ class Layer:
         return operation.writes == HIDDEN and all(later.writes != HIDDEN for later in after)
 
     def multipliers(self, written: Operation) -> tuple[Linear, ...]:
-        """The linears that multiply what ``written`` writes; none where anything else sees it."""
+        """The linears that multiply what ``written`` writes; empty if anything else reads it too."""
         readers = list(self.readers(written))
         linears = tuple(one for one in readers if isinstance(one, Linear) and one.adds != written.writes)
         return linears if len(linears) == len(readers) and not self.is_result(written) else ()
@@ -225,7 +225,7 @@ class Decoder:
     layers: tuple[Layer, ...]
     norm: Norm
     output: Linear
-    """The output matrix; its source is not read where the embedding serves for it."""
+    """The output matrix; its source is not read when the embedding is the output matrix too."""
     tied: bool
 
     @property
@@ -252,7 +252,7 @@ class Decoder:
         return tuple(layer.attention for layer in self.layers)
 
     def with_schemes(self, schemes: Mapping[str, str]) -> Decoder:
-        """The same with other weight schemes for the layers' linears that ``schemes`` names."""
+        """This decoder with the weight schemes that ``schemes`` gives, by the names of the layers' linears."""
         layers = tuple(
             replace(layer, operations=tuple(_with_scheme(one, f"layers.{index}.", schemes) for one in layer.operations))
             for index, layer in enumerate(self.layers)

@@ -147,8 +147,8 @@ def layer_forward(
     """One decoder layer on x [T, hidden] -> [T, hidden].
 
     ``past`` holds the tokens before x and takes x's keys and values; None starts a sequence.  The tables cover at least
-    past + T positions.  ``observe(name, input)`` sees the float input of every linear.  ``apply`` and ``keep`` stand for
-    the linears and for the memory of keys and values.
+    past + T positions.  ``observe(name, input)`` sees the float input of every linear.  ``apply`` computes
+    the linears' products; ``keep`` says what is remembered of keys and values.
     """
     kv = past if past is not None else FloatKV(layer.attention)
     buffers = {HIDDEN: x}

@@ -16,11 +16,11 @@ from edge_llm.errors import InvalidModel
 from edge_llm.models.layer import Decoder, Layer, Linear
 
 _IGNORED = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias")
-"""Buffers that old exports wrote beside the weights; the config says the same."""
+"""Buffers that old exports wrote beside the weights; config.json has the same facts."""
 
 
 class WeightSource(Protocol):
-    """Named tensors: a Hugging Face folder, a GGUF file, or the float half of a bundle."""
+    """Named tensors, such as those of a Hugging Face folder, or of the float weights that a bundle keeps."""
 
     def names(self) -> list[str]: ...
 
@@ -58,7 +58,7 @@ def layer_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
 
 
 def check_tensors(source: WeightSource, decoder: Decoder) -> list[str]:
-    """Hold the source against the model's description before anything is read.
+    """Compare the source with the model's description before anything is read.
 
     Every tensor that the model needs must be there in its shape, else `InvalidModel`.  Returns the names of tensors
     that nothing uses, for a warning.

@@ -23,7 +23,7 @@ def schemes() -> tuple[str, ...]:
 
 
 def scheme_called(name: str) -> Scheme | None:
-    """The scheme ``name``; None where there is none."""
+    """The scheme ``name``; None for an unknown name."""
     return _SCHEMES.get(name)
 
 

@@ -1,4 +1,4 @@
-"""What a weight scheme is, and what its weights are asked for."""
+"""What a weight scheme is, and what every weight can do."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Scheme(Protocol):
         ...
 
     def facts(self, record: Mapping[str, Any]) -> Facts:
-        """What a manifest's ``record`` says of a linear, checked.  Raises ValueError that names what makes no sense."""
+        """What a manifest's ``record`` says of a linear, checked.  Raises ValueError that names the invalid value."""
         ...
 
     def convert(self, weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
@@ -83,11 +83,11 @@ class Scheme(Protocol):
         ...
 
     def cost(self, linear: Linear) -> float:
-        """Microseconds of one core per row of the product of ``linear``, as measured where `edge_llm.quant.shadow` was."""
+        """Microseconds of one core per row of the product of ``linear``, on the machine of `edge_llm.quant.shadow`."""
         ...
 
     def reference(self, x: np.ndarray, weight: Any) -> np.ndarray:
-        """`Weight.apply` in plain NumPy, without norm, addition and SwiGLU: what is right."""
+        """`Weight.apply` in plain NumPy, without norm, addition and SwiGLU: the definition of correct."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What import and the float path want of a model as somebody published it."""
+"""What import and the float path ask of a published model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def ignore(*_: object) -> None:
-    """Tells nobody."""
+    """Progress that nobody looks at."""
 
 
 class Source(Protocol):

@@ -1,4 +1,4 @@
-"""Hugging Face models: a folder or a hub id, and the digest that tells a model from others."""
+"""Hugging Face models: a folder or a hub id, and the digest that identifies a model."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ class HuggingFaceSource:
 
 
 def claims(source: str) -> bool:
-    """Everything: what is no model is refused when it is opened."""
+    """Always: `open` refuses what is not a model."""
     return True
 
 
 def open(source: str | Path, *, revision: str | None = None, progress: Progress = ignore) -> HuggingFaceSource:
-    """Open the folder that ``source`` names, a hub id downloaded; see `edge_llm.sources.open_source`."""
+    """Open the folder that ``source`` names; a hub id is downloaded first.  See `edge_llm.sources.open_source`."""
     return HuggingFaceSource(*find_folder(source, revision, progress))
 
 
@@ -118,7 +118,7 @@ def default_name(source: str | Path) -> str:
 
 
 def find_folder(source: str | Path, revision: str | None = None, progress: Progress = ignore) -> tuple[str, str, Path]:
-    """How the user named ``source`` (folder or hub), what it is called then, and its folder; a hub id is downloaded."""
+    """Kind (folder or hub), name and folder of ``source``; a hub id is downloaded first."""
     text = str(source)
     path = expanded(text)
     try:
@@ -157,7 +157,7 @@ def find_folder(source: str | Path, revision: str | None = None, progress: Progr
 
 
 def stamp(path: Path) -> tuple[int, int, int]:
-    """What changes when a file is written or replaced: inode, size and time; zeros for no file."""
+    """What changes when a file is written or replaced: inode, size and time; zeros if there is no file."""
     try:
         status = path.stat()
     except OSError:

@@ -15,13 +15,13 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Sharing:
-    """Subgraphs that were built, and what it would have been without sharing them between chunks and layers."""
+    """How many subgraphs were built, and what sharing them between chunks and layers saved."""
 
     built: int
     uses: int
-    """Times a subgraph was asked for: without sharing, so many would have been built."""
+    """How often a subgraph was asked for: without sharing, this many would have been built."""
     saved_bytes: int
-    """Inputs and outputs that the others would have held, had each been built with its own."""
+    """Bytes that the inputs and outputs of the others would have taken."""
 
 
 class SubgraphShelf:

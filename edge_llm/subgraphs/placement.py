@@ -1,7 +1,7 @@
 """What runs where: a layer's description becomes parts, each for one lane.
 
 A placement is a function from a `Layer` to its parts in program order.  Which parts wait for which follows from what their
-operations read and write; a read that nobody writes is refused here, before anything runs.
+operations read and write; a read of a buffer that nothing writes is refused here, before anything runs.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ def head_part(decoder: Decoder) -> Part:
 
 
 def connect(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """``parts`` of one layer in program order, each told what it waits for.
+    """``parts`` of one layer in program order, each with the parts that it waits for.
 
-    It waits for who wrote what it reads, and for who still reads or wrote what it writes.  Keys and values in `PAGES` come
-    from earlier chunks too.  Raises ValueError for a read of what nobody wrote, for two parts of one name, and for a layer
-    that has a buffer called like one of the devices' own.
+    A part waits for the parts that wrote what it reads, and for those that read or wrote what it overwrites.  A part that reads
+    `PAGES` also waits for the keys and values of earlier chunks.  Raises ValueError for a buffer that is read before it is
+    written, for two parts of one name, and for a buffer of the layer that is called like one of the devices' own.
     """
     connected: list[Part] = []
     for part in parts:
@@ -116,7 +116,7 @@ def last_parts(parts: Sequence[Part]) -> tuple[str, ...]:
 
 
 def _reads(part: Part) -> set[str]:
-    """What ``part`` reads of others: not what it wrote itself before."""
+    """The buffers that ``part`` reads before it writes them."""
     reads: set[str] = set()
     written: set[str] = set()
     for op in part.ops:
@@ -126,7 +126,7 @@ def _reads(part: Part) -> set[str]:
 
 
 def _last(parts: Sequence[Part], reads: set[str], writes: set[str]) -> Iterator[Part]:
-    """The parts, latest first, that one waits for which reads ``reads`` and overwrites ``writes``."""
+    """The ``parts``, latest first, that a part must wait for if it reads ``reads`` and writes ``writes``."""
     wanted = set(reads)
     for part in reversed(parts):
         written = {name for op in part.ops for name in op.writes}
@@ -148,7 +148,7 @@ def _ancestors(part: Part, parts: Sequence[Part]) -> set[str]:
 
 
 def _in_its_linears(layer: Layer, norm: Norm) -> bool:
-    """Whether every reader of ``norm`` is a linear that can norm its own rows: what the norm reads has not changed by then."""
+    """Whether all readers of ``norm`` are linears that can do it themselves: what the norm reads has not changed by then."""
     readers = layer.multipliers(norm)
     return bool(readers) and all(one.writes != norm.reads for one in _between(layer, norm, readers[-1]))
 
@@ -159,13 +159,13 @@ def _between(layer: Layer, first: Operation, last: Operation) -> tuple[Operation
 
 
 def _norm_of(layer: Layer, linear: Linear) -> Norm | None:
-    """The norm that ``linear`` does itself."""
+    """The norm that ``linear`` does itself; None if it does none."""
     writer = layer.writer(linear.reads, linear)
     return writer if isinstance(writer, Norm) and _in_its_linears(layer, writer) else None
 
 
 def _linear_of(layer: Layer, swiglu: SwiGLU) -> Linear | None:
-    """The linear that does ``swiglu`` in its own pass: where the result goes, nothing lies that is still in use."""
+    """The linear that does ``swiglu`` in its own pass; None if others need its product or what the result would overwrite."""
     writer = layer.writer(swiglu.reads, swiglu)
     if not isinstance(writer, Linear) or not layer.gives_only(writer, swiglu):
         return None
@@ -219,7 +219,7 @@ def _merge(linear: Linear) -> Op:
 
 
 def _product_buffer(linear: Linear) -> str:
-    """Where the product lies until it is merged: where the result goes, unless something is added that may lie there."""
+    """The buffer of the product: the result's own, or another one if a buffer is added, because that may be the result's."""
     return f"{linear.name}.product" if linear.adds else linear.writes
 
 
@@ -227,7 +227,7 @@ _NAMED = {"rope_append": "keys", "attention": "attention", "swiglu": "swiglu"}
 
 
 def _cpu_part(ops: Sequence[Op], before: Sequence[Part]) -> Part:
-    """Named after the most telling of its operations, or after its last where a part ``before`` has that name."""
+    """A part of ``ops``, named after keys, attention or swiglu; after its last operation if a part ``before`` has that name."""
     last = f"{_name_of(ops[-1].of)}.{ops[-1].kind}"
     told = next((_NAMED[op.kind] for op in ops if op.kind in _NAMED), last)
     return Part(last if any(one.name == told for one in before) else told, HOST_LANE, tuple(ops))
