@@ -73,5 +73,6 @@ def test_it_is_opened_by_name_and_gives_the_hosts_bits(bundle, way):
 
 
 def test_what_is_not_there_is_refused_with_what_is(bundle):
-    with pytest.raises(DeviceError, match=r"no device `abacus`.*host, emulated:CHIP"):
-        run(bundle, device="abacus")
+    for name, words in {"abacus": r"no device `abacus`.*host, emulated:CHIP", "host:2": "no device `host:2`"}.items():
+        with pytest.raises(DeviceError, match=words):
+            run(bundle, device=name)

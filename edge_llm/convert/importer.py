@@ -40,7 +40,7 @@ from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.formats.safetensors_writer import safetensors_header
 from edge_llm.models import describe
-from edge_llm.models.layer import Attention, Layer, Linear, gains_of
+from edge_llm.models.layer import Attention, Decoder, Layer, Linear, gains_of
 from edge_llm.models.weights import (
     LayerWeights,
     check_tensors,
@@ -67,6 +67,8 @@ from edge_llm.schemes import int8, scheme_of
 from edge_llm.sources import Progress, Source, ignore, open_source
 from edge_llm.sources.hugging_face import default_name
 
+FEW_TOKENS = 512
+"""A shorter calibration text is worth a word: folds and shadows chosen on it fit other texts less well."""
 _NO_CHANNELS = np.empty(0, np.int32)
 
 
@@ -224,6 +226,9 @@ class _Job:
     def write(self, folder: Path) -> None:
         """Write the whole bundle into the empty ``folder``."""
         sequences = calibration_sequences(self.text.text, self.tokenizer, self.config)
+        tokens = sum(len(ids) for ids in sequences)
+        if tokens < FEW_TOKENS:
+            self.notice(f"the calibration text has only {tokens} tokens; with {FEW_TOKENS} or more, INT8 is nearer to float")
         survey = survey_model(
             self.source, self.decoder, self.config.context, sequences, self._treat, self.progress, fold=self.fold,
             asked=self.asked,
@@ -248,6 +253,7 @@ class _Job:
                 {name: one.input_scale for name, one in kept.items()},
                 shadows={name: one.shadow for name, one in kept.items()},
                 schemes={name: one.scheme for name, one in kept.items()},
+                facts={name: scheme_of(linear).facts_of(kept[name]) for name, linear in self._kept(kept).linears().items()},
                 profile=profile.to_fields(),
                 source=self._made_from(),
                 created_with=_version(),
@@ -279,8 +285,12 @@ class _Job:
             "float": "source" if self.keep_float else source.place,
         }
 
+    def _kept(self, kept: Mapping[str, Treatment]) -> Decoder:
+        """The model with the weight schemes that its linears got."""
+        return self.decoder.with_schemes({name: one.scheme for name, one in kept.items()})
+
     def _write_weights(self, writer: BundleWriter, kept: Mapping[str, Treatment], survey: Survey) -> None:
-        decoder = self.decoder.with_schemes({name: one.scheme for name, one in kept.items()})
+        decoder = self._kept(kept)
         if not decoder.tied:
             _add(writer, "embedding", int8.convert(read_embedding(self.source, decoder), _NO_CHANNELS, "the embedding"))
         with workers() as pool:

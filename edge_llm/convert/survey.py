@@ -134,11 +134,17 @@ def other_treatment(linear: Linear, scheme_name: str, seen: ChannelStatistics, w
     """
     linear = replace(linear, scheme=scheme_name, bias=False)
     scheme = scheme_of(linear)
+    treatment = Treatment(
+        shadow=NONE,
+        hot=NO_CHANNELS,
+        input_scale=1.0,
+        error=math.inf,
+        cost=scheme.cost(linear) - int8.cost(linear),
+        largest_cold=float(np.abs(seen.rows()).max(initial=0.0)),
+        scheme=scheme_name,
+    )
     try:
-        opened = scheme.open(linear, scheme.convert(weight, NO_CHANNELS, seen.name), {})
-        error = output_error(seen, weight, lambda rows: opened.apply(rows, ThreadPool(1)))
+        opened = scheme.open(linear, scheme.convert(weight, NO_CHANNELS, seen.name), scheme.facts_of(treatment))
     except InvalidModel:
-        error = math.inf
-    cost = scheme.cost(linear) - int8.cost(linear)
-    largest = float(np.abs(seen.rows()).max(initial=0.0))
-    return Treatment(NONE, NO_CHANNELS, 1.0, error, cost, largest_cold=largest, scheme=scheme_name)
+        return treatment
+    return replace(treatment, error=output_error(seen, weight, lambda rows: opened.apply(rows, ThreadPool(1))))

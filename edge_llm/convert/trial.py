@@ -90,7 +90,7 @@ class _Trial:
     def _embed(self, embedded: np.ndarray, choice: Choice) -> np.ndarray:
         """The embeddings float32 [tokens, hidden] as the bundle will have them."""
         hot = choice["output"].hot if self._decoder.tied else np.empty(0, np.int32)
-        table = int8.open(self._decoder.output, int8.convert(embedded, hot, "the embedding"), choice["output"].facts)
+        table = int8.open(self._decoder.output, int8.convert(embedded, hot, "the embedding"), int8.facts_of(choice["output"]))
         hidden = np.empty_like(embedded)
         self._device.embed(table, replace(self._rows, tokens=np.arange(len(embedded))), hidden)
         return hidden
@@ -168,7 +168,8 @@ def _kind(treatment: Treatment) -> tuple[str, bytes]:
 
 def _open(linear: Linear, arrays: Mapping[str, np.ndarray], bias: np.ndarray | None, treatment: Treatment) -> Weight:
     found = arrays if bias is None else {**arrays, "bias": bias}
-    return scheme_of(linear).open(linear, found, treatment.facts)
+    scheme = scheme_of(linear)
+    return scheme.open(linear, found, scheme.facts_of(treatment))
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from edge_llm.devices.base import Buffers, Op, Rows, RunSubgraph, Subgraph
+from edge_llm.errors import DeviceError
+from edge_llm.files import shown
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.kv.store import LayerPages
 from edge_llm.models.layer import Attention, Linear, Norm, SwiGLU
@@ -58,7 +60,9 @@ class HostDevice:
 
 
 def open_device(name: str, threads: int, *, shadow: bool = True) -> HostDevice:
-    """The host device, whatever follows its kind in ``name``."""
+    """The host.  Raises `DeviceError` for a name with parts: there is one host."""
+    if name != HostDevice.name:
+        raise DeviceError(f"no device `{shown(name)}`; the host is called `{HostDevice.name}`")
     return HostDevice(threads, shadow=shadow)
 
 

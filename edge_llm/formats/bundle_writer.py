@@ -36,6 +36,7 @@ from edge_llm.formats.manifest import (
 )
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder, Linear
+from edge_llm.schemes import Facts
 from kernels.checksum import crc32c
 
 
@@ -105,11 +106,12 @@ class BundleWriter:
         created_with: str,
         shadows: Mapping[str, str] | None = None,
         schemes: Mapping[str, str] | None = None,
+        facts: Mapping[str, Facts] | None = None,
     ) -> None:
         """Make everything durable, the manifest last.  The caller publishes the folder with a rename.
 
         shadows: which one every linear keeps (none, cold or full); default: all of them.  schemes: the weight schemes of
-        linears that are not INT8; these have no input scale and no shadow.
+        linears that are not INT8; facts: what these say of them in place of input scale and shadow.
         """
         self._out.write(bytes(align(self._offset, BLOCK_ALIGNMENT) - self._offset))
         self._out.sync()
@@ -117,13 +119,13 @@ class BundleWriter:
         decoder = describe(config).with_schemes(schemes or {})
         tensors = self._laid_out(decoder)
 
-        def facts(name: str, linear: Linear) -> dict[str, Any]:
+        def said(name: str, linear: Linear) -> Facts:
             if linear.scheme != DEFAULT_SCHEME:
-                return {}
+                return (facts or {}).get(name, {})
             return {"input_scale": float(input_scales[name])} | ({} if shadows is None else {"shadow": shadows[name]})
 
         linears = {
-            name: {"rows": one.rows, "columns": one.columns, "scheme": one.scheme} | facts(name, one)
+            name: {"rows": one.rows, "columns": one.columns, "scheme": one.scheme} | dict(said(name, one))
             for name, one in decoder.linears().items()
         }
         fields = {

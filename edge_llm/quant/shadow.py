@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -53,12 +52,6 @@ class Treatment:
     """Maximum |x| outside the hot channels."""
     scheme: str = INT8
     """The weight scheme."""
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the scheme is told of the linear: nothing where there is no INT8."""
-        return {"input_scale": self.input_scale, "shadow": self.shadow} if self.scheme == INT8 else {}
-
 
 Treatments = Mapping[str, Sequence[Treatment]]
 """Per linear its treatments, the first without a shadow."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from edge_llm.files import shown
 from edge_llm.models.layer import Linear
+from edge_llm.quant.shadow import Treatment
 from kernels import ThreadPool
 
 TensorSpec = tuple[str, str, tuple[int, ...]]
@@ -69,6 +70,10 @@ class Scheme(Protocol):
 
     def facts(self, record: Mapping[str, Any]) -> Facts:
         """What a manifest's ``record`` says of a linear, checked.  Raises ValueError that names the invalid value."""
+        ...
+
+    def facts_of(self, treatment: Treatment) -> Facts:
+        """The same of a linear that import treats so."""
         ...
 
     def convert(self, weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel
 from edge_llm.models.layer import Linear
-from edge_llm.quant.shadow import shadow_cost
+from edge_llm.quant.shadow import Treatment, shadow_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from kernels import ThreadPool
 from kernels import reference as kernel_reference
@@ -79,6 +79,10 @@ def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
 
 def facts(record: Mapping[str, Any]) -> Facts:
     check_keys(record, set())
+    return {}
+
+
+def facts_of(treatment: Treatment) -> Facts:
     return {}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from edge_llm.files import shown
 from edge_llm.models.layer import Linear
 from edge_llm.quant.scheme import quantize_weight
-from edge_llm.quant.shadow import FULL, NONE, SHADOWS, product_cost
+from edge_llm.quant.shadow import FULL, NONE, SHADOWS, Treatment, product_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from kernels import ThreadPool, linear
 from kernels import reference as kernel_reference
@@ -107,6 +107,10 @@ def facts(record: Mapping[str, Any]) -> Facts:
     if shadow not in SHADOWS:
         raise ValueError(f"the shadow `{shown(shadow)}`")
     return {"input_scale": scale, "shadow": shadow}
+
+
+def facts_of(treatment: Treatment) -> Facts:
+    return {"input_scale": treatment.input_scale, "shadow": treatment.shadow}
 
 
 def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
