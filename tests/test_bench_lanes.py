@@ -1,4 +1,4 @@
-"""`bench --policy`, `--concurrency`, `--speculation`, `--sampling`: real runs on the built-in model, and their rows."""
+"""`bench lanes`, `load`, `speculation`, `sampling`: real runs on the built-in model, and their rows."""
 
 import json
 
@@ -22,7 +22,7 @@ def bench(capsys):
 
 def test_every_policy_runs_on_the_emulated_card_and_is_simulated_too(bench, tmp_path):
     trace = tmp_path / "trace.json"
-    arguments = ("-p", 100, "--chunk", 32, "-r", 1, "--device", "emulated:310p", "-t", 2, "--policy", "all")
+    arguments = ("lanes", "-p", 100, "--chunk", 32, "-r", 1, "--device", "emulated:310p", "-t", 2, "--policy", "all")
     code, out, err = bench(*arguments, "-o", "json", "--trace", trace)
     assert code == 0, err
     rows = json.loads(out)
@@ -36,7 +36,7 @@ def test_every_policy_runs_on_the_emulated_card_and_is_simulated_too(bench, tmp_
 
 
 def test_a_gantt_chart_of_a_streamed_prompt_has_the_flash_lane(bench):
-    code, out, err = bench("-p", 64, "-r", 1, "--memory", "60%", "--gantt", "-t", 2)
+    code, out, err = bench("lanes", "-p", 64, "-r", 1, "--memory", "60%", "--gantt", "-t", 2)
     assert code == 0, err
     assert "| pp64 | auto " in out and "flash |" in out
 
@@ -44,25 +44,19 @@ def test_a_gantt_chart_of_a_streamed_prompt_has_the_flash_lane(bench):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--policy", "fastest"), "no policy `fastest`"),
-        (("--policy", "in-order", "-p", 600, "--chunk", 32), "takes 5 windows"),
-        (("--concurrency", "0"), "--concurrency, -p and -n must be above 0"),
-        (("--concurrency", "1", "-d", "8"), "-d has no meaning with --concurrency"),
-        (("--concurrency", "1", "--save", "x.json"), "--save has no meaning with --concurrency"),
-        (("--speculation", "-p", "8"), "-p has no meaning with --speculation"),
-        (("--speculation", "--roof"), "--roof has no meaning with --speculation"),
-        (("--sampling", "-n", "0"), "-p and -n must be above 0 with --sampling"),
-        (("--sampling", "-p", "8,16"), "-p takes one value with --sampling"),
-        (("--sampling", "-d", "8"), "-d has no meaning with --sampling"),
-        (("--policy", "all", "--peer", "torch"), "--peer has no meaning with --policy"),
-        (("--gantt", "-n", "8"), "-n has no meaning with --gantt"),
-        (("--batch-window", "1"), "--batch-window has a meaning only with --concurrency"),
-        (("--draft", "none"), "--draft has no meaning here"),
-        (("--policy", "all", "--float"), "--float has no meaning with --policy"),
-        (("--gantt", "-p", "0"), "nothing to run: give -p a number above 0"),
-        (("--concurrency", "1", "-p", "8,16"), "-p takes one value with --concurrency"),
-        (("--speculation", "-t", "1,2"), "-t takes one value with --speculation"),
-        (("--speculation", "--ctx", "16"), "--ctx `16` is too small for answers of"),
+        (("lanes", "--policy", "fastest"), "no policy `fastest`"),
+        (("lanes", "--policy", "in-order", "-p", 600, "--chunk", 32), "takes 5 windows"),
+        (("load", "--concurrency", "0"), "--concurrency must be above 0"),
+        (("load", "-p", "0"), "Invalid value for '-p'"),
+        (("load", "-n", "0"), "Invalid value for '-n'"),
+        (("sampling", "-n", "0"), "Invalid value for '-n'"),
+        (("sampling", "-p", "8,16"), "'8,16' is not a valid integer"),
+        (("lanes", "-t", "1,2"), "'1,2' is not a valid integer"),
+        (("lanes", "builtin", "--synthetic", "llama-1.1b"), "give MODEL or --synthetic, not both"),
+        (("lanes", "-p", "0"), "nothing to run: give -p a number above 0"),
+        (("load", "-p", "8,16"), "'8,16' is not a valid integer"),
+        (("speculation", "-t", "1,2"), "'1,2' is not a valid integer"),
+        (("speculation", "--ctx", "16"), "--ctx `16` is too small for answers of"),
         (("--ttft", "--memory", "60%"), "--ttft is of a process with all weights"),
         (("--memory", "60%", "--float"), "--memory has no meaning with --float"),
         (("--device", "emulated:310p", "--float"), "--float runs on the host only"),
@@ -74,7 +68,7 @@ def test_mistakes_are_refused(bench, arguments, message):
 
 
 def test_answers_at_once(bench):
-    code, out, err = bench("--concurrency", "1,4", "-p", 8, "-n", 8, "-r", 2, "-o", "json", "--batch-window", 1)
+    code, out, err = bench("load", "--concurrency", "1,4", "-p", 8, "-n", 8, "-r", 2, "-o", "json", "--batch-window", 1)
     assert code == 0, err
     rows = json.loads(out)
     assert [(row["n_streams"], row["test"], len(row["samples_ts"])) for row in rows] == [(1, "pp8+tg8", 2), (4, "pp8+tg8", 2)]
@@ -82,7 +76,7 @@ def test_answers_at_once(bench):
 
 
 def test_speculation_guesses_right_on_copies_only(bench):
-    code, out, err = bench("--speculation", "-r", 1, "-o", "json")
+    code, out, err = bench("speculation", "-r", 1, "-o", "json")
     assert code == 0, err
     copied, new = json.loads(out)
     assert (copied["text"], new["text"]) == ("rewritten", "new")
@@ -90,7 +84,7 @@ def test_speculation_guesses_right_on_copies_only(bench):
 
 
 def test_sampling_says_what_every_way_to_choose_adds(bench):
-    code, out, err = bench("--sampling", "-p", 16, "-n", 8, "-r", 2, "-t", 1, "--json")
+    code, out, err = bench("sampling", "-p", 16, "-n", 8, "-r", 2, "-t", 1, "--json")
     assert code == 0, err
     rows = json.loads(out)
     ways = [row["sampling"] for row in rows]
@@ -105,7 +99,7 @@ def test_sampling_says_what_every_way_to_choose_adds(bench):
 
 
 def test_the_table_of_sampling_has_a_row_for_every_way(bench):
-    code, out, err = bench("--sampling", "-p", 4, "-n", 2, "-r", 1, "-t", 1)
+    code, out, err = bench("sampling", "-p", 4, "-n", 2, "-r", 1, "-t", 1)
     assert code == 0, err
     lines = out.splitlines()
     assert "ms added to a token" in lines[0] and len(lines) == 2 + 1 + len(WAYS)

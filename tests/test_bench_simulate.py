@@ -1,4 +1,4 @@
-"""`bench --simulate`: the reference case, tables that are refused, and what is printed, drawn and written."""
+"""`bench simulate`: the reference case, tables that are refused, and what is printed, drawn and written."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -186,43 +186,42 @@ def test_more_chunks_than_can_be_simulated_are_refused_with_the_limit():
 
 
 def test_bench_simulate_prints_a_row_per_policy(call):
-    code, out, _ = call("bench", "--simulate", NAME, "-p", "1024", "-o", "json")
+    code, out, _ = call("bench", "simulate", NAME, "-p", "1024", "-o", "json")
     rows = json.loads(out)
     assert code == 0 and [row["policy"] for row in rows] == POLICIES
     assert all({"makespan_ms", "lower_bound_ms", "bubble_share"} <= set(row) for row in rows)
     assert all(row["bubble_share"] == row["npu_idle_share"] for row in rows)
-    table = call("bench", "--simulate", NAME, "-p", "512,1024")[1].splitlines()
+    table = call("bench", "simulate", NAME, "-p", "512,1024")[1].splitlines()
     assert len(table) == 2 + 2 * len(POLICIES) and table[-1].startswith("| pp1024 |      4 | planned ")
-    lines = call("bench", "--simulate", NAME, "-p", "256", "-o", "csv")[1].splitlines()
+    lines = call("bench", "simulate", NAME, "-p", "256", "-o", "csv")[1].splitlines()
     assert lines[0].startswith("table,n_prompt,n_chunks,policy,makespan_ms") and len(lines) == 1 + len(POLICIES)
 
 
 def test_bench_simulate_draws_and_writes_the_lanes(call, tmp_path):
     path = tmp_path / "trace.json"
-    code, out, err = call("bench", "--simulate", NAME, "-p", "512", "--gantt", "--trace", path)
+    code, out, err = call("bench", "simulate", NAME, "-p", "512", "--gantt", "--trace", path)
     assert code == 0 and str(path) in err
     assert "pp512 in-order\ncpu |" in out and "| pp512 planned " in out
     events = json.loads(path.read_text())["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == [f"pp512 {policy}" for policy in POLICIES]
     assert sum(event["ph"] == "X" for event in events) == len(POLICIES) * 2 * 144
-    code, out, err = call("bench", "--simulate", NAME, "-p", "256", "--gantt", "-o", "json")
+    code, out, err = call("bench", "simulate", NAME, "-p", "256", "--gantt", "-o", "json")
     assert len(json.loads(out)) == len(POLICIES) and "cpu |" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--simulate", "gpt-9"), f"no cost table `gpt-9`; give the path of one, or one of {NAME}"),
-        (("--simulate", NAME, "-p", "0"), "nothing to simulate"),
-        (("--simulate", NAME, "-p", "99999999"), "chunks are too many"),
-        (("--simulate", NAME, "builtin"), "MODEL has no meaning with --simulate"),
-        (("--simulate", NAME, "-t", "4"), "-t has no meaning with --simulate"),
-        (("--simulate", NAME, "--peer", "torch"), "--peer has no meaning with --simulate"),
+        (("gpt-9",), f"no cost table `gpt-9`; give the path of one, or one of {NAME}"),
+        ((), "Missing argument 'TABLE'"),
+        ((NAME, "-p", "0"), "nothing to simulate"),
+        ((NAME, "-p", "99999999"), "chunks are too many"),
+        ((NAME, "builtin"), "unexpected extra argument (builtin)"),
     ],
 )
 def test_bench_simulate_refuses(call, arguments, message):
-    code, out, err = call("bench", *arguments)
+    code, out, err = call("bench", "simulate", *arguments)
     assert (code, out) == (2, "") and message in err and "Traceback" not in err
 
 

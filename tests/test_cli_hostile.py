@@ -27,14 +27,16 @@ PLAIN_NUMBERS = {"zero", "minus one", "huge"}
 REQUIRED = {
     "run": ["BUNDLE", "hi", "-n", "1"], "bench": ["BUNDLE", "-p", "1", "-n", "0", "-r", "1"], "chat": ["BUNDLE"],
     "perplexity": ["BUNDLE", "FILE", "--max-tokens", "4"], "serve": ["nowhere"], "plan": ["nowhere"], "show": ["nowhere"],
-    "rm": ["nowhere"], "import": ["./nowhere"], "pull": ["nobody/nothing"],
+    "rm": ["nowhere"], "import": ["./nowhere"], "pull": ["nobody/nothing"], "bench lanes": ["BUNDLE", "-p", "4", "-r", "1"],
+    "bench load": ["BUNDLE", "-p", "1", "-n", "1", "-r", "1", "--concurrency", "1"],
+    "bench sampling": ["BUNDLE", "-p", "1", "-n", "1", "-r", "1"], "bench speculation": ["BUNDLE", "-r", "1", "--ctx", "16"],
+    "bench simulate": ["llm-npu-qwen1.5-1.8b", "-p", "256"],
 }  # fmt: skip
 """What each verb needs to come as far as its options are looked at, and no farther than is quick."""
-LANES = ["BUNDLE", "-p", "4", "-r", "1"]
-OTHERWISE = {
-    ("bench", "--trace"): LANES, ("bench", "--policy"): LANES, ("bench", "--simulate"): [], ("bench", "--synthetic"): [],
-}  # fmt: skip
-WRITES = {("bench", "--save"), ("bench", "--trace")}
+OTHERWISE: dict[tuple[str, str], list[str]] = {
+    (f"bench {word}".strip(), "--synthetic"): [] for word in ("", "lanes", "load", "sampling", "speculation")
+}
+WRITES = {("bench", "--save"), ("bench lanes", "--trace"), ("bench simulate", "--trace")}
 """Options whose value is the name of a file to write."""
 
 
@@ -45,8 +47,8 @@ def commands() -> Iterator[tuple[str, click.Command]]:
         command = cli.get_command(context, verb)
         assert command is not None
         if isinstance(command, click.Group):
-            yield from ((f"{verb} {name}", inner) for name, inner in command.commands.items())
-        else:
+            yield from ((f"{verb} {name}", command.get_command(context, name)) for name in command.list_commands(context))
+        if not isinstance(command, click.Group) or command.invoke_without_command:
             yield verb, command
 
 

@@ -31,9 +31,10 @@ def test_the_generated_parts_are_true(module_map):
 
 
 def test_the_readme_lists_every_package_once(module_map):
-    folders = {path.parent for name in ("scheduler", "kernels", "edge_llm") for path in (ROOT / name).glob("**/__init__.py")}
+    """A package inside of one of these is in the module map."""
+    folders = {ROOT / "scheduler", ROOT / "kernels", *(path.parent for path in (ROOT / "edge_llm").glob("*/__init__.py"))}
     listed = re.findall(r"^((?:scheduler|kernels|edge_llm)[a-z_/]*)/ ", module_map.README.read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(str(folder.relative_to(ROOT)) for folder in folders - {ROOT / "edge_llm"})
+    assert sorted(listed) == sorted(str(folder.relative_to(ROOT)) for folder in folders)
 
 
 def test_the_readme_is_short(module_map):

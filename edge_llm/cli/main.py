@@ -6,7 +6,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, NoReturn
 
 import click
@@ -15,13 +14,14 @@ import edge_llm
 from edge_llm.cli import process
 from edge_llm.cli.refusal import refusal
 from edge_llm.cli.streams import give_up, set_what_cannot_be_encoded
+from edge_llm.cli.verbs import Verbs
 from edge_llm.errors import EdgeLLMError
 
 VERBS: tuple[tuple[str, str, str], ...] = (
     ("run", "run", "Answer one prompt on stdout; reads stdin when piped."),
     ("chat", "chat", "Chat in the terminal."),
     ("serve", "serve", "Serve a model to OpenAI and Anthropic clients on this machine."),
-    ("bench", "bench", "Measure prompt and generation speed."),
+    ("bench", "bench.speed", "Measure prompt and generation speed; `bench -h` lists what else."),
     ("plan", "plan", "Say what a memory budget means for a model."),
     ("import", "import_", "Turn a Hugging Face folder or hub id into a local model."),
     ("pull", "pull", "Download a model from the hub without importing it."),
@@ -32,27 +32,10 @@ VERBS: tuple[tuple[str, str, str], ...] = (
     ("perplexity", "perplexity", "Compare the INT8 path with the float path on a text."),
     ("doctor", "doctor", "Say what this machine has and what is missing."),
 )
-"""(verb, module in edge_llm.cli, one line of help); the module is imported when the verb is called."""
+"""As `Verbs` takes them."""
 
 
-class _Verbs(click.Group):
-    """A group whose commands are imported one by one, so that `--help` stays instant."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [verb for verb, _, _ in VERBS]
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        for verb, module, _ in VERBS:
-            if verb == name:
-                return getattr(import_module(f"edge_llm.cli.{module}"), f"{verb}_command")
-        return None
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(verb, text) for verb, _, text in VERBS])
-
-
-@click.group(cls=_Verbs, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Verbs, verbs=VERBS, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(edge_llm.__version__, prog_name="edge-llm")
 @click.pass_context
 def cli(ctx: click.Context) -> None:

@@ -16,19 +16,21 @@ from edge_llm.files import read_file, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_THREADS = click.option("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
+threads_option = click.option("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
+float_option = click.option(
+    "--float", "float_path", is_flag=True, help="Compute in float32 on the source's weights (slow, exact)."
+)
 
-_RUNTIME = (
+_PLACE = (
     click.option("--device", default="auto", show_default=True, help="Where the model runs: host, emulated:CHIP, or auto."),
     click.option("--cpus", help="CPUs to run on, such as 0-3,8."),
     click.option("--numa", help="Run on the CPUs of this NUMA node; `card`: of the node of the Ascend card."),
     click.option("--memory", help="Most memory for weights (300MiB, 50%); the rest is streamed from flash.  Default: all."),
     click.option("--ctx", "context", type=WHOLE, help="Context in tokens; default: the model's own, at most 32768."),
     click.option("--chunk", type=WHOLE, default=256, show_default=True, help="Longest prefill chunk in tokens."),
-    click.option(
-        "--draft", default="lookup", show_default=True, help="Who guesses tokens ahead: lookup, none, or a small MODEL."
-    ),
-    click.option("--float", "float_path", is_flag=True, help="Compute in float32 on the source's weights (slow, exact)."),
+)
+_DRAFT = click.option(
+    "--draft", default="lookup", show_default=True, help="Who guesses tokens ahead: lookup, none, or a small MODEL."
 )
 
 _GENERATION = (
@@ -56,23 +58,23 @@ MAX_GRAMMAR_BYTES = 4 << 20
 
 
 def runtime_options(command: Command) -> Command:
-    """Add --device --cpus --numa --memory --threads --ctx --chunk --draft --float."""
-    return _decorate(command, (_THREADS, *_RUNTIME))
+    """Add --threads --device --cpus --numa --memory --ctx --chunk --draft --float."""
+    return add_options(command, threads_option, *_PLACE, _DRAFT, float_option)
 
 
-def runtime_options_but_threads(command: Command) -> Command:
-    """Add --device --cpus --numa --memory --ctx --chunk --draft --float, for a verb that takes a list of thread counts."""
-    return _decorate(command, _RUNTIME)
+def place_options(command: Command) -> Command:
+    """Add --device --cpus --numa --memory --ctx --chunk."""
+    return add_options(command, *_PLACE)
 
 
 def generation_options(command: Command) -> Command:
     """Add the sampling options."""
-    return _decorate(command, _GENERATION)
+    return add_options(command, *_GENERATION)
 
 
 def grammar_options(command: Command) -> Command:
     """Add --json-schema --grammar --regex."""
-    return _decorate(command, _GRAMMAR)
+    return add_options(command, *_GRAMMAR)
 
 
 def grammar_of(options: dict[str, Any]) -> Grammar | None:
@@ -105,9 +107,12 @@ def _is_file(value: str) -> bool:
 
 
 def runtime_config(options: dict[str, Any]) -> RuntimeConfig:
-    """The `RuntimeConfig` that the parsed ``options`` ask for; the keys used are taken out of ``options``."""
+    """The `RuntimeConfig` that the parsed ``options`` ask for; the keys used are taken out of ``options``.
+
+    What a verb has no option for is as `RuntimeConfig` has it.
+    """
     names = ("device", "cpus", "numa", "memory", "threads", "context", "chunk", "draft", "float_path")
-    return RuntimeConfig(**{name: options.pop(name) for name in names})
+    return RuntimeConfig(**{name: options.pop(name) for name in names if name in options})
 
 
 def generation_params(options: dict[str, Any], defaults: GenerationParams) -> GenerationParams:
@@ -116,7 +121,8 @@ def generation_params(options: dict[str, Any], defaults: GenerationParams) -> Ge
     return replace(defaults, **given)
 
 
-def _decorate(command: Command, decorators: tuple[Callable[[Any], Any], ...]) -> Command:
-    for decorate in reversed(decorators):
-        command = decorate(command)
+def add_options(command: Command, *options: Callable[[Any], Any]) -> Command:
+    """``command`` with ``options``, which its help lists in this order."""
+    for option in reversed(options):
+        command = option(command)
     return command

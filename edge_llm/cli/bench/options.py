@@ -1,0 +1,177 @@
+"""What the commands of `edge-llm bench` share: lists of numbers, the model and how it is run, what is printed and drawn."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+import kernels
+from edge_llm.bench import trace
+from edge_llm.bench.report import FORMATS, Row, render
+from edge_llm.bench.synthetic import SHAPES, synthetic_bundle
+from edge_llm.cli.options import Command, add_options, place_options, runtime_config
+from edge_llm.cli.terminal import note
+from edge_llm.cli.values import NewFile, Whole, short, whole_number
+from edge_llm.config import RuntimeConfig
+from edge_llm.errors import UsageError
+from edge_llm.paths import find_bundle
+
+# -- lists of numbers -------------------------------------------------------------------------------------------------
+
+
+class _Numbers(click.ParamType):
+    """A comma-separated list of numbers, `a-b+step` and `a-b*factor` ranges, as llama-bench takes them."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(number for item in str(value).split(",") for number in _expand(item))
+        except ValueError:
+            self.fail(f"`{short(str(value))[1:-1]}` is not a list of numbers such as 128,512 or 128-512*2", param, ctx)
+
+
+def _expand(item: str) -> list[int]:
+    low, dash, rest = item.partition("-")
+    if not dash:
+        return [natural_number(low)]
+    for sign, step in (("+", lambda at, by: at + by), ("*", lambda at, by: at * by)):
+        high, found, by = rest.partition(sign)
+        if found:
+            return _walk(natural_number(low), natural_number(high), whole_number(by), step)
+    raise ValueError(item)
+
+
+def _walk(low: int, high: int, by: int, step: Callable[[int, int], int]) -> list[int]:
+    numbers = [low]
+    while (following := step(numbers[-1], by)) <= high:
+        if following <= numbers[-1] or len(numbers) > 1000:
+            raise ValueError(by)
+        numbers.append(following)
+    return numbers
+
+
+def natural_number(text: str) -> int:
+    """The number that ``text`` is in plain digits, 0 or more; raises `ValueError`."""
+    number = whole_number(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
+def _flat(ctx: click.Context, param: click.Parameter, value: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """One list of an option that was repeated, as given the first time."""
+    return tuple(dict.fromkeys(number for numbers in value for number in numbers))
+
+
+def numbers_option(*names: str, default: str | None = None, help: str) -> Callable[[Command], Command]:
+    """An option that takes a list of numbers, and may be repeated."""
+    defaults = None if default is None else [default]
+    return click.option(*names, type=_Numbers(), multiple=True, callback=_flat, default=defaults, show_default=True, help=help)
+
+
+# -- the model and how it is run --------------------------------------------------------------------------------------
+
+
+class Model(NamedTuple):
+    """What is measured."""
+
+    label: str
+    """What tables call it."""
+    folder: Path
+    is_synthetic: bool
+
+
+def model_options(command: Command) -> Command:
+    """Add MODEL -m --synthetic --isa."""
+    return add_options(
+        command,
+        click.argument("model", required=False),
+        click.option("-m", "--model", "model_option", metavar="MODEL", help="The same as MODEL."),
+        click.option("--synthetic", type=click.Choice(list(SHAPES)), help="Random weights at a real shape instead of MODEL."),
+        click.option("--isa", type=click.Choice(kernels.isa_variants()), help="Kernels of this instruction set."),
+    )
+
+
+def run_options(command: Command) -> Command:
+    """Add -r -b -ub --device --cpus --numa --memory --ctx --chunk."""
+    return add_options(
+        command,
+        click.option("-r", "--repetitions", type=Whole(1, 1000), default=5, show_default=True),
+        click.option("-b", "--batch-size", type=Whole(1), help="Tokens in flight at once; default: 4 chunks."),
+        click.option("-ub", "--ubatch-size", type=Whole(1), help="The same as --chunk."),
+        place_options,
+    )
+
+
+def bench_runtime(options: dict[str, Any]) -> RuntimeConfig:
+    """How the parsed ``options`` want the model to be run.
+
+    llama-bench's words for ours: -ub is the chunk, -b the tokens of a window of chunks.
+    """
+    runtime = runtime_config(options)
+    batch, ubatch = options["batch_size"], options["ubatch_size"]
+    chunk = min(ubatch or runtime.chunk, batch or 2**31)
+    return replace(runtime, chunk=chunk, window=runtime.window if batch is None else max(1, batch // chunk))
+
+
+def bench_model(options: dict[str, Any]) -> Model:
+    """The model that the parsed ``options`` name; from here on its kernels are those of --isa."""
+    name, synthetic, isa = options["model"] or options["model_option"], options["synthetic"], options["isa"]
+    if name is not None and synthetic is not None:
+        raise UsageError("give MODEL or --synthetic, not both", param="synthetic")
+    if isa is not None:
+        kernels.use_isa(isa)
+    folder = synthetic_bundle(synthetic) if synthetic else find_bundle(name)
+    return Model(synthetic or name or "builtin", folder, synthetic is not None)
+
+
+# -- what is printed and drawn ----------------------------------------------------------------------------------------
+
+
+def output_options(command: Command) -> Command:
+    """Add -o --json."""
+    return add_options(
+        command,
+        click.option("-o", "--output", type=click.Choice(FORMATS), default="md", show_default=True),
+        click.option("--json", "as_json", is_flag=True, help="The same as -o json."),
+    )
+
+
+output_err_option = click.option("-oe", "--output-err", type=click.Choice(FORMATS), help="Print on stderr too, in this format.")
+
+
+def output_form(options: dict[str, Any]) -> str:
+    """In which of `FORMATS` the parsed ``options`` want the rows."""
+    return "json" if options["as_json"] else options["output"]
+
+
+def show(rows: Sequence[Row], form: str, markdown: Callable[[Sequence[Row]], str], *, on_stderr: bool = False) -> None:
+    """Print ``rows`` in one of `FORMATS`."""
+    click.echo(markdown(rows) if form == "md" else render(rows, form), err=on_stderr)
+
+
+def trace_options(command: Command) -> Command:
+    """Add --gantt --trace."""
+    return add_options(
+        command,
+        click.option("--gantt", is_flag=True, help="Draw the lanes as text."),
+        click.option("--trace", "trace_path", type=NewFile(), help="Write the lanes to this file, for https://ui.perfetto.dev."),
+    )
+
+
+def show_traces(runs: trace.Runs, options: dict[str, Any]) -> None:
+    """Draw runs on lanes and write them, as the parsed ``options`` want it; rows for a script have stdout for themselves."""
+    if options["gantt"]:
+        width = min(200, max(60, shutil.get_terminal_size((100, 24)).columns))
+        click.echo(f"\n{trace.gantt(runs, width)}\n\n{trace.lanes_table(runs)}", err=output_form(options) != "md")
+    if options["trace_path"] is not None:
+        trace.save_chrome(options["trace_path"], runs)
+        note(f"wrote {options['trace_path']}; open it at https://ui.perfetto.dev")
