@@ -66,7 +66,7 @@ def test_plan_for_a_chip_reckons_with_the_chip(capsys: pytest.CaptureFixture[str
     assert run(["plan", "--device", "emulated:310p", "--json", "--threads", "1"]) == 0
     facts = json.loads(capsys.readouterr().out)
     with open_bundle(find_bundle(None)) as bundle:
-        seconds = EmulatedDevice("310p", 1).costs(bundle.config, (1, 256))
+        seconds = EmulatedDevice("310p", 1).costs(bundle.decoder.layers[0].linears, (1, 256))
         layer = Costs.of_bundle(bundle).operations / bundle.config.num_layers
         layers = bundle.config.num_layers
     rows = sum(value for key, value in seconds.items() if key.endswith("/256"))
