@@ -78,55 +78,65 @@ def build_op(op: Op, tables: RopeTables, pool: ThreadPool, shadow: bool) -> RunS
 
 
 def _build_norm(op: Op, norm: Norm, pool: ThreadPool) -> RunSubgraph:
+    reads, writes, gain, eps = op.reads[0], op.writes[0], norm.gain.name, norm.eps
+
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
         n = rows.count
-        rms_norm(buffers[op.reads[0]][:n], weights.gains[norm.gain.name], norm.eps, pool, out=buffers[op.writes[0]][:n])
+        rms_norm(buffers[reads][:n], weights.gains[gain], eps, pool, out=buffers[writes][:n])
 
     return run
 
 
 def _build_linear(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
+    name, reads, writes, adds = op.linear.name, op.reads[0], op.writes[0], op.adds
+    gain, eps = (op.norm.gain.name, op.norm.eps) if op.norm else ("", 0.0)
+    swiglu = op.kind == "linear_swiglu"
+
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
         n = rows.count
-        weights.linears[op.linear.name].apply(
-            buffers[op.reads[0]][:n],
+        weights.linears[name].apply(
+            buffers[reads][:n],
             pool,
-            add=buffers[op.adds][:n] if op.adds else None,
+            add=buffers[adds][:n] if adds else None,
             shadow=shadow,
-            gain=weights.gains[op.norm.gain.name] if op.norm else None,
-            eps=op.norm.eps if op.norm else 0.0,
-            swiglu=op.kind == "linear_swiglu",
-            out=buffers[op.writes[0]][:n],
+            gain=weights.gains[gain] if gain else None,
+            eps=eps,
+            swiglu=swiglu,
+            out=buffers[writes][:n],
         )
 
     return run
 
 
 def _build_swiglu(op: Op, pool: ThreadPool) -> RunSubgraph:
+    reads, writes = op.reads[0], op.writes[0]
+
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
         n = rows.count
-        swiglu(buffers[op.reads[0]][:n], pool, out=buffers[op.writes[0]][:n])
+        swiglu(buffers[reads][:n], pool, out=buffers[writes][:n])
 
     return run
 
 
 def _build_append(op: Op, attention: Attention, tables: RopeTables, pool: ThreadPool) -> RunSubgraph:
     cos, sin = tables[attention.rope]
+    reads, heads, kv_heads, head_dim, eps = op.reads[0], attention.heads, attention.kv_heads, attention.head_dim, attention.eps
+    q_norm, k_norm = (gain.name if gain else "" for gain in (attention.q_norm, attention.k_norm))
 
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
         assert pages is not None
         gains = weights.gains
         rope_append(
-            buffers[op.reads[0]][: rows.count],
-            attention.heads,
-            attention.kv_heads,
-            attention.head_dim,
+            buffers[reads][: rows.count],
+            heads,
+            kv_heads,
+            head_dim,
             rows.position,
             cos,
             sin,
-            gains[attention.q_norm.name] if attention.q_norm else None,
-            gains[attention.k_norm.name] if attention.k_norm else None,
-            attention.eps,
+            gains[q_norm] if q_norm else None,
+            gains[k_norm] if k_norm else None,
+            eps,
             # The same vector off every key of a head changes no softmax, and leaves less to quantize.
             gains[KEY_OFFSET],
             pages.k,
@@ -141,12 +151,13 @@ def _build_append(op: Op, attention: Attention, tables: RopeTables, pool: Thread
 
 
 def _build_attention(op: Op, attention: Attention, pool: ThreadPool) -> RunSubgraph:
-    heads, head_dim = attention.heads, attention.head_dim
+    heads, head_dim, q_size = attention.heads, attention.head_dim, attention.q_size
+    reads, writes, scale = op.reads[0], op.writes[0], attention.head_dim**-0.5
 
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
         assert pages is not None
         n = rows.count
-        q = buffers[op.reads[0]][:n, : attention.q_size].reshape(n, heads, head_dim)
+        q = buffers[reads][:n, :q_size].reshape(n, heads, head_dim)
         paged_attention(
             q,
             pages.k,
@@ -156,9 +167,9 @@ def _build_attention(op: Op, attention: Attention, pool: ThreadPool) -> RunSubgr
             rows.page_table,
             rows.sequence,
             rows.position,
-            head_dim**-0.5,
+            scale,
             pool,
-            out=buffers[op.writes[0]][:n].reshape(n, heads, head_dim),
+            out=buffers[writes][:n].reshape(n, heads, head_dim),
         )
 
     return run
