@@ -29,7 +29,7 @@ from edge_llm.convert.choose import Outliers, choose
 from edge_llm.convert.layer_folds import fold_layer
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.staging import Staging
-from edge_llm.convert.survey import Survey, survey_model
+from edge_llm.convert.survey import Survey, Wishes, survey_model
 from edge_llm.convert.trial import Choice, losses
 from edge_llm.convert.usable import check_usable
 from edge_llm.errors import EdgeLLMError, StorageError, UsageError
@@ -229,10 +229,8 @@ class _Job:
         tokens = sum(len(ids) for ids in sequences)
         if tokens < FEW_TOKENS:
             self.notice(f"the calibration text has only {tokens} tokens; with {FEW_TOKENS} or more, INT8 is nearer to float")
-        survey = survey_model(
-            self.source, self.decoder, self.config.context, sequences, self._treat, self.progress, fold=self.fold,
-            asked=self.asked,
-        )
+        wishes = Wishes(self._treat, self.fold, self.asked)
+        survey = survey_model(self.source, self.decoder, self.config.context, sequences, wishes, self.progress)
         self._tell_folds(survey.found_folds)
         kept, figures = choose(self.outliers, self.asked, survey, partial(self._measure, survey), self.notice)
         with BundleWriter(folder) as writer:

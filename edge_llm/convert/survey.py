@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
 from edge_llm.convert.calibrate import key_offset, run_layer
-from edge_llm.convert.folds import Calibration, choose_folds, fold_linear, judged, unfolded
+from edge_llm.convert.folds import Calibration, FoldedLayer, choose_folds, fold_linear, judged, unfolded
 from edge_llm.convert.layer_folds import Factors, fold_layer
 from edge_llm.convert.parallel import workers
 from edge_llm.errors import InvalidModel
-from edge_llm.models.layer import Decoder, Linear
+from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.reference import rms_norm
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import WeightSource, read_embedding, read_final_norm, read_layer, read_output
+from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding, read_final_norm, read_layer, read_output
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import ChannelStatistics, output_error
 from edge_llm.quant.shadow import NONE, Treatment
@@ -29,6 +30,7 @@ Treat = Callable[[ChannelStatistics, np.ndarray, np.ndarray], tuple[Treatment, .
 """Gives the treatments of a linear, from its input, its weight float32 [N, K], and that weight as `judged` changes it."""
 
 NO_CHANNELS = np.empty(0, np.int32)
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -59,72 +61,107 @@ class Survey:
         return sum(len(ids) for ids in self.sequences)
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """How the model is to be treated."""
+
+    treat: Treat
+    fold: bool = True
+    """Channels are made even where that pays."""
+    schemes: Mapping[str, str] = field(default_factory=dict)
+    """Weight schemes of linears that are not to be INT8, by the linears' names."""
+
+
+@dataclass(frozen=True)
+class _LayerSurvey:
+    """What was found for one layer; linears and places by their names in the layer."""
+
+    folded: FoldedLayer
+    treatments: dict[str, tuple[Treatment, ...]]
+    others: dict[str, Treatment]
+    key_offset: np.ndarray
+
+
 def survey_model(
-    source: WeightSource,
-    decoder: Decoder,
-    context: int,
-    sequences: list[np.ndarray],
-    treat: Treat,
-    progress: Progress,
-    *,
-    fold: bool = True,
-    asked: Mapping[str, str] = MappingProxyType({}),
+    source: WeightSource, decoder: Decoder, context: int, sequences: list[np.ndarray], wishes: Wishes, progress: Progress
 ) -> Survey:
     """Run ``sequences`` through the float model, a layer at a time; fold what pays, and see what is left to treat.
 
-    ``context`` is the longest sequence that the model was made for; ``asked`` gives the weight schemes of linears that are
-    not to be INT8.
+    ``context`` is the longest sequence that the model was made for.
     """
     embedding = read_embedding(source, decoder)
     embedded = [embedding[ids] for ids in sequences]
     del embedding
     lengths = [len(ids) for ids in sequences]
-    states = embedded
-    treatments: dict[str, tuple[Treatment, ...]] = {}
-    others: dict[str, Treatment] = {}
-    offsets = []
-    folds = []
-    found_folds: dict[str, Fold] = {}
-    tables = RopeTables(max(lengths))
+    states, tables = embedded, RopeTables(max(lengths))
+    found: list[_LayerSurvey] = []
     with workers() as pool:
         for index, layer in enumerate(decoder.layers):
             progress("calibration", index, len(decoder.layers))
-            name = f"layers.{index}"
             weights = read_layer(source, layer)
-            states, seen = run_layer(states, layer, weights, tables, name, pool)
+            states, seen = run_layer(states, layer, weights, tables, f"layers.{index}", pool)
             calibration = Calibration(seen, lengths, tables, context)
-            folded = choose_folds(layer, weights, calibration, pool) if fold else unfolded(layer)
-            weights, seen = fold_layer(weights, layer, folded.factors), folded.inputs(seen, layer)
-            matrices = {linear.name: judged(layer, weights, linear, seen) for linear in layer.linears}
-            found = {
-                linear.name: pool.submit(treat, seen[linear.name], weights.linears[linear.name].weight, matrices[linear.name])
-                for linear in layer.linears
-            }
-            others |= {
-                f"{name}.{linear.name}": pool.submit(
-                    other_treatment, linear, asked.get(f"{name}.{linear.name}", float16.NAME), seen[linear.name],
-                    matrices[linear.name],
-                ).result()
-                for linear in layer.linears
-            }  # fmt: skip
-            treatments |= {f"{name}.{part}": options.result() for part, options in found.items()}
-            offsets.append(key_offset(layer, weights, seen[layer.projection.name], context))
-            folds.append(folded.factors)
-            found_folds |= {f"{name}.{place}": one for place, one in folded.found.items()}
+            found.append(_survey_layer(layer, weights, calibration, wishes, f"layers.{index}", pool))
         gain = read_final_norm(source, decoder)
         with np.errstate(all="ignore"):
             states = [rms_norm(state, gain, decoder.norm.eps) for state in states]
-        last = ChannelStatistics(decoder.hidden_size, "output")
-        for state in states:
-            last.add(state)
-        output = read_output(source, decoder)
-        output_fold = np.ones(decoder.hidden_size, np.float32)
-        if fold and not decoder.tied:
-            output_fold, found_folds["output"] = fold_linear(last, output)
-        output *= output_fold  # in place: it may be the largest matrix of all
-        treatments["output"] = treat(last.divided(output_fold), output, output)
+        output, output_fold, found_fold = _survey_output(source, decoder, states, wishes)
     progress("calibration", len(decoder.layers), len(decoder.layers))
-    return Survey(sequences, embedded, states, treatments, others, offsets, folds, output_fold, found_folds)
+    return Survey(
+        sequences=sequences,
+        embedded=embedded,
+        states=states,
+        treatments=_named(one.treatments for one in found) | {"output": output},
+        others=_named(one.others for one in found),
+        key_offsets=[one.key_offset for one in found],
+        folds=[one.folded.factors for one in found],
+        output_fold=output_fold,
+        found_folds=_named(one.folded.found for one in found) | found_fold,
+    )
+
+
+def _named(of_layers: Iterable[Mapping[str, Found]]) -> dict[str, Found]:
+    """What was found in each layer by full names."""
+    return {f"layers.{index}.{name}": one for index, layer in enumerate(of_layers) for name, one in layer.items()}
+
+
+def _survey_layer(
+    layer: Layer, weights: LayerWeights, calibration: Calibration, wishes: Wishes, name: str, pool: Executor
+) -> _LayerSurvey:
+    """Fold the layer ``name``, then see what each of its linears needs."""
+    folded = choose_folds(layer, weights, calibration, pool) if wishes.fold else unfolded(layer)
+    weights, seen = fold_layer(weights, layer, folded.factors), folded.inputs(calibration.seen, layer)
+    matrices = {linear.name: judged(layer, weights, linear, seen) for linear in layer.linears}
+
+    def treat(linear: Linear) -> tuple[Treatment, ...]:
+        return wishes.treat(seen[linear.name], weights.linears[linear.name].weight, matrices[linear.name])
+
+    def treat_otherwise(linear: Linear) -> Treatment:
+        scheme = wishes.schemes.get(f"{name}.{linear.name}", float16.NAME)
+        return other_treatment(linear, scheme, seen[linear.name], matrices[linear.name])
+
+    names = [linear.name for linear in layer.linears]
+    return _LayerSurvey(
+        folded=folded,
+        treatments=dict(zip(names, pool.map(treat, layer.linears), strict=True)),
+        others=dict(zip(names, pool.map(treat_otherwise, layer.linears), strict=True)),
+        key_offset=key_offset(layer, weights, seen[layer.projection.name], calibration.context),
+    )
+
+
+def _survey_output(
+    source: WeightSource, decoder: Decoder, states: list[np.ndarray], wishes: Wishes
+) -> tuple[tuple[Treatment, ...], np.ndarray, dict[str, Fold]]:
+    """What can be done about the output matrix, the factors of its channels, and what their fold is worth."""
+    last = ChannelStatistics(decoder.hidden_size, "output")
+    for state in states:
+        last.add(state)
+    output = read_output(source, decoder)
+    factors, found = np.ones(decoder.hidden_size, np.float32), dict[str, Fold]()
+    if wishes.fold and not decoder.tied:
+        factors, found["output"] = fold_linear(last, output)
+    output *= factors  # in place: it may be the largest matrix of all
+    return wishes.treat(last.divided(factors), output, output), factors, found
 
 
 def other_treatment(linear: Linear, scheme_name: str, seen: ChannelStatistics, weight: np.ndarray) -> Treatment:
