@@ -2,7 +2,7 @@
 // that scales, adds bias, hot columns, residual and `add` before the tile's only store (or, for SwiGLU, before it meets the
 // tile of the other half).
 //
-// Per output element the float operations and their order are fixed (see kernels/reference.py, `linear`), whatever the
+// Per output element the float operations and their order are fixed (see kernels/reference/linear.py, `linear`), whatever the
 // tile it falls in; that is why a row does not depend on the number of rows, threads or on the ISA.
 //
 // Memory of a call: activations [M, stride], hot columns of x [M, H] and the residual rows live in the pool's shared

@@ -1,0 +1,92 @@
+"""Every kernel once, in NumPy: the definition of correct.
+
+Slow and plain on purpose. The native kernels are compared with these functions bit for bit, so the order of every float
+reduction is written out here: sixteen virtual lanes (lane i sums elements i, i+16, ...), then the fixed tree
+(l[i] + l[i+8]), +4, +2, +1; a multiply-add inside a reduction rounds once (`fma`).
+Signatures are those of the kernels without `pool`.
+"""
+
+from __future__ import annotations
+
+from kernels.reference.attention import (
+    INT16_MOST,
+    LOG2_E,
+    PAGE,
+    SEGMENT,
+    SMALLEST_NORMAL,
+    append_kv,
+    exp2_negative,
+    key_page,
+    keys_of,
+    paged_attention,
+    rope_append,
+    value_page,
+    values_of,
+)
+from kernels.reference.layout import crc32c, gather_rows, pack_tiles, row_sums, unpack_tiles
+from kernels.reference.linear import Residual, hot_product, linear, linear_int8, merge, quantize
+from kernels.reference.numeric import (
+    F16,
+    F32,
+    I8,
+    I32,
+    I64,
+    LANES,
+    TILE_CHANNELS,
+    TILE_DEPTH,
+    fma,
+    lane_dot,
+    lane_sum,
+    reduce_lanes,
+    to_lanes,
+)
+from kernels.reference.pointwise import exp, head_norm, rms_norm, rope, swiglu
+from kernels.reference.sampling import sampling_candidates, sampling_draw, sampling_masses
+
+__all__ = [
+    "F16",
+    "F32",
+    "I8",
+    "I32",
+    "I64",
+    "INT16_MOST",
+    "LANES",
+    "LOG2_E",
+    "PAGE",
+    "SEGMENT",
+    "SMALLEST_NORMAL",
+    "TILE_CHANNELS",
+    "TILE_DEPTH",
+    "Residual",
+    "append_kv",
+    "crc32c",
+    "exp",
+    "exp2_negative",
+    "fma",
+    "gather_rows",
+    "head_norm",
+    "hot_product",
+    "key_page",
+    "keys_of",
+    "lane_dot",
+    "lane_sum",
+    "linear",
+    "linear_int8",
+    "merge",
+    "pack_tiles",
+    "paged_attention",
+    "quantize",
+    "reduce_lanes",
+    "rms_norm",
+    "rope",
+    "rope_append",
+    "row_sums",
+    "sampling_candidates",
+    "sampling_draw",
+    "sampling_masses",
+    "swiglu",
+    "to_lanes",
+    "unpack_tiles",
+    "value_page",
+    "values_of",
+]  # fmt: skip
