@@ -545,6 +545,6 @@ def test_budgets(text_, nbytes):
 
 @pytest.mark.parametrize("text_", ["much", "50%", "-1", "1e9", "nan"])
 def test_a_budget_that_is_none_is_refused(text_):
-    with pytest.raises(UsageError, match="is no size for the prefix cache") as refused:
+    with pytest.raises(UsageError, match="is an invalid size for the prefix cache") as refused:
         parse_budget(text_)
     assert refused.value.param == "prefix_cache"
