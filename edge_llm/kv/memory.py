@@ -60,10 +60,6 @@ class KVMemory:
             if pages:
                 self._disk.write(pages, self._store.read_pages(sequence.table[[page.number for page in pages]]))
 
-    def forget(self) -> int:
-        """Forget what is kept of earlier sequences; how many pages that gave back."""
-        return self._prefix.evict(len(self._prefix))
-
     def has_room(self, tokens: int) -> bool:
         """Whether a new sequence of ``tokens`` tokens would fit now, next to those that run."""
         missing = pages_for(tokens) - self._store.pages.free

@@ -175,16 +175,6 @@ def _errors(steps: np.ndarray, energy: np.ndarray) -> tuple[float, float, float]
     return float(lost.mean(axis=0, dtype=np.float64) @ energy - clipped), float(clipped), float(over.mean())
 
 
-def choose_scale(
-    statistics: ChannelStatistics,
-    hot: np.ndarray,
-    weight_energy: np.ndarray | None = None,
-    price: float = OVERFLOW_PRICE,
-) -> float:
-    """Static input scale, exactly representable in float32, see `ScaleSearch`."""
-    return ScaleSearch(statistics, hot, weight_energy).best(price)
-
-
 def largest_scale(statistics: ChannelStatistics) -> float:
     """The scale that ignores outliers: it maps the maximum of all |x| to 127."""
     largest = float(np.abs(statistics.rows()).max(initial=0.0))
