@@ -239,7 +239,8 @@ def test_own_calibration_text(tiny_model: Callable[..., Path], tmp_path: Path) -
     text.write_text("hello world " * 100)
     with open_bundle(import_model(tiny_model(), "own", calibration=text)) as own:
         with open_bundle(import_model(tiny_model(), "builtin-text")) as builtin:
-            assert own.input_scales != builtin.input_scales
+            scales = [{name: facts["input_scale"] for name, facts in bundle.facts.items()} for bundle in (own, builtin)]
+            assert scales[0] != scales[1]
             assert own.manifest["profile"]["calibration"] != builtin.manifest["profile"]["calibration"]
         assert own.manifest["profile"]["tokens"] == 256
     with pytest.raises(UsageError, match="--overwrite"):
@@ -457,7 +458,7 @@ def test_silent_layers_are_fine(tmp_path: Path) -> None:
                 array[:] = 0.0
 
     with open_bundle(import_model(spoil(tmp_path, change), "m")) as bundle:
-        assert bundle.input_scale("layers.0.down") == 1.0
+        assert bundle.facts["layers.0.down"]["input_scale"] == 1.0
 
 
 @pytest.mark.parametrize(
