@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_llm.config import ModelConfig
-from edge_llm.formats.safetensors import open_model_folder
-from edge_llm.formats.safetensors_writer import safetensors_header
+from edge_llm.formats.safetensors import open_model_folder, safetensors_header
 from edge_llm.models import load_config
 
 Tensors = dict[str, np.ndarray]

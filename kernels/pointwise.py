@@ -2,6 +2,8 @@
 
 Every function shares its rows over `pool`, works on the calling thread alone when there is little to do, and gives the
 same bits as its twin in `kernels.reference`. Wrong types, shapes or layouts raise ValueError naming the argument.
+Models use `rms_norm` and `swiglu`; `head_norm` and `rope` are the steps of `attention.rope_append`, which tests compare
+with their composition.
 
     y = pointwise.rms_norm(x, gain, 1e-6, pool)
 """

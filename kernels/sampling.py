@@ -1,8 +1,9 @@
 """A token of a vocabulary by its probability, without sorting the vocabulary.
 
-What top-k, top-p and min-p leave, and the order in which a draw walks through it, say the twins in `kernels.reference`.
-Masses are whole numbers whose sums are exact, so neither depends on how it was found. Both functions work on the calling
-thread, let other threads run, and raise ValueError naming a wrong argument.
+The twins in `kernels.reference` define which candidates top-k, top-p and min-p leave, and in which order a draw goes
+through them. Masses are whole numbers whose sums are exact, so neither depends on the algorithm. `draw` is what models use;
+`candidates` shows the same set to tests. Both work on the calling thread, let other threads run, and raise ValueError that
+names a wrong argument.
 
     token = sampling.draw(logits, logits.max(), temperature=0.6, top_k=0, top_p=0.9, min_p=0.0, chance=random())
 """

@@ -1,7 +1,7 @@
 """The task scheduler of edge-llm (no relation to distributions of this name on PyPI).
 
-It knows time, not language: tasks, the lanes they occupy, who waits for whom, what each costs, and in which order to
-run them.  It needs the standard library only, and would run a kitchen as well as a language model:
+It knows tasks, the lanes that they occupy, which task waits for which, their durations and the order to run them in,
+and nothing of language models.  It needs the standard library only.  The example is a kitchen:
 
 >>> from scheduler import CostModel, TaskGraph, beam, critical_path, execute, follow, in_order, simulate
 >>> def work():
@@ -12,14 +12,14 @@ run them.  It needs the standard library only, and would run a kitchen as well a
 ...     _ = kitchen.add(f"heat {dish}", "stove", work, after=[f"chop {dish}"], cost_key=f"heat {dish}")
 ...     _ = kitchen.add(f"serve {dish}", "cook", work, after=[f"heat {dish}"], cost_key="serve")
 
-What a task takes, in seconds, is learned by kind of task and lane (it is a quick kitchen):
+The duration of a task, in seconds, is learned by kind of task and lane:
 
 >>> cost = CostModel(default=1)
 >>> for key, lane, seconds in [("chop", "cook", 3), ("heat soup", "stove", 2), ("heat pie", "stove", 8)]:
 ...     cost.observe(key, lane, seconds)
 
-In program order the cook watches the soup before turning to the pie.  To start the longest path first is better, and
-here nothing is better still:
+In program order the cook waits for the soup before starting the pie.  To start the longest path first is better, and
+optimal here:
 
 >>> print(simulate(kitchen, in_order, cost).gantt(78))
 cook  |[chop soup]       [se][chop pie]                             [se]|  44%
@@ -30,8 +30,8 @@ cook  |[chop pie----][chop soup---]                       [ser]    [ser]|  57%
 stove |              [heat pie---------------------------][heat so]     |  71%
 6 tasks in 14 s (no order beats 14 s)
 
-Rules of thumb never let the cook wait, and so may start to knead just before the water boils.  A search looks ahead,
-and what it finds can be followed:
+Greedy policies never let the cook wait, and so start to knead just before the water boils.  A search looks ahead, and a
+policy can follow its plan:
 
 >>> pasta = TaskGraph()
 >>> for name, lane, seconds, after in [
@@ -45,13 +45,13 @@ and what it finds can be followed:
 >>> plan.proven, simulate(pasta, follow(plan.trace), cost).makespan
 (True, 12.0)
 
-The same policies run the real tasks, one worker per lane, and the same kind of trace comes back:
+The same policies run the real tasks, one worker per lane, and `execute` returns the same kind of trace:
 
 >>> trace = execute(kitchen, critical_path, cost=cost)
 >>> [span.name for span in trace.on("stove")]
 ['heat pie', 'heat soup']
 
-To read on: `tasks`, `policy`, `simulate`, `execute`, `trace`, `plan`.  Under them lie `progress`, `cost` and `bounds`;
+Read on in `tasks`, `policy`, `simulate`, `execute`, `trace`, `plan`; these use `progress`, `cost` and `bounds`;
 `beam` and `exact` search for the best order.  Source: llm.npu (ASPLOS 2025, arXiv 2407.05858), section 3.4,
 out-of-order subgraph execution.
 """

@@ -1,10 +1,10 @@
-"""A search for the best schedule of graphs that are too large for `exact`: the yardstick, and the planner of `plan`.
+"""A search for a good schedule of graphs that are too large for `exact`; `plan` uses it, tests compare policies with it.
 
 All partial schedules with the same number of placed tasks are one level; each level is made from the one before by the
-rule of Giffler and Thompson (see `exact`), and only the `width` most promising schedules go on.  A partial schedule
-that has placed the same tasks as another, and is not ahead of it anywhere, is left out at no loss.  So is one that
-cannot end before the best schedule known.  If nothing else had to be left out, the result is the best there is, and is
-said to be proven: two chains of any length are solved that way within a small width.
+rule of Giffler and Thompson (see `exact`), and only the `width` most promising schedules are kept.  A partial schedule
+that has placed the same tasks as another, and is nowhere earlier, is dropped without loss.  So is one that cannot end
+before the best known schedule.  If no other schedule was dropped, the result is optimal and marked as proven: that
+holds for two chains of any length within a small width.
 
 Source: beam search for job shops, I. Sabuncuoglu and M. Bayiz, European Journal of Operational Research 118 (1999).
 """
@@ -22,11 +22,11 @@ from scheduler.tasks import TaskGraph
 from scheduler.trace import Span, Trace
 
 WIDTH = 200
-TOLERANCE = 1e-9  # of the makespan: what is closer together counts as equal
+TOLERANCE = 1e-9  # of the makespan: closer values count as equal
 
 
 class Found(NamedTuple):
-    """The best schedule that was found, and whether there is none better."""
+    """The best schedule that was found, and whether it is proven to be optimal."""
 
     trace: Trace
     proven: bool
@@ -49,7 +49,7 @@ def beam(graph: TaskGraph, cost: CostModel, lanes: Sequence[str] | None = None, 
         following = _undominated(child for state in level for child in problem.children(state, limit))
         proven = proven and len(following) <= width
         level = sorted(following, key=lambda state: state.rank)[:width]
-    if level:  # whole schedules, each better than the best before
+    if level:  # complete schedules, each better than the best before
         best = problem.trace(level[0])
     return Found(best, proven or _at_bound(best))
 
@@ -66,22 +66,22 @@ def _best_greedy(graph: TaskGraph, cost: CostModel, lanes: Sequence[str]) -> Tra
 class _State(NamedTuple):
     """A partial schedule.  Tasks and lanes are numbers; sets of tasks are the bits of an integer."""
 
-    rank: tuple[float, float]  # no completion ends before the first; the second breaks ties
+    rank: tuple[float, float]  # a lower bound of the makespan; the second breaks ties
     placed: int
-    free: tuple[float, ...]  # lane -> when it ends the last of its placed tasks
-    left: tuple[float, ...]  # lane -> seconds of work that are not placed
-    release: dict[int, float]  # task that is not placed, but waits for none or some that are -> when it could start
-    ready: frozenset[int]  # those of them that wait for nothing else
+    free: tuple[float, ...]  # lane -> when its last placed task ends
+    left: tuple[float, ...]  # lane -> seconds of tasks that are not placed
+    release: dict[int, float]  # unplaced root or successor of a placed task -> when it could start
+    ready: frozenset[int]  # those of them whose predecessors are all placed
     last: tuple[int, float, _State] | None  # the task placed last, its start, and the schedule before it
 
     @property
     def ends(self) -> list[float]:
-        """All that the future of a partial schedule depends on, given which tasks are placed."""
+        """The times that, with the set of placed tasks, decide every completion of a partial schedule."""
         return [*self.free, *(self.release[task] for task in sorted(self.release))]
 
 
 class _Problem:
-    """A graph and its durations as arrays over the tasks' numbers, which are their places in program order."""
+    """A graph and its durations as lists; a task's number is its place in program order."""
 
     def __init__(self, graph: TaskGraph, cost: CostModel, lanes: Sequence[str] | None) -> None:
         progress = Progress(graph, cost, lanes)
@@ -95,7 +95,7 @@ class _Problem:
         self.successors = [[number[task.name] for task in graph.successors(name)] for name in number]
 
     def start(self) -> _State:
-        """Nothing is placed."""
+        """The schedule without tasks."""
         left = [0.0] * len(self.lanes)
         for lane, seconds in zip(self.lane, self.seconds, strict=True):
             left[lane] += seconds
@@ -103,7 +103,7 @@ class _Problem:
         return _State((0.0, 0.0), 0, (0.0,) * len(left), tuple(left), dict.fromkeys(roots, 0.0), roots, None)
 
     def children(self, state: _State, limit: float) -> Iterator[_State]:
-        """The schedules with one task more that may end before `limit`, by the rule of Giffler and Thompson."""
+        """The schedules with one more task that may end before `limit`, by the rule of Giffler and Thompson."""
         release = state.release
         first = min(state.ready, key=lambda task: (release[task] + self.seconds[task], task))
         first_end = release[first] + self.seconds[first]
@@ -135,7 +135,7 @@ class _Problem:
         return _State((bound, sum(busy)), placed, free, left, release, frozenset(ready), (task, start, state))
 
     def trace(self, state: _State) -> Trace:
-        """The spans of a whole schedule."""
+        """The spans of a complete schedule."""
         spans: list[Span] = []
         last = state.last
         while last is not None:
@@ -146,7 +146,7 @@ class _Problem:
 
 
 def _undominated(states: Iterator[_State]) -> list[_State]:
-    """Without those that have placed the same tasks as another and are ahead of it nowhere."""
+    """Drop every state for which another one placed the same tasks and is nowhere later."""
     by_placed: dict[int, list[tuple[list[float], _State]]] = {}
     for state in states:
         rivals = by_placed.setdefault(state.placed, [])

@@ -2,9 +2,8 @@
 
 A task on a lane has a *head*, the longest path of work before it, and a *tail*, the longest path behind it.  The lane
 cannot start the task before its head is over, and after its end at least the tail is still to come.  If tasks could be
-interrupted, the best order of one lane under these conditions would be easy: always work on the started or startable
-task with the longest tail (J. R. Jackson, 1955; J. Carlier, European Journal of Operational Research 11, 1982).  What
-that takes, no order without interruption can beat.
+interrupted, the best order of one lane would always work on the startable task with the longest tail (J. R. Jackson,
+1955; J. Carlier, European Journal of Operational Research 11, 1982).  No order without interruption takes less time.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def jobs(seconds: Mapping[str, float], after: Mapping[str, Sequence[str]]) -> di
 
 
 def one_lane(lane: Iterable[Job]) -> float:
-    """Seconds until the last tail is over if one lane works on these jobs and may interrupt them."""
+    """Seconds until the last tail ends, if one lane works on these jobs and may interrupt them."""
     coming = sorted(lane)
     open_jobs: list[tuple[float, float]] = []  # heap of (-tail, seconds left)
     now = end = 0.0

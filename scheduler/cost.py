@@ -1,7 +1,7 @@
-"""What a task will take: durations learned from real runs, one mean per (cost key, lane).
+"""The predicted duration of tasks, learned from real runs: one mean per (cost key, lane).
 
 The first runs count equally; after `MEMORY` of them each new one weighs 1/MEMORY, so the model follows a machine that
-drifts.  A pair never seen is predicted to take `default` seconds.
+drifts.  An unknown pair is predicted to take `default` seconds.
 
 Source: llm.npu (ASPLOS 2025, arXiv 2407.05858), section 3.4, measures the subgraphs' durations beforehand.
 """
@@ -51,7 +51,7 @@ class CostModel:
             self.observe(span.cost_key, span.lane, span.seconds)
 
     def merge(self, other: CostModel) -> CostModel:
-        """A new model that knows what both know, each estimate counting by its weight; keeps this model's default."""
+        """A new model with the estimates of both, weighted means where both have one; it keeps this model's default."""
         merged = CostModel(self.default)
         merged._estimates = dict(self._estimates)
         for (key, lane), estimate in other._estimates.items():
@@ -68,7 +68,7 @@ class CostModel:
         return len(self._estimates)
 
     def __iter__(self) -> Iterator[tuple[str, str, Estimate]]:
-        """Everything known, as (key, lane, estimate), sorted."""
+        """All estimates as (key, lane, estimate), sorted."""
         return ((key, lane, self._estimates[key, lane]) for key, lane in sorted(self._estimates))
 
     # -- as JSON ------------------------------------------------------------------------------------------------------
@@ -90,14 +90,14 @@ class CostModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostModel:
-        """Read a saved model; ValueError naming the file and the fault unless it is exactly what `save` writes."""
+        """Read a saved model; for any other file, ValueError that names the file and the fault."""
         path = Path(path)
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ValueError(f"`{path}` is no cost table: larger than {MAX_FILE_BYTES} bytes")
+            raise ValueError(f"`{path}` is an invalid cost table: larger than {MAX_FILE_BYTES} bytes")
         try:
             return cls._from_document(json.loads(path.read_bytes(), object_pairs_hook=_object))
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"`{path}` is no cost table: {error}") from None
+            raise ValueError(f"`{path}` is an invalid cost table: {error}") from None
 
     @classmethod
     def _from_document(cls, document: Any) -> CostModel:

@@ -1,4 +1,4 @@
-"""The best schedule there is, for small graphs: the yardstick that the policies are held against in tests.
+"""The optimal schedule of small graphs, with which tests compare the policies.
 
 Finding it is NP-hard (llm.npu, arXiv 2407.05858, section 3.4), hence the limit of `MAX_TASKS`.  Branch and bound over
 the active schedules of Giffler and Thompson (Operations Research 8, 1960): of all tasks that could come next, take the
@@ -24,12 +24,12 @@ def optimal(graph: TaskGraph, cost: CostModel, lanes: Sequence[str] | None = Non
     """A schedule with the smallest possible makespan; ValueError for more than `MAX_TASKS` tasks."""
     if len(graph) > MAX_TASKS:
         raise ValueError(f"`{len(graph)}` tasks are too many for an exact schedule; the limit is {MAX_TASKS}")
-    best = simulate(graph, critical_path, cost, lanes)  # the one to beat
+    best = simulate(graph, critical_path, cost, lanes)  # an upper bound
     seconds = {task.name: cost.predict(task.cost_key, task.lane) for task in graph}
     path = Progress(graph, cost).path_seconds
 
     def complete(placed: dict[str, Span], free: dict[str, float]) -> None:
-        """Try every way to go on from the placed tasks; `free` is when each lane ends the last of its own."""
+        """Try every way to go on from the placed tasks; `free` is when the last of them ends on each lane."""
         nonlocal best
         left = [task for task in graph if task.name not in placed]
         start = _earliest_starts(left, placed, free, seconds)
@@ -57,7 +57,7 @@ def optimal(graph: TaskGraph, cost: CostModel, lanes: Sequence[str] | None = Non
 def _earliest_starts(
     left: Sequence[Task], placed: Mapping[str, Span], free: Mapping[str, float], seconds: Mapping[str, float]
 ) -> dict[str, float]:
-    """When each task that is left could start at the earliest, if the others left did not occupy their lanes."""
+    """The earliest start of each task that is left, if the others that are left did not occupy their lanes."""
     start: dict[str, float] = {}
     for task in left:
         ends = (placed[name].end if name in placed else start[name] + seconds[name] for name in task.after)

@@ -1,7 +1,7 @@
-"""Run a graph in real time: one worker per lane, each taking the next ready task of its own lane by itself.
+"""Run a graph in real time: one worker per lane, which takes the next ready task of its own lane.
 
-The calling thread is the worker of the first lane.  So a graph on one lane runs wholly on the calling thread and pays
-about two microseconds a task; where work passes from lane to lane, waking a thread costs five to fifty.
+The calling thread is the worker of the first lane.  So a graph on one lane runs wholly on the calling thread and costs
+about two microseconds per task; where one lane waits for another, waking its thread costs five to fifty.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def execute(
 ) -> Trace:
     """Run every task once, on its lane, after all that it waits for; return when the last has ended.
 
-    `lanes` defaults to the graph's own; the calling thread works the first.  `cost` tells the policy of durations.
-    `cancel` is asked before each task.  Whether it returns or raises, no task is running any more.
+    `lanes` defaults to the graph's own; the calling thread works the first.  `cost` gives the policy its durations.
+    `cancel` is called before each task.  When `execute` returns or raises, no task is running.
 
     Raises TaskFailed from the first Exception of a task, Cancelled, or ValueError if a task's lane is not among
-    `lanes` or the policy stops picking before the work is done.  KeyboardInterrupt and its like pass through.
+    `lanes` or the policy stops picking before the work is done.  Other BaseExceptions, such as KeyboardInterrupt, pass through.
     """
     run = _Run(Progress(graph, cost, lanes), policy, cancel.is_set if isinstance(cancel, threading.Event) else cancel)
     mine, *others = run.progress.lanes or ("no lane",)
@@ -52,7 +52,7 @@ def execute(
         for worker in workers:
             worker.start()
         run.work(mine)
-    except BaseException as error:  # no thread to be had, or an interrupt between two tasks
+    except BaseException as error:  # a thread that could not start, or an interrupt between two tasks
         run.stop(error)
     finally:
         for worker in workers:
@@ -62,7 +62,7 @@ def execute(
         try:
             raise run.error
         finally:
-            run.error = None  # its traceback holds `run`: left in place, the two would keep each other alive
+            run.error = None  # its traceback refers to `run`: this breaks the circle
     return Trace(tuple(run.spans), run.progress.lanes)
 
 
@@ -77,14 +77,14 @@ class _Run:
         self.error: BaseException | None = None
         self.stopped = False
         self.lock = threading.Lock()
-        self.idle: set[str] = set()  # the lanes that sleep and have not been woken
+        self.idle: set[str] = set()  # lanes that sleep and were not woken yet
         self.bell = {lane: threading.Lock() for lane in progress.lanes}  # acquire = sleep, release = wake the lane
         for bell in self.bell.values():
             bell.acquire()
         self.begin = perf_counter()
 
     def work(self, lane: str) -> None:
-        """One lane's worker: run its tasks until nothing is left to do."""
+        """The worker of one lane: run its tasks until none is left."""
         try:
             while task := self.next(lane):
                 if self.cancelled is not None and self.cancelled():
@@ -99,7 +99,7 @@ class _Run:
             self.stop(error)
 
     def next(self, lane: str) -> Task | None:
-        """The task to run now, after sleeping until there is one; None when the run is over."""
+        """Sleep until the lane has a task to run, and return it; None when the run is over."""
         while True:
             with self.lock:
                 if self.stopped or not self.progress.left:
@@ -112,7 +112,7 @@ class _Run:
             self.bell[lane].acquire()
 
     def finish(self, task: Task, start: float, end: float) -> None:
-        """Record a task's end and wake the lanes that can go on."""
+        """Record the end of a task and wake the lanes that have work now."""
         with self.lock:
             self.spans.append(Span.of(task, start - self.begin, end - self.begin))
             self.progress.finish(task)
@@ -121,7 +121,7 @@ class _Run:
                 self._wake([lane for lane in self.idle if over or self.progress.ready[lane]])
 
     def stop(self, error: BaseException) -> None:
-        """Let no further task start; the first error is the one to be raised."""
+        """Start no further task; the first error will be raised."""
         with self.lock:
             if not self.stopped:
                 self.stopped, self.error = True, error

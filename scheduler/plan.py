@@ -1,11 +1,11 @@
-"""Run by a plan that was searched before the run, and go on greedily where the real durations leave it.
+"""Policies that follow a plan made before the run, and choose greedily where the real durations differ from it.
 
-A greedy policy never keeps a lane idle while it could work, and the best order sometimes must: on a cook's bench, to
-start the long dish just before the short and urgent one comes back from the oven costs more than to wait for it.
+A greedy policy never keeps a lane idle while a task is ready, but the best order sometimes does: it waits for a short
+urgent task instead of starting a long one just before.
 
-    follow(trace)       the order of a trace, say of `beam`, `optimal` or a good run before; a plan serves every graph
-                        with the same task names, so it can be searched once and kept
-    planned(width)      a policy like any other: it searches with `beam` when the run begins, and follows
+    follow(trace)       the order of a trace, for example from `beam`, `optimal` or an earlier run; a plan serves every
+                        graph with the same task names, so it can be searched once and kept
+    planned(width)      searches with `beam` when the run begins, and follows what it finds
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from scheduler.trace import Trace
 def follow(plan: Trace) -> Policy:
     """Start each lane's tasks in the order of the plan.
 
-    A lane waits for the plan's next task only where the plan itself let the lane wait.  Where it did not, and the task
-    is late, the lane starts the ready task that comes next in the plan.  With the plan's own durations the run is the
-    plan, span for span (but tasks that take no time may fall elsewhere).  When asked about a task that is not in the
-    plan, the policy raises ValueError.
+    A lane waits for the plan's next task only where the lane was idle in the plan too.  Otherwise, if the task is late, the
+    lane starts the ready task that comes next in the plan.  With the plan's own durations the run equals the plan, span
+    for span (except for tasks that take no time).  The policy raises ValueError for a task that is not in the plan.
     """
     position = {span.name: i for i, span in enumerate(sorted(plan.spans, key=lambda span: span.start))}
     before: dict[str, str | None] = {}  # the task before it on the same lane
@@ -54,7 +53,7 @@ def follow(plan: Trace) -> Policy:
 def planned(width: int = 20) -> Policy:
     """Search an order for the whole graph with `beam` when the run begins, then `follow` it.
 
-    The search takes milliseconds to seconds; to run one program often, keep a plan and `follow` it.
+    The search takes milliseconds to seconds; a program that runs often should keep its plan and `follow` that.
     """
     plans: WeakKeyDictionary[Progress, Policy] = WeakKeyDictionary()
 

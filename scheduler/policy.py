@@ -3,17 +3,17 @@
 A policy gets the ready tasks of one lane (at least one, in program order) and the `Progress` of the whole run.  It
 returns one of them, or None to keep the lane idle until another task ends.
 
-    in_order            each lane in strict program order: the plain program, and the baseline
-    first_ready         whatever is ready, earliest in the program first
+    in_order            each lane in strict program order: the baseline
+    first_ready         the ready task that comes first in the program
     longest_first       the ready task that takes longest
     critical_path       the ready task with the longest path of work behind it
-    c_value("npu")      the rule of llm.npu: feed the NPU, and hand little work away from it
-    feed("npu")         the longest path first on the NPU, and elsewhere what releases most: the best of these in practice
+    c_value("npu")      the rule of llm.npu: release the most work elsewhere, the least on the NPU
+    feed("npu")         the longest path first on the NPU, elsewhere the most released work: the fastest when measured
 
 All of these look one step ahead; `plan` searches further before the run.
 
-Own policies are built the same way: `largest(key)` and `smallest(key)` choose by any function of task and progress,
-further keys break ties, program order breaks what is left, and `per_lane` gives lanes different rules.
+Further policies are built the same way: `largest(key)` and `smallest(key)` choose by any function of task and progress,
+further keys and then program order break ties, and `per_lane` gives lanes different policies.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from scheduler.tasks import Task
 Key = Callable[[Task, Progress], float]
 
 
-# -- keys: what is large or small about a task ------------------------------------------------------------------------
+# -- keys: numbers by which tasks are compared -------------------------------------------------------------------------
 
 
 def seconds(task: Task, progress: Progress) -> float:
-    """How long the task itself is predicted to take."""
+    """The predicted duration of the task."""
     return progress.seconds(task)
 
 
 def path_seconds(task: Task, progress: Progress) -> float:
-    """How long the longest path from the start of this task to the end of the program is predicted to take."""
+    """The predicted duration of the longest path from the start of this task to the end of the program."""
     return progress.path_seconds[task.name]
 
 
 def released_seconds(task: Task, progress: Progress) -> float:
-    """How much work becomes ready when the task ends: the sum of T(S) in llm.npu (arXiv 2407.05858), section 3.4."""
+    """The work that becomes ready when the task ends: the sum of T(S) in llm.npu (arXiv 2407.05858), section 3.4."""
     return sum(map(progress.seconds, progress.released_by(task)))
 
 
@@ -66,7 +66,7 @@ def per_lane(policies: Mapping[str, Policy], otherwise: Policy) -> Policy:
 
 
 def in_order(ready: Sequence[Task], progress: Progress) -> Task | None:
-    """The lane's next task of the program, and none before it is ready."""
+    """The lane's next task in program order; the lane waits until it is ready."""
     first = ready[0]
     return first if first is progress.next_in_program(first.lane) else None
 
@@ -83,13 +83,12 @@ critical_path = largest(path_seconds)
 def c_value(npu: str) -> Policy:
     """Start the ready task with the largest C, the heuristic of llm.npu (arXiv 2407.05858), section 3.4.
 
-    C is the work that the task's end makes ready, counted positive on a lane that feeds the lane `npu`, the one to be
-    kept busy, and negative on `npu` itself.  The sign is the same for all ready tasks of a lane, so the rule reads:
-    release the most elsewhere, the least on `npu`.
+    C is the work that becomes ready when the task ends, negative for tasks on lane `npu`, which is to be kept busy.  All
+    ready tasks of a lane have the same sign, so the rule is: release the most work elsewhere, the least on `npu`.
     """
     return per_lane({npu: smallest(released_seconds)}, otherwise=largest(released_seconds))
 
 
 def feed(lane: str) -> Policy:
-    """Keep one lane busy: on it, start the longest path first; on all others, what releases the most work."""
+    """Keep `lane` busy: it starts the longest path first, other lanes start the task that releases the most work."""
     return per_lane({lane: critical_path}, otherwise=largest(released_seconds))

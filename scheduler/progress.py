@@ -1,7 +1,7 @@
-"""How far a run of a graph has come: the one state machine under both the simulator and the executor.
+"""The state of a run of a graph, which the simulator and the executor share.
 
-A policy may read all of it.  Only `simulate` and `execute` move it on, with `pick` and `finish`, so that whatever the
-policy does, a task starts once, on its own lane, and after everything it waits for.
+A policy may read all of it.  Only `simulate` and `execute` change it, with `pick` and `finish`: whatever the policy
+returns, a task starts once, on its own lane, and after all tasks that it waits for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scheduler.tasks import Task, TaskGraph
 
 
 class Progress:
-    """What is ready, what has started, what is left, and what each task is predicted to cost."""
+    """The ready tasks, the started ones, how many are left, and the predicted duration of each."""
 
     def __init__(self, graph: TaskGraph, cost: CostModel | None = None, lanes: Sequence[str] | None = None) -> None:
         self.graph = graph
@@ -39,7 +39,7 @@ class Progress:
             if not task.after:
                 self.ready[task.lane].append(task)
 
-    # -- what a policy may ask ----------------------------------------------------------------------------------------
+    # -- for policies -----------------------------------------------------------------------------------------------
 
     def seconds(self, task: Task) -> float:
         """The predicted duration of a task."""
@@ -57,7 +57,7 @@ class Progress:
         return self.graph[name] in self._started
 
     def released_by(self, task: Task) -> list[Task]:
-        """The tasks that wait for this one and for nothing else any more."""
+        """The tasks that wait for this one only."""
         return [follower for follower in self.graph.successors(task.name) if self._waits[follower.name] == 1]
 
     @cached_property
@@ -69,10 +69,10 @@ class Progress:
             path[task.name] = self.seconds(task) + max(after, default=0.0)
         return path
 
-    # -- what moves it on ---------------------------------------------------------------------------------------------
+    # -- changes ----------------------------------------------------------------------------------------------------
 
     def pick(self, lane: str, policy: Policy) -> Task | None:
-        """Let the policy choose among the lane's ready tasks, and start that task; None leaves the lane idle."""
+        """Start the ready task that the policy chooses for the lane; None when it leaves the lane idle."""
         ready = self.ready[lane]
         task = policy(ready, self) if ready else None
         if task is None:
@@ -85,7 +85,7 @@ class Progress:
         return task
 
     def finish(self, task: Task) -> None:
-        """Note the end of a started task and make ready what waited only for it."""
+        """Record the end of a started task; the tasks that waited only for it become ready."""
         self.left -= 1
         for follower in self.graph.successors(task.name):
             self._waits[follower.name] -= 1

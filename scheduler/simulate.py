@@ -1,7 +1,7 @@
-"""Run a graph in virtual time: discrete events, no threads, no work done, the same result every time.
+"""Run a graph in virtual time: discrete events without threads or work, the same result every time.
 
-The simulator asks the same policy through the same `Progress` as the executor, and answers with the same `Trace`; so
-it tells what an order is worth before a device is bought, and serves the tests as an oracle.
+The simulator calls the policy through the same `Progress` as the executor, and returns the same `Trace`.  So it predicts
+the effect of an order without a device, and tests compare the executor with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scheduler.trace import Span, Trace
 def simulate(graph: TaskGraph, policy: Policy, cost: CostModel, lanes: Sequence[str] | None = None) -> Trace:
     """The trace of a run in which every task takes exactly its predicted time; `lanes` defaults to the graph's own.
 
-    All tasks that end at one moment end before any lane picks; then the free lanes pick in the order of `lanes`.
+    Tasks that end at the same time all end before any lane picks; then the free lanes pick in the order of `lanes`.
     Raises ValueError if a task's lane is not among `lanes`, or the policy stops picking before the work is done.
     """
     progress = Progress(graph, cost, lanes)

@@ -2,7 +2,7 @@
 
 A task is one piece of work that occupies one lane (a processor, a disk, a cook) from its start to its end.  A
 `TaskGraph` is built in *program order*, the order in which a plain program would do the work: a task may wait only for
-tasks added before it.  So a circle cannot be built, and program order is always one correct order to run in.
+tasks added before it.  So no circle can be built, and program order is always a correct order to run in.
 
 Source: the subgraphs and their dependencies in llm.npu (ASPLOS 2025, arXiv 2407.05858), section 3.4.
 """
@@ -16,22 +16,22 @@ from graphlib import CycleError, TopologicalSorter
 
 
 def nothing() -> None:
-    """The work of a task that is only simulated, or only joins other tasks."""
+    """The work of a task that is only simulated, or that only joins other tasks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # a task equals only itself: closures cannot be compared
 class Task:
-    """One piece of work: its name, the lane it occupies, what it waits for, what it costs, what it does."""
+    """One piece of work: its name, its lane, the tasks it waits for, its cost key, its function."""
 
     name: str
     lane: str
     after: tuple[str, ...] = ()
-    cost_key: str = ""  # tasks of one kind share a key, and so share what was learned about their duration
+    cost_key: str = ""  # tasks of one kind share a key and the learned duration
     run: Callable[[], None] = nothing
 
 
 class TaskGraph:
-    """Tasks in program order and the arrows between them.  It keeps no state of a run and may be run many times."""
+    """Tasks in program order and the edges between them.  It keeps no state of a run and may be run many times."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
@@ -39,9 +39,9 @@ class TaskGraph:
 
     @classmethod
     def from_tasks(cls, tasks: Iterable[Task]) -> TaskGraph:
-        """The graph of tasks listed in any order; a listed order that is correct already is kept.
+        """The graph of tasks listed in any order; a correct order is kept.
 
-        Raises ValueError naming the tasks of a circle, and for all that `add` refuses.
+        Raises ValueError that names the tasks of a circle, and for everything that `add` refuses.
         """
         listed = list(tasks)
         position = {task.name: i for i, task in enumerate(listed)}
@@ -75,7 +75,7 @@ class TaskGraph:
     ) -> Task:
         """Append a task to the program and return it; its cost key is its name unless one is given.
 
-        Raises ValueError if the name is taken, a task it waits for was not added before, or name or lane is not
+        Raises ValueError if the name is taken, a task that it waits for was not added before, or name or lane is not
         printable text.
         """
         if isinstance(after, str):
@@ -134,7 +134,7 @@ class TaskGraph:
     def on_lanes(self, lanes: Mapping[str, str]) -> TaskGraph:
         """The same program with lane `a` renamed to `lanes[a]`; a lane not named stays.
 
-        Where one processor stands behind several lanes, give them one name: then no work is handed between threads.
+        Lanes that share one processor can get one name, so that no work is handed between threads.
         """
         graph = TaskGraph()
         for task in self:

@@ -1,7 +1,7 @@
-"""What happened when: the spans of one run, and what can be read from them.
+"""The spans of one run, and figures computed from them.
 
-A trace is plain data, the same from the simulator (virtual seconds) and the executor (real seconds); it holds no task
-and no closure.  Time 0 is the start of the run.
+A trace is plain data, the same from the simulator (virtual seconds) and the executor (real seconds); it refers to no
+task and no closure.  Time 0 is the start of the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """The spans of one run in the order in which they ended, so that a span comes after all it waited for."""
+    """The spans of one run in the order of their ends, so that a span comes after all that it waited for."""
 
     spans: tuple[Span, ...]
     lanes: tuple[str, ...]
@@ -65,7 +65,7 @@ class Trace:
 
     @property
     def critical_path(self) -> tuple[Span, ...]:
-        """The chain of dependent spans with the most work: no number of lanes could have run it faster."""
+        """The chain of dependent spans with the most work, which no number of lanes shortens."""
         length: dict[str, float] = {}
         before: dict[str, Span] = {}
         by_name: dict[str, Span] = {}

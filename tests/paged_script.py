@@ -19,6 +19,11 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 
 
+def forget(memory: KVMemory) -> int:
+    """Forget what ``memory`` keeps of earlier sequences: how many pages that gave back."""
+    return memory._prefix.evict(len(memory._prefix))
+
+
 class DictDisk:
     """Pages that outlive their sequences, as `kv.prefix_store` keeps them, in a dictionary."""
 

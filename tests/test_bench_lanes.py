@@ -44,7 +44,7 @@ def test_a_gantt_chart_of_a_streamed_prompt_has_the_flash_lane(bench):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("lanes", "--policy", "fastest"), "no policy `fastest`"),
+        (("lanes", "--policy", "fastest"), "unknown policy `fastest`"),
         (("lanes", "--policy", "in-order", "-p", 600, "--chunk", 32), "takes 5 windows"),
         (("load", "--concurrency", "0"), "--concurrency must be above 0"),
         (("load", "-p", "0"), "Invalid value for '-p'"),

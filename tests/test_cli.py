@@ -87,6 +87,20 @@ def test_a_seed_repeats_a_sampled_answer(call, tiny_bundle):
     assert json.loads(sample(1))["tokens"] == json.loads(sample(1))["tokens"] != json.loads(sample(2))["tokens"]
 
 
+def test_a_draft_model_changes_no_token(call, tiny_bundle):
+    def answer(draft):
+        code, out, _ = call(
+            "run", tiny_bundle, "hello", "--temperature", 0, "--max-tokens", 24, "--ignore-eos", "--json", "--draft", draft
+        )
+        assert code == 0
+        return json.loads(out)
+
+    alone, helped = answer("none"), answer(tiny_bundle)
+    assert helped["tokens"] == alone["tokens"]
+    assert alone["timings"]["drafted_tokens"] == 0
+    assert helped["timings"]["accepted_tokens"] == helped["timings"]["drafted_tokens"] > 0  # the model guesses like itself
+
+
 def test_raw_leaves_the_template_out(call, tiny_bundle):
     def prompt_tokens(*options):
         return json.loads(call("run", tiny_bundle, "hello", "--max-tokens", 1, "--json", *options)[1])["usage"]["prompt_tokens"]
@@ -245,6 +259,7 @@ MISTAKES = {
     "prompt above the context": (("run", "{bundle}", "{long}", "--ctx", "32"), 2, "maximum context length is 32 tokens"),
     "empty prompt": (("run", "{bundle}", ""), 2, "prompt is empty"),
     "unknown device": (("run", "{bundle}", "hi", "--device", "toaster"), 1, "no device `toaster`"),
+    "draft model with other tokens": (("run", "{bundle}", "hi", "--draft", "builtin"), 2, "has another tokenizer"),
     "system without a template": (("run", "{bundle}", "hi", "--system", "x", "--raw"), 2, "--system"),
     "bench with nothing to do": (("bench", "{bundle}", "-p", "0", "-n", "0"), 2, "nothing to measure"),
     "bench with words": (("bench", "{bundle}", "-p", "many"), 2, "`many`"),

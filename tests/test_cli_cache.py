@@ -125,7 +125,7 @@ def test_removing_a_model_removes_what_is_kept_of_it(call, two_models):
 
 def test_a_size_that_is_none_is_refused(call, two_models):
     code, _, err = call("prune", "--to", "much")
-    assert (code, "is no size for the prefix cache" in err) == (2, True)
+    assert (code, "is an invalid size for the prefix cache" in err) == (2, True)
     assert len(listed(call)) == 2
 
 

@@ -47,7 +47,7 @@ def test_plan_without_a_budget_keeps_everything(capsys: pytest.CaptureFixture[st
     assert "from flash" not in out
 
 
-@pytest.mark.parametrize(("memory", "message"), [("5x", "is no amount of memory"), ("1KiB", "the least that works is")])
+@pytest.mark.parametrize(("memory", "message"), [("5x", "is an invalid amount of memory"), ("1KiB", "the least that works is")])
 def test_budgets_that_cannot_be(memory: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--memory", memory]) == 2
     assert message in capsys.readouterr().err

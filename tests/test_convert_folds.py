@@ -26,8 +26,8 @@ from edge_llm.models.layer import HIDDEN
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.quant.folding import POWERS, channel_level, even_factors
-from edge_llm.quant.kv import rounded
 from edge_llm.quant.profile import ChannelStatistics, OutlierProfile
+from edge_llm.quant.scheme import rounded_kv
 from kernels import reference
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -201,7 +201,7 @@ def test_rounded_keys_are_what_pages_give_back(x):
     values = [np.zeros((1, 2, 16, 8), np.int8), np.zeros((1, 2, 16), np.float16)]
     reference.append_kv(x, x, *pages, *values, np.arange(3))
     stored = reference.keys_of(pages[0])[0].astype(np.float32) * pages[1][0].astype(np.float32)[..., None]
-    np.testing.assert_array_equal(rounded(x), stored[:, :3].swapaxes(0, 1))
+    np.testing.assert_array_equal(rounded_kv(x), stored[:, :3].swapaxes(0, 1))
 
 
 def measured(source, folder, text, tokens, mode):

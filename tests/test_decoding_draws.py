@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_decoding_sampler import filter_candidates
 
 import kernels
 from edge_llm.config import GenerationParams
 from edge_llm.decoding.logprobs import most_likely, token_logprobs
-from edge_llm.decoding.sampler import filter_candidates, make_sampler
+from edge_llm.decoding.sampler import make_sampler
 from kernels import reference, sampling
 
 VOCAB = 151_936

@@ -7,12 +7,20 @@ from hypothesis import strategies as st
 
 from edge_llm.config import GenerationParams
 from edge_llm.decoding.processors import make_processors
-from edge_llm.decoding.sampler import filter_candidates, make_sampler
+from edge_llm.decoding.sampler import _best, _filters, make_sampler
 from edge_llm.decoding.stop import StopStrings
 from edge_llm.errors import NumericError, UsageError
+from kernels import sampling
 
 # probabilities 0.5, 0.25, 0.125, 0.125
 LOGITS = np.log(np.array([0.125, 0.5, 0.125, 0.25], np.float32))
+
+
+def filter_candidates(logits, params):
+    """Tokens that the filters of ``params`` leave, most likely first, and their probabilities among themselves."""
+    tokens, masses = sampling.candidates(logits, _best(logits), **_filters(params, len(logits)))
+    order = np.argsort(-logits[tokens], kind="stable")
+    return tokens[order], masses[order] / masses.sum()
 
 
 def candidates(**params):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_script import CONFIG, PagedScript
+from paged_script import CONFIG, PagedScript, forget
 from serving import builtin_engine
 from test_engine_stream import byte_tokenizer
 
@@ -122,7 +122,7 @@ def test_any_company_and_any_memory_change_no_vector_and_no_token(kv_tokens, len
     assert np.array_equal(job.future.result(), [vector(prompt) for prompt in prompts])
     for text, stream in zip(texts, streams, strict=True):
         assert collect(iter(stream)).tokens == collect(make_engine().stream(request(engine, text))).tokens
-    assert engine.runner.kv.pages.free + engine.runner.memory.forget() == engine.runner.kv.pages.pages
+    assert engine.runner.kv.pages.free + forget(engine.runner.memory) == engine.runner.kv.pages.pages
 
 
 def test_a_text_larger_than_all_memory_is_refused_at_once():

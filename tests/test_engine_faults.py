@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_script import CONFIG, DictDisk, PagedScript
+from paged_script import CONFIG, DictDisk, PagedScript, forget
 from test_engine_stream import byte_tokenizer
 
 import edge_llm
@@ -68,7 +68,7 @@ class Scene:
         raise AssertionError("interrupted twice by one fault")
 
     def free_pages(self):
-        return self.runner.kv.pages.free + self.runner.memory.forget()
+        return self.runner.kv.pages.free + forget(self.runner.memory)
 
 
 def outcome(stream):
@@ -234,7 +234,7 @@ def test_pages_that_cannot_be_kept_cost_nothing(alone, monkeypatch, caplog):
 def test_a_page_that_cannot_be_read_back_is_given_back(alone, monkeypatch):
     scene = Scene()
     scene.play()
-    scene.runner.memory.forget()
+    forget(scene.runner.memory)
     fails_once(monkeypatch, scene.runner.kv, "write_pages")
     assert isinstance(scene.play()[0][0], OSError)
     assert scene.free_pages() == scene.runner.kv.pages.pages

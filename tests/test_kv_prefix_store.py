@@ -12,6 +12,7 @@ from subprocess import PIPE
 
 import numpy as np
 import pytest
+from paged_script import forget
 from prefix_writer import IDENTITY, PAGE_BYTES, TEXTS, data_of, text
 
 from edge_llm.config import ModelConfig, RuntimeConfig
@@ -431,7 +432,7 @@ def test_restoring_takes_only_what_nobody_uses(open_store):
     assert (restored.length, store.pages.free) == (48, 0)
     restored.close()
     running.close()
-    assert store.pages.free + shared.forget() == 8
+    assert store.pages.free + forget(shared) == 8
 
 
 def test_a_page_that_turns_out_bad_ends_what_is_restored(open_store):
@@ -442,7 +443,7 @@ def test_a_page_that_turns_out_bad_ends_what_is_restored(open_store):
     sequence = shared.open([*range(161)])
     assert (sequence.length, len(sequence.table), disk.counts.damaged) == (64, 4, 1)
     sequence.close()
-    assert store.pages.free + shared.forget() == 16
+    assert store.pages.free + forget(shared) == 16
 
 
 # -- a model's answers ------------------------------------------------------------------------------------------------
@@ -545,6 +546,6 @@ def test_budgets(text_, nbytes):
 
 @pytest.mark.parametrize("text_", ["much", "50%", "-1", "1e9", "nan"])
 def test_a_budget_that_is_none_is_refused(text_):
-    with pytest.raises(UsageError, match="is no size for the prefix cache") as refused:
+    with pytest.raises(UsageError, match="is an invalid size for the prefix cache") as refused:
         parse_budget(text_)
     assert refused.value.param == "prefix_cache"

@@ -8,6 +8,7 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paged_script import forget
 
 from edge_llm import LLM
 from edge_llm.errors import OutOfMemory, UsageError
@@ -94,7 +95,7 @@ def test_many_threads_get_each_its_own(llm, asked, alone):
     assert not wrong and not any(thread.is_alive() for thread in threads)
     assert not llm.engine.driver.busy
     kv = llm.engine.runner.kv.pages
-    assert kv.free + llm.engine.runner.memory.forget() == kv.pages
+    assert kv.free + forget(llm.engine.runner.memory) == kv.pages
 
 
 def test_a_stop_string_may_stand_alone(llm):

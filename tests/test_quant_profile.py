@@ -10,12 +10,12 @@ from hypothesis.extra import numpy as arrays
 
 from edge_llm.errors import NumericError
 from edge_llm.quant.profile import (
+    OVERFLOW_PRICE,
     ChannelStatistics,
     LinearProfile,
     OutlierProfile,
     ScaleSearch,
     choose_hot,
-    choose_scale,
     error_with_shadow,
     linear_profile,
     naive_treatment,
@@ -31,6 +31,12 @@ def statistics(x: np.ndarray, name: str = "layers.0.qkv") -> ChannelStatistics:
     seen.add(x[:half])
     seen.add(x[half:])
     return seen
+
+
+def choose_scale(
+    seen: ChannelStatistics, hot: np.ndarray, weight_energy: np.ndarray | None = None, price: float = OVERFLOW_PRICE
+) -> float:
+    return ScaleSearch(seen, hot, weight_energy).best(price)
 
 
 def bell(tokens: int = 512, columns: int = 256, seed: int = 0) -> np.ndarray:

@@ -158,7 +158,7 @@ def test_subgraphs_are_shared_by_chunks_and_layers(bundle, resident):
 
 
 def test_an_unknown_policy_is_refused(bundle, resident):
-    with pytest.raises(UsageError, match="no policy `fastest`; there are: auto, in-order"):
+    with pytest.raises(UsageError, match="unknown policy `fastest`; choose one of: auto, in-order"):
         make_runner(bundle, resident, policy="fastest")
 
 

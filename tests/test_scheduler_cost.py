@@ -115,14 +115,14 @@ GOOD = {"format": "scheduler-costs", "version": 1, "default": 1.0, "costs": [ENT
 def test_load_refuses_naming_the_file(tmp_path, text, message):
     path = tmp_path / "cost.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=f"cost.json` is no cost table: .*{message}"):
+    with pytest.raises(ValueError, match=f"cost.json` is an invalid cost table: .*{message}"):
         CostModel.load(path)
 
 
 def test_load_refuses_bytes_that_are_no_text_and_files_too_large(tmp_path):
     path = tmp_path / "cost.json"
     path.write_bytes(b"\xff\xfe{")
-    with pytest.raises(ValueError, match="is no cost table"):
+    with pytest.raises(ValueError, match="is an invalid cost table"):
         CostModel.load(path)
     with path.open("wb") as file:
         file.truncate(2**30)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -18,6 +19,9 @@ import pytest
 from edge_llm.cli.main import run
 from edge_llm.cli.serve import read_keys
 from edge_llm.errors import UsageError
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.kv.store import page_bytes
+from edge_llm.paths import builtin_bundle
 
 LONG = {"messages": [{"role": "user", "content": "Tell me a story"}], "stream": True, "ignore_eos": True, "temperature": 0}
 
@@ -305,3 +309,52 @@ def test_a_bundle_is_served_under_its_name(tmp_path):
         body = {"messages": [{"role": "user", "content": "Who are you?"}], "temperature": 0}
         reply = httpx.post(f"{url}/v1/chat/completions", json=body).json()
     assert reply["choices"][0]["message"]["content"] == alone["text"]
+
+
+def gauge(url, name):
+    return int(re.search(rf"^edge_llm_{name} (\d+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)[1])
+
+
+def answer_and_cached(url):
+    """Content of a greedy answer to a prompt of several pages, and how many of its tokens were known."""
+    body = {"messages": [{"role": "user", "content": "Tell me a story. " * 10}], "temperature": 0, "max_tokens": 8}
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body).json()
+    return reply["choices"][0]["message"]["content"], reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.parametrize(("size", "kept"), [("16MiB", True), ("0", False)])
+def test_a_prefix_cache_outlives_the_server(tmp_path, size, kept):
+    """HTTP | process | `--prefix-cache` keeps pages of prompts for the next server; 0 keeps none."""
+    replies = []
+    for _ in range(2):
+        with served("--prefix-cache", size, env={"EDGE_LLM_HOME": str(tmp_path)}) as (process, url):
+            replies.append(answer_and_cached(url))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+    (first, cold), (second, known) = replies
+    assert (first, cold) == (second, 0)
+    assert (known > 0) is kept
+    assert any(tmp_path.rglob("*.page")) is kept
+
+
+@pytest.mark.parametrize(("pages", "expected"), [(10, 10), (1, 4)])
+def test_kv_memory_is_the_pages_of_all_requests(pages, expected):
+    """HTTP | process | `--kv-memory` decides how many pages there are, but one request of the whole context always fits."""
+    page = page_bytes(open_bundle(builtin_bundle()).decoder.attentions)
+    with served("--ctx", "64", "--kv-memory", str(pages * page)) as (_, url):
+        assert gauge(url, "kv_pages") == expected
+
+
+def test_a_batch_window_waits_for_company():
+    """HTTP | process | Within `--batch-window` requests wait together; a server that ends answers them at once."""
+    body = {"messages": [{"role": "user", "content": "Who are you?"}], "temperature": 0, "max_tokens": 8}
+    with served("--batch-window", "10000") as (process, url), ThreadPoolExecutor(2) as clients:
+        replies = [clients.submit(httpx.post, f"{url}/v1/chat/completions", json=body, timeout=20) for _ in range(2)]
+        until = time.monotonic() + 8
+        while (gauge(url, "requests_processing"), gauge(url, "requests_deferred")) != (0, 2):
+            assert time.monotonic() < until, "two requests did not wait together"
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        texts = {reply.result().json()["choices"][0]["message"]["content"] for reply in replies}
+        assert len(texts) == 1
+        assert process.wait(20) == 0

@@ -291,7 +291,7 @@ def test_d9_a_long_run_and_d10_half_a_surrogate() -> None:
 def test_d7_regex_that_runs_away(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(split_by("(a+)+$"))
-    tokenizer = Tokenizer.from_file(path, VOCAB_SIZE)
+    tokenizer = Tokenizer.from_folder(tmp_path, VOCAB_SIZE)
     with pytest.raises(InvalidTokenizer, match="cannot encode"):
         tokenizer.encode("a" * 40 + "b")
     assert tokenizer.encode("b") == [98]
@@ -533,7 +533,7 @@ def test_bad_tokenizer(bad: BadTokenizer, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(bad.data)
     with pytest.raises(bad.error, match=bad.message) as caught:
-        Tokenizer.from_file(path, VOCAB_SIZE)
+        Tokenizer.from_folder(tmp_path, VOCAB_SIZE)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
 

@@ -1,7 +1,7 @@
-"""Scheduling policies for real: one prompt under each of them in turns, beside what the simulator says of it.
+"""Scheduling policies measured: one prompt runs under each of them in turns, beside the simulator's prediction.
 
-The simulator gets the mean of what every kind of task took in all measured runs, so that what lanes cost each other (they
-share memory and caches) is in its numbers too.
+The simulator gets the mean duration of every kind of task over all measured runs, so its numbers include what lanes cost
+each other (they share memory and caches).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEED = 1
 
 @dataclass(frozen=True)
 class LaneRun:
-    """One policy: its measured runs, all of one prompt, and the prediction."""
+    """One policy: its measured runs, all of the same prompt, and the predicted duration."""
 
     policy: str
     n_prompt: int
@@ -44,14 +44,14 @@ class LaneRun:
 def compare(runner: Int8Runner, n_prompt: int, names: Sequence[str], repetitions: int) -> list[LaneRun]:
     """Run a prompt of ``n_prompt`` tokens ``repetitions`` times under every policy of ``names``, in turns.
 
-    Raises `UsageError` for a name that is none, and for a prompt that takes more than one window of chunks.
+    Raises `UsageError` for an unknown name, and for a prompt that takes more than one window of chunks.
     """
     for name in names:
         if name not in (AUTO, *EVERY):
-            raise UsageError(f"no policy `{name}`; there are: {', '.join((AUTO, *EVERY))}", param="policy")
+            raise UsageError(f"unknown policy `{name}`; choose one of: {', '.join((AUTO, *EVERY))}", param="policy")
     tokens = np.random.default_rng(SEED).integers(0, runner.config.vocab_size, n_prompt).tolist()
     chosen = runner.policy
-    _run(runner, tokens, scheduler.in_order)  # wakes the machine
+    _run(runner, tokens, scheduler.in_order)  # warms the machine up
     program = _run(runner, tokens, scheduler.in_order)
     graph = _program(program)
     first_costs = CostModel()
@@ -89,7 +89,7 @@ def _run(runner: Int8Runner, tokens: Sequence[int], policy: Policy) -> Trace:
 
 
 def _program(trace: Trace) -> TaskGraph:
-    """The graph that a run in program order went through."""
+    """The graph of a run in program order."""
     graph = TaskGraph()
     for span in sorted(trace.spans, key=lambda span: (span.start, span.end)):
         graph.add(span.name, span.lane, _nothing, after=span.after, cost_key=span.cost_key)
@@ -101,7 +101,7 @@ def _nothing() -> None:
 
 
 def rows(runs: Sequence[LaneRun]) -> list[dict[str, Any]]:
-    """What each policy came to; ``bubble_share`` is the idle share of the lane that has the most work."""
+    """One row of results per policy; ``bubble_share`` is the idle share of the lane that has the most work."""
     return [_row(run, runs[0]) for run in runs]
 
 

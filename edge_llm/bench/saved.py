@@ -1,4 +1,4 @@
-"""Runs kept in a file: what `--save` writes and `--compare` reads."""
+"""Measured rows in a file: `--save` writes it, `--compare` reads it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from edge_llm.strict_json import parse_json
 
 MAX_BYTES = 64 << 20
 _SAME = ("backends", "model_type", "n_threads", "n_ubatch", "n_prompt", "n_gen", "n_depth")
-"""What must be equal for two rows to be of the same test."""
+"""Two rows are of the same test when these fields are equal."""
 
 Row = dict[str, Any]
 
 
 def save(path: Path, rows: Sequence[Row]) -> None:
-    """Write ``rows`` as a JSON list (each row carries its environment), all or nothing; a device or a pipe as they come."""
+    """Write ``rows`` as a JSON list (each row carries its environment), all or nothing; into a device or a pipe, directly."""
     text = json.dumps(list(rows), indent=1) + "\n"
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
@@ -38,13 +38,13 @@ def save(path: Path, rows: Sequence[Row]) -> None:
 
 
 def load(path: Path) -> list[Row]:
-    """The rows of a file that ``--save``, ``-o json`` or ``-o jsonl`` wrote; `UsageError` if it is none."""
+    """The rows of a file that ``--save``, ``-o json`` or ``-o jsonl`` wrote; raises `UsageError` for any other file."""
     data = read_file(path, MAX_BYTES, error=UsageError)
     rows = _parse(data, str(path))
     for row in rows:
         speed = row.get("median_ts") if isinstance(row, dict) else None
         if isinstance(speed, bool) or not isinstance(speed, int | float) or not math.isfinite(speed) or speed <= 0:
-            raise UsageError(f"`{path}` holds no rows of `edge-llm bench`; make it with --save", param="compare")
+            raise UsageError(f"`{path}` holds no rows of `edge-llm bench`; write one with --save", param="compare")
     return rows
 
 
@@ -54,12 +54,12 @@ def _parse(data: bytes, name: str) -> list[Any]:
     values = [parse_json(line, name, error=UsageError) for line in lines]
     rows = values[0] if len(values) == 1 and isinstance(values[0], list) else values
     if not rows:
-        raise UsageError(f"`{name}` holds no rows of `edge-llm bench`; make it with --save", param="compare")
+        raise UsageError(f"`{name}` holds no rows of `edge-llm bench`; write one with --save", param="compare")
     return list(rows)
 
 
 def compared(row: Row, saved: Sequence[Mapping[str, Any]]) -> Row:
-    """``row`` with ``saved_ts`` and ``saved_ratio`` (now over then) from the last saved row of the same test; else None."""
+    """``row`` with ``saved_ts`` and ``saved_ratio`` (now over then) of the last saved row of the same test, else None."""
     then = [old["median_ts"] for old in saved if all(old.get(key) == row[key] for key in _SAME)]
     if not then:
         return row | {"saved_ts": None, "saved_ratio": None}

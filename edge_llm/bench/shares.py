@@ -24,7 +24,7 @@ from edge_llm.models.reference import FloatCache, FloatKV, FloatModel, layer_for
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights
 from edge_llm.paths import find_bundle
-from edge_llm.quant.kv import rounded
+from edge_llm.quant.scheme import rounded_kv
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.schemes import BlockWeights
 from edge_llm.weights.resident import ResidentWeights
@@ -121,7 +121,11 @@ class PartlyInt8:
 
         def keep(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             keys = keys - block.gains[KEY_OFFSET]
-            return rounded(keys) if self._place == "keys" else keys, rounded(values) if self._place == "values" else values
+            if self._place == "keys":
+                keys = rounded_kv(keys)
+            if self._place == "values":
+                values = rounded_kv(values)
+            return keys, values
 
         none = dict.fromkeys((linear.name for linear in layer.linears), FloatLinear(np.empty((0, 0), np.float32)))
         return layer_forward(x, layer, LayerWeights(none, block.gains), self._tables, past, apply=apply, keep=keep)

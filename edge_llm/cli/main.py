@@ -12,8 +12,7 @@ import click
 
 import edge_llm
 from edge_llm.cli import process
-from edge_llm.cli.refusal import refusal
-from edge_llm.cli.streams import give_up, set_what_cannot_be_encoded
+from edge_llm.cli.refusal import give_up, refusal, set_what_cannot_be_encoded
 from edge_llm.cli.verbs import Verbs
 from edge_llm.errors import EdgeLLMError
 

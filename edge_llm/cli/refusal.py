@@ -1,12 +1,17 @@
-"""Errors of the system in words: no memory, threads or descriptors, a full disk, an output without a reader."""
+"""Errors of the system in words: no memory, threads or descriptors, a full disk, an output without a reader.
+
+And what is done about standard output and error that cannot take what is written.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import sys
+from typing import TextIO
 
-from edge_llm.cli.streams import flush_failure, give_up
 from edge_llm.errors import TOO_MANY_FILES, is_too_many_files
 
 
@@ -36,3 +41,27 @@ def _first_cause(error: BaseException) -> str:
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def set_what_cannot_be_encoded() -> None:
+    """Let stdout write `?` for what its encoding lacks, and file names that are not UTF-8 with their own bytes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+        sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "replace")
+
+
+def flush_failure(stream: TextIO) -> OSError | None:
+    """The error of writing what ``stream`` holds; None when all is written."""
+    try:
+        stream.flush()
+    except OSError as failure:
+        return failure
+    return None
+
+
+def give_up(stream: TextIO) -> None:
+    """Drop what ``stream`` still holds, so that the end of the process does not fail at it once more."""
+    with contextlib.suppress(OSError):  # it has no descriptor, so there is nothing to drop
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -27,8 +27,8 @@ from edge_llm.models.reference import apply_float, attend, split_heads
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights
 from edge_llm.quant.folding import POWERS, Fold, channel_level, column_length, even_factors, spread
-from edge_llm.quant.kv import rounded
 from edge_llm.quant.profile import ChannelStatistics, error_with_shadow
+from edge_llm.quant.scheme import rounded_kv
 
 _ATTENDED_SEQUENCES = 4
 """Sequences on which the error of keys and values is measured."""
@@ -194,7 +194,7 @@ def _fold_keys(heads: Sequence[_Heads], attention: Attention) -> tuple[np.ndarra
         lost = np.zeros(attention.kv_heads)
         length = np.zeros(attention.kv_heads)
         for one in heads:
-            found = _attend(one.queries, rounded(one.keys / whole) * whole, one.values)
+            found = _attend(one.queries, rounded_kv(one.keys / whole) * whole, one.values)
             lost += _energy_by_kv_head(found - one.attended, attention.kv_heads)
             length += _energy_by_kv_head(one.attended, attention.kv_heads)
         share = lost / np.where(length > 0, length, 1.0)
@@ -218,7 +218,7 @@ def _fold_values(heads: Sequence[_Heads], weight: np.ndarray, attention: Attenti
     def error(factors: np.ndarray) -> np.ndarray:
         shaped = factors.reshape(attention.kv_heads, attention.head_dim)
         wide = for_query_heads(shaped, attention)
-        found = [_attend(one.queries, one.keys, rounded(one.values / shaped)) for one in heads]
+        found = [_attend(one.queries, one.keys, rounded_kv(one.values / shaped)) for one in heads]
         given = ChannelStatistics(attention.q_size, "o")
         given.add(np.concatenate(found).reshape(exact.shape))
         return np.array([error_with_shadow(given, weight * wide, exact / wide)])

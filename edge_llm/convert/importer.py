@@ -38,7 +38,7 @@ from edge_llm.formats.bundle import open_bundle, read_manifest
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.formats.leftovers import clear_leftovers
-from edge_llm.formats.safetensors_writer import safetensors_header
+from edge_llm.formats.safetensors import safetensors_header
 from edge_llm.models import describe
 from edge_llm.models.layer import Attention, Decoder, Layer, Linear, gains_of
 from edge_llm.models.weights import (

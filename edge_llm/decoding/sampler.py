@@ -1,6 +1,7 @@
 """Samplers: ``logits float32 [V] -> token``.  Filters narrow the candidates; one uniform draw picks among them.
 
-`kernels.reference.sampling_candidates` defines what is left and in which order; a native pass finds it without sorting.
+The order is that of Hugging Face and llama.cpp: temperature, then top-k, top-p (nucleus), min-p; ties go by token id.
+`kernels.reference.sampling_candidates` defines the candidates; a native pass finds them without sorting.
 """
 
 from __future__ import annotations
@@ -35,17 +36,6 @@ def greedy(logits: np.ndarray) -> int:
     best = int(np.argmax(logits))
     _check_finite(logits[best])
     return best
-
-
-def filter_candidates(logits: np.ndarray, params: GenerationParams) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens that top-k, top-p and min-p leave, most likely first, and their probabilities among themselves (float64).
-
-    Order as in Hugging Face and llama.cpp: temperature is applied first, then top-k, top-p (nucleus), min-p.
-    Ties are ordered by token id.
-    """
-    tokens, masses = sampling.candidates(logits, _best(logits), **_filters(params, len(logits)))
-    order = np.argsort(-logits[tokens], kind="stable")
-    return tokens[order], masses[order] / masses.sum()
 
 
 class _Filters(TypedDict):

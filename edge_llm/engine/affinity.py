@@ -1,6 +1,7 @@
 """Which CPUs this process runs on: a list, a NUMA node, or the node of the Ascend card.
 
-Threads inherit it, and memory is taken from the node whose CPU touches it first; so it is set before anything is loaded.
+Threads inherit the choice, and Linux takes memory from the node whose CPU touches it first; so the CPUs are chosen before
+anything is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LIST = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 def bind(cpus: str | None, numa: str | None, system: Path = SYSTEM) -> None:
     """Run this process on ``cpus`` (such as ``0-3,8``) or on the CPUs of a node (a number, or ``card``); None changes nothing.
 
-    Raises `UsageError` for both at once, a list that is none, a node that is not there, and CPUs that the process may not use.
+    Raises `UsageError` for both at once, an invalid list, an unknown node, and CPUs that the process may not use.
     """
     if cpus is not None and numa is not None:
         raise UsageError("give --cpus or --numa, not both", param="numa")
@@ -40,24 +41,24 @@ def bind(cpus: str | None, numa: str | None, system: Path = SYSTEM) -> None:
 def parse_cpus(text: str) -> set[int]:
     """The numbers that ``0-3,8`` names; raises `UsageError`."""
     if _LIST.fullmatch(text.strip()) is None:
-        raise UsageError(f"`{text[:60]}` is no list of CPUs such as 0-3,8", param="cpus")
+        raise UsageError(f"`{text[:60]}` is an invalid list of CPUs; write one such as 0-3,8", param="cpus")
     chosen: set[int] = set()
     for item in text.strip().split(","):
         first, _, last = item.partition("-")
         low, high = int(first), int(last or first)
         if not low <= high <= MAX_CPU:
-            raise UsageError(f"`{item}` is no range of CPUs from 0 to {MAX_CPU}", param="cpus")
+            raise UsageError(f"`{item}` is an invalid range of CPUs; they go from 0 to {MAX_CPU}", param="cpus")
         chosen.update(range(low, high + 1))
     return chosen
 
 
 def node_cpus(node: str, system: Path = SYSTEM) -> set[int]:
-    """The CPUs of NUMA node ``node``; of the node that the card hangs on, for ``card``.  Raises `UsageError`."""
+    """The CPUs of NUMA node ``node``; ``card`` means the node that the card is attached to.  Raises `UsageError`."""
     number = _card_node(system) if node == "card" else node
     file = system / f"devices/system/node/node{number}/cpulist"
     if re.fullmatch("[0-9]{1,5}", number) is None or not file.is_file():
         nodes = sorted(path.name.removeprefix("node") for path in (system / "devices/system/node").glob("node[0-9]*"))
-        raise UsageError(f"no NUMA node `{node}`; there are: {', '.join(nodes) or 'none'}", param="numa")
+        raise UsageError(f"unknown NUMA node `{node}`; choose one of: {', '.join(nodes) or 'none'}", param="numa")
     return parse_cpus(file.read_text())
 
 
@@ -66,7 +67,7 @@ def _card_node(system: Path) -> str:
         if _read(device / "vendor") == HUAWEI and _read(device / "class").startswith("0x12"):  # processing accelerators
             node = _read(device / "numa_node")
             return node if node.isdigit() else "0"  # -1: the machine has one node
-    raise UsageError("no Ascend card on the PCI bus, so no node is near it; give --numa a number", param="numa")
+    raise UsageError("no Ascend card on the PCI bus, so `card` names no node; give --numa a number", param="numa")
 
 
 def _read(file: Path) -> str:
@@ -77,7 +78,7 @@ def _read(file: Path) -> str:
 
 
 def _written(cpus: set[int]) -> str:
-    """As the kernel writes it: 0-3,8."""
+    """The numbers as the kernel writes them: 0-3,8."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][1] + 1:

@@ -20,15 +20,15 @@ _OFF = ("", "0", "off")
 
 
 def weights_digest(bundle: Bundle) -> str:
-    """SHA-256 of all that makes the model's numbers: shapes, constants, activation scales, checksums of the tensors."""
+    """SHA-256 of everything in the bundle that decides results: shapes, constants, scales, checksums of the tensors."""
     numbers = {key: bundle.manifest[key] for key in ("version", "model", "linears", "tensors")}
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
 
 
 def model_identity(bundle: Bundle, runtime: RuntimeConfig) -> bytes:
-    """32 bytes that stand for everything that keys and values depend on, but the text.
+    """32 bytes that identify everything that keys and values depend on, except the text.
 
-    The code that computes them counts, too: other code may compute other last bits.
+    That includes the code that computes them, because other code may compute other last bits.
     """
     facts = {
         "numerics": numerics_version(),
@@ -40,9 +40,9 @@ def model_identity(bundle: Bundle, runtime: RuntimeConfig) -> bytes:
 
 
 def open_prefix_store(bundle: Bundle, runtime: RuntimeConfig) -> PrefixStore | None:
-    """The stored pages of the model, within the budget that ``runtime`` names; None when it is off.
+    """The stored pages of the model, within the budget that ``runtime`` names; None when the cache is off.
 
-    Raises `UsageError` for a budget that is none.
+    Raises `UsageError` for an invalid budget.
     """
     budget = parse_budget(runtime.prefix_cache or "0")
     if budget == 0 or runtime.float_path:
@@ -59,7 +59,7 @@ def open_prefix_store(bundle: Bundle, runtime: RuntimeConfig) -> PrefixStore | N
 
 
 def is_usable(label: Mapping[str, str]) -> bool:
-    """Whether pages with ``label`` may still be asked for: this code computed them, and their model is there, unchanged."""
+    """Whether pages with ``label`` can still be used: this code computed them, and their model exists, unchanged."""
     if label.get("numerics") != numerics_version():
         return False
     try:
@@ -70,7 +70,7 @@ def is_usable(label: Mapping[str, str]) -> bool:
 
 
 def parse_budget(text: str) -> int:
-    """Bytes that ``text`` means, such as `1GiB`; `0` and `off` are none.  Raises `UsageError` for anything else."""
+    """Bytes that ``text`` means, such as `1GiB`; `0` and `off` mean 0.  Raises `UsageError` for anything else."""
     if text.strip().lower() in _OFF:
         return 0
     try:
@@ -79,6 +79,6 @@ def parse_budget(text: str) -> int:
     except UsageError:
         pass
     raise UsageError(
-        f"`{text[:40]}` is no size for the prefix cache; write 1GiB, 300MiB, a number of bytes, or 0 for none",
+        f"`{text[:40]}` is an invalid size for the prefix cache; write 1GiB, 300MiB, a number of bytes, or 0 for none",
         param="prefix_cache",
     )

@@ -28,9 +28,9 @@ from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
 
 Progress = Callable[[str, int, int], None]
-"""Told (stage, done, total) while a model loads."""
+"""Called with (stage, done, total) while a model loads."""
 Watch = Callable[[Device], Device]
-"""Puts a device around a device."""
+"""Wraps a device in another one, which sees every call."""
 
 
 def load_runner(
@@ -38,7 +38,7 @@ def load_runner(
 ) -> tuple[Runner[Any], RuntimeConfig]:
     """A runner alone, for measuring: its context is at least ``needed`` tokens, and it has no tokenizer.
 
-    ``watch`` puts another device around the one that it runs on, to see what that is asked for.
+    ``watch`` wraps the device that it runs on, to see the calls.
     """
     context = max(needed, 1) if runtime.context is None else runtime.context
     if needed > context:
@@ -55,9 +55,9 @@ def load_int8_runner(bundle: Bundle, runtime: RuntimeConfig, needed: int) -> Int
 
 
 def resolve(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
-    """``runtime`` with everything chosen: CPUs and threads of this machine, a context that the model has.
+    """``runtime`` with every default filled in: CPUs, threads, a context that the model allows, tokens of the KV cache.
 
-    Raises `UsageError` or `DeviceError` for what is not there.
+    Raises `UsageError` for options that contradict each other or the model, `DeviceError` for an unknown device.
     """
     bind(runtime.cpus, runtime.numa)
     device = "host" if runtime.device == "auto" else runtime.device
@@ -94,7 +94,7 @@ def make_runner(
 def int8_runner(
     bundle: Bundle, runtime: RuntimeConfig, progress: Progress | None = None, watch: Watch | None = None
 ) -> Runner[Any]:
-    """The INT8 runner: on which device, over which weights."""
+    """The INT8 runner on the device and over the weights that ``runtime`` asks for."""
     assert runtime.context is not None
     device = make_device(runtime)
     if watch is not None:
@@ -119,7 +119,7 @@ def make_device(runtime: RuntimeConfig) -> Device:
 def make_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device, progress: Progress | None = None) -> Weights:
     """All weights in memory, or as many as ``runtime.memory`` allows and the rest streamed.
 
-    Raises `UsageError` for a budget that is none or too small.
+    Raises `UsageError` for a budget that is invalid or too small.
     """
     on_bytes = None if progress is None else lambda done, total: progress("load", done, total)
     if runtime.memory is None:
@@ -130,13 +130,13 @@ def make_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device, progres
 
 
 PROCESS_BYTES = 42 << 20
-"""What a process takes before it has a model: Python, NumPy, the tokenizer."""
+"""Memory of a process without a model: Python, NumPy, the tokenizer."""
 
 
 def plan_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> MemoryPlan:
-    """What of the weights is resident beside ``device`` under the resolved ``runtime``, which has a ``memory``.
+    """Which weights are resident beside ``device`` under the resolved ``runtime``, whose ``memory`` is set.
 
-    Raises `UsageError` for a budget that is none or too small.
+    Raises `UsageError` for a budget that is invalid or too small.
     """
     assert runtime.memory is not None
     sizes = WeightSizes.of_bundle(bundle)

@@ -1,7 +1,7 @@
-"""The text of a bundle's manifest and what it must say.
+"""A bundle's manifest: how it is written, and what is checked when it is read.
 
-Every byte counts: a manifest carries the CRC32C of its own text and has exactly one spelling.  Nothing in it is
-believed: the tensor table must be the one that the model's shapes give, numbers must be in range, names in their lists.
+A manifest carries the CRC32C of its own text and has exactly one spelling, so a change of any byte is found.  Every field
+is checked: the tensor table must be the one that the model's shapes give, numbers must be in range, names must be known.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ SIDE_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-"""What the text side reads; the same names as in a Hugging Face folder."""
+"""The files that `text` reads; they have the names of a Hugging Face folder."""
 SOURCE_FILES = ("source/config.json", "source/model.safetensors")
-"""Float weights in Hugging Face layout, when the import kept them."""
+"""Float weights in Hugging Face layout, where the import kept them."""
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_LAYERS = 4096
@@ -52,7 +52,7 @@ _COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_
 
 
 def encode_manifest(fields: Mapping[str, Any]) -> bytes:
-    """The one spelling of a manifest: a key or a list element per line, checksum of all the rest as the last field."""
+    """The only spelling of a manifest: one key or list element per line, and last the checksum of all that precedes."""
     body = _encode_body(fields)
     return body[:-2] + f',\n"checksum": "{crc32c(body):08x}"\n}}\n'.encode()
 
@@ -88,10 +88,10 @@ def decode_manifest(text: bytes, path: Path) -> dict[str, Any]:
             f"{VERSION}); upgrade edge-llm, or import the model again"
         )
     if type(version) is not int or not version >= OLDEST_VERSION:
-        raise corrupt(f"`{path}` has the bundle version `{version}`, which never existed")
+        raise corrupt(f"`{path}` has the bundle version `{version}`, which is invalid")
     if set(fields) != _KEYS:
         odd = ", ".join(f"`{key}`" for key in sorted(_KEYS ^ set(fields)))
-        raise corrupt(f"`{path}` lacks or has unknown fields: {odd}")
+        raise corrupt(f"`{path}` has missing or unknown fields: {odd}")
     for key, kind in _KINDS.items():
         if not isinstance(fields[key], kind):
             raise corrupt(f"`{key}` in `{path}` is not a {kind.__name__}")
@@ -99,7 +99,7 @@ def decode_manifest(text: bytes, path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: bytes, path: Path) -> dict[str, Any]:
-    """A JSON object; `CorruptBundle` when it is none."""
+    """The JSON object in ``text``; raises `CorruptBundle` for anything else."""
     try:
         return parse_object(text, str(path), error=CorruptBundle)
     except CorruptBundle as error:
@@ -107,12 +107,12 @@ def parse_json(text: bytes, path: Path) -> dict[str, Any]:
 
 
 def corrupt(what: str) -> CorruptBundle:
-    """The error for ``what``, with the way out."""
+    """The error that says ``what`` is wrong and how to mend it."""
     return CorruptBundle(f"{what}; import the model again with `edge-llm import SOURCE --overwrite`")
 
 
 def model_config(raw: dict[str, Any]) -> ModelConfig:
-    """The model that ``raw`` describes, every number in a range that can be computed with."""
+    """The model that ``raw`` describes; every number is checked against its range."""
     values = dict(raw)
     scaling = values.get("rope_scaling")
     if scaling is not None:
@@ -124,14 +124,14 @@ def model_config(raw: dict[str, Any]) -> ModelConfig:
     if config.num_layers > MAX_LAYERS:
         raise corrupt(f"`num_layers` in the manifest is `{config.num_layers}`")
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
-        raise corrupt("the heads in the manifest do not divide")
+        raise corrupt("`num_heads` in the manifest is no multiple of `num_kv_heads`, or `head_dim` is odd")
     if not config.norm_eps > 0 or not config.rope_theta > 0:
         raise corrupt("`norm_eps` and `rope_theta` in the manifest must be above 0")
     rope = config.rope_scaling
     if rope is not None and not (
         rope.factor > 0 and rope.original_context > 0 and rope.high_frequency_factor > rope.low_frequency_factor > 0
     ):
-        raise corrupt("`rope_scaling` in the manifest makes no sense")
+        raise corrupt("`rope_scaling` in the manifest is invalid")
     return config
 
 
@@ -180,7 +180,7 @@ def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
 
 
 def linear_facts(raw: dict[str, Any], found: Mapping[str, str]) -> dict[str, Facts]:
-    """What the manifest says of every linear beside its shape and its scheme, which is in ``found``."""
+    """The facts of every linear beside its shape; ``found`` names the scheme of each."""
     facts: dict[str, Facts] = {}
     for name, scheme_name in found.items():
         scheme = scheme_called(scheme_name)
@@ -194,7 +194,7 @@ def linear_facts(raw: dict[str, Any], found: Mapping[str, str]) -> dict[str, Fac
 
 
 def tensor_ranges(raw: list[Any], decoder: Decoder) -> list[TensorRange]:
-    """The tensor table, which must be the one that the model's shapes and its numbers of hot channels give."""
+    """The tensor table; it must equal the one that the model's shapes and its numbers of hot channels give."""
     hot: dict[str, int] = {}
     for record in raw:
         if not isinstance(record, dict) or set(record) - {"pieces"} != _TENSOR_KEYS:
@@ -208,7 +208,7 @@ def tensor_ranges(raw: list[Any], decoder: Decoder) -> list[TensorRange]:
     shapes = decoder.linears()
     for name, count in hot.items():
         if name in shapes and count > shapes[name].columns:
-            raise corrupt(f"linear `{name}` has more hot channels than channels")
+            raise corrupt(f"linear `{name}` has more hot channels than input channels")
     layout = tensor_layout(decoder, hot)
     if len(layout) != len(raw):
         raise corrupt(f"the manifest lists {len(raw)} tensors, the model has {len(layout)}")
@@ -223,7 +223,7 @@ def _matching(record: dict[str, Any], expected: TensorRange) -> TensorRange:
         good = good and expected.name in TABLES and isinstance(pieces, list) and len(pieces) == expected.piece_count
         good = good and all(_is_crc(piece) for piece in pieces)
     if not good:
-        raise corrupt(f"tensor `{expected.name}` in the manifest is not where and what it must be")
+        raise corrupt(f"tensor `{expected.name}` in the manifest has a wrong place, shape or checksum field")
     return dataclasses.replace(expected, crc32c=crc, pieces=tuple(pieces or ()))
 
 
@@ -232,7 +232,7 @@ def _is_crc(value: object) -> bool:
 
 
 def tensor_record(tensor: TensorRange) -> dict[str, Any]:
-    """A tensor as the table holds it."""
+    """The record of ``tensor`` in the table."""
     record: dict[str, Any] = {
         "name": tensor.name,
         "dtype": tensor.dtype,
@@ -247,14 +247,14 @@ def tensor_record(tensor: TensorRange) -> dict[str, Any]:
 
 
 def check_files(raw: list[Any]) -> None:
-    """The table of files beside the weights: known names, once each, a tokenizer among them."""
+    """Check the table of files beside the weights: names are known and unique, and there is a tokenizer."""
     names: set[str] = set()
     for record in raw:
         if not isinstance(record, dict) or set(record) != {"name", "bytes", "crc32c"}:
             raise corrupt("the file table in the manifest is malformed")
         name = record["name"]
         if name not in SIDE_FILES + SOURCE_FILES or name in names:
-            raise corrupt(f"the manifest lists the file `{str(name)[:80]}`")
+            raise corrupt(f"the manifest lists the file `{str(name)[:80]}`, which is unknown or listed twice")
         if type(record["bytes"]) is not int or type(record["crc32c"]) is not int:
             raise corrupt(f"the file `{name}` in the manifest is malformed")
         names.add(name)
@@ -263,7 +263,7 @@ def check_files(raw: list[Any]) -> None:
 
 
 def check_source(raw: dict[str, Any], folder: Path) -> None:
-    """Where the model came from: strings, and a float source that is ours or an absolute path."""
+    """Check where the model came from: all strings, and a float source in the bundle or at an absolute path."""
     where = raw.get("float")
     good = {"kind", "path", "digest", "float"} <= set(raw) and all(v is None or type(v) is str for v in raw.values())
     if not good or (where is not None and where != "source" and not Path(where).is_absolute()):

@@ -1,8 +1,9 @@
 """Hugging Face model folders: ``config.json`` and float weights in one or several safetensors files.
 
-A bounded reader of our own.  A safetensors file is eight bytes (header length N, little endian), N bytes of JSON
-that give each tensor's dtype, shape and byte range, then the data; ranges must tile the data exactly, without hole
-or overlap.  All of that is checked at open, from the header alone; `read` then takes only the bytes of one tensor.
+A bounded reader of our own, and the header of files that we write.  A safetensors file is eight bytes (header length N,
+little endian), N bytes of JSON that give each tensor's dtype, shape and byte range, then the data; ranges must tile the data
+exactly, without hole or overlap.  All of that is checked at open, from the header alone; `read` then takes only the bytes of
+one tensor.
 
     with open_model_folder(Path("qwen2.5-0.5b")) as source:
         embedding = source.read("model.embed_tokens.weight")      # float32 [vocab, hidden]
@@ -10,7 +11,10 @@ or overlap.  All of that is checked at open, from the header alone; `read` then 
 
 from __future__ import annotations
 
+import json
 import math
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -331,3 +335,16 @@ def _no_weights(folder: Path) -> Exception:
 
 def _exists(path: Path) -> bool:
     return status(path) is not None
+
+
+def safetensors_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
+    """Everything before the data of a new file, for tensors (name, dtype, shape) that follow without gaps in this order."""
+    header: dict[str, object] = {}
+    offset = 0
+    for name, dtype, shape in tensors:
+        end = offset + math.prod(shape) * _FLOATS[dtype].itemsize
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins on a multiple of 8
+    return struct.pack("<Q", len(text)) + text

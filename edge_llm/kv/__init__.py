@@ -1,1 +1,1 @@
-"""The only owner of key and value pages: who holds which page (`pages`), and what lies in it (`store`)."""
+"""Pages of keys and values: the holders of each page (`pages`), and its contents (`store`)."""

@@ -1,4 +1,4 @@
-"""What sequences ask for memory: pages for new tokens, pages that already hold their beginning, and who gives way."""
+"""Memory of sequences: pages for new tokens, known pages of their beginning, and pages that are evicted for them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from edge_llm.kv.prefix_store import PrefixStore  # only servers keep pages, and bring OpenSSL for it
 
 READY_PAGES = 256
-"""Pages that get memory at the start if as many are on disk: during an answer that takes as long as to read them."""
+"""As many of the pages on disk get memory at the start; during an answer that would take as long as to read them."""
 
 
 class KVMemory:
-    """The pages of ``store``, shared between running sequences and what ``prefix`` remembers of earlier ones.
+    """The pages of ``store``, shared between running sequences and the beginnings of earlier ones in ``prefix``.
 
-    What ``disk`` has, if it is given, is known as well; it must be of the same identity as ``prefix``.
+    ``disk``, where given, adds the pages that it stores; it must have the same identity as ``prefix``.
     """
 
     def __init__(self, store: KVStore, prefix: PrefixIndex, disk: PrefixStore | None = None) -> None:
@@ -33,7 +33,7 @@ class KVMemory:
     def open(self, tokens: Sequence[int] = ()) -> SequencePages:
         """A sequence that begins with the longest known beginning of ``tokens``, but never with all of them.
 
-        The last token is left to be computed, because its logits are needed.
+        The last token must be computed, because its logits are needed.
         """
         sequence = self._store.open()
         try:
@@ -46,7 +46,7 @@ class KVMemory:
             raise
 
     def reserve(self, sequence: SequencePages, tokens: int) -> None:
-        """Make room in ``sequence`` for ``tokens`` tokens in all; `OutOfMemory` if other sequences hold what is needed."""
+        """Make room in ``sequence`` for ``tokens`` tokens in all; `OutOfMemory` if other sequences hold too many pages."""
         if tokens > sequence.capacity:
             self._prefix.evict(pages_for(tokens) - len(sequence.table) - self._store.pages.free)
             sequence.reserve(tokens)
@@ -60,10 +60,6 @@ class KVMemory:
             if pages:
                 self._disk.write(pages, self._store.read_pages(sequence.table[[page.number for page in pages]]))
 
-    def forget(self) -> int:
-        """Forget what is kept of earlier sequences; how many pages that gave back."""
-        return self._prefix.evict(len(self._prefix))
-
     def has_room(self, tokens: int) -> bool:
         """Whether a new sequence of ``tokens`` tokens would fit now, next to those that run."""
         missing = pages_for(tokens) - self._store.pages.free
@@ -76,7 +72,7 @@ class KVMemory:
             raise OutOfMemory(f"the KV cache holds `{capacity}` tokens and the request needs `{tokens}`; raise --kv-memory")
 
     def state(self) -> Mapping[str, int]:
-        """Pages: of all, free, known by their text; and what the disk did with pages, if there is one."""
+        """Numbers of pages: all, free, and known by their text; with a disk, also its counts."""
         pages = self._store.pages
         state = {"kv_pages": pages.pages, "kv_pages_free": pages.free, "prefix_pages": len(self._prefix)}
         if self._disk is not None:

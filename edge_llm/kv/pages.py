@@ -18,8 +18,8 @@ def pages_for(tokens: int) -> int:
 class PageAllocator:
     """Hands out page numbers 0..pages-1.
 
-    A page is free (bit set, count 0) or held (bit clear, count >= 1).  Sharing raises the count; the holder who brings
-    it back to zero frees the page.  Always the lowest free pages are handed out, so a run repeats exactly.
+    A page is free (bit set, count 0) or held (bit clear, count >= 1).  Sharing raises the count, releasing lowers it, and
+    a page is free again at zero.  The lowest free pages are handed out first, so a run repeats exactly.
     """
 
     def __init__(self, pages: int) -> None:
@@ -49,7 +49,7 @@ class PageAllocator:
         return taken
 
     def holders(self, page: int) -> int:
-        """How many hold ``page``; 0 when it is free."""
+        """The number of holders of ``page``; 0 when it is free."""
         return self._holders[page]
 
     def share(self, pages: Sequence[int]) -> None:

@@ -1,9 +1,9 @@
-"""Which pages hold which beginning of a text: full pages by a hash chain over their tokens, tokens compared on a hit.
+"""Which pages hold which beginning of a text: a hash chain over tokens finds full pages, a hit compares the tokens.
 
 A page's key is SHA-256 over the key of the page before it and its own 16 tokens; the first page follows ``identity``,
-which stands for the model and its numeric scheme.  So a key names a whole beginning, and pages of different models never
-meet.  The index holds every page it knows; the least recently used go first when pages are wanted, a page's followers
-before the page itself.
+which identifies the model and its numeric scheme.  So a key names a whole beginning, and no key is shared by two models.
+The index is a holder of every page it knows; it evicts the least recently used first, and a page's followers before the
+page itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def page_keys(identity: bytes, tokens: Sequence[int]) -> Iterator[tuple[Key, tup
     """The key and the tokens of every full page of ``tokens``, in order."""
     if len(tokens) < PAGE_TOKENS:
         return
-    import hashlib  # brings OpenSSL, 3 MB, which a start with a short prompt need not wait for
+    import hashlib  # loads OpenSSL, 3 MB, which a short prompt does not need
 
     key = hashlib.sha256(identity).digest()
     text = np.asarray(tokens, "<i8").tobytes()
@@ -78,7 +78,7 @@ class PrefixIndex:
         self.evict(len(self._entries) - self._most_pages, only_free=False)
 
     def evict(self, count: int, *, only_free: bool = True) -> int:
-        """Forget ``count`` pages, least recently used first; by default those that nobody else holds.  How many were."""
+        """Forget ``count`` pages, least recently used first, by default only those without other holders; returns how many."""
         if count <= 0:
             return 0
         chosen = list(islice(self._free() if only_free else self._entries, count))
@@ -91,10 +91,10 @@ class PrefixIndex:
         return sum(1 for _ in islice(self._free(), most))
 
     def _free(self) -> Iterator[Key]:
-        """The pages that nobody else holds, least recently used first."""
+        """The pages without another holder, least recently used first."""
         return (key for key, entry in self._entries.items() if self._pages.holders(entry.page) == 1)
 
     def _touch(self, chain: Sequence[Key]) -> None:
-        """Mark a chain as used now, its end as the oldest of it."""
+        """Mark the pages of a chain as used now, the last page as used first."""
         for key in reversed(chain):
             self._entries.move_to_end(key)

@@ -1,8 +1,8 @@
-"""The folder of all stored pages: a folder per model, what is in it, and what goes first when it holds too much.
+"""The folder of all stored pages: one folder per model, its contents, and which pages are removed first.
 
 A model's folder is named after its identity and holds its pages and `model.json`, which says whose they are.  A page's
-time of last use is its file's time of last change.  Processes share the folder without locks: a page that somebody
-else has removed is not known, and the same page written twice is the same file.
+time of last use is its file's time of last change.  Processes share the folder without locks: a page that
+another process removed is unknown, and the same page written twice is the same file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_LABEL_BYTES = 1 << 16
 _BLOCK = 4096
 """Bytes of disk that a file is rounded up to."""
 _LATEST_NS = 253_370_764_800 * 10**9
-"""The year 9999: a clock that went mad may have written anything, and people can be told no later date."""
+"""The year 9999, the latest that can be printed; a wrong clock may have written any time."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PageFile:
 
 @dataclass(frozen=True)
 class ModelPages:
-    """The stored pages of one model; ``label`` says which, and is empty when that cannot be read."""
+    """The stored pages of one model; ``label`` names the model, and is empty when it cannot be read."""
 
     folder: Path
     label: Mapping[str, str]
@@ -55,7 +55,7 @@ class ModelPages:
 
     @property
     def used_ns(self) -> int:
-        """When a page was last used; 0 when there is none."""
+        """When a page was last used; 0 without pages."""
         return max((file.used_ns for file in self.files), default=0)
 
 
@@ -65,9 +65,9 @@ def disk_bytes(nbytes: int) -> int:
 
 
 def write_label(folder: Path, label: Mapping[str, str]) -> None:
-    """Make ``folder`` and say whose pages it holds.  Raises `OSError`.
+    """Make ``folder`` and write the label of its model.  Raises `OSError`.
 
-    Pages hold what was said to the model, so nobody else may look into it.
+    Pages hold what users told the model, so only the owner may read the folder.
     """
     for path in (folder.parent, folder):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def write_label(folder: Path, label: Mapping[str, str]) -> None:
 
 
 def stored_models(root: Path) -> list[ModelPages]:
-    """What is stored below ``root``, by folder name; nothing when there is no such folder."""
+    """The stored models below ``root``, by folder name; [] without such a folder."""
     return [ModelPages(folder, _label(folder), tuple(_page_files(folder))) for folder in model_folders(root)]
 
 
@@ -122,7 +122,7 @@ def remove_model(folder: Path) -> None:
 
 
 def _ours(folder: Path) -> list[Path]:
-    """All that a store writes into ``folder``: pages, what was never finished, and the label at the end."""
+    """All files that a store writes into ``folder``: pages, unfinished files, and last the label."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries]
@@ -134,7 +134,7 @@ def _ours(folder: Path) -> list[Path]:
 
 
 def model_folders(root: Path) -> list[Path]:
-    """The folders of all models below ``root``, which need not be there.  Raises `StorageError`."""
+    """The folders of all models below ``root``; [] without such a folder.  Raises `StorageError`."""
     try:
         with os.scandir(root) as entries:
             return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))

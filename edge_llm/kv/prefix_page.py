@@ -1,8 +1,8 @@
-"""One page of keys and values in a file of its own, which is believed only if it is whole, unchanged and the page asked for.
+"""One page of keys and values in its own file, which is used only if it is whole, unchanged and the wanted page.
 
     magic 8 | version 4 | tokens per page 4 | bytes of data 4 | CRC-32C of the data 4 | key 32 | tokens 16 x 8 | data
 
-All numbers are little-endian.  The key stands for the model and the whole text up to the page (`kv.prefix.page_keys`).
+All numbers are little-endian.  The key identifies the model and the whole text up to the page (`kv.prefix.page_keys`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Page(NamedTuple):
-    """A full page of a text: its place in it, its key and its tokens, and the file that it is in."""
+    """A full page of a text: its number in the text, its key, its tokens, and its file."""
 
     number: int
     key: Key
@@ -49,7 +49,7 @@ def pages_of(identity: bytes, tokens: Sequence[int]) -> Iterator[Page]:
 def read_page(folder: Path, page: Page, out: np.ndarray) -> bool:
     """Fill ``out`` (uint8 [page bytes], contiguous); False if the file holds anything but this page, whole and unchanged.
 
-    Raises `OSError` when there is no such file or it cannot be read.
+    Raises `OSError` when the file is missing or cannot be read.
     """
     header, beyond = bytearray(_HEADER.size), bytearray(1)
     fd = os.open(f"{folder}/{page.file_name}", _READ)
@@ -68,20 +68,20 @@ def page_file_bytes(data_bytes: int) -> int:
 def write_page(folder: Path, page: Page, data: np.ndarray, used_ns: int) -> None:
     """Put a page into ``folder``, whole or not at all.  Raises `OSError`.
 
-    data: uint8 [page bytes], contiguous.  ``used_ns`` becomes its time of last use.  The folder's names are not synced.
+    data: uint8 [page bytes], contiguous.  ``used_ns`` becomes its time of last use.  The folder itself is not synced.
     """
     write_whole(folder / page.file_name, _header(page, data) + data.tobytes(), used_ns)
 
 
 def write_whole(path: Path, content: bytes, used_ns: int | None = None) -> None:
-    """Make the file at ``path``, or put another in its place, whole or not at all.  Raises `OSError`.
+    """Write or replace the file at ``path``, whole or not at all.  Raises `OSError`.
 
     ``used_ns`` becomes its time of last change; None is now.
     """
     temporary = unfinished(path.parent)
     fd = os.open(temporary, _CREATE, 0o600)
     try:
-        with contextlib.suppress(OSError):  # without locks, somebody may take it for a leftover: then the rename fails
+        with contextlib.suppress(OSError):  # without locks, another start may remove it as a leftover: then the rename fails
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _write_all(fd, content)
         if used_ns is not None:
@@ -97,17 +97,17 @@ def write_whole(path: Path, content: bytes, used_ns: int | None = None) -> None:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file called ``name`` was not whole yet."""
+    """Whether ``name`` is that of an unfinished file."""
     return name.startswith(_UNFINISHED)
 
 
 def unfinished(folder: Path) -> Path:
-    """A new path in ``folder`` for a file that is not whole yet."""
+    """A new path in ``folder`` for an unfinished file."""
     return folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what killed processes left half written in ``folder``: files that nobody holds locked.  Raises `OSError`."""
+    """Remove the unfinished files of killed processes from ``folder``: those without a lock.  Raises `OSError`."""
     with os.scandir(folder) as entries:
         leftovers = [Path(entry.path) for entry in entries if is_unfinished(entry.name)]
     for path in leftovers:

@@ -1,8 +1,8 @@
 """Pages of keys and values on disk: a beginning that was computed once is known after a restart and to other processes.
 
-Reading is done by the caller, writing behind its back on one thread: a process that is killed loses what was not written
-yet and nothing else, because a page is a file that appears whole (`kv.prefix_page`).  Everything that goes wrong with the
-disk ends as a page that is not known; `StoreCounts` says how often.
+The caller's thread reads, a second thread writes.  A killed process loses only the pages that were not written yet, because
+the file of a page appears whole (`kv.prefix_page`).  After any fault of the disk the page is unknown; `StoreCounts` counts
+the faults.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from edge_llm.kv.prefix_folder import disk_bytes, model_folders, prune, stored_p
 from edge_llm.kv.prefix_page import PAGE_SUFFIX, Page, clear_leftovers, page_file_bytes, pages_of, read_page, write_page
 
 QUEUE_BYTES = 64 << 20
-"""Most data that waits to be written; what comes on top is not kept on disk this time."""
+"""At most this much data waits to be written; further pages are dropped."""
 PIECE_PAGES = 32
-"""Pages that are read at a time: a few megabytes, which are still in the CPU's cache when they are put in place."""
+"""Pages that are read at a time: a few megabytes, which are still in the CPU's cache when they are copied."""
 TOUCH_SECONDS = 60.0
-"""A page's time of last use is renewed at most so often."""
+"""A page's time of last use is written at most once in this time."""
 _KEEP = 0.9
-"""Share of the budget that is left when room is made, so that room is rarely made."""
+"""Pruning goes down to this share of the budget, so that it is rare."""
 _PAGE_APART_NS = 1000
-"""The pages of a text were used so far apart, the last of them first: a beginning outlives its end."""
+"""Times of use of neighbouring pages differ by this; a later page gets an earlier time, so that ends are pruned first."""
 _NOT_A_PAGE = {errno.ELOOP, errno.EISDIR, errno.ESPIPE, errno.ENXIO, errno.EINVAL, errno.EIO}
 
 
 @dataclass
 class StoreCounts:
-    """What happened since the store was opened, in pages; ``problem`` is the last thing that the disk refused."""
+    """Counts of pages since the store was opened; ``problem`` is the last error of the disk."""
 
     read: int = 0
     damaged: int = 0
-    """Not what they must be, and removed."""
+    """Found invalid and removed."""
     dropped: int = 0
-    """Not written, because too much was waiting."""
+    """Not written, because too much data was waiting."""
     written: int = 0
     failed: int = 0
     """Not written, because the disk refused."""
@@ -54,11 +54,11 @@ class StoreCounts:
 
 
 class PrefixStore:
-    """The stored pages of the model that ``identity`` (32 bytes, see `kv.prefix.page_keys`) stands for, below ``root``.
+    """The stored pages below ``root`` of the model with ``identity`` (32 bytes, see `kv.prefix.page_keys`).
 
-    ``page_bytes`` is the data of one page, ``budget`` the bytes on disk of all models' pages together, ``label`` says to
-    people whose pages these are.  Opening never fails: where nothing can be read or written, no page is known.
-    Called by one thread; any number of processes may share ``root``.
+    ``page_bytes`` is the data of one page, ``budget`` the bytes on disk of all models' pages together, ``label`` tells
+    people which model it is.  Opening never fails: without access to the folder, no page is known.
+    One thread calls; any number of processes may share ``root``.
     """
 
     def __init__(self, root: Path, identity: bytes, page_bytes: int, budget: int, label: Mapping[str, str]) -> None:
@@ -69,12 +69,12 @@ class PrefixStore:
         self._root = root
         self._budget = budget
         self._label = label
-        self._known: dict[str, float] = {}  # file names that are there or will be, and when their use was last noted
-        self._bytes = 0  # on disk, as far as this process knows
-        self._trusted = 0  # how many bytes that may become before it must look
-        self._handed_over = 0  # bytes to be written, ever
-        self._done = 0  # bytes of these that were written, or failed
-        self._piece = np.full((PIECE_PAGES, page_bytes), 0, np.uint8)  # touched now, not during the first answer
+        self._known: dict[str, float] = {}  # files that exist or are queued, and when their use was last written
+        self._bytes = 0  # on disk, by the last look and own writes
+        self._trusted = 0  # `_bytes` up to which no look is needed
+        self._handed_over = 0  # bytes queued so far
+        self._done = 0  # bytes of these that were written or failed
+        self._piece = np.full((PIECE_PAGES, page_bytes), 0, np.uint8)  # gets memory now, not during the first answer
         self._behind = ThreadPoolExecutor(1, "prefix-store")
         self._submit(self._begin)
 
@@ -87,7 +87,7 @@ class PrefixStore:
             return 0
 
     def find(self, tokens: Sequence[int], first: int = 0) -> list[Page]:
-        """The pages of ``tokens`` from number ``first`` on, as far as files of their names are there."""
+        """The pages of ``tokens`` from number ``first`` on, up to the first without a file."""
         found = []
         missing = False
         for page in pages_of(self.identity, tokens):
@@ -101,12 +101,12 @@ class PrefixStore:
         return found
 
     def read(self, pages: Sequence[Page]) -> Iterator[np.ndarray]:
-        """The data of ``pages`` in pieces, uint8 [n, page_bytes], up to the first page that cannot be had.
+        """The data of ``pages`` in pieces, uint8 [n, page_bytes], up to the first page that is missing or invalid.
 
-        A piece is valid until the next one is asked for.
+        A piece is valid until the next one is taken.
         """
         done, count = 0, PIECE_PAGES
-        while count == PIECE_PAGES:  # the piece before was a whole one
+        while count == PIECE_PAGES:  # the piece before was full
             count = 0
             for page, out in zip(pages[done : done + PIECE_PAGES], self._piece, strict=False):
                 if not self._read(page, out):
@@ -118,7 +118,7 @@ class PrefixStore:
         self._touch(pages[:done])
 
     def missing(self, tokens: Sequence[int]) -> list[Page]:
-        """The full pages of ``tokens`` that are not stored yet, as many as may wait to be written now."""
+        """The full pages of ``tokens`` that are not stored yet, as many as the queue has room for."""
         stored: list[Page] = []
         missing: list[Page] = []
         for page in pages_of(self.identity, tokens):
@@ -130,13 +130,13 @@ class PrefixStore:
         return missing[:room]
 
     def write(self, pages: Sequence[Page], data: np.ndarray) -> None:
-        """Store ``pages`` behind; data: uint8 [pages, page_bytes], contiguous, the store's own from now on."""
+        """Queue ``pages`` for writing; data: uint8 [pages, page_bytes], contiguous, owned by the store from now on."""
         self._known.update((page.file_name, time.monotonic()) for page in pages)
         self._handed_over += data.nbytes
         self._submit(lambda: self._write(pages, data))
 
     def flush(self) -> None:
-        """Wait until everything that was handed over is on disk."""
+        """Wait until all queued pages are on disk."""
         self._behind.submit(int).result()
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class PrefixStore:
             self._known.update((page.file_name, now) for page in due)
             self._submit(lambda: self._note_use(due))
 
-    # -- on the thread behind -----------------------------------------------------------------------------------------
+    # -- on the writing thread ---------------------------------------------------------------------------------------
 
     def _submit(self, job: Callable[[], None]) -> None:
         def run() -> None:
@@ -178,12 +178,12 @@ class PrefixStore:
             except (OSError, StorageError) as error:
                 self.counts.problem = str(error)
 
-        with contextlib.suppress(RuntimeError):  # closed, or the interpreter is about to end
+        with contextlib.suppress(RuntimeError):  # the store is closed, or the interpreter is ending
             self._behind.submit(run)
 
     def _begin(self) -> None:
         for folder in model_folders(self._root):
-            with contextlib.suppress(OSError):  # another user's, perhaps
+            with contextlib.suppress(OSError):  # perhaps another user's folder
                 clear_leftovers(folder)
         write_label(self.folder, self._label)
         self._make_room(0)
@@ -217,14 +217,14 @@ class PrefixStore:
         self._make_room(disk_bytes(page_file_bytes(data.nbytes)))
         try:
             write_page(self.folder, page, data, used_ns)
-        except FileNotFoundError:  # somebody removed the folder
+        except FileNotFoundError:  # another process removed the folder
             write_label(self.folder, self._label)
             write_page(self.folder, page, data, used_ns)
         self._bytes += disk_bytes(page_file_bytes(data.nbytes))
         self.counts.written += 1
 
     def _make_room(self, nbytes: int) -> None:
-        """Prune if ``nbytes`` more on disk would be too many.  Looks what is there now and then: others write, too."""
+        """Prune if ``nbytes`` more would exceed the budget.  Recounts now and then, because other processes write too."""
         if nbytes > self._budget:
             raise OSError(errno.EDQUOT, f"a page of {nbytes} bytes is more than the prefix cache may hold")
         if self._bytes + nbytes <= self._trusted:

@@ -35,7 +35,7 @@ def page_bytes(attentions: Sequence[Attention]) -> int:
 
 
 class KVStore:
-    """All pages of a model of these ``attentions``.  The operating system gives memory to a page when it is first written."""
+    """All pages of a model with these ``attentions``.  A page takes memory from when it is first written."""
 
     def __init__(self, attentions: Sequence[Attention], tokens: int) -> None:
         self.pages = PageAllocator(pages_for(tokens))
@@ -59,12 +59,12 @@ class KVStore:
         return data
 
     def write_pages(self, pages: np.ndarray, data: np.ndarray) -> None:
-        """Put what `read_pages` gave into ``pages``."""
+        """Write ``data``, which `read_pages` returned, into ``pages``."""
         for part, columns in self._parts:
             part[pages] = data[:, columns]
 
     def touch(self, pages: int) -> None:
-        """Let the operating system give memory to the first ``pages`` pages, which must be free, now."""
+        """Make the first ``pages`` pages, which must be free, take their memory now."""
         for part, _ in self._parts:
             part[:pages] = 0
 
@@ -80,7 +80,7 @@ def _layer_pages(attention: Attention, count: int) -> LayerPages:
 
 
 def _parts(layers: Sequence[LayerPages]) -> Iterator[tuple[np.ndarray, slice]]:
-    """Every array as bytes, uint8 [pages, n], and where a page's n bytes lie among those of all layers."""
+    """Every array as bytes, uint8 [pages, n], and the place of these n bytes among a page's bytes of all layers."""
     end = 0
     for layer in layers:
         for array in (layer.k, layer.k_scale, layer.v, layer.v_scale):
@@ -105,20 +105,20 @@ class SequencePages:
         return len(self.table) * PAGE_TOKENS
 
     def reserve(self, tokens: int) -> None:
-        """Make room for ``tokens`` tokens in all; raises `OutOfMemory` and changes nothing if there is none."""
+        """Make room for ``tokens`` tokens in all; raises `OutOfMemory` and changes nothing if there is no room."""
         missing = pages_for(tokens) - len(self.table)
         if missing > 0:
             taken = self._allocator.allocate(missing)
             self.table = np.concatenate([self.table, np.array(taken, np.int32)])
 
     def adopt(self, pages: Sequence[int]) -> None:
-        """Begin with full ``pages`` whose holder this sequence already is; it must be empty."""
+        """Begin this empty sequence with full ``pages``, which it holds already."""
         assert len(self.table) == 0
         self.table = np.array(pages, np.int32)
         self.length = len(pages) * PAGE_TOKENS
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens from ``length`` on and give back the pages that held only them."""
+        """Drop the tokens from ``length`` on, and release the pages that held only these."""
         assert 0 <= length <= self.length
         keep = pages_for(length)
         self._allocator.release(self.table[keep:].tolist())
@@ -126,6 +126,6 @@ class SequencePages:
         self.length = length
 
     def close(self) -> None:
-        """Give every page back; the sequence is empty afterwards."""
+        """Release every page; the sequence is empty afterwards."""
         self.length = 0
         self.truncate(0)

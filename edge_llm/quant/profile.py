@@ -5,14 +5,15 @@ even by what can be folded into weights (`folding`).
 
     hot channels J   the calibration maximum stands > 4x above the median channel's; at most 3 % (2 are always allowed),
                      the strongest first.  They leave the INT8 product altogether.
-    input scale s    maps a high percentile of |x| outside J to 127.  What lies above is the cold residual: exact, but
-                     paid for per value.  The percentile (98 to 100) is the one with the least
-                     rounding error + price * overflow, so that a heavy-tailed input (that of `down`) gets
-                     finer steps and pays for them, and a bell-shaped one does not.
+    input scale s    maps a high percentile of |x| outside J to 127.  Values above it are the cold residual: exact, at a
+                     cost per value.  The percentile (98 to 100) is the one with the least
+                     rounding error + price * overflow: a heavy-tailed input (that of `down`) gets finer steps at the
+                     price of more overflow, a bell-shaped one does not.
 
 A few tokens (the first of a sequence above all) can carry activations hundreds of times larger than the rest in every
-channel ("attention sinks": Xiao et al., 2023, arXiv 2309.17453).  Rows that stand out as a whole are left to the
-residual: they move neither the scale nor the median channel, but a channel in which they peak may still become hot.
+channel ("attention sinks": Xiao et al., 2023, arXiv 2309.17453).  The scale and
+the median channel are measured without such rows, whose overflow the residual takes; a channel in which they peak may
+still become hot.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ OVERFLOW_PRICE = 0.01
 Measured on stories260k against 99.9 % everywhere: half the KL for 2.6x the overflows.
 """
 OVERFLOW_PRICES = (0.3, 0.05, OVERFLOW_PRICE, 0.003)
-"""The prices that shadows are offered at, from thrifty to rich."""
+"""The prices at which scales are searched, from the cheapest shadow to the most exact one."""
 SINK_FACTOR = 8.0
 """A row is a sink when its level (97th percentile of |x| in the row) is this many times the median row's."""
 _WIDEST = 1e6
 """Bound on max |x| / (127 s) in calibration, so that a residual stays far from float32's end."""
 _SAMPLE = 2**22
-"""Values that the search for a scale looks at."""
+"""Most values that the search for a scale uses."""
 _FEW_VALUES = 2**16
-"""The same for a first look."""
+"""The same where only an estimate is wanted."""
 _ERROR_ROWS = 128
-"""Rows on which a linear's error is measured, fewer where the output is very wide."""
+"""Rows on which a linear's error is measured; fewer where the output is very wide."""
 
 
 class ChannelStatistics:
@@ -65,7 +66,7 @@ class ChannelStatistics:
         self._parts: list[np.ndarray] = []
 
     def add(self, x: np.ndarray) -> None:
-        """Take in x float32 [tokens, channels] (kept, not copied); raises `NumericError` if it is not finite."""
+        """Add x float32 [tokens, channels] (kept, not copied); raises `NumericError` if it is not finite."""
         if x.ndim != 2 or x.shape[1] != self.columns:
             raise ValueError(f"x must be [tokens, {self.columns}], got {list(x.shape)}")
         if not np.isfinite(x).all():
@@ -112,7 +113,7 @@ def choose_hot(statistics: ChannelStatistics, factor: float = HOT_FACTOR, share:
         return np.empty(0, np.int32)
     usual, largest = regular.max(axis=0), values.max(axis=0)
     bar = factor * float(np.median(usual))
-    if bar <= 0.0:  # most channels are silent: there is no typical channel to stand out from
+    if bar <= 0.0:  # most channels are zero, so no channel is typical
         return np.empty(0, np.int32)
     # channels that are hot on ordinary tokens come first, after them those that only peak on sinks
     order = sorted(np.flatnonzero(largest > bar), key=lambda channel: (usual[channel] <= bar, -largest[channel]))
@@ -120,10 +121,10 @@ def choose_hot(statistics: ChannelStatistics, factor: float = HOT_FACTOR, share:
 
 
 class ScaleSearch:
-    """The static input scales that a linear could have, and what each does to the values outside the hot channels.
+    """The candidates for a linear's static input scale, and the errors that each causes outside the hot channels.
 
     ``weight_energy`` float [K] is the squared length of every weight column (default: all equal): how much of an input
-    channel's rounding error reaches the output.  ``most_values``: how many values of the input are looked at.
+    channel's rounding error reaches the output.  ``most_values`` limits how many values of the input are used.
     """
 
     def __init__(
@@ -155,11 +156,11 @@ class ScaleSearch:
         self._overflow = np.array([overflow for _, _, overflow in measured])
 
     def best(self, price: float) -> float:
-        """The scale with the least rounding error and overflow, which costs ``price`` per share of the values."""
+        """The scale with the least rounding error + ``price`` * share of the values that overflow."""
         return self._least(self._rounding + price * self._overflow)
 
     def best_clipped(self) -> float:
-        """The scale with the least error where what overflows is lost."""
+        """The scale with the least error where values that overflow are clipped."""
         return self._least(self._rounding + self._clipping)
 
     def _least(self, costs: np.ndarray) -> float:
@@ -174,18 +175,8 @@ def _errors(steps: np.ndarray, energy: np.ndarray) -> tuple[float, float, float]
     return float(lost.mean(axis=0, dtype=np.float64) @ energy - clipped), float(clipped), float(over.mean())
 
 
-def choose_scale(
-    statistics: ChannelStatistics,
-    hot: np.ndarray,
-    weight_energy: np.ndarray | None = None,
-    price: float = OVERFLOW_PRICE,
-) -> float:
-    """Static input scale, exactly representable in float32, see `ScaleSearch`."""
-    return ScaleSearch(statistics, hot, weight_energy).best(price)
-
-
 def largest_scale(statistics: ChannelStatistics) -> float:
-    """The scale without any thought for outliers: the maximum of all |x| becomes 127."""
+    """The scale that ignores outliers: it maps the maximum of all |x| to 127."""
     largest = float(np.abs(statistics.rows()).max(initial=0.0))
     return float(np.float32(max(largest, 1e-20) / LIMIT)) if largest else 1.0
 
@@ -193,9 +184,9 @@ def largest_scale(statistics: ChannelStatistics) -> float:
 def treatments(
     statistics: ChannelStatistics, weight: np.ndarray, judged: np.ndarray | None = None
 ) -> tuple[Treatment, ...]:
-    """What can be done about the outliers of a linear ``weight`` float32 [N, K], the richest shadow last.
+    """The treatments of the outliers of a linear ``weight`` float32 [N, K]: first none, last the most exact shadow.
 
-    ``judged`` is the same weight with its rows as long as they are important (default: as long as they are).
+    ``judged`` is the same weight with every row scaled by its importance (default: ``weight`` itself).
     """
     judged = weight if judged is None else judged
     energy = np.einsum("nk,nk->k", judged, judged)
@@ -212,10 +203,10 @@ def treatments(
 
 
 def error_with_shadow(statistics: ChannelStatistics, weight: np.ndarray, exact: np.ndarray | None = None) -> float:
-    """How well INT8 does with a linear ``weight`` float32 [N, K] when its shadow is kept: output error, dearer shadows worse.
+    """The output error of a linear ``weight`` float32 [N, K] in INT8 with its best shadow, times that shadow's relative time.
 
-    A tenth more time weighs as much as a tenth more error.  ``exact`` [tokens, K] is the input whose output is wanted, if it
-    is not the one that is seen.
+    A tenth more time counts as much as a tenth more error.  ``exact`` [tokens, K] is the input that gives the wanted output,
+    where it differs from the collected one.
     """
     energy = np.einsum("nk,nk->k", weight, weight)
     sample = _Sample(statistics, weight, exact)
@@ -234,23 +225,23 @@ def error_with_shadow(statistics: ChannelStatistics, weight: np.ndarray, exact: 
 
 
 def _that_fit(hot: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The channels of ``hot`` whose weights fit into float16, in which a shadow keeps them."""
+    """The channels of ``hot`` whose weights are within the range of float16, the type of a shadow's weights."""
     return hot[np.abs(weight[:, hot]).max(axis=0, initial=0.0) <= MAX_FLOAT16]
 
 
 def naive_treatment(statistics: ChannelStatistics, judged: np.ndarray) -> Treatment:
-    """The scale from the maximum, without any thought for outliers."""
+    """No shadow, and the scale from the maximum."""
     return _Sample(statistics, judged).treat(NONE, np.empty(0, np.int32), largest_scale(statistics))
 
 
 def output_error(statistics: ChannelStatistics, weight: np.ndarray, product: Callable[[np.ndarray], np.ndarray]) -> float:
-    """|| found - wanted ||^2 / || wanted ||^2 where ``product`` stands for ``weight`` [N, K]: rows [M, K] -> [M, N]."""
+    """|| found - wanted ||^2 / || wanted ||^2 where ``product``, rows [M, K] -> [M, N], replaces ``weight`` [N, K]."""
     sample = _Sample(statistics, weight)
     return sample.relative(product(sample.rows))
 
 
 class _Sample:
-    """Some of a linear's calibration rows with its float outputs, to hold INT8 against."""
+    """Some of a linear's calibration rows with its float outputs, with which INT8 is compared."""
 
     def __init__(self, statistics: ChannelStatistics, weight: np.ndarray, exact: np.ndarray | None = None) -> None:
         x = statistics.rows()
@@ -264,7 +255,7 @@ class _Sample:
         self._quantized: QuantizedWeight | None = None
 
     def treat(self, shadow: str, hot: np.ndarray, input_scale: float) -> Treatment:
-        """What ``shadow`` with these numbers does to the output, and what it costs."""
+        """The treatment by ``shadow`` with these numbers: its error in the output, and its cost."""
         rows, columns = self._weight.shape
         cold = np.ones(columns, bool)
         cold[hot] = False
@@ -307,7 +298,7 @@ class _Sample:
 
 @dataclass(frozen=True)
 class LinearProfile:
-    """What calibration found about one linear's input, and what INT8 does to its output."""
+    """What calibration measured of one linear: outliers of its input, errors of its output in INT8."""
 
     hot: int
     """Number of hot channels."""
@@ -316,19 +307,19 @@ class LinearProfile:
     largest_cold: float
     """Maximum |x| outside the hot channels."""
     overflow: float
-    """Share of the values that lie outside the hot channels and above 127 steps: the cold residual, or what is clipped."""
+    """Share of the values outside the hot channels and above 127 steps: they are in the cold residual, or clipped."""
     error: float
     """|| y_int8 - y_float ||^2 / || y_float ||^2 of the linear's output, with the shadow that it keeps."""
     error_without_shadow: float
-    """The same without: what the shadow is worth here."""
+    """The same error without any shadow."""
     outliers: int | None = None
-    """Channels that stand out, kept in the shadow or not; None in a bundle from before shadows were chosen."""
+    """Number of outlier channels, in the shadow or not; None in a bundle from before shadows were chosen."""
     error_full: float | None = None
-    """The error with all of its shadow."""
+    """The same error with the whole shadow."""
 
 
 def linear_profile(kept: Treatment, options: Sequence[Treatment]) -> LinearProfile:
-    """What is remembered of a linear that could have had ``options`` (the first without a shadow) and keeps ``kept``."""
+    """The profile of a linear that keeps ``kept`` of the possible ``options``, the first of which has no shadow."""
     full = options[-1]
     return LinearProfile(
         hot=len(kept.hot),
@@ -357,10 +348,10 @@ class OutlierProfile:
     choice: Mapping[str, float] = field(default_factory=dict)
     """How the shadows were chosen, in percent of perplexity: the budget, and the measured loss of none, kept and full."""
     folds: Mapping[str, Fold] = field(default_factory=dict)
-    """What was folded before anything was chosen, by linear and for ``layers.N.keys`` and ``.values``."""
+    """The folds that were made before shadows were chosen, by linear and for ``layers.N.keys`` and ``.values``."""
 
     def to_fields(self) -> dict[str, Any]:
-        """As a manifest holds it."""
+        """The fields of the profile in a manifest."""
         fields = {key: value for key, value in vars(self).items() if key not in ("linears", "folds")}
         return fields | {
             "linears": {name: asdict(linear) for name, linear in self.linears.items()},
@@ -369,7 +360,7 @@ class OutlierProfile:
 
     @staticmethod
     def from_fields(fields: Mapping[str, Any]) -> OutlierProfile:
-        """Back from a manifest; raises `KeyError` or `TypeError` when it is not a profile."""
+        """The profile in a manifest's ``fields``; raises `KeyError` or `TypeError` for any others."""
         values = dict(fields)
         linears = {name: LinearProfile(**linear) for name, linear in values.pop("linears").items()}
         folds = {name: Fold.from_fields(fold) for name, fold in values.pop("folds", {}).items()}

@@ -4,7 +4,8 @@
     q[n, k]  = rint(w[n, k] / scale[n])          0 where k is hot
     |w[n, k] - scale[n] * q[n, k]| <= scale[n] / 2 (and a few ulp) where k is not hot
 
-Hot columns are zero in INT8, so they widen no row's scale; their float16 copies are ``hot_weight``.
+Hot columns are zero in INT8, so they widen no row's scale; their float16 copies are ``hot_weight``.  `rounded_kv` is the
+scheme of keys and values.
 """
 
 from __future__ import annotations
@@ -104,3 +105,13 @@ class WeightQuantizer:
         if self._done != len(self._scale):
             raise ValueError(f"{self._done} of {len(self._scale)} rows were added")
         return QuantizedWeight(self._tiles, self._scale, self._row_sum, self._hot, self._hot_weight)
+
+
+def rounded_kv(x: np.ndarray) -> np.ndarray:
+    """Keys or values float32 [..., head_dim] after INT8 with one float16 scale per token and head.
+
+    The same numbers as `kernels.reference.append_kv` stores and `paged_attention` reads.
+    """
+    step = np.minimum(np.abs(x).max(axis=-1, keepdims=True) / LIMIT, MAX_FLOAT16).astype(np.float16).astype(np.float32)
+    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
+    return np.asarray(np.rint(np.clip(x * inverse, -LIMIT, LIMIT)) * step)

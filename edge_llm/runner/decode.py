@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from edge_llm.devices.base import Device
 from edge_llm.kv.store import LayerPages
-from edge_llm.runner.embedding import embed
 from edge_llm.runner.prefill import Chunk
+from edge_llm.runner.rows import embed
 from edge_llm.runner.sweep import Sweep
 from edge_llm.subgraphs.build import SubgraphShelf
 from edge_llm.weights.base import Weights

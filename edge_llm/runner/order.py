@@ -1,4 +1,4 @@
-"""Which order the tasks of a prefill window run in: names of policies, and the one that suits the lanes."""
+"""The scheduling policies by name, and the choice of one for the lanes of a prefill window."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ AUTO = "auto"
 
 
 def choose_policy(name: str, lanes: Sequence[str]) -> scheduler.Policy:
-    """The policy called ``name``; `auto` is program order without a card, and with one what feeds it best.
+    """The policy called ``name``; `auto` is `feed` where there is a card, and program order where there is none.
 
-    Raises `UsageError` for a name that is none.
+    Raises `UsageError` for an unknown name.
     """
     if name == AUTO:
         return POLICIES["feed" if "npu" in lanes else "in-order"]
     if name not in POLICIES:
-        raise UsageError(f"no policy `{name}`; there are: {', '.join((AUTO, *POLICIES))}", param="policy")
+        raise UsageError(f"unknown policy `{name}`; choose one of: {', '.join((AUTO, *POLICIES))}", param="policy")
     return POLICIES[name]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from edge_llm.devices.base import Buffers, Device, Part, Rows
 from edge_llm.kv.store import LayerPages
 from edge_llm.models.layer import HIDDEN
-from edge_llm.runner.embedding import embed
+from edge_llm.runner.rows import embed
 from edge_llm.runner.sweep import Sweep
 from edge_llm.subgraphs.build import SubgraphShelf
 from edge_llm.subgraphs.placement import last_parts

@@ -1,16 +1,32 @@
-"""Tokens of many sequences become the rows of chunks: what a step computes, laid out."""
+"""Tokens of many sequences become the rows of chunks, and their rows of the embedding the first hidden states.
+
+A chunk has one of a few static lengths: full ones, then the shortest of the ladder that holds the tail.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from edge_llm.devices.base import Rows
+from edge_llm.devices.base import Buffers, Device, Rows
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.store import SequencePages
 from edge_llm.runner.base import Segment
-from edge_llm.runner.chunks import split, static_length
+from edge_llm.weights.base import Weights
+
+LADDER = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def ladder(longest: int) -> tuple[int, ...]:
+    """Static lengths up to ``longest``, which is always one of them."""
+    return (*(length for length in LADDER if length < longest), longest)
+
+
+def static_length(tokens: int, lengths: Sequence[int]) -> int:
+    """The shortest length that holds ``tokens`` tokens."""
+    return next(length for length in lengths if length >= tokens)
 
 
 def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int]) -> Iterator[tuple[Rows, np.ndarray]]:
@@ -49,3 +65,19 @@ def _page_table(segments: Sequence[Segment[SequencePages]]) -> np.ndarray:
     for row, segment in enumerate(segments):
         table[row, : len(segment.sequence.table)] = segment.sequence.table
     return table
+
+
+def split(start: int, end: int, longest: int) -> Iterator[tuple[int, int]]:
+    """Cut tokens [start, end) into pieces of at most ``longest`` tokens: pairs (first, one past the last)."""
+    for first in range(start, end, longest):
+        yield first, min(first + longest, end)
+
+
+def embed(device: Device, weights: Weights, rows: Rows, buffers: Buffers) -> Callable[[], None]:
+    """The task that writes the embeddings of the tokens of ``rows`` to ``buffers["hidden"]``."""
+
+    def run() -> None:
+        table, places = weights.embedding_rows(rows.tokens)
+        device.embed(table, replace(rows, tokens=places), buffers["hidden"])
+
+    return run

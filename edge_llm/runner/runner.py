@@ -19,11 +19,10 @@ from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancel, Cancelled, Segment
-from edge_llm.runner.chunks import ladder, static_length
 from edge_llm.runner.decode import decode_graph
 from edge_llm.runner.order import choose_policy
 from edge_llm.runner.prefill import Chunk, prefill_graph, take_turns
-from edge_llm.runner.rows import pack
+from edge_llm.runner.rows import ladder, pack, static_length
 from edge_llm.subgraphs.build import SubgraphShelf
 from edge_llm.weights.base import Weights
 

@@ -92,13 +92,8 @@ class Tokenizer:
             raise InvalidTokenizer("the tokenizer drops characters that it does not know; it needs bytes or an unk token")
 
     @classmethod
-    def from_file(cls, path: Path, vocab_size: int, special: SpecialTokens | None = None) -> Tokenizer:
-        """Load ``tokenizer.json`` for a model of ``vocab_size`` rows; raises `InvalidTokenizer`."""
-        return cls(_load(path), vocab_size, special)
-
-    @classmethod
     def from_folder(cls, folder: Path, vocab_size: int) -> Tokenizer:
-        """Load ``tokenizer.json`` and what the configs beside it say about bos and eos tokens."""
+        """Load ``tokenizer.json`` and the bos and eos tokens of the configs beside it; raises `InvalidTokenizer`."""
         path = folder / "tokenizer.json"
         if not path.exists():
             raise ModelNotFound(

@@ -1,1 +1,1 @@
-"""Where weights are right now; the runner asks for a layer and does not know where it came from."""
+"""Weights in memory or on flash; the runner asks for a layer and does not know where it lies."""

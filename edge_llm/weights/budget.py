@@ -1,4 +1,4 @@
-"""How much memory weights may take, as people write it."""
+"""Amounts of memory as people write them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MAX_BYTES = 2**60
 def parse_memory(text: str | int, weights_bytes: int) -> int:
     """Bytes that ``text`` means: ``300MiB``, ``1.5GB``, ``2G`` (of 1024^3), ``50%`` of ``weights_bytes``, or plain bytes.
 
-    Raises `UsageError` for anything else, for nothing (0) and for more than 2^60 bytes.
+    Raises `UsageError` for any other text, for 0 and for more than 2^60 bytes.
     """
     found = _SIZE.fullmatch(str(text).strip().lower()) if len(str(text)) <= 40 else None
     if found is None or (found[2] != "%" and found[2] not in _FACTORS):
         raise UsageError(
-            f"`{str(text)[:40]}` is no amount of memory; write 300MiB, 1.5GB, a number of bytes, or 50% of the weights",
+            f"`{str(text)[:40]}` is an invalid amount of memory; write 300MiB, 1.5GB, a number of bytes, or 50% of the weights",
             param="memory",
         )
     factor = weights_bytes / 100 if found[2] == "%" else _FACTORS[found[2]]

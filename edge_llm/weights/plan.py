@@ -1,4 +1,4 @@
-"""Which layers stay in memory under a budget, and what that costs: pure arithmetic on sizes and rates."""
+"""Which layers stay in memory under a budget, and the speeds that follow: arithmetic on sizes and rates."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from edge_llm.formats.layout import TABLES, BlockRange
 from edge_llm.weights.table import block_memory, row_memory
 
 SLOTS = 2
-"""Buffers for streamed layers: one is used while the other is read.  A third costs a layer that could be resident."""
-
-
+"""Buffers for streamed layers: one is used while the other is read.  A third would take the memory of a resident layer."""
 ALLOWANCE = 0.15
-"""Part of the budget that a process may take beyond it, keys and values aside."""
+"""A process may exceed the budget by this part of it, not counting keys and values."""
 GIVEN_UP = 0.25
-"""Part of the budget that weights leave to the rest of the process, at most: a small model's is larger than the model."""
+"""Weights leave at most this part of the budget to the rest of the process, which can be larger than a small model."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class WeightSizes:
 
     layers: tuple[BlockSize, ...]
     fixed: int
-    """Bytes of memory of all else: embedding, last norm, output matrix."""
+    """Bytes of memory of the embedding, the last norm and the output matrix."""
     fixed_without_tables: int | None = None
     """The same when the embedding and the output matrix stay on flash; None when they cannot (no checksums of pieces)."""
     output: int = 0
@@ -67,7 +65,7 @@ def _block_size(block: BlockRange) -> BlockSize:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What is resident and what is streamed."""
+    """Which layers are resident and which are streamed."""
 
     budget: int
     """Bytes that weights may take."""
@@ -76,15 +74,15 @@ class MemoryPlan:
     streamed: tuple[int, ...]
     """Layers that are read from flash in every sweep over the model, ascending."""
     slots: int
-    """Streamed layers that are in memory at a time; 0 when nothing is streamed."""
+    """Streamed layers that are in memory at a time; 0 when no layer is streamed."""
     slot_bytes: int
     """Bytes of one slot's buffer."""
     held_bytes: int
     """Bytes of memory that the weights take."""
     streamed_bytes: int
-    """Bytes read from flash in one sweep, which is for one token of generation or one window of a prompt."""
+    """Bytes read from flash in one sweep; one generated token or one window of a prompt takes one sweep."""
     flash_tables: bool = False
-    """The embedding and the output matrix stay on flash too."""
+    """Whether the embedding and the output matrix stay on flash too."""
 
 
 def plan_memory(
@@ -92,10 +90,10 @@ def plan_memory(
 ) -> MemoryPlan:
     """The plan that streams as few bytes as ``budget`` bytes of memory allow, layers through ``slots`` (2 or more) buffers.
 
-    ``flash_tables``: the embedding and the output matrix may stay on flash, where the bundle can do that.  ``beside`` is what
-    the process takes apart from weights, keys and values: when not all weights are resident, all of it is to stay within the
-    budget and `ALLOWANCE` of it, as far as `GIVEN_UP` of the budget goes.
-    Raises `UsageError` naming the least that works when not even that fits.
+    ``flash_tables``: the embedding and the output matrix may stay on flash, if the bundle has checksums of their pieces.
+    ``beside`` is the memory of the process apart from weights, keys and values.  When not all weights are resident, the
+    weights shrink by up to `GIVEN_UP` of the budget so that the process exceeds the budget by no more than `ALLOWANCE`.
+    Raises `UsageError` that names the least budget when even the smallest plan does not fit.
     """
     plans = list(_candidates(sizes, budget, slots, flash_tables and sizes.fixed_without_tables is not None))
     fitting = [plan for plan in plans if plan.held_bytes <= budget]
@@ -144,13 +142,13 @@ def _plan(sizes: WeightSizes, budget: int, streamed: tuple[int, ...], slots: int
 
 
 def spread(chosen: int, count: int) -> tuple[int, ...]:
-    """``chosen`` of ``count`` places, as evenly as whole numbers can be; also from the last round to the first."""
+    """``chosen`` of ``count`` places at distances as even as possible, also from the last place around to the first."""
     return tuple((2 * index + 1) * count // (2 * chosen) for index in range(chosen))
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a model asks of a machine."""
+    """The work that a model takes per token."""
 
     operations: int
     """INT8 operations of one token of a prompt (a multiply-add is two)."""
@@ -160,7 +158,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine can do, measured or assumed."""
+    """The rates of a machine, measured or assumed."""
 
     disk: float
     """Bytes per second from flash."""
@@ -172,14 +170,14 @@ class Rates:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Speeds when reading and computing overlap wholly: what is slower alone decides."""
+    """Speeds when reading and computing overlap wholly, so that the slower of the two decides."""
 
     decode: float
     """Tokens per second of generation."""
     prefill: float
     """Tokens per second of a prompt that fills the window."""
     free_prompt: int
-    """Tokens of a prompt that take as long to compute as the streamed weights to read; from there streaming is free."""
+    """Length of the prompt that takes as long to compute as the streamed weights take to read; longer ones hide the reading."""
 
 
 def predict(plan: MemoryPlan, work: Work, rates: Rates, window: int) -> Prediction:
@@ -195,7 +193,7 @@ def predict(plan: MemoryPlan, work: Work, rates: Rates, window: int) -> Predicti
 
 
 def layer_ranges(layers: Sequence[int]) -> str:
-    """Layer numbers as a person writes them: ``0-3, 7``."""
+    """Layer numbers as people write them: ``0-3, 7``."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and runs[-1][-1] == layer - 1:

@@ -60,7 +60,7 @@ def _open(linear: Linear, tensors: Mapping[str, np.ndarray], prefix: str, facts:
 
 
 def table_weights(bundle: Bundle, tensors: Mapping[str, np.ndarray]) -> tuple[int8.Int8Weight, int8.Int8Weight]:
-    """The embedding, and the output matrix; they are one where the two are tied."""
+    """The embedding and the output matrix, which are the same weight where the model ties them."""
     output, facts = bundle.decoder.output, bundle.facts["output"]
     if bundle.decoder.tied:
         both = int8.open(output, _arrays(output, tensors, "embedding."), facts)

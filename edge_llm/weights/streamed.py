@@ -1,4 +1,4 @@
-"""Weights of which a part stays on flash: streamed layers go through a few buffers that are used again for ever."""
+"""Weights partly on flash: streamed layers take turns in a few buffers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(eq=False)
 class _Slot:
-    """One buffer (uint8, 4096-aligned), the layer that it holds, and its reading while that is on its way."""
+    """One buffer (uint8, 4096-aligned), the layer that it holds, and the reading of that layer until it is finished."""
 
     buffer: np.ndarray
     layer: int | None = None
@@ -31,11 +31,11 @@ class _Slot:
 
 
 class StreamedWeights:
-    """The weights of ``bundle`` under ``plan``: what is resident is read at once, the rest by `read`.
+    """The weights of ``bundle`` under ``plan``: resident blocks are read at once, the others by `read`.
 
-    The last `slots` streamed layers that `request` was called for have the memory, so requests come in the order of use.
-    `request` and `read` have one caller at a time each; `layer` may be called from any thread meanwhile.  ``file`` stands
-    for ``weights.bin``.  Raises `StorageError` or `CorruptBundle`, as does `read`.
+    The `slots` streamed layers that were requested last own the buffers, so callers request layers in the order of use.
+    `request` and `read` have one caller at a time each; any thread may call `layer` meanwhile.  ``file`` replaces
+    ``weights.bin``.  Raises `StorageError` or `CorruptBundle`, as does `read`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class StreamedWeights:
             if slot is None:
                 slot = self._slots[0]
                 self._refill(slot, index)
-            self._slots.remove(slot)  # what was asked for last stands last
+            self._slots.remove(slot)  # the layer requested last stands last
             self._slots.append(slot)
 
     def read(self, index: int) -> None:
@@ -111,7 +111,7 @@ class StreamedWeights:
         if slot.layer is not None:
             self._layers.pop(slot.layer, None)
             slot.layer = None
-        if slot.reading is not None:  # of a sweep that was given up
+        if slot.reading is not None:  # of a sweep that was abandoned
             slot.reading.settle()
         slot.reading = self._reader.start(f"layers.{index}", slot.buffer)
         slot.layer = index
@@ -142,7 +142,7 @@ class StreamedWeights:
         return tensors
 
     def _read_beside_tiles(self, block: BlockRange) -> dict[str, np.ndarray]:
-        """The tensors of ``block``, its tiles without any panel."""
+        """The tensors of ``block``; its tiles are an array of no panels."""
         tiles, *others = block.tensors
         return {tiles.name: np.empty((0, *tiles.shape[1:]), np.int8)} | {
             tensor.name: self._bundle.read(tensor.name) for tensor in others

@@ -1,8 +1,8 @@
 """A matrix that stays on flash: rows of it by number, or all of it in blocks, each piece checked as it is read.
 
-The embedding is asked for a few rows per step and the output matrix is multiplied once per step, so neither needs to lie
-in memory.  The pieces (`TensorRange.pieces`) are runs of whole panels; only ``tiles`` stays on flash, the vectors beside
-it are small and resident.
+A step takes a few rows of the embedding and multiplies the output matrix once, so neither needs to lie in memory.  The
+pieces (`TensorRange.pieces`) are runs of whole panels; only ``tiles`` stays on flash, the vectors beside it are small and
+resident.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from kernels.range_reader import RangeReader
 
 PANEL_ROWS = 16
 BLOCK_BYTES = 2 << 20
-"""Bytes of the output matrix that are multiplied at once, about."""
+"""About as many bytes of the output matrix are multiplied at once."""
 BLOCK_BUFFERS = 8
-"""Blocks in memory: one is multiplied while the others are read and checked.  Fewer than the readers would leave some of these
-to the layers of the next step, which can wait."""
+"""Blocks in memory: one is multiplied while the others are read and checked.  With fewer blocks than
+readers, some readers would go on to the layers of the next step, which can wait."""
 ROW_BUFFERS = 4
-"""Runs of pieces in memory while the rows of a prompt are gathered."""
+"""Runs of pieces that are in memory while the rows of a prompt are gathered."""
 ROW_PIECES = 8
-"""Pieces that are read at once for rows, at most."""
+"""At most this many pieces are read at once for rows."""
 ROW_GAP = 1
-"""Pieces between two runs that are read all the same: another request would take longer."""
+"""Two runs with this many pieces or fewer between them are read as one, because a second request would take longer."""
 
 _Run = tuple[int, int]
 """Pieces of the tensor: the first, and how many (fewer at the end)."""
 
 
 class FlashTable:
-    """The matrix ``tensor`` in the file at ``path``; ``resident`` is all of the linear but its tiles.
+    """The matrix ``tensor`` in the file at ``path``; ``resident`` is the linear without its tiles.
 
-    Reads through ``reader`` overtake those of layers: who asks for rows or blocks waits for them.  `rows` and `blocks` raise
-    `StorageError` or `CorruptBundle`, and can be called again after that.  One caller at a time.
+    Its reads through ``reader`` overtake those of layers, because the caller waits for rows and blocks.  `rows` and `blocks`
+    raise `StorageError` or `CorruptBundle`, and can be called again after that.  One caller at a time.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class FlashTable:
         self._resident = resident
         self._reader = reader
         self._close = weakref.finalize(self, self._file.close)
-        self._buffers: list[np.ndarray] = []  # of `blocks`, made when it is first called
-        self._row_buffers: list[np.ndarray] = []  # of `rows`, as well
+        self._buffers: list[np.ndarray] = []  # of `blocks`; its first call makes them
+        self._row_buffers: list[np.ndarray] = []  # of `rows`; its first call makes them
         self._ahead: deque[_PieceReading] = deque()  # the first blocks of the next call
 
     def rows(self, tokens: np.ndarray) -> Int8Weight:
@@ -82,10 +82,10 @@ class FlashTable:
         return self._part(pack_tiles(rows), tokens)
 
     def blocks(self) -> Iterator[tuple[slice, Int8Weight]]:
-        """All of the matrix: (rows, the linear that has them), each valid until the next one is asked for.
+        """The whole matrix in blocks: (rows, the linear that has them), each valid until the next one is taken.
 
-        After the last one the first ones are asked for again: they are there when the next step comes to them.  Other chunks
-        of the same step come sooner, and wait for the layers that were asked for before.
+        After the last block the first ones are requested again, so that the next step finds them in memory.  Another chunk
+        of the same step waits for the layers that were requested before them.
         """
         count = _block_pieces(self._tensor)
         self._buffers = self._buffers or direct_buffers(BLOCK_BUFFERS, _buffer_bytes(self._tensor, count))
@@ -100,15 +100,15 @@ class FlashTable:
         self._ahead = self._begin(runs, self._buffers, urgent=False)
 
     def _begin(self, runs: Sequence[_Run], buffers: Sequence[np.ndarray], *, urgent: bool = True) -> deque[_PieceReading]:
-        """Ask for as many ``runs`` as there are ``buffers``."""
+        """Request as many ``runs`` as there are ``buffers``."""
         return deque(self._start(run, buffer, urgent=urgent) for run, buffer in zip(runs, buffers, strict=False))
 
     def _in_turn(
         self, runs: Sequence[_Run], buffers: Sequence[np.ndarray], begun: deque[_PieceReading]
     ) -> Generator[np.ndarray, None, None]:
-        """Tiles int8 [panels, KB, 16, 4] of every run, each valid until the next is asked for.
+        """Tiles int8 [panels, KB, 16, 4] of every run, each valid until the next is taken.
 
-        The first ones are ``begun``; as many as there are other ``buffers`` are on their way meanwhile.
+        The first ones are ``begun``; the following ones are being read into the other ``buffers`` meanwhile.
         """
         reading = begun
         left = itertools.islice(zip(runs, itertools.cycle(buffers), strict=False), len(begun), None)
@@ -130,7 +130,7 @@ class FlashTable:
         return self._tensor.nbytes // self._tensor.shape[0]
 
     def _start(self, run: _Run, buffer: np.ndarray, *, urgent: bool) -> _PieceReading:
-        """Have ``run`` read into ``buffer``, as much of it as there is."""
+        """Start to read ``run`` into ``buffer``, up to the end of the tensor."""
         tensor = self._tensor
         first, count = run
         start = first * tensor.piece_bytes
@@ -138,12 +138,12 @@ class FlashTable:
         page = (tensor.offset + start) // BLOCK_ALIGNMENT * BLOCK_ALIGNMENT
         lead = tensor.offset + start - page
         out = buffer[: align(tensor.offset + stop, BLOCK_ALIGNMENT) - page]
-        ends = np.minimum(np.arange(count + 1) * tensor.piece_bytes, stop - start) + lead  # the first is what lies before
+        ends = np.minimum(np.arange(count + 1) * tensor.piece_bytes, stop - start) + lead  # the first: where pieces begin
         reading = RangeReading(self._file, self._reader, out, page, ends, urgent=urgent)
         return _PieceReading(first, out[lead : lead + stop - start], reading)
 
     def _checked(self, pieces: _PieceReading) -> np.ndarray:
-        """Wait for ``pieces``; the tiles in them, when they have the checksums of the bundle."""
+        """Wait for ``pieces`` and compare their checksums with the bundle's: their tiles."""
         tensor = self._tensor
         checksums = pieces.reading.wait()[1:]
         expected = tensor.pieces[pieces.first : pieces.first + len(checksums)]
@@ -165,7 +165,7 @@ class FlashTable:
         )
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._ahead.clear()
         self._close()
 
@@ -184,7 +184,7 @@ def _runs(pieces: Sequence[int]) -> Iterator[_Run]:
 
 @dataclass(frozen=True)
 class _PieceReading:
-    """Pieces of a table from ``first`` on, on their way to ``data`` (uint8)."""
+    """Pieces of a table from ``first`` on, which are being read into ``data`` (uint8)."""
 
     first: int
     data: np.ndarray
@@ -192,12 +192,12 @@ class _PieceReading:
 
 
 def block_memory(tensor: TensorRange) -> int:
-    """Bytes of memory that a table takes for its blocks."""
+    """Bytes of the buffers of a table's blocks."""
     return BLOCK_BUFFERS * _buffer_bytes(tensor, _block_pieces(tensor))
 
 
 def row_memory(tensor: TensorRange) -> int:
-    """Bytes of memory that a table takes for its rows."""
+    """Bytes of the buffers of a table's rows."""
     return ROW_BUFFERS * _buffer_bytes(tensor, ROW_PIECES)
 
 
@@ -206,5 +206,5 @@ def _block_pieces(tensor: TensorRange) -> int:
 
 
 def _buffer_bytes(tensor: TensorRange, pieces: int) -> int:
-    """Of a buffer for ``pieces`` of ``tensor``, wherever in a page they begin."""
+    """Bytes of a buffer for ``pieces`` of ``tensor``, which may begin anywhere in a page of the disk."""
     return align(min(pieces * tensor.piece_bytes, tensor.nbytes), BLOCK_ALIGNMENT) + BLOCK_ALIGNMENT
