@@ -87,6 +87,13 @@ ODD: dict[str, tuple[Operation, ...]] = {
         linear("more", 2 * INNER, WIDTH, "normed", "more"),
         linear("gate_up", 2 * INNER, WIDTH, "normed", "gate_up", adds="more"), swiglu(), down(),
     ),
+    "two MLPs after each other, whose gate and up share a buffer and are added to": (
+        norm("attention_norm"), qkv(), attention(), o(), norm("mlp_norm"),
+        linear("more", 2 * INNER, WIDTH, "normed", "more"),
+        linear("gate_up1", 2 * INNER, WIDTH, "normed", "gate_up", adds="more"), swiglu(), down("1"),
+        linear("gate_up2", 2 * INNER, WIDTH, HIDDEN, "gate_up", adds="more"), swiglu(writes="activated2"),
+        linear("down2", WIDTH, INNER, "activated2", HIDDEN, adds=HIDDEN),
+    ),
     "normed heads": (
         norm("attention_norm"), qkv(), attention(Gain("q_norm", "q.weight", HEAD_DIM), Gain("k_norm", "k.weight", HEAD_DIM)),
         o(), *MLP,

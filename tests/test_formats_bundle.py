@@ -272,6 +272,17 @@ def change(*path: Any, to: Any) -> Any:
     return apply
 
 
+def test_layers_that_a_manifest_has_no_linears_for_are_not_described(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite_manifest(bundle_folder, change("model", "num_layers", to=4096))
+    described: list[Any] = []
+    monkeypatch.setattr("edge_llm.formats.bundle.describe", described.append)
+    with pytest.raises(CorruptBundle, match="linears in the manifest are not those of the model"):
+        open_bundle(bundle_folder)
+    assert not described
+
+
 def scaling(**changes: float) -> dict[str, float]:
     """Llama 3's frequency scaling as a manifest holds it."""
     values = {"factor": 8.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_context": 8192}

@@ -354,6 +354,17 @@ def test_wrong_arguments_are_named(pools: list[kernels.ThreadPool]) -> None:
         multiply(**good, k=30, pool=pool, out=read_only)
 
 
+@pytest.mark.parametrize("side", [-1, -4, -7, -8, -100, 131_073, 2**62, -(2**62)])
+@pytest.mark.parametrize("blocks", [0, 3])
+def test_a_weight_has_sides_that_it_can_have(blocks: int, side: int) -> None:
+    tiles, channels = np.zeros((2, blocks, 16, 4), np.int8), np.zeros(32, np.int32)
+    scale, no_hot, no_weight = np.ones(32, np.float32), np.empty(0, np.int32), np.empty((0, 32), np.float16)
+    with pytest.raises(ValueError, match="columns"):
+        linear.Int8Linear(tiles, 32, side, 0.1, scale, channels, no_hot, no_weight, None)
+    with pytest.raises(ValueError, match="columns"):
+        linear.merge(np.zeros((1, 32), np.float32), None, None, tiles, side, scale, kernels.ThreadPool(1))
+
+
 def test_a_malformed_residual_is_refused(pools: list[kernels.ThreadPool]) -> None:
     data = problem(2, 20, 30)
     tiles, _, _, scale, _, _, _ = data.arguments

@@ -112,6 +112,16 @@ def test_a_model_is_described_once() -> None:
     assert describe(config) is not describe(replace(config, context=128))
 
 
+def test_like_layers_share_their_operations() -> None:
+    decoder = describe(load_config(tiny_config(num_hidden_layers=4)))
+    assert len({id(layer.operations) for layer in decoder.layers}) == 1
+    names = {name: "int8" for name in decoder.linears()}
+    assert decoder.with_schemes(names).layers == decoder.layers
+    mixed = decoder.with_schemes(names | {"layers.2.o": "float16"})
+    assert [one is other for one, other in zip(mixed.layers, decoder.layers, strict=True)] == [True, True, False, True]
+    assert [linear.name for linear in mixed.layers[2].linears if linear.scheme == "float16"] == ["o"]
+
+
 def test_a_family_may_come_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_llm.models._ADDED", {})
     llama = describe(load_config(tiny_config()))

@@ -88,6 +88,38 @@ def test_a_row_that_is_not_finite_is_refused(name):
         weight.apply(x, kernels.ThreadPool(1))
 
 
+@pytest.mark.parametrize("name", schemes())
+@pytest.mark.parametrize("threads", [1, 3])
+def test_out_may_be_x_or_what_is_added(name, threads):
+    _, weight, _, _ = opened(name, rows=30)
+    pool = kernels.ThreadPool(threads)
+    random = np.random.default_rng(1)
+    x, residual = random.standard_normal((7, 30), np.float32), random.standard_normal((7, 30), np.float32)
+    for more in ({}, {"gain": np.full(30, 1.5, np.float32), "eps": 1e-5}, {"add": residual}):
+        expected = weight.apply(x, pool, **more)
+        both = x.copy()
+        assert weight.apply(both, pool, **more, out=both) is both
+        assert np.array_equal(both, expected)
+    added = residual.copy()
+    assert np.array_equal(weight.apply(x, pool, add=added, out=added), expected)
+
+
+@pytest.mark.parametrize("name", schemes())
+def test_every_scheme_refuses_what_does_not_fit(name):
+    _, weight, _, _ = opened(name, rows=64)
+    x, y, pool = np.zeros((5, 30), np.float32), np.zeros((5, 64), np.float32), kernels.ThreadPool(1)
+    for named, wrong in {
+        "x": [{"x": x.astype(np.float64)}, {"x": x[0]}, {"x": x[:, :5].copy()}, {"x": np.zeros((5, 31), np.float32)}],
+        "gain": [{"gain": np.ones(3, np.float32)}, {"gain": np.ones(30)}],
+        "add": [{"add": y[:2]}, {"add": y[:1]}, {"add": y.astype(np.float64)}, {"add": y[0]}],
+        "out": [{"out": y[:2]}, {"out": y.astype(np.float64)}, {"swiglu": True, "out": y}],
+        "swiglu` takes no `add": [{"swiglu": True, "add": y}],
+    }.items():
+        for arguments in wrong:
+            with pytest.raises(ValueError, match=f"`{named}`"):
+                weight.apply(**{"x": x, "pool": pool} | arguments)
+
+
 def test_float16_refuses_what_it_cannot_hold():
     with pytest.raises(InvalidModel, match=r"layers\.0\.o"):
         float16.convert(np.full((2, 3), 7e4, np.float32), np.empty(0, np.int32), "layers.0.o")

@@ -51,6 +51,7 @@ from edge_llm.formats.manifest import (
     SIDE_FILES,
     WEIGHTS,
     check_files,
+    check_linear_count,
     check_source,
     corrupt,
     decode_manifest,
@@ -265,8 +266,10 @@ def open_bundle(folder: Path) -> Bundle:
     folder = Path(folder)
     manifest = read_manifest(folder)
     config = model_config(manifest["model"])
-    schemes = linear_schemes(manifest["linears"], describe(config))
-    decoder = describe(config).with_schemes(schemes)
+    check_linear_count(manifest["linears"], config)
+    described = describe(config)
+    schemes = linear_schemes(manifest["linears"], described)
+    decoder = described.with_schemes(schemes)
     facts = linear_facts(manifest["linears"], schemes)
     ranges = tensor_ranges(manifest["tensors"], decoder)
     check_files(manifest["files"])

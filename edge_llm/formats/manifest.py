@@ -155,11 +155,21 @@ def _fields_of(kind: type, raw: object, where: str) -> Any:
     return kind(**values)
 
 
+def check_linear_count(raw: dict[str, Any], config: ModelConfig) -> None:
+    """Refuse fewer linears than layers, which have one each at least, before all these layers are described."""
+    if len(raw) < config.num_layers:
+        raise _other_linears()
+
+
+def _other_linears() -> CorruptBundle:
+    return corrupt("the linears in the manifest are not those of the model")
+
+
 def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
     """The weight scheme of every linear; ``raw`` must list the model's linears in order, in their shapes."""
     linears = decoder.linears()
     if list(raw) != list(linears):
-        raise corrupt("the linears in the manifest are not those of the model")
+        raise _other_linears()
     found: dict[str, str] = {}
     for name, linear in linears.items():
         record = raw[name]

@@ -178,9 +178,10 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
 
 def llama_decoder(config: ModelConfig) -> Decoder:
     """Llama's decoder, which most families have: attention, then a gated MLP, each behind an RMS norm."""
+    operations = _llama_layer(config)
     return Decoder(
         embedding="model.embed_tokens.weight",
-        layers=tuple(Layer(f"model.layers.{index}.", _llama_layer(config)) for index in range(config.num_layers)),
+        layers=tuple(Layer(f"model.layers.{index}.", operations) for index in range(config.num_layers)),
         norm=_norm(config, "final_norm", "model.norm.weight", "normed"),
         output=Linear("output", (Rows("lm_head", config.vocab_size),), config.hidden_size, reads="normed", writes="logits"),
         tied=config.tied_embeddings,

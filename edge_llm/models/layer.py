@@ -253,16 +253,20 @@ class Decoder:
 
     def with_schemes(self, schemes: Mapping[str, str]) -> Decoder:
         """This decoder with the weight schemes that ``schemes`` gives, by the names of the layers' linears."""
-        layers = tuple(
-            replace(layer, operations=tuple(_with_scheme(one, f"layers.{index}.", schemes) for one in layer.operations))
-            for index, layer in enumerate(self.layers)
-        )
+        layers = tuple(_with_schemes(layer, f"layers.{index}.", schemes) for index, layer in enumerate(self.layers))
         return replace(self, layers=layers)
 
     def linears(self) -> dict[str, Linear]:
         """Every linear of the model by its name in a bundle, in execution order."""
         named = {f"layers.{index}.{linear.name}": linear for index, layer in enumerate(self.layers) for linear in layer.linears}
         return named | {"output": self.output}
+
+
+def _with_schemes(layer: Layer, prefix: str, schemes: Mapping[str, str]) -> Layer:
+    """``layer`` itself where no scheme changes, so that like layers go on sharing their operations."""
+    if all(schemes.get(prefix + linear.name, linear.scheme) == linear.scheme for linear in layer.linears):
+        return layer
+    return replace(layer, operations=tuple(_with_scheme(one, prefix, schemes) for one in layer.operations))
 
 
 def _with_scheme(operation: Operation, prefix: str, schemes: Mapping[str, str]) -> Operation:

@@ -61,8 +61,15 @@ class Float16Weight:
         swiglu: bool = False,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
+        _check_float32("x", x, -1, self.columns)
+        if add is not None:
+            _check_float32("add", add, len(x), self.rows)
+            if swiglu:
+                raise ValueError("`swiglu` takes no `add`")
         if gain is not None:
             x = rms_norm(x, gain, eps, pool)
+        elif out is not None and np.may_share_memory(x, out):
+            x = x.copy()  # all of a row is read for each of its results
         if not np.isfinite(x).all():
             raise ValueError("non-finite activation")
         y = hot_product(x, self._every, self.weight, pool, out=None if swiglu or add is not None else out)
@@ -71,6 +78,13 @@ class Float16Weight:
         if swiglu:
             return swiglu_rows(y, pool, out=out)
         return y if add is None else np.add(y, add, out=out)
+
+
+def _check_float32(name: str, array: np.ndarray, rows: int, columns: int) -> None:
+    """Raises ValueError unless ``array`` is float32 [rows, columns]; -1 rows are any."""
+    wanted = (len(array) if rows < 0 and array.ndim else rows, columns)
+    if array.dtype != np.float32 or array.shape != wanted:
+        raise ValueError(f"`{name}` must be float32 {list(wanted)}; got `{array.dtype}{list(array.shape)}`")
 
 
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:

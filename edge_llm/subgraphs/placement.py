@@ -32,7 +32,7 @@ def place_on_host(layer: Layer) -> tuple[Part, ...]:
         elif isinstance(operation, Norm) and not _in_its_linears(layer, operation):
             parts.append(Part(operation.gain.name, HOST_LANE, (_norm(operation),)))
         elif isinstance(operation, SwiGLU) and _linear_of(layer, operation) is None:
-            parts.append(Part(f"{operation.reads}.swiglu", HOST_LANE, (_swiglu(operation),)))
+            parts.append(Part(f"{operation.reads}.{operation.writes}.swiglu", HOST_LANE, (_swiglu(operation),)))
     return connect(parts)
 
 

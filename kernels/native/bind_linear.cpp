@@ -48,8 +48,8 @@ QuantizeInput quantize_input(const Array<const float, 2>& x, float scale, const 
 
 Int8Weight read_weight(nb::handle tiles_arg, int64_t n, int64_t columns) {
   const auto tiles = read<int8_t, 4>(tiles_arg, "tiles");
-  if (n < 0 || columns > kMaxColumns)
-    refuse("a weight has 0 or more rows and at most " + std::to_string(kMaxColumns) + " columns; got `" +
+  if (n < 0 || columns < 0 || columns > kMaxColumns)  // below 0 a block count could read as "any" to expect_shape
+    refuse("a weight has 0 or more rows and columns, and at most " + std::to_string(kMaxColumns) + " columns; got `" +
            std::to_string(n) + "` and `" + std::to_string(columns) + "`");
   Int8Weight weight = {};
   weight.tiles = tiles.data;
