@@ -18,20 +18,21 @@ from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
 from edge_llm.server.answers import Answers, whole_reply
-from edge_llm.server.conversation import conversation_request, plain_messages, plain_text
-from edge_llm.server.formats import checked_grammar, response_format
 from edge_llm.server.host import ModelHost
-from edge_llm.server.outcome import Outcome, Part, Reading
 from edge_llm.server.problems import problem_of
 from edge_llm.server.schemas import Body, Sampling, ignored_header
 from edge_llm.server.shapes import new_id
 from edge_llm.server.stream import KEEP_ALIVE, EventStream, event
-from edge_llm.server.thinking import Setting, Thinks
-from edge_llm.server.tools import ToolUse
+from edge_llm.server.thinking import Thinks
 from edge_llm.strict_json import is_deeper
-from edge_llm.text.reasoning import Thought
+from edge_llm.talk.conversation import conversation_request, plain_messages, plain_text
+from edge_llm.talk.formats import checked_grammar, response_format
+from edge_llm.talk.outcome import Outcome, Part, Reading
+from edge_llm.talk.reasoning import Thought
+from edge_llm.talk.tool_calls import CallArguments, CallBegun
+from edge_llm.talk.tools import ToolUse
+from edge_llm.talk.wish import Setting
 from edge_llm.text.tokenizer import Tokenizer
-from edge_llm.text.tool_calls import CallArguments, CallBegun
 
 
 class OutputConfig(Body):
@@ -69,11 +70,10 @@ class CountBody(Thinks):
         for index, message in enumerate(self.messages):
             messages += _chat_messages(message, f"messages[{index}]")
         begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-        answer = self._answer_grammar(host.engine.tokenizer)
+        params = replace(params, grammar=self._answer_grammar(host.engine.tokenizer))
         variables = self.thinking_variables(host.engine.template.source)
-        plain = plain_messages(messages)
-        prompt = conversation_request(host, plain, params, begun=begun, tools=tools, answer=answer, variables=variables)
-        return prompt, Reading.of(host.engine, prompt, tools)
+        plain = host.checked(plain_messages(messages))
+        return conversation_request(host.engine, plain, params, begun=begun, tools=tools, variables=variables)
 
     def _answer_grammar(self, tokenizer: Tokenizer) -> Grammar | None:
         inner = response_format(self.output_config.format if self.output_config else None, "output_config.format")

@@ -17,17 +17,18 @@ from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.answers import Answers, whole_reply
-from edge_llm.server.conversation import Conversation, conversation_request
+from edge_llm.server.conversation import Conversation
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
-from edge_llm.server.outcome import Outcome, Part, Reading
 from edge_llm.server.problems import problem_of
 from edge_llm.server.schemas import Sampling, Streaming, choices, ignored_header
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, chat_logprobs, new_id, openai_usage, timings
 from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event
-from edge_llm.server.tools import ToolUse
-from edge_llm.text.reasoning import Thought
-from edge_llm.text.tool_calls import CallBegun, Said
+from edge_llm.talk.conversation import conversation_request
+from edge_llm.talk.outcome import Outcome, Part, Reading
+from edge_llm.talk.reasoning import Thought
+from edge_llm.talk.tool_calls import CallBegun, Said
+from edge_llm.talk.tools import ToolUse
 
 
 class ChatBody(Conversation, Streaming, Guided):
@@ -56,14 +57,11 @@ class ChatBody(Conversation, Streaming, Guided):
         engine = host.engine
         params = replace(self.params(engine.defaults, engine.config.vocab_size), logprobs=self._wanted_logprobs())
         tools = ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls, engine)
-        answer = self.answer_grammar(engine.tokenizer)
+        params = replace(params, grammar=self.answer_grammar(engine.tokenizer))
         variables = self.variables(engine.template.source)
-        begun = bool(self.continue_final_message)
-        prompt = conversation_request(
-            host, self.plain(), params, begun=begun, tools=tools, answer=answer, variables=variables
-        )
-        prompts = [replace(prompt, params=one) for one in choices(prompt.params, self.n or 1)]
-        return prompts, Reading.of(engine, prompt, tools)
+        messages, begun = host.checked(self.plain()), bool(self.continue_final_message)
+        prompt, reading = conversation_request(engine, messages, params, begun=begun, tools=tools, variables=variables)
+        return [replace(prompt, params=one) for one in choices(prompt.params, self.n or 1)], reading
 
     def _wanted_logprobs(self) -> int | None:
         if self.top_logprobs is not None and not self.logprobs:

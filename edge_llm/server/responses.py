@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -17,18 +17,18 @@ from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
 from edge_llm.server.answers import Answers, whole_reply
-from edge_llm.server.conversation import conversation_request, plain_messages
-from edge_llm.server.formats import checked_grammar, response_format
 from edge_llm.server.host import ModelHost
-from edge_llm.server.outcome import Outcome, Part, Reading
 from edge_llm.server.problems import problem_of
 from edge_llm.server.schemas import Body, Sampling, ignored_header
 from edge_llm.server.shapes import new_id
 from edge_llm.server.stream import KEEP_ALIVE, EventStream, event
 from edge_llm.server.thinking import Thinks
-from edge_llm.server.tools import ToolUse
-from edge_llm.text.reasoning import Thought
-from edge_llm.text.tool_calls import CallArguments, CallBegun
+from edge_llm.talk.conversation import conversation_request, plain_messages
+from edge_llm.talk.formats import checked_grammar, response_format
+from edge_llm.talk.outcome import Outcome, Part, Reading
+from edge_llm.talk.reasoning import Thought
+from edge_llm.talk.tool_calls import CallArguments, CallBegun
+from edge_llm.talk.tools import ToolUse
 
 
 class TextSettings(Body):
@@ -69,10 +69,10 @@ class ResponsesBody(Thinks, Sampling):
         params = self.params(engine.defaults, engine.config.vocab_size)
         tools = ToolUse.of([_chat_tool(tool) for tool in self.tools or []], self.tool_choice, self.parallel_tool_calls, engine)
         wanted = response_format(self.text.format if self.text else None, "text.format")
-        answer = checked_grammar({} if wanted is None else {"text.format": wanted}, engine.tokenizer)
+        params = replace(params, grammar=checked_grammar({"text.format": wanted} if wanted else {}, engine.tokenizer))
         variables = self.thinking_variables(engine.template.source)
-        prompt = conversation_request(host, self._messages(), params, tools=tools, answer=answer, variables=variables)
-        return prompt, Reading.of(engine, prompt, tools)
+        messages = host.checked(self._messages())
+        return conversation_request(engine, messages, params, tools=tools, variables=variables)
 
     @property
     def effort(self) -> str | None:
