@@ -127,8 +127,6 @@ def _plain_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise UsageError(f"{where}.function.arguments must be a JSON object", param=f"{where}.function.arguments")
     if is_deeper(arguments, MAX_DEPTH):  # the body's own bound does not see into a string
-        raise UsageError(
-            f"{where}.function.arguments is nested deeper than {MAX_DEPTH}", param=f"{where}.function.arguments"
-        )
+        raise UsageError(f"{where}.function.arguments is nested deeper than {MAX_DEPTH}", param=f"{where}.function.arguments")
     named = {"name": function["name"], "arguments": arguments}
     return {"id": str(call.get("id") or ""), "type": "function", "function": named}
