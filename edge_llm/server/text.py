@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge_llm.config import GenerationParams
-from edge_llm.errors import InvalidTokenizer, UsageError
+from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.conversation import Conversation
 from edge_llm.server.host import ModelHost
 from edge_llm.server.schemas import Body, check_tokens, ignored_header
-from edge_llm.talk.conversation import conversation_request, plain_messages
+from edge_llm.talk.conversation import conversation_request, conversation_text, plain_messages
 from edge_llm.talk.tools import ToolUse
 
 
@@ -109,11 +109,5 @@ def _detokenize(host: ModelHost, body: DetokenizeBody) -> dict[str, Any]:
 
 def _apply_template(host: ModelHost, body: TemplateBody) -> dict[str, Any]:
     messages, variables = body.plain(), body.variables(host.engine.template.source)
-    if (tools := ToolUse.of(body.tools, None, None, host.engine)) is not None:
-        messages, shown_tools = tools.shown(messages, host.engine.template)
-        variables |= shown_tools
-    try:
-        text = host.engine.template.render(messages, variables)
-    except InvalidTokenizer as error:
-        raise UsageError(str(error), param="messages") from None
-    return {"prompt": text}
+    tools = ToolUse.of(body.tools, None, None, host.engine)
+    return {"prompt": conversation_text(host.engine, messages, tools=tools, variables=variables)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,21 +38,45 @@ def conversation_request(
     With ``begun`` the last message is the beginning of the answer.  A grammar in ``params`` is the form of what the model
     says where it calls none of ``tools``; it may think before.  ``variables`` go to the template.
     """
-    given = dict(variables or {})
     messages, prefix = list(messages), ""
     if begun:
         if not messages or messages[-1]["role"] != "assistant":
             raise UsageError("the last message must be the assistant's to be continued", param="messages")
         prefix, messages = messages[-1]["content"], messages[:-1]
-    if tools is not None and messages:
-        messages, shown_tools = tools.shown(messages, engine.template)
-        given |= shown_tools
-    try:
+    messages, given = _with_tools(engine, messages, tools, variables)
+    with _messages_at_fault():
         request = engine.chat_request(messages, params, given, begun=prefix)
-    except InvalidTokenizer as error:  # the template works (it was tried at import), so these messages broke it
-        raise UsageError(str(error), param="messages") from None
     reading = Reading.of(engine, request, tools)
     return _guided(request, reading), reading
+
+
+def conversation_text(
+    engine: Engine, messages: list[dict[str, Any]], *, tools: ToolUse | None = None, variables: Mapping[str, Any] | None = None
+) -> str:
+    """What the template makes of plain ``messages``."""
+    messages, given = _with_tools(engine, messages, tools, variables)
+    with _messages_at_fault():
+        return engine.template.render(messages, given)
+
+
+def _with_tools(
+    engine: Engine, messages: list[dict[str, Any]], tools: ToolUse | None, variables: Mapping[str, Any] | None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Messages and variables that show the model its tools."""
+    given = dict(variables or {})
+    if tools is None or not messages:
+        return messages, given
+    messages, shown_tools = tools.shown(messages, engine.template)
+    return messages, given | shown_tools
+
+
+@contextlib.contextmanager
+def _messages_at_fault() -> Iterator[None]:
+    """A template that fails here works (it was tried at import), so it is the messages that broke it."""
+    try:
+        yield
+    except InvalidTokenizer as error:
+        raise UsageError(str(error), param="messages") from None
 
 
 def _guided(request: Request, reading: Reading) -> Request:
