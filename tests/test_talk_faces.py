@@ -13,6 +13,7 @@ from edge_llm.cli.main import run
 from edge_llm.config import Grammar
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Delta
+from edge_llm.errors import UsageError
 from edge_llm.llm import LLM
 from edge_llm.text.chat import ChatTemplate
 
@@ -159,3 +160,13 @@ def test_every_face_makes_the_same_request(thinker, monkeypatch, template):
     assert len(script.requests) == 3
     assert len({(request.prompt, request.params.grammar) for request in script.requests}) == 1
     assert (script.requests[0].params.grammar == Grammar("regex", "[0-9]{3}")) == (template == PLAIN)
+
+
+def test_python_s_messages_are_checked_and_made_plain_like_the_server_s(thinker, monkeypatch):
+    thinker(LINES)
+    script = Script(["Yes."])
+    monkeypatch.setattr(Engine, "stream", lambda _, request, cancel=None: script.stream(request))
+    assert LLM().chat([{"role": "user", "content": [{"type": "text", "text": "Why?"}]}]) == LLM().chat(ASK) == "Yes."
+    assert script.requests[0].prompt == script.requests[1].prompt
+    with pytest.raises(UsageError, match=r"messages\[0\].role must be one of"):
+        LLM().chat([{"role": "nobody", "content": "Why?"}])
