@@ -18,6 +18,8 @@ from typing import Any
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
+from edge_llm.talk.conversation import conversation_request, plain_messages
+from edge_llm.talk.outcome import Outcome
 
 
 class LLM:
@@ -40,8 +42,13 @@ class LLM:
                 yield delta.text
 
     def chat(self, messages: Sequence[dict[str, Any]], **params: Any) -> str:
-        """Answer ``messages`` ({"role": ..., "content": ...}) through the model's chat template."""
-        return self.engine.answer(self.engine.chat_request(messages, self._params(params))).text
+        """Answer ``messages`` ({"role": ..., "content": ...}) through the model's chat template, without its thoughts."""
+        return self.reply(messages, **params).said
+
+    def reply(self, messages: Sequence[dict[str, Any]], **params: Any) -> Outcome:
+        """Answer ``messages``: what the model thought (``thought``), what it says (``said``), and how it ended (``reason``)."""
+        request, reading = conversation_request(self.engine, plain_messages(messages), self._params(params))
+        return reading.outcome(self.engine.answer(request))
 
     def _params(self, changes: dict[str, Any]) -> GenerationParams:
         return replace(self.engine.defaults, **_known(GenerationParams, changes))

@@ -16,9 +16,8 @@ from edge_llm.decoding.guided import Constraint, check_grammar
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
-from edge_llm.text.tokenizer import SpecialTokens, Tokenizer
-from edge_llm.text.tool_calls import CallArguments, CallBegun, ToolCallParser
-from edge_llm.text.tools import (
+from edge_llm.talk.tool_calls import CallArguments, CallBegun, ToolCallParser
+from edge_llm.talk.tool_formats import (
     HERMES,
     LLAMA,
     MISTRAL,
@@ -28,6 +27,7 @@ from edge_llm.text.tools import (
     calls_or,
     text_or_calls_grammar,
 )
+from edge_llm.text.tokenizer import SpecialTokens, Tokenizer
 
 
 @pytest.fixture(scope="module")

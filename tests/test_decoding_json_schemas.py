@@ -14,7 +14,7 @@ from edge_llm.decoding.guided import Constraint, check_grammar
 from edge_llm.decoding.json_schemas import MAX_DEPTH, held
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
-from edge_llm.server.formats import response_format
+from edge_llm.talk.formats import response_format
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,10 @@ FLOORS = {
     "edge_llm.subgraphs": 8,
     "edge_llm.runner": 9,
     "edge_llm.engine": 10, "edge_llm.convert": 10,
-    "edge_llm.llm": 11, "edge_llm.bench": 11, "edge_llm.server": 11,
-    "edge_llm.cli": 12,
-    "app": 13,
+    "edge_llm.talk": 11,
+    "edge_llm.llm": 12, "edge_llm.bench": 12, "edge_llm.server": 12,
+    "edge_llm.cli": 13,
+    "app": 14,
 }  # fmt: skip
 SCHEDULER_IMPORTERS = {"edge_llm.runner", "edge_llm.bench"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}

@@ -12,7 +12,7 @@ from serving import builtin_engine, client_of, hosted
 
 from edge_llm.engine.engine import Engine
 from edge_llm.server.app import API, ROUTES
-from edge_llm.server.conversation import conversation_request
+from edge_llm.talk.conversation import conversation_request
 from edge_llm.text.chat import ChatTemplate, encode_chat
 
 TEMPLATE = (

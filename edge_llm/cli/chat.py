@@ -7,14 +7,16 @@ from typing import Any
 
 import click
 
+from edge_llm.cli.answer import Printer
 from edge_llm.cli.options import generation_options, generation_params, runtime_config, runtime_options
 from edge_llm.cli.piped import read_lines
-from edge_llm.cli.terminal import has_person, note, quiet_progress, say, write
+from edge_llm.cli.terminal import has_person, note, quiet_progress, say
 from edge_llm.cli.values import TEXT
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Finish
 from edge_llm.errors import EdgeLLMError
+from edge_llm.talk.conversation import conversation_request
 
 HELP = """\
 /help          this list
@@ -30,7 +32,10 @@ HELP = """\
 @runtime_options
 @click.option("--system", type=TEXT, help="System message.")
 def chat_command(model: str | None, system: str | None, **options: Any) -> None:
-    """Chat with MODEL (default: the built-in model)."""
+    """Chat with MODEL (default: the built-in model).
+
+    What the model thinks before it answers goes, dimmed, to stderr if that is a terminal; it is not shown to it again.
+    """
     runtime = runtime_config(options)
     with quiet_progress() as progress:
         engine = load_engine(model, runtime, progress)
@@ -85,14 +90,14 @@ class Conversation:
         return True
 
     def _answer(self, line: str) -> None:
-        """One turn.  A turn that fails or is interrupted before any text leaves the conversation as it was."""
+        """One turn.  A turn that fails or is interrupted before the model says anything leaves the conversation as it was."""
         messages = [*self._messages, {"role": "user", "content": line}]
-        said: list[str] = []
+        printer: Printer | None = None
         try:
-            request = self._engine.chat_request(messages, self._params)
+            request, reading = conversation_request(self._engine, messages, self._params)
+            printer = Printer(reading)
             for delta in self._engine.stream(request):
-                write(delta.text)
-                said.append(delta.text)
+                printer.show(delta)
                 self._last = delta.finish or self._last
         except KeyboardInterrupt:
             note("\n[stopped]")
@@ -101,8 +106,8 @@ class Conversation:
             return
         else:
             say()
-        if text := "".join(said):
-            self._messages = [*messages, {"role": "assistant", "content": text}]
+        if printer is not None and printer.said:
+            self._messages = [*messages, {"role": "assistant", "content": printer.said}]
 
 
 def _typed_lines() -> Iterator[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
+from edge_llm.cli.answer import Printer
 from edge_llm.cli.options import (
     generation_options,
     generation_params,
@@ -16,13 +18,15 @@ from edge_llm.cli.options import (
     runtime_options,
 )
 from edge_llm.cli.piped import read_all
-from edge_llm.cli.terminal import has_person, note, quiet_progress, say, say_json, write
+from edge_llm.cli.terminal import has_person, note, quiet_progress, say, say_json
 from edge_llm.cli.values import TEXT
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
-from edge_llm.engine.request import Request
+from edge_llm.engine.request import Answer, Delta, Request
 from edge_llm.errors import EdgeLLMError, UsageError
+from edge_llm.talk.conversation import conversation_request
+from edge_llm.talk.outcome import Reading
 
 
 @click.command("run")
@@ -34,12 +38,13 @@ from edge_llm.errors import EdgeLLMError, UsageError
 @click.option("--system", type=TEXT, help="System message, for a model with a chat template.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, tokens, usage, timings.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, reasoning, tokens, usage, timings.")
 def run_command(model: str | None, prompt: str | None, system: str | None, raw: bool, as_json: bool, **options: Any) -> None:
     """Answer PROMPT with MODEL (default: the built-in model) and print the answer.
 
     Text piped to stdin is the prompt, or is put after PROMPT if both are given.  A model with a chat template
-    answers as an assistant; one without continues the text.
+    answers as an assistant; one without continues the text.  What the model thinks before it answers goes, dimmed,
+    to stderr if that is a terminal, and into `reasoning` with --json.
     """
     text = _whole_prompt(prompt)
     runtime = runtime_config(options)
@@ -49,11 +54,11 @@ def run_command(model: str | None, prompt: str | None, system: str | None, raw: 
     if grammar is not None:
         check_grammar(grammar, engine.tokenizer)
     params = generation_params(options | {"grammar": grammar}, engine.defaults)
-    request = _request(engine, text, system, raw, params)
+    request, reading = _request(engine, text, system, raw, params)
     if as_json:
-        say_json(engine.answer(request).as_dict(), indent=None)
+        say_json(_as_dict(engine.answer(request), reading), indent=None)
     else:
-        _print_stream(engine, request)
+        _print_stream(engine, request, reading)
 
 
 def _whole_prompt(prompt: str | None) -> str:
@@ -66,19 +71,27 @@ def _whole_prompt(prompt: str | None) -> str:
     return text
 
 
-def _request(engine: Engine, text: str, system: str | None, raw: bool, params: Any) -> Request:
+def _request(engine: Engine, text: str, system: str | None, raw: bool, params: Any) -> tuple[Request, Reading]:
     if raw or engine.template.is_default:
         if system is not None:
             raise UsageError("--system needs a model with a chat template, and no --raw", param="system")
-        return engine.text_request(text, params)
+        return engine.text_request(text, params), Reading(engine.tokenizer)
     messages = [] if system is None else [{"role": "system", "content": system}]
-    return engine.chat_request([*messages, {"role": "user", "content": text}], params)
+    return conversation_request(engine, [*messages, {"role": "user", "content": text}], params)
 
 
-def _print_stream(engine: Engine, request: Request) -> None:
-    def shown() -> Any:
+def _as_dict(answer: Answer, reading: Reading) -> dict[str, Any]:
+    """The JSON object of --json: the text without thoughts, and these; ``tokens`` are all that the model wrote."""
+    outcome = reading.outcome(answer)
+    return answer.as_dict() | {"text": outcome.said, "reasoning": outcome.thought}
+
+
+def _print_stream(engine: Engine, request: Request, reading: Reading) -> None:
+    printer = Printer(reading)
+
+    def shown() -> Iterator[Delta]:
         for delta in engine.stream(request):
-            write(delta.text)
+            printer.show(delta)
             yield delta
 
     try:
@@ -86,7 +99,7 @@ def _print_stream(engine: Engine, request: Request) -> None:
     except (KeyboardInterrupt, EdgeLLMError):
         say()
         raise
-    if not answer.text.endswith("\n"):
+    if not printer.said.endswith("\n"):
         say()
     if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
         timings = answer.finish.timings

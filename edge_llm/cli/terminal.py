@@ -29,6 +29,13 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def think(text: str) -> None:
+    """Write what a model thinks, dimmed, to stderr at once if a person reads there; nobody else is told."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        with contextlib.suppress(OSError):
+            click.secho(printable(text), err=True, nl=False, dim=True)
+
+
 def say(text: str = "") -> None:
     """A line, or several, of a report on stdout, made harmless: names and paths in it may come from others."""
     click.echo(printable(text))

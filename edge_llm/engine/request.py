@@ -91,7 +91,7 @@ class Answer:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The answer as the JSON object that `edge-llm run --json` prints."""
+        """The answer as a JSON object, its text as the model wrote it."""
         return {
             "text": self.text,
             "tokens": list(self.tokens),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -12,26 +12,27 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edge_llm.config import GenerationParams, Grammar
-from edge_llm.engine.request import Answer, Finish
+from edge_llm.engine.request import Answer, Delta, Finish
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
-from edge_llm.server.answers import Answers, whole_reply
-from edge_llm.server.conversation import conversation_request, plain_messages, plain_text
-from edge_llm.server.formats import checked_grammar, response_format
 from edge_llm.server.host import ModelHost
-from edge_llm.server.outcome import Outcome, Part, Reading
-from edge_llm.server.problems import problem_of
+from edge_llm.server.problems import Problem
+from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Body, Sampling, ignored_header
 from edge_llm.server.shapes import new_id
-from edge_llm.server.stream import KEEP_ALIVE, EventStream, event
-from edge_llm.server.thinking import Setting, Thinks
-from edge_llm.server.tools import ToolUse
+from edge_llm.server.stream import event
+from edge_llm.server.thinking import Thinks
 from edge_llm.strict_json import is_deeper
-from edge_llm.text.reasoning import Thought
+from edge_llm.talk.conversation import conversation_request, plain_messages, plain_text
+from edge_llm.talk.formats import checked_grammar, response_format
+from edge_llm.talk.outcome import Outcome, Part, Reading
+from edge_llm.talk.reasoning import Thought
+from edge_llm.talk.tool_calls import CallArguments, CallBegun
+from edge_llm.talk.tools import ToolUse
+from edge_llm.talk.wish import Setting
 from edge_llm.text.tokenizer import Tokenizer
-from edge_llm.text.tool_calls import CallArguments, CallBegun
 
 
 class OutputConfig(Body):
@@ -69,11 +70,10 @@ class CountBody(Thinks):
         for index, message in enumerate(self.messages):
             messages += _chat_messages(message, f"messages[{index}]")
         begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-        answer = self._answer_grammar(host.engine.tokenizer)
+        params = replace(params, grammar=self._answer_grammar(host.engine.tokenizer))
         variables = self.thinking_variables(host.engine.template.source)
-        plain = plain_messages(messages)
-        prompt = conversation_request(host, plain, params, begun=begun, tools=tools, answer=answer, variables=variables)
-        return prompt, Reading.of(host.engine, prompt, tools)
+        plain = host.checked(plain_messages(messages))
+        return conversation_request(host.engine, plain, params, begun=begun, tools=tools, variables=variables)
 
     def _answer_grammar(self, tokenizer: Tokenizer) -> Grammar | None:
         inner = response_format(self.output_config.format if self.output_config else None, "output_config.format")
@@ -90,6 +90,11 @@ class MessagesBody(CountBody, Sampling):
     top_p: float | None = Field(None, ge=0.0, le=1.0)
     top_k: int | None = Field(None, ge=0)
     stop_sequences: list[str] | None = None
+
+    def reply(self, host: ModelHost, model: str) -> MessageReply:
+        """What answers this request."""
+        prompt, reading = self.prompt_for(host, self.params(host.engine.defaults, host.engine.config.vocab_size))
+        return MessageReply(model, [prompt], reading)
 
     def params(self, defaults: GenerationParams, vocab_size: int) -> GenerationParams:
         """``defaults`` with what this request says otherwise."""
@@ -138,13 +143,7 @@ def _chat_messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
 
 async def messages(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of named events."""
-    host: ModelHost = request.app.state.host
-    body, prompt, reading, headers = await host.workshop.prepare(request, _prepare)
-    answers = Answers(host, [prompt])
-    reply = MessageReply(host.check_name(body.model), reading)
-    if body.stream:
-        return EventStream(_events(reply, answers, len(prompt.prompt)), answers.cancel, headers)
-    return await whole_reply(request, answers, lambda found: reply.whole(found[0]), headers)
+    return await answered(request, MessagesBody)
 
 
 async def count_tokens(request: Request) -> JSONResponse:
@@ -152,13 +151,6 @@ async def count_tokens(request: Request) -> JSONResponse:
     host: ModelHost = request.app.state.host
     count, headers = await host.workshop.prepare(request, _count)
     return JSONResponse({"input_tokens": count}, headers=headers)
-
-
-def _prepare(host: ModelHost, data: bytes) -> tuple[MessagesBody, Prompt, Reading, dict[str, str]]:
-    body = MessagesBody.parse(data, host.engine.runner.context)
-    host.check_name(body.model)
-    prompt, reading = body.prompt_for(host, body.params(host.engine.defaults, host.engine.config.vocab_size))
-    return body, prompt, reading, ignored_header(body.ignored(host.engine.template.source))
 
 
 def _count(host: ModelHost, data: bytes) -> tuple[int, dict[str, str]]:
@@ -173,11 +165,17 @@ class MessageReply:
     """What all events of one reply have in common."""
 
     model: str
+    requests: list[Prompt]
     reading: Reading
     id: str = field(default_factory=lambda: new_id("msg_"))
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def events(self) -> _Events:
+        """The message as it comes."""
+        return _Events(self)
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The finished message."""
+        (answer,) = answers
         outcome = self.reading.outcome(answer)
         return {**self.begun(_usage(answer.finish)), "content": _content(outcome), **_stop(answer.finish, outcome.reason)}
 
@@ -285,24 +283,28 @@ def named(kind: str, **data: Any) -> str:
     return event({"type": kind, **data}, kind)
 
 
-async def _events(reply: MessageReply, answers: Answers, prompt_tokens: int) -> AsyncIterator[str]:
+class _Events:
     """The named events of one message, in the order that clients expect."""
-    reader, blocks = reply.reading.reader(), _Blocks()
-    yield named("message_start", message=reply.begun({"input_tokens": prompt_tokens, "output_tokens": 0}))
-    try:
-        async for found in answers.deltas(limits.KEEP_ALIVE_SECONDS):
-            if found is None:
-                yield KEEP_ALIVE
-                continue
-            delta = found[1]
-            for part in reader.read(delta):
-                for text in blocks.grow(part):
-                    yield text
-            if delta.finish is not None:
-                for text in blocks.finish():
-                    yield text
-                stop = _stop(delta.finish, reader.reason(delta.finish))
-                yield named("message_delta", delta=stop, usage=_usage(delta.finish))
-                yield named("message_stop")
-    except Exception as error:
-        yield event(problem_of(error).anthropic(), "error")
+
+    def __init__(self, reply: MessageReply) -> None:
+        self._reply = reply
+        self._reader = reply.reading.reader()
+        self._blocks = _Blocks()
+
+    def opening(self) -> Iterator[str]:
+        usage = {"input_tokens": len(self._reply.requests[0].prompt), "output_tokens": 0}
+        yield named("message_start", message=self._reply.begun(usage))
+
+    def grow(self, index: int, delta: Delta) -> Iterator[str]:
+        for part in self._reader.read(delta):
+            yield from self._blocks.grow(part)
+        if delta.finish is not None:
+            yield from self._blocks.finish()
+            stop = _stop(delta.finish, self._reader.reason(delta.finish))
+            yield named("message_delta", delta=stop, usage=_usage(delta.finish))
+
+    def closing(self) -> Iterator[str]:
+        yield named("message_stop")
+
+    def failed(self, problem: Problem) -> Iterator[str]:
+        yield event(problem.anthropic(), "error")

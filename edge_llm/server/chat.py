@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -12,22 +12,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge_llm.decoding.logprobs import TokenLogprobs
-from edge_llm.engine.request import Answer, Finish
+from edge_llm.engine.request import Answer, Delta, Finish
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
-from edge_llm.server.answers import Answers, whole_reply
-from edge_llm.server.conversation import Conversation, conversation_request
+from edge_llm.server.conversation import Conversation
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
-from edge_llm.server.outcome import Outcome, Part, Reading
-from edge_llm.server.problems import problem_of
-from edge_llm.server.schemas import Sampling, Streaming, choices, ignored_header
+from edge_llm.server.problems import Problem
+from edge_llm.server.replies import answered
+from edge_llm.server.schemas import Sampling, Streaming, choices
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, chat_logprobs, new_id, openai_usage, timings
-from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event
-from edge_llm.server.tools import ToolUse
-from edge_llm.text.reasoning import Thought
-from edge_llm.text.tool_calls import CallBegun, Said
+from edge_llm.server.stream import DONE, event
+from edge_llm.talk.conversation import conversation_request
+from edge_llm.talk.outcome import Outcome, Part, Reading
+from edge_llm.talk.reasoning import Thought
+from edge_llm.talk.tool_calls import CallBegun, Said
+from edge_llm.talk.tools import ToolUse
 
 
 class ChatBody(Conversation, Streaming, Guided):
@@ -51,19 +52,20 @@ class ChatBody(Conversation, Streaming, Guided):
         )
     )  # fmt: skip
 
+    def reply(self, host: ModelHost, model: str) -> ChatReply:
+        """What answers this request."""
+        return ChatReply(model, *self.prompts(host), self.wants_usage, self.wants_running_usage)
+
     def prompts(self, host: ModelHost) -> tuple[list[Prompt], Reading]:
         """One engine request per choice, and how to read the answers."""
         engine = host.engine
         params = replace(self.params(engine.defaults, engine.config.vocab_size), logprobs=self._wanted_logprobs())
         tools = ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls, engine)
-        answer = self.answer_grammar(engine.tokenizer)
+        params = replace(params, grammar=self.answer_grammar(engine.tokenizer))
         variables = self.variables(engine.template.source)
-        begun = bool(self.continue_final_message)
-        prompt = conversation_request(
-            host, self.plain(), params, begun=begun, tools=tools, answer=answer, variables=variables
-        )
-        prompts = [replace(prompt, params=one) for one in choices(prompt.params, self.n or 1)]
-        return prompts, Reading.of(engine, prompt, tools)
+        messages, begun = host.checked(self.plain()), bool(self.continue_final_message)
+        prompt, reading = conversation_request(engine, messages, params, begun=begun, tools=tools, variables=variables)
+        return [replace(prompt, params=one) for one in choices(prompt.params, self.n or 1)], reading
 
     def _wanted_logprobs(self) -> int | None:
         if self.top_logprobs is not None and not self.logprobs:
@@ -73,32 +75,25 @@ class ChatBody(Conversation, Streaming, Guided):
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of chunks."""
-    host: ModelHost = request.app.state.host
-    body, prompts, reading, headers = await host.workshop.prepare(request, _prepare)
-    answers = Answers(host, prompts)
-    reply = ChatReply(new_id("chatcmpl-"), host.check_name(body.model), int(time.time()), reading)
-    if body.stream:
-        usage = RunningUsage(len(prompts[0].prompt), wanted=body.wants_running_usage)
-        return EventStream(_events(reply, answers, len(prompts), usage, body.wants_usage), answers.cancel, headers)
-    return await whole_reply(request, answers, reply.whole, headers)
-
-
-def _prepare(host: ModelHost, data: bytes) -> tuple[ChatBody, list[Prompt], Reading, dict[str, str]]:
-    engine = host.engine
-    body = ChatBody.parse(data, engine.runner.context)
-    host.check_name(body.model)
-    prompts, reading = body.prompts(host)
-    return body, prompts, reading, ignored_header(body.ignored(engine.template.source))
+    return await answered(request, ChatBody)
 
 
 @dataclass(frozen=True)
 class ChatReply:
     """What all chunks of one reply have in common."""
 
-    id: str
     model: str
-    created: int
+    requests: list[Prompt]
+    """One per choice."""
     reading: Reading
+    wants_usage: bool
+    wants_running_usage: bool
+    id: str = field(default_factory=lambda: new_id("chatcmpl-"))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def events(self) -> _Events:
+        """The reply that is streamed."""
+        return _Events(self)
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The reply that is not streamed."""
@@ -174,29 +169,35 @@ def _delta(part: Part) -> dict[str, Any]:
     return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
 
 
-async def _events(
-    reply: ChatReply, answers: Answers, count: int, usage: RunningUsage, with_usage: bool
-) -> AsyncIterator[str]:
+class _Events:
     """The role first, then the parts of all choices as they come, each with its end, the usage, and the word that it is all."""
-    finishes: dict[int, Finish] = {}
-    readers = [reply.reading.reader() for _ in range(count)]
-    for index in range(count):
-        yield event(reply.chunk(index, {"role": "assistant", "content": ""}) | usage.field())
-    try:
-        async for found in answers.deltas(limits.KEEP_ALIVE_SECONDS):
-            if found is None:
-                yield KEEP_ALIVE
-                continue
-            index, delta = found
-            usage.see(index, delta)
-            for chunk in reply.part_chunks(index, readers[index].read(delta), delta.logprobs):
-                yield event(chunk | usage.field())
-            if delta.finish is not None:
-                finishes[index] = delta.finish
-                yield event(reply.last_chunk(index, delta.finish, readers[index].reason(delta.finish)) | usage.field())
-        if with_usage:
-            thought = sum(reader.thought_tokens for reader in readers)
-            yield event(reply.usage_chunk([finishes[index] for index in range(count)], thought))
-    except Exception as error:
-        yield event(problem_of(error).openai())
-    yield DONE
+
+    def __init__(self, reply: ChatReply) -> None:
+        self._reply = reply
+        self._readers = [reply.reading.reader() for _ in reply.requests]
+        self._usage = RunningUsage(len(reply.requests[0].prompt), wanted=reply.wants_running_usage)
+        self._finishes: dict[int, Finish] = {}
+
+    def opening(self) -> Iterator[str]:
+        for index in range(len(self._readers)):
+            yield event(self._reply.chunk(index, {"role": "assistant", "content": ""}) | self._usage.field())
+
+    def grow(self, index: int, delta: Delta) -> Iterator[str]:
+        self._usage.see(index, delta)
+        reader = self._readers[index]
+        for chunk in self._reply.part_chunks(index, reader.read(delta), delta.logprobs):
+            yield event(chunk | self._usage.field())
+        if delta.finish is not None:
+            self._finishes[index] = delta.finish
+            yield event(self._reply.last_chunk(index, delta.finish, reader.reason(delta.finish)) | self._usage.field())
+
+    def closing(self) -> Iterator[str]:
+        if self._reply.wants_usage:
+            thought = sum(reader.thought_tokens for reader in self._readers)
+            finishes = [self._finishes[index] for index in range(len(self._readers))]
+            yield event(self._reply.usage_chunk(finishes, thought))
+        yield DONE
+
+    def failed(self, problem: Problem) -> Iterator[str]:
+        yield event(problem.openai())
+        yield DONE

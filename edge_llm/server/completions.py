@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -13,17 +13,17 @@ from starlette.responses import Response
 
 from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.engine import Engine
-from edge_llm.engine.request import Answer, Finish
+from edge_llm.engine.request import Answer, Delta, Finish
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
-from edge_llm.server.answers import Answers, whole_reply
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
-from edge_llm.server.problems import problem_of
-from edge_llm.server.schemas import Sampling, Streaming, check_tokens, choices, ignored_header, log
+from edge_llm.server.problems import Problem
+from edge_llm.server.replies import answered
+from edge_llm.server.schemas import Sampling, Streaming, check_tokens, choices, log
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, completion_logprobs, new_id, openai_usage, timings
-from edge_llm.server.stream import DONE, KEEP_ALIVE, EventStream, event
+from edge_llm.server.stream import DONE, event
 
 Texts = str | list[str] | list[int] | list[list[int]] | None
 
@@ -44,6 +44,13 @@ class CompletionBody(Streaming, Guided):
         "suffix": ("",),
     }
     labels: ClassVar[frozenset[str]] = frozenset(("cache_prompt", "user"))
+
+    def reply(self, host: ModelHost, model: str) -> CompletionReply:
+        """What answers this request."""
+        prompts, each = self.prompts(host), self.n or 1
+        texts = [host.engine.tokenizer.decode(prompt.prompt) if self.echo else "" for prompt in prompts[::each]]
+        echoes = [text for text in texts for _ in range(each)]
+        return CompletionReply(model, prompts, each, echoes, self.wants_usage, self.wants_running_usage)
 
     def prompts(self, host: ModelHost) -> list[Prompt]:
         """One engine request per prompt and choice, prompt by prompt."""
@@ -90,48 +97,45 @@ def _tokens(host: ModelHost, engine: Engine, item: str | list[int], param: str) 
 
 async def completions(request: Request) -> Response:
     """Continue one or several prompts, whole or as a stream of chunks."""
-    host: ModelHost = request.app.state.host
-    body, prompts, echoes, headers = await host.workshop.prepare(request, _prepare)
-    answers = Answers(host, prompts)
-    each = body.n or 1
-    reply = CompletionReply(new_id("cmpl-"), host.check_name(body.model), int(time.time()), echoes, len(prompts) // each)
-    if body.stream:
-        usage = RunningUsage(sum(len(prompt.prompt) for prompt in prompts[::each]), wanted=body.wants_running_usage)
-        return EventStream(_events(reply, answers, usage, body.wants_usage), answers.cancel, headers)
-    return await whole_reply(request, answers, reply.whole, headers)
-
-
-def _prepare(host: ModelHost, data: bytes) -> tuple[CompletionBody, list[Prompt], list[str], dict[str, str]]:
-    """The body, a request for each choice, what stands before each choice's text, and headers of the answer."""
-    body = CompletionBody.parse(data, host.engine.runner.context)
-    host.check_name(body.model)
-    prompts, each = body.prompts(host), body.n or 1
-    texts = [host.engine.tokenizer.decode(prompt.prompt) if body.echo else "" for prompt in prompts[::each]]
-    return body, prompts, [text for text in texts for _ in range(each)], ignored_header(body.ignored())
+    return await answered(request, CompletionBody)
 
 
 @dataclass(frozen=True)
 class CompletionReply:
     """What all chunks of one reply have in common."""
 
-    id: str
     model: str
-    created: int
+    requests: list[Prompt]
+    """One per prompt and choice, prompt by prompt."""
+    each: int
+    """Choices of one prompt."""
     echoes: list[str]
     """What stands before each choice's text."""
-    prompts: int
+    wants_usage: bool
+    wants_running_usage: bool
+    id: str = field(default_factory=lambda: new_id("cmpl-"))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def firsts(self) -> list[Prompt]:
+        """The first request of each prompt."""
+        return self.requests[:: self.each]
+
+    def events(self) -> _Events:
+        """The reply that is streamed."""
+        return _Events(self)
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The reply that is not streamed."""
         chosen = [
-            self._choice(index, self.echoes[index] + answer.text, answer.finish.reason, self._logprobs(answer.logprobs, 0))
+            self._choice(index, self.echoes[index] + answer.text, answer.finish.reason, self.logprobs(answer.logprobs, 0))
             for index, answer in enumerate(answers)
         ]
         finishes = [answer.finish for answer in answers]
         return {
             **self._head(),
             "choices": chosen,
-            "usage": openai_usage(finishes, self.prompts),
+            "usage": openai_usage(finishes, len(self.firsts)),
             "timings": timings(finishes[0]),
         }
 
@@ -141,9 +145,10 @@ class CompletionReply:
 
     def usage_chunk(self, finishes: Sequence[Finish]) -> dict[str, Any]:
         """The chunk without choices that ends a stream whose client asked for the usage."""
-        return {**self._head(), "choices": [], "usage": openai_usage(finishes, self.prompts)}
+        return {**self._head(), "choices": [], "usage": openai_usage(finishes, len(self.firsts))}
 
-    def _logprobs(self, found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
+    def logprobs(self, found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
+        """The log-probabilities of a piece that begins ``offset`` characters into its choice."""
         return completion_logprobs(found, offset) if found else None
 
     def _choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
@@ -159,32 +164,37 @@ class CompletionReply:
         }
 
 
-async def _events(
-    reply: CompletionReply, answers: Answers, usage: RunningUsage, with_usage: bool
-) -> AsyncIterator[str]:
+class _Events:
     """The text of all choices as it comes, each with its end, the usage, and the word that it is all."""
-    finishes: dict[int, Finish] = {}
-    lengths = [len(echo) for echo in reply.echoes]
-    for index, echo in enumerate(reply.echoes):
-        if echo:
-            yield event(reply.chunk(index, echo) | usage.field())
-    try:
-        async for found in answers.deltas(limits.KEEP_ALIVE_SECONDS):
-            if found is None:
-                yield KEEP_ALIVE
-                continue
-            index, delta = found
-            usage.see(index, delta)
-            if delta.text or delta.logprobs:
-                logprobs = reply._logprobs(delta.logprobs, lengths[index])
-                yield event(reply.chunk(index, delta.text, logprobs=logprobs) | usage.field())
-                lengths[index] += len(delta.text)
-            if delta.finish is not None:
-                finishes[index] = delta.finish
-                last = reply.chunk(index, "", delta.finish.reason) | {"timings": timings(delta.finish)}
-                yield event(last | usage.field())
-        if with_usage:
-            yield event(reply.usage_chunk([finishes[index] for index in range(len(reply.echoes))]))
-    except Exception as error:
-        yield event(problem_of(error).openai())
-    yield DONE
+
+    def __init__(self, reply: CompletionReply) -> None:
+        self._reply = reply
+        prompt_tokens = sum(len(first.prompt) for first in reply.firsts)
+        self._usage = RunningUsage(prompt_tokens, wanted=reply.wants_running_usage)
+        self._lengths = [len(echo) for echo in reply.echoes]
+        self._finishes: dict[int, Finish] = {}
+
+    def opening(self) -> Iterator[str]:
+        for index, echo in enumerate(self._reply.echoes):
+            if echo:
+                yield event(self._reply.chunk(index, echo) | self._usage.field())
+
+    def grow(self, index: int, delta: Delta) -> Iterator[str]:
+        self._usage.see(index, delta)
+        if delta.text or delta.logprobs:
+            logprobs = self._reply.logprobs(delta.logprobs, self._lengths[index])
+            yield event(self._reply.chunk(index, delta.text, logprobs=logprobs) | self._usage.field())
+            self._lengths[index] += len(delta.text)
+        if delta.finish is not None:
+            self._finishes[index] = delta.finish
+            last = self._reply.chunk(index, "", delta.finish.reason) | {"timings": timings(delta.finish)}
+            yield event(last | self._usage.field())
+
+    def closing(self) -> Iterator[str]:
+        if self._reply.wants_usage:
+            yield event(self._reply.usage_chunk([self._finishes[index] for index in range(len(self._reply.echoes))]))
+        yield DONE
+
+    def failed(self, problem: Problem) -> Iterator[str]:
+        yield event(problem.openai())
+        yield DONE

@@ -1,31 +1,17 @@
-"""Messages in OpenAI's shape, checked and made plain for a chat template, and the request that answers them."""
+"""The body of a request that has messages in OpenAI's shape, and words for the chat template."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
-from edge_llm.config import GenerationParams, Grammar
-from edge_llm.decoding.guided import check_grammar
-from edge_llm.engine.request import Request
-from edge_llm.errors import InvalidTokenizer, UsageError
-from edge_llm.files import shown
+from edge_llm.errors import UsageError
 from edge_llm.server import limits
-from edge_llm.server.host import ModelHost
-from edge_llm.server.outcome import Reading
 from edge_llm.server.thinking import Thinks
-from edge_llm.server.tools import ToolUse, control_token
-from edge_llm.strict_json import is_deeper
+from edge_llm.talk.conversation import plain_messages, plain_text
 from edge_llm.text.chat import with_system
-from edge_llm.text.tools import after_thought
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-_KEPT = ("name", "tool_call_id", "reasoning_content")
-"""Fields of a message that a template may use."""
 _OWN_VARIABLES = ("add_generation_prompt", "tools")
 """Variables of the template that have fields of their own."""
 
@@ -51,115 +37,3 @@ class Conversation(Thinks):
             if name in given:
                 raise UsageError(f"the template variable `{name}` cannot be set", param="chat_template_kwargs")
         return self.thinking_variables(template) | given | {"add_generation_prompt": self.add_generation_prompt is not False}
-
-
-def plain_messages(messages: Sequence[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
-    """``messages`` with one string as content each, ``developer`` as ``system``, and tool arguments as objects."""
-    return [_plain_message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
-
-
-def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
-    role = message.get("role")
-    if role not in ROLES:
-        raise UsageError(f"{where}.role must be one of {', '.join(ROLES)}, got `{shown(role, 40)}`", param=f"{where}.role")
-    calls = message.get("tool_calls") or []
-    if not isinstance(calls, list):
-        raise UsageError(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
-    content = message.get("content")
-    if content is None and not (role == "assistant" and calls):
-        raise UsageError(f"{where}.content is missing; give a string", param=f"{where}.content")
-    plain = {"role": "system" if role == "developer" else role, "content": plain_text(content, f"{where}.content")}
-    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
-        raise UsageError(f"{where}.tool_call_id is missing", param=f"{where}.tool_call_id")
-    for name in _KEPT:
-        if (value := message.get(name)) is not None:
-            if not isinstance(value, str):
-                raise UsageError(f"{where}.{name} must be a string", param=f"{where}.{name}")
-            plain[name] = value
-    if calls:
-        plain["tool_calls"] = [_plain_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)]
-    return plain
-
-
-def plain_text(content: Any, where: str) -> str:
-    """The text of a content: a string, null, or a list of text parts (one per line)."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise UsageError(f"{where} must be a string or a list of parts", param=where)
-    return "\n".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
-
-
-def _part_text(part: Any, where: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    key = "refusal" if kind == "refusal" else "text"
-    if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(part.get(key), str):
-        raise UsageError(f"{where}: this model reads text only, not a part of type `{shown(kind, 40)}`", param=where)
-    text: str = part[key]
-    return text
-
-
-def _plain_call(call: Any, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise UsageError(f"{where}.function.name is missing", param=where)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise UsageError(f"{where}.function.arguments is not JSON", param=f"{where}.function.arguments") from None
-    if not isinstance(arguments, dict):
-        raise UsageError(f"{where}.function.arguments must be a JSON object", param=f"{where}.function.arguments")
-    if is_deeper(arguments, limits.JSON_DEPTH):  # the body's own bound does not see into a string
-        raise UsageError(
-            f"{where}.function.arguments is nested deeper than {limits.JSON_DEPTH}", param=f"{where}.function.arguments"
-        )
-    named = {"name": function["name"], "arguments": arguments}
-    return {"id": str(call.get("id") or ""), "type": "function", "function": named}
-
-
-def conversation_request(
-    host: ModelHost,
-    messages: list[dict[str, Any]],
-    params: GenerationParams,
-    *,
-    begun: bool = False,
-    tools: ToolUse | None = None,
-    answer: Grammar | None = None,
-    variables: Mapping[str, Any] | None = None,
-) -> Request:
-    """The request that answers ``messages``; with ``begun`` the last message is the beginning of the answer.
-
-    ``answer`` is what the answer must look like where it calls none of ``tools``; ``variables`` go to the template.
-    """
-    given = dict(variables or {})
-    host.check_length(*(message["content"] for message in messages))
-    prefix = ""
-    if begun:
-        if not messages or messages[-1]["role"] != "assistant":
-            raise UsageError("the last message must be the assistant's to be continued", param="messages")
-        prefix, messages = messages[-1]["content"], messages[:-1]
-    if tools is not None and messages:
-        messages, shown_tools = tools.shown(messages, host.engine.template)
-        given |= shown_tools
-    try:
-        prompt = host.engine.chat_request(messages, params, given, begun=prefix)
-    except InvalidTokenizer as error:  # the template works (it was tried at import), so these messages broke it
-        raise UsageError(str(error), param="messages") from None
-    return _guided(host, prompt, tools, answer)
-
-
-def _guided(host: ModelHost, prompt: Request, tools: ToolUse | None, answer: Grammar | None) -> Request:
-    """``prompt`` with the grammar of its whole answer: calls or ``answer``, behind a thought of a model that thinks."""
-    tokenizer = host.engine.tokenizer
-    grammar = answer if tools is None else tools.grammar(answer, tokenizer)
-    if grammar is None:
-        return prompt
-    reading = Reading.of(host.engine, prompt, tools)
-    if reading.thinks:
-        grammar = after_thought(grammar, control_token(tokenizer), opened=reading.opened)
-    check_grammar(grammar, tokenizer)
-    return replace(prompt, params=replace(prompt.params, grammar=grammar))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.service import Service
@@ -86,6 +87,11 @@ class ModelHost:
         least = sum(len(text.encode("utf-8", "replace")) for text in texts) // self._longest_token
         if least > self.engine.runner.context:
             raise ContextOverflow(least, self.engine.runner.context)
+
+    def checked(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Plain ``messages`` if their texts can fit."""
+        self.check_length(*(message["content"] for message in messages))
+        return messages
 
     def _on_progress(self, stage: str, done: int, total: int) -> None:
         if self._closing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edge_llm.decoding.trial import MAX_WAITING
+from edge_llm.strict_json import MAX_DEPTH
 
 MIN_BODY_BYTES = 4 << 20
 BODY_BYTES_PER_TOKEN = 8
@@ -23,7 +24,7 @@ READER_BYTES_PER_SECOND = 2048
 """A client gets a second more for this many bytes of its answer that it reads."""
 LOOK_SECONDS = 1.0
 """Time between two looks at how long every connection has waited for its client."""
-JSON_DEPTH = 64
+JSON_DEPTH = MAX_DEPTH
 MESSAGES = 2048
 TOOLS = 512
 CHOICES = 16

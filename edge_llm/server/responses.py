@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edge_llm.engine.request import Answer
+from edge_llm.engine.request import Answer, Delta
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
-from edge_llm.server.answers import Answers, whole_reply
-from edge_llm.server.conversation import conversation_request, plain_messages
-from edge_llm.server.formats import checked_grammar, response_format
 from edge_llm.server.host import ModelHost
-from edge_llm.server.outcome import Outcome, Part, Reading
-from edge_llm.server.problems import problem_of
-from edge_llm.server.schemas import Body, Sampling, ignored_header
+from edge_llm.server.problems import Problem
+from edge_llm.server.replies import answered
+from edge_llm.server.schemas import Body, Sampling
 from edge_llm.server.shapes import new_id
-from edge_llm.server.stream import KEEP_ALIVE, EventStream, event
+from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
-from edge_llm.server.tools import ToolUse
-from edge_llm.text.reasoning import Thought
-from edge_llm.text.tool_calls import CallArguments, CallBegun
+from edge_llm.talk.conversation import conversation_request, plain_messages
+from edge_llm.talk.formats import checked_grammar, response_format
+from edge_llm.talk.outcome import Outcome, Part, Reading
+from edge_llm.talk.reasoning import Thought
+from edge_llm.talk.tool_calls import CallArguments, CallBegun
+from edge_llm.talk.tools import ToolUse
 
 
 class TextSettings(Body):
@@ -63,16 +63,21 @@ class ResponsesBody(Thinks, Sampling):
         )
     )  # fmt: skip
 
+    def reply(self, host: ModelHost, model: str) -> ResponsesReply:
+        """What answers this request."""
+        prompt, reading = self.prompt_for(host)
+        return ResponsesReply(model, self, [prompt], reading)
+
     def prompt_for(self, host: ModelHost) -> tuple[Prompt, Reading]:
         """The engine's request, and how to read its answer."""
         engine = host.engine
         params = self.params(engine.defaults, engine.config.vocab_size)
         tools = ToolUse.of([_chat_tool(tool) for tool in self.tools or []], self.tool_choice, self.parallel_tool_calls, engine)
         wanted = response_format(self.text.format if self.text else None, "text.format")
-        answer = checked_grammar({} if wanted is None else {"text.format": wanted}, engine.tokenizer)
+        params = replace(params, grammar=checked_grammar({"text.format": wanted} if wanted else {}, engine.tokenizer))
         variables = self.thinking_variables(engine.template.source)
-        prompt = conversation_request(host, self._messages(), params, tools=tools, answer=answer, variables=variables)
-        return prompt, Reading.of(engine, prompt, tools)
+        messages = host.checked(self._messages())
+        return conversation_request(engine, messages, params, tools=tools, variables=variables)
 
     @property
     def effort(self) -> str | None:
@@ -113,20 +118,7 @@ def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 async def responses(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of named events."""
-    host: ModelHost = request.app.state.host
-    body, prompt, reading, headers = await host.workshop.prepare(request, _prepare)
-    answers = Answers(host, [prompt])
-    reply = ResponsesReply(host.check_name(body.model), body, prompt, reading)
-    if body.stream:
-        return EventStream(_events(reply, answers), answers.cancel, headers)
-    return await whole_reply(request, answers, lambda found: reply.whole(found[0]), headers)
-
-
-def _prepare(host: ModelHost, data: bytes) -> tuple[ResponsesBody, Prompt, Reading, dict[str, str]]:
-    body = ResponsesBody.parse(data, host.engine.runner.context)
-    host.check_name(body.model)
-    prompt, reading = body.prompt_for(host)
-    return body, prompt, reading, ignored_header(body.ignored(host.engine.template.source))
+    return await answered(request, ResponsesBody)
 
 
 @dataclass(frozen=True)
@@ -135,14 +127,18 @@ class ResponsesReply:
 
     model: str
     body: ResponsesBody
-    prompt: Prompt
+    requests: list[Prompt]
     reading: Reading
     id: str = field(default_factory=lambda: new_id("resp_"))
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def events(self) -> _Events:
+        """The response as it comes."""
+        return _Events(self)
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The finished response."""
-        outcome = self.reading.outcome(answer)
+        outcome = self.reading.outcome(*answers)
         return self.finished(outcome, [item.done for item in _items(outcome)])
 
     def finished(self, outcome: Outcome, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -154,6 +150,7 @@ class ResponsesReply:
 
     def state(self, status: str, output: Sequence[dict[str, Any]] = (), outcome: Outcome | None = None) -> dict[str, Any]:
         """The response object in the state ``status``."""
+        params = self.requests[0].params
         return {
             "id": self.id,
             "object": "response",
@@ -170,11 +167,11 @@ class ResponsesReply:
             "previous_response_id": None,
             "reasoning": {"effort": self.body.effort, "summary": None},
             "store": False,
-            "temperature": self.prompt.params.temperature,
+            "temperature": params.temperature,
             "text": {"format": (self.body.text and self.body.text.format) or {"type": "text"}},
             "tool_choice": self.body.tool_choice or "auto",
             "tools": self.body.tools or [],
-            "top_p": self.prompt.params.top_p,
+            "top_p": params.top_p,
             "truncation": "disabled",
             "usage": None if outcome is None else _usage(outcome),
         }
@@ -247,47 +244,74 @@ def _usage(outcome: Outcome) -> dict[str, Any]:
 class _Events:
     """The numbered events of one response, in the order that clients expect."""
 
-    def __init__(self) -> None:
+    def __init__(self, reply: ResponsesReply) -> None:
+        self._reply = reply
+        self._reader = reply.reading.reader()
         self._number = 0
-        self.items: list[_Item] = []
+        self._items: list[_Item] = []
 
-    def named(self, kind: str, **data: Any) -> str:
+    def opening(self) -> Iterator[str]:
+        yield self._named("response.created", response=self._reply.state("in_progress"))
+        yield self._named("response.in_progress", response=self._reply.state("in_progress"))
+
+    def grow(self, index: int, delta: Delta) -> Iterator[str]:
+        for part in self._reader.read(delta):
+            yield from self._add(part)
+        if delta.finish is not None:
+            yield from self._finish(Outcome(delta.finish, self._reader.reason(delta.finish), self._reader.thought_tokens))
+
+    def closing(self) -> Iterator[str]:
+        return iter(())
+
+    def failed(self, problem: Problem) -> Iterator[str]:
+        failure = {"code": problem.code or "server_error", "message": problem.message}
+        yield self._named("response.failed", response=self._reply.state("failed") | {"error": failure})
+
+    def _finish(self, outcome: Outcome) -> Iterator[str]:
+        """The end of the last item and of the response; an answer without anything gets an empty message."""
+        if not self._items:
+            yield from self._begin(_Item("message", new_id("msg_")))
+        yield from self._end("incomplete" if outcome.reason == "length" else "completed")
+        done = self._reply.finished(outcome, [item.done for item in self._items])
+        yield self._named(f"response.{done['status']}", response=done)
+
+    def _named(self, kind: str, **data: Any) -> str:
         """The next event."""
         self._number += 1
         return event({"type": kind, "sequence_number": self._number - 1, **data}, kind)
 
-    def grow(self, part: Part) -> Iterator[str]:
+    def _add(self, part: Part) -> Iterator[str]:
         """``part`` goes on with the last item, or ends it and begins the next."""
-        item = self.items[-1] if self.items else None
+        item = self._items[-1] if self._items else None
         if item is None or isinstance(part, CallBegun) or item.kind != _kind(part):
-            yield from self.end("completed")
+            yield from self._end("completed")
             item = _Item.of(part)
-            yield from self.begin(item)
+            yield from self._begin(item)
         if not isinstance(part, CallBegun):
             item.text += part.text
-            yield self.named(f"response.{_DELTAS[item.kind]}.delta", **self._place(item), delta=part.text, **_more(item))
+            yield self._named(f"response.{_DELTAS[item.kind]}.delta", **self._place(item), delta=part.text, **_more(item))
 
-    def begin(self, item: _Item) -> Iterator[str]:
+    def _begin(self, item: _Item) -> Iterator[str]:
         """The beginning of the next item."""
-        self.items.append(item)
-        yield self.named("response.output_item.added", output_index=len(self.items) - 1, item=item.begun)
+        self._items.append(item)
+        yield self._named("response.output_item.added", output_index=len(self._items) - 1, item=item.begun)
         if item.kind != "function_call":
-            yield self.named("response.content_part.added", **self._place(item), part=item.part(""))
+            yield self._named("response.content_part.added", **self._place(item), part=item.part(""))
 
-    def end(self, status: str) -> Iterator[str]:
+    def _end(self, status: str) -> Iterator[str]:
         """The last item is complete."""
-        if not self.items:
+        if not self._items:
             return
-        item = self.items[-1]
+        item = self._items[-1]
         item.status = status
         key = "arguments" if item.kind == "function_call" else "text"
-        yield self.named(f"response.{_DELTAS[item.kind]}.done", **self._place(item), **{key: item.text}, **_more(item))
+        yield self._named(f"response.{_DELTAS[item.kind]}.done", **self._place(item), **{key: item.text}, **_more(item))
         if item.kind != "function_call":
-            yield self.named("response.content_part.done", **self._place(item), part=item.part(item.text))
-        yield self.named("response.output_item.done", output_index=len(self.items) - 1, item=item.done)
+            yield self._named("response.content_part.done", **self._place(item), part=item.part(item.text))
+        yield self._named("response.output_item.done", output_index=len(self._items) - 1, item=item.done)
 
     def _place(self, item: _Item) -> dict[str, Any]:
-        place: dict[str, Any] = {"item_id": item.id, "output_index": len(self.items) - 1}
+        place: dict[str, Any] = {"item_id": item.id, "output_index": len(self._items) - 1}
         return place if item.kind == "function_call" else place | {"content_index": 0}
 
 
@@ -303,38 +327,3 @@ def _kind(part: Part) -> str:
     if isinstance(part, Thought):
         return "reasoning"
     return "function_call" if isinstance(part, CallBegun | CallArguments) else "message"
-
-
-async def _events(reply: ResponsesReply, answers: Answers) -> AsyncIterator[str]:
-    """The events of one response from its creation to its end."""
-    events = _Events()
-    reader = reply.reading.reader()
-    yield events.named("response.created", response=reply.state("in_progress"))
-    yield events.named("response.in_progress", response=reply.state("in_progress"))
-    try:
-        async for found in answers.deltas(limits.KEEP_ALIVE_SECONDS):
-            if found is None:
-                yield KEEP_ALIVE
-                continue
-            delta = found[1]
-            for part in reader.read(delta):
-                for text in events.grow(part):
-                    yield text
-            if delta.finish is None:
-                continue
-            outcome = Outcome(delta.finish, reader.reason(delta.finish), reader.thought_tokens)
-            for text in _last_events(events, outcome):
-                yield text
-            done = reply.finished(outcome, [item.done for item in events.items])
-            yield events.named(f"response.{done['status']}", response=done)
-    except Exception as error:
-        problem = problem_of(error)
-        failure = {"code": problem.code or "server_error", "message": problem.message}
-        yield events.named("response.failed", response=reply.state("failed") | {"error": failure})
-
-
-def _last_events(events: _Events, outcome: Outcome) -> Iterator[str]:
-    """The end of the last item; an answer without anything gets an empty message."""
-    if not events.items:
-        yield from events.begin(_Item("message", new_id("msg_")))
-    yield from events.end("incomplete" if outcome.reason == "length" else "completed")

@@ -9,7 +9,6 @@ from typing import Any
 import edge_llm
 from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.request import Delta, Finish
-from edge_llm.text.tokenizer import Tokenizer
 
 FINGERPRINT = f"edge-llm-{edge_llm.__version__}"
 
@@ -74,13 +73,6 @@ def timings(finish: Finish) -> dict[str, Any]:
         "predicted_ms": times.predicted_ms,
         "predicted_per_second": times.predicted_per_second,
     }
-
-
-def token_string(token: int, tokenizer: Tokenizer) -> str:
-    """A token as text: its bytes, or its name if it is a control token."""
-    if tokenizer.is_special(token):
-        return tokenizer.token_text(token)
-    return tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
 def chat_logprobs(found: Sequence[TokenLogprobs]) -> dict[str, Any]:

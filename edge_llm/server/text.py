@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge_llm.config import GenerationParams
-from edge_llm.errors import InvalidTokenizer, UsageError
+from edge_llm.errors import UsageError
 from edge_llm.server import limits
-from edge_llm.server.conversation import Conversation, conversation_request, plain_messages
+from edge_llm.server.conversation import Conversation
 from edge_llm.server.host import ModelHost
 from edge_llm.server.schemas import Body, check_tokens, ignored_header
-from edge_llm.server.shapes import token_string
-from edge_llm.server.tools import ToolUse
+from edge_llm.talk.conversation import conversation_request, conversation_text, plain_messages
+from edge_llm.talk.tools import ToolUse
 
 
 class TextBody(Body):
@@ -82,7 +82,7 @@ def _tokenize(host: ModelHost, body: TokenizeBody) -> dict[str, Any]:
     """The answer, its lists as iterators: they can have millions of items."""
     engine = host.engine
     if body.messages is not None:
-        prompt = conversation_request(host, plain_messages(body.messages), GenerationParams())
+        prompt, _ = conversation_request(engine, host.checked(plain_messages(body.messages)), GenerationParams())
         tokens = list(prompt.prompt)
     else:
         text = body.content if body.content is not None else body.prompt
@@ -95,9 +95,9 @@ def _tokenize(host: ModelHost, body: TokenizeBody) -> dict[str, Any]:
     ids = array("i", tokens)
     found: dict[str, Any] = {"tokens": iter(ids), "count": len(ids), "max_model_len": engine.runner.context}
     if body.with_pieces:
-        found["tokens"] = ({"id": token, "piece": token_string(token, engine.tokenizer)} for token in ids)
+        found["tokens"] = ({"id": token, "piece": engine.tokenizer.token_string(token)} for token in ids)
     if body.return_token_strs:
-        found["token_strs"] = (token_string(token, engine.tokenizer) for token in ids)
+        found["token_strs"] = (engine.tokenizer.token_string(token) for token in ids)
     return found
 
 
@@ -109,11 +109,5 @@ def _detokenize(host: ModelHost, body: DetokenizeBody) -> dict[str, Any]:
 
 def _apply_template(host: ModelHost, body: TemplateBody) -> dict[str, Any]:
     messages, variables = body.plain(), body.variables(host.engine.template.source)
-    if (tools := ToolUse.of(body.tools, None, None, host.engine)) is not None:
-        messages, shown_tools = tools.shown(messages, host.engine.template)
-        variables |= shown_tools
-    try:
-        text = host.engine.template.render(messages, variables)
-    except InvalidTokenizer as error:
-        raise UsageError(str(error), param="messages") from None
-    return {"prompt": text}
+    tools = ToolUse.of(body.tools, None, None, host.engine)
+    return {"prompt": conversation_text(host.engine, messages, tools=tools, variables=variables)}

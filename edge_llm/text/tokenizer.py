@@ -214,6 +214,10 @@ class Tokenizer:
         """Whether ``token`` is a control token, which is not part of the text."""
         return token in self._special_ids
 
+    def token_string(self, token: int) -> str:
+        """``token`` as text: its bytes, or its name if it is a control token."""
+        return self.token_text(token) if self.is_special(token) else self.token_bytes(token).decode("utf-8", "replace")
+
     def _checked(self, token: int) -> int:
         if not 0 <= token < self.vocab_size:
             raise UsageError(f"token id `{token}` is outside the vocabulary of {self.vocab_size} tokens")

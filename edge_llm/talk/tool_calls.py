@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_llm.strict_json import MAX_DEPTH, is_deeper, is_unicode
-from edge_llm.text.reasoning import held_back
-from edge_llm.text.tools import ToolFormat
+from edge_llm.talk.reasoning import held_back
+from edge_llm.talk.tool_formats import ToolFormat
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _HEAD = re.compile(

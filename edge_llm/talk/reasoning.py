@@ -1,24 +1,10 @@
-"""What a model thinks before it answers: ``<think> ... </think>`` at the beginning of a text, told apart from the answer.
-
-Some templates have variables that turn thoughts on and off; `Wish` says what a user wants, for any template.
-"""
+"""What a model thinks before it answers: ``<think> ... </think>`` at the beginning of a text, told apart from the answer."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 OPEN, CLOSE = "<think>", "</think>"
-SWITCHES = ("enable_thinking", "thinking")
-"""Template variables that turn thoughts on and off."""
-EFFORT, BUDGET = "reasoning_effort", "thinking_budget"
-"""Template variables for how hard (low, medium, high) and how long (tokens) a model thinks."""
-
-_CODE = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
-_LITERAL = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
-_VARIABLE = re.compile(r"(?<![\w.])[^\W\d]\w*")
 
 
 @dataclass(frozen=True)
@@ -26,41 +12,6 @@ class Thought:
     """A piece of what the model thinks."""
 
     text: str
-
-
-@dataclass(frozen=True)
-class Wish:
-    """Whether a model is to think, how hard (low, medium or high) and for how many tokens."""
-
-    on: bool
-    effort: str | None = None
-    budget: int | None = None
-
-    def variables(self, template: str) -> dict[str, Any]:
-        """What to tell the chat template ``template`` in the variables that it has."""
-        has = template_names(template)
-        found: dict[str, Any] = {name: self.on for name in SWITCHES if name in has}
-        if self.effort is not None and EFFORT in has:
-            found[EFFORT] = self.effort
-        if BUDGET in has and (self.budget is not None or not self.on):
-            found[BUDGET] = self.budget if self.on else 0
-        return found
-
-    def fulfilled(self, template: str) -> bool:
-        """Whether a model with ``template`` fulfils the wish, because a variable says so or because it always does."""
-        has = template_names(template)
-        told = self.variables(template)
-        thinks = OPEN in template or CLOSE in template or EFFORT in has
-        if not self.on:
-            return bool(told) or not thinks
-        by_level = self.effort in (None, "medium") or EFFORT in has
-        return (bool(told) or thinks) and by_level and (self.budget is None or BUDGET in has)
-
-
-@lru_cache(maxsize=16)
-def template_names(template: str) -> frozenset[str]:
-    """Names that the code of ``template`` uses, without attributes and what stands in strings."""
-    return frozenset(name for code in _CODE.findall(template) for name in _VARIABLE.findall(_LITERAL.sub("''", code)))
 
 
 class ThoughtCounter:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Answer, Delta, Finish, Request
-from edge_llm.server.shapes import token_string
-from edge_llm.server.tools import ToolUse
-from edge_llm.text.reasoning import CLOSE, OPEN, ReasoningSplitter, Thought, ThoughtCounter
+from edge_llm.talk.reasoning import CLOSE, OPEN, ReasoningSplitter, Thought, ThoughtCounter
+from edge_llm.talk.tool_calls import CallArguments, CallBegun, Said, ToolCallParser
+from edge_llm.talk.tools import ToolUse
 from edge_llm.text.tokenizer import Tokenizer
-from edge_llm.text.tool_calls import CallArguments, CallBegun, Said, ToolCallParser
 
 Part = Thought | Said | CallBegun | CallArguments
 _TAIL = 64
@@ -66,7 +65,7 @@ class AnswerReader:
         thought, said = ("", delta.text) if self._splitter is None else self._splitter.push(delta.text)
         if self._splitter is not None:
             for token in delta.tokens:
-                self._counter.push(token_string(token, self._tokenizer).encode())
+                self._counter.push(self._tokenizer.token_string(token).encode())
             if delta.finish is not None:
                 more_thought, more_said = self._splitter.finish()
                 thought, said = thought + more_thought, said + more_said

@@ -13,9 +13,7 @@ from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
-from edge_llm.text.chat import ChatTemplate, with_system
-from edge_llm.text.tokenizer import Tokenizer
-from edge_llm.text.tools import (
+from edge_llm.talk.tool_formats import (
     HERMES,
     ControlToken,
     ToolFormat,
@@ -25,6 +23,8 @@ from edge_llm.text.tools import (
     format_of,
     text_or_calls_grammar,
 )
+from edge_llm.text.chat import ChatTemplate, with_system
+from edge_llm.text.tokenizer import Tokenizer
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _EXPLANATION = (

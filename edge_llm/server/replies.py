@@ -1,0 +1,97 @@
+"""One way from a request's body to its reply, whole or as a stream of events; each endpoint says what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol, Self
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from edge_llm.engine.request import Answer, Delta, Request
+from edge_llm.server import limits
+from edge_llm.server.answers import Answers, whole_reply
+from edge_llm.server.host import ModelHost
+from edge_llm.server.problems import Problem, problem_of
+from edge_llm.server.schemas import ignored_header
+from edge_llm.server.stream import KEEP_ALIVE, EventStream
+
+
+class Events(Protocol):
+    """The events of one streamed reply, in the order that clients expect."""
+
+    def opening(self) -> Iterator[str]:
+        """What comes before any answer."""
+
+    def grow(self, index: int, delta: Delta) -> Iterator[str]:
+        """What ``delta`` adds to answer ``index``; its end, too, if it is the last."""
+
+    def closing(self) -> Iterator[str]:
+        """What comes when all answers have ended."""
+
+    def failed(self, problem: Problem) -> Iterator[str]:
+        """What ends the stream instead."""
+
+
+class Reply(Protocol):
+    """What an endpoint makes of the answers to its requests."""
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """One for each answer."""
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The reply that is not streamed."""
+
+    def events(self) -> Events:
+        """The reply that is streamed."""
+
+
+class Asking(Protocol):
+    """The body of a request that is answered by a `Reply`."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def stream(self) -> bool | None: ...
+
+    @classmethod
+    def parse(cls, data: bytes, context: int | None = None) -> Self: ...
+
+    def ignored(self, template: str = "") -> list[str]: ...
+
+    def reply(self, host: ModelHost, model: str) -> Reply:
+        """The reply in the name of ``model``, its requests ready.  Raises `UsageError`."""
+
+
+async def answered(request: HTTPRequest, kind: type[Asking]) -> Response:
+    """Answer ``request``, whose body is a ``kind``."""
+    host: ModelHost = request.app.state.host
+    reply, streamed, headers = await host.workshop.prepare(request, partial(_prepare, kind))
+    answers = Answers(host, reply.requests)
+    if streamed:
+        return EventStream(_all_events(reply.events(), answers), answers.cancel, headers)
+    return await whole_reply(request, answers, reply.whole, headers)
+
+
+def _prepare(kind: type[Asking], host: ModelHost, data: bytes) -> tuple[Reply, bool, dict[str, str]]:
+    """The reply, whether it is streamed, and its headers."""
+    body = kind.parse(data, host.engine.runner.context)
+    reply = body.reply(host, host.check_name(body.model))
+    return reply, bool(body.stream), ignored_header(body.ignored(host.engine.template.source))
+
+
+async def _all_events(events: Events, answers: Answers) -> AsyncIterator[str]:
+    for text in events.opening():
+        yield text
+    try:
+        async for found in answers.deltas(limits.KEEP_ALIVE_SECONDS):
+            for text in [KEEP_ALIVE] if found is None else events.grow(*found):
+                yield text
+        for text in events.closing():
+            yield text
+    except Exception as error:
+        for text in events.failed(problem_of(error)):
+            yield text
