@@ -149,7 +149,7 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> JSONResponse:
     """How many tokens a conversation has."""
     host: ModelHost = request.app.state.host
-    count, headers = await host.workshop.prepare(request, _count)
+    count, headers = await host.prepare(request, _count)
     return JSONResponse({"input_tokens": count}, headers=headers)
 
 

@@ -34,7 +34,7 @@ class EmbeddingBody(Body):
 async def embeddings(request: Request) -> Response:
     """The mean of the model's last hidden states for each text, of length 1."""
     host: ModelHost = request.app.state.host
-    body, prompts, headers = await host.workshop.prepare(request, _prepare)
+    body, prompts, headers = await host.prepare(request, _prepare)
     future = host.service.embed(prompts)
     vectors = await until_disconnect(request.receive, _result(future))
     if vectors is None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+from starlette.requests import Request
 
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.service import Service
 from edge_llm.errors import ContextOverflow, ModelNotFound, Unavailable
 from edge_llm.files import shown
 from edge_llm.server.metrics import Metrics
-from edge_llm.server.work import Workshop
+from edge_llm.server.work import Result, Workshop
 
 Progress = Callable[[str, int, int], None]
 Load = Callable[[Progress], tuple[Engine, Service]]
@@ -73,6 +76,10 @@ class ModelHost:
     def context(self) -> int | None:
         """Tokens of the context, once it is known."""
         return None if self._engine is None else self._engine.runner.context
+
+    async def prepare(self, request: Request, work: Callable[[ModelHost, bytes], Result]) -> Result:
+        """What ``work`` makes of this host and the request's body, beside the event loop; see `Workshop.prepare`."""
+        return await self.workshop.prepare(request, self.context, partial(work, self))
 
     def check_name(self, name: str | None) -> str:
         """``name`` if it is the model's, its own name for None; raises `ModelNotFound`."""

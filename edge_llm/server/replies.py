@@ -69,7 +69,7 @@ class Asking(Protocol):
 async def answered(request: HTTPRequest, kind: type[Asking]) -> Response:
     """Answer ``request``, whose body is a ``kind``."""
     host: ModelHost = request.app.state.host
-    reply, streamed, headers = await host.workshop.prepare(request, partial(_prepare, kind))
+    reply, streamed, headers = await host.prepare(request, partial(_prepare, kind))
     answers = Answers(host, reply.requests)
     if streamed:
         return EventStream(_all_events(reply.events(), answers), answers.cancel, headers)

@@ -73,9 +73,9 @@ async def _answer(request: Request, kind: type[Text], work: Callable[[ModelHost,
         host.check_name(body.model)
         return work(host, body), ignored_header(body.ignored(host.engine.template.source))
 
-    workshop = request.app.state.host.workshop
-    found, headers = await workshop.prepare(request, made)
-    return await workshop.reply(request, lambda: found, headers)
+    host: ModelHost = request.app.state.host
+    found, headers = await host.prepare(request, made)
+    return await host.workshop.reply(request, lambda: found, headers)
 
 
 def _tokenize(host: ModelHost, body: TokenizeBody) -> dict[str, Any]:

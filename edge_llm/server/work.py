@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from itertools import islice
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -22,9 +22,6 @@ from starlette.types import Scope
 from edge_llm.errors import Overloaded
 from edge_llm.server import limits
 from edge_llm.server.stream import until_disconnect
-
-if TYPE_CHECKING:
-    from edge_llm.server.host import ModelHost
 
 Result = TypeVar("Result")
 _JSON = "application/json"
@@ -92,17 +89,19 @@ class Workshop:
         self.held = 0
         """Bytes of all long bodies."""
 
-    async def prepare(self, request: Request, work: Callable[[ModelHost, bytes], Result]) -> Result:
-        """What ``work`` makes of the request's body.  Raises `Overloaded` while bodies hold too much."""
-        host: ModelHost = request.app.state.host
-        most = limits.held_bytes(host.context)
+    async def prepare(self, request: Request, context: int | None, work: Callable[[bytes], Result]) -> Result:
+        """What ``work`` makes of the request's body.  Raises `Overloaded` while bodies hold too much.
+
+        ``context`` is the model's in tokens, None while it loads: bodies may hold more where a prompt may be longer.
+        """
+        most = limits.held_bytes(context)
         body = bytearray()
         try:
             async for piece in request.stream():
                 body += piece
                 self._hold(request.scope, len(body) - limits.SHORT_BYTES, most)
             crew = self._long if len(body) > limits.SHORT_BYTES else self._short
-            return await _unless_left(request, crew.do(lambda: work(host, bytes(body))))
+            return await _unless_left(request, crew.do(lambda: work(bytes(body))))
         finally:
             body.clear()  # a cancelled job may still lie in the queue
 
