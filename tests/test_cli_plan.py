@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from model_files import tiny_config, write_model
 
 from edge_llm.bench import rates as rates_module
-from edge_llm.bench.rates import card_rates
+from edge_llm.bench.rates import card_rates, device_rates
 from edge_llm.bench.roofs import Costs
 from edge_llm.cli.main import run
+from edge_llm.config import RuntimeConfig
+from edge_llm.convert.choose import Outliers
+from edge_llm.convert.importer import import_model
 from edge_llm.devices.chips import chip_law
 from edge_llm.devices.emulated import EmulatedDevice
+from edge_llm.devices.host import HostDevice
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.paths import find_bundle
+from edge_llm.schemes import float16
 from edge_llm.weights.plan import Rates
 from kernels import ThreadPool
 from kernels.roofs import read_bandwidth
@@ -90,3 +97,28 @@ def test_a_faster_chip_is_faster_and_the_disk_is_the_machine_s() -> None:
     assert slow.operations < middle.operations < fast.operations < chip_law("910b").int8_rate
     assert slow.memory < middle.memory < fast.memory < chip_law("910b").bandwidth
     assert {slow.disk, middle.disk, fast.disk} == {here.disk}
+
+
+@pytest.fixture(scope="module")
+def float16_bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """One model in INT8, with a linear of every layer in float16, and with all of them."""
+    source, places = write_model(tmp_path_factory.mktemp("source"), tiny_config()), tmp_path_factory.mktemp("bundles")
+    chosen = [Outliers("none"), *(Outliers("none", schemes=((name, "float16"),)) for name in ("*.gate_up", "*"))]
+    return [import_model(source, target=places / str(index), outliers=one) for index, one in enumerate(chosen)]
+
+
+def test_float16_linears_cost_a_plan_what_they_cost(float16_bundles: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates_module, "measure_layer", lambda *_: 1e12)
+    monkeypatch.setattr(rates_module, "read_bandwidth", lambda _: 1e10)
+    monkeypatch.setattr(rates_module, "measure_disk", lambda _: 1e9)
+    runtime, rates = RuntimeConfig(threads=1), []
+    for folder in float16_bundles:
+        with open_bundle(folder) as bundle:
+            rates.append([device_rates(bundle, runtime, device) for device in (HostDevice(1), EmulatedDevice("310p", 1))])
+    whole, some, every = (host.operations for host, _ in rates)
+    assert whole == 1e12 > some > every
+    with open_bundle(float16_bundles[-1]) as bundle:
+        costs, linears = Costs.of_bundle(bundle), [linear for layer in bundle.decoder.layers for linear in layer.linears]
+    card = rates[-1][1]  # it multiplies nothing here, so all is read and multiplied by the machine
+    assert card.memory == pytest.approx(1e10 * costs.weight_bytes / (costs.logit_operations / 2 + costs.operations))
+    assert card.operations == pytest.approx(costs.operations / sum(1e-6 * float16.cost(linear) for linear in linears))

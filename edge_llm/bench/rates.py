@@ -8,6 +8,9 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
 from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.formats.bundle import Bundle
+from edge_llm.models.layer import Decoder
+from edge_llm.schemes import int8, linear_tensors, scheme_of
+from edge_llm.subgraphs.placement import CARD_SCHEMES
 from edge_llm.weights.plan import Rates
 from kernels import ThreadPool
 from kernels.roofs import read_bandwidth
@@ -21,23 +24,35 @@ def device_rates(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Rate
     disk = measure_disk(bundle)
     if isinstance(device, EmulatedDevice):
         return card_rates(bundle, device, runtime.chunk, Rates(disk, here, 0.0))
-    return Rates(disk, here, measure_layer(bundle.decoder.layers[0], pool, runtime.chunk))
+    return Rates(disk, here, measure_layer(bundle.decoder.layers[0], pool, runtime.chunk) / _slowness(bundle.decoder))
+
+
+def _slowness(decoder: Decoder) -> float:
+    """How many times as long as in INT8 the CPU takes for the products of all layers; 1 where all linears are INT8."""
+    linears = [linear for layer in decoder.layers for linear in layer.linears]
+    return sum(scheme_of(linear).cost(linear) for linear in linears) / sum(int8.cost(linear) for linear in linears)
 
 
 def card_rates(bundle: Bundle, device: EmulatedDevice, chunk: int, here: Rates) -> Rates:
-    """The rates beside the chip of ``device``: it multiplies the layers; disk and output matrix are the machine's, of ``here``.
+    """The rates beside the chip of ``device``: it multiplies INT8 in the layers; all else is the machine's, of ``here``.
 
-    ``memory`` is the bytes of all weights of a token over the seconds of its products, launches and copies included.
+    ``memory`` is the bytes of all weights of a token over the seconds of its products, launches and copies included.  In a
+    prompt, a linear that the chip does not multiply takes the CPU the time that import reckons with.
     """
-    costs, layers = Costs.of_bundle(bundle), len(bundle.decoder.layers)
-    token, rows = (_layer_seconds(bundle, device, count) for count in (1, chunk))
-    output_bytes = costs.logit_operations / 2
+    costs = Costs.of_bundle(bundle)
+    token, rows = (_card_seconds(bundle.decoder, device, count) for count in (1, chunk))
+    beside = {name: one for name, one in bundle.decoder.linears().items() if one.scheme not in CARD_SCHEMES}
+    names = [f"{name}.{tensor}" for name, one in beside.items() for tensor, _, _ in linear_tensors(one, 0)]
+    beside_bytes = sum(bundle.tensors[name].nbytes for name in names)
+    beside_seconds = 1e-6 * sum(scheme_of(one).cost(one) for one in beside.values()) / len(device.cpu_cores)
     return Rates(
         disk=here.disk,
-        memory=costs.weight_bytes / (layers * token + output_bytes / here.memory),
-        operations=chunk * costs.operations / (layers * rows),
+        memory=costs.weight_bytes / (token + (costs.logit_operations / 2 + beside_bytes) / here.memory),
+        operations=chunk * costs.operations / (rows + chunk * beside_seconds),
     )
 
 
-def _layer_seconds(bundle: Bundle, device: EmulatedDevice, rows: int) -> float:
-    return sum(device.costs(bundle.decoder.layers[0].linears, (rows,)).values())
+def _card_seconds(decoder: Decoder, device: EmulatedDevice, rows: int) -> float:
+    """Of the chip's products of all layers for ``rows`` rows."""
+    on_card = ((one for one in layer.linears if one.scheme in CARD_SCHEMES) for layer in decoder.layers)
+    return sum(sum(device.costs(linears, (rows,)).values()) for linears in on_card)
