@@ -132,3 +132,11 @@ def test_all_that_a_runner_reaches_counts_as_numerics():
     digested = {module_name(path) for path in numeric_files() if path.suffix == ".py"}
     assert ours - digested == {"kernels._native"}
     assert any(path.suffix == ".so" for path in numeric_files())
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=module_name)
+def test_files_and_functions_are_short(path):
+    text = path.read_text()
+    assert text.count("\n") <= 400
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert [node.name for node in functions if node.end_lineno - node.lineno + 1 > 60] == []
