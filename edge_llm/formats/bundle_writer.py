@@ -24,7 +24,6 @@ from edge_llm.formats.layout import (
     tensor_layout,
 )
 from edge_llm.formats.manifest import (
-    DEFAULT_SCHEME,
     FORMAT,
     MANIFEST,
     SIDE_FILES,
@@ -35,7 +34,7 @@ from edge_llm.formats.manifest import (
     tensor_record,
 )
 from edge_llm.models import describe
-from edge_llm.models.layer import Decoder, Linear
+from edge_llm.models.layer import DEFAULT_SCHEME, Decoder, Linear
 from edge_llm.schemes import Facts
 from kernels.checksum import crc32c
 

@@ -16,7 +16,7 @@ from edge_llm.config import ModelConfig, RopeScaling
 from edge_llm.errors import CorruptBundle, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.layout import TABLES, TensorRange, tensor_layout
-from edge_llm.models.layer import Decoder
+from edge_llm.models.layer import DEFAULT_SCHEME, Decoder
 from edge_llm.schemes import Facts, scheme_called, schemes
 from edge_llm.strict_json import parse_object
 from kernels.checksum import crc32c
@@ -25,7 +25,6 @@ FORMAT = "edge-llm-bundle"
 VERSION = 2
 OLDEST_VERSION = 1
 """Bundles of this version name no weight schemes: all linears are `DEFAULT_SCHEME`."""
-DEFAULT_SCHEME = "int8"
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.bin"
 SIDE_FILES = (

@@ -17,6 +17,8 @@ from functools import cached_property
 
 from edge_llm.config import RopeScaling
 
+DEFAULT_SCHEME = "int8"
+"""The weight scheme of every linear for which nothing else is said."""
 HIDDEN = "hidden"
 """The buffer that layers hand on: float32 [tokens, hidden size]."""
 
@@ -70,7 +72,7 @@ class Linear:
     adds: str = ""
     """A buffer that is added to the result, such as the residual stream."""
     bias: bool = False
-    scheme: str = "int8"
+    scheme: str = DEFAULT_SCHEME
     """How its weight is stored and multiplied: one of `edge_llm.schemes`."""
 
     @property

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-INT8, FLOAT16 = "int8", "float16"
+from edge_llm.models.layer import DEFAULT_SCHEME
+
+INT8, FLOAT16 = DEFAULT_SCHEME, "float16"
 """Weight schemes that import chooses between."""
 NONE, COLD, FULL = SHADOWS = ("none", "cold", "full")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel
 from edge_llm.models.layer import Linear
-from edge_llm.quant.shadow import Treatment, shadow_cost
+from edge_llm.quant.shadow import FLOAT16, Treatment, shadow_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from kernels import ThreadPool
 from kernels import reference as kernel_reference
@@ -23,7 +23,7 @@ from kernels.linear import hot_product
 from kernels.pointwise import rms_norm
 from kernels.pointwise import swiglu as swiglu_rows
 
-NAME = "float16"
+NAME = FLOAT16
 
 
 @dataclass(frozen=True)

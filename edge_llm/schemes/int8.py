@@ -17,12 +17,12 @@ import numpy as np
 from edge_llm.files import shown
 from edge_llm.models.layer import Linear
 from edge_llm.quant.scheme import quantize_weight
-from edge_llm.quant.shadow import FULL, NONE, SHADOWS, Treatment, product_cost
+from edge_llm.quant.shadow import FULL, INT8, NONE, SHADOWS, Treatment, product_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from kernels import ThreadPool, linear
 from kernels import reference as kernel_reference
 
-NAME = "int8"
+NAME = INT8
 
 
 @dataclass(frozen=True)
