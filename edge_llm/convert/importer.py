@@ -26,7 +26,6 @@ import numpy as np
 
 from edge_llm.convert.calibrate import CalibrationText, calibration_sequences, read_calibration
 from edge_llm.convert.choose import Outliers, choose
-from edge_llm.convert.layer_folds import fold_layer
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.staging import Staging
 from edge_llm.convert.survey import Survey, Wishes, survey_model
@@ -36,17 +35,16 @@ from edge_llm.errors import EdgeLLMError, StorageError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.bundle import open_bundle, read_manifest
 from edge_llm.formats.bundle_writer import BundleWriter
-from edge_llm.formats.layout import KEY_OFFSET
+from edge_llm.formats.layout import KEY_OFFSET, layer_tensors
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.formats.safetensors import safetensors_header
 from edge_llm.models import describe
-from edge_llm.models.layer import Attention, Decoder, Layer, Linear, gains_of
+from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.weights import (
     LayerWeights,
     check_tensors,
     read_embedding,
     read_final_norm,
-    read_layer,
     read_output,
 )
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
@@ -294,7 +292,7 @@ class _Job:
         with workers() as pool:
             for index, layer in enumerate(decoder.layers):
                 self.progress("layers", index, len(decoder.layers))
-                weights = fold_layer(read_layer(self.source, layer), layer, survey.folds[index])
+                weights = survey.folded_layer(self.source, decoder, index)
                 _write_layer(writer, f"layers.{index}", layer, weights, kept, survey.key_offsets[index], pool)
         self.progress("layers", len(decoder.layers), len(decoder.layers))
         self.progress("output", 0, 1)
@@ -338,21 +336,19 @@ def _write_layer(
     offset: np.ndarray,
     pool: Executor,
 ) -> None:
-    """The tensors of layer ``name`` in the order of its operations; ``offset`` is its mean key."""
+    """The tensors of layer ``name`` in the order of the file; ``offset`` is its mean key."""
+    hot = {linear.name: len(kept[f"{name}.{linear.name}"].hot) for linear in layer.linears}
 
     def convert(linear: Linear) -> dict[str, np.ndarray]:
         full_name, found = f"{name}.{linear.name}", weights.linears[linear.name]
         arrays = scheme_of(linear).convert(found.weight, kept[full_name].hot, full_name)
         return arrays if found.bias is None else {**arrays, "bias": found.bias}
 
-    made = {linear.name: pool.submit(convert, linear) for linear in layer.linears}
-    for operation in layer.operations:
-        if isinstance(operation, Linear):
-            _add(writer, f"{name}.{operation.name}", made[operation.name].result())
-        for gain in gains_of(operation):
-            writer.add(f"{name}.{gain.name}", weights.gains[gain.name])
-        if isinstance(operation, Attention):
-            writer.add(f"{name}.{KEY_OFFSET}", offset)
+    arrays = {**weights.gains, KEY_OFFSET: offset}
+    for linear, made in zip(layer.linears, pool.map(convert, layer.linears), strict=True):
+        arrays |= {f"{linear.name}.{part}": array for part, array in made.items()}
+    for tensor, _, _ in layer_tensors(layer, hot):
+        writer.add(f"{name}.{tensor}", arrays[tensor])
 
 
 def _add(writer: BundleWriter, place: str, arrays: Mapping[str, np.ndarray]) -> None:

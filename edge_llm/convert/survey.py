@@ -56,6 +56,11 @@ class Survey:
     found_folds: dict[str, Fold]
     """Per place what its fold is worth; empty when nothing was to be folded."""
 
+    def folded_layer(self, source: WeightSource, decoder: Decoder, index: int) -> LayerWeights:
+        """The float weights of layer ``index`` as they are to be quantized."""
+        layer = decoder.layers[index]
+        return fold_layer(read_layer(source, layer), layer, self.folds[index])
+
     @property
     def tokens(self) -> int:
         return sum(len(ids) for ids in self.sequences)

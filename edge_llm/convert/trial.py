@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_llm.convert.layer_folds import fold_layer
 from edge_llm.convert.parallel import core_count, workers
 from edge_llm.convert.survey import Survey
 from edge_llm.devices.base import Rows
@@ -25,7 +24,7 @@ from edge_llm.kv.pages import PAGE_TOKENS, pages_for
 from edge_llm.kv.store import KVStore
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_final_norm, read_layer, read_output
+from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_final_norm, read_output
 from edge_llm.quant.shadow import Treatment
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
@@ -54,9 +53,9 @@ def losses(
     """
     with workers() as pool:
         trial = _Trial(decoder, survey, choices)
-        for index, layer in enumerate(decoder.layers):
+        for index in range(len(decoder.layers)):
             progress(index, len(decoder.layers))
-            trial.run_layer(index, fold_layer(read_layer(source, layer), layer, survey.folds[index]), pool)
+            trial.run_layer(index, survey.folded_layer(source, decoder, index), pool)
         found = trial.compare(read_output(source, decoder), read_final_norm(source, decoder), pool)
         progress(len(decoder.layers), len(decoder.layers))
     return found

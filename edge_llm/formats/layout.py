@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.models.layer import Attention, Decoder, Linear, Operation, gains_of
+from edge_llm.models.layer import Attention, Decoder, Layer, Linear, gains_of
 from edge_llm.schemes import TensorSpec, linear_tensors
 
 BLOCK_ALIGNMENT = 4096
@@ -87,7 +87,7 @@ def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, lis
         yield embedding
     for index, layer in enumerate(decoder.layers):
         block = f"layers.{index}"
-        yield block, [spec for operation in layer.operations for spec in _specs(operation, block, hot)]
+        yield block, list(layer_tensors(layer, {linear.name: hot.get(f"{block}.{linear.name}", 0) for linear in layer.linears}))
     yield "final_norm", [("", "float32", (decoder.hidden_size,))]
     if decoder.tied:
         yield embedding
@@ -95,14 +95,15 @@ def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, lis
         yield "output", _linear_specs("", table, hot.get("output", 0))
 
 
-def _specs(operation: Operation, block: str, hot: Mapping[str, int]) -> Iterator[TensorSpec]:
-    """The tensors of one operation of a layer."""
-    if isinstance(operation, Linear):
-        yield from _linear_specs(f"{operation.name}.", operation, hot.get(f"{block}.{operation.name}", 0))
-    for gain in gains_of(operation):
-        yield gain.name, "float32", (gain.size,)
-    if isinstance(operation, Attention):
-        yield KEY_OFFSET, "float32", (operation.kv_heads, operation.head_dim)
+def layer_tensors(layer: Layer, hot: Mapping[str, int]) -> Iterator[TensorSpec]:
+    """The tensors of one layer in file order; ``hot`` gives the number of hot channels by its linears' names."""
+    for operation in layer.operations:
+        if isinstance(operation, Linear):
+            yield from _linear_specs(f"{operation.name}.", operation, hot[operation.name])
+        for gain in gains_of(operation):
+            yield gain.name, "float32", (gain.size,)
+        if isinstance(operation, Attention):
+            yield KEY_OFFSET, "float32", (operation.kv_heads, operation.head_dim)
 
 
 def _linear_specs(prefix: str, linear: Linear, hot: int) -> list[TensorSpec]:
