@@ -37,8 +37,7 @@ from edge_llm.config import RuntimeConfig  # noqa: E402
 from edge_llm.engine.cores import usable_cores  # noqa: E402
 from edge_llm.engine.runners import make_device, plan_weights, resolve  # noqa: E402
 from edge_llm.formats.bundle import Bundle, open_bundle  # noqa: E402
-from edge_llm.kv.pages import pages_for  # noqa: E402
-from edge_llm.kv.store import page_bytes  # noqa: E402
+from edge_llm.kv.pages import page_bytes, pages_for  # noqa: E402
 from edge_llm.weights.plan import ALLOWANCE, MemoryPlan  # noqa: E402
 
 PROMPT, GENERATE = Test(512, 0), Test(0, 16)

@@ -93,7 +93,7 @@ def random_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """
     decoder = describe(load_config(raw))
     table = (decoder.vocab_size, decoder.hidden_size)
-    shapes: dict[str, tuple[int, ...]] = {decoder.embedding: table}
+    shapes: dict[str, tuple[int, ...]] = {decoder.embedding.source: table}
     for layer in decoder.layers:
         shapes |= _drawn(layer)
     shapes[decoder.norm.gain.source] = (decoder.hidden_size,)

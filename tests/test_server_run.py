@@ -20,7 +20,7 @@ from edge_llm.cli.main import run
 from edge_llm.cli.serve import read_keys
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.kv.store import page_bytes
+from edge_llm.kv.pages import page_bytes
 from edge_llm.paths import builtin_bundle
 
 LONG = {"messages": [{"role": "user", "content": "Tell me a story"}], "stream": True, "ignore_eos": True, "temperature": 0}

@@ -1,30 +1,26 @@
 """Where the time of a test goes: the operations of every part, and what is left over for Python.
 
-A `TimedDevice` stands around the real one and builds every operation on its own with a clock around it, so nothing in
-the runner knows of it.  The speeds that are reported come from runs without it.
+A `Clock` watches: the device builds every operation on its own, and the clock stands around each, so nothing in the runner
+knows of it.  The speeds that are reported come from runs without it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.roofs import Roofs
 from edge_llm.config import RuntimeConfig
-from edge_llm.devices.base import Buffers, Device, Op, Rows, RunSubgraph, Subgraph
+from edge_llm.devices.base import Buffers, Rows, RunSubgraph
+from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.engine.runners import load_runner
 from edge_llm.formats.bundle import Bundle
-from edge_llm.kv.store import LayerPages
-from edge_llm.models.rope import RopeTables
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
-from edge_llm.weights.base import Weights
+from edge_llm.subgraphs.ops import Op, Subgraph
 
 RUNS = 3
 """Runs of every test, at most."""
@@ -51,36 +47,20 @@ class Spent:
         self.bytes += nbytes
 
 
-class TimedDevice:
-    """Runs everything on ``device`` and notes how long every operation took; adding up comes later, outside of the run."""
+class Clock:
+    """Notes how long every operation took; adding up comes later, outside of the run."""
 
-    def __init__(self, device: Device) -> None:
-        self.name = device.name
-        self.lanes = device.lanes
-        self.placement = device.placement
-        self._device = device
+    def __init__(self) -> None:
         self._notes: list[_Note] = []
 
-    def weights(self, weights: Weights, layers: int) -> Weights:
-        return self._device.weights(weights, layers)
-
-    def buffers(self, widths: Mapping[str, int], rows: int) -> Buffers:
-        return self._device.buffers(widths, rows)
-
-    def embed(self, table: Int8Weight, rows: Rows, hidden: np.ndarray) -> None:
-        started = time.perf_counter()
-        self._device.embed(table, rows, hidden)
-        self._notes.append(("embedding", None, None, rows, None, time.perf_counter() - started))
-
-    def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
-        steps = [(op, self._device.build(replace(subgraph, ops=(op,)), tables)) for op in subgraph.ops]
+    def watch(self, subgraph: Subgraph, op: Op, step: RunSubgraph) -> RunSubgraph:
+        """``step``, which is ``op`` of ``subgraph``, with a clock around it."""
         note = self._notes.append
 
         def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-            for op, step in steps:
-                started = time.perf_counter()
-                step(weights, buffers, rows, pages)
-                note((subgraph.part, op, weights, rows, pages, time.perf_counter() - started))
+            started = time.perf_counter()
+            step(weights, buffers, rows, pages)
+            note((subgraph.part, op, weights, rows, pages, time.perf_counter() - started))
 
         return run
 
@@ -88,19 +68,17 @@ class TimedDevice:
         """What every (part, operation) took since the last call."""
         spent: dict[tuple[str, str], Spent] = defaultdict(Spent)
         for part, op, weights, rows, pages, seconds in self._notes:
-            spent[part, op.kind if op else part].add(seconds, *_work(op, weights, rows, pages))
+            spent[part, op.kind].add(seconds, *_work(op, weights, rows, pages))
         self._notes.clear()
         return spent
 
 
-_Note = tuple[str, Op | None, BlockWeights | None, Rows, LayerPages | None, float]
+_Note = tuple[str, Op, BlockWeights, Rows, LayerPages | None, float]
 
 
-def _work(op: Op | None, weights: BlockWeights | None, rows: Rows, pages: LayerPages | None) -> tuple[int, int]:
+def _work(op: Op, weights: BlockWeights, rows: Rows, pages: LayerPages | None) -> tuple[int, int]:
     """INT8 operations and bytes of an operation, where these are what it is made of."""
-    if op is None:
-        return 0, 0
-    if op.kind in _LINEARS and weights is not None:
+    if op.kind in _LINEARS:
         linear = weights.linears[op.linear.name]
         return 2 * rows.count * linear.rows * linear.columns, linear.nbytes
     if op.kind == "attention" and pages is not None:
@@ -158,27 +136,22 @@ def _part(part: str, kind: str, spent: Spent, total: float, roofs: Roofs | None)
 
 
 def break_down(bundle: Bundle, runtime: RuntimeConfig, tests: Sequence[Test], repetitions: int) -> list[Breakdown]:
-    """Load the model once more, on a `TimedDevice`, and run every test on it."""
-    watched: list[TimedDevice] = []
-
-    def watch(device: Device) -> Device:
-        watched.append(TimedDevice(device))
-        return watched[0]
-
-    runner, runtime = load_runner(bundle, runtime, max(test.tokens for test in tests), watch)
+    """Load the model once more, under a `Clock`, and run every test on it."""
+    clock = Clock()
+    runner, runtime = load_runner(bundle, runtime, max(test.tokens for test in tests), clock.watch)
     contestant = OwnRunner(runner, bundle.config.vocab_size)
     assert runtime.threads is not None
-    return [_run(contestant, watched[0], test, min(repetitions, RUNS), runtime.threads) for test in tests]
+    return [_run(contestant, clock, test, min(repetitions, RUNS), runtime.threads) for test in tests]
 
 
-def _run(contestant: OwnRunner, device: TimedDevice, test: Test, runs: int, threads: int) -> Breakdown:
+def _run(contestant: OwnRunner, clock: Clock, test: Test, runs: int, threads: int) -> Breakdown:
     contestant.begin(test.depth)
     contestant.run(test.warm_up)
-    device.take()
+    clock.take()
     seconds = sum(contestant.run(test) for _ in range(runs))
     parts = tuple(
         (part, kind, Spent(s.seconds / runs, s.calls // runs, s.operations // runs, s.bytes // runs))
-        for (part, kind), s in device.take().items()
+        for (part, kind), s in clock.take().items()
     )
     return Breakdown(test, threads, seconds / runs, parts)
 

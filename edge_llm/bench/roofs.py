@@ -15,8 +15,7 @@ import numpy as np
 
 from edge_llm.bench.measure import Measurement, Test
 from edge_llm.formats.bundle import Bundle
-from edge_llm.kv.pages import PAGE_TOKENS
-from edge_llm.kv.store import page_bytes
+from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models.layer import Decoder, Layer
 from kernels import ThreadPool, isa
 from kernels.layout import row_sums

@@ -79,7 +79,7 @@ def _with_threads(
     roof_meter = _RoofMeter(threads, plan.roof)
     started = time.perf_counter()
     runner, runtime = load_runner(plan.bundle, runtime, plan.context)
-    streamed = runner.weights.streamed_bytes if isinstance(runner, Int8Runner) else 0
+    streamed = runner.model.weights.streamed_bytes if isinstance(runner, Int8Runner) else 0
     facts = _Facts(plan, runtime, firsts, time.perf_counter() - started, surroundings, streamed)
     disk_meter = DiskMeter(plan.bundle if streamed else None)
     load_peak = peak_rss_bytes()

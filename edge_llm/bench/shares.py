@@ -112,7 +112,7 @@ class PartlyInt8:
         if end > self._tables.positions:
             self._tables = RopeTables(min(self.config.context, 2 * end))
         for index, (layer, past) in enumerate(zip(self.decoder.layers, cache.layers, strict=True)):
-            x = self._layer(x, layer, self._weights.layer(index), past)
+            x = self._layer(x, layer, self._weights.use(index), past)
         return x
 
     def _layer(self, x: np.ndarray, layer: Layer, block: BlockWeights, past: FloatKV) -> np.ndarray:

@@ -17,9 +17,8 @@ from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageErro
 from edge_llm.files import is_folder, shown
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
-from edge_llm.kv.pages import PAGE_TOKENS
+from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.kv.prefix_folder import remove_model, stored_models
-from edge_llm.kv.store import page_bytes
 from edge_llm.models import describe
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, bundle_path, find_bundle, models_folder, prefix_cache_folder
 

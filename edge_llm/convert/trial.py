@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -18,18 +19,21 @@ from edge_llm.convert.parallel import core_count, workers
 from edge_llm.convert.survey import Survey
 from edge_llm.devices.base import Rows
 from edge_llm.devices.host import HostDevice
+from edge_llm.devices.kv_pages import PagedKV
+from edge_llm.devices.model import model_widths
 from edge_llm.errors import NumericError
 from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.kv.pages import PAGE_TOKENS, pages_for
-from edge_llm.kv.store import KVStore
-from edge_llm.models.layer import Decoder, Linear
+from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, pages_for
+from edge_llm.kv.store import SequencePages
+from edge_llm.models.layer import HIDDEN, Decoder, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_final_norm, read_output
 from edge_llm.quant.shadow import Treatment
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
 from edge_llm.schemes import BlockWeights, Weight, int8, scheme_of
-from edge_llm.subgraphs.build import SubgraphShelf
+from edge_llm.subgraphs.placement import HOST, embedding_part, head_part, place
+from edge_llm.subgraphs.shelf import SubgraphShelf
 
 Choice = Mapping[str, Treatment]
 """The treatment of every linear."""
@@ -70,19 +74,24 @@ class _Trial:
         self._survey = survey
         self._choices = choices
         self._device = HostDevice(core_count())
-        self._shelf = SubgraphShelf(self._device, decoder, RopeTables(max(lengths)))
+        build = partial(self._device.build, tables=RopeTables(max(lengths)))
+        widths = model_widths(decoder, self._device.placement)
+        self._shelf = SubgraphShelf(build, widths)
+        self._layer_parts = place(decoder, HOST)
+        self._head = head_part(decoder, HOST)
         room = PAGE_TOKENS * sum(pages_for(length) for length in lengths)
-        # a layer's keys are not needed after it, so all layers with the same attention use one store and its page numbers
-        stores = {attention: KVStore((attention,), room) for attention in decoder.attentions}
-        self._pages = [stores[attention].layers[0] for attention in decoder.attentions]
-        store = stores[decoder.attentions[0]]
+        # a layer's keys are not needed after it, so all layers with the same attention use one array and its page numbers
+        pages = {attention: PagedKV((attention,), room).layers[0] for attention in decoder.attentions}
+        self._pages = [pages[attention] for attention in decoder.attentions]
+        allocator = PageAllocator(pages_for(room))
         segments = []
         for ids in survey.sequences:
-            sequence = store.open()
+            sequence = SequencePages(allocator)
             sequence.reserve(len(ids))
             segments.append(Segment(sequence, ids.tolist()))
-        ((self._rows, _),) = pack(segments, (survey.tokens,))
-        self._buffers = self._device.buffers(self._shelf.widths, survey.tokens)
+        (chunk,) = pack(segments, (survey.tokens,))
+        self._rows = chunk.rows
+        self._buffers = {name: np.zeros((survey.tokens, width), np.float32) for name, width in widths.items()}
         embedded = np.concatenate(survey.embedded)
         self._states = [self._embed(embedded, choice) for choice in choices]
 
@@ -91,7 +100,9 @@ class _Trial:
         hot = choice["output"].hot if self._decoder.tied else np.empty(0, np.int32)
         table = int8.open(self._decoder.output, int8.convert(embedded, hot, "the embedding"), int8.facts_of(choice["output"]))
         hidden = np.empty_like(embedded)
-        self._device.embed(table, replace(self._rows, tokens=np.arange(len(embedded))), hidden)
+        rows = replace(self._rows, tokens=np.arange(len(embedded)))
+        look_up = self._shelf.get(embedding_part(self._decoder, HOST), rows.static)
+        look_up(BlockWeights({"embedding": table}, {}), {HIDDEN: hidden}, rows, None)
         return hidden
 
     def run_layer(self, index: int, weights: LayerWeights, pool: Executor) -> None:
@@ -102,7 +113,7 @@ class _Trial:
             for linear in self._decoder.layers[index].linears
         }
         gains = {**weights.gains, KEY_OFFSET: self._survey.key_offsets[index]}
-        parts = [self._shelf.get(part, self._rows.static) for part in self._shelf.layer_parts[index]]
+        parts = [self._shelf.get(part, self._rows.static) for part in self._layer_parts[index]]
         for number, state in enumerate(self._states):
             block = BlockWeights({part: made[number] for part, made in linears.items()}, gains)
             buffers = {**self._buffers, "hidden": state}
@@ -130,7 +141,7 @@ class _Trial:
         linears = self._linears("output", self._decoder.output, FloatLinear(output), pool)
         heads = [BlockWeights({"output": made}, {"final_norm": gain / fold}) for made in linears]
         states = np.concatenate(self._survey.states) / fold
-        run_head = self._shelf.get(self._shelf.head, self._rows.static)
+        run_head = self._shelf.get(self._head, self._rows.static)
 
         def divergences(rows: np.ndarray) -> list[float]:
             wanted = _log_softmax(states[rows] @ output.T)

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Protocol, cast
 
-from edge_llm.devices.base import Device
+from edge_llm.devices.base import Device, DeviceOptions
 from edge_llm.errors import DeviceError
 from edge_llm.files import shown
 
-OpenDevice = Callable[..., Device]
-"""``(name, threads, *, shadow) -> device``; the name is all of what the user wrote."""
+OpenDevice = Callable[[str, DeviceOptions], Device]
+"""``(name, options) -> device``; the name is all of what the user wrote."""
 
 
 class _DeviceFile(Protocol):
@@ -38,15 +38,16 @@ def check_device(name: str) -> None:
         raise DeviceError(f"no device `{shown(name)}`; this version runs on: {', '.join(device_forms())}")
 
 
-def open_device(name: str, threads: int, *, shadow: bool = True) -> Device:
-    """The device ``name`` with ``threads`` CPU threads; without ``shadow`` outliers are dropped.
+def open_device(name: str, options: DeviceOptions) -> Device:
+    """The device ``name``.
 
-    Raises `DeviceError` for a device, chip or route that this version does not have.
+    Raises `DeviceError` for a device, chip or route that this version does not have, `UsageError` for options that it does not
+    know what to do with.
     """
     check_device(name)
     kind = name.partition(":")[0]
     opener = _ADDED.get(kind) or cast(_DeviceFile, import_module(_FILES[kind])).open_device
-    return opener(name, threads, shadow=shadow)
+    return opener(name, options)
 
 
 def add_device(kind: str, opener: OpenDevice) -> None:

@@ -1,85 +1,26 @@
-"""The contract between a model and a device: what a subgraph is, what it runs on, what a device must do.
+"""The contract between a runner and a device: what a device is given, what it must do, and what the runner knows of it.
 
-A `Subgraph` is a short list of known operations over named buffers of a static number of rows.  It holds no weights
-and no layer number: those come in when it runs, so one subgraph serves every chunk and every layer
-(llm.npu, arXiv 2407.05858, §3.2, carried on to layers).
+A device owns every array: weights, activations, keys and values, the output matrix.  The runner knows rows of chunks and
+numbers of pages; what a row is made of stays where the device has it, until logits or states are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from edge_llm.kv.store import LayerPages
-from edge_llm.models.layer import HIDDEN, Attention, Linear, Norm, Operation, SwiGLU
+from edge_llm.devices.kv_pages import LayerPages
+from edge_llm.kv.store import KVPages
+from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.subgraphs.ops import Op, Part, Subgraph
+from edge_llm.subgraphs.placement import AUTO, Placement
+from edge_llm.subgraphs.shelf import Sharing
 from edge_llm.weights.base import Weights
-
-PAGES = "pages"
-"""What operations call the keys and values of their layer."""
-NORMED = "normed_rows"
-"""Where quantize puts the rows that it normed."""
-QUANTIZED, HOT, RESIDUAL, SHADOW = "quantized", "hot", "residual", "shadow"
-"""Between a linear's float rows and its result: INT8 rows, hot channels, what the scale cut off, the hot channels' product."""
-DEVICE_BUFFERS = frozenset((PAGES, NORMED, QUANTIZED, HOT, RESIDUAL, SHADOW))
-"""Names that no buffer of a layer may have."""
-
-
-@dataclass(frozen=True)
-class Op:
-    """One operation on a device: everything that it reads and writes, and what of the layer it does.
-
-    On the host: rms_norm, linear, linear_swiglu, swiglu, rope_append, attention.  A linear that a card multiplies is cut into
-    quantize (float to INT8, overflow apart), matmul (on the card: INT8 to float), shadow (hot channels) and merge.
-    """
-
-    kind: str
-    reads: tuple[str, ...]
-    """The input comes first.  The last of a linear or a merge may be the buffer that is added to the result."""
-    writes: tuple[str, ...]
-    of: Operation
-    norm: Norm | None = None
-    """The norm that a linear (or quantize) does first."""
-
-    @property
-    def linear(self) -> Linear:
-        """What a linear, quantize, matmul, shadow or merge is a part of."""
-        assert isinstance(self.of, Linear)
-        return self.of
-
-    @property
-    def adds(self) -> str:
-        """The buffer that is added to the result; empty when none is."""
-        return self.reads[-1] if self.kind in ("linear", "merge") and self.linear.adds else ""
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """One task of every chunk and layer: what it does, on which lane, and which parts it waits for.  Equal only to itself."""
-
-    name: str
-    lane: str
-    """cpu or npu."""
-    ops: tuple[Op, ...]
-    after: tuple[str, ...] = ()
-    """Parts of its layer.  If there are none, it waits for the layer before."""
-    after_earlier: tuple[str, ...] = ()
-    """Parts of the same layer in all earlier chunks."""
-
-
-@dataclass(frozen=True)
-class Subgraph:
-    """A static unit of work: the part of a layer it is, its lane, its rows, and its operations in order."""
-
-    part: str
-    lane: str
-    rows: int
-    ops: tuple[Op, ...]
 
 
 @dataclass(frozen=True)
@@ -102,58 +43,122 @@ class Rows:
         return len(self.tokens)
 
 
+def static_length(tokens: int, lengths: Sequence[int]) -> int:
+    """The shortest of ``lengths`` that holds ``tokens`` tokens."""
+    return next(length for length in lengths if length >= tokens)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that go through the model together, and which of them are asked for what."""
+
+    slot: int
+    """Which of the device's activations they work in: no two chunks of a window have the same."""
+    rows: Rows
+    logits: np.ndarray
+    """int64, ascending: the rows whose logits are wanted."""
+    states: np.ndarray
+    """int64, ascending: the rows whose normed last hidden states are wanted."""
+
+
 Buffers = MutableMapping[str, Any]
 """Named activations of one chunk: float32 [rows, width], for a card INT8 too; `residual` is what the last quantize cut off."""
 
 RunSubgraph = Callable[[BlockWeights, Buffers, Rows, "LayerPages | None"], None]
 """A built subgraph: weights and pages of the layer, buffers and rows of the chunk."""
 
+Watch = Callable[[Subgraph, Op, RunSubgraph], RunSubgraph]
+"""Wraps an operation of a subgraph in something that sees every run of it."""
+Task = Callable[[], None]
 
-class Device(Protocol):
-    """Where subgraphs run."""
 
-    name: str
-    lanes: tuple[str, ...]
-    """("cpu",), or ("cpu", "npu") where INT8 products run on a card."""
-    placement: str
-    """How a layer is cut into parts for it: one of `edge_llm.subgraphs.placement.PLACEMENTS`."""
+class DeviceModel(Protocol):
+    """One model on a device."""
 
-    def weights(self, weights: Weights, layers: int) -> Weights:
-        """``weights`` of ``layers`` layers as subgraphs of this device take them.
+    decoder: Decoder
+    layer_parts: Sequence[Sequence[Part]]
+    """What every layer of a prompt is cut into, in program order; like layers have the same."""
+    lane: str
+    """Where embeddings, whole steps and the output matrix run."""
+    take_turns: bool
+    """Whether the chunks of a window go through each layer one after the other, because one lane does everything."""
+    weights: Weights
+    """Blocks are requested and awaited here; what they hold is the device's."""
+    kv: KVPages
+    """Pages of keys and values by their numbers, of as many tokens as the device likes."""
 
-        A card copies what it multiplies into its own memory; raises `DeviceError` when they do not fit there.
-        """
+    @property
+    def sharing(self) -> Sharing:
+        """What sharing subgraphs between chunks and layers saved so far."""
         ...
 
-    def buffers(self, widths: Mapping[str, int], rows: int) -> Buffers:
-        """Activations for one chunk of at most ``rows`` rows: the float buffers of these ``widths``."""
+    def embed(self, chunk: Chunk) -> Task:
+        """The task that begins ``chunk``: its tokens' embeddings."""
+        ...
+
+    def part(self, layer: int, part: Part, chunk: Chunk) -> Task:
+        """The task of one of `layer_parts`."""
+        ...
+
+    def walk(self, blocks: range, chunk: Chunk) -> Task:
+        """The task that carries ``chunk`` through ``blocks``: 0 is the embedding, i + 1 is layer i, the last is the head."""
+        ...
+
+    def outputs(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
+        """Logits float32 [len(chunk.logits), vocab] and states float32 [len(chunk.states), hidden_size], after the head."""
+        ...
+
+
+class Device(Protocol):
+    """Where models run."""
+
+    name: str
+    placement: Placement
+    """What runs where."""
+
+    def open(
+        self,
+        decoder: Decoder,
+        weights: Weights,
+        tables: RopeTables,
+        *,
+        tokens: int,
+        lengths: Sequence[int],
+        watch: Watch | None = None,
+    ) -> DeviceModel:
+        """The model with these ``weights`` here; chunks have one of the static ``lengths`` (ascending).
+
+        ``tables`` reach over its context; ``tokens`` is how many tokens keys and values have room for.  Raises `DeviceError`
+        when a card has no room for it.
+        """
         ...
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         """Build a subgraph once; ``tables`` reach over the whole context."""
         ...
 
-    def embed(self, table: Int8Weight, rows: Rows, hidden: np.ndarray) -> None:
-        """Write the embedding of every valid row's token to ``hidden`` float32 [rows, hidden_size]."""
-        ...
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """How a device is opened."""
+
+    threads: int
+    """CPU threads, those that stand for a chip included."""
+    shadow: bool = True
+    """Add the shadow outliers."""
+    placement: str = AUTO
+    card_memory: int | None = None
+    """Most bytes of the card's own memory; None: what the card has."""
 
 
-def buffer_widths(parts: Iterable[Part], hidden_size: int) -> dict[str, int]:
-    """Values per row of every float buffer that ``parts`` work in."""
-    widths = {HIDDEN: hidden_size}
-    for op in (op for part in parts for op in part.ops):
-        for name, width in _op_widths(op).items():
-            widths[name] = max(width, widths.get(name, 0))
-    return widths
+def spans(model: DeviceModel) -> list[range]:
+    """All blocks of ``model`` in order, cut so that a layer that must be awaited begins a run, and its use ends one."""
+    end = len(model.layer_parts) + 2
+    starts = sorted({0, *(cut for layer in model.weights.streamed for cut in (layer + 1, layer + 2))})
+    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], end], strict=True)]
 
 
-def _op_widths(op: Op) -> dict[str, int]:
-    if isinstance(op.of, Attention):
-        return {op.writes[0]: op.of.q_size} if op.kind == "attention" else {}
-    if isinstance(op.of, SwiGLU):
-        return {op.writes[0]: op.of.width}
-    if isinstance(op.of, Norm):
-        return {op.writes[0]: op.of.gain.size}
-    if op.kind == "quantize":
-        return {NORMED: op.of.columns} if op.norm else {}
-    return {op.writes[0]: op.of.rows // 2 if op.kind == "linear_swiglu" else op.of.rows}
+def widest(*widths: Mapping[str, int]) -> dict[str, int]:
+    """The largest width of every buffer."""
+    names = dict.fromkeys(name for one in widths for name in one)
+    return {name: max(one.get(name, 0) for one in widths) for name in names}

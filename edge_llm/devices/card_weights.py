@@ -59,10 +59,10 @@ class CardWeights(Generic[CardLinearT]):
         self._host = host
         self._card = card
         resident = [index for index in range(layers) if index not in host.streamed]
-        self._blocks = {index: self._both(host.layer(index), {}) for index in resident}
+        self._blocks = {index: self._both(host.use(index), {}) for index in resident}
         self._card_slots: list[_Slot[CardLinearT]] = [_Slot({}) for _ in range(host.slots)]
 
-    def layer(self, index: int) -> BlockWeights:
+    def use(self, index: int) -> BlockWeights:
         return self._blocks[index]
 
     def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
@@ -74,15 +74,15 @@ class CardWeights(Generic[CardLinearT]):
     def request(self, index: int) -> None:
         self._host.request(index)
 
-    def read(self, index: int) -> None:
+    def wait(self, index: int) -> None:
         """Bring streamed layer ``index`` into the host's memory and the card's; nothing to do when it is there."""
-        self._host.read(index)
+        self._host.wait(index)
         if index not in self.streamed:
             return
         slot = next((slot for slot in self._card_slots if slot.layer == index), self._card_slots[0])
         if slot.layer != index:
             self._fill(slot, index)
-        host = self._host.layer(index)  # after an interrupted sweep it may lie in another buffer
+        host = self._host.use(index)  # after an interrupted sweep it may lie in another buffer
         self._blocks[index] = CardBlock(host.linears, host.gains, slot.linears)
         self._card_slots.remove(slot)  # the slot that was read last stands last
         self._card_slots.append(slot)
@@ -91,7 +91,7 @@ class CardWeights(Generic[CardLinearT]):
         if slot.layer is not None:
             self._blocks.pop(slot.layer, None)
             slot.layer = None
-        slot.linears.update(self._both(self._host.layer(index), slot.linears).card)
+        slot.linears.update(self._both(self._host.use(index), slot.linears).card)
         slot.layer = index
 
     def _both(self, block: BlockWeights, place: Mapping[str, CardLinearT]) -> CardBlock[CardLinearT]:

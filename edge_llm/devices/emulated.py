@@ -8,26 +8,29 @@ take is in `card_cost`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 
-from edge_llm.devices.base import Buffers, Op, Rows, RunSubgraph, Subgraph
+from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Rows, RunSubgraph, Watch
 from edge_llm.devices.card_cost import card_costs
 from edge_llm.devices.card_memory import CardArray, CardMemory
 from edge_llm.devices.card_weights import CardBlock, CardWeights
 from edge_llm.devices.chips import ChipLaw, MatmulRoute, chip_law
 from edge_llm.devices.host import HostDevice, build_op
+from edge_llm.devices.kv_pages import LayerPages
+from edge_llm.devices.model import HostArrays, PlacedModel, builder
 from edge_llm.devices.split import build_split_op
 from edge_llm.errors import DeviceError
-from edge_llm.kv.store import LayerPages
-from edge_llm.models.layer import Linear
+from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.subgraphs.ops import Op, Subgraph
+from edge_llm.subgraphs.placement import AUTO, choose_placement
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
 from kernels.linear import linear_int8
@@ -150,14 +153,19 @@ class EmulatedDevice:
     ``shadow=False`` drops the outliers.  Raises `DeviceError` for an unknown chip or route.
     """
 
-    lanes: tuple[str, ...] = ("cpu", "npu")
-    placement = "split"
-
     def __init__(
-        self, chip: str, threads: int, *, shadow: bool = True, route: str | None = None, memory: int | None = None
+        self,
+        chip: str,
+        threads: int,
+        *,
+        shadow: bool = True,
+        route: str | None = None,
+        memory: int | None = None,
+        placement: str = AUTO,
     ) -> None:
         law = chip_law(chip)
         self.name = f"emulated:{law.name}"
+        self.placement = choose_placement(placement, law.placements, f"the device `{self.name}`")
         self.cpu_cores, self.npu_cores = split_cores(threads)
         pool = ThreadPool(len(self.npu_cores), self.npu_cores)
         self.chip = EmulatedChip(law, law.route(route), pool, CardMemory(law, memory))
@@ -165,14 +173,19 @@ class EmulatedDevice:
         self._shadow = shadow
         self._stream = Lock()
 
-    def weights(self, weights: Weights, layers: int) -> Weights:
-        return CardWeights(weights, self.chip, layers)
-
-    def buffers(self, widths: Mapping[str, int], rows: int) -> Buffers:
-        return self._host.buffers(widths, rows)
-
-    def embed(self, table: Int8Weight, rows: Rows, hidden: np.ndarray) -> None:
-        self._host.embed(table, rows, hidden)
+    def open(
+        self,
+        decoder: Decoder,
+        weights: Weights,
+        tables: RopeTables,
+        *,
+        tokens: int,
+        lengths: Sequence[int],
+        watch: Watch | None = None,
+    ) -> DeviceModel:
+        on_card = CardWeights(weights, self.chip, len(decoder.layers))
+        build = builder(self.build, tables, watch)
+        return PlacedModel(decoder, on_card, self.placement, build, HostArrays(), tokens=tokens, lengths=lengths)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         return self._build_on_chip(subgraph) if subgraph.lane == "npu" else self._build_on_cpu(subgraph, tables)
@@ -207,10 +220,17 @@ class EmulatedDevice:
         return run
 
 
-def open_device(name: str, threads: int, *, shadow: bool = True) -> EmulatedDevice:
+def open_device(name: str, options: DeviceOptions) -> EmulatedDevice:
     """The device called ``emulated:CHIP``, or ``emulated:CHIP:ROUTE`` for another matmul route than the chip's best."""
     chip, _, route = name.partition(":")[2].partition(":")
-    return EmulatedDevice(chip, threads, shadow=shadow, route=route or None)
+    return EmulatedDevice(
+        chip,
+        options.threads,
+        shadow=options.shadow,
+        route=route or None,
+        memory=options.card_memory,
+        placement=options.placement,
+    )
 
 
 class _Product:

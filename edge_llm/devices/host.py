@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 
-from edge_llm.devices.base import Buffers, Op, Rows, RunSubgraph, Subgraph
-from edge_llm.errors import DeviceError
+from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Rows, RunSubgraph, Watch
+from edge_llm.devices.kv_pages import LayerPages
+from edge_llm.devices.model import HostArrays, PlacedModel, builder
+from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.kv.store import LayerPages
-from edge_llm.models.layer import Attention, Linear, Norm, SwiGLU
+from edge_llm.models.layer import Attention, Decoder, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.subgraphs.ops import Op, Subgraph
+from edge_llm.subgraphs.placement import PLACEMENTS, choose_placement
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
 from kernels.attention import paged_attention, rope_append
@@ -29,18 +32,24 @@ class HostDevice:
     """
 
     name = "host"
-    lanes: tuple[str, ...] = ("cpu",)
-    placement = "host"
+    placement = PLACEMENTS["host"]
 
     def __init__(self, threads: int, *, shadow: bool = True, cores: list[int] | None = None) -> None:
         self.pool = ThreadPool(threads, cores)
         self._shadow = shadow
 
-    def weights(self, weights: Weights, layers: int) -> Weights:
-        return weights
-
-    def buffers(self, widths: Mapping[str, int], rows: int) -> Buffers:
-        return {name: np.zeros((rows, width), np.float32) for name, width in widths.items()}
+    def open(
+        self,
+        decoder: Decoder,
+        weights: Weights,
+        tables: RopeTables,
+        *,
+        tokens: int,
+        lengths: Sequence[int],
+        watch: Watch | None = None,
+    ) -> DeviceModel:
+        build = builder(self.build, tables, watch)
+        return PlacedModel(decoder, weights, self.placement, build, HostArrays(), tokens=tokens, lengths=lengths)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         steps = tuple(build_op(op, tables, self.pool, self._shadow) for op in subgraph.ops)
@@ -51,23 +60,21 @@ class HostDevice:
 
         return run
 
-    def embed(self, table: Int8Weight, rows: Rows, hidden: np.ndarray) -> None:
-        values = gather_rows(table.tiles, rows.tokens, table.columns)
-        out = hidden[: rows.count]
-        np.multiply(values, table.weight_scale[rows.tokens, None], out=out)
-        if len(table.hot_index):
-            out[:, table.hot_index] = table.hot_weight[:, rows.tokens].T
 
-
-def open_device(name: str, threads: int, *, shadow: bool = True) -> HostDevice:
-    """The host.  Raises `DeviceError` for a name with parts: there is one host."""
+def open_device(name: str, options: DeviceOptions) -> HostDevice:
+    """The host.  Raises `DeviceError` for a name with parts: there is one host; `UsageError` for what only cards have."""
     if name != HostDevice.name:
         raise DeviceError(f"no device `{shown(name)}`; the host is called `{HostDevice.name}`")
-    return HostDevice(threads, shadow=shadow)
+    choose_placement(options.placement, (HostDevice.placement.name,), f"the device `{name}`")
+    if options.card_memory is not None:
+        raise UsageError("--card-memory has no meaning on the host; --memory limits its weights", param="card_memory")
+    return HostDevice(options.threads, shadow=options.shadow)
 
 
 def build_op(op: Op, tables: RopeTables, pool: ThreadPool, shadow: bool) -> RunSubgraph:
     """``op`` as calls of kernels on ``pool``; without ``shadow`` the outliers are dropped."""
+    if isinstance(op.of, Embedding):
+        return _build_embedding(op)
     if isinstance(op.of, Norm):
         return _build_norm(op, op.of, pool)
     if isinstance(op.of, SwiGLU):
@@ -75,6 +82,19 @@ def build_op(op: Op, tables: RopeTables, pool: ThreadPool, shadow: bool) -> RunS
     if isinstance(op.of, Linear):
         return _build_linear(op, pool, shadow)
     return _build_append(op, op.of, tables, pool) if op.kind == "rope_append" else _build_attention(op, op.of, pool)
+
+
+def _build_embedding(op: Op) -> RunSubgraph:
+    def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        table = weights.linears["embedding"]
+        assert isinstance(table, Int8Weight)
+        values = gather_rows(table.tiles, rows.tokens, 4 * table.tiles.shape[1])[:, : table.columns]
+        out = buffers[op.writes[0]][: rows.count]
+        np.multiply(values, table.weight_scale[rows.tokens, None], out=out)
+        if len(table.hot_index):
+            out[:, table.hot_index] = table.hot_weight[:, rows.tokens].T
+
+    return run
 
 
 def _build_norm(op: Op, norm: Norm, pool: ThreadPool) -> RunSubgraph:

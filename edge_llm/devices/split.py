@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edge_llm.devices.base import HOT, NORMED, QUANTIZED, RESIDUAL, SHADOW, Buffers, Op, Rows, RunSubgraph
-from edge_llm.kv.store import LayerPages
+from edge_llm.devices.base import Buffers, Rows, RunSubgraph
+from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.subgraphs.ops import HOT, NORMED, QUANTIZED, RESIDUAL, SHADOW, Op
 from kernels import ThreadPool
 from kernels.linear import hot_product, merge, quantize
 from kernels.pointwise import rms_norm

@@ -11,8 +11,8 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.engine.numerics import numerics_version
 from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.kv.pages import page_bytes
 from edge_llm.kv.prefix_store import PrefixStore
-from edge_llm.kv.store import page_bytes
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, prefix_cache_folder
 from edge_llm.weights.budget import parse_memory
 

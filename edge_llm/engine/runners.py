@@ -8,19 +8,17 @@ from typing import Any
 
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.devices import check_device, open_device
-from edge_llm.devices.base import Device, buffer_widths
+from edge_llm.devices.base import Device, DeviceOptions, Watch
+from edge_llm.devices.model import activation_bytes
 from edge_llm.engine.affinity import bind
 from edge_llm.engine.cores import total_memory, usable_cores
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
-from edge_llm.kv.pages import PAGE_TOKENS
-from edge_llm.kv.store import page_bytes
+from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models import describe
 from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Runner
-from edge_llm.runner.prefill import activation_bytes
 from edge_llm.runner.runner import Int8Runner
-from edge_llm.subgraphs.placement import place
 from edge_llm.weights.base import Weights
 from edge_llm.weights.budget import parse_memory
 from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory
@@ -29,8 +27,6 @@ from edge_llm.weights.streamed import StreamedWeights
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total) while a model loads."""
-Watch = Callable[[Device], Device]
-"""Wraps a device in another one, which sees every call."""
 
 
 def load_runner(
@@ -38,7 +34,7 @@ def load_runner(
 ) -> tuple[Runner[Any], RuntimeConfig]:
     """A runner alone, for measuring: its context is at least ``needed`` tokens, and it has no tokenizer.
 
-    ``watch`` wraps the device that it runs on, to see the calls.
+    ``watch`` sees every operation.
     """
     context = max(needed, 1) if runtime.context is None else runtime.context
     if needed > context:
@@ -97,23 +93,21 @@ def int8_runner(
     """The INT8 runner on the device and over the weights that ``runtime`` asks for."""
     assert runtime.context is not None
     device = make_device(runtime)
-    if watch is not None:
-        device = watch(device)
     weights = make_weights(bundle, runtime, device, progress)
     tables = RopeTables(runtime.context)
     if not runtime.prefix_cache:
-        return Int8Runner(bundle.config, weights, device, runtime, tables, decoder=bundle.decoder)
+        return Int8Runner(bundle.config, weights, device, runtime, tables, decoder=bundle.decoder, watch=watch)
     from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # only servers keep pages
 
     store = open_prefix_store(bundle, runtime)
     identity = model_identity(bundle, runtime)
-    return Int8Runner(bundle.config, weights, device, runtime, tables, identity, store, bundle.decoder)
+    return Int8Runner(bundle.config, weights, device, runtime, tables, identity, store, bundle.decoder, watch)
 
 
 def make_device(runtime: RuntimeConfig) -> Device:
     """The device that the resolved ``runtime`` names.  Raises `DeviceError` for one that this version does not have."""
     assert runtime.threads is not None
-    return open_device(runtime.device, runtime.threads, shadow=runtime.shadow)
+    return open_device(runtime.device, DeviceOptions(runtime.threads, runtime.shadow))
 
 
 def make_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device, progress: Progress | None = None) -> Weights:
@@ -140,7 +134,5 @@ def plan_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Memo
     """
     assert runtime.memory is not None
     sizes = WeightSizes.of_bundle(bundle)
-    parts = [part for layer in place(bundle.decoder, device.placement) for part in layer]
-    widths = buffer_widths(parts, bundle.decoder.hidden_size)
-    beside = PROCESS_BYTES + activation_bytes(widths, runtime.chunk, runtime.window, device)
+    beside = PROCESS_BYTES + activation_bytes(bundle.decoder, device.placement, runtime.chunk, runtime.window)
     return plan_memory(sizes, parse_memory(runtime.memory, sizes.total), flash_tables=True, beside=beside)

@@ -1,29 +1,37 @@
-"""Pages of 16 tokens: a bitmap says which are free, a count says how many sequences share each."""
+"""Pages of tokens: a bitmap says which are free, a count says how many sequences share each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from edge_llm.errors import OutOfMemory
+from edge_llm.models.layer import Attention
 
 PAGE_TOKENS = 16
-"""Tokens per page on the host (design: the paged INT8 KV cache)."""
+"""Tokens per page on the host (design: the paged INT8 KV cache), and of the pages that are kept on disk."""
 
 
-def pages_for(tokens: int) -> int:
+def pages_for(tokens: int, page_tokens: int = PAGE_TOKENS) -> int:
     """Number of pages that hold ``tokens`` tokens."""
-    return -(-tokens // PAGE_TOKENS)
+    return -(-tokens // page_tokens)
+
+
+def page_bytes(attentions: Sequence[Attention]) -> int:
+    """Bytes of one host page over all layers, keys and values: 8.25 bits a value at head size 64."""
+    # per token and head: int8 values and one float16 scale
+    return sum(2 * PAGE_TOKENS * one.kv_heads * (one.head_dim + 2) for one in attentions)
 
 
 class PageAllocator:
-    """Hands out page numbers 0..pages-1.
+    """Hands out page numbers 0..pages-1, of pages of ``page_tokens`` tokens.
 
     A page is free (bit set, count 0) or held (bit clear, count >= 1).  Sharing raises the count, releasing lowers it, and
     a page is free again at zero.  The lowest free pages are handed out first, so a run repeats exactly.
     """
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, pages: int, page_tokens: int = PAGE_TOKENS) -> None:
         self.pages = pages
+        self.page_tokens = page_tokens
         self._free_bits = (1 << pages) - 1
         self._holders = [0] * pages
 
@@ -32,11 +40,15 @@ class PageAllocator:
         """Number of free pages."""
         return self._free_bits.bit_count()
 
+    def pages_for(self, tokens: int) -> int:
+        """Number of pages that hold ``tokens`` tokens."""
+        return pages_for(tokens, self.page_tokens)
+
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` free pages, or raise `OutOfMemory` and take none."""
         if count > self.free:
             raise OutOfMemory(
-                f"the KV cache has {self.free} free pages of {PAGE_TOKENS} tokens, `{count}` are needed; "
+                f"the KV cache has {self.free} free pages of {self.page_tokens} tokens, `{count}` are needed; "
                 "use a shorter prompt or a smaller --ctx"
             )
         taken = []

@@ -1,6 +1,6 @@
 """Which pages hold which beginning of a text: a hash chain over tokens finds full pages, a hit compares the tokens.
 
-A page's key is SHA-256 over the key of the page before it and its own 16 tokens; the first page follows ``identity``,
+A page's key is SHA-256 over the key of the page before it and its own tokens; the first page follows ``identity``,
 which identifies the model and its numeric scheme.  So a key names a whole beginning, and no key is shared by two models.
 The index is a holder of every page it knows; it evicts the least recently used first, and a page's followers before the
 page itself.
@@ -20,17 +20,19 @@ from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator
 Key = bytes
 
 
-def page_keys(identity: bytes, tokens: Sequence[int]) -> Iterator[tuple[Key, tuple[int, ...]]]:
+def page_keys(
+    identity: bytes, tokens: Sequence[int], page_tokens: int = PAGE_TOKENS
+) -> Iterator[tuple[Key, tuple[int, ...]]]:
     """The key and the tokens of every full page of ``tokens``, in order."""
-    if len(tokens) < PAGE_TOKENS:
+    if len(tokens) < page_tokens:
         return
     import hashlib  # loads OpenSSL, 3 MB, which a short prompt does not need
 
     key = hashlib.sha256(identity).digest()
     text = np.asarray(tokens, "<i8").tobytes()
-    for first in range(0, len(tokens) - PAGE_TOKENS + 1, PAGE_TOKENS):
-        key = hashlib.sha256(key + text[8 * first : 8 * (first + PAGE_TOKENS)]).digest()
-        yield key, tuple(tokens[first : first + PAGE_TOKENS])
+    for first in range(0, len(tokens) - page_tokens + 1, page_tokens):
+        key = hashlib.sha256(key + text[8 * first : 8 * (first + page_tokens)]).digest()
+        yield key, tuple(tokens[first : first + page_tokens])
 
 
 class _Entry(NamedTuple):
@@ -54,7 +56,7 @@ class PrefixIndex:
     def match(self, tokens: Sequence[int]) -> list[int]:
         """The pages that hold the longest known beginning of ``tokens``; the caller is a holder of each from now on."""
         found: list[Key] = []
-        for key, page_tokens in page_keys(self._identity, tokens):
+        for key, page_tokens in self._keys(tokens):
             entry = self._entries.get(key)
             if entry is None or entry.tokens != page_tokens:
                 break
@@ -67,7 +69,7 @@ class PrefixIndex:
     def insert(self, tokens: Sequence[int], table: Sequence[int] | np.ndarray) -> None:
         """Remember the full pages of ``table`` (which hold ``tokens``) that are not known yet."""
         chain: list[Key] = []
-        for (key, page_tokens), page in zip(page_keys(self._identity, tokens), table, strict=False):
+        for (key, page_tokens), page in zip(self._keys(tokens), table, strict=False):
             if key not in self._entries:
                 if len(chain) >= self._most_pages:
                     break
@@ -89,6 +91,9 @@ class PrefixIndex:
     def evictable(self, most: int | None = None) -> int:
         """Pages that `evict` could free; counts no further than ``most``."""
         return sum(1 for _ in islice(self._free(), most))
+
+    def _keys(self, tokens: Sequence[int]) -> Iterator[tuple[Key, tuple[int, ...]]]:
+        return page_keys(self._identity, tokens, self._pages.page_tokens)
 
     def _free(self) -> Iterator[Key]:
         """The pages without another holder, least recently used first."""

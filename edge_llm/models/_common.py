@@ -7,7 +7,20 @@ from typing import Any
 from edge_llm.config import ModelConfig, RopeScaling
 from edge_llm.errors import InvalidModel, UnsupportedModel
 from edge_llm.files import shown
-from edge_llm.models.layer import HIDDEN, Attention, Decoder, Gain, Layer, Linear, Norm, Operation, Rope, Rows, SwiGLU
+from edge_llm.models.layer import (
+    HIDDEN,
+    Attention,
+    Decoder,
+    Embedding,
+    Gain,
+    Layer,
+    Linear,
+    Norm,
+    Operation,
+    Rope,
+    Rows,
+    SwiGLU,
+)
 
 MAX_CONTEXT = 1 << 27
 MAX_HEAD_DIM = 256
@@ -180,7 +193,7 @@ def llama_decoder(config: ModelConfig) -> Decoder:
     """Llama's decoder, which most families have: attention, then a gated MLP, each behind an RMS norm."""
     operations = _llama_layer(config)
     return Decoder(
-        embedding="model.embed_tokens.weight",
+        embedding=Embedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size),
         layers=tuple(Layer(f"model.layers.{index}.", operations) for index in range(config.num_layers)),
         norm=_norm(config, "final_norm", "model.norm.weight", "normed"),
         output=Linear("output", (Rows("lm_head", config.vocab_size),), config.hidden_size, reads="normed", writes="logits"),

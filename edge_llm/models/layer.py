@@ -121,6 +121,18 @@ class SwiGLU:
     writes: str
 
 
+@dataclass(frozen=True)
+class Embedding:
+    """``writes`` = the rows of a table [rows, columns] that tokens number."""
+
+    source: str
+    """Its tensor in the source."""
+    rows: int
+    """Tokens of the vocabulary."""
+    columns: int
+    writes: str = HIDDEN
+
+
 Operation = Norm | Linear | Attention | SwiGLU
 
 
@@ -222,8 +234,7 @@ class Layer:
 class Decoder:
     """A decoder: embedding, layers, last norm, output matrix."""
 
-    embedding: str
-    """Tensor of the embedding [vocabulary, hidden size] in the source."""
+    embedding: Embedding
     layers: tuple[Layer, ...]
     norm: Norm
     output: Linear

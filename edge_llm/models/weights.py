@@ -65,7 +65,7 @@ def check_tensors(source: WeightSource, decoder: Decoder) -> list[str]:
     """
     present = set(source.names())
     table, output = (decoder.vocab_size, decoder.hidden_size), _output_name(decoder)
-    needed: dict[str, tuple[int, ...]] = {decoder.embedding: table}
+    needed: dict[str, tuple[int, ...]] = {decoder.embedding.source: table}
     for layer in decoder.layers:
         needed |= layer_shapes(layer)
     needed[decoder.norm.gain.source] = (decoder.hidden_size,)
@@ -90,9 +90,10 @@ def _check(source: WeightSource, present: set[str], name: str, shape: tuple[int,
 
 def _check_tied(source: WeightSource, decoder: Decoder) -> None:
     output = _output_name(decoder)
-    if not np.array_equal(source.read(output), source.read(decoder.embedding)):
+    if not np.array_equal(source.read(output), source.read(decoder.embedding.source)):
         raise InvalidModel(
-            f"config.json says tie_word_embeddings `true`, but `{output}` differs from `{decoder.embedding}`; set it to false"
+            f"config.json says tie_word_embeddings `true`, but `{output}` differs from `{decoder.embedding.source}`; "
+            "set it to false"
         )
 
 
@@ -127,7 +128,7 @@ def _stacked(source: WeightSource, names: list[str]) -> np.ndarray:
 
 def read_embedding(source: WeightSource, decoder: Decoder) -> np.ndarray:
     """Token embedding, float32 [vocab, hidden]."""
-    return source.read(decoder.embedding)
+    return source.read(decoder.embedding.source)
 
 
 def read_final_norm(source: WeightSource, decoder: Decoder) -> np.ndarray:
@@ -137,4 +138,4 @@ def read_final_norm(source: WeightSource, decoder: Decoder) -> np.ndarray:
 
 def read_output(source: WeightSource, decoder: Decoder) -> np.ndarray:
     """Output matrix, float32 [vocab, hidden]; the embedding when the two are tied."""
-    return source.read(decoder.embedding if decoder.tied else _output_name(decoder))
+    return source.read(decoder.embedding.source if decoder.tied else _output_name(decoder))

@@ -19,12 +19,12 @@ AUTO = "auto"
 
 
 def choose_policy(name: str, lanes: Sequence[str]) -> scheduler.Policy:
-    """The policy called ``name``; `auto` is `feed` where there is a card, and program order where there is none.
+    """The policy called ``name``; `auto` is `feed` where several ``lanes`` compute, and program order where one does.
 
     Raises `UsageError` for an unknown name.
     """
     if name == AUTO:
-        return POLICIES["feed" if "npu" in lanes else "in-order"]
+        return POLICIES["feed" if len(lanes) > 1 else "in-order"]
     if name not in POLICIES:
         raise UsageError(f"unknown policy `{name}`; choose one of: {', '.join((AUTO, *POLICIES))}", param="policy")
     return POLICIES[name]

@@ -8,65 +8,33 @@ the lane `flash`, see `runner.sweep`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from edge_llm.devices.base import Buffers, Device, Part, Rows
-from edge_llm.kv.store import LayerPages
-from edge_llm.models.layer import HIDDEN
-from edge_llm.runner.rows import embed
+from edge_llm.devices.base import Chunk, DeviceModel
 from edge_llm.runner.sweep import Sweep
-from edge_llm.subgraphs.build import SubgraphShelf
+from edge_llm.subgraphs.ops import Part
 from edge_llm.subgraphs.placement import last_parts
-from edge_llm.weights.base import Weights
 from scheduler import TaskGraph
 
 
-def take_turns(device: Device) -> bool:
-    """Whether the chunks of a window go through each layer one after the other, so that only ``hidden`` is a chunk's own."""
-    return len(device.lanes) == 1
-
-
-def activation_bytes(widths: Mapping[str, int], rows: int, window: int, device: Device) -> int:
-    """Memory of the float buffers, of these ``widths``, of ``window`` chunks of ``rows`` tokens on ``device``."""
-    whole = sum(widths.values())
-    others = widths[HIDDEN] if take_turns(device) else whole
-    return rows * 4 * (whole + (window - 1) * others)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """One chunk of a window: its rows, and the buffers it works in until its last task ends."""
-
-    rows: Rows
-    buffers: Buffers
-
-
-def prefill_graph(
-    chunks: Sequence[Chunk],
-    weights: Weights,
-    pages: Sequence[LayerPages],
-    subgraphs: SubgraphShelf,
-    device: Device,
-) -> TaskGraph:
+def prefill_graph(chunks: Sequence[Chunk], model: DeviceModel) -> TaskGraph:
     """The tasks that carry ``chunks`` (each sequence's rows in order) from tokens to the last layer's hidden states.
 
     Program order is layer by layer, and within a layer chunk by chunk, so that one sweep over the weights serves
     the whole window.
     """
     graph = TaskGraph()
-    sweep = Sweep(graph, weights)
-    turns = take_turns(device) and len(chunks) > 1
-    ends = [_add_embedding(graph, index, chunk, weights, device) for index, chunk in enumerate(chunks)]
-    for layer in range(len(pages)):
+    sweep = Sweep(graph, model.weights)
+    turns = model.take_turns and len(chunks) > 1
+    ends = [_add_embedding(graph, index, chunk, model) for index, chunk in enumerate(chunks)]
+    for layer, parts in enumerate(model.layer_parts):
         read = sweep.begin(layer)
-        parts = subgraphs.layer_parts[layer]
         for index, chunk in enumerate(chunks):
             before = ends[index - 1] if turns else ()  # ends[-1]: the last chunk's, in the layer before
             for part in parts:
                 after = [_name(index, layer, earlier) for earlier in part.after] or [*ends[index], *before, *read]
                 after += [_name(earlier, layer, name) for earlier in range(index) for name in part.after_earlier]
-                run = _bind(part, layer, chunk, weights, pages[layer], subgraphs)
+                run = model.part(layer, part, chunk)
                 graph.add(_name(index, layer, part.name), part.lane, run, after=after, cost_key=_cost_key(part, chunk))
             ends[index] = tuple(_name(index, layer, part) for part in last_parts(parts))
         sweep.end(layer, [name for names in ends for name in names])
@@ -85,19 +53,7 @@ def _cost_key(part: Part, chunk: Chunk) -> str:
     return f"{part.name}/{rows.static}"
 
 
-def _add_embedding(graph: TaskGraph, index: int, chunk: Chunk, weights: Weights, device: Device) -> tuple[str, ...]:
+def _add_embedding(graph: TaskGraph, index: int, chunk: Chunk, model: DeviceModel) -> tuple[str, ...]:
     name = f"chunk{index}.embedding"
-    run = embed(device, weights, chunk.rows, chunk.buffers)
-    graph.add(name, "cpu", run, cost_key=f"embedding/{chunk.rows.static}")
+    graph.add(name, model.lane, model.embed(chunk), cost_key=f"embedding/{chunk.rows.static}")
     return (name,)
-
-
-def _bind(
-    part: Part, layer: int, chunk: Chunk, weights: Weights, pages: LayerPages, subgraphs: SubgraphShelf
-) -> Callable[[], None]:
-    subgraph = subgraphs.get(part, chunk.rows.static)
-
-    def run() -> None:
-        subgraph(weights.layer(layer), chunk.buffers, chunk.rows, pages)
-
-    return run

@@ -1,20 +1,17 @@
-"""Tokens of many sequences become the rows of chunks, and their rows of the embedding the first hidden states.
+"""Tokens of many sequences become the rows of chunks.
 
 A chunk has one of a few static lengths: full ones, then the shortest of the ladder that holds the tail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from edge_llm.devices.base import Buffers, Device, Rows
-from edge_llm.kv.pages import PAGE_TOKENS
+from edge_llm.devices.base import Chunk, Rows, static_length
 from edge_llm.kv.store import SequencePages
 from edge_llm.runner.base import Segment
-from edge_llm.weights.base import Weights
 
 LADDER = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
@@ -24,16 +21,11 @@ def ladder(longest: int) -> tuple[int, ...]:
     return (*(length for length in LADDER if length < longest), longest)
 
 
-def static_length(tokens: int, lengths: Sequence[int]) -> int:
-    """The shortest length that holds ``tokens`` tokens."""
-    return next(length for length in lengths if length >= tokens)
-
-
-def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int]) -> Iterator[tuple[Rows, np.ndarray]]:
+def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int]) -> Iterator[Chunk]:
     """Cut the tokens of all ``segments``, one after the other, into chunks of at most ``lengths[-1]`` rows.
 
-    Yields the rows of each chunk, and which of them need logits: int64 [wanted], ascending.  A chunk may hold the end of
-    one segment and the beginning of the next; a sequence's rows stay in order.
+    Each chunk's slot is its number.  A chunk may hold the end of one segment and the beginning of the next; a sequence's rows
+    stay in order.
     """
     counts = [len(segment.tokens) for segment in segments]
     ends = np.cumsum(counts)
@@ -41,11 +33,12 @@ def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int]) -> 
     sequence = np.repeat(np.arange(len(segments), dtype=np.int32), counts)
     lengths_before = np.array([segment.sequence.length for segment in segments])
     position = np.arange(len(tokens)) + np.repeat(lengths_before - (ends - counts), counts)
-    table = _page_table(segments)
-    slots = table[sequence, position // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + position % PAGE_TOKENS
+    table, page_tokens = _page_table(segments), segments[0].sequence.page_tokens
+    slots = table[sequence, position // page_tokens].astype(np.int64) * page_tokens + position % page_tokens
     wanted = np.arange(len(tokens)) >= np.repeat(ends - [segment.wanted for segment in segments], counts)
+    of_states = np.repeat([segment.states for segment in segments], counts)
     position = position.astype(np.int32)
-    for first, end in split(0, len(tokens), lengths[-1]):
+    for number, (first, end) in enumerate(split(0, len(tokens), lengths[-1])):
         rows = Rows(
             static=static_length(end - first, lengths),
             tokens=tokens[first:end],
@@ -54,7 +47,9 @@ def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int]) -> 
             slots=slots[first:end],
             page_table=table,
         )
-        yield rows, np.flatnonzero(wanted[first:end])
+        wanted_here, of_states_here = wanted[first:end], of_states[first:end]
+        logits, states = wanted_here & ~of_states_here, wanted_here & of_states_here
+        yield Chunk(number, rows, logits=np.flatnonzero(logits), states=np.flatnonzero(states))
 
 
 def _page_table(segments: Sequence[Segment[SequencePages]]) -> np.ndarray:
@@ -71,13 +66,3 @@ def split(start: int, end: int, longest: int) -> Iterator[tuple[int, int]]:
     """Cut tokens [start, end) into pieces of at most ``longest`` tokens: pairs (first, one past the last)."""
     for first in range(start, end, longest):
         yield first, min(first + longest, end)
-
-
-def embed(device: Device, weights: Weights, rows: Rows, buffers: Buffers) -> Callable[[], None]:
-    """The task that writes the embeddings of the tokens of ``rows`` to ``buffers["hidden"]``."""
-
-    def run() -> None:
-        table, places = weights.embedding_rows(rows.tokens)
-        device.embed(table, replace(rows, tokens=places), buffers["hidden"])
-
-    return run

@@ -35,7 +35,7 @@ class Sweep:
             return ()
         name = f"layer{layer}.read"
         after = (self._requests[layer], *self._last_read)
-        self._graph.add(name, FLASH, partial(self._weights.read, layer), after=after, cost_key="read")
+        self._graph.add(name, FLASH, partial(self._weights.wait, layer), after=after, cost_key="read")
         self._last_read = (name,)
         return self._last_read
 

@@ -1,23 +1,35 @@
 """What runs where: a layer's description becomes parts, each for one lane.
 
-A placement is a function from a `Layer` to its parts in program order.  Which parts wait for which follows from what their
-operations read and write; a read of a buffer that nothing writes is refused here, before anything runs.
+A `Cut` says how a model is cut into parts, a `Placement` which cut a prompt takes and which a decode step.  Which parts wait
+for which follows from what their operations read and write; a read of a buffer that nothing writes is refused here, before
+anything runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from edge_llm.devices.base import DEVICE_BUFFERS, HOT, NORMED, PAGES, QUANTIZED, RESIDUAL, SHADOW, Op, Part
+from edge_llm.errors import UsageError
+from edge_llm.files import shown
 from edge_llm.models.layer import HIDDEN, Attention, Decoder, Layer, Linear, Norm, Operation, SwiGLU, read_by
 from edge_llm.schemes import int8
+from edge_llm.subgraphs.ops import (
+    CARD_LANE,
+    DEVICE_BUFFERS,
+    HOST_LANE,
+    HOT,
+    NORMED,
+    PAGES,
+    QUANTIZED,
+    RESIDUAL,
+    SHADOW,
+    Op,
+    Part,
+)
 
-Placement = Callable[[Layer], tuple[Part, ...]]
-
-HOST_LANE, CARD_LANE = "cpu", "npu"
 CARD_SCHEMES = (int8.NAME,)
-"""What a card multiplies; linears of other schemes stay with the CPU."""
+"""What a card's INT8 unit multiplies; linears of other schemes stay with the CPU, or with the card's float units."""
 
 
 def place_on_host(layer: Layer) -> tuple[Part, ...]:
@@ -58,26 +70,107 @@ def split(layer: Layer) -> tuple[Part, ...]:
     return connect([*parts, _cpu_part(ops, parts)] if ops else parts)
 
 
-PLACEMENTS: dict[str, Placement] = {"host": place_on_host, "split": split}
-"""By the name that a device gives."""
+def on_card(layer: Layer) -> tuple[Part, ...]:
+    """A card does the whole layer in one launch: the operations of `split` in the same order."""
+    return connect([Part("layer", CARD_LANE, tuple(op for part in split(layer) for op in part.ops))])
 
 
-def place(decoder: Decoder, name: str) -> tuple[tuple[Part, ...], ...]:
-    """The parts of every layer under the placement ``name``, in program order; like layers have the same."""
-    placed = {layer.operations: PLACEMENTS[name](layer) for layer in {replace(one, prefix="") for one in decoder.layers}}
+def _whole_head(norm: Norm, output: Linear) -> tuple[Op, ...]:
+    """The output matrix behind the last norm, in one pass."""
+    return (Op("linear", reads=(norm.reads,), writes=(output.writes,), of=output, norm=norm),)
+
+
+def _head_on_card(norm: Norm, output: Linear) -> tuple[Op, ...]:
+    """The same, cut as `split` cuts a linear."""
+    quantize = Op("quantize", (norm.reads,), (QUANTIZED, HOT, RESIDUAL, NORMED), output, norm)
+    return (quantize, *(op for part in _product(output) for op in part.ops), _merge(output))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a model is cut into parts."""
+
+    layer: Callable[[Layer], tuple[Part, ...]]
+    """The parts of a layer in program order."""
+    head: Callable[[Norm, Linear], tuple[Op, ...]]
+    """The operations of the last norm and of the output matrix, or of a run of its rows."""
+    lane: str
+    """Where the embedding, the output matrix and whole steps run, and where keys and values lie."""
+
+
+HOST = Cut(place_on_host, _whole_head, HOST_LANE)
+SPLIT = Cut(split, _whole_head, HOST_LANE)
+CARD = Cut(on_card, _head_on_card, CARD_LANE)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What runs where, by phase."""
+
+    name: str
+    prefill: Cut
+    """Of the chunks of a prompt."""
+    decode: Cut
+    """Of a step of a few rows."""
+
+    def __post_init__(self) -> None:
+        if self.prefill.lane != self.decode.lane:
+            raise ValueError(f"the placement `{self.name}` has keys and values in two places")
+
+    @property
+    def decodes_on_host(self) -> bool:
+        """Whether a card multiplies prompts only, so that the host needs all weights as well."""
+        return self.decode is HOST
+
+
+PLACEMENTS = {
+    placement.name: placement
+    for placement in (
+        Placement("host", HOST, HOST),
+        Placement("split", SPLIT, SPLIT),
+        Placement("split,host", SPLIT, HOST),
+        Placement("card", CARD, CARD),
+    )
+}
+"""By name: the cut of prompts and, behind a comma where it is another one, of decode steps."""
+AUTO = "auto"
+
+
+def choose_placement(name: str, able: Sequence[str], who: str) -> Placement:
+    """The placement ``name``, one of those that ``who`` is ``able`` to do; `auto` is the first of them.
+
+    Raises `UsageError` for any other.
+    """
+    if name == AUTO:
+        return PLACEMENTS[able[0]]
+    if name not in able:
+        known = "it is no placement" if name not in PLACEMENTS else f"{who} does not do it"
+        raise UsageError(f"--placement `{shown(name)}`: {known}; {who} does: {', '.join(able)}", param="placement")
+    return PLACEMENTS[name]
+
+
+def place(decoder: Decoder, cut: Cut) -> tuple[tuple[Part, ...], ...]:
+    """The parts of every layer under ``cut``, in program order; like layers have the same."""
+    placed = {layer.operations: cut.layer(layer) for layer in {replace(one, prefix="") for one in decoder.layers}}
     return tuple(placed[layer.operations] for layer in decoder.layers)
 
 
-def final_norm_part(decoder: Decoder) -> Part:
+def embedding_part(decoder: Decoder, cut: Cut) -> Part:
+    """The look-up of the tokens' embeddings."""
+    return Part("embedding", cut.lane, (Op("embedding", (), (decoder.embedding.writes,), decoder.embedding),))
+
+
+def final_norm_part(decoder: Decoder, cut: Cut) -> Part:
     """The last norm alone."""
-    return Part("final_norm", HOST_LANE, (_norm(decoder.norm),))
+    return Part("final_norm", cut.lane, (_norm(decoder.norm),))
 
 
-def head_part(decoder: Decoder) -> Part:
-    """The output matrix behind the last norm."""
+def head_part(decoder: Decoder, cut: Cut, rows: int | None = None) -> Part:
+    """The output matrix behind the last norm, or a run of ``rows`` of its rows."""
     output = decoder.output
-    op = Op("linear", reads=(decoder.norm.reads,), writes=(output.writes,), of=output, norm=decoder.norm)
-    return Part("head", HOST_LANE, (op,))
+    if rows is not None and rows != output.rows:
+        output = replace(output, sources=(replace(output.sources[0], count=rows),))
+    return Part("head", cut.lane, cut.head(decoder.norm, output))
 
 
 def connect(parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -96,9 +189,14 @@ def connect(parts: Iterable[Part]) -> tuple[Part, ...]:
                 raise ValueError(f"part `{part.name}` reads `{name}`, which no part before it writes")
         after = list(_last(connected, reads, writes))[::-1]
         direct = tuple(one.name for one in after if not any(one.name in _ancestors(other, connected) for other in after))
-        earlier_chunks = tuple(one.name for one in connected if any(PAGES in op.writes for op in one.ops))
-        connected.append(replace(part, after=direct, after_earlier=earlier_chunks if PAGES in reads else ()))
-    return tuple(connected)
+        connected.append(replace(part, after=direct))
+    writers = tuple(part.name for part in connected if any(PAGES in op.writes for op in part.ops))
+    return tuple(replace(part, after_earlier=writers) if _attends(part) else part for part in connected)
+
+
+def _attends(part: Part) -> bool:
+    """Whether ``part`` reads keys and values."""
+    return any(PAGES in op.reads for op in part.ops)
 
 
 def _check_names(part: Part, before: Sequence[Part]) -> None:

@@ -27,7 +27,7 @@ class Weights(Protocol):
     slots: int
     """How many streamed layers are in memory at a time; 0 when no layer is streamed."""
 
-    def layer(self, index: int) -> BlockWeights:
+    def use(self, index: int) -> BlockWeights:
         """Weights of decoder layer ``index``, which is resident or has been read."""
         ...
 
@@ -35,7 +35,7 @@ class Weights(Protocol):
         """Start to read streamed layer ``index`` in the background, unless it is in memory; returns at once."""
         ...
 
-    def read(self, index: int) -> None:
+    def wait(self, index: int) -> None:
         """Wait until streamed layer ``index``, which was requested, is in memory and checked.
 
         Raises `StorageError` when the disk refuses, `CorruptBundle` when a checksum does not match.
@@ -45,14 +45,14 @@ class Weights(Protocol):
     def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
         """A linear whose rows include the embeddings of ``tokens`` (int64 [M]), and the numbers of these rows (int64 [M]).
 
-        Raises the errors of `read` when the embedding lies on flash.
+        Raises the errors of `wait` when the embedding lies on flash.
         """
         ...
 
     def head_blocks(self) -> Iterator[tuple[slice, BlockWeights]]:
         """The final norm and the output linear in runs of output rows: (rows, head of these rows), each valid until the next.
 
-        Raises the errors of `read` when the output matrix lies on flash.
+        Raises the errors of `wait` when the output matrix lies on flash.
         """
         ...
 

@@ -29,7 +29,7 @@ class ResidentWeights:
         self.head = BlockWeights({"output": output}, {"final_norm": tensors["final_norm"]})
         self.nbytes = sum(tensor.nbytes for tensor in tensors.values())
 
-    def layer(self, index: int) -> BlockWeights:
+    def use(self, index: int) -> BlockWeights:
         return self._layers[index]
 
     def embedding_rows(self, tokens: np.ndarray) -> tuple[int8.Int8Weight, np.ndarray]:
@@ -41,7 +41,7 @@ class ResidentWeights:
     def request(self, index: int) -> None:
         """Nothing to do: every layer is here."""
 
-    def read(self, index: int) -> None:
+    def wait(self, index: int) -> None:
         """Nothing to do: every layer is here."""
 
 

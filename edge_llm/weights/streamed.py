@@ -62,7 +62,7 @@ class StreamedWeights:
         self._slots = [_Slot(buffer) for buffer in direct_buffers(plan.slots, plan.slot_bytes)]
         self._lock = Lock()  # of the slots' order
 
-    def layer(self, index: int) -> BlockWeights:
+    def use(self, index: int) -> BlockWeights:
         return self._layers[index]
 
     def request(self, index: int) -> None:
@@ -76,7 +76,7 @@ class StreamedWeights:
             self._slots.remove(slot)  # the layer requested last stands last
             self._slots.append(slot)
 
-    def read(self, index: int) -> None:
+    def wait(self, index: int) -> None:
         if index not in self.streamed:
             return
         if self._slot_of(index) is None:

@@ -49,7 +49,7 @@ def lanes_command(n_prompt: tuple[int, ...], policies: str, repetitions: int, **
     with open_bundle(bench_model(options).folder) as bundle:
         runner = load_int8_runner(bundle, runtime, max(n_prompt))
         runs = [run for length in n_prompt if length for run in lanes.compare(runner, length, names, repetitions)]
-        sharing = runner.subgraphs.sharing
+        sharing = runner.model.sharing
     show(lanes.rows(runs), output_form(options), lanes.markdown)
     note(
         f"{sharing.built} subgraphs were built for {sharing.uses} uses; one for each chunk and layer would have held "

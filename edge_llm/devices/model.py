@@ -1,0 +1,281 @@
+"""A model on a device: built subgraphs, activations, keys and values, and the output matrix, wherever their arrays lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from edge_llm.devices.base import Buffers, Chunk, Rows, RunSubgraph, Task, Watch, static_length, widest
+from edge_llm.devices.kv_pages import PagedKV, Zeros
+from edge_llm.kv.pages import PAGE_TOKENS
+from edge_llm.kv.store import KVPages
+from edge_llm.models.layer import HIDDEN, Decoder
+from edge_llm.models.rope import RopeTables
+from edge_llm.schemes import BlockWeights
+from edge_llm.subgraphs.ops import Part, Subgraph, buffer_widths
+from edge_llm.subgraphs.placement import Placement, embedding_part, final_norm_part, head_part, place
+from edge_llm.subgraphs.shelf import Sharing, SubgraphShelf
+from edge_llm.weights.base import Weights
+
+
+class Arrays(Protocol):
+    """Where the arrays of a model lie, and how they get there."""
+
+    page_tokens: int
+    """Tokens of a page of keys and values."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An array for as long as the model is open."""
+        ...
+
+    def workspace(self) -> AbstractContextManager[Zeros]:
+        """Makes arrays that are gone afterwards; they hold anything."""
+        ...
+
+    def rows(self, slot: int, rows: Rows) -> Rows:
+        """``rows`` as subgraphs find them; those of the same ``slot`` are not used any more."""
+        ...
+
+    def to_host(self, array: np.ndarray) -> np.ndarray:
+        """``array``, which was made in a workspace, for the host to keep."""
+        ...
+
+    def launch(self) -> AbstractContextManager[None]:
+        """Stands around what is sent to the device in one go."""
+        ...
+
+
+class HostArrays:
+    """Arrays in the host's memory."""
+
+    page_tokens = PAGE_TOKENS
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        return np.zeros(shape, dtype)
+
+    def workspace(self) -> AbstractContextManager[Zeros]:
+        return nullcontext(np.empty)
+
+    def rows(self, slot: int, rows: Rows) -> Rows:
+        return rows
+
+    def to_host(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def launch(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@dataclass
+class _Slot:
+    """What belongs to one chunk of a window: its activations, its rows as subgraphs find them, and what came out."""
+
+    buffers: Buffers
+    rows: Rows | None = None
+    outputs: tuple[np.ndarray, np.ndarray] | None = None
+
+
+class PlacedModel:
+    """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs.
+
+    Chunks have one of the static ``lengths``; keys and values have room for ``tokens`` tokens.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        weights: Weights,
+        placement: Placement,
+        build: Callable[[Subgraph], RunSubgraph],
+        arrays: Arrays,
+        *,
+        tokens: int,
+        lengths: Sequence[int],
+    ) -> None:
+        self.decoder = decoder
+        self.weights = weights
+        self.layer_parts: Sequence[Sequence[Part]] = place(decoder, placement.prefill)
+        self.lane = placement.decode.lane
+        self.take_turns = takes_turns(self.layer_parts)
+        self._pages = PagedKV(decoder.attentions, tokens, arrays.page_tokens, arrays.zeros)
+        self.kv: KVPages = self._pages
+        self._step_parts = place(decoder, placement.decode)
+        self._cut = placement.decode
+        self._widths = model_widths(decoder, placement)
+        self._subgraphs = SubgraphShelf(build, self._widths)
+        self._embedding = embedding_part(decoder, self._cut)
+        self._final_norm = final_norm_part(decoder, self._cut)
+        self._heads: dict[int, Part] = {}
+        self._arrays = arrays
+        self._lengths = lengths
+        self._slots = [_Slot(self._new_buffers(self._widths))]
+
+    @property
+    def sharing(self) -> Sharing:
+        return self._subgraphs.sharing
+
+    def embed(self, chunk: Chunk) -> Task:
+        return self.walk(range(1), chunk)
+
+    def part(self, layer: int, part: Part, chunk: Chunk) -> Task:
+        subgraph = self._subgraphs.get(part, chunk.rows.static)
+        return self._launched(partial(self._run_layer, layer, (subgraph,), self._slot(chunk)))
+
+    def walk(self, blocks: range, chunk: Chunk) -> Task:
+        return self._launched(*(self._block(block, chunk) for block in blocks))
+
+    def outputs(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
+        slot = self._slot(chunk)
+        found, slot.outputs = slot.outputs, None
+        assert found is not None, "outputs of a chunk that has not been through the head, or asked for twice"
+        return found
+
+    def _launched(self, *tasks: Task) -> Task:
+        """``tasks`` one after the other, sent to the device in one go."""
+
+        def run() -> None:
+            with self._arrays.launch():
+                for task in tasks:
+                    task()
+
+        return run
+
+    def _block(self, block: int, chunk: Chunk) -> Task:
+        slot = self._slot(chunk)
+        if block == 0:
+            return partial(self._embed, chunk, slot)
+        if block > len(self._step_parts):
+            return partial(self._finish, chunk, slot)
+        steps = tuple(self._subgraphs.get(part, chunk.rows.static) for part in self._step_parts[block - 1])
+        return partial(self._run_layer, block - 1, steps, slot)
+
+    def _embed(self, chunk: Chunk, slot: _Slot) -> None:
+        slot.rows = self._arrays.rows(chunk.slot, chunk.rows)
+        table, places = self.weights.embedding_rows(slot.rows.tokens)
+        run = self._subgraphs.get(self._embedding, chunk.rows.static)
+        run(BlockWeights({"embedding": table}, {}), slot.buffers, replace(slot.rows, tokens=places), None)
+
+    def _run_layer(self, layer: int, steps: Sequence[RunSubgraph], slot: _Slot) -> None:
+        assert slot.rows is not None, "a layer before the embedding"
+        weights, pages = self.weights.use(layer), self._pages.layers[layer]
+        for step in steps:
+            step(weights, slot.buffers, slot.rows, pages)
+
+    def _finish(self, chunk: Chunk, slot: _Slot) -> None:
+        """The head of ``chunk``: what its rows are wanted for."""
+        slot.outputs = self._logits(chunk, slot), self._states(chunk, slot)
+
+    def _logits(self, chunk: Chunk, slot: _Slot) -> np.ndarray:
+        """Logits of the wanted rows: float32 [wanted, vocab]."""
+        if not len(chunk.logits):
+            return np.empty((0, self.decoder.vocab_size), np.float32)
+        hidden, rows = self._wanted(chunk.logits, slot)
+        with self._arrays.workspace() as empty:
+            logits = empty((len(hidden), self.decoder.vocab_size), np.float32)
+            for columns, weights in self.weights.head_blocks():
+                self._head_run(weights, rows, hidden, logits[:, columns], empty)
+            return self._arrays.to_host(logits)
+
+    def _head_run(self, weights: BlockWeights, rows: Rows, hidden: np.ndarray, logits: np.ndarray, empty: Zeros) -> None:
+        """A run of the output matrix: its part of the ``logits``."""
+        part = self._head(logits.shape[1])
+        widths = buffer_widths((part,), self.decoder.hidden_size)
+        out = logits if logits.flags.c_contiguous else empty(logits.shape, np.float32)
+        given = {HIDDEN: hidden, self.decoder.output.writes: out}
+        others = {name: empty((len(hidden), width), np.float32) for name, width in widths.items() if name not in given}
+        self._subgraphs.get(part, rows.static)(weights, {**others, **given}, rows, None)
+        if out is not logits:
+            logits[:] = out
+
+    def _states(self, chunk: Chunk, slot: _Slot) -> np.ndarray:
+        """Normed last hidden states of the wanted rows: float32 [wanted, hidden_size]."""
+        if not len(chunk.states):
+            return np.empty((0, self.decoder.hidden_size), np.float32)
+        hidden, rows = self._wanted(chunk.states, slot)
+        with self._arrays.workspace() as empty:
+            normed = empty(hidden.shape, np.float32)
+            norm = self._subgraphs.get(self._final_norm, rows.static)
+            norm(self.weights.head, {HIDDEN: hidden, self.decoder.norm.writes: normed}, rows, None)
+            return self._arrays.to_host(normed)
+
+    def _wanted(self, wanted: np.ndarray, slot: _Slot) -> tuple[np.ndarray, Rows]:
+        """Hidden states float32 [wanted, hidden_size] of the rows ``wanted``, and what these rows are."""
+        rows = slot.rows
+        assert rows is not None
+        picked = replace(
+            rows,
+            static=static_length(len(wanted), self._lengths),
+            tokens=rows.tokens[wanted],
+            sequence=rows.sequence[wanted],
+            position=rows.position[wanted],
+            slots=rows.slots[wanted],
+        )
+        return slot.buffers[HIDDEN][wanted], picked
+
+    def _head(self, rows: int) -> Part:
+        """The part that multiplies ``rows`` rows of the output matrix."""
+        if rows not in self._heads:
+            self._heads[rows] = head_part(self.decoder, self._cut, rows)
+        return self._heads[rows]
+
+    def _slot(self, chunk: Chunk) -> _Slot:
+        while chunk.slot >= len(self._slots):
+            self._slots.append(_Slot(self._more_buffers()))
+        return self._slots[chunk.slot]
+
+    def _more_buffers(self) -> Buffers:
+        if not self.take_turns:
+            return self._new_buffers(self._widths)
+        first = self._slots[0].buffers
+        return {**first, **self._new_buffers({HIDDEN: self.decoder.hidden_size})}
+
+    def _new_buffers(self, widths: Mapping[str, int]) -> Buffers:
+        return {name: self._arrays.zeros((self._lengths[-1], width), np.float32) for name, width in widths.items()}
+
+
+def builder(
+    build: Callable[[Subgraph, RopeTables], RunSubgraph], tables: RopeTables, watch: Watch | None
+) -> Callable[[Subgraph], RunSubgraph]:
+    """``build`` for these ``tables``; with a ``watch``, operation by operation, each wrapped by it."""
+    if watch is None:
+        return lambda subgraph: build(subgraph, tables)
+
+    def build_watched(subgraph: Subgraph) -> RunSubgraph:
+        steps = [watch(subgraph, op, build(replace(subgraph, ops=(op,)), tables)) for op in subgraph.ops]
+
+        def run(*given: Any) -> None:
+            for step in steps:
+                step(*given)
+
+        return run
+
+    return build_watched
+
+
+def takes_turns(layer_parts: Sequence[Sequence[Part]]) -> bool:
+    """Whether one lane does everything: then the chunks of a window could not overlap anyway."""
+    return len({part.lane for parts in layer_parts for part in parts}) == 1
+
+
+def model_widths(decoder: Decoder, placement: Placement) -> dict[str, int]:
+    """Values per row of every float buffer that the layers work in, in either phase."""
+    cuts = dict.fromkeys((placement.prefill, placement.decode))
+    return widest(*(_cut_widths(place(decoder, cut), decoder.hidden_size) for cut in cuts))
+
+
+def _cut_widths(layer_parts: Sequence[Sequence[Part]], hidden_size: int) -> dict[str, int]:
+    every = dict.fromkeys(part for parts in layer_parts for part in parts)
+    return buffer_widths(every, hidden_size)
+
+
+def activation_bytes(decoder: Decoder, placement: Placement, rows: int, window: int) -> int:
+    """Memory of the float buffers of ``window`` chunks of ``rows`` tokens."""
+    widths = model_widths(decoder, placement)
+    whole = sum(widths.values())
+    others = widths[HIDDEN] if takes_turns(place(decoder, placement.prefill)) else whole
+    return rows * 4 * (whole + (window - 1) * others)
