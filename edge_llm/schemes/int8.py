@@ -20,7 +20,7 @@ from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import FULL, INT8, NONE, SHADOWS, Treatment, product_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from kernels import ThreadPool, linear
-from kernels import reference as kernel_reference
+from kernels.reference.linear import linear as reference_linear
 
 NAME = INT8
 
@@ -137,7 +137,7 @@ def cost(linear: Linear) -> float:
 
 
 def reference(x: np.ndarray, weight: Int8Weight) -> np.ndarray:
-    return kernel_reference.linear(
+    return reference_linear(
         x,
         weight.tiles,
         weight.rows,
