@@ -16,14 +16,11 @@ import numpy as np
 
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.roofs import Roofs
-from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Buffers, Device, Op, Rows, RunSubgraph, Subgraph
-from edge_llm.engine.runners import load_runner
-from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.store import LayerPages
 from edge_llm.models.rope import RopeTables
-from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.base import BlockWeights
+from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
 
 RUNS = 3
@@ -157,18 +154,11 @@ def _part(part: str, kind: str, spent: Spent, total: float, roofs: Roofs | None)
     }
 
 
-def break_down(bundle: Bundle, runtime: RuntimeConfig, tests: Sequence[Test], repetitions: int) -> list[Breakdown]:
-    """Load the model once more, on a `TimedDevice`, and run every test on it."""
-    watched: list[TimedDevice] = []
-
-    def watch(device: Device) -> Device:
-        watched.append(TimedDevice(device))
-        return watched[0]
-
-    runner, runtime = load_runner(bundle, runtime, max(test.tokens for test in tests), watch)
-    contestant = OwnRunner(runner, bundle.config.vocab_size)
-    assert runtime.threads is not None
-    return [_run(contestant, watched[0], test, min(repetitions, RUNS), runtime.threads) for test in tests]
+def break_down(
+    contestant: OwnRunner, device: TimedDevice, tests: Sequence[Test], repetitions: int, threads: int
+) -> list[Breakdown]:
+    """Run every test on ``contestant``, which was loaded on ``device`` with this many ``threads``."""
+    return [_run(contestant, device, test, min(repetitions, RUNS), threads) for test in tests]
 
 
 def _run(contestant: OwnRunner, device: TimedDevice, test: Test, runs: int, threads: int) -> Breakdown:

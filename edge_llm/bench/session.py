@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import kernels
-from edge_llm.bench.breakdown import break_down
+from edge_llm.bench.breakdown import Breakdown, TimedDevice, break_down
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
 from edge_llm.bench.environment import Usage, UsageMeter, environment, load_warning, usage_warning, utc_now
 from edge_llm.bench.first_token import CONTEXT, FirstToken, measure_first_token, own_worker
@@ -19,6 +19,7 @@ from edge_llm.bench.memory import forget_peak, peak_rss_bytes
 from edge_llm.bench.peer import BATCH, UBATCH, Peer, PeerSettings, PeerSpec, running, start
 from edge_llm.bench.roofs import Costs, Roofs, measure_roofs, shares
 from edge_llm.config import RuntimeConfig
+from edge_llm.devices.base import Device
 from edge_llm.engine.runners import load_runner
 from edge_llm.formats.bundle import Bundle
 from edge_llm.runner.runner import Int8Runner
@@ -110,9 +111,21 @@ def _with_threads(
         del own  # the weights are loaded anew
         gc.collect()
         progress(f"breakdown, {threads} threads")
-        found = iter(break_down(plan.bundle, runtime, plan.tests, plan.repetitions))
+        found = iter(_breakdowns(plan, runtime, threads))
         for row in rows:
             yield row | ({} if row["peer"] else {"breakdown": next(found).as_dict(roof_meter.best)})
+
+
+def _breakdowns(plan: Plan, runtime: RuntimeConfig, threads: int) -> list[Breakdown]:
+    """Load the model once more, on a `TimedDevice`, and run every test on it."""
+    watched: list[TimedDevice] = []
+
+    def watch(device: Device) -> Device:
+        watched.append(TimedDevice(device))
+        return watched[0]
+
+    runner, _ = load_runner(plan.bundle, runtime, plan.context, watch)
+    return break_down(OwnRunner(runner, plan.bundle.config.vocab_size), watched[0], plan.tests, plan.repetitions, threads)
 
 
 class _RoofMeter:

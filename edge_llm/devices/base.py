@@ -16,8 +16,8 @@ import numpy as np
 from edge_llm.kv.store import LayerPages
 from edge_llm.models.layer import HIDDEN, Attention, Linear, Norm, Operation, SwiGLU
 from edge_llm.models.rope import RopeTables
-from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.base import BlockWeights
+from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
 
 PAGES = "pages"

@@ -27,7 +27,7 @@ from edge_llm.kv.store import LayerPages
 from edge_llm.models.layer import Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
 from kernels.linear import linear_int8

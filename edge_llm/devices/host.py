@@ -14,7 +14,7 @@ from edge_llm.kv.store import LayerPages
 from edge_llm.models.layer import Attention, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
 from kernels.attention import paged_attention, rope_append

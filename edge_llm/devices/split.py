@@ -15,7 +15,7 @@ import numpy as np
 from edge_llm.devices.base import HOT, NORMED, QUANTIZED, RESIDUAL, SHADOW, Buffers, Op, Rows, RunSubgraph
 from edge_llm.kv.store import LayerPages
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.int8_weight import Int8Weight
 from kernels import ThreadPool
 from kernels.linear import hot_product, merge, quantize
 from kernels.pointwise import rms_norm

@@ -15,7 +15,7 @@ from edge_llm.runner.rows import embed
 from edge_llm.runner.sweep import Sweep
 from edge_llm.subgraphs.build import SubgraphShelf
 from edge_llm.weights.base import Weights
-from scheduler import TaskGraph
+from scheduler.tasks import TaskGraph
 
 
 def decode_graph(

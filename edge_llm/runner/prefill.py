@@ -19,7 +19,7 @@ from edge_llm.runner.sweep import Sweep
 from edge_llm.subgraphs.build import SubgraphShelf
 from edge_llm.subgraphs.placement import last_parts
 from edge_llm.weights.base import Weights
-from scheduler import TaskGraph
+from scheduler.tasks import TaskGraph
 
 
 def take_turns(device: Device) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from edge_llm.weights.base import Weights
-from scheduler import TaskGraph
+from scheduler.tasks import TaskGraph
 
 FLASH = "flash"
 
