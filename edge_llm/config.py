@@ -1,4 +1,7 @@
-"""Facts that travel: what a model is, how it is run, how text is sampled.  Frozen; a change makes a new value."""
+"""Facts that travel: what a model is, how its weights are stored, how it is run, how text is sampled.
+
+All are frozen; a change makes a new value.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edge_llm.errors import UsageError
+
+INT8, FLOAT16 = "int8", "float16"
+"""Weight schemes that import chooses between."""
+DEFAULT_SCHEME = INT8
+"""The weight scheme of every linear for which nothing else is said."""
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,8 @@ has the same bits whatever the other rows, the page numbers, the threads or the 
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from kernels import _native
-
-F16 = npt.NDArray[np.float16]
-F32 = npt.NDArray[np.float32]
-I8 = npt.NDArray[np.int8]
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
+from kernels.types import F16, F32, I8, I32, I64
 
 PAGE = 16  # tokens in a page
 

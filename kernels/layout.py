@@ -8,7 +8,7 @@ Values are in [-127, 127]. Every function raises ValueError, naming the argument
 from __future__ import annotations
 
 from kernels import _native
-from kernels.reference import I8, I32, I64
+from kernels.types import I8, I32, I64
 
 
 def pack_tiles(weight: I8) -> I8:

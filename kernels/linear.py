@@ -18,7 +18,7 @@ from __future__ import annotations
 from kernels import _native
 from kernels._native import Int8Linear, ThreadPool
 from kernels.pointwise import swiglu as swiglu_rows
-from kernels.reference import F16, F32, I8, I32, Residual
+from kernels.types import F16, F32, I8, I32, Residual
 
 __all__ = ["Int8Linear", "Residual", "hot_product", "linear", "linear_int8", "merge", "quantize"]
 

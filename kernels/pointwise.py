@@ -10,13 +10,8 @@ with their composition.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from kernels import _native
-
-F32 = npt.NDArray[np.float32]
-I32 = npt.NDArray[np.int32]
+from kernels.types import F32, I32
 
 
 def rms_norm(x: F32, gain: F32, eps: float, pool: _native.ThreadPool, out: F32 | None = None) -> F32:

@@ -10,13 +10,8 @@ names a wrong argument.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from kernels import _native
-
-F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
+from kernels.types import F32, I64
 
 
 def draw(

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from edge_llm.bench.breakdown import break_down, table
+from edge_llm.bench.breakdown import TimedDevice, break_down, table
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
 from edge_llm.bench.environment import UsageMeter, environment, load_warning
 from edge_llm.bench.first_token import measure_first_token, own_worker
@@ -130,7 +130,10 @@ def test_shares_are_of_the_higher_roof():
 
 def test_a_breakdown_adds_up(bundle):
     tests = [Test(40, 0), Test(0, 3, 16)]
-    prompt, generation = break_down(bundle, RuntimeConfig(threads=1, chunk=32), tests, 2)
+    watched = []
+    runtime = RuntimeConfig(threads=1, chunk=32)
+    runner, _ = load_runner(bundle, runtime, 40, lambda device: watched.append(TimedDevice(device)) or watched[0])
+    prompt, generation = break_down(OwnRunner(runner, bundle.config.vocab_size), watched[0], tests, 2, threads=1)
     facts = prompt.as_dict(Roofs(1, "x", 1e9, 1e9))
     assert sum(part["share"] for part in facts["parts"]) == pytest.approx(1.0)
     assert 0 < facts["non_gemm_share"] < 1
@@ -147,8 +150,6 @@ def test_a_breakdown_adds_up(bundle):
 
 
 def test_the_watched_runner_computes_the_same(bundle):
-    from edge_llm.bench.breakdown import TimedDevice
-
     plain, _ = load_runner(bundle, RuntimeConfig(threads=1, chunk=32), 64)
     watched, _ = load_runner(bundle, RuntimeConfig(threads=1, chunk=32), 64, TimedDevice)
     ids = list(range(40))

@@ -26,7 +26,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.paths import find_bundle
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights

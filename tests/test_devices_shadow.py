@@ -15,7 +15,7 @@ from edge_llm.models.layer import Rows as SourceRows
 from edge_llm.models.rope import RopeTables
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.int8_weight import Int8Weight
 from kernels.layout import unpack_tiles
 from kernels.linear import linear_int8
 

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ FLOORS = {
     "edge_llm.cli": 13,
     "app": 14,
 }  # fmt: skip
+LONGEST_CHAIN = 14
+"""Modules of which each imports the next when it is loaded: to understand the first, one may have to read all the others."""
 SCHEDULER_IMPORTERS = {"edge_llm.runner", "edge_llm.bench"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
 BANNED_MODULES = {"pickle", "marshal", "shelve", "diskcache", "torch"}
@@ -100,6 +103,26 @@ def test_scheduler_needs_only_the_standard_library():
         for imported in imports(path):
             top = imported.split(".")[0]
             assert top in sys.stdlib_module_names or top == "scheduler", f"{path.name} imports {imported}"
+
+
+def imported_on_load(path, known):
+    """The modules among ``known`` that the file at ``path`` imports outside of its functions and conditions."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            inner = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ({name if name in known else node.module for name in inner} & known)
+
+
+def test_chains_of_imports_are_short():
+    paths = {module_name(path): path for path in modules()}
+    needs = {name: set(imported_on_load(path, paths.keys())) - {name} for name, path in paths.items()}
+    chain = {}
+    for name in TopologicalSorter(needs).static_order():  # raises CycleError for a circle
+        chain[name] = [name, *max((chain[needed] for needed in needs[name]), key=len, default=[])]
+    longest = max(chain.values(), key=len)
+    assert len(longest) <= LONGEST_CHAIN, " > ".join(longest)
 
 
 def loaded_by(code):

@@ -13,7 +13,8 @@ import kernels
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.errors import CorruptBundle, InvalidModel, UnsupportedModel, UsageError
-from edge_llm.formats.bundle import encode_manifest, open_bundle
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.manifest import encode_manifest
 from edge_llm.models.layer import Linear, Rows
 from edge_llm.schemes import float16, int8, linear_tensors, scheme_called, schemes
 from kernels import reference as kernel_reference

@@ -23,7 +23,7 @@ from edge_llm.quant.scheme import quantize_weight
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.placement import (
     PLACEMENTS,
     connect,

@@ -22,12 +22,13 @@ from edge_llm.bench.synthetic import write_random
 from edge_llm.config import ModelConfig
 from edge_llm.errors import CorruptBundle, StorageError, UsageError
 from edge_llm.formats import direct, layout
+from edge_llm.formats.block_reader import BlockReader
 from edge_llm.formats.bundle import Bundle, aligned_empty, open_bundle
-from edge_llm.formats.direct import HUGE_PAGE_BYTES, BlockReader, DirectFile, direct_buffers, range_reader
+from edge_llm.formats.direct import HUGE_PAGE_BYTES, DirectFile, direct_buffers, range_reader
 from edge_llm.formats.layout import BLOCK_ALIGNMENT
 from edge_llm.formats.manifest import encode_manifest
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights import table
 from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights

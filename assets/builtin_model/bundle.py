@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from edge_llm.convert.importer import import_model
-from edge_llm.formats.bundle import MANIFEST, encode_manifest, open_bundle
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.manifest import MANIFEST, encode_manifest
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle
 
 CALIBRATION = Path(__file__).parent / "calibration.txt"

@@ -14,12 +14,9 @@ from typing import Any
 
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.roofs import Roofs
-from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Buffers, Rows, RunSubgraph
 from edge_llm.devices.kv_pages import LayerPages
-from edge_llm.engine.runners import load_runner
-from edge_llm.formats.bundle import Bundle
-from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Op, Subgraph
 
 RUNS = 3
@@ -135,13 +132,11 @@ def _part(part: str, kind: str, spent: Spent, total: float, roofs: Roofs | None)
     }
 
 
-def break_down(bundle: Bundle, runtime: RuntimeConfig, tests: Sequence[Test], repetitions: int) -> list[Breakdown]:
-    """Load the model once more, under a `Clock`, and run every test on it."""
-    clock = Clock()
-    runner, runtime = load_runner(bundle, runtime, max(test.tokens for test in tests), clock.watch)
-    contestant = OwnRunner(runner, bundle.config.vocab_size)
-    assert runtime.threads is not None
-    return [_run(contestant, clock, test, min(repetitions, RUNS), runtime.threads) for test in tests]
+def break_down(
+    contestant: OwnRunner, clock: Clock, tests: Sequence[Test], repetitions: int, threads: int
+) -> list[Breakdown]:
+    """Run every test on ``contestant``, which ``clock`` watches, with this many ``threads``."""
+    return [_run(contestant, clock, test, min(repetitions, RUNS), threads) for test in tests]
 
 
 def _run(contestant: OwnRunner, clock: Clock, test: Test, runs: int, threads: int) -> Breakdown:

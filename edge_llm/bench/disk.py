@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_llm.bench.memory import forget_peak
+from edge_llm.formats.block_reader import read_rate
 from edge_llm.formats.bundle import Bundle
-from edge_llm.formats.direct import read_rate
 
 _STAT = "/sys/dev/block/{}:{}/stat"
 _BUSY_FIELD = 9

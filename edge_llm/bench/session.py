@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import kernels
-from edge_llm.bench.breakdown import break_down
+from edge_llm.bench.breakdown import Breakdown, Clock, break_down
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
 from edge_llm.bench.environment import Usage, UsageMeter, environment, load_warning, usage_warning, utc_now
 from edge_llm.bench.first_token import CONTEXT, FirstToken, measure_first_token, own_worker
@@ -110,9 +110,16 @@ def _with_threads(
         del own  # the weights are loaded anew
         gc.collect()
         progress(f"breakdown, {threads} threads")
-        found = iter(break_down(plan.bundle, runtime, plan.tests, plan.repetitions))
+        found = iter(_breakdowns(plan, runtime, threads))
         for row in rows:
             yield row | ({} if row["peer"] else {"breakdown": next(found).as_dict(roof_meter.best)})
+
+
+def _breakdowns(plan: Plan, runtime: RuntimeConfig, threads: int) -> list[Breakdown]:
+    """Load the model once more, under a `Clock`, and run every test on it."""
+    clock = Clock()
+    runner, _ = load_runner(plan.bundle, runtime, plan.context, clock.watch)
+    return break_down(OwnRunner(runner, plan.bundle.config.vocab_size), clock, plan.tests, plan.repetitions, threads)
 
 
 class _RoofMeter:

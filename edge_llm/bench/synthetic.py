@@ -14,7 +14,8 @@ import numpy as np
 import edge_llm
 from edge_llm.config import ModelConfig
 from edge_llm.errors import UsageError
-from edge_llm.formats.bundle import BundleWriter, tensor_layout
+from edge_llm.formats.bundle_writer import BundleWriter
+from edge_llm.formats.layout import tensor_layout
 from edge_llm.models import describe
 from edge_llm.paths import synthetic_folder
 from kernels.layout import row_sums

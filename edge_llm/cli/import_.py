@@ -8,9 +8,10 @@ import click
 
 from edge_llm.cli.terminal import note, progress_bar, write
 from edge_llm.cli.values import REAL
+from edge_llm.config import FLOAT16
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
-from edge_llm.quant.shadow import DEFAULT_BUDGET, FLOAT16
+from edge_llm.quant.shadow import DEFAULT_BUDGET
 
 
 @click.command("import")

@@ -16,7 +16,7 @@ from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.kv.store import KVPages
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
-from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Op, Part, Subgraph
 from edge_llm.subgraphs.placement import AUTO, Placement
 from edge_llm.subgraphs.shelf import Sharing

@@ -8,8 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.base import BlockWeights
+from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
 
 CardLinearT = TypeVar("CardLinearT")

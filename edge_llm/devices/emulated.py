@@ -27,8 +27,8 @@ from edge_llm.devices.split import build_split_op
 from edge_llm.errors import DeviceError
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
-from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.base import BlockWeights
+from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import Op, Subgraph
 from edge_llm.subgraphs.placement import AUTO, choose_placement
 from edge_llm.weights.base import Weights

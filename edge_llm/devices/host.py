@@ -14,8 +14,8 @@ from edge_llm.files import shown
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Attention, Decoder, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
-from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.base import BlockWeights
+from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import Op, Subgraph
 from edge_llm.subgraphs.placement import PLACEMENTS, choose_placement
 from edge_llm.weights.base import Weights

@@ -16,7 +16,7 @@ from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.store import KVPages
 from edge_llm.models.layer import HIDDEN, Decoder
 from edge_llm.models.rope import RopeTables
-from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Part, Subgraph, buffer_widths
 from edge_llm.subgraphs.placement import Placement, embedding_part, final_norm_part, head_part, place
 from edge_llm.subgraphs.shelf import Sharing, SubgraphShelf

@@ -14,8 +14,8 @@ import numpy as np
 
 from edge_llm.devices.base import Buffers, Rows, RunSubgraph
 from edge_llm.devices.kv_pages import LayerPages
-from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.base import BlockWeights
+from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import HOT, NORMED, QUANTIZED, RESIDUAL, SHADOW, Op
 from kernels import ThreadPool
 from kernels.linear import hot_product, merge, quantize

@@ -34,7 +34,6 @@ import numpy as np
 from edge_llm.config import ModelConfig
 from edge_llm.errors import CorruptBundle, ModelNotFound, StorageError
 from edge_llm.files import RegularFile, is_folder, status
-from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.checksum import combine_crc32c
 from edge_llm.formats.layout import (
     BLOCK_ALIGNMENT,
@@ -43,7 +42,6 @@ from edge_llm.formats.layout import (
     BlockRange,
     TensorRange,
     group_blocks,
-    tensor_layout,
 )
 from edge_llm.formats.manifest import (
     MANIFEST,
@@ -55,7 +53,6 @@ from edge_llm.formats.manifest import (
     check_source,
     corrupt,
     decode_manifest,
-    encode_manifest,
     linear_facts,
     linear_schemes,
     model_config,
@@ -67,16 +64,6 @@ from edge_llm.models.layer import Decoder, Linear
 from edge_llm.quant.shadow import NONE
 from edge_llm.schemes import Facts
 from kernels.checksum import crc32c
-
-__all__ = [
-    "MANIFEST",
-    "Bundle",
-    "BundleWriter",
-    "aligned_empty",
-    "encode_manifest",
-    "open_bundle",
-    "tensor_layout",
-]
 
 READ_BYTES = 4 << 20
 """What a thread reads at a time: its checksum is computed while it is still in the cache."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
+from edge_llm.config import DEFAULT_SCHEME, ModelConfig
 from edge_llm.errors import StorageError
 from edge_llm.formats.checksum import combine_crc32c
 from edge_llm.formats.layout import (
@@ -34,7 +34,7 @@ from edge_llm.formats.manifest import (
     tensor_record,
 )
 from edge_llm.models import describe
-from edge_llm.models.layer import DEFAULT_SCHEME, Decoder, Linear
+from edge_llm.models.layer import Decoder, Linear
 from edge_llm.schemes import Facts
 from kernels.checksum import crc32c
 

@@ -1,8 +1,8 @@
-"""Blocks of ``weights.bin`` read past the page cache: ``O_DIRECT``, some requests in flight, every tensor checked.
+"""Ranges of files read past the page cache: ``O_DIRECT``, some requests in flight, checksums computed on the way.
 
 Weights that are streamed are read again for every token.  Through the page cache they would push out what else the
 machine needs, and be copied once more.  Reading and checking is native and in the background, so that the disk waits
-neither for a checksum nor for the interpreter, and the next block follows without a pause.
+neither for a checksum nor for the interpreter, and the next range follows without a pause.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ import errno
 import itertools
 import mmap
 import os
-import time
-import weakref
-from collections import deque
 from pathlib import Path
 from typing import Protocol
 
@@ -22,11 +19,9 @@ import numpy as np
 
 from edge_llm.errors import CorruptBundle
 from edge_llm.files import RegularFile
-from edge_llm.formats.bundle import Bundle, aligned_empty
-from edge_llm.formats.layout import BLOCK_ALIGNMENT, DTYPES, BlockRange
-from edge_llm.formats.manifest import WEIGHTS, corrupt
+from edge_llm.formats.layout import BLOCK_ALIGNMENT
 from kernels.checksum import crc32c
-from kernels.range_reader import RangeReader, Reading
+from kernels.range_reader import RangeReader
 
 REQUEST_BYTES = 2 << 20
 READERS = 8
@@ -169,111 +164,3 @@ class RangeReading:
         """Wait until nobody writes to ``out`` any more, whatever came of it."""
         if self._reading is not None:
             self._reading.wait()
-
-
-class BlockPieces:
-    """The tensors of ``block`` of ``bundle`` and the padding behind each: where they end, and whether they came whole."""
-
-    def __init__(self, bundle: Bundle, block: BlockRange) -> None:
-        self._bundle = bundle
-        self._block = block
-        parts = [(tensor.offset - block.offset, tensor.nbytes, tensor.end - block.offset) for tensor in block.tensors]
-        self.ends = np.array([(start + nbytes, end) for start, nbytes, end in parts], np.int64).reshape(-1)
-        """In the block: int64 [2 * tensors]."""
-        self._views = [
-            (tensor.name, slice(start, start + nbytes), DTYPES[tensor.dtype], tensor.shape)
-            for tensor, (start, nbytes, _) in zip(block.tensors, parts, strict=True)
-        ]
-        self._whole: list[int] | None = None  # checksums of a reading in which all was as it should be
-
-    def tensors(self, buffer: np.ndarray, checksums: list[int]) -> dict[str, np.ndarray]:
-        """The tensors by their full names: views of ``buffer``, whose pieces have these ``checksums``; or `CorruptBundle`."""
-        if checksums != self._whole:
-            start = self._block.offset
-            for tensor, checksum in zip(self._block.tensors, checksums[::2], strict=True):
-                self._bundle.checked(tensor, buffer[tensor.offset - start : tensor.end - start], checksum)
-            self._whole = checksums
-        return {name: buffer[part].view(dtype).reshape(shape) for name, part, dtype, shape in self._views}
-
-    def cut(self) -> CorruptBundle:
-        """The error when the file ends before the block does."""
-        path = self._bundle.folder / WEIGHTS
-        return corrupt(f"`{path}` was cut while it was open: `{self._block.name}` is incomplete")
-
-
-class BlockReading:
-    """A block on its way into ``buffer`` (uint8, 4096-aligned), which must not be touched before `wait`."""
-
-    def __init__(self, pieces: BlockPieces, buffer: np.ndarray, reading: RangeReading) -> None:
-        self._pieces = pieces
-        self._buffer = buffer
-        self._reading = reading
-
-    def wait(self) -> dict[str, np.ndarray]:
-        """The tensors of the block by their full names, checked: views of the buffer.
-
-        Raises `StorageError` or `CorruptBundle`; the buffer then holds anything.
-        """
-        try:
-            checksums = self._reading.wait()
-        except CorruptBundle:
-            raise self._pieces.cut() from None
-        return self._pieces.tensors(self._buffer, checksums)
-
-    def settle(self) -> None:
-        """Wait until nobody writes to the buffer any more, whatever came of it."""
-        self._reading.settle()
-
-
-class BlockReader:
-    """Reads blocks of ``bundle`` past the page cache, every tensor checked against its CRC32C on every read.
-
-    Blocks come in the order in which they were asked for.  ``reader`` may serve others too; ``file`` stands for its file.
-    """
-
-    def __init__(self, bundle: Bundle, reader: RangeReader, file: RangeFile | None = None) -> None:
-        self._bundle = bundle
-        self._file = file or DirectFile(bundle.folder / WEIGHTS)
-        self._reader = reader
-        self._pieces: dict[str, BlockPieces] = {}  # of blocks that were asked for: layers are, again and again
-        weakref.finalize(self, self._file.close)
-
-    def start(self, name: str, out: np.ndarray | None = None) -> BlockReading:
-        """Ask for the block ``name``, into ``out`` (uint8, 4096-aligned) or new memory; returns at once."""
-        block = self._bundle.blocks[name]
-        buffer = aligned_empty(block.nbytes) if out is None else out[: block.nbytes]
-        if name not in self._pieces:
-            self._pieces[name] = BlockPieces(self._bundle, block)
-        pieces = self._pieces[name]
-        return BlockReading(pieces, buffer, RangeReading(self._file, self._reader, buffer, block.offset, pieces.ends))
-
-    def read(self, name: str, out: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """`start` and `wait` in one."""
-        return self.start(name, out).wait()
-
-    def close(self) -> None:
-        """Close the file; arrays that were read stay valid."""
-        self._file.close()
-
-
-def read_rate(bundle: Bundle, seconds: float) -> float:
-    """Bytes per second at which the layers of ``bundle`` come when they are read as streamed ones are, but not checked."""
-    blocks = [block for name, block in bundle.blocks.items() if name.startswith("layers.")]
-    buffers = direct_buffers(2, max(block.nbytes for block in blocks))
-    for buffer in buffers:
-        buffer.fill(0)  # memory that is given out by the system now would be timed as well
-    reader = range_reader()
-    nothing = np.empty(0, np.int64)
-    reading: deque[Reading] = deque()
-    done = 0
-    with contextlib.closing(DirectFile(bundle.folder / WEIGHTS)) as file:
-        start = time.perf_counter()
-        while time.perf_counter() < start + seconds:
-            for block, buffer in zip(blocks, itertools.cycle(buffers), strict=False):
-                if len(reading) == len(buffers):
-                    reading.popleft().wait()
-                reading.append(reader.start(file.descriptor, buffer[: block.nbytes], block.offset, nothing))
-            done += sum(block.nbytes for block in blocks)
-        for last in reading:
-            last.wait()
-        return done / (time.perf_counter() - start)

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edge_llm.config import ModelConfig, RopeScaling
+from edge_llm.config import DEFAULT_SCHEME, ModelConfig, RopeScaling
 from edge_llm.errors import CorruptBundle, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.layout import TABLES, TensorRange, tensor_layout
-from edge_llm.models.layer import DEFAULT_SCHEME, Decoder
+from edge_llm.models.layer import Decoder
 from edge_llm.schemes import Facts, scheme_called, schemes
 from edge_llm.strict_json import parse_object
 from kernels.checksum import crc32c

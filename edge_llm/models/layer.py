@@ -15,10 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from edge_llm.config import RopeScaling
+from edge_llm.config import DEFAULT_SCHEME, RopeScaling
 
-DEFAULT_SCHEME = "int8"
-"""The weight scheme of every linear for which nothing else is said."""
 HIDDEN = "hidden"
 """The buffer that layers hand on: float32 [tokens, hidden size]."""
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edge_llm.config import FLOAT16, INT8
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import LinearProfile
-from edge_llm.quant.shadow import FLOAT16, INT8, NONE, SHADOWS, product_cost, shadow_cost
+from edge_llm.quant.shadow import NONE, SHADOWS, product_cost, shadow_cost
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.models.layer import DEFAULT_SCHEME
+from edge_llm.config import INT8
 
-INT8, FLOAT16 = DEFAULT_SCHEME, "float16"
-"""Weight schemes that import chooses between."""
 NONE, COLD, FULL = SHADOWS = ("none", "cold", "full")
 
 PRODUCT_PICOSECONDS = 2.2

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.config import FLOAT16
 from edge_llm.errors import InvalidModel
 from edge_llm.models.layer import Linear
-from edge_llm.quant.shadow import FLOAT16, Treatment, shadow_cost
+from edge_llm.quant.shadow import Treatment, shadow_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from kernels import ThreadPool
-from kernels import reference as kernel_reference
 from kernels.linear import hot_product
 from kernels.pointwise import rms_norm
 from kernels.pointwise import swiglu as swiglu_rows
+from kernels.reference.linear import hot_product as reference_hot_product
 
 NAME = FLOAT16
 
@@ -118,5 +119,5 @@ def cost(linear: Linear) -> float:
 
 def reference(x: np.ndarray, weight: Float16Weight) -> np.ndarray:
     every = np.arange(weight.columns, dtype=np.int32)
-    y = kernel_reference.hot_product(x, every, weight.weight)
+    y = reference_hot_product(x, every, weight.weight)
     return y if weight.bias is None else y + weight.bias

@@ -8,82 +8,20 @@ with hot channels J in float16 and what else overflows added back (design: shado
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from edge_llm.config import INT8
 from edge_llm.files import shown
 from edge_llm.models.layer import Linear
 from edge_llm.quant.scheme import quantize_weight
-from edge_llm.quant.shadow import FULL, INT8, NONE, SHADOWS, Treatment, product_cost
+from edge_llm.quant.shadow import FULL, NONE, SHADOWS, Treatment, product_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
-from kernels import ThreadPool, linear
-from kernels import reference as kernel_reference
+from edge_llm.schemes.int8_weight import Int8Weight
+from kernels.reference.linear import linear as reference_linear
 
 NAME = INT8
-
-
-@dataclass(frozen=True)
-class Int8Weight:
-    """tiles: int8 [ceil(N/16), ceil(K/4), 16, 4]; weight_scale: float32 [N]; row_sum: int32 [N]; hot_index: int32 [H];
-    hot_weight: float16 [H, N]; bias: float32 [N] or None."""
-
-    tiles: np.ndarray
-    rows: int
-    """Output channels N."""
-    columns: int
-    """Input channels K."""
-    input_scale: float
-    """Static per-tensor scale s of the activations."""
-    weight_scale: np.ndarray
-    row_sum: np.ndarray
-    hot_index: np.ndarray
-    hot_weight: np.ndarray
-    bias: np.ndarray | None = None
-    residual: bool = True
-    """The cold residual is added; else what overflows is clipped."""
-
-    @cached_property
-    def scale(self) -> np.ndarray:
-        """input_scale * weight_scale, what an int32 sum is multiplied with: float32 [N]."""
-        return np.asarray(np.float32(self.input_scale) * self.weight_scale)
-
-    @cached_property
-    def native(self) -> linear.Int8Linear:
-        """The same for the kernels, which check it here and trust it from then on."""
-        return linear.Int8Linear(
-            self.tiles,
-            self.rows,
-            self.columns,
-            self.input_scale,
-            self.scale,
-            self.row_sum,
-            self.hot_index,
-            self.hot_weight,
-            self.bias,
-        )
-
-    @property
-    def nbytes(self) -> int:
-        arrays = (self.tiles, self.weight_scale, self.scale, self.row_sum, self.hot_index, self.hot_weight, self.bias)
-        return sum(array.nbytes for array in arrays if array is not None)
-
-    def apply(
-        self,
-        x: np.ndarray,
-        pool: ThreadPool,
-        *,
-        add: np.ndarray | None = None,
-        shadow: bool = True,
-        gain: np.ndarray | None = None,
-        eps: float = 0.0,
-        swiglu: bool = False,
-        out: np.ndarray | None = None,
-    ) -> np.ndarray:
-        keep = shadow and self.residual
-        return linear.linear(x, self.native, pool, add=add, shadow=keep, gain=gain, eps=eps, swiglu=swiglu, out=out)
 
 
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
@@ -137,7 +75,7 @@ def cost(linear: Linear) -> float:
 
 
 def reference(x: np.ndarray, weight: Int8Weight) -> np.ndarray:
-    return kernel_reference.linear(
+    return reference_linear(
         x,
         weight.tiles,
         weight.rows,

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.base import BlockWeights
+from edge_llm.schemes.int8_weight import Int8Weight
 
 
 class Weights(Protocol):

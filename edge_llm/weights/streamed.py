@@ -8,12 +8,13 @@ from threading import Lock
 
 import numpy as np
 
+from edge_llm.formats.block_reader import BlockReader, BlockReading
 from edge_llm.formats.bundle import Bundle
-from edge_llm.formats.direct import BlockReader, BlockReading, RangeFile, direct_buffers, range_reader
+from edge_llm.formats.direct import RangeFile, direct_buffers, range_reader
 from edge_llm.formats.layout import BlockRange
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.plan import MemoryPlan
 from edge_llm.weights.resident import layer_weights, table_weights
 from edge_llm.weights.table import FlashTable

@@ -21,7 +21,7 @@ import numpy as np
 from edge_llm.formats.direct import DirectFile, RangeFile, RangeReading, direct_buffers
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, TensorRange, align
 from edge_llm.formats.manifest import corrupt
-from edge_llm.schemes.int8 import Int8Weight
+from edge_llm.schemes.int8_weight import Int8Weight
 from kernels.layout import gather_rows, pack_tiles
 from kernels.range_reader import RangeReader
 

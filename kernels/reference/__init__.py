@@ -24,13 +24,8 @@ from kernels.reference.attention import (
     values_of,
 )
 from kernels.reference.layout import crc32c, gather_rows, pack_tiles, row_sums, unpack_tiles
-from kernels.reference.linear import Residual, hot_product, linear, linear_int8, merge, quantize
+from kernels.reference.linear import hot_product, linear, linear_int8, merge, quantize
 from kernels.reference.numeric import (
-    F16,
-    F32,
-    I8,
-    I32,
-    I64,
     LANES,
     TILE_CHANNELS,
     TILE_DEPTH,
@@ -42,6 +37,7 @@ from kernels.reference.numeric import (
 )
 from kernels.reference.pointwise import exp, head_norm, rms_norm, rope, swiglu
 from kernels.reference.sampling import sampling_candidates, sampling_draw, sampling_masses
+from kernels.types import F16, F32, I8, I32, I64, Residual
 
 __all__ = [
     "F16",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.reference.numeric import F16, F32, I8, I32, I64, fma, into, lane_sum
+from kernels.reference.numeric import fma, into, lane_sum
 from kernels.reference.pointwise import head_norm, rope
+from kernels.types import F16, F32, I8, I32, I64
 
 PAGE = 16  # tokens in a page
 SEGMENT = 256  # tokens in a segment: one softmax each, merged in ascending order

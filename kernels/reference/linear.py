@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from kernels.reference.layout import unpack_tiles
-from kernels.reference.numeric import F16, F32, I8, I32, I64, fma, into
+from kernels.reference.numeric import fma, into
 from kernels.reference.pointwise import _swiglu, rms_norm
-
-
-class Residual(NamedTuple):
-    """What quantization cut off, sparse by row (CSR): row m holds entries row_start[m] .. row_start[m+1]."""
-
-    row_start: I64  # [M+1]
-    column: I32  # [R], ascending inside a row
-    value: F32  # [R], in units of the activation scale
+from kernels.types import F16, F32, I8, I32, Residual
 
 
 def quantize(

@@ -1,15 +1,11 @@
-"""The numeric rule: types, rounding, and the order of every float sum."""
+"""The numeric rule: rounding, and the order of every float sum."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-F16 = npt.NDArray[np.float16]
-F32 = npt.NDArray[np.float32]
-I8 = npt.NDArray[np.int8]
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
+from kernels.types import F32
 
 LANES = 16
 TILE_CHANNELS = 16  # output channels in a tile row block

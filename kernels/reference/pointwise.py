@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.reference.numeric import F32, I32, fma, into, lane_dot
+from kernels.reference.numeric import fma, into, lane_dot
+from kernels.types import F32, I32
 
 
 def exp(x: F32) -> F32:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from kernels.reference.numeric import F32, I64
+from kernels.types import F32, I64
 
 
 def sampling_masses(gaps: F32, temperature: float, unit: float) -> I64:

@@ -1,0 +1,22 @@
+"""The arrays that kernels take and give."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+F16 = npt.NDArray[np.float16]
+F32 = npt.NDArray[np.float32]
+I8 = npt.NDArray[np.int8]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+
+class Residual(NamedTuple):
+    """What quantization cut off, sparse by row (CSR): row m holds entries row_start[m] .. row_start[m+1]."""
+
+    row_start: I64  # [M+1]
+    column: I32  # [R], ascending inside a row
+    value: F32  # [R], in units of the activation scale
