@@ -7,7 +7,7 @@ have nothing to do with each other add up, so the shares come near the whole; a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from edge_llm.models.reference import FloatCache, FloatKV, FloatModel, layer_for
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights
 from edge_llm.paths import find_bundle
+from edge_llm.progress import CountProgress
 from edge_llm.quant.scheme import rounded_kv
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.schemes import BlockWeights
@@ -55,7 +56,7 @@ def measure_shares(
     tokens: Sequence[int],
     window: int,
     bos: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: CountProgress | None = None,
 ) -> Shares:
     """The shares of the loss of the bundle ``name`` on the first `MAX_TOKENS` of ``tokens``, in `compare`'s windows.
 

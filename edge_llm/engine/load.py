@@ -16,17 +16,18 @@ from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.draft_model import model_drafter
 from edge_llm.engine.engine import Engine
-from edge_llm.engine.runners import Progress, int8_runner, make_runner, resolve
+from edge_llm.engine.runners import int8_runner, make_runner, resolve
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle, models_folder
+from edge_llm.progress import StageProgress
 from edge_llm.runner.base import Runner
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
 
 
-def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Progress | None = None) -> Engine:
+def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: StageProgress | None = None) -> Engine:
     """Load a bundle and make it ready to answer.
 
     Raises `ModelNotFound`, `CorruptBundle`, `UsageError` (a context that the model does not have), `DeviceError`.

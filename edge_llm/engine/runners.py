@@ -17,6 +17,7 @@ from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.store import page_bytes
 from edge_llm.models import describe
 from edge_llm.models.rope import RopeTables
+from edge_llm.progress import StageProgress
 from edge_llm.runner.base import Runner
 from edge_llm.runner.prefill import activation_bytes
 from edge_llm.runner.runner import Int8Runner
@@ -27,8 +28,6 @@ from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
 
-Progress = Callable[[str, int, int], None]
-"""Called with (stage, done, total) while a model loads."""
 Watch = Callable[[Device], Device]
 """Wraps a device in another one, which sees every call."""
 
@@ -81,7 +80,7 @@ DEFAULT_CONTEXT = 32768
 
 
 def make_runner(
-    bundle: Bundle, runtime: RuntimeConfig, progress: Progress | None = None, watch: Watch | None = None
+    bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None = None, watch: Watch | None = None
 ) -> Runner[Any]:
     """The runner that the resolved ``runtime`` asks for."""
     if runtime.float_path:
@@ -92,7 +91,7 @@ def make_runner(
 
 
 def int8_runner(
-    bundle: Bundle, runtime: RuntimeConfig, progress: Progress | None = None, watch: Watch | None = None
+    bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None = None, watch: Watch | None = None
 ) -> Runner[Any]:
     """The INT8 runner on the device and over the weights that ``runtime`` asks for."""
     assert runtime.context is not None
@@ -116,7 +115,7 @@ def make_device(runtime: RuntimeConfig) -> Device:
     return open_device(runtime.device, runtime.threads, shadow=runtime.shadow)
 
 
-def make_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device, progress: Progress | None = None) -> Weights:
+def make_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device, progress: StageProgress | None = None) -> Weights:
     """All weights in memory, or as many as ``runtime.memory`` allows and the rest streamed.
 
     Raises `UsageError` for a budget that is invalid or too small.

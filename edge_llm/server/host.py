@@ -13,11 +13,11 @@ from edge_llm.engine.engine import Engine
 from edge_llm.engine.service import Service
 from edge_llm.errors import ContextOverflow, ModelNotFound, Unavailable
 from edge_llm.files import shown
+from edge_llm.progress import StageProgress
 from edge_llm.server.metrics import Metrics
 from edge_llm.server.work import Result, Workshop
 
-Progress = Callable[[str, int, int], None]
-Load = Callable[[Progress], tuple[Engine, Service]]
+Load = Callable[[StageProgress], tuple[Engine, Service]]
 """Makes an engine and the service that answers with it, telling how far it is."""
 
 
