@@ -15,7 +15,7 @@ from edge_llm.bench.own_process import OwnProcess
 from edge_llm.bench.roofs import Costs, Roofs, operations, shares
 from edge_llm.bench.synthetic import SHAPES, write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
-from edge_llm.engine.runners import load_runner
+from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import describe

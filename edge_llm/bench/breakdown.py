@@ -18,7 +18,7 @@ from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.roofs import Roofs
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Buffers, Device, Op, Rows, RunSubgraph, Subgraph
-from edge_llm.engine.runners import load_runner
+from edge_llm.engine.assembly import load_runner
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.store import LayerPages
 from edge_llm.models.rope import RopeTables

@@ -15,8 +15,8 @@ import numpy as np
 
 from edge_llm.bench.quality import compare
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.float_runner import float_model
-from edge_llm.engine.runners import resolve
+from edge_llm.engine.assembly import fill_defaults
+from edge_llm.engine.float_assembly import float_model
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Layer, Linear
@@ -63,7 +63,7 @@ def measure_shares(
     Raises `ModelNotFound` when the bundle's float weights are gone.
     """
     bundle = open_bundle(find_bundle(name))
-    runtime = resolve(runtime, bundle.config)
+    runtime = fill_defaults(runtime, bundle.config)
     assert runtime.context is not None and runtime.threads is not None
     model, weights, pool = float_model(bundle), ResidentWeights(bundle), ThreadPool(runtime.threads)
     oracle = FloatRunner(model, runtime.context)

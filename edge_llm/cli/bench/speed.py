@@ -31,7 +31,7 @@ from edge_llm.cli.options import Command, add_options, float_option
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import NewFile, Real
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.runners import resolve
+from edge_llm.engine.assembly import fill_defaults
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 
@@ -160,7 +160,7 @@ def bench_command(
             bundle=bundle,
             tests=tests,
             runtime=runtime,
-            threads=tuple(resolve(one, bundle.config).threads or 1 for one in runtimes),
+            threads=tuple(fill_defaults(one, bundle.config).threads or 1 for one in runtimes),
             repetitions=options["repetitions"],
             warm_up=not options["no_warmup"],
             delay=options["delay"],

@@ -42,7 +42,7 @@ def load_runner(
     context = max(needed, 1) if runtime.context is None else runtime.context
     if needed > context:
         raise UsageError(f"--ctx `{context}` is too small for a test of {needed} tokens", param="context")
-    runtime = resolve(replace(runtime, context=context), bundle.config)
+    runtime = fill_defaults(replace(runtime, context=context), bundle.config)
     return make_runner(bundle, runtime, watch=watch), runtime
 
 
@@ -53,7 +53,7 @@ def load_int8_runner(bundle: Bundle, runtime: RuntimeConfig, needed: int) -> Int
     return runner
 
 
-def resolve(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
+def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
     """``runtime`` with every default filled in: CPUs, threads, a context that the model allows, tokens of the KV cache.
 
     Raises `UsageError` for options that contradict each other or the model, `DeviceError` for an unknown device.
@@ -82,9 +82,9 @@ DEFAULT_CONTEXT = 32768
 def make_runner(
     bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None = None, watch: Watch | None = None
 ) -> Runner[Any]:
-    """The runner that the resolved ``runtime`` asks for."""
+    """The runner that the filled-in ``runtime`` asks for."""
     if runtime.float_path:
-        from edge_llm.engine.float_runner import float_runner  # much code that nearly no start needs
+        from edge_llm.engine.float_assembly import float_runner  # much code that nearly no start needs
 
         return float_runner(bundle, runtime)
     return int8_runner(bundle, runtime, progress, watch)
@@ -110,7 +110,7 @@ def int8_runner(
 
 
 def make_device(runtime: RuntimeConfig) -> Device:
-    """The device that the resolved ``runtime`` names.  Raises `DeviceError` for one that this version does not have."""
+    """The device that the filled-in ``runtime`` names.  Raises `DeviceError` for one that this version does not have."""
     assert runtime.threads is not None
     return open_device(runtime.device, runtime.threads, shadow=runtime.shadow)
 
@@ -133,7 +133,7 @@ PROCESS_BYTES = 42 << 20
 
 
 def plan_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> MemoryPlan:
-    """Which weights are resident beside ``device`` under the resolved ``runtime``, whose ``memory`` is set.
+    """Which weights are resident beside ``device`` under the filled-in ``runtime``, whose ``memory`` is set.
 
     Raises `UsageError` for a budget that is invalid or too small.
     """
