@@ -7,7 +7,7 @@ import pytest
 
 from edge_llm.bench.breakdown import break_down, table
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
-from edge_llm.bench.environment import UsageMeter, environment, load_warning
+from edge_llm.bench.environment import CoreMeter, environment, load_warning
 from edge_llm.bench.first_token import measure_first_token, own_worker
 from edge_llm.bench.measure import Measurement, OwnRunner, Ratio, Test, measure
 from edge_llm.bench.memory import forget_peak, peak_rss_bytes
@@ -214,7 +214,7 @@ def test_load_is_judged_per_core(monkeypatch):
 
 
 def test_our_own_work_is_not_others():
-    meter = UsageMeter()
+    meter = CoreMeter()
     while (usage := meter.read()) is None:
         sum(range(10000))
     assert usage.others >= 0.0

@@ -12,7 +12,7 @@ from typing import Any
 import kernels
 from edge_llm.bench.breakdown import break_down
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
-from edge_llm.bench.environment import Usage, UsageMeter, environment, load_warning, usage_warning, utc_now
+from edge_llm.bench.environment import CoreMeter, CoreUsage, core_warning, environment, load_warning, utc_now
 from edge_llm.bench.first_token import CONTEXT, FirstToken, measure_first_token, own_worker
 from edge_llm.bench.measure import Measurement, OwnRunner, Ratio, Test, measure
 from edge_llm.bench.memory import forget_peak, peak_rss_bytes
@@ -57,7 +57,7 @@ class BenchSettings:
         return max(test.tokens for test in self.tests)
 
 
-def run(settings: BenchSettings, warn: Tell, progress: Tell) -> Iterator[Row]:
+def run(settings: BenchSettings, warn: Tell, announce: Tell) -> Iterator[Row]:
     """Measure; every row is complete when it comes.  ``warn`` hears what makes numbers doubtful."""
     surroundings = environment()
     _say(warn, load_warning(surroundings["load_average_start"]))
@@ -65,19 +65,19 @@ def run(settings: BenchSettings, warn: Tell, progress: Tell) -> Iterator[Row]:
         settings.bundle.config, settings.context + 1, settings.threads[0], settings.peer_batch, settings.peer_ubatch
     )
     if settings.peers:
-        progress(f"starting {', '.join(spec.name for spec in settings.peers)}")
+        announce(f"starting {', '.join(spec.name for spec in settings.peers)}")
     with running(settings.peers, peer_settings) as peers:
         for threads in settings.threads:
             for peer in peers:
                 peer.use_threads(threads)
-            yield from _with_threads(settings, threads, peers, surroundings, warn, progress)
+            yield from _with_threads(settings, threads, peers, surroundings, warn, announce)
 
 
 def _with_threads(
-    settings: BenchSettings, threads: int, peers: Sequence[Peer], surroundings: dict[str, Any], warn: Tell, progress: Tell
+    settings: BenchSettings, threads: int, peers: Sequence[Peer], surroundings: dict[str, Any], warn: Tell, announce: Tell
 ) -> Iterator[Row]:
     runtime = replace(settings.runtime, threads=threads)
-    firsts = _first_tokens(settings, threads, progress)
+    firsts = _first_tokens(settings, threads, announce)
     roof_meter = _RoofMeter(threads, settings.roof)
     started = time.perf_counter()
     runner, runtime = load_runner(settings.bundle, runtime, settings.context)
@@ -90,9 +90,9 @@ def _with_threads(
     rows: list[Row] = []
     for test in settings.tests:
         time.sleep(settings.delay)
-        progress(f"{test.label}, {threads} threads")
+        announce(f"{test.label}, {threads} threads")
         taking_part = [peer for peer in peers if peer.spec.takes_part(test)]
-        meter = UsageMeter([peer.process_id for peer in taking_part])
+        meter = CoreMeter([peer.process_id for peer in taking_part])
         before = roof_meter.before()
         disk_before = disk_meter.before()
         mine, *theirs = measure([own, *taking_part], test, settings.repetitions, warm_up=settings.warm_up)
@@ -100,7 +100,7 @@ def _with_threads(
         mine = replace(mine, peak_rss_bytes=max(mine.peak_rss_bytes, load_peak))
         usage = meter.read()
         roofs = roof_meter.after(before)
-        _say(warn, usage_warning(usage, test.label))
+        _say(warn, core_warning(usage, test.label))
         made = [facts.own_row(mine, roofs, usage, disk)]
         made += [facts.peer_row(peer, m, mine, roofs, usage) for peer, m in zip(taking_part, theirs, strict=True)]
         for row in made:
@@ -111,7 +111,7 @@ def _with_threads(
     if settings.breakdown:
         del own  # the weights are loaded anew
         gc.collect()
-        progress(f"breakdown, {threads} threads")
+        announce(f"breakdown, {threads} threads")
         found = iter(break_down(settings.bundle, runtime, settings.tests, settings.repetitions))
         for row in rows:
             yield row | ({} if row["peer"] else {"breakdown": next(found).as_dict(roof_meter.best)})
@@ -142,11 +142,11 @@ class _RoofMeter:
         return roofs
 
 
-def _first_tokens(settings: BenchSettings, threads: int, progress: Tell) -> dict[str, FirstToken]:
+def _first_tokens(settings: BenchSettings, threads: int, announce: Tell) -> dict[str, FirstToken]:
     """By the name of the peer; ours under the empty name."""
     if not settings.first_token:
         return {}
-    progress(f"first token, {threads} threads")
+    announce(f"first token, {threads} threads")
     peer_settings = PeerSettings(settings.bundle.config, CONTEXT, threads, settings.peer_batch, settings.peer_ubatch)
     specs = [spec for spec in settings.peers if spec.engine.loads_a_file and not spec.at_depth_only]
     starters = [lambda: own_worker(settings.bundle.folder, threads)]
@@ -167,7 +167,7 @@ class _Facts:
     streamed_bytes: int
     """Bytes that our runner reads from flash for a generated token."""
 
-    def own_row(self, measurement: Measurement, roofs: Roofs | None, usage: Usage | None, disk: DiskUse | None) -> Row:
+    def own_row(self, measurement: Measurement, roofs: Roofs | None, usage: CoreUsage | None, disk: DiskUse | None) -> Row:
         settings, runtime = self.settings, self.runtime
         numbers = "F32" if runtime.float_path else "INT8"
         model = {
@@ -190,7 +190,7 @@ class _Facts:
         return row | streaming(row, self.streamed_bytes, disk)
 
     def peer_row(
-        self, peer: Peer, measurement: Measurement, ours: Measurement, roofs: Roofs | None, usage: Usage | None
+        self, peer: Peer, measurement: Measurement, ours: Measurement, roofs: Roofs | None, usage: CoreUsage | None
     ) -> Row:
         spec, facts = peer.spec, peer.model_facts
         model = {
@@ -211,7 +211,7 @@ class _Facts:
         return row | streaming(row, 0, None)
 
     def _row(
-        self, name: str, model: Row, measurement: Measurement, costs: Costs | None, roofs: Roofs | None, usage: Usage | None
+        self, name: str, model: Row, measurement: Measurement, costs: Costs | None, roofs: Roofs | None, usage: CoreUsage | None
     ) -> Row:
         rates: dict[str, float | None] = {"gops": None, "gb_s": None}
         if costs is not None:

@@ -195,9 +195,9 @@ def _refuse_unmeasured(options: dict[str, Any], runtime: RuntimeConfig) -> None:
 def _measure(settings: BenchSettings, old: Sequence[Row], output: str, show_progress: bool) -> list[Row]:
     """Measure and print the rows; those of jsonl as they come."""
     rows: list[Row] = []
-    progress = note if show_progress else _silent
+    announce = note if show_progress else _silent
     try:
-        for row in run(settings, warn=lambda sentence: note(f"warning: {sentence}"), progress=progress):
+        for row in run(settings, warn=lambda sentence: note(f"warning: {sentence}"), announce=announce):
             rows.append(saved.compared(row, old) if old else row)
             if output == "jsonl":
                 click.echo(render(rows[-1:], "jsonl"))
