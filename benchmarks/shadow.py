@@ -30,8 +30,8 @@ from edge_llm.bench.measure import Measurement, OwnRunner, Test  # noqa: E402
 from edge_llm.bench.quality import Quality, compare  # noqa: E402
 from edge_llm.config import RuntimeConfig  # noqa: E402
 from edge_llm.convert.importer import Outliers, import_model  # noqa: E402
+from edge_llm.engine.assembly import load_runner  # noqa: E402
 from edge_llm.engine.load import load_comparison  # noqa: E402
-from edge_llm.engine.runners import load_runner  # noqa: E402
 from edge_llm.formats.bundle import Bundle, open_bundle  # noqa: E402
 from edge_llm.quant.profile import OutlierProfile  # noqa: E402
 from edge_llm.quant.shadow import product_cost, shadow_cost  # noqa: E402

@@ -34,8 +34,8 @@ from edge_llm.bench.peer import LLAMA_CPP, Peer, PeerSettings, PeerSpec  # noqa:
 from edge_llm.bench.synthetic import SHAPES, synthetic_bundle  # noqa: E402
 from edge_llm.bench.synthetic_gguf import synthetic_gguf  # noqa: E402
 from edge_llm.config import RuntimeConfig  # noqa: E402
+from edge_llm.engine.assembly import fill_defaults, make_device, plan_weights  # noqa: E402
 from edge_llm.engine.cores import usable_cores  # noqa: E402
-from edge_llm.engine.runners import make_device, plan_weights, resolve  # noqa: E402
 from edge_llm.formats.bundle import Bundle, open_bundle  # noqa: E402
 from edge_llm.kv.pages import page_bytes, pages_for  # noqa: E402
 from edge_llm.weights.plan import ALLOWANCE, MemoryPlan  # noqa: E402
@@ -115,7 +115,7 @@ class Result:
 def measure_shape(shape: str, memory: str, repetitions: int) -> Result:
     """Run everybody in turns."""
     with open_bundle(synthetic_bundle(shape)) as bundle:
-        runtime = resolve(RuntimeConfig(memory=memory), bundle.config)
+        runtime = fill_defaults(RuntimeConfig(memory=memory), bundle.config)
         plan = plan_weights(bundle, runtime, make_device(runtime))
         limit = memory_limit(bundle, plan)
         with ExitStack() as stack:

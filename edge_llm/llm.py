@@ -47,8 +47,8 @@ class LLM:
 
     def reply(self, messages: Sequence[dict[str, Any]], **params: Any) -> Outcome:
         """Answer ``messages``: what the model thought (``thought``), what it says (``said``), and how it ended (``reason``)."""
-        request, reading = conversation_request(self.engine, plain_messages(messages), self._params(params))
-        return reading.outcome(self.engine.answer(request))
+        request, syntax = conversation_request(self.engine, plain_messages(messages), self._params(params))
+        return syntax.outcome(self.engine.answer(request))
 
     def _params(self, changes: dict[str, Any]) -> GenerationParams:
         return replace(self.engine.defaults, **_known(GenerationParams, changes))

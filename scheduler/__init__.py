@@ -31,7 +31,7 @@ stove |              [heat pie---------------------------][heat so]     |  71%
 6 tasks in 14 s (no order beats 14 s)
 
 Greedy policies never let the cook wait, and so start to knead just before the water boils.  A search looks ahead, and a
-policy can follow its plan:
+policy can follow what it finds:
 
 >>> pasta = TaskGraph()
 >>> for name, lane, seconds, after in [
@@ -41,8 +41,8 @@ policy can follow its plan:
 ...     cost.observe(name, lane, seconds)
 >>> simulate(pasta, critical_path, cost).makespan
 21.0
->>> plan = beam(pasta, cost)
->>> plan.proven, simulate(pasta, follow(plan.trace), cost).makespan
+>>> found = beam(pasta, cost)
+>>> found.proven, simulate(pasta, follow(found.trace), cost).makespan
 (True, 12.0)
 
 The same policies run the real tasks, one worker per lane, and `execute` returns the same kind of trace:
@@ -51,7 +51,7 @@ The same policies run the real tasks, one worker per lane, and `execute` returns
 >>> [span.name for span in trace.on("stove")]
 ['heat pie', 'heat soup']
 
-Read on in `tasks`, `policy`, `simulate`, `execute`, `trace`, `plan`; these use `progress`, `cost` and `bounds`;
+Read on in `tasks`, `policy`, `simulate`, `execute`, `trace`, `follow`; these use `graph_state`, `cost` and `bounds`;
 `beam` and `exact` search for the best order.  Source: llm.npu (ASPLOS 2025, arXiv 2407.05858), section 3.4,
 out-of-order subgraph execution.
 """
@@ -60,7 +60,8 @@ from scheduler.beam import Found, beam
 from scheduler.cost import CostModel
 from scheduler.exact import optimal
 from scheduler.execute import Cancelled, TaskFailed, execute
-from scheduler.plan import follow, planned
+from scheduler.follow import follow, planned
+from scheduler.graph_state import GraphState, Policy
 from scheduler.policy import (
     c_value,
     critical_path,
@@ -72,7 +73,6 @@ from scheduler.policy import (
     per_lane,
     smallest,
 )
-from scheduler.progress import Policy, Progress
 from scheduler.simulate import simulate
 from scheduler.tasks import Task, TaskGraph
 from scheduler.trace import Span, Trace
@@ -81,8 +81,8 @@ __all__ = [
     "Cancelled",
     "CostModel",
     "Found",
+    "GraphState",
     "Policy",
-    "Progress",
     "Span",
     "Task",
     "TaskFailed",

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from scheduler.cost import CostModel
+from scheduler.graph_state import GraphState
 from scheduler.policy import critical_path
-from scheduler.progress import Progress
 from scheduler.simulate import simulate
 from scheduler.tasks import Task, TaskGraph
 from scheduler.trace import Span, Trace
@@ -26,7 +26,7 @@ def optimal(graph: TaskGraph, cost: CostModel, lanes: Sequence[str] | None = Non
         raise ValueError(f"`{len(graph)}` tasks are too many for an exact schedule; the limit is {MAX_TASKS}")
     best = simulate(graph, critical_path, cost, lanes)  # an upper bound
     seconds = {task.name: cost.predict(task.cost_key, task.lane) for task in graph}
-    path = Progress(graph, cost).path_seconds
+    path = GraphState(graph, cost).path_seconds
 
     def complete(placed: dict[str, Span], free: dict[str, float]) -> None:
         """Try every way to go on from the placed tasks; `free` is when the last of them ends on each lane."""

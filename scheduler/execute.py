@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from scheduler.cost import CostModel
+from scheduler.graph_state import GraphState, Policy
 from scheduler.policy import in_order
-from scheduler.progress import Policy, Progress
 from scheduler.tasks import Task, TaskGraph
 from scheduler.trace import Span, Trace
 
@@ -45,8 +45,8 @@ def execute(
     Raises TaskFailed from the first Exception of a task, Cancelled, or ValueError if a task's lane is not among
     `lanes` or the policy stops picking before the work is done.  Other BaseExceptions, such as KeyboardInterrupt, pass through.
     """
-    run = _Run(Progress(graph, cost, lanes), policy, cancel.is_set if isinstance(cancel, threading.Event) else cancel)
-    mine, *others = run.progress.lanes or ("no lane",)
+    run = _Run(GraphState(graph, cost, lanes), policy, cancel.is_set if isinstance(cancel, threading.Event) else cancel)
+    mine, *others = run.state.lanes or ("no lane",)
     workers = [threading.Thread(target=run.work, args=(lane,), name=f"lane {lane}") for lane in others]
     try:
         for worker in workers:
@@ -63,14 +63,14 @@ def execute(
             raise run.error
         finally:
             run.error = None  # its traceback refers to `run`: this breaks the circle
-    return Trace(tuple(run.spans), run.progress.lanes)
+    return Trace(tuple(run.spans), run.state.lanes)
 
 
 class _Run:
     """One execution.  All fields are guarded by `lock`; tasks and `cancelled` run outside of it."""
 
-    def __init__(self, progress: Progress, policy: Policy, cancelled: Callable[[], bool] | None) -> None:
-        self.progress = progress
+    def __init__(self, state: GraphState, policy: Policy, cancelled: Callable[[], bool] | None) -> None:
+        self.state = state
         self.policy = policy
         self.cancelled = cancelled
         self.spans: list[Span] = []
@@ -78,7 +78,7 @@ class _Run:
         self.stopped = False
         self.lock = threading.Lock()
         self.idle: set[str] = set()  # lanes that sleep and were not woken yet
-        self.bell = {lane: threading.Lock() for lane in progress.lanes}  # acquire = sleep, release = wake the lane
+        self.bell = {lane: threading.Lock() for lane in state.lanes}  # acquire = sleep, release = wake the lane
         for bell in self.bell.values():
             bell.acquire()
         self.begin = perf_counter()
@@ -102,23 +102,23 @@ class _Run:
         """Sleep until the lane has a task to run, and return it; None when the run is over."""
         while True:
             with self.lock:
-                if self.stopped or not self.progress.left:
+                if self.stopped or not self.state.left:
                     return None
-                if task := self.progress.pick(lane, self.policy):
+                if task := self.state.pick(lane, self.policy):
                     return task
                 self.idle.add(lane)
                 if len(self.idle) == len(self.bell):
-                    raise self.progress.stalled()
+                    raise self.state.stalled()
             self.bell[lane].acquire()
 
     def finish(self, task: Task, start: float, end: float) -> None:
         """Record the end of a task and wake the lanes that have work now."""
         with self.lock:
             self.spans.append(Span.of(task, start - self.begin, end - self.begin))
-            self.progress.finish(task)
+            self.state.finish(task)
             if self.idle:
-                over = not self.progress.left
-                self._wake([lane for lane in self.idle if over or self.progress.ready[lane]])
+                over = not self.state.left
+                self._wake([lane for lane in self.idle if over or self.state.ready[lane]])
 
     def stop(self, error: BaseException) -> None:
         """Start no further task; the first error will be raised."""

@@ -1,6 +1,6 @@
 """Run a graph in virtual time: discrete events without threads or work, the same result every time.
 
-The simulator calls the policy through the same `Progress` as the executor, and returns the same `Trace`.  So it predicts
+The simulator calls the policy through the same `GraphState` as the executor, and returns the same `Trace`.  So it predicts
 the effect of an order without a device, and tests compare the executor with it.
 """
 
@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Sequence
 
 from scheduler.cost import CostModel
-from scheduler.progress import Policy, Progress
+from scheduler.graph_state import GraphState, Policy
 from scheduler.tasks import TaskGraph
 from scheduler.trace import Span, Trace
 
@@ -21,24 +21,24 @@ def simulate(graph: TaskGraph, policy: Policy, cost: CostModel, lanes: Sequence[
     Tasks that end at the same time all end before any lane picks; then the free lanes pick in the order of `lanes`.
     Raises ValueError if a task's lane is not among `lanes`, or the policy stops picking before the work is done.
     """
-    progress = Progress(graph, cost, lanes)
+    state = GraphState(graph, cost, lanes)
     spans: list[Span] = []
     running: list[tuple[float, int, Span]] = []  # heap of (end, order of start, span)
     busy: set[str] = set()
     now, started = 0.0, 0
-    while progress.left:
-        for lane in progress.lanes:
-            if lane not in busy and (task := progress.pick(lane, policy)):
-                end = now + progress.seconds(task)
+    while state.left:
+        for lane in state.lanes:
+            if lane not in busy and (task := state.pick(lane, policy)):
+                end = now + state.seconds(task)
                 heapq.heappush(running, (end, started, Span.of(task, now, end)))
                 busy.add(lane)
                 started += 1
         if not running:
-            raise progress.stalled()
+            raise state.stalled()
         now = running[0][0]
         while running and running[0][0] == now:
             span = heapq.heappop(running)[2]
             spans.append(span)
             busy.remove(span.lane)
-            progress.finish(graph[span.name])
-    return Trace(tuple(spans), progress.lanes)
+            state.finish(graph[span.name])
+    return Trace(tuple(spans), state.lanes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_llm.models.layer import HIDDEN, Attention, Gain, Layer, Linear, Norm, Operation, Rope, Rows, SwiGLU
+from edge_llm.models.layer import HIDDEN, Attention, Gain, Layer, Linear, Norm, Operation, Rope, SourceRows, SwiGLU
 from edge_llm.models.weights import FloatLinear, LayerWeights
 
 WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM = 48, 40, 6, 2, 16
@@ -17,7 +17,7 @@ def norm(name: str, reads: str = HIDDEN, writes: str = "normed", size: int = WID
 
 
 def linear(name: str, rows: int, columns: int, reads: str, writes: str, adds: str = "", bias: bool = False) -> Linear:
-    return Linear(name, (Rows(name, rows),), columns, reads, writes, adds, bias)
+    return Linear(name, (SourceRows(name, rows),), columns, reads, writes, adds, bias)
 
 
 def qkv(reads: str = "normed", bias: bool = False) -> Linear:

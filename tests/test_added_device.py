@@ -9,7 +9,7 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.devices.base import Subgraph
 from edge_llm.devices.host import HostDevice
-from edge_llm.engine.runners import load_runner
+from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.layer import Linear

@@ -9,11 +9,11 @@ from model_files import random_tensors, tiny_config, write_model
 from edge_llm import models
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.engine.runners import load_runner
+from edge_llm.engine.assembly import load_runner
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import llama
 from edge_llm.models._common import llama_decoder
-from edge_llm.models.layer import HIDDEN, Layer, Linear, Rows
+from edge_llm.models.layer import HIDDEN, Layer, Linear, SourceRows
 from edge_llm.models.weights import layer_shapes
 from edge_llm.runner.base import Segment
 
@@ -30,7 +30,7 @@ class MlpFirst:
     def _layer(self, layer):
         norm, qkv, attention, o, *mlp = layer.operations
         size = attention.q_size
-        mix = Linear("mix", (Rows("self_attn.mix_proj", size),), size, reads="attended", writes="mixed", bias=True)
+        mix = Linear("mix", (SourceRows("self_attn.mix_proj", size),), size, reads="attended", writes="mixed", bias=True)
         last = Linear(o.name, o.sources, size, reads="mixed", writes=HIDDEN, adds=HIDDEN)
         return Layer(layer.prefix, (*mlp, norm, qkv, attention, mix, last))
 

@@ -7,7 +7,7 @@ import pytest
 
 from edge_llm.bench.breakdown import TimedDevice, break_down, table
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
-from edge_llm.bench.environment import UsageMeter, environment, load_warning
+from edge_llm.bench.environment import CoreMeter, environment, load_warning
 from edge_llm.bench.first_token import measure_first_token, own_worker
 from edge_llm.bench.measure import Measurement, OwnRunner, Ratio, Test, measure
 from edge_llm.bench.memory import forget_peak, peak_rss_bytes
@@ -15,7 +15,7 @@ from edge_llm.bench.own_process import OwnProcess
 from edge_llm.bench.roofs import Costs, Roofs, operations, shares
 from edge_llm.bench.synthetic import SHAPES, write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
-from edge_llm.engine.runners import load_runner
+from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import describe
@@ -215,7 +215,7 @@ def test_load_is_judged_per_core(monkeypatch):
 
 
 def test_our_own_work_is_not_others():
-    meter = UsageMeter()
+    meter = CoreMeter()
     while (usage := meter.read()) is None:
         sum(range(10000))
     assert usage.others >= 0.0

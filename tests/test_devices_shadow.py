@@ -10,8 +10,7 @@ import pytest
 from edge_llm.devices.base import Op, Part, Rows, Subgraph, buffer_widths
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.split import build_split_op
-from edge_llm.models.layer import Linear
-from edge_llm.models.layer import Rows as SourceRows
+from edge_llm.models.layer import Linear, SourceRows
 from edge_llm.models.rope import RopeTables
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.schemes import BlockWeights

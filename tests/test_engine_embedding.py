@@ -13,10 +13,10 @@ from test_engine_stream import byte_tokenizer
 
 from edge_llm.config import GenerationParams
 from edge_llm.engine.batcher import Batcher, Limits
-from edge_llm.engine.batching import BatchingService
 from edge_llm.engine.embedding import Embedding, EmbeddingJob
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.request import Delta
+from edge_llm.engine.service import BatchingService
 from edge_llm.errors import ContextOverflow, OutOfMemory, UsageError
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import load_config

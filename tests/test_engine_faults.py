@@ -16,9 +16,9 @@ from test_engine_stream import byte_tokenizer
 import edge_llm
 from edge_llm.config import GenerationParams
 from edge_llm.engine.batcher import Limits
+from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import Engine, collect
-from edge_llm.engine.service import DeltaStream
 from edge_llm.errors import Unavailable
 from edge_llm.text.chat import ChatTemplate
 

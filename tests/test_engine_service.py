@@ -11,10 +11,10 @@ from paged_script import forget
 from serving import builtin_engine
 
 from edge_llm.config import GenerationParams
-from edge_llm.engine.batching import BatchingService
+from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import collect
 from edge_llm.engine.request import Request
-from edge_llm.engine.service import DeltaStream
+from edge_llm.engine.service import BatchingService
 from edge_llm.errors import ContextOverflow, Overloaded, Unavailable
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 FLOORS = {
     "kernels": 0, "scheduler": 0, "edge_llm.errors": 0, "edge_llm.child": 0,
-    "edge_llm.config": 1, "edge_llm.paths": 1, "edge_llm.files": 1,
+    "edge_llm.config": 1, "edge_llm.paths": 1, "edge_llm.files": 1, "edge_llm.progress": 1,
     "edge_llm.strict_json": 2, "edge_llm.models": 2,
     "edge_llm.text": 3, "edge_llm.quant": 3, "edge_llm.decoding": 3,
     "edge_llm.schemes": 4,
@@ -149,7 +149,7 @@ def test_help_loads_nothing_heavy(code):
 
 def test_all_that_a_runner_reaches_counts_as_numerics():
     """Stored pages are of the code that `edge_llm.engine.numerics` digests: nothing that computes may lie beside it."""
-    knows_no_numbers = {"edge_llm", "edge_llm.errors", "edge_llm.files", "edge_llm.strict_json"}
+    knows_no_numbers = {"edge_llm", "edge_llm.errors", "edge_llm.files", "edge_llm.progress", "edge_llm.strict_json"}
     reached = loaded_by("import edge_llm.runner.runner, edge_llm.devices.emulated, edge_llm.models.rope")
     ours = {name for name in reached if name.startswith(("edge_llm", "kernels."))} - knows_no_numbers
     digested = {module_name(path) for path in numeric_files() if path.suffix == ".py"}

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
+from edge_llm.engine.assembly import fill_defaults, make_runner
 from edge_llm.engine.batcher import Batcher, Limits
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Request
-from edge_llm.engine.runners import make_runner, resolve
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import load_config
@@ -72,7 +72,7 @@ def subjects(tmp_path_factory, tiny_model):
     made = {}
     for name, options in INT8.items():
         runtime = RuntimeConfig(threads=1, context=CONTEXT, kv_tokens=4 * CONTEXT, chunk=16, window=2, **options)
-        made[name] = Subject(make_runner(bundle, resolve(runtime, CONFIG)), CONFIG.vocab_size, same_bits=True)
+        made[name] = Subject(make_runner(bundle, fill_defaults(runtime, CONFIG)), CONFIG.vocab_size, same_bits=True)
     model = float_model(tiny_model())
     made["float"] = Subject(FloatRunner(model, CONTEXT), model.config.vocab_size, same_bits=False)
     return made

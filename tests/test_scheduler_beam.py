@@ -1,4 +1,4 @@
-"""The beam search against the exact schedule, and plans that are followed."""
+"""The beam search against the exact schedule, and schedules that are followed."""
 
 import threading
 import time
@@ -66,56 +66,56 @@ def test_refuses_a_width_of_nothing():
     assert beam(TaskGraph(), CostModel()).trace.spans == ()
 
 
-# -- plans ------------------------------------------------------------------------------------------------------------
+# -- schedules --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
 @given(programs(max_tasks=9, shortest=1))
-def test_a_plan_followed_in_virtual_time_is_the_plan(program):
+def test_a_schedule_followed_in_virtual_time_is_the_schedule(program):
     graph, cost = program
-    plan = optimal(graph, cost)
-    trace = simulate(graph, follow(plan), cost)
-    assert {span.name: span.start for span in trace.spans} == {span.name: span.start for span in plan.spans}
-    assert simulate(graph, planned(width=10_000), cost).makespan == plan.makespan
+    schedule = optimal(graph, cost)
+    trace = simulate(graph, follow(schedule), cost)
+    assert {span.name: span.start for span in trace.spans} == {span.name: span.start for span in schedule.spans}
+    assert simulate(graph, planned(width=10_000), cost).makespan == schedule.makespan
 
 
 @given(programs(), st.data())
-def test_a_plan_of_other_durations_still_runs_every_task_once(program, data):
+def test_a_schedule_of_other_durations_still_runs_every_task_once(program, data):
     graph, cost = program
-    plan = simulate(graph, in_order, cost)
+    schedule = simulate(graph, in_order, cost)
     drifted = CostModel(default=1)
     for task in graph:
         drifted.observe(task.cost_key, task.lane, data.draw(st.integers(0, 9)))
-    assert_lawful(graph, simulate(graph, follow(plan), drifted))
+    assert_lawful(graph, simulate(graph, follow(schedule), drifted))
     assert_lawful(graph, simulate(graph, follow(beam(graph, cost, width=3).trace), drifted))
 
 
-def test_a_lane_waits_where_the_plan_waits_and_not_where_a_task_is_late():
+def test_a_lane_waits_where_the_schedule_waits_and_not_where_a_task_is_late():
     graph, cost = TaskGraph(), CostModel()
     for name, lane, seconds, after in [
         ("filler", "a", 10, []), ("key", "b", 1, []), ("urgent", "a", 1, ["key"]), ("tail", "b", 10, ["urgent"]),
     ]:  # fmt: skip
         graph.add(name, lane, after=after)
         cost.observe(name, lane, seconds)
-    plan = beam(graph, cost).trace
-    assert [span.name for span in plan.on("a")] == ["urgent", "filler"]
-    assert simulate(graph, follow(plan), cost) == plan
+    schedule = beam(graph, cost).trace
+    assert [span.name for span in schedule.on("a")] == ["urgent", "filler"]
+    assert simulate(graph, follow(schedule), cost) == schedule
 
     graph, cost = chains([("a", 1), ("b", 1), ("a", 1)], [("a", 1), ("a", 1)])
-    plan = simulate(graph, critical_path, cost)
-    assert [span.name for span in plan.on("a")] == ["0.0", "1.0", "0.2", "1.1"]
+    schedule = simulate(graph, critical_path, cost)
+    assert [span.name for span in schedule.on("a")] == ["0.0", "1.0", "0.2", "1.1"]
     late = CostModel()
     for task in graph:
         late.observe(task.cost_key, task.lane, 50 if task.lane == "b" else 1)
-    assert [span.name for span in simulate(graph, follow(plan), late).on("a")] == ["0.0", "1.0", "1.1", "0.2"]
+    assert [span.name for span in simulate(graph, follow(schedule), late).on("a")] == ["0.0", "1.0", "1.1", "0.2"]
 
 
-def test_a_plan_refuses_a_task_that_it_does_not_know():
+def test_a_schedule_refuses_a_task_that_it_does_not_know():
     graph, cost = chains([("a", 1)])
-    plan = simulate(graph, in_order, cost)
+    schedule = simulate(graph, in_order, cost)
     graph.add("guest", "a")
-    with pytest.raises(ValueError, match="`guest` is not in the plan"):
-        simulate(graph, follow(plan), cost)
+    with pytest.raises(ValueError, match="`guest` is not in the schedule"):
+        simulate(graph, follow(schedule), cost)
 
 
 def test_planned_runs_real_tasks_and_many_runs_at_once():

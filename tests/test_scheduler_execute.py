@@ -208,14 +208,14 @@ def test_control_c_is_heard_while_another_lane_works():
 def test_a_policy_that_never_picks_is_an_error(lanes):
     log: list[str] = []
     with pytest.raises(ValueError, match="left every lane idle with `0` ready"):
-        execute(chain("a", "a", log=log), lambda ready, progress: None, lanes)
+        execute(chain("a", "a", log=log), lambda ready, state: None, lanes)
     assert log == []
 
 
 def test_an_error_of_the_policy_stops_all_lanes():
     log: list[str] = []
     with pytest.raises(ValueError, match="chose `1`, which is not ready"):
-        execute(chain("b", "a", log=log), lambda ready, progress: progress.graph["1"], ["a", "b"])
+        execute(chain("b", "a", log=log), lambda ready, state: state.graph["1"], ["a", "b"])
     assert log == []
 
 

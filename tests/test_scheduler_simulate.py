@@ -85,7 +85,7 @@ def test_a_policy_that_never_picks_is_an_error():
     graph = TaskGraph()
     graph.add("1", "a")
     with pytest.raises(ValueError, match="left every lane idle with `1` ready"):
-        simulate(graph, lambda ready, progress: None, CostModel())
+        simulate(graph, lambda ready, state: None, CostModel())
 
 
 def test_a_policy_may_hold_a_lane_back():

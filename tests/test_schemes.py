@@ -15,7 +15,7 @@ from edge_llm.convert.importer import import_model
 from edge_llm.errors import CorruptBundle, InvalidModel, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import encode_manifest
-from edge_llm.models.layer import Linear, Rows
+from edge_llm.models.layer import Linear, SourceRows
 from edge_llm.schemes import float16, int8, linear_tensors, scheme_called, schemes
 from kernels import reference as kernel_reference
 
@@ -25,7 +25,7 @@ FACTS = {"int8": {"input_scale": 0.03, "shadow": "full"}, "float16": {}}
 def opened(name, rows=20, columns=30, bias=True, seed=0):
     """A linear of the scheme ``name``, its description, and the float matrix [N, K] and bias that it was made from."""
     random = np.random.default_rng(seed)
-    linear = Linear("w", (Rows("w", rows),), columns, "x", "y", bias=bias, scheme=name)
+    linear = Linear("w", (SourceRows("w", rows),), columns, "x", "y", bias=bias, scheme=name)
     weight, added = random.standard_normal((rows, columns), np.float32), random.standard_normal(rows).astype(np.float32)
     hot = np.array([1, columns - 1], np.int32) if name == "int8" else np.empty(0, np.int32)
     arrays = scheme_called(name).convert(weight, hot, "w") | ({"bias": added} if bias else {})

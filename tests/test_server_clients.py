@@ -14,7 +14,7 @@ import pytest
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from serving import HandService, hosted, serving
 
-from edge_llm.engine.batching import BatchingService
+from edge_llm.engine.service import BatchingService
 from edge_llm.errors import Overloaded
 from edge_llm.server.host import ModelHost
 

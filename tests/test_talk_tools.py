@@ -23,16 +23,16 @@ def parse(style, pieces, **options):
     """(text, [(name, arguments)]) of an answer that comes in ``pieces``."""
     parser = ToolCallParser(style, NAMES, **options)
     said, calls, ids = "", [], []
-    for part in [part for piece in pieces for part in parser.push(piece)] + parser.finish():
-        if isinstance(part, Said):
-            said += part.text
-        elif isinstance(part, CallBegun):
-            assert part.index == len(calls)
-            calls.append((part.name, ""))
-            ids.append(part.id)
-        elif isinstance(part, CallArguments):
-            name, arguments = calls[part.index]
-            calls[part.index] = (name, arguments + part.text)
+    for found in [found for piece in pieces for found in parser.push(piece)] + parser.finish():
+        if isinstance(found, Said):
+            said += found.text
+        elif isinstance(found, CallBegun):
+            assert found.index == len(calls)
+            calls.append((found.name, ""))
+            ids.append(found.id)
+        elif isinstance(found, CallArguments):
+            name, arguments = calls[found.index]
+            calls[found.index] = (name, arguments + found.text)
     assert len(set(ids)) == parser.calls == len(calls)
     return said, calls
 

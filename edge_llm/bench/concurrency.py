@@ -12,11 +12,11 @@ import numpy as np
 
 from edge_llm.bench.report import Column, Row, table_of
 from edge_llm.config import GenerationParams, RuntimeConfig
-from edge_llm.engine.batching import BatchingService
+from edge_llm.engine.assembly import load_runner
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Request
-from edge_llm.engine.runners import load_runner
+from edge_llm.engine.service import BatchingService
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.paths import builtin_bundle

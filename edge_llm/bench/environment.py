@@ -82,7 +82,7 @@ def utc_now() -> str:
 
 
 @dataclass(frozen=True)
-class Usage:
+class CoreUsage:
     """Cores in use over a span of time."""
 
     others: float
@@ -91,20 +91,20 @@ class Usage:
     """Taken by the hypervisor."""
 
 
-class UsageMeter:
+class CoreMeter:
     """Watches the machine from its creation on.  ``processes``: the ids of our own workers."""
 
     def __init__(self, processes: Sequence[int] = ()) -> None:
         self._processes = [psutil.Process(), *(psutil.Process(process) for process in processes)]
         self._started = self._now()
 
-    def read(self) -> Usage | None:
+    def read(self) -> CoreUsage | None:
         """Cores in use since the start; None if that is too short a time to tell."""
         spans = [end - start for start, end in zip(self._started, self._now(), strict=True)]
         seconds, busy, steal, ours = spans
         if seconds < _MIN_SAMPLE:
             return None
-        return Usage(others=max(0.0, busy - ours) / seconds, steal=steal / seconds)
+        return CoreUsage(others=max(0.0, busy - ours) / seconds, steal=steal / seconds)
 
     def _now(self) -> tuple[float, float, float, float]:
         """Time, CPU seconds of all, stolen, and of our own processes."""
@@ -121,7 +121,7 @@ def load_warning(load: Sequence[float]) -> str | None:
     return f"the machine is busy: load average {load[0]:.1f} on {cores} cores; numbers will be low and scattered"
 
 
-def usage_warning(usage: Usage | None, what: str) -> str | None:
+def core_warning(usage: CoreUsage | None, what: str) -> str | None:
     """A sentence if others used the machine during ``what``."""
     if usage is None or usage.others + usage.steal <= BUSY_CORES:
         return None

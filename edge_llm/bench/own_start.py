@@ -8,7 +8,7 @@ from pathlib import Path
 import kernels
 from edge_llm.bench.serve import serve
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.runners import load_runner
+from edge_llm.engine.assembly import load_runner
 from edge_llm.formats.bundle import open_bundle
 
 PROMPT = 32

@@ -29,7 +29,7 @@ BATCH, UBATCH = 2048, 512
 
 
 @dataclass(frozen=True, eq=False)
-class Engine:
+class PeerEngine:
     """A kind of peer."""
 
     name: str
@@ -55,7 +55,7 @@ class Engine:
             return "unknown"
 
 
-LLAMA_CPP = Engine(
+LLAMA_CPP = PeerEngine(
     "llama.cpp",
     "edge_llm.bench.peer_llama_cpp",
     tuple(BLOCK_BYTES),
@@ -64,7 +64,7 @@ LLAMA_CPP = Engine(
     flash_attention_is_a_choice=True,
     loads_a_file=True,
 )
-TORCH = Engine(
+TORCH = PeerEngine(
     "torch", "edge_llm.bench.peer_torch", ("x86", "fbgemm", "onednn"), {"torch": "torch"}, "install it: pip install torch"
 )
 ENGINES = {engine.name: engine for engine in (LLAMA_CPP, TORCH)}
@@ -74,7 +74,7 @@ ENGINES = {engine.name: engine for engine in (LLAMA_CPP, TORCH)}
 class PeerSpec:
     """One way to run a peer."""
 
-    engine: Engine
+    engine: PeerEngine
     variant: str
     """llama.cpp: number format of the weights; torch: library that multiplies INT8 matrices."""
     flash_attention: bool = True
@@ -123,7 +123,7 @@ def _known() -> list[str]:
     return [*names, f"{LLAMA_CPP.name}:{LLAMA_CPP.variants[0]}:nofa"]
 
 
-def _require_packages(engine: Engine) -> None:
+def _require_packages(engine: PeerEngine) -> None:
     missing = [package for package, module in engine.packages.items() if find_spec(module) is None]
     if missing:
         names = " and ".join(f"`{package}`" for package in missing)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edge_llm.errors import UsageError
+from edge_llm.progress import CountProgress
 from edge_llm.runner.base import Runner
 
 BLOCK_LOGITS = 2**23
@@ -35,7 +36,7 @@ def compare(
     tokens: Sequence[int],
     window: int,
     bos: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: CountProgress | None = None,
 ) -> Quality:
     """Predict every token of ``tokens`` from those before it in its window of ``window`` tokens, with both runners.
 

@@ -17,7 +17,7 @@ from kernels.roofs import read_bandwidth
 
 
 def device_rates(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Rates:
-    """What ``bundle`` is read and multiplied at by ``device`` under the resolved ``runtime``; takes a second or two."""
+    """What ``bundle`` is read and multiplied at by ``device`` under the filled-in ``runtime``; takes a second or two."""
     assert runtime.threads is not None
     pool = ThreadPool(runtime.threads)
     here = read_bandwidth(pool)

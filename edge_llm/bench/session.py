@@ -1,4 +1,4 @@
-"""One call of the benchmark: a `Plan` goes in, rows with llama-bench's keys and ours come out as they are measured."""
+"""One call of the benchmark: `BenchSettings` go in, rows with llama-bench's keys and ours come out as they are measured."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import kernels
 from edge_llm.bench.breakdown import Breakdown, Clock, break_down
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
-from edge_llm.bench.environment import Usage, UsageMeter, environment, load_warning, usage_warning, utc_now
+from edge_llm.bench.environment import CoreMeter, CoreUsage, core_warning, environment, load_warning, utc_now
 from edge_llm.bench.first_token import CONTEXT, FirstToken, measure_first_token, own_worker
 from edge_llm.bench.measure import Measurement, OwnRunner, Ratio, Test, measure
 from edge_llm.bench.memory import forget_peak, peak_rss_bytes
 from edge_llm.bench.peer import BATCH, UBATCH, Peer, PeerSettings, PeerSpec, running, start
 from edge_llm.bench.roofs import Costs, Roofs, measure_roofs, shares
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.runners import load_runner
+from edge_llm.engine.assembly import load_runner
 from edge_llm.formats.bundle import Bundle
 from edge_llm.runner.runner import Int8Runner
 
@@ -31,7 +31,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchSettings:
     """What is to be measured, and how."""
 
     label: str
@@ -57,69 +57,72 @@ class Plan:
         return max(test.tokens for test in self.tests)
 
 
-def run(plan: Plan, warn: Tell, progress: Tell) -> Iterator[Row]:
+def run(settings: BenchSettings, warn: Tell, announce: Tell) -> Iterator[Row]:
     """Measure; every row is complete when it comes.  ``warn`` hears what makes numbers doubtful."""
     surroundings = environment()
     _say(warn, load_warning(surroundings["load_average_start"]))
-    settings = PeerSettings(plan.bundle.config, plan.context + 1, plan.threads[0], plan.peer_batch, plan.peer_ubatch)
-    if plan.peers:
-        progress(f"starting {', '.join(spec.name for spec in plan.peers)}")
-    with running(plan.peers, settings) as peers:
-        for threads in plan.threads:
+    peer_settings = PeerSettings(
+        settings.bundle.config, settings.context + 1, settings.threads[0], settings.peer_batch, settings.peer_ubatch
+    )
+    if settings.peers:
+        announce(f"starting {', '.join(spec.name for spec in settings.peers)}")
+    with running(settings.peers, peer_settings) as peers:
+        for threads in settings.threads:
             for peer in peers:
                 peer.use_threads(threads)
-            yield from _with_threads(plan, threads, peers, surroundings, warn, progress)
+            yield from _with_threads(settings, threads, peers, surroundings, warn, announce)
 
 
 def _with_threads(
-    plan: Plan, threads: int, peers: Sequence[Peer], surroundings: dict[str, Any], warn: Tell, progress: Tell
+    settings: BenchSettings, threads: int, peers: Sequence[Peer], surroundings: dict[str, Any], warn: Tell, announce: Tell
 ) -> Iterator[Row]:
-    runtime = replace(plan.runtime, threads=threads)
-    firsts = _first_tokens(plan, threads, progress)
-    roof_meter = _RoofMeter(threads, plan.roof)
+    runtime = replace(settings.runtime, threads=threads)
+    firsts = _first_tokens(settings, threads, announce)
+    roof_meter = _RoofMeter(threads, settings.roof)
     started = time.perf_counter()
-    runner, runtime = load_runner(plan.bundle, runtime, plan.context)
+    runner, runtime = load_runner(settings.bundle, runtime, settings.context)
     streamed = runner.model.weights.streamed_bytes if isinstance(runner, Int8Runner) else 0
-    facts = _Facts(plan, runtime, firsts, time.perf_counter() - started, surroundings, streamed)
-    disk_meter = DiskMeter(plan.bundle if streamed else None)
+    facts = _Facts(settings, runtime, firsts, time.perf_counter() - started, surroundings, streamed)
+    disk_meter = DiskMeter(settings.bundle if streamed else None)
     load_peak = peak_rss_bytes()
-    own = OwnRunner(runner, plan.bundle.config.vocab_size)
+    own = OwnRunner(runner, settings.bundle.config.vocab_size)
     del runner
     rows: list[Row] = []
-    for test in plan.tests:
-        time.sleep(plan.delay)
-        progress(f"{test.label}, {threads} threads")
+    for test in settings.tests:
+        time.sleep(settings.delay)
+        announce(f"{test.label}, {threads} threads")
         taking_part = [peer for peer in peers if peer.spec.takes_part(test)]
-        meter = UsageMeter([peer.process_id for peer in taking_part])
+        meter = CoreMeter([peer.process_id for peer in taking_part])
         before = roof_meter.before()
         disk_before = disk_meter.before()
-        mine, *theirs = measure([own, *taking_part], test, plan.repetitions, warm_up=plan.warm_up)
+        mine, *theirs = measure([own, *taking_part], test, settings.repetitions, warm_up=settings.warm_up)
         disk = disk_meter.after(disk_before, alone=not taking_part)
         mine = replace(mine, peak_rss_bytes=max(mine.peak_rss_bytes, load_peak))
         usage = meter.read()
         roofs = roof_meter.after(before)
-        _say(warn, usage_warning(usage, test.label))
+        _say(warn, core_warning(usage, test.label))
         made = [facts.own_row(mine, roofs, usage, disk)]
         made += [facts.peer_row(peer, m, mine, roofs, usage) for peer, m in zip(taking_part, theirs, strict=True)]
         for row in made:
             _say(warn, _noise_warning(row))
         rows += made
-        if not plan.breakdown:
+        if not settings.breakdown:
             yield from made
-    if plan.breakdown:
+    if settings.breakdown:
         del own  # the weights are loaded anew
         gc.collect()
-        progress(f"breakdown, {threads} threads")
-        found = iter(_breakdowns(plan, runtime, threads))
+        announce(f"breakdown, {threads} threads")
+        found = iter(_breakdowns(settings, runtime, threads))
         for row in rows:
             yield row | ({} if row["peer"] else {"breakdown": next(found).as_dict(roof_meter.best)})
 
 
-def _breakdowns(plan: Plan, runtime: RuntimeConfig, threads: int) -> list[Breakdown]:
+def _breakdowns(settings: BenchSettings, runtime: RuntimeConfig, threads: int) -> list[Breakdown]:
     """Load the model once more, under a `Clock`, and run every test on it."""
     clock = Clock()
-    runner, _ = load_runner(plan.bundle, runtime, plan.context, clock.watch)
-    return break_down(OwnRunner(runner, plan.bundle.config.vocab_size), clock, plan.tests, plan.repetitions, threads)
+    runner, _ = load_runner(settings.bundle, runtime, settings.context, clock.watch)
+    own = OwnRunner(runner, settings.bundle.config.vocab_size)
+    return break_down(own, clock, settings.tests, settings.repetitions, threads)
 
 
 class _RoofMeter:
@@ -147,16 +150,16 @@ class _RoofMeter:
         return roofs
 
 
-def _first_tokens(plan: Plan, threads: int, progress: Tell) -> dict[str, FirstToken]:
+def _first_tokens(settings: BenchSettings, threads: int, announce: Tell) -> dict[str, FirstToken]:
     """By the name of the peer; ours under the empty name."""
-    if not plan.first_token:
+    if not settings.first_token:
         return {}
-    progress(f"first token, {threads} threads")
-    settings = PeerSettings(plan.bundle.config, CONTEXT, threads, plan.peer_batch, plan.peer_ubatch)
-    specs = [spec for spec in plan.peers if spec.engine.loads_a_file and not spec.at_depth_only]
-    starters = [lambda: own_worker(plan.bundle.folder, threads)]
-    starters += [lambda spec=spec: start(spec, settings) for spec in specs]  # type: ignore[misc]
-    measured = measure_first_token(starters, plan.repetitions)
+    announce(f"first token, {threads} threads")
+    peer_settings = PeerSettings(settings.bundle.config, CONTEXT, threads, settings.peer_batch, settings.peer_ubatch)
+    specs = [spec for spec in settings.peers if spec.engine.loads_a_file and not spec.at_depth_only]
+    starters = [lambda: own_worker(settings.bundle.folder, threads)]
+    starters += [lambda spec=spec: start(spec, peer_settings) for spec in specs]  # type: ignore[misc]
+    measured = measure_first_token(starters, settings.repetitions)
     return dict(zip(["", *(spec.name for spec in specs)], measured, strict=True))
 
 
@@ -164,7 +167,7 @@ def _first_tokens(plan: Plan, threads: int, progress: Tell) -> dict[str, FirstTo
 class _Facts:
     """What every row of one thread count says."""
 
-    plan: Plan
+    settings: BenchSettings
     runtime: RuntimeConfig
     firsts: dict[str, FirstToken]
     load_seconds: float
@@ -172,17 +175,17 @@ class _Facts:
     streamed_bytes: int
     """Bytes that our runner reads from flash for a generated token."""
 
-    def own_row(self, measurement: Measurement, roofs: Roofs | None, usage: Usage | None, disk: DiskUse | None) -> Row:
-        plan, runtime = self.plan, self.runtime
+    def own_row(self, measurement: Measurement, roofs: Roofs | None, usage: CoreUsage | None, disk: DiskUse | None) -> Row:
+        settings, runtime = self.settings, self.runtime
         numbers = "F32" if runtime.float_path else "INT8"
         model = {
             "peer": None,
             "peer_version": None,
             "peer_build": None,
             "backends": runtime.device,
-            "model_filename": plan.bundle.folder.name,
-            "model_type": f"{plan.label} {numbers}",
-            "model_size": plan.bundle.size,
+            "model_filename": settings.bundle.folder.name,
+            "model_type": f"{settings.label} {numbers}",
+            "model_size": settings.bundle.size,
             "n_batch": runtime.chunk * runtime.window,
             "n_ubatch": runtime.chunk,
             "type_k": numbers.lower(),
@@ -190,12 +193,12 @@ class _Facts:
             "flash_attn": True,
             "load_ms": 1e3 * self.load_seconds,
         }
-        costs = None if runtime.float_path else Costs.of_bundle(plan.bundle)
+        costs = None if runtime.float_path else Costs.of_bundle(settings.bundle)
         row = self._row("", model, measurement, costs, roofs, usage) | dict.fromkeys(_RATIO)
         return row | streaming(row, self.streamed_bytes, disk)
 
     def peer_row(
-        self, peer: Peer, measurement: Measurement, ours: Measurement, roofs: Roofs | None, usage: Usage | None
+        self, peer: Peer, measurement: Measurement, ours: Measurement, roofs: Roofs | None, usage: CoreUsage | None
     ) -> Row:
         spec, facts = peer.spec, peer.model_facts
         model = {
@@ -203,10 +206,10 @@ class _Facts:
             "peer_version": spec.engine.version,
             "peer_build": peer.build,
             "backends": spec.backend,
-            "model_type": f"{self.plan.label} {facts.pop('numbers')}",
+            "model_type": f"{self.settings.label} {facts.pop('numbers')}",
             **facts,
-            "n_batch": self.plan.peer_batch,
-            "n_ubatch": self.plan.peer_ubatch,
+            "n_batch": self.settings.peer_batch,
+            "n_ubatch": self.settings.peer_ubatch,
             "flash_attn": spec.flash_attention,
             "load_ms": 1e3 * peer.load_seconds,
         }
@@ -216,7 +219,7 @@ class _Facts:
         return row | streaming(row, 0, None)
 
     def _row(
-        self, name: str, model: Row, measurement: Measurement, costs: Costs | None, roofs: Roofs | None, usage: Usage | None
+        self, name: str, model: Row, measurement: Measurement, costs: Costs | None, roofs: Roofs | None, usage: CoreUsage | None
     ) -> Row:
         rates: dict[str, float | None] = {"gops": None, "gb_s": None}
         if costs is not None:
@@ -229,7 +232,7 @@ class _Facts:
             "cpu_info": surroundings["cpu"],
             "gpu_info": "",
             **model,
-            "model_n_params": self.plan.bundle.decoder.parameters,
+            "model_n_params": self.settings.bundle.decoder.parameters,
             "n_threads": self.runtime.threads,
             "isa": None if name else kernels.isa(),
             "test_time": utc_now(),

@@ -7,7 +7,7 @@ have nothing to do with each other add up, so the shares come near the whole; a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from edge_llm.bench.quality import compare
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.float_runner import float_model
-from edge_llm.engine.runners import resolve
+from edge_llm.engine.assembly import fill_defaults
+from edge_llm.engine.float_assembly import float_model
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Layer, Linear
@@ -24,6 +24,7 @@ from edge_llm.models.reference import FloatCache, FloatKV, FloatModel, layer_for
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights
 from edge_llm.paths import find_bundle
+from edge_llm.progress import CountProgress
 from edge_llm.quant.scheme import rounded_kv
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.schemes import BlockWeights
@@ -55,14 +56,14 @@ def measure_shares(
     tokens: Sequence[int],
     window: int,
     bos: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: CountProgress | None = None,
 ) -> Shares:
     """The shares of the loss of the bundle ``name`` on the first `MAX_TOKENS` of ``tokens``, in `compare`'s windows.
 
     Raises `ModelNotFound` when the bundle's float weights are gone.
     """
     bundle = open_bundle(find_bundle(name))
-    runtime = resolve(runtime, bundle.config)
+    runtime = fill_defaults(runtime, bundle.config)
     assert runtime.context is not None and runtime.threads is not None
     model, weights, pool = float_model(bundle), ResidentWeights(bundle), ThreadPool(runtime.threads)
     oracle = FloatRunner(model, runtime.context)

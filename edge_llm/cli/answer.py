@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge_llm.cli.terminal import think, write
 from edge_llm.engine.request import Delta
-from edge_llm.talk.outcome import Reading
+from edge_llm.talk.outcome import AnswerSyntax
 from edge_llm.talk.reasoning import Thought
 from edge_llm.talk.tool_calls import Said
 
@@ -12,8 +12,8 @@ from edge_llm.talk.tool_calls import Said
 class Printer:
     """Prints one answer, delta by delta."""
 
-    def __init__(self, reading: Reading) -> None:
-        self._reader = reading.reader()
+    def __init__(self, syntax: AnswerSyntax) -> None:
+        self._reader = syntax.reader()
         self._said: list[str] = []
         self._thinking = False
 
@@ -24,14 +24,14 @@ class Printer:
 
     def show(self, delta: Delta) -> None:
         """Print what ``delta`` completes."""
-        for part in self._reader.read(delta):
-            if isinstance(part, Thought):
+        for piece in self._reader.read(delta):
+            if isinstance(piece, Thought):
                 self._thinking = True
-                think(part.text)
-            elif isinstance(part, Said):
+                think(piece.text)
+            elif isinstance(piece, Said):
                 self._end_thought()
-                self._said.append(part.text)
-                write(part.text)
+                self._said.append(piece.text)
+                write(piece.text)
         if delta.finish is not None:
             self._end_thought()
 

@@ -94,8 +94,8 @@ class Conversation:
         messages = [*self._messages, {"role": "user", "content": line}]
         printer: Printer | None = None
         try:
-            request, reading = conversation_request(self._engine, messages, self._params)
-            printer = Printer(reading)
+            request, syntax = conversation_request(self._engine, messages, self._params)
+            printer = Printer(syntax)
             for delta in self._engine.stream(request):
                 printer.show(delta)
                 self._last = delta.finish or self._last

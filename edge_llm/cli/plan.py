@@ -11,7 +11,7 @@ from edge_llm.bench.roofs import Costs
 from edge_llm.cli.terminal import say, say_json
 from edge_llm.cli.values import WHOLE
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.runners import make_device, plan_weights, resolve
+from edge_llm.engine.assembly import fill_defaults, make_device, plan_weights
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.paths import find_bundle
 from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Work, layer_ranges, predict
@@ -30,7 +30,7 @@ def plan_command(model: str | None, memory: str, where: str, threads: int | None
     With an emulated chip, a layer's products take what the chip is assumed to take, launches and copies included.
     """
     with open_bundle(find_bundle(model)) as bundle:
-        runtime = resolve(RuntimeConfig(device=where, threads=threads, memory=memory), bundle.config)
+        runtime = fill_defaults(RuntimeConfig(device=where, threads=threads, memory=memory), bundle.config)
         assert runtime.threads is not None
         sizes = WeightSizes.of_bundle(bundle)
         device = make_device(runtime)

@@ -26,7 +26,7 @@ from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Answer, Delta, Request
 from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.talk.conversation import conversation_request
-from edge_llm.talk.outcome import Reading
+from edge_llm.talk.outcome import AnswerSyntax
 
 
 @click.command("run")
@@ -54,11 +54,11 @@ def run_command(model: str | None, prompt: str | None, system: str | None, raw: 
     if grammar is not None:
         check_grammar(grammar, engine.tokenizer)
     params = generation_params(options | {"grammar": grammar}, engine.defaults)
-    request, reading = _request(engine, text, system, raw, params)
+    request, syntax = _request(engine, text, system, raw, params)
     if as_json:
-        say_json(_as_dict(engine.answer(request), reading), indent=None)
+        say_json(_as_dict(engine.answer(request), syntax), indent=None)
     else:
-        _print_stream(engine, request, reading)
+        _print_stream(engine, request, syntax)
 
 
 def _whole_prompt(prompt: str | None) -> str:
@@ -71,23 +71,23 @@ def _whole_prompt(prompt: str | None) -> str:
     return text
 
 
-def _request(engine: Engine, text: str, system: str | None, raw: bool, params: Any) -> tuple[Request, Reading]:
+def _request(engine: Engine, text: str, system: str | None, raw: bool, params: Any) -> tuple[Request, AnswerSyntax]:
     if raw or engine.template.is_default:
         if system is not None:
             raise UsageError("--system needs a model with a chat template, and no --raw", param="system")
-        return engine.text_request(text, params), Reading(engine.tokenizer)
+        return engine.text_request(text, params), AnswerSyntax(engine.tokenizer)
     messages = [] if system is None else [{"role": "system", "content": system}]
     return conversation_request(engine, [*messages, {"role": "user", "content": text}], params)
 
 
-def _as_dict(answer: Answer, reading: Reading) -> dict[str, Any]:
+def _as_dict(answer: Answer, syntax: AnswerSyntax) -> dict[str, Any]:
     """The JSON object of --json: the text without thoughts, and these; ``tokens`` are all that the model wrote."""
-    outcome = reading.outcome(answer)
+    outcome = syntax.outcome(answer)
     return answer.as_dict() | {"text": outcome.said, "reasoning": outcome.thought}
 
 
-def _print_stream(engine: Engine, request: Request, reading: Reading) -> None:
-    printer = Printer(reading)
+def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> None:
+    printer = Printer(syntax)
 
     def shown() -> Iterator[Delta]:
         for delta in engine.stream(request):

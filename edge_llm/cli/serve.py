@@ -51,12 +51,12 @@ def serve_command(
     Listens while the model loads; GET /health says when it is ready.  SIGTERM and Ctrl-C let running answers end.
     """
     # imported late, so that --help does not wait for the server
-    from edge_llm.engine.batching import BatchingService
     from edge_llm.engine.engine import Engine
     from edge_llm.engine.load import load_engine
-    from edge_llm.engine.service import Service
+    from edge_llm.engine.service import BatchingService, Service
     from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
-    from edge_llm.server.host import ModelHost, Progress
+    from edge_llm.progress import StageProgress
+    from edge_llm.server.host import ModelHost
     from edge_llm.server.run import ServeOptions, listen, serve
 
     runtime = replace(runtime_config(options), kv_memory=kv_memory, prefix_cache=prefix_cache)
@@ -67,7 +67,7 @@ def serve_command(
     listener = listen(chosen)
     place = listener.getsockname()
     address = f"[{place[0]}]" if ":" in place[0] else place[0]
-    def load(progress: Progress) -> tuple[Engine, Service]:
+    def load(progress: StageProgress) -> tuple[Engine, Service]:
         engine = load_engine(model, runtime, progress)
         return engine, BatchingService(engine, queue_limit=queue, window_seconds=batch_window / 1e3)
 

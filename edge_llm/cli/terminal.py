@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-Progress = Callable[[str, int, int], None]
+from edge_llm.progress import StageProgress
 
 SAY_PROGRESS_SECONDS = 30.0
 """How often a log is told how far a long stage is."""
@@ -58,7 +58,7 @@ def has_person() -> bool:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Progress]:
+def progress_bar() -> Iterator[StageProgress]:
     """A callback (stage, done, total): a bar on a terminal, else a line for each stage and how far a long one is, on stderr."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield _say_stages()
@@ -79,7 +79,7 @@ def progress_bar() -> Iterator[Progress]:
         yield draw
 
 
-def _say_stages(clock: Callable[[], float] = time.monotonic) -> Progress:
+def _say_stages(clock: Callable[[], float] = time.monotonic) -> StageProgress:
     said: dict[str, float] = {}
 
     def say(stage: str, done: int, total: int) -> None:
@@ -96,7 +96,7 @@ def _say_stages(clock: Callable[[], float] = time.monotonic) -> Progress:
 
 
 @contextmanager
-def quiet_progress() -> Iterator[Progress]:
+def quiet_progress() -> Iterator[StageProgress]:
     """A bar on a terminal, silence elsewhere (loading is short)."""
     if sys.stderr is not None and sys.stderr.isatty():
         with progress_bar() as draw:

@@ -48,6 +48,7 @@ from edge_llm.models.weights import (
     read_output,
 )
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
+from edge_llm.progress import StageProgress, ignore
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import (
     HOT_FACTOR,
@@ -62,7 +63,7 @@ from edge_llm.quant.profile import (
 from edge_llm.quant.scheme import MAX_FLOAT16
 from edge_llm.quant.shadow import Treatment
 from edge_llm.schemes import int8, scheme_of
-from edge_llm.sources import Progress, Source, ignore, open_source
+from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
 
 FEW_TOKENS = 512
@@ -81,7 +82,7 @@ def import_model(
     outliers: Outliers | None = None,
     fold: bool = True,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> Path:
     """Import ``source`` (a Hugging Face folder, or a hub id ``org/name``) and return the bundle's folder.
@@ -194,7 +195,7 @@ class _Job:
         keep_float: bool,
         outliers: Outliers,
         fold: bool,
-        progress: Progress,
+        progress: StageProgress,
         notice: Callable[[str], None],
     ) -> None:
         self.source = source

@@ -19,11 +19,11 @@ from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.reference import rms_norm
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding, read_final_norm, read_layer, read_output
+from edge_llm.progress import StageProgress
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import ChannelStatistics, output_error
 from edge_llm.quant.shadow import NONE, Treatment
 from edge_llm.schemes import float16, int8, scheme_of
-from edge_llm.sources import Progress
 from kernels import ThreadPool
 
 Treat = Callable[[ChannelStatistics, np.ndarray, np.ndarray], tuple[Treatment, ...]]
@@ -88,7 +88,7 @@ class _LayerSurvey:
 
 
 def survey_model(
-    source: WeightSource, decoder: Decoder, context: int, sequences: list[np.ndarray], wishes: Wishes, progress: Progress
+    source: WeightSource, decoder: Decoder, context: int, sequences: list[np.ndarray], wishes: Wishes, progress: StageProgress
 ) -> Survey:
     """Run ``sequences`` through the float model, a layer at a time; fold what pays, and see what is left to treat.
 

@@ -8,7 +8,7 @@ bundle would give, and holds one layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from edge_llm.kv.store import SequencePages
 from edge_llm.models.layer import HIDDEN, Decoder, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_final_norm, read_output
+from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import Treatment
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
@@ -48,7 +49,7 @@ def losses(
     decoder: Decoder,
     survey: Survey,
     choices: Sequence[Choice],
-    progress: Callable[[int, int], None],
+    progress: CountProgress,
 ) -> list[float]:
     """What INT8 costs with each of ``choices``, in percent of perplexity: exp(mean KL(float || INT8)) - 1.
 

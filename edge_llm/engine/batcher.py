@@ -166,7 +166,7 @@ class Batcher:
         """
         yield from self.drop_cancelled()
         self._admit()
-        step = self._plan()
+        step = self._next_step()
         yield from self._tell()
         left = deque((work, segment, segment.sequence.length) for work, segment in step)
         try:
@@ -252,7 +252,7 @@ class Batcher:
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def _plan(self) -> Step:
+    def _next_step(self) -> Step:
         """What the step computes: a token of every answer first, then prompts in order, while budget and memory last."""
         limits = self._limits
         answers = [work for work in self._answers.running if work.decoding]

@@ -10,10 +10,10 @@ from edge_llm.config import GenerationParams, ModelConfig
 from edge_llm.decoding.draft import Drafter, prompt_lookup
 from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.batcher import Batcher, Limits
+from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.driver import Driver
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Answer, Delta, Finish, Request
-from edge_llm.engine.service import DeltaStream
 from edge_llm.errors import ContextOverflow, UsageError
 from edge_llm.runner.base import Cancel, Runner
 from edge_llm.text.chat import ChatTemplate, encode_chat

@@ -13,20 +13,21 @@ from typing import Any
 from edge_llm.config import RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
+from edge_llm.engine.assembly import fill_defaults, int8_runner, make_runner
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.draft_model import model_drafter
 from edge_llm.engine.engine import Engine
-from edge_llm.engine.runners import Progress, int8_runner, make_runner, resolve
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle, models_folder
+from edge_llm.progress import StageProgress
 from edge_llm.runner.base import Runner
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
 
 
-def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Progress | None = None) -> Engine:
+def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: StageProgress | None = None) -> Engine:
     """Load a bundle and make it ready to answer.
 
     Raises `ModelNotFound`, `CorruptBundle`, `UsageError` (a context that the model does not have), `DeviceError`.
@@ -36,7 +37,7 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Prog
     _clear_leftovers()
     bundle = open_bundle(folder)
     config = bundle.config
-    runtime = resolve(runtime, config)
+    runtime = fill_defaults(runtime, config)
     with ThreadPoolExecutor(1) as background:  # weights are read while the tokenizer is built
         loading = background.submit(make_runner, bundle, runtime, progress)
         tokenizer = Tokenizer.from_folder(folder, config.vocab_size)
@@ -84,6 +85,6 @@ def load_comparison(model: str | Path, runtime: RuntimeConfig) -> tuple[Tokenize
     """Tokenizer, INT8 runner and float runner of one model."""
     folder = find_bundle(model)
     bundle = open_bundle(folder)
-    runtime = resolve(runtime, bundle.config)
+    runtime = fill_defaults(runtime, bundle.config)
     tokenizer = Tokenizer.from_folder(folder, bundle.config.vocab_size)
     return tokenizer, int8_runner(bundle, runtime), make_runner(bundle, replace(runtime, float_path=True))

@@ -8,33 +8,22 @@ async for delta in answering: ...        # on an event loop
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import logging
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 import numpy as np
 
-from edge_llm.engine.request import Delta, Request
+from edge_llm.engine.delta_stream import Answering
+from edge_llm.engine.embedding import EmbeddingJob
+from edge_llm.engine.engine import Engine
+from edge_llm.engine.request import Request
+from edge_llm.errors import ContextOverflow, Overloaded, Unavailable, UsageError
 
-
-class Answering(Protocol):
-    """One submitted request.  It is iterated once; the last delta has ``finish``, or the error of the request is raised."""
-
-    def __iter__(self) -> Iterator[Delta]:
-        """The deltas, waited for in this thread."""
-        ...
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        """The deltas, waited for on the running event loop without polling; a wait that is cancelled loses nothing."""
-        ...
-
-    def cancel(self) -> None:
-        """Stop at once; the stream ends with the finish reason ``cancelled``.  No effect on a stream that has ended."""
-        ...
+log = logging.getLogger("edge_llm.engine")
 
 
 class Service(Protocol):
@@ -70,102 +59,88 @@ class Service(Protocol):
         ...
 
 
-class DeltaStream:
-    """An `Answering` that one thread fills: `put` deltas, the last one with ``finish``, or `fail`."""
+class BatchingService:
+    """A `Service` that answers through the driver of ``engine``, on a thread that runs its steps.
 
-    def __init__(self, request: Request, on_cancel: Callable[[DeltaStream], None]) -> None:
-        self.request = request
-        self._on_cancel = on_cancel
-        self._items: deque[Delta | BaseException] = deque()
-        self._changed = threading.Condition()
-        self._wake: Callable[[], None] | None = None
-        self._cancelled = False
-        self._ended = False
+    At most ``queue_limit`` requests wait.  When nothing runs, the first step waits ``window_seconds`` for company: a batch
+    that starts together shares every step.
+    """
 
-    def put(self, delta: Delta) -> None:
-        self._append(delta, ends=delta.finish is not None)
+    def __init__(self, engine: Engine, *, queue_limit: int = 256, window_seconds: float = 0.0) -> None:
+        self._engine = engine
+        self._driver = engine.driver
+        self._changed = engine.driver.changed
+        self._queue_limit = queue_limit
+        self._window_seconds = window_seconds
+        self._closing = False
+        self._hurry = False
+        self._worker = threading.Thread(target=self._work, name="answers", daemon=True)
+        self._worker.start()
 
-    def fail(self, error: BaseException) -> None:
-        self._append(error, ends=True)
+    # -- called by many threads ---------------------------------------------------------------------------------------
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether the caller wants no more of it."""
-        return self._cancelled
-
-    @property
-    def ready(self) -> bool:
-        """Whether `poll` has something."""
-        return bool(self._items)
-
-    def cancel(self) -> None:
-        self._cancelled = True
-        self._on_cancel(self)
-
-    def __iter__(self) -> Iterator[Delta]:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._items)
-                delta = self._take()
-            yield delta
-            if delta.finish is not None:
-                return
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return _AsyncDeltas(self)
-
-    def attach(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` after every change, from the thread that makes it."""
+    def submit(self, request: Request) -> Answering:
+        self._check_fits(len(request.prompt) + 1)
+        generation, stream = self._engine.prepare(request, lambda: self._hurry)
         with self._changed:
-            self._wake = wake
-        wake()
+            self._check_open()
+            self._driver.add(generation, stream)
+        return stream
 
-    def poll(self) -> Delta | None:
-        """The next delta if it is there; raises the error that ended the stream."""
+    def embed(self, prompts: Sequence[Sequence[int]]) -> Future[np.ndarray]:
+        if not prompts:
+            raise UsageError("there is nothing to embed; give at least one text", param="input")
+        for prompt in prompts:
+            self._check_fits(len(prompt))
+        job = EmbeddingJob(prompts, lambda: self._hurry)
         with self._changed:
-            return self._take() if self._items else None
+            self._check_open()
+            self._driver.add_job(job)
+        return job.future
 
-    def _append(self, item: Delta | BaseException, *, ends: bool) -> None:
+    def close(self, *, drain_seconds: float) -> None:
         with self._changed:
-            if self._ended:
-                return
-            self._ended = ends
-            self._items.append(item)
+            self._closing = True
             self._changed.notify_all()
-            if self._wake is not None:
-                self._wake()
+        self._worker.join(drain_seconds)
+        self._hurry = True
+        self._worker.join()
 
-    def _take(self) -> Delta:
-        item = self._items.popleft()
-        if isinstance(item, BaseException):
-            raise item
-        return item
+    @property
+    def running(self) -> int:
+        return self._driver.running
 
+    @property
+    def waiting(self) -> int:
+        return self._driver.waiting
 
-class _AsyncDeltas:
-    """A `DeltaStream` on the event loop that is running."""
+    def _check_fits(self, tokens: int) -> None:
+        if tokens > self._engine.runner.context:
+            raise ContextOverflow(tokens, self._engine.runner.context)
+        self._engine.runner.memory.check_fits(tokens)
 
-    def __init__(self, stream: DeltaStream) -> None:
-        self._stream = stream
-        self._ended = False
-        self._ready = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        stream.attach(self._wake)
+    def _check_open(self) -> None:
+        if self._closing:
+            raise Unavailable("the service is shutting down; ask again later")
+        if self.waiting >= self._queue_limit:
+            raise Overloaded(f"`{self._queue_limit}` requests are waiting already; ask again later")
 
-    def __aiter__(self) -> _AsyncDeltas:
-        return self
+    # -- the worker's thread ------------------------------------------------------------------------------------------
 
-    async def __anext__(self) -> Delta:
-        if self._ended:
-            raise StopAsyncIteration
-        while (delta := self._stream.poll()) is None:
-            self._ready.clear()
-            if (delta := self._stream.poll()) is not None:
-                break
-            await self._ready.wait()
-        self._ended = delta.finish is not None
-        return delta
+    def _work(self) -> None:
+        while self._wait_for_work():
+            try:
+                self._driver.run_until(lambda: not self._driver.busy)
+            except BaseException:  # nothing ends this thread but `close`; those who lost something by it have been told
+                log.exception("a step was interrupted")
 
-    def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody listens
-            self._loop.call_soon_threadsafe(self._ready.set)
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; false when the service is closed and all is done."""
+        with self._changed:
+            idle = not self._driver.busy
+            self._changed.wait_for(lambda: self._driver.busy or self._closing)
+            if idle and self._window_seconds and not self._closing:
+                until = time.monotonic() + self._window_seconds
+                while (left := until - time.monotonic()) > 0 and not self._closing:
+                    self._changed.wait(left)
+            return self._driver.busy

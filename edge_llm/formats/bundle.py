@@ -23,7 +23,7 @@ import os
 import stat
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,15 +61,13 @@ from edge_llm.formats.manifest import (
 )
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder, Linear
+from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import NONE
 from edge_llm.schemes import Facts
 from kernels.checksum import crc32c
 
 READ_BYTES = 4 << 20
 """What a thread reads at a time: its checksum is computed while it is still in the cache."""
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
 
 
 def aligned_empty(nbytes: int, alignment: int = BLOCK_ALIGNMENT) -> np.ndarray:
@@ -130,7 +128,7 @@ class Bundle:
             tensor.name: self._checked(tensor, _part(buffer, block, tensor)) for tensor in block.tensors
         }
 
-    def read_all(self, progress: Progress | None = None, threads: int | None = None) -> dict[str, np.ndarray]:
+    def read_all(self, progress: CountProgress | None = None, threads: int | None = None) -> dict[str, np.ndarray]:
         """Every tensor by name, one buffer per block, read and checked in pieces by several threads.
 
         ``progress`` is called with (bytes done, bytes in all).

@@ -18,7 +18,7 @@ from edge_llm.models.layer import (
     Norm,
     Operation,
     Rope,
-    Rows,
+    SourceRows,
     SwiGLU,
 )
 
@@ -196,7 +196,9 @@ def llama_decoder(config: ModelConfig) -> Decoder:
         embedding=Embedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size),
         layers=tuple(Layer(f"model.layers.{index}.", operations) for index in range(config.num_layers)),
         norm=_norm(config, "final_norm", "model.norm.weight", "normed"),
-        output=Linear("output", (Rows("lm_head", config.vocab_size),), config.hidden_size, reads="normed", writes="logits"),
+        output=Linear(
+            "output", (SourceRows("lm_head", config.vocab_size),), config.hidden_size, reads="normed", writes="logits"
+        ),
         tied=config.tied_embeddings,
     )
 
@@ -204,21 +206,22 @@ def llama_decoder(config: ModelConfig) -> Decoder:
 def _llama_layer(config: ModelConfig) -> tuple[Operation, ...]:
     hidden, inner = config.hidden_size, config.intermediate_size
     kv = config.kv_size
-    qkv = (Rows("self_attn.q_proj", config.q_size), Rows("self_attn.k_proj", kv), Rows("self_attn.v_proj", kv))
-    gate_up = (Rows("mlp.gate_proj", inner), Rows("mlp.up_proj", inner))
+    queries = SourceRows("self_attn.q_proj", config.q_size)
+    qkv = (queries, SourceRows("self_attn.k_proj", kv), SourceRows("self_attn.v_proj", kv))
+    gate_up = (SourceRows("mlp.gate_proj", inner), SourceRows("mlp.up_proj", inner))
     return (
         _norm(config, "attention_norm", "input_layernorm.weight", "normed"),
         Linear("qkv", qkv, hidden, reads="normed", writes="qkv", bias=config.qkv_bias),
         _attention(config),
         Linear(
-            "o", (Rows("self_attn.o_proj", hidden),), config.q_size,
+            "o", (SourceRows("self_attn.o_proj", hidden),), config.q_size,
             reads="attended", writes=HIDDEN, adds=HIDDEN, bias=config.output_bias,
         ),
         _norm(config, "mlp_norm", "post_attention_layernorm.weight", "normed"),
         Linear("gate_up", gate_up, hidden, reads="normed", writes="gate_up", bias=config.mlp_bias),
         SwiGLU(inner, reads="gate_up", writes="activated"),
         Linear(
-            "down", (Rows("mlp.down_proj", hidden),), inner,
+            "down", (SourceRows("mlp.down_proj", hidden),), inner,
             reads="activated", writes=HIDDEN, adds=HIDDEN, bias=config.mlp_bias,
         ),
     )  # fmt: skip

@@ -5,7 +5,7 @@ layout, subgraphs, buffers and costs walk over the description; none of them kno
 
     Layer("model.layers.0.", (
         Norm(Gain("attention_norm", "input_layernorm.weight", 64), 1e-5, reads="hidden", writes="normed"),
-        Linear("qkv", (Rows("self_attn.q_proj", 64), ...), 64, reads="normed", writes="qkv"),
+        Linear("qkv", (SourceRows("self_attn.q_proj", 64), ...), 64, reads="normed", writes="qkv"),
         ...))
 """
 
@@ -40,7 +40,7 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class Rows:
+class SourceRows:
     """Output rows of a linear that come from one module of the source: ``<source>.weight``, and ``<source>.bias``."""
 
     source: str
@@ -62,7 +62,7 @@ class Linear:
     """``writes = reads @ W.T (+ bias) (+ adds)``; W [rows, columns] is its sources one under the other."""
 
     name: str
-    sources: tuple[Rows, ...]
+    sources: tuple[SourceRows, ...]
     columns: int
     """Input channels K."""
     reads: str

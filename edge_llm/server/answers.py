@@ -9,9 +9,10 @@ from typing import Any
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from edge_llm.engine.delta_stream import Answering
 from edge_llm.engine.engine import collect
 from edge_llm.engine.request import Answer, Delta, Request
-from edge_llm.engine.service import Answering, Service
+from edge_llm.engine.service import Service
 from edge_llm.errors import Unavailable
 from edge_llm.server.host import ModelHost
 from edge_llm.server.metrics import Metrics, Stopwatch

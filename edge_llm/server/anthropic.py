@@ -27,7 +27,7 @@ from edge_llm.server.thinking import Thinks
 from edge_llm.strict_json import is_deeper
 from edge_llm.talk.conversation import conversation_request, plain_messages, plain_text
 from edge_llm.talk.formats import checked_grammar, response_format
-from edge_llm.talk.outcome import Outcome, Part, Reading
+from edge_llm.talk.outcome import AnswerPiece, AnswerSyntax, Outcome
 from edge_llm.talk.reasoning import Thought
 from edge_llm.talk.tool_calls import CallArguments, CallBegun
 from edge_llm.talk.tools import ToolUse
@@ -59,7 +59,7 @@ class CountBody(Thinks):
     def settings(self) -> dict[str, Setting]:
         return super().settings() | {"output_config.effort": self.output_config.effort if self.output_config else None}
 
-    def prompt_for(self, host: ModelHost, params: GenerationParams) -> tuple[Prompt, Reading]:
+    def prompt_for(self, host: ModelHost, params: GenerationParams) -> tuple[Prompt, AnswerSyntax]:
         """The engine's request, and how to read its answer.  A last message of the assistant is the answer's beginning."""
         given = [_chat_tool(tool, at) for at, tool in enumerate(self.tools or [])]
         choice, parallel = _chat_choice(self.tool_choice or {})
@@ -93,8 +93,8 @@ class MessagesBody(CountBody, Sampling):
 
     def reply(self, host: ModelHost, model: str) -> MessageReply:
         """What answers this request."""
-        prompt, reading = self.prompt_for(host, self.params(host.engine.defaults, host.engine.config.vocab_size))
-        return MessageReply(model, [prompt], reading)
+        prompt, syntax = self.prompt_for(host, self.params(host.engine.defaults, host.engine.config.vocab_size))
+        return MessageReply(model, [prompt], syntax)
 
     def params(self, defaults: GenerationParams, vocab_size: int) -> GenerationParams:
         """``defaults`` with what this request says otherwise."""
@@ -166,7 +166,7 @@ class MessageReply:
 
     model: str
     requests: list[Prompt]
-    reading: Reading
+    syntax: AnswerSyntax
     id: str = field(default_factory=lambda: new_id("msg_"))
 
     def events(self) -> _Events:
@@ -176,7 +176,7 @@ class MessageReply:
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The finished message."""
         (answer,) = answers
-        outcome = self.reading.outcome(answer)
+        outcome = self.syntax.outcome(answer)
         return {**self.begun(_usage(answer.finish)), "content": _content(outcome), **_stop(answer.finish, outcome.reason)}
 
     def begun(self, usage: dict[str, Any]) -> dict[str, Any]:
@@ -240,16 +240,16 @@ class _Blocks:
         self._index = -1
         self._kind = ""
 
-    def grow(self, part: Part) -> Iterator[str]:
-        """``part`` goes on with the last block, or ends it and begins the next."""
-        calls = isinstance(part, CallBegun | CallArguments)
-        kind = "tool_use" if calls else "thinking" if isinstance(part, Thought) else "text"
-        if kind != self._kind or isinstance(part, CallBegun):
+    def grow(self, piece: AnswerPiece) -> Iterator[str]:
+        """``piece`` goes on with the last block, or ends it and begins the next."""
+        calls = isinstance(piece, CallBegun | CallArguments)
+        kind = "tool_use" if calls else "thinking" if isinstance(piece, Thought) else "text"
+        if kind != self._kind or isinstance(piece, CallBegun):
             yield from self.end()
-            yield from self.begin(kind, {"id": part.id, "name": part.name} if isinstance(part, CallBegun) else {})
-        if not isinstance(part, CallBegun):
+            yield from self.begin(kind, {"id": piece.id, "name": piece.name} if isinstance(piece, CallBegun) else {})
+        if not isinstance(piece, CallBegun):
             name, key = _BLOCK_DELTAS[kind]
-            yield named("content_block_delta", index=self._index, delta={"type": name, key: part.text})
+            yield named("content_block_delta", index=self._index, delta={"type": name, key: piece.text})
 
     def begin(self, kind: str, more: dict[str, Any]) -> Iterator[str]:
         """The beginning of a block."""
@@ -288,7 +288,7 @@ class _Events:
 
     def __init__(self, reply: MessageReply) -> None:
         self._reply = reply
-        self._reader = reply.reading.reader()
+        self._reader = reply.syntax.reader()
         self._blocks = _Blocks()
 
     def opening(self) -> Iterator[str]:
@@ -296,8 +296,8 @@ class _Events:
         yield named("message_start", message=self._reply.begun(usage))
 
     def grow(self, index: int, delta: Delta) -> Iterator[str]:
-        for part in self._reader.read(delta):
-            yield from self._blocks.grow(part)
+        for piece in self._reader.read(delta):
+            yield from self._blocks.grow(piece)
         if delta.finish is not None:
             yield from self._blocks.finish()
             stop = _stop(delta.finish, self._reader.reason(delta.finish))

@@ -25,7 +25,7 @@ from edge_llm.server.schemas import Sampling, Streaming, choices
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, chat_logprobs, new_id, openai_usage, timings
 from edge_llm.server.stream import DONE, event
 from edge_llm.talk.conversation import conversation_request
-from edge_llm.talk.outcome import Outcome, Part, Reading
+from edge_llm.talk.outcome import AnswerPiece, AnswerSyntax, Outcome
 from edge_llm.talk.reasoning import Thought
 from edge_llm.talk.tool_calls import CallBegun, Said
 from edge_llm.talk.tools import ToolUse
@@ -56,7 +56,7 @@ class ChatBody(Conversation, Streaming, Guided):
         """What answers this request."""
         return ChatReply(model, *self.prompts(host), self.wants_usage, self.wants_running_usage)
 
-    def prompts(self, host: ModelHost) -> tuple[list[Prompt], Reading]:
+    def prompts(self, host: ModelHost) -> tuple[list[Prompt], AnswerSyntax]:
         """One engine request per choice, and how to read the answers."""
         engine = host.engine
         params = replace(self.params(engine.defaults, engine.config.vocab_size), logprobs=self._wanted_logprobs())
@@ -64,8 +64,8 @@ class ChatBody(Conversation, Streaming, Guided):
         params = replace(params, grammar=self.answer_grammar(engine.tokenizer))
         variables = self.variables(engine.template.source)
         messages, begun = host.checked(self.plain()), bool(self.continue_final_message)
-        prompt, reading = conversation_request(engine, messages, params, begun=begun, tools=tools, variables=variables)
-        return [replace(prompt, params=one) for one in choices(prompt.params, self.n or 1)], reading
+        prompt, syntax = conversation_request(engine, messages, params, begun=begun, tools=tools, variables=variables)
+        return [replace(prompt, params=one) for one in choices(prompt.params, self.n or 1)], syntax
 
     def _wanted_logprobs(self) -> int | None:
         if self.top_logprobs is not None and not self.logprobs:
@@ -85,7 +85,7 @@ class ChatReply:
     model: str
     requests: list[Prompt]
     """One per choice."""
-    reading: Reading
+    syntax: AnswerSyntax
     wants_usage: bool
     wants_running_usage: bool
     id: str = field(default_factory=lambda: new_id("chatcmpl-"))
@@ -97,7 +97,7 @@ class ChatReply:
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The reply that is not streamed."""
-        outcomes = [self.reading.outcome(answer) for answer in answers]
+        outcomes = [self.syntax.outcome(answer) for answer in answers]
         return {
             **self._head("chat.completion"),
             "choices": [self._choice(index, *found) for index, found in enumerate(zip(answers, outcomes, strict=True))],
@@ -112,10 +112,12 @@ class ChatReply:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
-    def part_chunks(self, index: int, parts: Sequence[Part], found: Sequence[TokenLogprobs]) -> Iterator[dict[str, Any]]:
+    def piece_chunks(
+        self, index: int, pieces: Sequence[AnswerPiece], found: Sequence[TokenLogprobs]
+    ) -> Iterator[dict[str, Any]]:
         """Pieces of choice ``index``; the first has the log-probabilities of all tokens that came."""
         logprobs = chat_logprobs(found) if found else None
-        for delta in [_delta(part) for part in parts] or ([{"content": ""}] if found else []):
+        for delta in [_delta(piece) for piece in pieces] or ([{"content": ""}] if found else []):
             yield self.chunk(index, delta, logprobs=logprobs)
             logprobs = None
 
@@ -158,23 +160,23 @@ def _message(outcome: Outcome) -> dict[str, Any]:
     return message
 
 
-def _delta(part: Part) -> dict[str, Any]:
-    if isinstance(part, Thought):
-        return {"reasoning_content": part.text}
-    if isinstance(part, Said):
-        return {"content": part.text}
-    if isinstance(part, CallBegun):
-        function = {"name": part.name, "arguments": ""}
-        return {"tool_calls": [{"index": part.index, "id": part.id, "type": "function", "function": function}]}
-    return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+def _delta(piece: AnswerPiece) -> dict[str, Any]:
+    if isinstance(piece, Thought):
+        return {"reasoning_content": piece.text}
+    if isinstance(piece, Said):
+        return {"content": piece.text}
+    if isinstance(piece, CallBegun):
+        function = {"name": piece.name, "arguments": ""}
+        return {"tool_calls": [{"index": piece.index, "id": piece.id, "type": "function", "function": function}]}
+    return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
 
 
 class _Events:
-    """The role first, then the parts of all choices as they come, each with its end, the usage, and the word that it is all."""
+    """The role first, then all choices' pieces as they come, each with its end, the usage, and the word that it is all."""
 
     def __init__(self, reply: ChatReply) -> None:
         self._reply = reply
-        self._readers = [reply.reading.reader() for _ in reply.requests]
+        self._readers = [reply.syntax.reader() for _ in reply.requests]
         self._usage = RunningUsage(len(reply.requests[0].prompt), wanted=reply.wants_running_usage)
         self._finishes: dict[int, Finish] = {}
 
@@ -185,7 +187,7 @@ class _Events:
     def grow(self, index: int, delta: Delta) -> Iterator[str]:
         self._usage.see(index, delta)
         reader = self._readers[index]
-        for chunk in self._reply.part_chunks(index, reader.read(delta), delta.logprobs):
+        for chunk in self._reply.piece_chunks(index, reader.read(delta), delta.logprobs):
             yield event(chunk | self._usage.field())
         if delta.finish is not None:
             self._finishes[index] = delta.finish

@@ -13,11 +13,11 @@ from edge_llm.engine.engine import Engine
 from edge_llm.engine.service import Service
 from edge_llm.errors import ContextOverflow, ModelNotFound, Unavailable
 from edge_llm.files import shown
+from edge_llm.progress import StageProgress
 from edge_llm.server.metrics import Metrics
 from edge_llm.server.work import Result, Workshop
 
-Progress = Callable[[str, int, int], None]
-Load = Callable[[Progress], tuple[Engine, Service]]
+LoadModel = Callable[[StageProgress], tuple[Engine, Service]]
 """Makes an engine and the service that answers with it, telling how far it is."""
 
 
@@ -37,7 +37,7 @@ class ModelHost:
         self._longest_token = 1
         self._closing = False
 
-    def load(self, load: Load) -> None:
+    def load(self, load: LoadModel) -> None:
         """Load and start; what goes wrong is kept in `failure`, unless the server is closing."""
         try:
             self.start(*load(self._on_progress))

@@ -25,7 +25,7 @@ from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
 from edge_llm.talk.conversation import conversation_request, plain_messages
 from edge_llm.talk.formats import checked_grammar, response_format
-from edge_llm.talk.outcome import Outcome, Part, Reading
+from edge_llm.talk.outcome import AnswerPiece, AnswerSyntax, Outcome
 from edge_llm.talk.reasoning import Thought
 from edge_llm.talk.tool_calls import CallArguments, CallBegun
 from edge_llm.talk.tools import ToolUse
@@ -65,10 +65,10 @@ class ResponsesBody(Thinks, Sampling):
 
     def reply(self, host: ModelHost, model: str) -> ResponsesReply:
         """What answers this request."""
-        prompt, reading = self.prompt_for(host)
-        return ResponsesReply(model, self, [prompt], reading)
+        prompt, syntax = self.prompt_for(host)
+        return ResponsesReply(model, self, [prompt], syntax)
 
-    def prompt_for(self, host: ModelHost) -> tuple[Prompt, Reading]:
+    def prompt_for(self, host: ModelHost) -> tuple[Prompt, AnswerSyntax]:
         """The engine's request, and how to read its answer."""
         engine = host.engine
         params = self.params(engine.defaults, engine.config.vocab_size)
@@ -128,7 +128,7 @@ class ResponsesReply:
     model: str
     body: ResponsesBody
     requests: list[Prompt]
-    reading: Reading
+    syntax: AnswerSyntax
     id: str = field(default_factory=lambda: new_id("resp_"))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -138,7 +138,7 @@ class ResponsesReply:
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The finished response."""
-        outcome = self.reading.outcome(*answers)
+        outcome = self.syntax.outcome(*answers)
         return self.finished(outcome, [item.done for item in _items(outcome)])
 
     def finished(self, outcome: Outcome, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -189,11 +189,11 @@ class _Item:
     status: str = "in_progress"
 
     @classmethod
-    def of(cls, part: Part) -> _Item:
-        """The item that begins with ``part``."""
-        if isinstance(part, CallBegun):
-            return cls("function_call", new_id("fc_"), part.id, part.name)
-        kind = _kind(part)
+    def of(cls, piece: AnswerPiece) -> _Item:
+        """The item that begins with ``piece``."""
+        if isinstance(piece, CallBegun):
+            return cls("function_call", new_id("fc_"), piece.id, piece.name)
+        kind = _kind(piece)
         return cls(kind, new_id("rs_" if kind == "reasoning" else "msg_"))
 
     @property
@@ -207,10 +207,10 @@ class _Item:
     @property
     def done(self) -> dict[str, Any]:
         """The item with its content."""
-        content = {"arguments": self.text} if self.kind == "function_call" else {"content": [self.part(self.text)]}
+        content = {"arguments": self.text} if self.kind == "function_call" else {"content": [self.content_part(self.text)]}
         return self.begun | content
 
-    def part(self, text: str) -> dict[str, Any]:
+    def content_part(self, text: str) -> dict[str, Any]:
         """The item's one part of content."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
@@ -246,7 +246,7 @@ class _Events:
 
     def __init__(self, reply: ResponsesReply) -> None:
         self._reply = reply
-        self._reader = reply.reading.reader()
+        self._reader = reply.syntax.reader()
         self._number = 0
         self._items: list[_Item] = []
 
@@ -255,8 +255,8 @@ class _Events:
         yield self._named("response.in_progress", response=self._reply.state("in_progress"))
 
     def grow(self, index: int, delta: Delta) -> Iterator[str]:
-        for part in self._reader.read(delta):
-            yield from self._add(part)
+        for piece in self._reader.read(delta):
+            yield from self._add(piece)
         if delta.finish is not None:
             yield from self._finish(Outcome(delta.finish, self._reader.reason(delta.finish), self._reader.thought_tokens))
 
@@ -280,23 +280,23 @@ class _Events:
         self._number += 1
         return event({"type": kind, "sequence_number": self._number - 1, **data}, kind)
 
-    def _add(self, part: Part) -> Iterator[str]:
-        """``part`` goes on with the last item, or ends it and begins the next."""
+    def _add(self, piece: AnswerPiece) -> Iterator[str]:
+        """``piece`` goes on with the last item, or ends it and begins the next."""
         item = self._items[-1] if self._items else None
-        if item is None or isinstance(part, CallBegun) or item.kind != _kind(part):
+        if item is None or isinstance(piece, CallBegun) or item.kind != _kind(piece):
             yield from self._end("completed")
-            item = _Item.of(part)
+            item = _Item.of(piece)
             yield from self._begin(item)
-        if not isinstance(part, CallBegun):
-            item.text += part.text
-            yield self._named(f"response.{_DELTAS[item.kind]}.delta", **self._place(item), delta=part.text, **_more(item))
+        if not isinstance(piece, CallBegun):
+            item.text += piece.text
+            yield self._named(f"response.{_DELTAS[item.kind]}.delta", **self._place(item), delta=piece.text, **_more(item))
 
     def _begin(self, item: _Item) -> Iterator[str]:
         """The beginning of the next item."""
         self._items.append(item)
         yield self._named("response.output_item.added", output_index=len(self._items) - 1, item=item.begun)
         if item.kind != "function_call":
-            yield self._named("response.content_part.added", **self._place(item), part=item.part(""))
+            yield self._named("response.content_part.added", **self._place(item), part=item.content_part(""))
 
     def _end(self, status: str) -> Iterator[str]:
         """The last item is complete."""
@@ -307,7 +307,7 @@ class _Events:
         key = "arguments" if item.kind == "function_call" else "text"
         yield self._named(f"response.{_DELTAS[item.kind]}.done", **self._place(item), **{key: item.text}, **_more(item))
         if item.kind != "function_call":
-            yield self._named("response.content_part.done", **self._place(item), part=item.part(item.text))
+            yield self._named("response.content_part.done", **self._place(item), part=item.content_part(item.text))
         yield self._named("response.output_item.done", output_index=len(self._items) - 1, item=item.done)
 
     def _place(self, item: _Item) -> dict[str, Any]:
@@ -322,8 +322,8 @@ def _more(item: _Item) -> dict[str, Any]:
     return {"logprobs": []} if item.kind == "message" else {}
 
 
-def _kind(part: Part) -> str:
-    """The kind of the item that ``part`` belongs to."""
-    if isinstance(part, Thought):
+def _kind(piece: AnswerPiece) -> str:
+    """The kind of the item that ``piece`` belongs to."""
+    if isinstance(piece, Thought):
         return "reasoning"
-    return "function_call" if isinstance(part, CallBegun | CallArguments) else "message"
+    return "function_call" if isinstance(piece, CallBegun | CallArguments) else "message"

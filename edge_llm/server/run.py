@@ -24,7 +24,7 @@ from edge_llm.server import limits
 from edge_llm.server.app import create_app
 from edge_llm.server.connection import Connection, Remark
 from edge_llm.server.guards import LOOPBACK_NAMES, Access
-from edge_llm.server.host import Load, ModelHost
+from edge_llm.server.host import LoadModel, ModelHost
 
 log = logging.getLogger("edge_llm.server")
 
@@ -175,7 +175,11 @@ def make_server(host: ModelHost, options: ServeOptions) -> _Server:
 
 
 def serve(
-    host: ModelHost, listener: socket.socket, options: ServeOptions, load: Load, on_begin: Callable[[], None] = lambda: None
+    host: ModelHost,
+    listener: socket.socket,
+    options: ServeOptions,
+    load: LoadModel,
+    on_begin: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve on ``listener`` until SIGTERM or SIGINT, then drain.  Raises what loading the model raises.
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources import hugging_face
-from edge_llm.sources.base import Progress, Source, ignore
+from edge_llm.sources.base import Source
 
-__all__ = ["Progress", "Source", "add_source", "ignore", "open_source"]
+__all__ = ["Source", "add_source", "open_source"]
 
 
 class SourceFile(Protocol):
@@ -28,7 +29,7 @@ class SourceFile(Protocol):
 _ADDED: list[SourceFile] = []
 
 
-def open_source(source: str | Path, *, revision: str | None = None, progress: Progress = ignore) -> Source:
+def open_source(source: str | Path, *, revision: str | None = None, progress: StageProgress = ignore) -> Source:
     """Open the model that ``source`` names: a Hugging Face folder, or a hub id ``org/name``, which is downloaded.
 
     Raises `ModelNotFound`, `UsageError`, `InvalidModel`, `UnsupportedModel`, `HubError` or `StorageError`.

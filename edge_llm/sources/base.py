@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from edge_llm.config import ModelConfig
+from edge_llm.progress import StageProgress, ignore
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
-
-Progress = Callable[[str, int, int], None]
-"""Called as (stage, done, total).  Stages: download and digest (bytes), layers, output, copy, unchanged."""
-
-
-def ignore(*_: object) -> None:
-    """Progress that nobody looks at."""
 
 
 class Source(Protocol):
@@ -58,7 +52,7 @@ class Source(Protocol):
         """What a bundle keeps beside the weights, by its names: tokenizer.json, config.json, chat_template.jinja, ..."""
         ...
 
-    def digest(self, progress: Progress = ignore) -> str:
+    def digest(self, progress: StageProgress = ignore) -> str:
         """A digest of all that makes the model what it is."""
         ...
 

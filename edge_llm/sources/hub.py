@@ -24,8 +24,7 @@ from typing import IO, Any, BinaryIO, cast
 
 from edge_llm.errors import EdgeLLMError, HubError, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import shown
-
-Progress = Callable[[str, int, int], None]
+from edge_llm.progress import StageProgress, ignore
 
 TEXT_FILES = (
     "config.json",
@@ -38,8 +37,8 @@ TEXT_FILES = (
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
-_REPOSITORY = re.compile(f"{_PART}/{_PART}")
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
+_REPOSITORY = re.compile(f"{_NAME}/{_NAME}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -53,7 +52,7 @@ class RemoteFile:
     sha256: str | None
 
 
-def pull(repository: str, revision: str | None = None, progress: Progress | None = None) -> Path:
+def pull(repository: str, revision: str | None = None, progress: StageProgress | None = None) -> Path:
     """Download what an import needs of ``repository`` (``org/name``) and return the folder.
 
     revision: branch, tag or commit (default: main).  progress is called with ("download", bytes done, bytes in all).
@@ -70,7 +69,7 @@ def pull(repository: str, revision: str | None = None, progress: Progress | None
         if constants.HF_HUB_OFFLINE:
             return _cached(repository, revision)
         commit, files = _wanted(repository, revision)
-        _fetch_large(cache / _folder_name(repository) / "blobs", repository, commit, files, progress or _ignore)
+        _fetch_large(cache / _folder_name(repository) / "blobs", repository, commit, files, progress or ignore)
         # takes the large files from the cache, the small ones from the hub
         names = [file.name for file in files]
         folder = Path(snapshot_download(repository, revision=commit, allow_patterns=names, ignore_patterns=["*/*"]))
@@ -89,10 +88,6 @@ def _cached(repository: str, revision: str | None) -> Path:
     if not (folder / _SINGLE).exists() and not (folder / _INDEX).exists():
         raise FileNotFoundError(folder / _SINGLE)
     return folder
-
-
-def _ignore(*_: object) -> None:
-    pass
 
 
 def _folder_name(repository: str) -> str:
@@ -135,7 +130,7 @@ def _no_safetensors(repository: str, names: list[str]) -> UnsupportedModel:
     return UnsupportedModel(f"`{repository}` has {what}")
 
 
-def _fetch_large(blobs: Path, repository: str, commit: str, files: list[RemoteFile], progress: Progress) -> None:
+def _fetch_large(blobs: Path, repository: str, commit: str, files: list[RemoteFile], progress: StageProgress) -> None:
     """Put the large files into the cache's ``blobs`` under their SHA-256, one after the other."""
     total = sum(file.size for file in files)
     large = [file for file in files if file.sha256 and not (blobs / file.sha256).exists()]

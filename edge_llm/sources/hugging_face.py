@@ -15,7 +15,7 @@ from edge_llm.files import RegularFile, read_file, shown
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.paths import expanded, safe_name
-from edge_llm.sources.base import Progress, ignore
+from edge_llm.progress import StageProgress, ignore
 from edge_llm.strict_json import read_object
 from edge_llm.text.chat import ChatTemplate, find_template
 from edge_llm.text.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ class HuggingFaceSource:
         template = find_template(self.folder)
         return files if template is None else files | {"chat_template.jinja": template.encode()}
 
-    def digest(self, progress: Progress = ignore) -> str:
+    def digest(self, progress: StageProgress = ignore) -> str:
         return digest_files(self._files, progress)
 
     def check_unchanged(self) -> None:
@@ -101,7 +101,7 @@ def claims(source: str) -> bool:
     return True
 
 
-def open(source: str | Path, *, revision: str | None = None, progress: Progress = ignore) -> HuggingFaceSource:
+def open(source: str | Path, *, revision: str | None = None, progress: StageProgress = ignore) -> HuggingFaceSource:
     """Open the folder that ``source`` names; a hub id is downloaded first.  See `edge_llm.sources.open_source`."""
     return HuggingFaceSource(*find_folder(source, revision, progress))
 
@@ -117,7 +117,7 @@ def default_name(source: str | Path) -> str:
     return safe_name(legal)
 
 
-def find_folder(source: str | Path, revision: str | None = None, progress: Progress = ignore) -> tuple[str, str, Path]:
+def find_folder(source: str | Path, revision: str | None = None, progress: StageProgress = ignore) -> tuple[str, str, Path]:
     """Kind (folder or hub), name and folder of ``source``; a hub id is downloaded first."""
     text = str(source)
     path = expanded(text)
@@ -165,7 +165,7 @@ def stamp(path: Path) -> tuple[int, int, int]:
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def digest_files(files: list[Path], progress: Progress = ignore) -> str:
+def digest_files(files: list[Path], progress: StageProgress = ignore) -> str:
     """SHA-256 over the names, sizes and contents of ``files``."""
     opened = []
     try:

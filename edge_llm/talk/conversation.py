@@ -15,7 +15,7 @@ from edge_llm.engine.request import Request
 from edge_llm.errors import InvalidTokenizer, UsageError
 from edge_llm.files import shown
 from edge_llm.strict_json import MAX_DEPTH, is_deeper
-from edge_llm.talk.outcome import Reading
+from edge_llm.talk.outcome import AnswerSyntax
 from edge_llm.talk.tool_formats import after_thought
 from edge_llm.talk.tools import ToolUse, control_token
 
@@ -32,7 +32,7 @@ def conversation_request(
     begun: bool = False,
     tools: ToolUse | None = None,
     variables: Mapping[str, Any] | None = None,
-) -> tuple[Request, Reading]:
+) -> tuple[Request, AnswerSyntax]:
     """The request that answers plain ``messages``, and how to read its answer.
 
     With ``begun`` the last message is the beginning of the answer.  A grammar in ``params`` is the form of what the model
@@ -46,8 +46,8 @@ def conversation_request(
     messages, given = _with_tools(engine, messages, tools, variables)
     with _messages_at_fault():
         request = engine.chat_request(messages, params, given, begun=prefix)
-    reading = Reading.of(engine, request, tools)
-    return _guided(request, reading), reading
+    syntax = AnswerSyntax.of(engine, request, tools)
+    return _guided(request, syntax), syntax
 
 
 def conversation_text(
@@ -79,14 +79,14 @@ def _messages_at_fault() -> Iterator[None]:
         raise UsageError(str(error), param="messages") from None
 
 
-def _guided(request: Request, reading: Reading) -> Request:
+def _guided(request: Request, syntax: AnswerSyntax) -> Request:
     """``request`` with the grammar of its whole answer: calls or the form that is asked for, behind a thought."""
-    tokenizer, tools, answer = reading.tokenizer, reading.tools, request.params.grammar
+    tokenizer, tools, answer = syntax.tokenizer, syntax.tools, request.params.grammar
     grammar = answer if tools is None else tools.grammar(answer, tokenizer)
     if grammar is None:
         return request
-    if reading.thinks:
-        grammar = after_thought(grammar, control_token(tokenizer), opened=reading.opened)
+    if syntax.thinks:
+        grammar = after_thought(grammar, control_token(tokenizer), opened=syntax.opened)
     check_grammar(grammar, tokenizer)
     return replace(request, params=replace(request.params, grammar=grammar))
 

@@ -12,14 +12,14 @@ from edge_llm.talk.tool_calls import CallArguments, CallBegun, Said, ToolCallPar
 from edge_llm.talk.tools import ToolUse
 from edge_llm.text.tokenizer import Tokenizer
 
-Part = Thought | Said | CallBegun | CallArguments
+AnswerPiece = Thought | Said | CallBegun | CallArguments
 _TAIL = 64
 """Tokens at a prompt's end that may open a thought."""
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How the answers to one request are to be read."""
+class AnswerSyntax:
+    """Where thoughts, text and calls of tools stand in the answers to one request."""
 
     tokenizer: Tokenizer
     thinks: bool = False
@@ -28,8 +28,8 @@ class Reading:
     tools: ToolUse | None = None
 
     @classmethod
-    def of(cls, engine: Engine, prompt: Request, tools: ToolUse | None) -> Reading:
-        """How to read answers to ``prompt``: thoughts only of a model whose template knows them."""
+    def of(cls, engine: Engine, prompt: Request, tools: ToolUse | None) -> AnswerSyntax:
+        """The syntax of answers to ``prompt``: thoughts only of a model whose template knows them."""
         if CLOSE not in engine.template.source and OPEN not in engine.template.source:
             return cls(engine.tokenizer, tools=tools)
         tail = engine.tokenizer.decode(prompt.prompt[-_TAIL:], skip_special=False)
@@ -48,20 +48,20 @@ class Reading:
 class AnswerReader:
     """Reads one answer as its deltas come."""
 
-    def __init__(self, reading: Reading) -> None:
-        self._tokenizer = reading.tokenizer
-        self._splitter = ReasoningSplitter(opened=reading.opened) if reading.thinks else None
-        tools = reading.tools
+    def __init__(self, syntax: AnswerSyntax) -> None:
+        self._tokenizer = syntax.tokenizer
+        self._splitter = ReasoningSplitter(opened=syntax.opened) if syntax.thinks else None
+        tools = syntax.tools
         self._parser = None if tools is None else ToolCallParser(tools.style, tools.names, only_calls=tools.forced)
-        self._counter = ThoughtCounter(opened=reading.opened)
+        self._counter = ThoughtCounter(opened=syntax.opened)
 
     @property
     def thought_tokens(self) -> int:
         """Tokens that the model spent on thinking."""
         return self._counter.count
 
-    def read(self, delta: Delta) -> list[Part]:
-        """The parts that ``delta`` completes, in order; all that is left if it is the last."""
+    def read(self, delta: Delta) -> list[AnswerPiece]:
+        """The pieces that ``delta`` completes, in order; all that is left if it is the last."""
         thought, said = ("", delta.text) if self._splitter is None else self._splitter.push(delta.text)
         if self._splitter is not None:
             for token in delta.tokens:
@@ -69,13 +69,13 @@ class AnswerReader:
             if delta.finish is not None:
                 more_thought, more_said = self._splitter.finish()
                 thought, said = thought + more_thought, said + more_said
-        parts: list[Part] = [Thought(thought)] if thought else []
+        pieces: list[AnswerPiece] = [Thought(thought)] if thought else []
         if self._parser is None:
-            return [*parts, Said(said)] if said else parts
-        parts += self._parser.push(said)
+            return [*pieces, Said(said)] if said else pieces
+        pieces += self._parser.push(said)
         if delta.finish is not None:
-            parts += self._parser.finish()
-        return parts
+            pieces += self._parser.finish()
+        return pieces
 
     def reason(self, finish: Finish) -> str:
         """How the answer ended, in OpenAI's words."""
@@ -105,20 +105,20 @@ class Outcome:
     calls: list[Call] = field(default_factory=list)
 
     @classmethod
-    def of(cls, parts: Iterable[Part], reader: AnswerReader, answer: Answer) -> Outcome:
-        """``parts`` put together."""
+    def of(cls, pieces: Iterable[AnswerPiece], reader: AnswerReader, answer: Answer) -> Outcome:
+        """``pieces`` put together."""
         outcome = cls(answer.finish, reader.reason(answer.finish), reader.thought_tokens)
-        for part in parts:
-            outcome.add(part)
+        for piece in pieces:
+            outcome.add(piece)
         return outcome
 
-    def add(self, part: Part) -> None:
-        """Put ``part`` behind what is there."""
-        if isinstance(part, Thought):
-            self.thought += part.text
-        elif isinstance(part, Said):
-            self.said += part.text
-        elif isinstance(part, CallBegun):
-            self.calls.append(Call(part.id, part.name))
+    def add(self, piece: AnswerPiece) -> None:
+        """Put ``piece`` behind what is there."""
+        if isinstance(piece, Thought):
+            self.thought += piece.text
+        elif isinstance(piece, Said):
+            self.said += piece.text
+        elif isinstance(piece, CallBegun):
+            self.calls.append(Call(piece.id, piece.name))
         else:
-            self.calls[part.index].arguments += part.text
+            self.calls[piece.index].arguments += piece.text

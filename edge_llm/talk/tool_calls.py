@@ -44,7 +44,7 @@ class CallArguments:
     text: str
 
 
-Part = Said | CallBegun | CallArguments
+SpokenPiece = Said | CallBegun | CallArguments
 
 
 class _CallObject:
@@ -143,18 +143,18 @@ class ToolCallParser:
         self._space: list[str] = []
         self._begun = ""
         self._object = _CallObject(self._names)
-        self._parts: list[Part] = []
+        self._pieces: list[SpokenPiece] = []
         self.calls = 0
         """Calls so far."""
 
-    def push(self, text: str) -> list[Part]:
-        """The parts that ``text`` completes, in order."""
+    def push(self, text: str) -> list[SpokenPiece]:
+        """The pieces that ``text`` completes, in order."""
         for c in text:
             self._step(c)
-        parts, self._parts = self._parts, []
-        return _joined(parts)
+        pieces, self._pieces = self._pieces, []
+        return _joined(pieces)
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[SpokenPiece]:
         """What was held back, when the text ends."""
         if self._only_calls:
             return self.push("")
@@ -255,7 +255,7 @@ class ToolCallParser:
         known = self._object.name is not None
         piece = self._object.push(c)
         if not known and self._object.name is not None:
-            self._parts.append(CallBegun(self.calls, self._new_id(), self._object.name))
+            self._pieces.append(CallBegun(self.calls, self._new_id(), self._object.name))
             self.calls += 1
         if piece:
             self._add_arguments(piece)
@@ -273,10 +273,10 @@ class ToolCallParser:
 
     def _say(self, text: str) -> None:
         if text:
-            self._parts.append(Said(text))
+            self._pieces.append(Said(text))
 
     def _add_arguments(self, text: str) -> None:
-        self._parts.append(CallArguments(self.calls - 1, text))
+        self._pieces.append(CallArguments(self.calls - 1, text))
 
     def _new_id(self) -> str:
         length = self._style.id_length
@@ -284,14 +284,14 @@ class ToolCallParser:
         return letters if length < 16 else f"call_{letters}"
 
 
-def _joined(parts: list[Part]) -> list[Part]:
-    """``parts`` with the neighbours that go on with each other put together."""
-    joined: list[Part] = []
-    for _, group in itertools.groupby(parts, key=lambda part: (type(part), getattr(part, "index", 0), getattr(part, "id", ""))):
+def _joined(pieces: list[SpokenPiece]) -> list[SpokenPiece]:
+    """``pieces`` with the neighbours that go on with each other put together."""
+    joined: list[SpokenPiece] = []
+    for _, group in itertools.groupby(pieces, key=lambda one: (type(one), getattr(one, "index", 0), getattr(one, "id", ""))):
         first, *more = group
         joined.append(first if isinstance(first, CallBegun) else replace(first, text=first.text + _text_of(more)))
     return joined
 
 
-def _text_of(parts: list[Part]) -> str:
-    return "".join(part.text for part in parts if not isinstance(part, CallBegun))
+def _text_of(pieces: list[SpokenPiece]) -> str:
+    return "".join(piece.text for piece in pieces if not isinstance(piece, CallBegun))

@@ -204,7 +204,7 @@ class Tokenizer:
         return "".join([decoder.push(token) for token in ids]) + decoder.finish()
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that ``token`` adds to a text, its special spaces resolved; empty for an unused id."""
+        """The bytes that ``token`` adds to a text, its special spaces made plain ones; empty for an unused id."""
         found = self._bytes.get(token)
         if found is None:
             found = self._bytes[token] = self._pieces.to_bytes(self.token_text(token))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Linear
+from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import NONE
 from edge_llm.schemes import BlockWeights, Facts, Weight, int8, linear_tensors, scheme_of
-
-Progress = Callable[[int, int], None]
 
 
 class ResidentWeights:
@@ -22,7 +21,7 @@ class ResidentWeights:
     streamed_bytes = 0
     slots = 0
 
-    def __init__(self, bundle: Bundle, progress: Progress | None = None) -> None:
+    def __init__(self, bundle: Bundle, progress: CountProgress | None = None) -> None:
         tensors = bundle.read_all(progress)
         self._layers = tuple(layer_weights(bundle, tensors, index) for index in range(len(bundle.decoder.layers)))
         self.embedding, output = table_weights(bundle, tensors)

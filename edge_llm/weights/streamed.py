@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Lock
 
@@ -13,13 +13,12 @@ from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.direct import RangeFile, direct_buffers, range_reader
 from edge_llm.formats.layout import BlockRange
 from edge_llm.formats.manifest import WEIGHTS
+from edge_llm.progress import CountProgress
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.plan import MemoryPlan
 from edge_llm.weights.resident import layer_weights, table_weights
 from edge_llm.weights.table import FlashTable
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(eq=False)
@@ -40,7 +39,7 @@ class StreamedWeights:
     """
 
     def __init__(
-        self, bundle: Bundle, plan: MemoryPlan, progress: Progress | None = None, *, file: RangeFile | None = None
+        self, bundle: Bundle, plan: MemoryPlan, progress: CountProgress | None = None, *, file: RangeFile | None = None
     ) -> None:
         self.streamed = plan.streamed
         self.streamed_bytes = plan.streamed_bytes
@@ -126,7 +125,7 @@ class StreamedWeights:
         finally:
             slot.reading = None
 
-    def _read_resident(self, plan: MemoryPlan, progress: Progress | None) -> dict[str, np.ndarray]:
+    def _read_resident(self, plan: MemoryPlan, progress: CountProgress | None) -> dict[str, np.ndarray]:
         streamed = {f"layers.{index}" for index in plan.streamed}
         blocks = [block for name, block in self._bundle.blocks.items() if name not in streamed]
         total = sum(block.nbytes for block in blocks)

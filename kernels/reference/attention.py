@@ -168,10 +168,10 @@ def exp2_negative(y: F32) -> F32:
         return np.asarray(np.asarray(p.view(np.int32) + shift).view(np.float32))
 
 
-_Part = tuple[F32, F32, F32]  # per head: maximum [H], sum of exponentials [H], weighted sum of values [H, D]
+_PartialAttention = tuple[F32, F32, F32]  # per head: maximum [H], sum of exponentials [H], weighted sum of values [H, D]
 
 
-def _attend_segment(q: F32, k: I32, k_scale: F32, v: I32, v_scale: F32) -> _Part:
+def _attend_segment(q: F32, k: I32, k_scale: F32, v: I32, v_scale: F32) -> _PartialAttention:
     """q[H, D] (already times the softmax scale) on at most 256 tokens: k, v [H, T, D], k_scale, v_scale [H, T]."""
     q_int, q_step = _to_int16(q)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -184,7 +184,7 @@ def _attend_segment(q: F32, k: I32, k_scale: F32, v: I32, v_scale: F32) -> _Part
     return top, lane_sum(p), value
 
 
-def _merge(left: _Part | None, right: _Part) -> _Part:
+def _merge(left: _PartialAttention | None, right: _PartialAttention) -> _PartialAttention:
     """Online softmax: both parts rescaled to the common maximum and added."""
     if left is None:
         return right

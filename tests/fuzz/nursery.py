@@ -21,7 +21,7 @@ from pathlib import Path
 from edge_llm.cli.main import VERBS, run
 
 LONGEST_SECONDS = 60
-LATE = ("edge_llm.engine.batching", "edge_llm.models.llama", "edge_llm.server.run", "edge_llm.text.sandbox")
+LATE = ("edge_llm.engine.service", "edge_llm.models.llama", "edge_llm.server.run", "edge_llm.text.sandbox")
 for module in (*LATE, *(f"edge_llm.cli.{module}" for _, module, _ in VERBS)):
     importlib.import_module(module)
 

@@ -80,7 +80,7 @@ def numbers_option(*names: str, default: str | None = None, help: str) -> Callab
 # -- the model and how it is run --------------------------------------------------------------------------------------
 
 
-class Model(NamedTuple):
+class BenchModel(NamedTuple):
     """What is measured."""
 
     label: str
@@ -122,7 +122,7 @@ def bench_runtime(options: dict[str, Any]) -> RuntimeConfig:
     return replace(runtime, chunk=chunk, window=runtime.window if batch is None else max(1, batch // chunk))
 
 
-def bench_model(options: dict[str, Any]) -> Model:
+def bench_model(options: dict[str, Any]) -> BenchModel:
     """The model that the parsed ``options`` name; from here on its kernels are those of --isa."""
     name, synthetic, isa = options["model"] or options["model_option"], options["synthetic"], options["isa"]
     if name is not None and synthetic is not None:
@@ -130,7 +130,7 @@ def bench_model(options: dict[str, Any]) -> Model:
     if isa is not None:
         kernels.use_isa(isa)
     folder = synthetic_bundle(synthetic) if synthetic else find_bundle(name)
-    return Model(synthetic or name or "builtin", folder, synthetic is not None)
+    return BenchModel(synthetic or name or "builtin", folder, synthetic is not None)
 
 
 # -- what is printed and drawn ----------------------------------------------------------------------------------------

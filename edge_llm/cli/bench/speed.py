@@ -14,7 +14,7 @@ from edge_llm.bench import breakdown, saved
 from edge_llm.bench.measure import Test
 from edge_llm.bench.peer import BATCH, UBATCH, parse_peers
 from edge_llm.bench.report import render
-from edge_llm.bench.session import Plan, Row, run
+from edge_llm.bench.session import BenchSettings, Row, run
 from edge_llm.cli.bench.commands import WORDS, Bench
 from edge_llm.cli.bench.options import (
     bench_model,
@@ -31,7 +31,7 @@ from edge_llm.cli.options import Command, add_options, float_option
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import NewFile, Real
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.runners import resolve
+from edge_llm.engine.assembly import fill_defaults
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 
@@ -155,12 +155,12 @@ def bench_command(
     model = bench_model(options)
     with open_bundle(model.folder) as bundle:
         runtimes = [replace(runtime, threads=count) for count in threads] or [runtime]
-        plan = Plan(
+        settings = BenchSettings(
             label=model.label,
             bundle=bundle,
             tests=tests,
             runtime=runtime,
-            threads=tuple(resolve(one, bundle.config).threads or 1 for one in runtimes),
+            threads=tuple(fill_defaults(one, bundle.config).threads or 1 for one in runtimes),
             repetitions=options["repetitions"],
             warm_up=not options["no_warmup"],
             delay=options["delay"],
@@ -171,7 +171,7 @@ def bench_command(
             breakdown=options["breakdown"],
             first_token=options["first_token"],
         )
-        rows = _measure(plan, old, output_form(options), show_progress or sys.stderr.isatty())
+        rows = _measure(settings, old, output_form(options), show_progress or sys.stderr.isatty())
     if output_err is not None:
         click.echo(render(rows, output_err), err=True)
     if save_path is not None:
@@ -192,12 +192,12 @@ def _refuse_unmeasured(options: dict[str, Any], runtime: RuntimeConfig) -> None:
         raise UsageError("--breakdown is of the INT8 path; leave --float out", param="breakdown")
 
 
-def _measure(plan: Plan, old: Sequence[Row], output: str, show_progress: bool) -> list[Row]:
-    """Run the plan and print its rows; those of jsonl as they come."""
+def _measure(settings: BenchSettings, old: Sequence[Row], output: str, show_progress: bool) -> list[Row]:
+    """Measure and print the rows; those of jsonl as they come."""
     rows: list[Row] = []
-    progress = note if show_progress else _silent
+    announce = note if show_progress else _silent
     try:
-        for row in run(plan, warn=lambda sentence: note(f"warning: {sentence}"), progress=progress):
+        for row in run(settings, warn=lambda sentence: note(f"warning: {sentence}"), announce=announce):
             rows.append(saved.compared(row, old) if old else row)
             if output == "jsonl":
                 click.echo(render(rows[-1:], "jsonl"))

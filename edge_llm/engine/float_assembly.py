@@ -1,4 +1,4 @@
-"""The float oracle of a bundle: only ``--float`` and `edge-llm perplexity` want it."""
+"""A bundle and a `RuntimeConfig` become a float runner: only ``--float`` and `edge-llm perplexity` want it."""
 
 from __future__ import annotations
 

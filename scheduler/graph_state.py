@@ -16,7 +16,7 @@ from scheduler.cost import CostModel
 from scheduler.tasks import Task, TaskGraph
 
 
-class Progress:
+class GraphState:
     """The ready tasks, the started ones, how many are left, and the predicted duration of each."""
 
     def __init__(self, graph: TaskGraph, cost: CostModel | None = None, lanes: Sequence[str] | None = None) -> None:
@@ -98,4 +98,4 @@ class Progress:
         return ValueError(f"the policy left every lane idle with {ready} ready")
 
 
-Policy: TypeAlias = Callable[[Sequence[Task], Progress], Task | None]
+Policy: TypeAlias = Callable[[Sequence[Task], GraphState], Task | None]

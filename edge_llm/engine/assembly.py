@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models import describe
 from edge_llm.models.rope import RopeTables
+from edge_llm.progress import StageProgress
 from edge_llm.runner.base import Runner
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.base import Weights
@@ -24,9 +24,6 @@ from edge_llm.weights.budget import parse_memory
 from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
-
-Progress = Callable[[str, int, int], None]
-"""Called with (stage, done, total) while a model loads."""
 
 
 def load_runner(
@@ -39,7 +36,7 @@ def load_runner(
     context = max(needed, 1) if runtime.context is None else runtime.context
     if needed > context:
         raise UsageError(f"--ctx `{context}` is too small for a test of {needed} tokens", param="context")
-    runtime = resolve(replace(runtime, context=context), bundle.config)
+    runtime = fill_defaults(replace(runtime, context=context), bundle.config)
     return make_runner(bundle, runtime, watch=watch), runtime
 
 
@@ -50,7 +47,7 @@ def load_int8_runner(bundle: Bundle, runtime: RuntimeConfig, needed: int) -> Int
     return runner
 
 
-def resolve(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
+def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
     """``runtime`` with every default filled in: CPUs, threads, a context that the model allows, tokens of the KV cache.
 
     Raises `UsageError` for options that contradict each other or the model, `DeviceError` for an unknown device.
@@ -77,18 +74,18 @@ DEFAULT_CONTEXT = 32768
 
 
 def make_runner(
-    bundle: Bundle, runtime: RuntimeConfig, progress: Progress | None = None, watch: Watch | None = None
+    bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None = None, watch: Watch | None = None
 ) -> Runner[Any]:
-    """The runner that the resolved ``runtime`` asks for."""
+    """The runner that the filled-in ``runtime`` asks for."""
     if runtime.float_path:
-        from edge_llm.engine.float_runner import float_runner  # much code that nearly no start needs
+        from edge_llm.engine.float_assembly import float_runner  # much code that nearly no start needs
 
         return float_runner(bundle, runtime)
     return int8_runner(bundle, runtime, progress, watch)
 
 
 def int8_runner(
-    bundle: Bundle, runtime: RuntimeConfig, progress: Progress | None = None, watch: Watch | None = None
+    bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None = None, watch: Watch | None = None
 ) -> Runner[Any]:
     """The INT8 runner on the device and over the weights that ``runtime`` asks for."""
     assert runtime.context is not None
@@ -105,12 +102,12 @@ def int8_runner(
 
 
 def make_device(runtime: RuntimeConfig) -> Device:
-    """The device that the resolved ``runtime`` names.  Raises `DeviceError` for one that this version does not have."""
+    """The device that the filled-in ``runtime`` names.  Raises `DeviceError` for one that this version does not have."""
     assert runtime.threads is not None
     return open_device(runtime.device, DeviceOptions(runtime.threads, runtime.shadow))
 
 
-def make_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device, progress: Progress | None = None) -> Weights:
+def make_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device, progress: StageProgress | None = None) -> Weights:
     """All weights in memory, or as many as ``runtime.memory`` allows and the rest streamed.
 
     Raises `UsageError` for a budget that is invalid or too small.
@@ -128,7 +125,7 @@ PROCESS_BYTES = 42 << 20
 
 
 def plan_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> MemoryPlan:
-    """Which weights are resident beside ``device`` under the resolved ``runtime``, whose ``memory`` is set.
+    """Which weights are resident beside ``device`` under the filled-in ``runtime``, whose ``memory`` is set.
 
     Raises `UsageError` for a budget that is invalid or too small.
     """
