@@ -22,6 +22,10 @@ from kernels.linear import hot_product, merge, quantize
 from kernels.pointwise import rms_norm
 
 
+CHANNELS = 4
+"""Input channels of a tile."""
+
+
 def build_split_op(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph | None:
     """``op`` on ``pool`` if it is a quantize, shadow or merge, else None.  Without ``shadow`` the outliers are dropped."""
     kinds: dict[str, Callable[[Op, ThreadPool, bool], RunSubgraph]] = {
@@ -79,8 +83,9 @@ def _build_merge(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
         y = buffers[product][: rows.count]
         hot_sum = _block(buffers[SHADOW], *y.shape) if shadow and len(linear.hot_index) else None
         residual = buffers[RESIDUAL] if shadow and linear.residual else None
+        tiles, residual = linear.overflow(residual) if residual is not None else (linear.tiles, None)
         add = buffers[op.adds][: rows.count] if op.adds else None
-        merge(y, hot_sum, residual, linear.tiles, linear.columns, linear.scale, pool, add=add)
+        merge(y, hot_sum, residual, tiles, CHANNELS * tiles.shape[1], linear.scale, pool, add=add)
         if result != product:
             buffers[result][: rows.count] = y
 

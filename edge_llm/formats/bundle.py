@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import stat
 import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,24 @@ class Bundle:
         buffer = aligned_empty(tensor.end - tensor.offset)
         _fill(self._file, buffer, tensor.offset, tensor.name)
         return self._checked(tensor, buffer)
+
+    def read_panels(self, name: str) -> Iterator[tuple[int, np.ndarray]]:
+        """A tensor in runs along its first dimension: (number of the first, the run), each valid until the next is taken.
+
+        All of it must be taken: only then its checksum is known, and `CorruptBundle` raised when it does not match.
+        """
+        tensor = self.tensors[name]
+        panel = math.prod(tensor.shape[1:]) * np.dtype(DTYPES[tensor.dtype]).itemsize
+        count = max(1, READ_BYTES // panel)
+        buffer = aligned_empty(min(count * panel, tensor.nbytes))
+        checksum = 0
+        for first in range(0, tensor.shape[0], count):
+            run = buffer[: min(count, tensor.shape[0] - first) * panel]
+            _fill(self._file, run, tensor.offset + first * panel, tensor.name)
+            checksum = combine_crc32c(checksum, crc32c(run), len(run)) if first else crc32c(run)
+            yield first, run.view(DTYPES[tensor.dtype]).reshape(-1, *tensor.shape[1:])
+        if checksum != tensor.crc32c:
+            raise self._damaged(tensor)
 
     def read_block(self, name: str, out: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """All tensors of a block by their full names, in one read.
@@ -215,6 +234,9 @@ class Bundle:
     def _checked(self, tensor: TensorRange, part: np.ndarray) -> np.ndarray:
         return self.checked(tensor, part, crc32c(part[: tensor.nbytes]))
 
+    def _damaged(self, tensor: TensorRange) -> CorruptBundle:
+        return corrupt(f"tensor `{tensor.name}` in `{self.folder / WEIGHTS}` is damaged (checksum does not match)")
+
     def checked(self, tensor: TensorRange, part: np.ndarray, crc: int) -> np.ndarray:
         """The array that ``part`` (uint8, the tensor's bytes and padding, with the checksum ``crc``) holds.
 
@@ -222,7 +244,7 @@ class Bundle:
         """
         data = part[: tensor.nbytes]
         if crc != tensor.crc32c:
-            raise corrupt(f"tensor `{tensor.name}` in `{self.folder / WEIGHTS}` is damaged (checksum does not match)")
+            raise self._damaged(tensor)
         if part[tensor.nbytes :].any():
             raise corrupt(f"the padding after tensor `{tensor.name}` in `{self.folder / WEIGHTS}` is damaged")
         array = data.view(DTYPES[tensor.dtype]).reshape(tensor.shape)

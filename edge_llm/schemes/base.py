@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -110,3 +110,12 @@ class BlockWeights:
     linears: Mapping[str, Weight]
     gains: Mapping[str, np.ndarray]
     """Float32 gains of the norms, and ``k_offset`` [kv heads, head_dim], which is subtracted from every key."""
+    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """The arrays that these are made of, by their names in the bundle without the layer's; empty for the head."""
+    open: Callable[[Mapping[str, np.ndarray]], BlockWeights] | None = None
+    """Makes the same of arrays of these names that lie elsewhere."""
+
+    def moved(self, tensors: Mapping[str, np.ndarray]) -> BlockWeights:
+        """The same weights in ``tensors``, copies of this block's."""
+        assert self.open is not None, "the head is moved by its rows"
+        return self.open(tensors)

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from kernels import ThreadPool, linear
+from kernels.types import Residual
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Int8Weight:
             self.hot_weight,
             self.bias,
         )
+
+    def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
+        """Tiles that hold all input channels of ``residual``, and the residual by their numbers in there."""
+        return self.tiles, residual
 
     @property
     def nbytes(self) -> int:

@@ -42,6 +42,21 @@ class Weights(Protocol):
         """
         ...
 
+    def kept(self, index: int) -> BlockWeights:
+        """What the host keeps of layer ``index``, which is in memory now, once a card has a copy of it."""
+        ...
+
+    def forget(self) -> None:
+        """Give back the memory that layers are read into, because nothing will be read again."""
+        ...
+
+    def embedding_blocks(self) -> Iterator[tuple[slice, Int8Weight]]:
+        """The embedding in runs of rows: (rows, the weight that has them), each valid until the next is taken.
+
+        Raises the errors of `wait` when it lies on flash.
+        """
+        ...
+
     def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
         """A linear whose rows include the embeddings of ``tokens`` (int64 [M]), and the numbers of these rows (int64 [M]).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -31,6 +32,15 @@ class ResidentWeights:
     def use(self, index: int) -> BlockWeights:
         return self._layers[index]
 
+    def kept(self, index: int) -> BlockWeights:
+        return self.use(index)
+
+    def embedding_blocks(self) -> Iterator[tuple[slice, int8.Int8Weight]]:
+        yield slice(0, self.embedding.rows), self.embedding
+
+    def forget(self) -> None:
+        """Nothing to do: every layer stays here."""
+
     def embedding_rows(self, tokens: np.ndarray) -> tuple[int8.Int8Weight, np.ndarray]:
         return self.embedding, tokens
 
@@ -44,18 +54,27 @@ class ResidentWeights:
         """Nothing to do: every layer is here."""
 
 
-def layer_weights(bundle: Bundle, tensors: dict[str, np.ndarray], index: int) -> BlockWeights:
-    """The weights of layer ``index``."""
-    prefix, layer = f"layers.{index}", bundle.decoder.layers[index]
+def layer_weights(bundle: Bundle, tensors: Mapping[str, np.ndarray], index: int) -> BlockWeights:
+    """The weights of layer ``index``, whose ``tensors`` have their full names."""
+    prefix = f"layers.{index}."
+    own = {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
+    return _open_layer(bundle, index, own)
+
+
+def _open_layer(bundle: Bundle, index: int, tensors: Mapping[str, np.ndarray]) -> BlockWeights:
+    """The weights of layer ``index``, whose ``tensors`` have their names without the layer's."""
+    layer = bundle.decoder.layers[index]
     gains = [*(gain.name for gain in layer.gains), KEY_OFFSET]
     return BlockWeights(
-        linears={one.name: _open(one, tensors, prefix, bundle.facts[f"{prefix}.{one.name}"]) for one in layer.linears},
-        gains={name: tensors[f"{prefix}.{name}"] for name in gains},
+        linears={one.name: _open(one, tensors, bundle.facts[f"layers.{index}.{one.name}"]) for one in layer.linears},
+        gains={name: tensors[name] for name in gains},
+        tensors=tensors,
+        open=partial(_open_layer, bundle, index),
     )
 
 
-def _open(linear: Linear, tensors: Mapping[str, np.ndarray], prefix: str, facts: Facts) -> Weight:
-    return scheme_of(linear).open(linear, _arrays(linear, tensors, f"{prefix}.{linear.name}."), facts)
+def _open(linear: Linear, tensors: Mapping[str, np.ndarray], facts: Facts) -> Weight:
+    return scheme_of(linear).open(linear, _arrays(linear, tensors, f"{linear.name}."), facts)
 
 
 def table_weights(bundle: Bundle, tensors: Mapping[str, np.ndarray]) -> tuple[int8.Int8Weight, int8.Int8Weight]:

@@ -1,0 +1,84 @@
+"""Weights that lie on a card alone: the host reads single input channels of them from flash, when an activation overflows.
+
+An overflow wants the weights of a few input channels (llm.npu, arXiv 2407.05858, §3.3: these rows are fetched on demand).
+What was wanted once is kept in a small cache, least recently used out first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_llm.formats.bundle import Bundle
+from edge_llm.schemes.int8_weight import Int8Weight
+from kernels.types import Residual
+
+GROUP = 4
+"""Input channels that lie side by side in tiles."""
+
+
+class ColdChannels:
+    """Input channels of the matrices of ``bundle``, at most ``nbytes`` bytes of them in memory.  One caller at a time."""
+
+    def __init__(self, bundle: Bundle, nbytes: int) -> None:
+        self._bundle = bundle
+        self._room = nbytes
+        self._kept: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
+        self.held = 0
+        """Bytes in memory."""
+        self.read = 0
+        """Matrices that were read so far, each because of channels that were not in memory."""
+
+    def tiles(self, name: str, groups: np.ndarray) -> np.ndarray:
+        """The groups of four input channels ``groups`` (integers [G], ascending) of tensor ``name``: tiles int8 [P, G, 16, 4].
+
+        Raises `StorageError` or `CorruptBundle`.
+        """
+        panels, _, *tile = self._bundle.tensors[name].shape
+        found = np.empty((panels, len(groups), *tile), np.int8)
+        missing = [place for place, group in enumerate(groups.tolist()) if not self._look_up(name, group, found[:, place])]
+        if missing:
+            self._fetch(name, groups, missing, found)
+        return found
+
+    def _look_up(self, name: str, group: int, out: np.ndarray) -> bool:
+        kept = self._kept.get((name, group))
+        if kept is None:
+            return False
+        self._kept.move_to_end((name, group))
+        out[...] = kept
+        return True
+
+    def _fetch(self, name: str, groups: np.ndarray, places: Sequence[int], found: np.ndarray) -> None:
+        """Fill the ``places`` of ``found`` from flash.  All of the tensor is read, because its checksum is of all."""
+        self.read += 1
+        wanted = groups[places]
+        for first, panels in self._bundle.read_panels(name):
+            found[first : first + len(panels), places] = panels[:, wanted]
+        for place, group in zip(places, wanted.tolist(), strict=True):
+            self._keep((name, group), found[:, place].copy())
+
+    def _keep(self, key: tuple[str, int], tiles: np.ndarray) -> None:
+        self._kept[key] = tiles
+        self.held += tiles.nbytes
+        while self.held > self._room:
+            _, oldest = self._kept.popitem(last=False)
+            self.held -= oldest.nbytes
+
+
+@dataclass(frozen=True)
+class ColdWeight(Int8Weight):
+    """An INT8 weight without its tiles, int8 [P, 0, 16, 4]: what an overflow needs of them comes from ``channels``."""
+
+    name: str = ""
+    """Of the tiles in the bundle."""
+    channels: ColdChannels | None = None
+
+    def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
+        assert self.channels is not None
+        groups, places = np.unique(residual.column // GROUP, return_inverse=True)
+        column = (GROUP * places + residual.column % GROUP).astype(np.int32)
+        return self.channels.tiles(self.name, groups), residual._replace(column=column)
