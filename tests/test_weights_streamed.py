@@ -543,6 +543,32 @@ def test_blocks_that_were_read_ahead_are_checked_and_read_again(large_vocabulary
         assert all(np.array_equal(a.tiles, b.tiles) for (_, a), (_, b) in zip(again, whole, strict=True))
 
 
+@pytest.mark.usefixtures("short_pieces", "short_blocks")
+def test_blocks_are_read_once_a_sweep_and_only_the_first_ones_ahead(
+    large_vocabulary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    class Watched(direct.RangeReading):
+        def __init__(self, file: Any, reader: Any, out: np.ndarray, offset: int, ends: np.ndarray, *, urgent: bool) -> None:
+            asked.append((offset, urgent))
+            super().__init__(file, reader, out, offset, ends, urgent=urgent)
+
+    monkeypatch.setattr(table, "RangeReading", Watched)
+    with open_bundle(large_vocabulary) as bundle:
+        weights = StreamedWeights(bundle, tables_plan(bundle))
+        sweeps = []
+        for _ in range(3):
+            asked.clear()
+            count = len(list(weights.head_blocks()))
+            sweeps.append(list(asked))
+        whole = sorted(offset for offset, urgent in sweeps[0] if urgent)
+        assert len(whole) == len(set(whole)) == count > table.BLOCK_BUFFERS
+        ahead = [(offset, False) for offset in whole[: table.BLOCK_BUFFERS]]
+        assert sweeps[0] == [*((offset, True) for offset in whole), *ahead]
+        assert sweeps[1] == sweeps[2] == [*((offset, True) for offset in whole[table.BLOCK_BUFFERS :]), *ahead]
+
+
 @pytest.mark.parametrize(("count", "pages"), [(0, 3), (3, 0), (1, 1), (2, 700), (5, 3)])
 def test_direct_buffers_are_aligned_and_apart(count: int, pages: int) -> None:
     buffers = direct_buffers(count, pages * BLOCK_ALIGNMENT)

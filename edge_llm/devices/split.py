@@ -21,7 +21,6 @@ from kernels import ThreadPool
 from kernels.linear import hot_product, merge, quantize
 from kernels.pointwise import rms_norm
 
-
 CHANNELS = 4
 """Input channels of a tile."""
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from threading import Lock
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -18,24 +16,16 @@ from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.plan import MemoryPlan
 from edge_llm.weights.resident import layer_weights, table_weights
+from edge_llm.weights.ring import Ring
 from edge_llm.weights.table import FlashTable
 
 
-@dataclass(eq=False)
-class _Slot:
-    """One buffer (uint8, 4096-aligned), the layer that it holds, and the reading of that layer until it is finished."""
-
-    buffer: np.ndarray
-    layer: int | None = None
-    reading: BlockReading | None = None
-
-
 class StreamedWeights:
-    """The weights of ``bundle`` under ``plan``: resident blocks are read at once, the others by `read`.
+    """The weights of ``bundle`` under ``plan``: resident blocks are read at once, the others by `wait`.
 
     The `slots` streamed layers that were requested last own the buffers, so callers request layers in the order of use.
-    `request` and `read` have one caller at a time each; any thread may call `layer` meanwhile.  ``file`` replaces
-    ``weights.bin``.  Raises `StorageError` or `CorruptBundle`, as does `read`.
+    `request` and `wait` have one caller at a time each; any thread may call `use` meanwhile.  ``file`` replaces
+    ``weights.bin``.  Raises `StorageError` or `CorruptBundle`, as does `wait`.
     """
 
     def __init__(
@@ -58,33 +48,32 @@ class StreamedWeights:
             self._tables["embedding"] = self._tables["output"] = embedding
             if not bundle.decoder.tied:
                 self._tables["output"] = FlashTable(path, bundle.tensors["output.tiles"], output, reader, file)
-        self._layers = {index: layer_weights(bundle, tensors, index) for index in plan.resident}
-        self._slots = [_Slot(buffer) for buffer in direct_buffers(plan.slots, plan.slot_bytes)]
-        self._lock = Lock()  # of the slots' order
+        self._resident = {index: layer_weights(bundle, tensors, index) for index in plan.resident}
+        buffers = direct_buffers(plan.slots, plan.slot_bytes)
+        self._ring = Ring(buffers, *_layer_steps(bundle, self._reader))
 
     def use(self, index: int) -> BlockWeights:
-        return self._layers[index]
+        return self._resident[index] if index in self._resident else self._ring.use(index)
 
     def request(self, index: int) -> None:
-        if index not in self.streamed:
-            return
-        with self._lock:
-            slot = self._slot_of(index)
-            if slot is None:
-                slot = self._slots[0]
-                self._refill(slot, index)
-            self._slots.remove(slot)  # the layer requested last stands last
-            self._slots.append(slot)
+        if index in self.streamed:
+            self._ring.request(index)
 
     def wait(self, index: int) -> None:
-        if index not in self.streamed:
+        if index in self.streamed:
+            self._ring.wait(index)
+
+    def kept(self, index: int) -> BlockWeights:
+        return self.use(index)
+
+    def forget(self) -> None:
+        self._ring = Ring((), *_layer_steps(self._bundle, self._reader))
+
+    def embedding_blocks(self) -> Iterator[tuple[slice, Int8Weight]]:
+        if not self._tables:
+            yield slice(0, self.embedding.rows), self.embedding
             return
-        if self._slot_of(index) is None:
-            self.request(index)
-        slot = self._slot_of(index)
-        assert slot is not None
-        if slot.reading is not None:
-            self._finish(slot, slot.reading, index)
+        yield from self._tables["embedding"].blocks()
 
     def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
         if not self._tables:
@@ -103,27 +92,6 @@ class StreamedWeights:
         self._reader.close()
         for table in self._tables.values():
             table.close()
-
-    def _slot_of(self, index: int) -> _Slot | None:
-        return next((slot for slot in self._slots if slot.layer == index), None)
-
-    def _refill(self, slot: _Slot, index: int) -> None:
-        if slot.layer is not None:
-            self._layers.pop(slot.layer, None)
-            slot.layer = None
-        if slot.reading is not None:  # of a sweep that was abandoned
-            slot.reading.settle()
-        slot.reading = self._reader.start(f"layers.{index}", slot.buffer)
-        slot.layer = index
-
-    def _finish(self, slot: _Slot, reading: BlockReading, index: int) -> None:
-        try:
-            self._layers[index] = layer_weights(self._bundle, reading.wait(), index)
-        except BaseException:
-            slot.layer = None
-            raise
-        finally:
-            slot.reading = None
 
     def _read_resident(self, plan: MemoryPlan, progress: CountProgress | None) -> dict[str, np.ndarray]:
         streamed = {f"layers.{index}" for index in plan.streamed}
@@ -147,3 +115,17 @@ class StreamedWeights:
         return {tiles.name: np.empty((0, *tiles.shape[1:]), np.int8)} | {
             tensor.name: self._bundle.read(tensor.name) for tensor in others
         }
+
+
+def _layer_steps(
+    bundle: Bundle, reader: BlockReader
+) -> tuple[Callable[[int, np.ndarray, bool], BlockReading], Callable[[int, np.ndarray, dict[str, np.ndarray]], BlockWeights]]:
+    """How a ring starts to read a layer, and how it opens it."""
+
+    def start(index: int, buffer: np.ndarray, urgent: bool) -> BlockReading:
+        return reader.start(f"layers.{index}", buffer)
+
+    def open_(index: int, buffer: np.ndarray, tensors: dict[str, np.ndarray]) -> BlockWeights:
+        return layer_weights(bundle, tensors, index)
+
+    return start, open_

@@ -7,13 +7,10 @@ resident.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import weakref
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +19,7 @@ from edge_llm.formats.direct import DirectFile, RangeFile, RangeReading, direct_
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, TensorRange, align
 from edge_llm.formats.manifest import corrupt
 from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.weights.ring import Ring, in_turn
 from kernels.layout import gather_rows, pack_tiles
 from kernels.range_reader import RangeReader
 
@@ -57,15 +55,11 @@ class FlashTable:
         reader: RangeReader,
         file: RangeFile | None = None,
     ) -> None:
-        self._path = path
-        self._file = file or DirectFile(path)
+        file = file or DirectFile(path)
         self._tensor = tensor
         self._resident = resident
-        self._reader = reader
-        self._close = weakref.finalize(self, self._file.close)
-        self._buffers: list[np.ndarray] = []  # of `blocks`; its first call makes them
-        self._row_buffers: list[np.ndarray] = []  # of `rows`; its first call makes them
-        self._ahead: deque[_PieceReading] = deque()  # the first blocks of the next call
+        self._flash = _FlashRuns(path, tensor, reader, file)
+        self._close = weakref.finalize(self, file.close)
 
     def rows(self, tokens: np.ndarray) -> Int8Weight:
         """A linear whose row i is row ``tokens[i]`` (int64 [M]) of the matrix."""
@@ -74,9 +68,7 @@ class FlashTable:
         pieces = tokens[order] // self._piece_rows
         runs = list(_runs(np.unique(pieces).tolist()))
         ends = np.searchsorted(pieces, [first + count for first, count in runs]).tolist()
-        self._row_buffers = self._row_buffers or direct_buffers(ROW_BUFFERS, _buffer_bytes(self._tensor, ROW_PIECES))
-        in_turn = self._in_turn(runs, self._row_buffers, self._begin(runs, self._row_buffers))
-        for (first, _), start, end, tiles in zip(runs, [0, *ends], ends, in_turn, strict=False):
+        for (first, _), start, end, tiles in zip(runs, [0, *ends], ends, in_turn(self._row_ring, runs), strict=False):
             places = order[start:end]
             rows[places] = gather_rows(tiles, tokens[places] - first * self._piece_rows, self._resident.columns)
         return self._part(pack_tiles(rows), tokens)
@@ -88,68 +80,26 @@ class FlashTable:
         of the same step waits for the layers that were requested before them.
         """
         count = _block_pieces(self._tensor)
-        self._buffers = self._buffers or direct_buffers(BLOCK_BUFFERS, _buffer_bytes(self._tensor, count))
         runs = [(first, count) for first in range(0, self._tensor.piece_count, count)]
-        begun, self._ahead = self._ahead or self._begin(runs, self._buffers), deque()
-        tiles_in_turn = self._in_turn(runs, self._buffers, begun)
-        with contextlib.closing(tiles_in_turn):
-            for (first, _), tiles in zip(runs, tiles_in_turn, strict=True):
-                row = first * self._piece_rows
-                rows = slice(row, min(row + len(tiles) * PANEL_ROWS, self._resident.rows))
-                yield rows, self._part(tiles, rows)
-        self._ahead = self._begin(runs, self._buffers, urgent=False)
+        for (first, _), tiles in zip(runs, in_turn(self._block_ring, runs), strict=True):
+            row = first * self._piece_rows
+            rows = slice(row, min(row + len(tiles) * PANEL_ROWS, self._resident.rows))
+            yield rows, self._part(tiles, rows)
+        for run in runs[: len(self._block_ring)]:
+            self._block_ring.request(run)
 
-    def _begin(self, runs: Sequence[_Run], buffers: Sequence[np.ndarray], *, urgent: bool = True) -> deque[_PieceReading]:
-        """Request as many ``runs`` as there are ``buffers``."""
-        return deque(self._start(run, buffer, urgent=urgent) for run, buffer in zip(runs, buffers, strict=False))
+    @cached_property
+    def _row_ring(self) -> Ring[_Run, np.ndarray]:
+        return self._flash.ring(ROW_BUFFERS, ROW_PIECES)
 
-    def _in_turn(
-        self, runs: Sequence[_Run], buffers: Sequence[np.ndarray], begun: deque[_PieceReading]
-    ) -> Generator[np.ndarray, None, None]:
-        """Tiles int8 [panels, KB, 16, 4] of every run, each valid until the next is taken.
-
-        The first ones are ``begun``; the following ones are being read into the other ``buffers`` meanwhile.
-        """
-        reading = begun
-        left = itertools.islice(zip(runs, itertools.cycle(buffers), strict=False), len(begun), None)
-        try:
-            while reading:
-                yield self._checked(reading.popleft())
-                for run, buffer in itertools.islice(left, 1):
-                    reading.append(self._start(run, buffer, urgent=True))
-        finally:
-            for given_up in reading:
-                given_up.reading.settle()
+    @cached_property
+    def _block_ring(self) -> Ring[_Run, np.ndarray]:
+        return self._flash.ring(BLOCK_BUFFERS, _block_pieces(self._tensor))
 
     @property
     def _piece_rows(self) -> int:
-        return self._tensor.piece_bytes // self._panel_bytes * PANEL_ROWS
-
-    @property
-    def _panel_bytes(self) -> int:
-        return self._tensor.nbytes // self._tensor.shape[0]
-
-    def _start(self, run: _Run, buffer: np.ndarray, *, urgent: bool) -> _PieceReading:
-        """Start to read ``run`` into ``buffer``, up to the end of the tensor."""
-        tensor = self._tensor
-        first, count = run
-        start = first * tensor.piece_bytes
-        stop = min(start + count * tensor.piece_bytes, tensor.nbytes)
-        page = (tensor.offset + start) // BLOCK_ALIGNMENT * BLOCK_ALIGNMENT
-        lead = tensor.offset + start - page
-        out = buffer[: align(tensor.offset + stop, BLOCK_ALIGNMENT) - page]
-        ends = np.minimum(np.arange(count + 1) * tensor.piece_bytes, stop - start) + lead  # the first: where pieces begin
-        reading = RangeReading(self._file, self._reader, out, page, ends, urgent=urgent)
-        return _PieceReading(first, out[lead : lead + stop - start], reading)
-
-    def _checked(self, pieces: _PieceReading) -> np.ndarray:
-        """Wait for ``pieces`` and compare their checksums with the bundle's: their tiles."""
-        tensor = self._tensor
-        checksums = pieces.reading.wait()[1:]
-        expected = tensor.pieces[pieces.first : pieces.first + len(checksums)]
-        if list(expected) != checksums[: len(expected)]:
-            raise corrupt(f"tensor `{tensor.name}` in `{self._path}` is damaged (checksum does not match)")
-        return pieces.data.view(np.int8).reshape(-1, *tensor.shape[1:])
+        panel_bytes = self._tensor.nbytes // self._tensor.shape[0]
+        return self._tensor.piece_bytes // panel_bytes * PANEL_ROWS
 
     def _part(self, tiles: np.ndarray, rows: np.ndarray | slice) -> Int8Weight:
         whole = self._resident
@@ -166,8 +116,42 @@ class FlashTable:
 
     def close(self) -> None:
         """Close the file."""
-        self._ahead.clear()
         self._close()
+
+
+class _FlashRuns:
+    """Runs of pieces of ``tensor``, read through ``reader`` and checked."""
+
+    def __init__(self, path: Path, tensor: TensorRange, reader: RangeReader, file: RangeFile) -> None:
+        self._path = path
+        self._tensor = tensor
+        self._reader = reader
+        self._file = file
+
+    def ring(self, buffers: int, pieces: int) -> Ring[_Run, np.ndarray]:
+        """As many ``buffers`` for runs of at most ``pieces``: of each its tiles, int8 [panels, KB, 16, 4]."""
+        return Ring(direct_buffers(buffers, _buffer_bytes(self._tensor, pieces)), self._start, self._open)
+
+    def _start(self, run: _Run, buffer: np.ndarray, urgent: bool) -> RangeReading:
+        at, lead, nbytes = self._extent(run)
+        ends = np.minimum(np.arange(run[1] + 1) * self._tensor.piece_bytes, nbytes) + lead  # the first: where pieces begin
+        out = buffer[: align(lead + nbytes, BLOCK_ALIGNMENT)]
+        return RangeReading(self._file, self._reader, out, at - lead, ends, urgent=urgent)
+
+    def _open(self, run: _Run, buffer: np.ndarray, checksums: list[int]) -> np.ndarray:
+        tensor, (first, count) = self._tensor, run
+        expected = list(tensor.pieces[first : first + count])
+        if checksums[1 : 1 + len(expected)] != expected:
+            raise corrupt(f"tensor `{tensor.name}` in `{self._path}` is damaged (checksum does not match)")
+        _, lead, nbytes = self._extent(run)
+        return buffer[lead : lead + nbytes].view(np.int8).reshape(-1, *tensor.shape[1:])
+
+    def _extent(self, run: _Run) -> tuple[int, int, int]:
+        """Where ``run`` begins in the file and in a buffer, which begins on a page, and its bytes up to the tensor's end."""
+        tensor, (first, count) = self._tensor, run
+        start = first * tensor.piece_bytes
+        at = tensor.offset + start
+        return at, at % BLOCK_ALIGNMENT, min(count * tensor.piece_bytes, tensor.nbytes - start)
 
 
 def _runs(pieces: Sequence[int]) -> Iterator[_Run]:
@@ -180,15 +164,6 @@ def _runs(pieces: Sequence[int]) -> Iterator[_Run]:
         first, last = piece if first is None else first, piece
     if first is not None:
         yield first, last - first + 1
-
-
-@dataclass(frozen=True)
-class _PieceReading:
-    """Pieces of a table from ``first`` on, which are being read into ``data`` (uint8)."""
-
-    first: int
-    data: np.ndarray
-    reading: RangeReading
 
 
 def block_memory(tensor: TensorRange) -> int:
