@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,10 @@ class CardArray:
     @property
     def nbytes(self) -> int:
         return self.values.nbytes
+
+    def view(self, part: Any = ...) -> CardArray:
+        """``part`` of the same values; the memory stays this array's."""
+        return CardArray(self.values[part], 0)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
         raise DeviceError(f"{self!r} lies on the card; copy it to the host first")
@@ -95,6 +99,27 @@ class CardMemory:
         card = self.allocate(shape or host.shape, host.dtype)
         self.copy_in(host, card)
         return card
+
+    def taken(self, values: np.ndarray) -> np.ndarray:
+        """A copy for the host of ``values`` that operators of the card made."""
+        with self._lock:
+            self.copied_out += values.nbytes
+        return values.copy()
+
+    def given(self, values: np.ndarray) -> np.ndarray:
+        """A copy for operators of the card of ``values`` of the host."""
+        with self._lock:
+            self.copied_in += values.nbytes
+        return values.copy()
+
+    def renewed(self, card: CardArray | None, host: np.ndarray) -> CardArray:
+        """``host`` on the card: over ``card`` if that has its type and shape, else in new memory and ``card`` is freed."""
+        if card is not None and card.shape == host.shape and card.dtype == host.dtype:
+            self.copy_in(host, card)
+            return card
+        if card is not None:
+            self.free(card)
+        return self.upload(host)
 
     @staticmethod
     def _corner(card: CardArray, host: np.ndarray, way: str) -> np.ndarray:

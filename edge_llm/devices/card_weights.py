@@ -1,22 +1,25 @@
-"""Weights for a device with a card: the host's own, and beside them the INT8 linears in card memory."""
+"""Weights for a device with a card: what the host keeps of each layer, and beside it what lies in card memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
+from edge_llm.weights.ring import Ring
 
 CardLinearT = TypeVar("CardLinearT")
+CARD_SLOTS = 2
+"""Card memory for layers that are streamed to the card: one is used while the other is filled."""
 
 
 class Card(Protocol[CardLinearT]):
-    """A card that can copy weights into its memory."""
+    """What multiplies INT8 linears in its own memory."""
 
     def load(self, linear: Int8Weight) -> CardLinearT:
         """Copy a linear into new card memory."""
@@ -29,41 +32,102 @@ class Card(Protocol[CardLinearT]):
 
 @dataclass(frozen=True)
 class CardBlock(BlockWeights, Generic[CardLinearT]):
-    """A layer's weights on both sides: ``linears`` and ``gains`` for the CPU, ``card`` for the card."""
+    """A layer's weights on both sides: ``linears`` and ``gains`` for all that is float, ``card`` for INT8 products."""
 
-    card: Mapping[str, CardLinearT]
+    card: Mapping[str, CardLinearT] = field(default_factory=dict)
 
 
 @dataclass
-class _Slot(Generic[CardLinearT]):
-    """Card memory for one streamed layer at a time: its linears, and the layer that they belong to."""
+class Place(Generic[CardLinearT]):
+    """Card memory for one layer: what lies in it, by name; empty at first."""
 
-    linears: dict[str, CardLinearT]
-    layer: int | None = None
+    linears: dict[str, CardLinearT] = field(default_factory=dict)
+    tensors: dict[str, Any] = field(default_factory=dict)
+
+
+Load = Callable[[Weights, int, "Place[CardLinearT]"], "CardBlock[CardLinearT]"]
+"""Copies layer ``index``, which is in the host's memory, into a place: (weights, index, place) -> the layer there."""
+
+
+def load_products(card: Card[CardLinearT]) -> Load[CardLinearT]:
+    """Puts the INT8 linears of a layer on ``card``; the host keeps the rest."""
+
+    def load(host: Weights, index: int, place: Place[CardLinearT]) -> CardBlock[CardLinearT]:
+        for name, linear in _int8(host.use(index)).items():
+            if name in place.linears:
+                card.reload(linear, place.linears[name])
+            else:
+                place.linears[name] = card.load(linear)
+        kept = host.kept(index)
+        return CardBlock(kept.linears, kept.gains, card=place.linears)
+
+    return load
+
+
+def _int8(block: BlockWeights) -> dict[str, Int8Weight]:
+    return {name: linear for name, linear in block.linears.items() if isinstance(linear, Int8Weight)}
+
+
+@dataclass
+class _Arrival:
+    """A streamed layer on its way to the card by way of the host."""
+
+    host: Weights
+    index: int
+
+    def wait(self) -> None:
+        self.host.wait(self.index)
+
+    def settle(self) -> None:
+        """Nobody but the caller of `wait` writes to card memory."""
 
 
 class CardWeights(Generic[CardLinearT]):
-    """Puts every INT8 linear of every layer on the card; others, the embedding and the head stay with the CPU.
+    """The layers of ``host`` as ``load`` puts them on a card; the embedding and the head stay with the host.
 
-    Resident layers are copied at once, so that a model too large for the card is refused before it is used.  A streamed layer
-    is copied when it has been read, over the layer that was read the longest ago.  The host overwrites the same one, so nobody
-    uses it any more.  `read` has one caller at a time; lanes may ask for layers meanwhile.
+    All layers but ``streamed``, by default those that the host streams, are copied at once, so that a model too large for the
+    card is refused before it is used.  A streamed layer is copied when it has been read, over the layer that was requested the
+    longest ago.  Every request goes to the host as well, so that both have the same layers in their slots.  `wait` has one
+    caller at a time; lanes may use layers meanwhile.
     """
 
-    def __init__(self, host: Weights, card: Card[CardLinearT], layers: int) -> None:
+    def __init__(self, host: Weights, load: Load[CardLinearT], layers: int, streamed: Sequence[int] | None = None) -> None:
         self.head = host.head
-        self.nbytes = host.nbytes
-        self.streamed = host.streamed
+        self.streamed = tuple(host.streamed if streamed is None else streamed)
         self.streamed_bytes = host.streamed_bytes
-        self.slots = host.slots
+        self.slots = (host.slots or CARD_SLOTS) if self.streamed else 0
         self._host = host
-        self._card = card
-        resident = [index for index in range(layers) if index not in host.streamed]
-        self._blocks = {index: self._both(host.use(index), {}) for index in resident}
-        self._card_slots: list[_Slot[CardLinearT]] = [_Slot({}) for _ in range(host.slots)]
+        self._resident = dict(_load_all(host, load, [index for index in range(layers) if index not in self.streamed]))
+        self._ring = _card_ring(host, load, self.slots)
+        if not self.streamed:
+            host.forget()
+
+    @property
+    def nbytes(self) -> int:
+        return self._host.nbytes
 
     def use(self, index: int) -> BlockWeights:
-        return self._blocks[index]
+        return self._resident[index] if index in self._resident else self._ring.use(index)
+
+    def request(self, index: int) -> None:
+        if index in self.streamed:
+            self._host.request(index)
+            self._ring.request(index)
+
+    def wait(self, index: int) -> None:
+        """Bring streamed layer ``index`` into the host's memory and the card's; nothing to do when it is there."""
+        if index in self.streamed:
+            self._ring.wait(index)
+
+    def kept(self, index: int) -> BlockWeights:
+        return self._host.kept(index)
+
+    def forget(self) -> None:
+        self._ring.release()
+        self._host.forget()
+
+    def embedding_blocks(self) -> Iterator[tuple[slice, Int8Weight]]:
+        return self._host.embedding_blocks()
 
     def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
         return self._host.embedding_rows(tokens)
@@ -71,34 +135,27 @@ class CardWeights(Generic[CardLinearT]):
     def head_blocks(self) -> Iterator[tuple[slice, BlockWeights]]:
         return self._host.head_blocks()
 
-    def request(self, index: int) -> None:
-        self._host.request(index)
 
-    def wait(self, index: int) -> None:
-        """Bring streamed layer ``index`` into the host's memory and the card's; nothing to do when it is there."""
-        self._host.wait(index)
-        if index not in self.streamed:
-            return
-        slot = next((slot for slot in self._card_slots if slot.layer == index), self._card_slots[0])
-        if slot.layer != index:
-            self._fill(slot, index)
-        host = self._host.use(index)  # after an interrupted sweep it may lie in another buffer
-        self._blocks[index] = CardBlock(host.linears, host.gains, slot.linears)
-        self._card_slots.remove(slot)  # the slot that was read last stands last
-        self._card_slots.append(slot)
+def _load_all(
+    host: Weights, load: Load[CardLinearT], layers: Sequence[int]
+) -> Iterator[tuple[int, CardBlock[CardLinearT]]]:
+    """Each of ``layers`` in card memory of its own; the next is read while one is copied."""
+    for index, following in zip(layers, [*layers[1:], None], strict=False):
+        host.request(index)
+        if following is not None and host.slots > 1:
+            host.request(following)
+        host.wait(index)
+        yield index, load(host, index, Place())
 
-    def _fill(self, slot: _Slot[CardLinearT], index: int) -> None:
-        if slot.layer is not None:
-            self._blocks.pop(slot.layer, None)
-            slot.layer = None
-        slot.linears.update(self._both(self._host.use(index), slot.linears).card)
-        slot.layer = index
 
-    def _both(self, block: BlockWeights, place: Mapping[str, CardLinearT]) -> CardBlock[CardLinearT]:
-        """``block`` on both sides, its linears copied over those of the same name in ``place``, else into new memory."""
-        int8 = {name: linear for name, linear in block.linears.items() if isinstance(linear, Int8Weight)}
-        for name, linear in int8.items():
-            if name in place:
-                self._card.reload(linear, place[name])
-        card = {name: place[name] if name in place else self._card.load(linear) for name, linear in int8.items()}
-        return CardBlock(block.linears, block.gains, card)
+def _card_ring(host: Weights, load: Load[CardLinearT], slots: int) -> Ring[int, CardBlock[CardLinearT]]:
+    """Card memory for ``slots`` streamed layers."""
+
+    def start(index: int, place: Place[CardLinearT], urgent: bool) -> _Arrival:
+        return _Arrival(host, index)
+
+    def open_(index: int, place: Place[CardLinearT], waited: None) -> CardBlock[CardLinearT]:
+        return load(host, index, place)
+
+    places: list[Place[CardLinearT]] = [Place() for _ in range(slots)]
+    return Ring(places, start, open_)

@@ -70,6 +70,7 @@ class ChipLaw:
     """Bytes per second between host and card, one way."""
     placements: tuple[str, ...] = ("split", "split,host", "card")
     """What may run where, best first: names of `edge_llm.subgraphs.placement.PLACEMENTS`."""
+    page_tokens: int = 128  # [op] paged attention: blocks of a multiple of 32 or 128 tokens
     launch_seconds: float = 15e-6  # [recall] host dispatch of 10 to 20 us an operator
     max_last_dim: int = 65535  # [op] last dims of x1 and x2
     column_multiple: int = 32  # [op] an NZ fractal holds 32 int8 along K; [geir] GEMM: K aligned to 32 for int8

@@ -12,9 +12,8 @@ import numpy as np
 
 from edge_llm.devices.base import Buffers, Chunk, Rows, RunSubgraph, Task, Watch, static_length, widest
 from edge_llm.devices.kv_pages import PagedKV, Zeros
-from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.kv.store import KVPages
-from edge_llm.models.layer import HIDDEN, Decoder
+from edge_llm.models.layer import HIDDEN, Attention, Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Part, Subgraph, buffer_widths
@@ -26,11 +25,12 @@ from edge_llm.weights.base import Weights
 class Arrays(Protocol):
     """Where the arrays of a model lie, and how they get there."""
 
-    page_tokens: int
-    """Tokens of a page of keys and values."""
-
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """An array for as long as the model is open."""
+        ...
+
+    def pages(self, attentions: Sequence[Attention], tokens: int) -> PagedKV:
+        """Keys and values of at least ``tokens`` tokens."""
         ...
 
     def workspace(self) -> AbstractContextManager[Zeros]:
@@ -53,10 +53,11 @@ class Arrays(Protocol):
 class HostArrays:
     """Arrays in the host's memory."""
 
-    page_tokens = PAGE_TOKENS
-
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return np.zeros(shape, dtype)
+
+    def pages(self, attentions: Sequence[Attention], tokens: int) -> PagedKV:
+        return PagedKV(attentions, tokens)
 
     def workspace(self) -> AbstractContextManager[Zeros]:
         return nullcontext(np.empty)
@@ -102,7 +103,7 @@ class PlacedModel:
         self.layer_parts: Sequence[Sequence[Part]] = place(decoder, placement.prefill)
         self.lane = placement.decode.lane
         self.take_turns = takes_turns(self.layer_parts)
-        self._pages = PagedKV(decoder.attentions, tokens, arrays.page_tokens, arrays.zeros)
+        self._pages = arrays.pages(decoder.attentions, tokens)
         self.kv: KVPages = self._pages
         self._step_parts = place(decoder, placement.decode)
         self._cut = placement.decode

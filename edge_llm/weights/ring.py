@@ -89,6 +89,15 @@ class Ring(Generic[KeyT, OpenedT]):
         """What was opened, valid until its buffer is requested for another block; `KeyError` when it is not here."""
         return self._opened[key]
 
+    def release(self) -> None:
+        """Give all buffers back; nothing can be requested any more."""
+        with self._lock:
+            for slot in self._slots:
+                self._empty(slot)
+                if slot.pending is not None:
+                    slot.pending.settle()
+            self._slots = ()
+
     def _request(self, key: KeyT, *, urgent: bool = False) -> _Slot[KeyT]:
         with self._lock:
             slot = self._slot_of(key) or self._refilled(key, urgent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -49,8 +49,7 @@ class StreamedWeights:
             if not bundle.decoder.tied:
                 self._tables["output"] = FlashTable(path, bundle.tensors["output.tiles"], output, reader, file)
         self._resident = {index: layer_weights(bundle, tensors, index) for index in plan.resident}
-        buffers = direct_buffers(plan.slots, plan.slot_bytes)
-        self._ring = Ring(buffers, *_layer_steps(bundle, self._reader))
+        self._ring = _layer_ring(bundle, plan, self._reader)
 
     def use(self, index: int) -> BlockWeights:
         return self._resident[index] if index in self._resident else self._ring.use(index)
@@ -67,7 +66,7 @@ class StreamedWeights:
         return self.use(index)
 
     def forget(self) -> None:
-        self._ring = Ring((), *_layer_steps(self._bundle, self._reader))
+        self._ring.release()
 
     def embedding_blocks(self) -> Iterator[tuple[slice, Int8Weight]]:
         if not self._tables:
@@ -117,10 +116,8 @@ class StreamedWeights:
         }
 
 
-def _layer_steps(
-    bundle: Bundle, reader: BlockReader
-) -> tuple[Callable[[int, np.ndarray, bool], BlockReading], Callable[[int, np.ndarray, dict[str, np.ndarray]], BlockWeights]]:
-    """How a ring starts to read a layer, and how it opens it."""
+def _layer_ring(bundle: Bundle, plan: MemoryPlan, reader: BlockReader) -> Ring[int, BlockWeights]:
+    """The buffers of the streamed layers, by layer."""
 
     def start(index: int, buffer: np.ndarray, urgent: bool) -> BlockReading:
         return reader.start(f"layers.{index}", buffer)
@@ -128,4 +125,4 @@ def _layer_steps(
     def open_(index: int, buffer: np.ndarray, tensors: dict[str, np.ndarray]) -> BlockWeights:
         return layer_weights(bundle, tensors, index)
 
-    return start, open_
+    return Ring(direct_buffers(plan.slots, plan.slot_bytes), start, open_)

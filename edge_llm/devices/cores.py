@@ -1,0 +1,31 @@
+"""Cores of this machine that stand for a chip, and those that are left to the CPU's lane."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+def split_cores(threads: int) -> tuple[list[int], list[int]]:
+    """Cores for the CPU's lane and for the chip: of ``threads`` half each, the odd one to the chip; of one, the same."""
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = [allowed[index % len(allowed)] for index in range(threads)]
+    half = len(cores) // 2
+    return cores[:half] or cores, cores[half:]
+
+
+@contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """The calling thread, which is a pool's first worker, on ``core`` alone; on any core if the system cannot bind threads."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, before)

@@ -1,0 +1,137 @@
+"""A model that lies on an emulated card as a whole: layers, embedding, output matrix and rotary tables in card memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+
+from edge_llm.devices.card_memory import CardArray, CardMemory
+from edge_llm.devices.card_weights import CardBlock, CardWeights, Load, Place
+from edge_llm.devices.emulated_chip import CardLinear, EmulatedChip
+from edge_llm.models.layer import Decoder, Linear, Rope
+from edge_llm.models.rope import RopeTables, Tables, rope_tables
+from edge_llm.schemes.base import BlockWeights
+from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.weights.base import Weights
+
+PANEL_ROWS = 16
+
+
+class CardRope(RopeTables):
+    """Rotary tables in card memory."""
+
+    def __init__(self, positions: int, memory: CardMemory) -> None:
+        super().__init__(positions)
+        self._memory = memory
+
+    def __getitem__(self, rope: Rope) -> Tables:
+        if rope not in self._tables:
+            cos, sin = rope_tables(rope, self.positions)
+            self._tables[rope] = self._memory.upload(cos).values, self._memory.upload(sin).values
+        return self._tables[rope]
+
+
+def load_whole(chip: EmulatedChip) -> Load[CardLinear]:
+    """Puts all of a layer into the memory of ``chip``."""
+
+    def load(host: Weights, index: int, place: Place[CardLinear]) -> CardBlock[CardLinear]:
+        block = host.use(index)
+        _clear(chip, place, keep=block.tensors)
+        for name, array in block.tensors.items():
+            place.tensors[name] = chip.memory.renewed(place.tensors.get(name), array)
+        moved = block.moved({name: array.values for name, array in place.tensors.items()})
+        for name, linear in moved.linears.items():
+            if isinstance(linear, Int8Weight):
+                place.linears[name] = chip.load(linear, place.tensors[f"{name}.tiles"].view())
+        return CardBlock(moved.linears, moved.gains, card=dict(place.linears))
+
+    return load
+
+
+def _clear(chip: EmulatedChip, place: Place[CardLinear], keep: Mapping[str, np.ndarray]) -> None:
+    """Free what the layer before had in ``place``, but for tensors over which one of the same name may be copied."""
+    for card in place.linears.values():
+        chip.free(card)
+    place.linears.clear()
+    for name in [name for name in place.tensors if name not in keep]:
+        chip.memory.free(place.tensors.pop(name))
+
+
+class WholeCardWeights(CardWeights[CardLinear]):
+    """All weights of ``decoder`` in the memory of ``chip``; ``host`` is not needed any more unless layers are streamed."""
+
+    def __init__(self, host: Weights, chip: EmulatedChip, decoder: Decoder) -> None:
+        self._embedding = output = _table(chip, decoder.output, host.embedding_blocks())
+        if not decoder.tied:
+            output = _table(chip, decoder.output, ((rows, _int8_output(block)) for rows, block in host.head_blocks()))
+        norm = {"final_norm": chip.memory.upload(host.head.gains["final_norm"]).values}
+        self._runs = tuple(_output_runs(chip, output, norm))
+        super().__init__(host, load_whole(chip), len(decoder.layers))
+        self.head = BlockWeights({}, norm)
+
+    def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
+        return self._embedding, tokens
+
+    def head_blocks(self) -> Iterator[tuple[slice, BlockWeights]]:
+        return iter(self._runs)
+
+
+def _int8_output(head: BlockWeights) -> Int8Weight:
+    output = head.linears["output"]
+    assert isinstance(output, Int8Weight)
+    return output
+
+
+def _table(chip: EmulatedChip, table: Linear, parts: Iterator[tuple[slice, Int8Weight]]) -> Int8Weight:
+    """The matrix ``table``, which comes in runs of rows, in card memory."""
+    memory, rows = chip.memory, table.rows
+    columns, outputs = chip.law.padded(table.columns, rows)
+    tiles = memory.allocate((outputs // PANEL_ROWS, columns // 4, PANEL_ROWS, 4), np.int8)
+    _, first = begun = next(parts)
+    hot = len(first.hot_index)
+    weight_scale, row_sum = memory.allocate((rows,), np.float32), memory.allocate((rows,), np.int32)
+    hot_weight = memory.allocate((hot, rows), np.float16)
+    bias = None if first.bias is None else memory.allocate((rows,), np.float32)
+    for at, part in chain([begun], parts):
+        panel = at.start // PANEL_ROWS
+        memory.copy_in(part.tiles, tiles.view(slice(panel, panel + len(part.tiles))))
+        memory.copy_in(part.weight_scale, weight_scale.view(at))
+        memory.copy_in(part.row_sum, row_sum.view(at))
+        memory.copy_in(part.hot_weight, hot_weight.view((slice(None), at)))
+        if bias is not None and part.bias is not None:
+            memory.copy_in(part.bias, bias.view(at))
+    return Int8Weight(
+        tiles.values,
+        rows,
+        table.columns,
+        first.input_scale,
+        weight_scale.values,
+        row_sum.values,
+        memory.upload(first.hot_index).values,
+        hot_weight.values,
+        None if bias is None else bias.values,
+        first.residual,
+    )
+
+
+def _output_runs(
+    chip: EmulatedChip, output: Int8Weight, gains: Mapping[str, np.ndarray]
+) -> Iterator[tuple[slice, CardBlock[CardLinear]]]:
+    """The output matrix in runs of rows that the chip multiplies at once."""
+    most = chip.law.max_last_dim // PANEL_ROWS * PANEL_ROWS
+    for start in range(0, output.rows, most):
+        at = slice(start, min(start + most, output.rows))
+        tiles = CardArray(output.tiles[start // PANEL_ROWS : -(-at.stop // PANEL_ROWS)], 0)
+        run = replace(
+            output,
+            tiles=tiles.values,
+            rows=at.stop - start,
+            weight_scale=output.weight_scale[at],
+            row_sum=output.row_sum[at],
+            hot_weight=chip.memory.upload(np.ascontiguousarray(output.hot_weight[:, at])).values,
+            bias=None if output.bias is None else output.bias[at],
+        )
+        yield at, CardBlock({"output": run}, gains, card={"output": chip.load(run, tiles)})

@@ -1,0 +1,52 @@
+"""Weights on their way to a card: each layer passes through a buffer of the host, which keeps what the CPU computes with.
+
+That is the vectors beside the INT8 matrices, and all of the linears that the CPU multiplies.  What an overflow needs of an
+INT8 matrix comes from flash (`edge_llm.weights.cold`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+
+from edge_llm.formats.bundle import Bundle
+from edge_llm.progress import CountProgress
+from edge_llm.schemes.base import BlockWeights, Weight
+from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.weights.cold import ColdChannels, ColdWeight
+from edge_llm.weights.plan import MemoryPlan
+from edge_llm.weights.streamed import StreamedWeights
+
+TILES = ".tiles"
+
+
+class StagedWeights(StreamedWeights):
+    """The weights of ``bundle`` under ``plan``, which streams every layer: a card asks for each of them.
+
+    ``cold_bytes`` of input channels that overflows wanted stay in memory.
+    """
+
+    def __init__(self, bundle: Bundle, plan: MemoryPlan, cold_bytes: int, progress: CountProgress | None = None) -> None:
+        super().__init__(bundle, plan, progress)
+        self._cold = ColdChannels(bundle, cold_bytes)
+
+    def kept(self, index: int) -> BlockWeights:
+        block = self.use(index)
+        int8 = {name for name, linear in block.linears.items() if isinstance(linear, Int8Weight)}
+        copies = block.moved({name: _copy(name, array, int8) for name, array in block.tensors.items()})
+        linears = {name: self._cold_linear(index, name, linear) for name, linear in copies.linears.items()}
+        return BlockWeights(linears, copies.gains)
+
+    def _cold_linear(self, index: int, name: str, linear: Weight) -> Weight:
+        if not isinstance(linear, Int8Weight):
+            return linear
+        values = {field.name: getattr(linear, field.name) for field in fields(Int8Weight)}
+        return ColdWeight(**values, name=f"layers.{index}.{name}{TILES}", channels=self._cold)
+
+
+def _copy(name: str, array: np.ndarray, int8: set[str]) -> np.ndarray:
+    """``array`` in memory of its own; of the tiles of an ``int8`` linear no input channel."""
+    if name.endswith(TILES) and name.removesuffix(TILES) in int8:
+        return array[:, :0].copy()
+    return array.copy()
