@@ -71,6 +71,10 @@ class RuntimeConfig:
     """CPUs to run on, such as `0-3,8`.  None: those that the process may use."""
     numa: str | None = None
     """Or the CPUs of this NUMA node; `card` is the node of the Ascend card."""
+    placement: str = "auto"
+    """What runs where, of `edge_llm.subgraphs.placement`; auto: the best that the device does."""
+    card_memory: str | None = None
+    """Most memory of the card, such as `4GiB`; layers that do not fit are streamed to it.  None: what the card has."""
     context: int | None = None
     chunk: int = 256
     """Longest static chunk of prefill, in tokens; shorter ones come from the ladder below it."""

@@ -23,6 +23,8 @@ float_option = click.option(
 
 _PLACE = (
     click.option("--device", default="auto", show_default=True, help="Where the model runs: host, emulated:CHIP, or auto."),
+    click.option("--placement", default="auto", show_default=True, help="What a card does: split, or split,host, or card."),
+    click.option("--card-memory", help="Most memory of the card (4GiB); what does not fit is streamed to it."),
     click.option("--cpus", help="CPUs to run on, such as 0-3,8."),
     click.option("--numa", help="Run on the CPUs of this NUMA node; `card`: of the node of the Ascend card."),
     click.option("--memory", help="Most memory for weights (300MiB, 50%); the rest is streamed from flash.  Default: all."),
@@ -58,12 +60,12 @@ MAX_GRAMMAR_BYTES = 4 << 20
 
 
 def runtime_options(command: Command) -> Command:
-    """Add --threads --device --cpus --numa --memory --ctx --chunk --draft --float."""
+    """Add --threads --device --placement --card-memory --cpus --numa --memory --ctx --chunk --draft --float."""
     return add_options(command, threads_option, *_PLACE, _DRAFT, float_option)
 
 
 def place_options(command: Command) -> Command:
-    """Add --device --cpus --numa --memory --ctx --chunk."""
+    """Add --device --placement --card-memory --cpus --numa --memory --ctx --chunk."""
     return add_options(command, *_PLACE)
 
 
@@ -106,13 +108,18 @@ def _is_file(value: str) -> bool:
         return False
 
 
+_RUNTIME = (
+    "device", "placement", "card_memory", "cpus", "numa", "memory", "threads", "context", "chunk", "draft", "float_path",
+)  # fmt: skip
+"""Options that are a part of the `RuntimeConfig`."""
+
+
 def runtime_config(options: dict[str, Any]) -> RuntimeConfig:
     """The `RuntimeConfig` that the parsed ``options`` ask for; the keys used are taken out of ``options``.
 
     What a verb has no option for is as `RuntimeConfig` has it.
     """
-    names = ("device", "cpus", "numa", "memory", "threads", "context", "chunk", "draft", "float_path")
-    return RuntimeConfig(**{name: options.pop(name) for name in names if name in options})
+    return RuntimeConfig(**{name: options.pop(name) for name in _RUNTIME if name in options})
 
 
 def generation_params(options: dict[str, Any], defaults: GenerationParams) -> GenerationParams:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_llm.devices.kv_pages import LayerPages
+from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.store import KVPages
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
@@ -109,6 +110,18 @@ class DeviceModel(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Room:
+    """What a model is opened for."""
+
+    tokens: int
+    """Tokens whose keys and values are held."""
+    lengths: Sequence[int]
+    """Static lengths of chunks, ascending."""
+    window: int
+    """Chunks that are computed together."""
+
+
 class Device(Protocol):
     """Where models run."""
 
@@ -130,6 +143,13 @@ class Device(Protocol):
 
         ``tables`` reach over its context; ``tokens`` is how many tokens keys and values have room for.  Raises `DeviceError`
         when a card has no room for it.
+        """
+        ...
+
+    def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
+        """The layers that are streamed to the device's own memory because they do not fit there; () on the host.
+
+        ``tensors`` are those of the bundle of ``decoder``.  Raises `UsageError` when even two layers at a time do not fit.
         """
         ...
 

@@ -100,7 +100,7 @@ class CardWeights(Generic[CardLinearT]):
         self._resident = dict(_load_all(host, load, [index for index in range(layers) if index not in self.streamed]))
         self._ring = _card_ring(host, load, self.slots)
         if not self.streamed:
-            host.forget()
+            host.forget_layers()
 
     @property
     def nbytes(self) -> int:
@@ -122,9 +122,12 @@ class CardWeights(Generic[CardLinearT]):
     def kept(self, index: int) -> BlockWeights:
         return self._host.kept(index)
 
-    def forget(self) -> None:
+    def forget_layers(self) -> None:
         self._ring.release()
-        self._host.forget()
+        self._host.forget_layers()
+
+    def forget_tables(self) -> None:
+        self._host.forget_tables()
 
     def embedding_blocks(self) -> Iterator[tuple[slice, Int8Weight]]:
         return self._host.embedding_blocks()

@@ -8,13 +8,14 @@ chip itself would take is in `card_cost`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock
 
-from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Rows, RunSubgraph, Watch
+from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Room, Rows, RunSubgraph, Watch
 from edge_llm.devices.card_arrays import CardArrays
 from edge_llm.devices.card_cost import card_costs
 from edge_llm.devices.card_memory import CardMemory
+from edge_llm.devices.card_plan import CardNeeds, card_needs
 from edge_llm.devices.card_weights import CardWeights, load_products
 from edge_llm.devices.chips import chip_law
 from edge_llm.devices.cores import on_core, split_cores
@@ -25,6 +26,7 @@ from edge_llm.devices.model import HostArrays, PlacedModel, builder
 from edge_llm.devices.split import build_split_op
 from edge_llm.devices.whole_card import CardRope, WholeCardWeights
 from edge_llm.errors import DeviceError
+from edge_llm.formats.layout import TensorRange
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
@@ -59,6 +61,7 @@ class EmulatedDevice:
         self.chip = EmulatedChip(law, law.route(route), pool, CardMemory(law, memory))
         self._host = HostDevice(len(self.cpu_cores), shadow=shadow, cores=self.cpu_cores)
         self._shadow = shadow
+        self._memory = memory
         self._stream = Lock()
 
     @property
@@ -85,6 +88,13 @@ class EmulatedDevice:
         products = CardWeights(weights, load_products(self.chip), len(decoder.layers))
         build = builder(self.build, tables, watch)
         return PlacedModel(decoder, products, self.placement, build, HostArrays(), tokens=tokens, lengths=lengths)
+
+    def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
+        return () if self._memory is None else self.needs(decoder, tensors, room).streamed(self._memory)
+
+    def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
+        """What the model takes of the chip's memory."""
+        return card_needs(decoder, tensors, self.placement, self.chip.law, self.chip.route, room)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane != CARD_LANE:

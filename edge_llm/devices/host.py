@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Rows, RunSubgraph, Watch
+from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Room, Rows, RunSubgraph, Watch
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
-from edge_llm.formats.layout import KEY_OFFSET
+from edge_llm.formats.layout import KEY_OFFSET, TensorRange
 from edge_llm.models.layer import Attention, Decoder, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
@@ -50,6 +50,9 @@ class HostDevice:
     ) -> DeviceModel:
         build = builder(self.build, tables, watch)
         return PlacedModel(decoder, weights, self.placement, build, HostArrays(), tokens=tokens, lengths=lengths)
+
+    def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
+        return ()
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         steps = tuple(build_op(op, tables, self.pool, self._shadow) for op in subgraph.ops)

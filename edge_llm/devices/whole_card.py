@@ -69,8 +69,13 @@ class WholeCardWeights(CardWeights[CardLinear]):
             output = _table(chip, decoder.output, ((rows, _int8_output(block)) for rows, block in host.head_blocks()))
         norm = {"final_norm": chip.memory.upload(host.head.gains["final_norm"]).values}
         self._runs = tuple(_output_runs(chip, output, norm))
+        host.forget_tables()
         super().__init__(host, load_whole(chip), len(decoder.layers))
         self.head = BlockWeights({}, norm)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes if self.streamed else 0
 
     def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
         return self._embedding, tokens

@@ -7,7 +7,7 @@ from typing import Any
 
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.devices import check_device, open_device
-from edge_llm.devices.base import Device, DeviceOptions, Watch
+from edge_llm.devices.base import Device, DeviceOptions, Room, Watch
 from edge_llm.devices.model import activation_bytes
 from edge_llm.engine.affinity import bind
 from edge_llm.engine.cores import total_memory, usable_cores
@@ -18,11 +18,14 @@ from edge_llm.models import describe
 from edge_llm.models.rope import RopeTables
 from edge_llm.progress import StageProgress
 from edge_llm.runner.base import Runner
+from edge_llm.runner.rows import chunk_lengths
 from edge_llm.runner.runner import Int8Runner
+from edge_llm.subgraphs.ops import CARD_LANE
 from edge_llm.weights.base import Weights
 from edge_llm.weights.budget import parse_memory
-from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory
+from edge_llm.weights.plan import MemoryPlan, Staging, WeightSizes, plan_memory, plan_staging
 from edge_llm.weights.resident import ResidentWeights
+from edge_llm.weights.staged import StagedWeights
 from edge_llm.weights.streamed import StreamedWeights
 
 
@@ -102,22 +105,49 @@ def int8_runner(
 
 
 def make_device(runtime: RuntimeConfig) -> Device:
-    """The device that the filled-in ``runtime`` names.  Raises `DeviceError` for one that this version does not have."""
+    """The device that the filled-in ``runtime`` names.
+
+    Raises `DeviceError` for one that this version does not have, `UsageError` for a placement that it cannot do.
+    """
     assert runtime.threads is not None
-    return open_device(runtime.device, DeviceOptions(runtime.threads, runtime.shadow))
+    card_memory = None if runtime.card_memory is None else parse_memory(runtime.card_memory, 0, "card_memory")
+    options = DeviceOptions(runtime.threads, runtime.shadow, runtime.placement, card_memory)
+    return open_device(runtime.device, options)
 
 
-def make_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device, progress: StageProgress | None = None) -> Weights:
-    """All weights in memory, or as many as ``runtime.memory`` allows and the rest streamed.
+def make_weights(
+    bundle: Bundle, runtime: RuntimeConfig, device: Device, progress: StageProgress | None = None
+) -> Weights:
+    """All weights in memory, or as many as ``runtime.memory`` allows and the rest streamed; or on their way to a card.
 
     Raises `UsageError` for a budget that is invalid or too small.
     """
     on_bytes = None if progress is None else lambda done, total: progress("load", done, total)
-    if runtime.memory is None:
-        return ResidentWeights(bundle, on_bytes)
-    plan = plan_weights(bundle, runtime, device)
-    whole = not plan.streamed and not plan.flash_tables
-    return ResidentWeights(bundle, on_bytes) if whole else StreamedWeights(bundle, plan, on_bytes)
+    if not device.placement.decodes_on_host:
+        return StagedWeights(bundle, stage_weights(bundle, runtime, device), on_bytes)
+    if runtime.memory is not None:
+        plan = plan_weights(bundle, runtime, device)
+        if plan.streamed or plan.flash_tables:
+            return StreamedWeights(bundle, plan, on_bytes)
+    return ResidentWeights(bundle, on_bytes, device.streamed(bundle.decoder, bundle.tensors, room(runtime)))
+
+
+def room(runtime: RuntimeConfig) -> Room:
+    """What a model is opened for under the filled-in ``runtime``."""
+    assert runtime.context is not None
+    tokens = runtime.kv_tokens or runtime.context
+    return Room(tokens, chunk_lengths(runtime.chunk, runtime.context), runtime.window)
+
+
+def stage_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Staging:
+    """What the host holds beside the card of ``device`` under the filled-in ``runtime``.
+
+    Raises `UsageError` for a budget of the host or the card that is invalid or too small.
+    """
+    sizes = WeightSizes.of_bundle(bundle)
+    budget = None if runtime.memory is None else parse_memory(runtime.memory, sizes.total)
+    streamed = device.streamed(bundle.decoder, bundle.tensors, room(runtime))
+    return plan_staging(sizes, streamed, budget, whole=device.placement.decode.lane == CARD_LANE)
 
 
 PROCESS_BYTES = 42 << 20

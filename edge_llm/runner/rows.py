@@ -21,6 +21,11 @@ def ladder(longest: int) -> tuple[int, ...]:
     return (*(length for length in LADDER if length < longest), longest)
 
 
+def chunk_lengths(chunk: int, context: int) -> tuple[int, ...]:
+    """Static lengths of chunks of at most ``chunk`` tokens, of sequences of at most ``context``."""
+    return ladder(min(chunk, max(8, context)))
+
+
 def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int]) -> Iterator[Chunk]:
     """Cut the tokens of all ``segments``, one after the other, into chunks of at most ``lengths[-1]`` rows.
 

@@ -21,7 +21,7 @@ from edge_llm.runner.base import Cancel, Cancelled, Segment
 from edge_llm.runner.decode import decode_graph
 from edge_llm.runner.order import choose_policy
 from edge_llm.runner.prefill import prefill_graph
-from edge_llm.runner.rows import ladder, pack
+from edge_llm.runner.rows import chunk_lengths, pack
 from edge_llm.weights.base import Weights
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Int8Runner:
     ) -> None:
         self.config = config
         self.context = runtime.context or config.context
-        self._lengths = ladder(min(runtime.chunk, max(8, self.context)))
+        self._lengths = chunk_lengths(runtime.chunk, self.context)
         self._window = runtime.window
         tokens = runtime.kv_tokens or self.context
         self.model = device.open(

@@ -46,8 +46,12 @@ class Weights(Protocol):
         """What the host keeps of layer ``index``, which is in memory now, once a card has a copy of it."""
         ...
 
-    def forget(self) -> None:
-        """Give back the memory that layers are read into, because nothing will be read again."""
+    def forget_layers(self) -> None:
+        """Give back the memory that layers are read into, because none will be read again."""
+        ...
+
+    def forget_tables(self) -> None:
+        """Give back the memory that runs of tables are read into, until one is read again."""
         ...
 
     def embedding_blocks(self) -> Iterator[tuple[slice, Int8Weight]]:

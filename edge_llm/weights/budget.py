@@ -15,8 +15,10 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*|%)", re.ASCII)
 MAX_BYTES = 2**60
 
 
-def parse_memory(text: str | int, weights_bytes: int) -> int:
+def parse_memory(text: str | int, weights_bytes: int, param: str = "memory") -> int:
     """Bytes that ``text`` means: ``300MiB``, ``1.5GB``, ``2G`` (of 1024^3), ``50%`` of ``weights_bytes``, or plain bytes.
+
+    ``param`` is the option that an error names.
 
     Raises `UsageError` for any other text, for 0 and for more than 2^60 bytes.
     """
@@ -24,10 +26,10 @@ def parse_memory(text: str | int, weights_bytes: int) -> int:
     if found is None or (found[2] != "%" and found[2] not in _FACTORS):
         raise UsageError(
             f"`{str(text)[:40]}` is an invalid amount of memory; write 300MiB, 1.5GB, a number of bytes, or 50% of the weights",
-            param="memory",
+            param=param,
         )
     factor = weights_bytes / 100 if found[2] == "%" else _FACTORS[found[2]]
     nbytes = math.floor(float(found[1]) * factor) if "." in found[1] or found[2] == "%" else int(found[1]) * int(factor)
     if not 1 <= nbytes <= MAX_BYTES:
-        raise UsageError(f"memory must be between 1 byte and 2^60 bytes, got `{text}`", param="memory")
+        raise UsageError(f"memory must be between 1 byte and 2^60 bytes, got `{text}`", param=param)
     return nbytes

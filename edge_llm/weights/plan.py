@@ -25,6 +25,8 @@ class BlockSize:
 
     stored: int
     held: int
+    beside_card: int = 0
+    """Bytes that the host keeps of it when its INT8 matrices lie on a card alone."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class WeightSizes:
 
 def _block_size(block: BlockRange) -> BlockSize:
     scales = sum(tensor.nbytes for tensor in block.tensors if tensor.name.endswith(".scale"))
-    return BlockSize(block.nbytes, block.nbytes + scales)
+    matrices = sum(tensor.nbytes for tensor in block.tensors if tensor.name.endswith(".tiles"))
+    return BlockSize(block.nbytes, block.nbytes + scales, block.nbytes + scales - matrices)
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,12 @@ def plan_memory(
         most = max((1 - GIVEN_UP) * budget, min(budget, (1 + ALLOWANCE) * budget - beside))
         near = [plan for plan in fitting if plan.held_bytes <= most]
         return min(whole or near or [min(fitting, key=_held)], key=_streamed)
-    least = min(plan.held_bytes for plan in plans)
-    raise UsageError(
+    raise too_little(budget, min(plan.held_bytes for plan in plans))
+
+
+def too_little(budget: int, least: int) -> UsageError:
+    """The error for a ``budget`` below the ``least`` that works."""
+    return UsageError(
         f"{budget} bytes of memory are too little for this model's weights; the least that works is "
         f"{least} bytes ({math.ceil(least / 2**20)}MiB)",
         param="memory",
@@ -139,6 +146,51 @@ def _plan(sizes: WeightSizes, budget: int, streamed: tuple[int, ...], slots: int
         streamed_bytes=sum(sizes.layers[index].stored for index in streamed) + (sizes.output if flash_tables else 0),
         flash_tables=flash_tables,
     )
+
+
+COLD_SHARE = 0.1
+"""Input channels that overflows wanted take at most this part of the layers' bytes, or `LEAST_COLD` if that is more."""
+LEAST_COLD = 8 << 20
+
+
+@dataclass(frozen=True)
+class Staging:
+    """How weights pass through the host on their way to a card, and what of them stays."""
+
+    plan: MemoryPlan
+    """No layer is resident; those that are streamed are those that the card asks for again."""
+    cold_bytes: int
+    """Most memory for input channels that overflows wanted."""
+
+
+def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | None, *, whole: bool) -> Staging:
+    """What the host holds while a card has the layers, of which ``streamed`` are read again in every sweep.
+
+    ``whole``: the card has the embedding, the output matrix and all vectors as well.  Raises `UsageError` that names the least
+    ``budget`` when that is too small.
+    """
+    slot = max(layer.stored for layer in sizes.layers)
+    beside = 0 if whole else sum(layer.beside_card for layer in sizes.layers)
+    on_flash = sizes.fixed if sizes.fixed_without_tables is None else sizes.fixed_without_tables
+    tables = [on_flash] if whole else list(dict.fromkeys((sizes.fixed, on_flash)))
+    needs = [table + beside + SLOTS * slot for table in tables]
+    held = next((need for need in needs if budget is None or need <= budget), None)
+    if held is None:
+        raise too_little(budget or 0, min(needs))
+    flash_tables = held - beside - SLOTS * slot == sizes.fixed_without_tables
+    cold = 0 if whole else max(LEAST_COLD, int(COLD_SHARE * sum(layer.stored for layer in sizes.layers)))
+    output = sizes.output if flash_tables and not whole else 0
+    plan = MemoryPlan(
+        budget=held if budget is None else budget,
+        resident=(),
+        streamed=streamed,
+        slots=SLOTS,
+        slot_bytes=slot,
+        held_bytes=held,
+        streamed_bytes=sum(sizes.layers[index].stored for index in streamed) + output,
+        flash_tables=flash_tables,
+    )
+    return Staging(plan, cold if budget is None else min(cold, budget - held))
 
 
 def spread(chosen: int, count: int) -> tuple[int, ...]:

@@ -16,13 +16,16 @@ from edge_llm.schemes import BlockWeights, Facts, Weight, int8, linear_tensors, 
 
 
 class ResidentWeights:
-    """Reads every tensor of ``bundle`` at once; the arrays are exactly the file's bytes, nothing is repacked."""
+    """Reads every tensor of ``bundle`` at once; the arrays are exactly the file's bytes, nothing is repacked.
 
-    streamed: tuple[int, ...] = ()
+    Layers that a card ``streams`` to itself are here all the same.
+    """
+
     streamed_bytes = 0
     slots = 0
 
-    def __init__(self, bundle: Bundle, progress: CountProgress | None = None) -> None:
+    def __init__(self, bundle: Bundle, progress: CountProgress | None = None, streams: tuple[int, ...] = ()) -> None:
+        self.streamed = streams
         tensors = bundle.read_all(progress)
         self._layers = tuple(layer_weights(bundle, tensors, index) for index in range(len(bundle.decoder.layers)))
         self.embedding, output = table_weights(bundle, tensors)
@@ -38,8 +41,11 @@ class ResidentWeights:
     def embedding_blocks(self) -> Iterator[tuple[slice, int8.Int8Weight]]:
         yield slice(0, self.embedding.rows), self.embedding
 
-    def forget(self) -> None:
+    def forget_layers(self) -> None:
         """Nothing to do: every layer stays here."""
+
+    def forget_tables(self) -> None:
+        """Nothing to do: both stay here."""
 
     def embedding_rows(self, tokens: np.ndarray) -> tuple[int8.Int8Weight, np.ndarray]:
         return self.embedding, tokens

@@ -15,21 +15,18 @@ from edge_llm.progress import CountProgress
 from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.cold import ColdChannels, ColdWeight
-from edge_llm.weights.plan import MemoryPlan
+from edge_llm.weights.plan import Staging
 from edge_llm.weights.streamed import StreamedWeights
 
 TILES = ".tiles"
 
 
 class StagedWeights(StreamedWeights):
-    """The weights of ``bundle`` under ``plan``, which streams every layer: a card asks for each of them.
+    """The weights of ``bundle`` under the plan of ``staging``: no layer stays here, and any layer may be asked for."""
 
-    ``cold_bytes`` of input channels that overflows wanted stay in memory.
-    """
-
-    def __init__(self, bundle: Bundle, plan: MemoryPlan, cold_bytes: int, progress: CountProgress | None = None) -> None:
-        super().__init__(bundle, plan, progress)
-        self._cold = ColdChannels(bundle, cold_bytes)
+    def __init__(self, bundle: Bundle, staging: Staging, progress: CountProgress | None = None) -> None:
+        super().__init__(bundle, staging.plan, progress)
+        self._cold = ColdChannels(bundle, staging.cold_bytes)
 
     def kept(self, index: int) -> BlockWeights:
         block = self.use(index)

@@ -55,18 +55,22 @@ class StreamedWeights:
         return self._resident[index] if index in self._resident else self._ring.use(index)
 
     def request(self, index: int) -> None:
-        if index in self.streamed:
+        if index not in self._resident:
             self._ring.request(index)
 
     def wait(self, index: int) -> None:
-        if index in self.streamed:
+        if index not in self._resident:
             self._ring.wait(index)
 
     def kept(self, index: int) -> BlockWeights:
         return self.use(index)
 
-    def forget(self) -> None:
+    def forget_layers(self) -> None:
         self._ring.release()
+
+    def forget_tables(self) -> None:
+        for table in self._tables.values():
+            table.forget()
 
     def embedding_blocks(self) -> Iterator[tuple[slice, Int8Weight]]:
         if not self._tables:
@@ -93,8 +97,8 @@ class StreamedWeights:
             table.close()
 
     def _read_resident(self, plan: MemoryPlan, progress: CountProgress | None) -> dict[str, np.ndarray]:
-        streamed = {f"layers.{index}" for index in plan.streamed}
-        blocks = [block for name, block in self._bundle.blocks.items() if name not in streamed]
+        elsewhere = {f"layers.{index}" for index in range(len(self._bundle.decoder.layers)) if index not in plan.resident}
+        blocks = [block for name, block in self._bundle.blocks.items() if name not in elsewhere]
         total = sum(block.nbytes for block in blocks)
         tensors: dict[str, np.ndarray] = {}
         done = 0

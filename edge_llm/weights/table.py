@@ -114,6 +114,13 @@ class FlashTable:
             bias=None if whole.bias is None else whole.bias[rows],
         )
 
+    def forget(self) -> None:
+        """Give back the memory of runs, until one is read again."""
+        for name in ("_row_ring", "_block_ring"):
+            ring: Ring[_Run, np.ndarray] | None = self.__dict__.pop(name, None)
+            if ring is not None:
+                ring.release()
+
     def close(self) -> None:
         """Close the file."""
         self._close()
