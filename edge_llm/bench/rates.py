@@ -6,6 +6,7 @@ from edge_llm.bench.disk import measure_disk
 from edge_llm.bench.roofs import Costs, measure_layer
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
+from edge_llm.devices.card_cost import together_seconds
 from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.formats.bundle import Bundle
 from edge_llm.models.layer import Decoder
@@ -34,22 +35,35 @@ def _slowness(decoder: Decoder) -> float:
 
 
 def card_rates(bundle: Bundle, device: EmulatedDevice, chunk: int, here: Rates) -> Rates:
-    """The rates beside the chip of ``device``: it multiplies INT8 in the layers; all else is the machine's, of ``here``.
+    """The rates beside the chip of ``device``: it does what its placement says; all else is the machine's, of ``here``.
 
     ``memory`` is the bytes of all weights of a token over the seconds of its products, launches and copies included.  In a
     prompt, a linear that the chip does not multiply takes the CPU the time that import reckons with.
     """
     costs = Costs.of_bundle(bundle)
+    if device.alone:
+        seconds = {rows: _alone_seconds(bundle.decoder, device, rows) for rows in (1, chunk)}
+        return Rates(here.disk, costs.weight_bytes / seconds[1], chunk * costs.operations / seconds[chunk])
     token, rows = (_card_seconds(bundle.decoder, device, count) for count in (1, chunk))
     beside = {name: one for name, one in bundle.decoder.linears().items() if one.scheme not in CARD_SCHEMES}
     names = [f"{name}.{tensor}" for name, one in beside.items() for tensor, _, _ in linear_tensors(one, 0)]
     beside_bytes = sum(bundle.tensors[name].nbytes for name in names)
     beside_seconds = 1e-6 * sum(scheme_of(one).cost(one) for one in beside.values()) / len(device.cpu_cores)
+    on_card = costs.weight_bytes / (token + (costs.logit_operations / 2 + beside_bytes) / here.memory)
     return Rates(
         disk=here.disk,
-        memory=costs.weight_bytes / (token + (costs.logit_operations / 2 + beside_bytes) / here.memory),
+        memory=here.memory if device.placement.decodes_on_host else on_card,
         operations=chunk * costs.operations / (rows + chunk * beside_seconds),
     )
+
+
+def _alone_seconds(decoder: Decoder, device: EmulatedDevice, rows: int) -> float:
+    """Of all products for ``rows`` rows on the chip alone: one launch for a step, one for each layer of a prompt."""
+    law, route = device.chip.law, device.chip.route
+    if rows > 1:
+        return sum(together_seconds(law, route, rows, layer.linears) for layer in decoder.layers)
+    every = [linear for layer in decoder.layers for linear in layer.linears]
+    return together_seconds(law, route, rows, [*every, decoder.output])
 
 
 def _card_seconds(decoder: Decoder, device: EmulatedDevice, rows: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -11,9 +12,12 @@ from edge_llm.bench.roofs import Costs
 from edge_llm.cli.terminal import say, say_json
 from edge_llm.cli.values import WHOLE
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.assembly import fill_defaults, make_device, plan_weights
-from edge_llm.formats.bundle import open_bundle
+from edge_llm.devices.base import Device
+from edge_llm.devices.emulated import EmulatedDevice
+from edge_llm.engine.assembly import fill_defaults, make_device, plan_device, room
+from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.paths import find_bundle
+from edge_llm.subgraphs.placement import PLACEMENTS
 from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Work, layer_ranges, predict
 
 
@@ -21,28 +25,50 @@ from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Wo
 @click.argument("model", required=False)
 @click.option("--memory", default="100%", show_default=True, help="For weights: 300MiB, 1.5GB, bytes, or 50% of them.")
 @click.option("--device", "where", default="auto", show_default=True, help="Where the model runs: host, emulated:CHIP, auto.")
+@click.option("--placement", default="auto", show_default=True, help="What a card does: split, or split,host, or card.")
+@click.option("--card-memory", help="Most memory of the card (4GiB); what does not fit is streamed to it.")
+@click.option("--ctx", "context", type=WHOLE, help="Context in tokens; default: the model's own, at most 32768.")
 @click.option("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def plan_command(model: str | None, memory: str, where: str, threads: int | None, as_json: bool) -> None:
+def plan_command(model: str | None, where: str, as_json: bool, **options: Any) -> None:
     """Say what of MODEL stays in memory under a budget, what is read from flash per token, and how fast that can be.
 
     Measures the disk, the main memory and a layer's products for a second or two; the speeds are what these allow.
     With an emulated chip, a layer's products take what the chip is assumed to take, launches and copies included.
     """
     with open_bundle(find_bundle(model)) as bundle:
-        runtime = fill_defaults(RuntimeConfig(device=where, threads=threads, memory=memory), bundle.config)
+        runtime = fill_defaults(RuntimeConfig(device=where, **options), bundle.config)
         assert runtime.threads is not None
         sizes = WeightSizes.of_bundle(bundle)
         device = make_device(runtime)
-        plan = plan_weights(bundle, runtime, device)
+        plan = plan_device(bundle, runtime, device)
+        card = _card(bundle, runtime, device, sizes)
         rates = device_rates(bundle, runtime, device)
         costs = Costs.of_bundle(bundle)
         prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
-    facts = _facts(plan, sizes, rates, prediction) | {"device": runtime.device, "n_threads": runtime.threads}
+    facts = _facts(plan, sizes, rates, prediction) | {
+        "device": runtime.device, "n_threads": runtime.threads, "placement": device.placement.name, **card,
+    }  # fmt: skip
     if as_json:
         say_json(facts)
     else:
-        say(_text(plan, sizes, rates, prediction, runtime.device))
+        say(_text(plan, sizes, rates, prediction, facts))
+
+
+def _card(bundle: Bundle, runtime: RuntimeConfig, device: Device, sizes: WeightSizes) -> dict[str, Any]:
+    """What lies on the card of ``device``, and what lies on the host a second time; empty without a card."""
+    if not isinstance(device, EmulatedDevice):
+        return {}
+    space = room(runtime)
+    needs = device.needs(bundle.decoder, bundle.tensors, space)
+    streamed = device.streamed(bundle.decoder, bundle.tensors, space)
+    twice = sum(layer.held - layer.beside_card for layer in sizes.layers) if device.placement.decodes_on_host else 0
+    return {
+        "card_bytes": needs.held(streamed),
+        "card_memory_bytes": device.chip.memory.ceiling,
+        "card_streamed_layers": streamed,
+        "held_twice_bytes": twice,
+    }
 
 
 def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction) -> dict[str, Any]:
@@ -63,23 +89,42 @@ def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Predi
     }
 
 
-def _text(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction, device: str) -> str:
-    token, assumed = ("", "") if device == "host" else (" of weights in a token's products", f", assumed of {device}")
+def _text(
+    plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction, facts: Mapping[str, Any]
+) -> str:
+    device = facts["device"]
+    assumed = "" if device == "host" else f", assumed of {device}"
+    token = "" if PLACEMENTS[facts["placement"]].decodes_on_host else f" of weights in a token's products{assumed}"
     rows = [
         ("weights", f"{_mebibytes(sizes.total)}, of which {_mebibytes(plan.held_bytes)} are held in memory"),
+        *_card_rows(facts),
         ("resident", f"{len(plan.resident)} layers: {layer_ranges(plan.resident) or 'none'}"),
         ("streamed", f"{len(plan.streamed)} layers through {plan.slots} slots: {layer_ranges(plan.streamed)}"),
         ("from flash", f"{_mebibytes(plan.streamed_bytes)} per generated token, or per window of a prompt"),
         ("disk", f"{rates.disk / 1e9:.2f} GB/s"),
-        ("memory", f"{rates.memory / 1e9:.1f} GB/s{token}{assumed}"),
+        ("memory", f"{rates.memory / 1e9:.1f} GB/s{token}"),
         ("processor", f"{rates.operations / 1e9:.0f} INT8 GOP/s in a layer of this model{assumed}"),
         ("generation", f"about {prediction.decode:.1f} tokens/s"),
         ("prompt", f"about {prediction.prefill:.0f} tokens/s"),
         ("free from", f"prompts of {prediction.free_prompt} tokens: computing them takes as long as reading the weights"),
     ]
+    if not plan.resident and not plan.streamed:  # a card has them all
+        rows = [row for row in rows if row[0] != "resident"]
     if not plan.streamed:
         rows = [row for row in rows if row[0] not in ("streamed", "from flash", "free from")]
     return "\n".join(f"{name:11} {value}" for name, value in rows)
+
+
+def _card_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if "card_bytes" not in facts:
+        return []
+    rows = [
+        ("placement", facts["placement"]),
+        ("card", f"{_mebibytes(facts['card_bytes'])} of {_mebibytes(facts['card_memory_bytes'])} are taken"),
+    ]
+    if facts["held_twice_bytes"]:
+        rows.append(("twice", f"{_mebibytes(facts['held_twice_bytes'])} lie on both sides, because the host decodes"))
+    return rows
 
 
 def _mebibytes(count: int) -> str:

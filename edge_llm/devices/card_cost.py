@@ -33,6 +33,12 @@ def linear_seconds(law: ChipLaw, route: MatmulRoute, rows: int, columns: int, ou
     return copies + product_seconds(law, route, rows, columns, outputs)
 
 
+def together_seconds(law: ChipLaw, route: MatmulRoute, rows: int, linears: Iterable[Linear]) -> float:
+    """Seconds of the products of ``linears`` where rows stay on the card and all are launched in one go."""
+    alone = (product_seconds(law, route, rows, linear.columns, linear.rows) for linear in linears)
+    return law.launch_seconds + sum(seconds - route.launches * law.launch_seconds for seconds in alone)
+
+
 def card_costs(law: ChipLaw, route: MatmulRoute, linears: Iterable[Linear], lengths: Iterable[int]) -> dict[str, float]:
     """Seconds of the card task of every linear of a layer, by cost key ``part/rows``."""
     return {

@@ -45,10 +45,10 @@ class CardNeeds:
             return ()
         count = len(self.layers)
         plans = [spread(streamed, count) for streamed in range(SLOTS + 1, count + 1)]
-        fitting = (layers for layers in plans if self._with(layers) <= ceiling)
+        fitting = (layers for layers in plans if self.held(layers) <= ceiling)
         found = next(fitting, None)
         if found is None:
-            least = min((self._with(layers) for layers in plans), default=self.total)
+            least = min((self.held(layers) for layers in plans), default=self.total)
             raise UsageError(
                 f"{ceiling} bytes of card memory are too little for this model; the least that works is {least} bytes "
                 f"({math.ceil(least / 2**20)}MiB); a shorter --ctx or --chunk takes less",
@@ -56,8 +56,10 @@ class CardNeeds:
             )
         return found
 
-    def _with(self, streamed: Sequence[int]) -> int:
+    def held(self, streamed: Sequence[int]) -> int:
         """Bytes in all when these layers are streamed."""
+        if not streamed:
+            return self.total
         largest = max(self.layers[index] for index in streamed)
         return self.total - sum(self.layers[index] for index in streamed) + SLOTS * largest
 

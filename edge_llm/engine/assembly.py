@@ -150,6 +150,16 @@ def stage_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Sta
     return plan_staging(sizes, streamed, budget, whole=device.placement.decode.lane == CARD_LANE)
 
 
+def plan_device(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> MemoryPlan:
+    """What the host holds of the weights with ``device`` under the filled-in ``runtime``, whose ``memory`` is set.
+
+    Raises `UsageError` for a budget that is invalid or too small.
+    """
+    if device.placement.decodes_on_host:
+        return plan_weights(bundle, runtime, device)
+    return stage_weights(bundle, runtime, device).plan
+
+
 PROCESS_BYTES = 42 << 20
 """Memory of a process without a model: Python, NumPy, the tokenizer."""
 

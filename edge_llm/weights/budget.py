@@ -31,5 +31,5 @@ def parse_memory(text: str | int, weights_bytes: int, param: str = "memory") -> 
     factor = weights_bytes / 100 if found[2] == "%" else _FACTORS[found[2]]
     nbytes = math.floor(float(found[1]) * factor) if "." in found[1] or found[2] == "%" else int(found[1]) * int(factor)
     if not 1 <= nbytes <= MAX_BYTES:
-        raise UsageError(f"memory must be between 1 byte and 2^60 bytes, got `{text}`", param=param)
+        raise UsageError(f"{param.replace('_', ' ')} must be between 1 byte and 2^60 bytes, got `{text}`", param=param)
     return nbytes
