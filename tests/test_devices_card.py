@@ -1,0 +1,330 @@
+"""The whole model on an emulated card: the host's bits, one launch for a step, nothing of it left on the host."""
+
+import gc
+import re
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_files import tiny_config, write_model
+
+from edge_llm.bench.synthetic import write_random
+from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.convert.choose import Outliers
+from edge_llm.convert.importer import import_model
+from edge_llm.devices import open_device
+from edge_llm.devices.base import DeviceOptions
+from edge_llm.devices.card_memory import CardMemory
+from edge_llm.devices.chips import CHIPS, chip_law
+from edge_llm.devices.emulated import EmulatedDevice
+from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, make_weights, room
+from edge_llm.errors import DeviceError, UsageError
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.models.rope import RopeTables
+from edge_llm.runner.base import Segment
+from edge_llm.runner.runner import Int8Runner
+from edge_llm.weights.resident import ResidentWeights
+from edge_llm.weights.staged import StagedWeights
+
+PLACEMENTS = ("split", "split,host", "card")
+SHAPES = {
+    "tied": ModelConfig(
+        family="llama", vocab_size=97, hidden_size=64, intermediate_size=96, num_layers=6, num_heads=4,
+        num_kv_heads=2, head_dim=16, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
+    ),
+    "odd": ModelConfig(
+        family="qwen2", vocab_size=130, hidden_size=72, intermediate_size=75, num_layers=4, num_heads=3,
+        num_kv_heads=1, head_dim=24, context=640, norm_eps=1e-6, rope_theta=1e6, qkv_bias=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=list(SHAPES))
+def bundle(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle")
+    write_random(folder, SHAPES[request.param], seed=3)
+    return open_bundle(folder)
+
+
+def runtime(**options):
+    return RuntimeConfig(**{"threads": 2, "context": 512, "chunk": 64, "kv_tokens": 2048, **options})
+
+
+def runner_of(bundle, **options):
+    return load_runner(bundle, runtime(**options), 300)[0]
+
+
+def answers(runner, tokens, steps=4):
+    """Logits of all ``tokens``, of ``steps`` steps after them, and states of the first."""
+    sequence = runner.open()
+    rows = [runner.forward(sequence, tokens, wanted=len(tokens))]
+    rows += [runner.forward(sequence, [7 * step % 90]) for step in range(steps)]
+    sequence.close()
+    other = runner.open()
+    rows.append(runner.run([Segment(other, tokens[:40], 5, states=True)])[0])
+    other.close()
+    return np.concatenate([row.ravel() for row in rows])
+
+
+def tokens_of(bundle, count=150):
+    return np.random.default_rng(5).integers(0, bundle.config.vocab_size, count).tolist()
+
+
+# ---- the same numbers ----
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_placement_gives_the_bits_of_the_host(bundle, chip, placement):
+    tokens = tokens_of(bundle)
+    expected = answers(runner_of(bundle), tokens)
+    found = answers(runner_of(bundle, device=f"emulated:{chip}", placement=placement), tokens)
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("way", [{"chunk": 16, "window": 3}, {"chunk": 33}, {"threads": 1}, {"shadow": False}])
+def test_on_a_card_alone_however_it_is_cut(bundle, way):
+    tokens = tokens_of(bundle)
+    card = runner_of(bundle, device="emulated:310p", placement="card", **way)
+    assert np.array_equal(answers(card, tokens), answers(runner_of(bundle, **way), tokens))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_route_of_a_chip_decides_and_not_the_placement(bundle, placement):
+    """A prompt through float16 products is near the exact one, and the same bit for bit wherever the rest runs."""
+    tokens = tokens_of(bundle, 60)
+
+    def logits(**options):
+        runner = runner_of(bundle, device="emulated:310p:float16", **options)
+        return runner.forward(runner.open(), tokens, wanted=len(tokens))
+
+    assert np.abs(logits(placement=placement) - logits()).max() <= 0.02 * np.abs(logits()).max()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=5),
+    streamed=st.booleans(),
+    placement=st.sampled_from(PLACEMENTS),
+)
+def test_a_batch_is_each_alone(tied, lengths, streamed, placement):
+    tokens = tokens_of(tied.bundle, max(lengths))
+    card = tied.runner(placement, streamed)
+    sequences = [card.open() for _ in lengths]
+    together = card.run([Segment(one, tokens[:n], n) for one, n in zip(sequences, lengths, strict=True)])
+    steps = card.run([Segment(one, [n], 1) for one, n in zip(sequences, lengths, strict=True)])
+    for one in sequences:
+        one.close()
+    for found, step, n in zip(together, steps, lengths, strict=True):
+        alone = tied.host.open()
+        assert np.array_equal(found, tied.host.forward(alone, tokens[:n], wanted=n))
+        assert np.array_equal(step, tied.host.forward(alone, [n]))
+        alone.close()
+
+
+class Tied:
+    """One model and its runners, each made once."""
+
+    def __init__(self, folder):
+        write_random(folder, SHAPES["tied"], seed=3)
+        self.bundle = open_bundle(folder)
+        self.host = runner_of(self.bundle)
+        self._runners = {}
+
+    def runner(self, placement, streamed):
+        if (placement, streamed) not in self._runners:
+            options = {"device": "emulated:310p", "placement": placement}
+            if streamed:
+                options["card_memory"] = least_card_memory(self.bundle, placement)
+            self._runners[placement, streamed] = runner_of(self.bundle, **options)
+        return self._runners[placement, streamed]
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    return Tied(tmp_path_factory.mktemp("tied"))
+
+
+# ---- what lies where ----
+
+
+def open_on_card(bundle, **options):
+    """A runner on the card alone, and its device."""
+    settings_ = fill_defaults(runtime(device="emulated:310p", placement="card", **options), bundle.config)
+    device = make_device(settings_)
+    weights = make_weights(bundle, settings_, device)
+    return Int8Runner(bundle.config, weights, device, settings_, RopeTables(512), decoder=bundle.decoder), device
+
+
+def test_a_step_is_one_launch_and_copies_no_weights(bundle):
+    runner, device = open_on_card(bundle)
+    sequence = runner.open()
+    runner.forward(sequence, [1, 2, 3])
+    runner.forward(sequence, [4])  # builds the step's subgraphs
+    memory = device.chip.memory
+    held, launches, copied_in, copied_out = memory.held, device.arrays.launches, memory.copied_in, memory.copied_out
+    for token in range(5):
+        runner.forward(sequence, [token])
+    assert device.arrays.launches == launches + 5
+    assert memory.copied_in - copied_in < 5 * 200  # token, sequence, position, slot and page table
+    assert memory.copied_out - copied_out == 5 * 4 * bundle.config.vocab_size
+    assert memory.held == held
+
+
+def test_a_prompt_is_a_launch_for_each_chunk_and_layer(bundle):
+    runner, device = open_on_card(bundle)
+    runner.forward(runner.open(), list(range(90)))  # two chunks
+    assert device.arrays.launches == 2 * (bundle.config.num_layers + 2)  # and the embedding and the head
+
+
+def test_the_host_holds_nothing_of_a_model_that_lies_on_the_card(bundle):
+    settings_ = fill_defaults(runtime(device="emulated:310p", placement="card"), bundle.config)
+    device = make_device(settings_)
+    weights = make_weights(bundle, settings_, device)
+    assert isinstance(weights, StagedWeights)
+    blocks = []
+    for index in range(bundle.config.num_layers):
+        weights.wait(index)
+        blocks.append(weakref.ref(weights.use(index)))
+    runner = Int8Runner(bundle.config, weights, device, settings_, RopeTables(512), decoder=bundle.decoder)
+    gc.collect()
+    assert [block() for block in blocks] == [None] * len(blocks)
+    assert runner.model.weights.nbytes == 0
+    with pytest.raises(KeyError):
+        weights.use(0)
+
+
+def test_what_beside_a_card_the_host_keeps_has_no_int8_matrix(bundle):
+    runner = runner_of(bundle, device="emulated:310p")
+    kept = [runner.model.weights.use(index) for index in range(bundle.config.num_layers)]
+    assert {linear.tiles.size for block in kept for linear in block.linears.values()} == {0}
+    both = runner_of(bundle, device="emulated:310p", placement="split,host")
+    assert all(linear.tiles.size for linear in both.model.weights.use(0).linears.values())
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_plan_of_a_card_is_not_exceeded_and_not_far_off(bundle, placement):
+    settings_ = fill_defaults(runtime(device="emulated:310p", placement=placement), bundle.config)
+    device = make_device(settings_)
+    weights = make_weights(bundle, settings_, device)
+    runner = Int8Runner(bundle.config, weights, device, settings_, RopeTables(512), decoder=bundle.decoder)
+    needs = device.needs(bundle.decoder, bundle.tensors, room(settings_))
+    answers(runner, tokens_of(bundle, 300))
+    sequences = [runner.open() for _ in range(12)]
+    runner.run([Segment(one, [1, 2], 2) for one in sequences])
+    for length in (1, 5, 20, 50):
+        runner.forward(runner.open(), [3] * length)
+    assert device.chip.memory.peak <= needs.total + (1 << 19) * (placement == "card")
+    assert needs.total <= 1.6 * device.chip.memory.peak + (2 << 20)
+
+
+# ---- a card that is too small ----
+
+
+def least_card_memory(bundle, placement):
+    with pytest.raises(UsageError, match="of card memory are too little") as error:
+        runner_of(bundle, device="emulated:310p", placement=placement, card_memory="1000")
+    assert error.value.param == "card_memory"
+    return re.search(r"works is (\d+) bytes", str(error.value))[1]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_layers_are_streamed_to_a_small_card(bundle, placement):
+    tokens = tokens_of(bundle)
+    least = least_card_memory(bundle, placement)
+    runner = runner_of(bundle, device="emulated:310p", placement=placement, card_memory=least)
+    assert len(runner.model.weights.streamed) >= 3 and runner.model.weights.slots == 2
+    assert np.array_equal(answers(runner, tokens), answers(runner_of(bundle), tokens))
+    with pytest.raises(UsageError, match="too little"):
+        runner_of(bundle, device="emulated:310p", placement=placement, card_memory=str(int(least) - 1))
+
+
+def test_enough_card_memory_streams_nothing(bundle):
+    runner = runner_of(bundle, device="emulated:310p", placement="card", card_memory="1GiB")
+    assert runner.model.weights.streamed == ()
+
+
+def test_layers_of_other_schemes_take_turns_in_the_same_card_memory(tmp_path):
+    """Tensors of another number, type and size over each other: what is held does not grow, and every layer is itself."""
+    write_model(tmp_path / "source", tiny_config("llama", num_hidden_layers=6, max_position_embeddings=1024))
+    outliers = Outliers(schemes=tuple((name, "float16") for name in ("layers.1.qkv", "layers.1.down", "layers.4.o")))
+    mixed = open_bundle(import_model(tmp_path / "source", target=tmp_path / "bundle", outliers=outliers))
+    tokens = tokens_of(mixed, 60)
+    least = least_card_memory(mixed, "card")
+    runner, device = open_on_card(mixed, card_memory=least)
+    expected = answers(runner_of(mixed), tokens)
+    assert np.array_equal(answers(runner, tokens), expected)
+    held = []
+    for _ in range(3):
+        assert np.array_equal(answers(runner, tokens), expected)
+        held.append(device.chip.memory.held)
+    assert len(set(held)) == 1
+
+
+# ---- pages ----
+
+
+def test_pages_go_from_one_device_to_another(tied):
+    """A beginning that the host computed is known to a card, whose pages are longer, and the other way around."""
+    tokens = tokens_of(tied.bundle, 300)
+    runners = [tied.host, tied.runner("card", False)]
+    expected = [runner.forward(runner.open(), tokens) for runner in runners]
+    for source, target in (runners, runners[::-1]):
+        given_, taken = source.open(), target.open()
+        source.forward(given_, tokens[:-1])
+        count = (len(tokens) - 1) // 16
+        taken.reserve(len(tokens))
+        data = source.model.kv.read_pages(given_.host_pages(np.arange(count)))
+        target.model.kv.write_pages(taken.host_pages(np.arange(count)), data)
+        taken.length = 16 * count
+        assert np.array_equal(target.forward(taken, tokens[16 * count :]), expected[0])
+        assert np.array_equal(expected[0], expected[1])
+        given_.close()
+        taken.close()
+
+
+def test_a_card_has_pages_of_its_own_size(tied):
+    card = tied.runner("card", False)
+    assert (card.model.kv.page_tokens, tied.host.model.kv.page_tokens) == (CHIPS["310p"].page_tokens, 16)
+    assert card.memory.pages.pages == 2048 // 128
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("device", "placement", "words"),
+    [
+        ("host", "card", r"`card`: the device `host` does not do it; the device `host` does: host"),
+        ("emulated:310p", "host", r"`host`: the device `emulated:310p` does not do it.* does: split, split,host, card"),
+        ("emulated:310p", "crad", r"`crad`: it is no placement.* does: split, split,host, card"),
+    ],
+)
+def test_a_placement_that_a_device_cannot_do_is_refused(device, placement, words):
+    with pytest.raises(UsageError, match=words) as error:
+        open_device(device, DeviceOptions(1, placement=placement))
+    assert error.value.param == "placement"
+
+
+def test_the_host_has_no_card_memory():
+    with pytest.raises(UsageError, match="--card-memory has no meaning on the host"):
+        open_device("host", DeviceOptions(1, card_memory=1))
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_used(bundle):
+    with pytest.raises(DeviceError, match="out of memory on Ascend310P3.*--card-memory"):
+        device = EmulatedDevice("310p", 2, placement="card")
+        device.chip.memory = CardMemory(chip_law("310p"), 2**18)
+        Int8Runner(bundle.config, ResidentWeights(bundle), device, runtime(), RopeTables(512), decoder=bundle.decoder)
+
+
+def test_a_static_subgraph_on_the_card_takes_its_rows_and_no_others(tied):
+    model = tied.runner("card", False).model
+    part = model.layer_parts[0][0]
+    run = model._subgraphs.get(part, 8)
+    with pytest.raises(DeviceError, match="`layer` is static: it takes 8 rows and refuses `1`"):
+        slot = model._slots[0]
+        run(model.weights.use(0), slot.buffers, replace(slot.rows, static=1), None)
