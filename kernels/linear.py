@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from kernels import _native
 from kernels._native import Int8Linear, ThreadPool
-from kernels.pointwise import swiglu as swiglu_rows
 from kernels.types import F16, F32, I8, I32, Residual
 
 __all__ = ["Int8Linear", "Residual", "hot_product", "linear", "linear_int8", "merge", "quantize"]
@@ -100,7 +99,7 @@ def linear(
     is not finite, `out` is left as it was.
     """
     if swiglu and add is None and weight.rows % _SWIGLU_CHANNELS:
-        return swiglu_rows(_native.linear(x, weight, pool, add, shadow, None, gain, eps, False), pool, out)
+        return _native.swiglu(_native.linear(x, weight, pool, add, shadow, None, gain, eps, False), pool, out)
     return _native.linear(x, weight, pool, add, shadow, out, gain, eps, swiglu)
 
 
