@@ -7,23 +7,27 @@ from model_files import tiny_config, write_model
 from edge_llm import devices
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.devices.base import Subgraph
 from edge_llm.devices.host import HostDevice
 from edge_llm.engine.runners import load_runner
 from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.layer import Linear
 from edge_llm.schemes import scheme_of
+from edge_llm.subgraphs.ops import Subgraph
+from edge_llm.subgraphs.placement import PLACEMENTS
 from kernels import reference
 
 
 class PlainDevice(HostDevice):
     """Products, norms and SwiGLU in NumPy, and all else as on the host.  It counts its products."""
 
-    def __init__(self, name, threads, *, shadow=True):
-        super().__init__(threads, shadow=shadow)
-        self.name = name
-        self.products = 0
+    placement = PLACEMENTS["host"]
+    opened = []
+
+    def __init__(self, name, options):
+        super().__init__(options.threads, shadow=options.shadow)
+        self.name, self.products = name, 0
+        self.opened.append(self)
 
     def build(self, subgraph, tables):
         steps = [self._step(subgraph, op, tables) for op in subgraph.ops]
@@ -59,17 +63,16 @@ def bundle(tmp_path_factory):
 
 
 def run(bundle, **runtime):
-    seen = []
-    runtime = RuntimeConfig(**{"threads": 1, "context": 128, **runtime})
-    runner, _ = load_runner(bundle, runtime, 100, lambda device: seen.append(device) or device)
-    return runner.forward(runner.open(), list(range(70)), wanted=70), seen[0]
+    runner, _ = load_runner(bundle, RuntimeConfig(**{"threads": 1, "context": 128, **runtime}), 100)
+    return runner.forward(runner.open(), list(range(70)), wanted=70)
 
 
 @pytest.mark.parametrize("way", [{}, {"chunk": 16, "window": 3}])
 def test_it_is_opened_by_name_and_gives_the_hosts_bits(bundle, way):
-    found, device = run(bundle, device="plain:any", **way)
-    assert (type(device), device.name) == (PlainDevice, "plain:any") and device.products > 0
-    assert np.array_equal(found, run(bundle)[0])
+    PlainDevice.opened.clear()
+    assert np.array_equal(run(bundle, device="plain:any", **way), run(bundle))
+    (device,) = PlainDevice.opened
+    assert device.name == "plain:any" and device.products > 0
 
 
 def test_what_is_not_there_is_refused_with_what_is(bundle):

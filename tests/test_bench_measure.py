@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from edge_llm.bench.breakdown import break_down, table
+from edge_llm.bench.breakdown import Clock, break_down, table
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
 from edge_llm.bench.environment import UsageMeter, environment, load_warning
 from edge_llm.bench.first_token import measure_first_token, own_worker
@@ -147,12 +147,12 @@ def test_a_breakdown_adds_up(bundle):
 
 
 def test_the_watched_runner_computes_the_same(bundle):
-    from edge_llm.bench.breakdown import TimedDevice
-
+    clock = Clock()
     plain, _ = load_runner(bundle, RuntimeConfig(threads=1, chunk=32), 64)
-    watched, _ = load_runner(bundle, RuntimeConfig(threads=1, chunk=32), 64, TimedDevice)
+    watched, _ = load_runner(bundle, RuntimeConfig(threads=1, chunk=32), 64, clock.watch)
     ids = list(range(40))
     assert (plain.forward(plain.open(), ids) == watched.forward(watched.open(), ids)).all()
+    assert clock.take().keys() >= {("embedding", "embedding"), ("qkv", "linear"), ("head", "linear")}
 
 
 def test_first_token_is_later_than_the_load(bundle):
