@@ -105,6 +105,12 @@ def test_bytes_are_counted(tokens):
     assert kv.nbytes == pages_for(tokens) * page_bytes(ATTENTIONS)
 
 
+@pytest.mark.parametrize("tokens", [2**50, 2**61, 2**70])
+def test_more_than_any_memory_is_too_much_memory(tokens):
+    with pytest.raises(MemoryError):
+        PagedKV(ATTENTIONS, tokens)
+
+
 def test_a_value_costs_at_most_8_3_bits():
     values = 2 * TINY.num_layers * TINY.num_kv_heads * TINY.head_dim * PAGE_TOKENS
     assert 8 * page_bytes(ATTENTIONS) / values <= 8.3
