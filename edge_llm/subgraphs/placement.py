@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
-from edge_llm.models.layer import HIDDEN, Attention, Decoder, Layer, Linear, Norm, Operation, SwiGLU, read_by
+from edge_llm.models.layer import HIDDEN, Attention, Decoder, Embedding, Layer, Linear, Norm, Operation, SwiGLU, read_by
 from edge_llm.schemes import int8
 from edge_llm.subgraphs.ops import (
     CARD_LANE,
@@ -331,5 +331,5 @@ def _cpu_part(ops: Sequence[Op], before: Sequence[Part]) -> Part:
     return Part(last if any(one.name == told for one in before) else told, HOST_LANE, tuple(ops))
 
 
-def _name_of(operation: Operation) -> str:
+def _name_of(operation: Operation | Embedding) -> str:
     return operation.name if isinstance(operation, Linear) else operation.writes
