@@ -499,9 +499,10 @@ def greedy(device, bundle, tokens=12, weights=None, policy="auto"):
 def test_a_model_says_on_the_card_what_it_says_on_the_host(chip):
     bundle = open_bundle(find_bundle(None))
     expected, expected_logits = greedy(HostDevice(2), bundle)
-    answer, logits = greedy(EmulatedDevice(chip, 2), bundle)
-    assert answer == expected
-    np.testing.assert_array_equal(logits, expected_logits)
+    for placement in ("split", "split,host"):
+        answer, logits = greedy(EmulatedDevice(chip, 2, placement=placement), bundle)
+        assert answer == expected
+        np.testing.assert_array_equal(logits, expected_logits)
 
 
 def test_a_model_without_its_shadow_says_the_same_on_both():
