@@ -5,11 +5,11 @@ import zlib
 import numpy as np
 
 from edge_llm.config import ModelConfig
+from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.errors import ContextOverflow
 from edge_llm.kv.memory import KVMemory
 from edge_llm.kv.pages import PAGE_TOKENS
-from edge_llm.kv.prefix import PrefixIndex, page_keys
-from edge_llm.kv.store import KVStore
+from edge_llm.kv.prefix import page_keys
 from edge_llm.models import describe
 from edge_llm.runner.base import Cancelled
 
@@ -65,8 +65,8 @@ class PagedScript:
 
     def __init__(self, kv_tokens=256, context=256, disk=None):
         self.context = context
-        self.kv = KVStore(describe(CONFIG).attentions, kv_tokens)
-        self.memory = KVMemory(self.kv, PrefixIndex(self.kv.pages, b"", self.kv.pages.pages), disk)
+        self.kv = PagedKV(describe(CONFIG).attentions, kv_tokens)
+        self.memory = KVMemory(self.kv, b"", disk)
         self.steps = []
         """Of every step: (answers' rows, rows of texts to embed)."""
 

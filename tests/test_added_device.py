@@ -1,5 +1,7 @@
 """A device is one file: here one that multiplies with the schemes' references, and so gives the host's bits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from model_files import tiny_config, write_model
@@ -7,41 +9,43 @@ from model_files import tiny_config, write_model
 from edge_llm import devices
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.devices.base import Subgraph
 from edge_llm.devices.host import HostDevice
 from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.layer import Linear
 from edge_llm.schemes import scheme_of
+from edge_llm.subgraphs.placement import PLACEMENTS
 from kernels import reference
+
+OPENED = []
 
 
 class PlainDevice(HostDevice):
     """Products, norms and SwiGLU in NumPy, and all else as on the host.  It counts its products."""
 
-    def __init__(self, name, threads, *, shadow=True):
-        super().__init__(threads, shadow=shadow)
-        self.name = name
-        self.products = 0
+    placement = PLACEMENTS["host"]
+
+    def __init__(self, name, options):
+        super().__init__(options.threads, shadow=options.shadow)
+        self.name, self.products = name, 0
 
     def build(self, subgraph, tables):
         steps = [self._step(subgraph, op, tables) for op in subgraph.ops]
 
-        def run(weights, buffers, rows, pages):
+        def run(*given):
             for step in steps:
-                step(weights, buffers, rows, pages)
+                step(*given)
 
         return run
 
     def _step(self, subgraph, op, tables):
         if not isinstance(op.of, Linear):
-            return super().build(Subgraph(subgraph.part, subgraph.lane, subgraph.rows, (op,)), tables)
+            return super().build(replace(subgraph, ops=(op,)), tables)
 
         def run(weights, buffers, rows, pages):
             x = buffers[op.reads[0]][: rows.count]
-            if op.norm:
-                x = reference.rms_norm(x, weights.gains[op.norm.gain.name], op.norm.eps)
+            x = reference.rms_norm(x, weights.gains[op.norm.gain.name], op.norm.eps) if op.norm else x
             y = scheme_of(op.linear).reference(x, weights.linears[op.linear.name])
             y = y + buffers[op.adds][: rows.count] if op.adds else y
             buffers[op.writes[0]][: rows.count] = reference.swiglu(y) if op.kind == "linear_swiglu" else y
@@ -52,24 +56,22 @@ class PlainDevice(HostDevice):
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    devices.add_device("plain", PlainDevice)
+    devices.add_device("plain", lambda *given: OPENED.append(PlainDevice(*given)) or OPENED[-1])
     folder = tmp_path_factory.mktemp("device")
     write_model(folder / "source", tiny_config("qwen3"))
     return open_bundle(import_model(folder / "source", target=folder / "bundle"))
 
 
 def run(bundle, **runtime):
-    seen = []
-    runtime = RuntimeConfig(**{"threads": 1, "context": 128, **runtime})
-    runner, _ = load_runner(bundle, runtime, 100, lambda device: seen.append(device) or device)
-    return runner.forward(runner.open(), list(range(70)), wanted=70), seen[0]
+    runner, _ = load_runner(bundle, RuntimeConfig(**{"threads": 1, "context": 128, **runtime}), 100)
+    return runner.forward(runner.open(), list(range(70)), wanted=70)
 
 
 @pytest.mark.parametrize("way", [{}, {"chunk": 16, "window": 3}])
 def test_it_is_opened_by_name_and_gives_the_hosts_bits(bundle, way):
-    found, device = run(bundle, device="plain:any", **way)
-    assert (type(device), device.name) == (PlainDevice, "plain:any") and device.products > 0
-    assert np.array_equal(found, run(bundle)[0])
+    OPENED.clear()
+    assert np.array_equal(run(bundle, device="plain:any", **way), run(bundle))
+    assert [device.name for device in OPENED] == ["plain:any"] and OPENED[0].products > 0
 
 
 def test_what_is_not_there_is_refused_with_what_is(bundle):

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from edge_llm.bench.breakdown import TimedDevice, break_down, table
+from edge_llm.bench.breakdown import Clock, break_down, table
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
 from edge_llm.bench.environment import CoreMeter, environment, load_warning
 from edge_llm.bench.first_token import measure_first_token, own_worker
@@ -130,10 +130,9 @@ def test_shares_are_of_the_higher_roof():
 
 def test_a_breakdown_adds_up(bundle):
     tests = [Test(40, 0), Test(0, 3, 16)]
-    watched = []
-    runtime = RuntimeConfig(threads=1, chunk=32)
-    runner, _ = load_runner(bundle, runtime, 40, lambda device: watched.append(TimedDevice(device)) or watched[0])
-    prompt, generation = break_down(OwnRunner(runner, bundle.config.vocab_size), watched[0], tests, 2, threads=1)
+    clock = Clock()
+    runner, _ = load_runner(bundle, RuntimeConfig(threads=1, chunk=32), 40, clock.watch)
+    prompt, generation = break_down(OwnRunner(runner, bundle.config.vocab_size), clock, tests, 2, threads=1)
     facts = prompt.as_dict(Roofs(1, "x", 1e9, 1e9))
     assert sum(part["share"] for part in facts["parts"]) == pytest.approx(1.0)
     assert 0 < facts["non_gemm_share"] < 1
@@ -150,10 +149,12 @@ def test_a_breakdown_adds_up(bundle):
 
 
 def test_the_watched_runner_computes_the_same(bundle):
+    clock = Clock()
     plain, _ = load_runner(bundle, RuntimeConfig(threads=1, chunk=32), 64)
-    watched, _ = load_runner(bundle, RuntimeConfig(threads=1, chunk=32), 64, TimedDevice)
+    watched, _ = load_runner(bundle, RuntimeConfig(threads=1, chunk=32), 64, clock.watch)
     ids = list(range(40))
     assert (plain.forward(plain.open(), ids) == watched.forward(watched.open(), ids)).all()
+    assert clock.take().keys() >= {("embedding", "embedding"), ("qkv", "linear"), ("head", "linear")}
 
 
 def test_first_token_is_later_than_the_load(bundle):

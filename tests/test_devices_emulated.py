@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.devices import open_device
-from edge_llm.devices.base import Op, Rows, Subgraph
+from edge_llm.devices.base import DeviceOptions, Rows
 from edge_llm.devices.card_cost import card_costs, copy_seconds, linear_seconds, product_seconds
 from edge_llm.devices.card_memory import CardArray, CardMemory
 from edge_llm.devices.card_weights import CardBlock, CardWeights
@@ -27,6 +27,7 @@ from edge_llm.paths import find_bundle
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.subgraphs.ops import Op, Subgraph
 from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
@@ -141,8 +142,8 @@ def test_unknown_chips_and_routes_are_named():
         chip_law("310x")
     with pytest.raises(DeviceError, match="no matmul route `float16`; it has: s8gemm"):
         EmulatedDevice("310b", 1, route="float16")
-    assert open_device("emulated:310P:float16", 1).chip.route.name == "float16"
-    assert open_device("emulated:910b", 1).name == "emulated:910b"
+    assert open_device("emulated:310P:float16", DeviceOptions(1)).chip.route.name == "float16"
+    assert open_device("emulated:910b", DeviceOptions(1)).name == "emulated:910b"
 
 
 # ---- memory ----
@@ -338,10 +339,10 @@ class TwoSlots:
         self.layers = [make_linear(seed=index) for index in self.streamed]
         self.memory = [(None, make_linear(seed=99)) for _ in range(self.slots)]
 
-    def layer(self, index):
+    def use(self, index):
         return BlockWeights({"o": dict(self.memory)[index]}, {})
 
-    def read(self, index):
+    def wait(self, index):
         held, linear = next((slot for slot in self.memory if slot[0] == index), self.memory[0])
         self.memory.remove((held, linear))
         if held != index:
@@ -357,11 +358,11 @@ def test_streamed_layers_are_copied_again_and_only_when_they_were_read_again():
     copied = []
     for index in (0, 1, 1, 2, 3, 3, 2, 0):
         before = device.chip.memory.copied_in
-        weights.read(index)
+        weights.wait(index)
         copied.append(device.chip.memory.copied_in > before)
-        card = weights.layer(index).card["o"]
+        card = weights.use(index).card["o"]
         np.testing.assert_array_equal(card.tiles.values[:2, :10], host.layers[index].tiles)
-        assert weights.layer(index).linears["o"] is host.layer(index).linears["o"]
+        assert weights.use(index).linears["o"] is host.use(index).linears["o"]
     assert copied == [True, True, False, True, True, False, False, True]
     assert device.chip.memory.held == 2 * held_by(device.chip.law, host.layers[0])
 
@@ -370,32 +371,32 @@ def test_a_streamed_layer_that_cannot_be_read_is_read_again():
     host = TwoSlots()
     weights = CardWeights(host, EmulatedDevice("310p", 1).chip, 4)
     for index in (0, 1):
-        weights.read(index)
-    read, host.read = host.read, fail
+        weights.wait(index)
+    wait, host.wait = host.wait, fail
     with pytest.raises(StorageError):
-        weights.read(2)
-    host.read = read
-    weights.read(2)
-    np.testing.assert_array_equal(weights.layer(2).card["o"].tiles.values[:2, :10], host.layers[2].tiles)
+        weights.wait(2)
+    host.wait = wait
+    weights.wait(2)
+    np.testing.assert_array_equal(weights.use(2).card["o"].tiles.values[:2, :10], host.layers[2].tiles)
 
 
 def test_a_layer_that_the_host_read_into_another_buffer_is_that_layer_on_both_sides():
     bundle = open_bundle(find_bundle(None))
     sizes, resident = WeightSizes.of_bundle(bundle), ResidentWeights(bundle)
     plan = plan_memory(sizes, sizes.total - 1)
-    weights = EmulatedDevice("310p", 1).weights(StreamedWeights(bundle, plan), bundle.config.num_layers)
+    weights = CardWeights(StreamedWeights(bundle, plan), EmulatedDevice("310p", 1).chip, bundle.config.num_layers)
     first, second, third = plan.streamed[:3]
     for index in (first, second):
         weights.request(index)
     for index in (first, second):
-        weights.read(index)
+        weights.wait(index)
     weights.request(third)  # and then the sweep is given up
     for index in (first, second):
         weights.request(index)
     for index in (first, second):
-        weights.read(index)
+        weights.wait(index)
     for index in (first, second):
-        found, expected = weights.layer(index), resident.layer(index)
+        found, expected = weights.use(index), resident.use(index)
         for name, linear in expected.linears.items():
             assert np.array_equal(found.linears[name].tiles, linear.tiles)
             assert np.array_equal(found.linears[name].hot_weight, linear.hot_weight)
@@ -422,13 +423,13 @@ def test_resident_layers_are_copied_once():
         streamed=(),
         streamed_bytes=0,
         slots=0,
-        layer=lambda _: BlockWeights({"o": linear}, {}),
+        use=lambda _: BlockWeights({"o": linear}, {}),
     )
     device = EmulatedDevice("310p", 1)
-    weights = device.weights(host, 1)
+    weights = CardWeights(host, device.chip, 1)
     assert device.chip.memory.held == held_by(device.chip.law, linear)
-    first = weights.layer(0)
-    assert weights.layer(0) is first
+    first = weights.use(0)
+    assert weights.use(0) is first
     assert first.linears["o"] is linear
     assert device.chip.memory.held == held_by(device.chip.law, linear)
 
@@ -498,9 +499,10 @@ def greedy(device, bundle, tokens=12, weights=None, policy="auto"):
 def test_a_model_says_on_the_card_what_it_says_on_the_host(chip):
     bundle = open_bundle(find_bundle(None))
     expected, expected_logits = greedy(HostDevice(2), bundle)
-    answer, logits = greedy(EmulatedDevice(chip, 2), bundle)
-    assert answer == expected
-    np.testing.assert_array_equal(logits, expected_logits)
+    for placement in ("split", "split,host"):
+        answer, logits = greedy(EmulatedDevice(chip, 2, placement=placement), bundle)
+        assert answer == expected
+        np.testing.assert_array_equal(logits, expected_logits)
 
 
 def test_a_model_without_its_shadow_says_the_same_on_both():
@@ -526,7 +528,8 @@ def test_streamed_weights_on_the_card_say_the_same_in_any_order(policy):
 def test_a_model_that_does_not_fit_the_card_is_refused_before_it_is_used():
     bundle = open_bundle(find_bundle(None))
     with pytest.raises(DeviceError, match="out of memory on Ascend310P3"):
-        EmulatedDevice("310p", 2, memory=2**20).weights(ResidentWeights(bundle), bundle.config.num_layers)
+        device = EmulatedDevice("310p", 2, memory=2**20)
+        device.open(bundle.decoder, ResidentWeights(bundle), RopeTables(128), tokens=128, lengths=(1, 16))
 
 
 def test_card_arrays_have_no_values_to_print():

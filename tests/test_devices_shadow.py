@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_llm.devices.base import Op, Part, Rows, Subgraph, buffer_widths
+from edge_llm.devices.base import Rows
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.split import build_split_op
 from edge_llm.models.layer import Linear, SourceRows
@@ -15,6 +15,8 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.subgraphs.ops import Op, Part, Subgraph, buffer_widths
+from kernels import ThreadPool
 from kernels.layout import unpack_tiles
 from kernels.linear import linear_int8
 
@@ -57,14 +59,14 @@ def on_host(weights: Int8Weight, x: np.ndarray) -> np.ndarray:
 
 def split(weights: Int8Weight, x: np.ndarray) -> np.ndarray:
     """The same with the product made apart, as a card would."""
-    device = HostDevice(1)
-    pool = device.pool
+    pool = ThreadPool(1)
     ops = (
         Op("quantize", reads=("x",), writes=("quantized", "hot", "residual"), of=LINEAR),
         Op("shadow", reads=("hot",), writes=("shadow",), of=LINEAR),
         Op("merge", reads=("y", "shadow", "residual"), writes=("y",), of=LINEAR),
     )
-    buffers = {**device.buffers(buffer_widths([Part("w", "cpu", ops)], COLUMNS), TOKENS), "x": x}
+    widths = buffer_widths([Part("w", "cpu", ops)], COLUMNS)
+    buffers = {**{name: np.zeros((TOKENS, width), np.float32) for name, width in widths.items()}, "x": x}
     block = BlockWeights({"w": weights}, {})
     for op in ops:
         if op.kind == "merge":

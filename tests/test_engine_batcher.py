@@ -179,7 +179,7 @@ def test_a_drafter_changes_no_sample(make_runner, tokenizer, prompts, seed):
 
 def test_cancelled_ends_once_and_gives_everything_back(make_runner, tokenizer, prompts, alone):
     runner = make_runner(kv_tokens=4 * CONTEXT)
-    free = runner.kv.pages.free
+    free = runner.memory.pages.free
     stop = set()
     made = [generation(tokenizer, prompts[n % 6], cancelled=lambda n=n: n in stop) for n in range(30)]
     batch = batcher(runner, most_running=8)
@@ -193,7 +193,7 @@ def test_cancelled_ends_once_and_gives_everything_back(make_runner, tokenizer, p
             ended[id(one)] += [delta.finish.reason] if delta.finish else []
     assert {len(reasons) for reasons in ended.values()} == {1}
     assert {reason for reasons in ended.values() for reason in reasons} == {"cancelled", "length"}
-    assert runner.kv.pages.free + forget(runner.memory) == free
+    assert runner.memory.pages.free + forget(runner.memory) == free
 
 
 def test_what_cannot_fit_is_refused_at_once(make_runner, tokenizer, prompts):

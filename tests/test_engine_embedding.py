@@ -47,7 +47,7 @@ def submit(engine, request):
 def vector(tokens):
     """What a text gets when it is the only one, in one piece."""
     runner = PagedScript(1024, context=1024)
-    states = runner.run([Segment(runner.kv.open(), tokens, len(tokens), states=True)])[0]
+    states = runner.run([Segment(runner.memory.open(), tokens, len(tokens), states=True)])[0]
     mean = states.mean(axis=0, dtype=np.float64).astype(np.float32)
     return (mean / float(np.linalg.norm(mean))).astype(np.float32)
 
@@ -122,7 +122,7 @@ def test_any_company_and_any_memory_change_no_vector_and_no_token(kv_tokens, len
     assert np.array_equal(job.future.result(), [vector(prompt) for prompt in prompts])
     for text, stream in zip(texts, streams, strict=True):
         assert collect(iter(stream)).tokens == collect(make_engine().stream(request(engine, text))).tokens
-    assert engine.runner.kv.pages.free + forget(engine.runner.memory) == engine.runner.kv.pages.pages
+    assert engine.runner.memory.pages.free + forget(engine.runner.memory) == engine.runner.memory.pages.pages
 
 
 def test_a_text_larger_than_all_memory_is_refused_at_once():
@@ -148,7 +148,7 @@ def engine():
 
 def test_a_vector_is_the_mean_of_all_states(engine):
     tokens = engine.tokenizer.encode("seven times seven " * 30)
-    sequence = engine.runner.open()
+    sequence = engine.runner.memory.open()
     states = engine.runner.run([Segment(sequence, tokens, len(tokens), states=True)])[0]
     sequence.close()
     mean = states.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -205,8 +205,8 @@ def test_the_float_runner_gives_the_same_states_in_any_pieces(tiny_model):
     with open_model_folder(tiny_model()) as source:
         runner = FloatRunner(FloatModel(source, load_config(source.config)), 64)
     tokens = list(range(3, 43))
-    whole = runner.run([Segment(runner.open(), tokens, len(tokens), states=True)])[0]
-    sequence = runner.open()
+    whole = runner.run([Segment(runner.memory.open(), tokens, len(tokens), states=True)])[0]
+    sequence = runner.memory.open()
     pieces = [runner.run([Segment(sequence, tokens[at : at + 7], 7, states=True)])[0] for at in range(0, 35, 7)]
     assert np.allclose(np.concatenate(pieces), whole[:35], atol=1e-5)
     with pytest.raises(ContextOverflow):

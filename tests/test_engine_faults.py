@@ -68,7 +68,7 @@ class Scene:
         raise AssertionError("interrupted twice by one fault")
 
     def free_pages(self):
-        return self.runner.kv.pages.free + forget(self.runner.memory)
+        return self.runner.memory.pages.free + forget(self.runner.memory)
 
 
 def outcome(stream):
@@ -104,7 +104,7 @@ def test_all_together_are_each_alone(alone):
     assert answers == alone[0]
     assert np.array_equal(vectors, alone[1])
     assert scene.engine.batcher.preempted > 0
-    assert scene.free_pages() == scene.runner.kv.pages.pages
+    assert scene.free_pages() == scene.runner.memory.pages.pages
 
 
 # ---- a fault at every line
@@ -178,7 +178,7 @@ def test_a_fault_at_any_line_ends_no_request_twice_or_never(alone, visited, data
     number = data.draw(st.integers(1, visited[place]))
     scene = check(alone, place, number, kind)
     if kind is not KeyboardInterrupt and not place[0].endswith(("pages.py", "prefix.py", "store.py")):  # these own the pages
-        assert scene.free_pages() == scene.runner.kv.pages.pages
+        assert scene.free_pages() == scene.runner.memory.pages.pages
 
 
 def check(alone, place, number, kind):
@@ -237,7 +237,7 @@ def test_a_page_that_cannot_be_read_back_is_given_back(alone, monkeypatch):
     forget(scene.runner.memory)
     fails_once(monkeypatch, scene.runner.kv, "write_pages")
     assert isinstance(scene.play()[0][0], OSError)
-    assert scene.free_pages() == scene.runner.kv.pages.pages
+    assert scene.free_pages() == scene.runner.memory.pages.pages
 
 
 @pytest.mark.parametrize("first", [0, 1, 5, 14])

@@ -198,7 +198,7 @@ def test_a_thousand_requests_with_random_disconnects_end_once_and_give_all_pages
     service = BatchingService(engine, queue_limit=1000)
     pick = random.Random(2)
     texts = ["Once upon a time", "Who are you?", "one two three", "What is edge-llm? " * 8]
-    free = engine.runner.kv.pages.free + forget(engine.runner.memory)
+    free = engine.runner.memory.pages.free + forget(engine.runner.memory)
     ends = []
 
     async def client(number):
@@ -220,7 +220,7 @@ def test_a_thousand_requests_with_random_disconnects_end_once_and_give_all_pages
     assert ends == [1] * 1000
     assert (service.running, service.waiting) == (0, 0)
     service.close(drain_seconds=0.0)
-    assert engine.runner.kv.pages.free + forget(engine.runner.memory) == free
+    assert engine.runner.memory.pages.free + forget(engine.runner.memory) == free
 
 
 @pytest.mark.parametrize("kind", [OSError, MemoryError, SystemExit, KeyboardInterrupt])

@@ -42,9 +42,9 @@ def test_damage_fails_the_request_and_the_next_one_is_right_again(engine, folder
     whole = (folder / "weights.bin").read_bytes()
     expected = ask(engine)
     assert expected == ask(load_engine(folder, RuntimeConfig(threads=2, draft="none")))
-    streamed = engine.runner.weights.streamed
+    streamed = engine.runner.model.weights.streamed
     assert streamed
-    damage(folder / "weights.bin", engine.runner.weights._bundle.blocks[f"layers.{streamed[-1]}"])
+    damage(folder / "weights.bin", engine.runner.model.weights._bundle.blocks[f"layers.{streamed[-1]}"])
     with pytest.raises(CorruptBundle, match=r"weights\.bin"):
         ask(engine)
     assert engine.batcher.running == engine.batcher.waiting == 0
@@ -55,7 +55,7 @@ def test_damage_fails_the_request_and_the_next_one_is_right_again(engine, folder
 
 def test_damage_in_the_middle_of_an_answer_ends_it_there(engine, folder):
     path = folder / "weights.bin"
-    layer = engine.runner.weights._bundle.blocks[f"layers.{engine.runner.weights.streamed[0]}"]
+    layer = engine.runner.model.weights._bundle.blocks[f"layers.{engine.runner.model.weights.streamed[0]}"]
     expected = ask(engine, 40)
     stream = engine.stream(engine.text_request("Once upon a time", GenerationParams(max_tokens=40, ignore_eos=True)))
     found = [*next(stream).tokens, *next(stream).tokens]

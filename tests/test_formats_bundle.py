@@ -394,15 +394,15 @@ def test_a_bundle_remembers_which_shadows_it_keeps(tmp_path: Path) -> None:
     with open_bundle(folder) as bundle:
         assert dict(bundle.shadows) == kept
     weights = ResidentWeights(open_bundle(folder))
-    assert not weights.layer(0).linears["o"].residual
-    assert weights.layer(0).linears["qkv"].residual and weights.head.linears["output"].residual
+    assert not weights.use(0).linears["o"].residual
+    assert weights.use(0).linears["qkv"].residual and weights.head.linears["output"].residual
 
 
 def test_a_bundle_that_says_nothing_of_shadows_keeps_them_all(bundle_folder: Path) -> None:
     with open_bundle(bundle_folder) as bundle:
         assert "shadow" not in bundle.manifest["linears"]["output"]
         assert set(bundle.shadows.values()) == {"full"}
-    assert ResidentWeights(open_bundle(bundle_folder)).layer(0).linears["o"].residual
+    assert ResidentWeights(open_bundle(bundle_folder)).use(0).linears["o"].residual
 
 
 @pytest.mark.parametrize("value", ["some", "", None, 1, ["full"]])

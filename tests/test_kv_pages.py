@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_llm.config import ModelConfig
+from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.errors import OutOfMemory
-from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, pages_for
-from edge_llm.kv.store import KVStore, SequencePages, page_bytes
+from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, page_bytes, pages_for
+from edge_llm.kv.store import SequencePages
 from edge_llm.models import describe
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
@@ -69,37 +70,45 @@ def test_slots_follow_the_pages_of_each_sequence():
     other = SequencePages(allocator)
     other.reserve(16)
     sequence.length = 15
-    rows, wanted = next(pack([Segment(other, [7]), Segment(sequence, [1, 2, 3], 2)], (8,)))
+    chunk = next(pack([Segment(other, [7]), Segment(sequence, [1, 2, 3], 2)], (8,)))
+    rows = chunk.rows
     assert rows.slots.tolist() == [16, 2 * 16 + 15, 3 * 16, 3 * 16 + 1]
-    assert (rows.position.tolist(), rows.sequence.tolist(), wanted.tolist()) == ([0, 15, 16, 17], [0, 1, 1, 1], [0, 2, 3])
+    assert (rows.position.tolist(), rows.sequence.tolist()) == ([0, 15, 16, 17], [0, 1, 1, 1])
+    assert (chunk.logits.tolist(), chunk.states.tolist()) == ([0, 2, 3], [])
 
 
 def test_truncate_gives_back_whole_pages_only():
-    store = KVStore(ATTENTIONS, 64)
-    sequence = store.open()
+    pages = PageAllocator(4)
+    sequence = SequencePages(pages)
     sequence.reserve(40)
     sequence.length = 40
     sequence.truncate(17)
-    assert (len(sequence.table), store.pages.free) == (2, 2)
+    assert (len(sequence.table), pages.free) == (2, 2)
     sequence.truncate(16)
-    assert (len(sequence.table), store.pages.free) == (1, 3)
+    assert (len(sequence.table), pages.free) == (1, 3)
     sequence.close()
-    assert (sequence.length, store.pages.free) == (0, 4)
+    assert (sequence.length, pages.free) == (0, 4)
 
 
 def test_a_failed_reservation_changes_nothing():
-    store = KVStore(ATTENTIONS, 32)
-    sequence = store.open()
+    pages = PageAllocator(2)
+    sequence = SequencePages(pages)
     sequence.reserve(16)
     with pytest.raises(OutOfMemory):
         sequence.reserve(49)
-    assert (sequence.capacity, store.pages.free) == (16, 1)
+    assert (sequence.capacity, pages.free) == (16, 1)
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 100])
 def test_bytes_are_counted(tokens):
-    store = KVStore(ATTENTIONS, tokens)
-    assert store.nbytes == pages_for(tokens) * page_bytes(ATTENTIONS)
+    kv = PagedKV(ATTENTIONS, tokens)
+    assert kv.nbytes == pages_for(tokens) * page_bytes(ATTENTIONS)
+
+
+@pytest.mark.parametrize("tokens", [2**50, 2**61, 2**70])
+def test_more_than_any_memory_is_too_much_memory(tokens):
+    with pytest.raises(MemoryError):
+        PagedKV(ATTENTIONS, tokens)
 
 
 def test_a_value_costs_at_most_8_3_bits():
@@ -108,7 +117,7 @@ def test_a_value_costs_at_most_8_3_bits():
 
 
 def test_pages_start_as_zeros_of_the_stored_types():
-    layer = KVStore(ATTENTIONS, 32).layers[0]
+    layer = PagedKV(ATTENTIONS, 32).layers[0]
     assert (layer.k.dtype, layer.k_scale.dtype) == (np.int8, np.float16)
     assert layer.k.shape == (2, 1, 16, 64)
     assert layer.v_scale.shape == (2, 1, 16)

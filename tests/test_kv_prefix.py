@@ -105,7 +105,7 @@ def test_equal_keys_are_not_enough(monkeypatch):
     bench.run([0, 0])
     keys = {tuple(tokens): key for key, tokens in page_keys(b"model", tokens_of([0]))}
     [key] = keys.values()
-    monkeypatch.setattr(prefix, "page_keys", lambda identity, tokens: iter([(key, tuple(tokens[:PAGE_TOKENS]))]))
+    monkeypatch.setattr(prefix, "page_keys", lambda identity, tokens, size: iter([(key, tuple(tokens[:size]))]))
     assert bench.known([1]) == 0
     assert bench.known([0]) == 1
 

@@ -17,18 +17,17 @@ from prefix_writer import IDENTITY, PAGE_BYTES, TEXTS, data_of, text
 
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.devices.host import HostDevice
+from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.engine.numerics import numeric_files, numerics_version
 from edge_llm.engine.prefix_cache import model_identity, open_prefix_store, parse_budget
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv import prefix_store
 from edge_llm.kv.memory import KVMemory
-from edge_llm.kv.pages import PAGE_TOKENS
-from edge_llm.kv.prefix import PrefixIndex
+from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.kv.prefix_folder import prune, stored_models, stored_pages
 from edge_llm.kv.prefix_page import clear_leftovers, page_file_bytes, pages_of, unfinished
 from edge_llm.kv.prefix_store import PrefixStore
-from edge_llm.kv.store import KVStore, page_bytes
 from edge_llm.models import describe
 from edge_llm.models.rope import RopeTables
 from edge_llm.paths import builtin_bundle
@@ -370,15 +369,15 @@ def test_killed_at_any_moment(tmp_path, open_store):
 # -- the pages of a model ---------------------------------------------------------------------------------------------
 
 
-def random_pages(store, seed=0):
+def random_pages(kv, seed=0):
     random_ = np.random.default_rng(seed)
-    for layer in store.layers:
+    for layer in kv.layers:
         for array in (layer.k, layer.k_scale, layer.v, layer.v_scale):
             array.view(np.int8 if array.dtype == np.int8 else np.uint16)[:] = random_.integers(0, 100, array.shape)
 
 
 def test_read_and_write_pages_move_whole_pages():
-    source, target = KVStore(ATTENTIONS, 8 * 16), KVStore(ATTENTIONS, 8 * 16)
+    source, target = PagedKV(ATTENTIONS, 8 * 16), PagedKV(ATTENTIONS, 8 * 16)
     random_pages(source)
     random_pages(target, seed=1)
     before = target.read_pages(np.arange(8))
@@ -394,19 +393,19 @@ def test_read_and_write_pages_move_whole_pages():
 
 def memory(disk, tokens):
     """Keys and values for ``tokens`` tokens, and who shares them."""
-    store = KVStore(ATTENTIONS, tokens)
-    return store, KVMemory(store, PrefixIndex(store.pages, disk.identity, store.pages.pages), disk)
+    kv = PagedKV(ATTENTIONS, tokens)
+    return kv, KVMemory(kv, disk.identity, disk)
 
 
 def test_a_restart_restores_the_pages_as_they_were(open_store):
-    store, before = memory(open_store(page_bytes=page_bytes(ATTENTIONS)), 256)
+    kv, before = memory(open_store(page_bytes=page_bytes(ATTENTIONS)), 256)
     tokens = [*range(150)]
     sequence = before.open(tokens)
     assert sequence.length == 0
     before.reserve(sequence, len(tokens))
-    random_pages(store)
+    random_pages(kv)
     sequence.length = len(tokens)
-    written = store.read_pages(sequence.table[:9])
+    written = kv.read_pages(sequence.table[:9])
     before.keep(sequence, tokens)
     before._disk.flush()
 
@@ -425,25 +424,25 @@ def test_a_restart_restores_the_pages_as_they_were(open_store):
 def test_restoring_takes_only_what_nobody_uses(open_store):
     disk = open_store(page_bytes=page_bytes(ATTENTIONS))
     fill(disk, range(160))
-    store, shared = memory(disk, 128)
+    _, shared = memory(disk, 128)
     running = shared.open()
     shared.reserve(running, 80)
     restored = shared.open([*range(200)])
-    assert (restored.length, store.pages.free) == (48, 0)
+    assert (restored.length, shared.pages.free) == (48, 0)
     restored.close()
     running.close()
-    assert store.pages.free + forget(shared) == 8
+    assert shared.pages.free + forget(shared) == 8
 
 
 def test_a_page_that_turns_out_bad_ends_what_is_restored(open_store):
     disk = open_store(page_bytes=page_bytes(ATTENTIONS))
     pages = fill(disk, range(160))
     flip(disk.folder / pages[4].file_name, 1000)
-    store, shared = memory(disk, 256)
+    _, shared = memory(disk, 256)
     sequence = shared.open([*range(161)])
     assert (sequence.length, len(sequence.table), disk.counts.damaged) == (64, 4, 1)
     sequence.close()
-    assert store.pages.free + forget(shared) == 16
+    assert shared.pages.free + forget(shared) == 16
 
 
 # -- a model's answers ------------------------------------------------------------------------------------------------
@@ -529,7 +528,7 @@ def test_what_changes_the_numbers_changes_the_identity(bundle, monkeypatch):
     assert plain != model_identity(bundle, RuntimeConfig())
 
 
-@pytest.mark.parametrize("name", ["_native*.so", "rope.py", "linear.py", "store.py"])
+@pytest.mark.parametrize("name", ["_native*.so", "rope.py", "linear.py", "store.py", "kv_pages.py"])
 def test_a_change_in_the_numerics_is_another_version(monkeypatch, name):
     """No constant to bump: a byte more in any of its files does it."""
     [changed, *_] = [path for path in numeric_files() if path.match(name)]

@@ -94,7 +94,7 @@ def test_many_threads_get_each_its_own(llm, asked, alone):
         thread.join(60)
     assert not wrong and not any(thread.is_alive() for thread in threads)
     assert not llm.engine.driver.busy
-    kv = llm.engine.runner.kv.pages
+    kv = llm.engine.runner.memory.pages
     assert kv.free + forget(llm.engine.runner.memory) == kv.pages
 
 

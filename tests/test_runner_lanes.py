@@ -48,10 +48,10 @@ class SlottedWeights:
         self._there = set()
         self._lock = threading.Lock()
 
-    def layer(self, index):
+    def use(self, index):
         with self._lock:
             assert index not in self.streamed or index in self._there, f"layer {index} was used before it was read"
-        return self._weights.layer(index)
+        return self._weights.use(index)
 
     def embedding_rows(self, tokens):
         return self._weights.embedding_rows(tokens)
@@ -66,7 +66,7 @@ class SlottedWeights:
             self._slots = [*(layer for layer in self._slots if layer != index), index][-self.slots :]
             self._there &= set(self._slots)
 
-    def read(self, index):
+    def wait(self, index):
         if index == self.failing:
             raise StorageError(f"cannot read layer `{index}`")
         with self._lock:
@@ -152,9 +152,10 @@ def test_every_run_can_be_watched_and_teaches_the_cost_model(bundle, resident):
 def test_subgraphs_are_shared_by_chunks_and_layers(bundle, resident):
     runner = make_runner(bundle, resident)
     runner.forward(runner.open(), [7] * 128)  # four chunks of six layers, six parts each
-    assert len(runner.subgraphs) == 7  # and the head
-    assert runner.subgraphs.sharing.uses == 4 * 6 * 6 + 1
-    assert runner.subgraphs.sharing.saved_bytes > 100 * 32 * 4 * CONFIG.hidden_size
+    sharing = runner.model.sharing
+    assert sharing.built == 8  # and the embedding, and the head
+    assert sharing.uses == 4 * (1 + 6 * 6) + 1
+    assert sharing.saved_bytes > 100 * 32 * 4 * CONFIG.hidden_size
 
 
 def test_an_unknown_policy_is_refused(bundle, resident):

@@ -134,10 +134,10 @@ def test_only_the_wanted_logits_come_back(bundle, tokens, whole):
 def test_a_static_subgraph_is_built_once_for_all_layers_and_chunks(bundle, tokens):
     runner = make_runner(bundle, chunk=64)
     runner.forward(runner.open(), tokens[:128])
-    built = len(runner.subgraphs)
-    assert built == 6 + 1  # six parts at length 64, and the head
+    built = runner.model.sharing.built
+    assert built == 1 + 6 + 1  # the embedding, six parts at length 64, and the head
     runner.forward(runner.open(), tokens[:128])
-    assert len(runner.subgraphs) == built
+    assert runner.model.sharing.built == built
 
 
 def test_a_prompt_longer_than_the_context_is_refused_and_changes_nothing(bundle, tokens):
@@ -149,7 +149,7 @@ def test_a_prompt_longer_than_the_context_is_refused_and_changes_nothing(bundle,
     assert sequence.length == 40
     with pytest.raises(OutOfMemory):
         runner.forward(runner.open(), tokens[:99])
-    assert runner.kv.pages.free == 4
+    assert runner.memory.pages.free == 4
 
 
 def test_cancelling_leaves_the_sequence_as_it_was(bundle, tokens, whole):
@@ -165,10 +165,11 @@ def test_cancelling_leaves_the_sequence_as_it_was(bundle, tokens, whole):
 
 def test_activations_that_are_no_numbers_are_an_error(bundle, tokens):
     runner = make_runner(bundle)
-    weights = runner.weights.layer(0)
+    resident = runner.model.weights
+    weights = resident.use(0)
     gain = np.full_like(weights.gains["attention_norm"], np.inf)
     broken = replace(weights, gains={**weights.gains, "attention_norm": gain})
-    runner.weights._layers = (broken, *runner.weights._layers[1:])
+    resident._layers = (broken, *resident._layers[1:])
     for prompt in (tokens[:20], tokens[:1]):
         with pytest.raises(NumericError):
             runner.forward(runner.open(), prompt)

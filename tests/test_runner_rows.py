@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_llm.runner.rows import ladder, split, static_length
+from edge_llm.devices.base import static_length
+from edge_llm.runner.rows import ladder, split
 
 
 @given(st.integers(0, 500), st.integers(1, 900), st.integers(1, 300))

@@ -10,11 +10,14 @@ import pytest
 from model_files import tiny_config
 from odd_layers import EPS, ODD, WIDTH, attention, down, gate_up, linear, norm, o, odd, qkv, random_weights, swiglu
 
-from edge_llm.devices.base import DEVICE_BUFFERS, Part, Subgraph, buffer_widths
+from edge_llm.devices.card_weights import CardWeights
 from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.devices.host import HostDevice
+from edge_llm.devices.kv_pages import PagedKV
+from edge_llm.errors import UsageError
 from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.kv.store import KVStore
+from edge_llm.kv.pages import PageAllocator
+from edge_llm.kv.store import SequencePages
 from edge_llm.models import describe, families, load_config
 from edge_llm.models.layer import HIDDEN, Layer
 from edge_llm.models.reference import layer_forward
@@ -24,12 +27,20 @@ from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.subgraphs.ops import DEVICE_BUFFERS, Part, Subgraph, buffer_widths
 from edge_llm.subgraphs.placement import (
+    CARD,
+    HOST,
     PLACEMENTS,
+    SPLIT,
+    Placement,
+    choose_placement,
     connect,
+    embedding_part,
     final_norm_part,
     head_part,
     last_parts,
+    on_card,
     place,
     place_on_host,
     split,
@@ -38,7 +49,8 @@ from edge_llm.subgraphs.placement import (
 ALL_LAYERS = {family: lambda family=family: describe(load_config(tiny_config(family))).layers[0] for family in families()}
 ALL_LAYERS |= {name: lambda name=name: odd(name) for name in ODD}
 every_layer = pytest.mark.parametrize("layer", [make() for make in ALL_LAYERS.values()], ids=list(ALL_LAYERS))
-every_placement = pytest.mark.parametrize("cut", PLACEMENTS.values(), ids=list(PLACEMENTS))
+CUTS = {"host": HOST, "split": SPLIT, "card": CARD}
+every_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=list(CUTS))
 
 
 def names(parts):
@@ -55,7 +67,7 @@ def kinds(parts):
 @pytest.mark.parametrize("family", families())
 def test_the_parts_of_a_family(family):
     decoder = describe(load_config(tiny_config(family)))
-    for parts in place(decoder, "host"):
+    for parts in place(decoder, HOST):
         assert kinds(parts) == {
             "qkv": ["linear"],
             "keys": ["rope_append"],
@@ -65,7 +77,7 @@ def test_the_parts_of_a_family(family):
             "down": ["linear"],
         }
         assert {part.lane for part in parts} == {"cpu"}
-    for parts in place(decoder, "split"):
+    for parts in place(decoder, SPLIT):
         assert kinds(parts) == {
             "qkv.quantize": ["quantize"],
             "qkv": ["matmul"],
@@ -115,13 +127,13 @@ def test_what_the_parts_of_a_family_wait_for(family):
     }
 
 
-@every_placement
+@every_cut
 @every_layer
 def test_a_linear_that_a_part_does_is_done_once(layer, cut):
-    ops = [op for part in cut(layer) for op in part.ops]
+    ops = [op for part in cut.layer(layer) for op in part.ops]
     for kind in ("linear", "matmul", "quantize", "shadow", "merge"):
         done = [op.of for op in ops if op.kind == kind or (kind == "linear" and op.kind == "linear_swiglu")]
-        assert done == (list(layer.linears) if (kind == "linear") == (cut is place_on_host) else [])
+        assert done == (list(layer.linears) if (kind == "linear") == (cut is HOST) else [])
     for kind in ("rope_append", "attention"):
         assert [op.of for op in ops if op.kind == kind] == [layer.attention]
 
@@ -129,18 +141,66 @@ def test_a_linear_that_a_part_does_is_done_once(layer, cut):
 def test_like_layers_have_the_same_parts():
     decoder = describe(load_config(tiny_config(num_hidden_layers=3)))
     other = replace(decoder, layers=(*decoder.layers, odd("plain")))
-    for name in PLACEMENTS:
-        first, second, third, different = place(other, name)
+    for cut in CUTS.values():
+        first, second, third, different = place(other, cut)
         assert first is second is third
         assert not set(first) & set(different)
 
 
-def test_the_ends_of_a_decoder():
+@every_cut
+def test_the_ends_of_a_decoder(cut):
     decoder = describe(load_config(tiny_config()))
-    (norm_op,), (head_op,) = final_norm_part(decoder).ops, head_part(decoder).ops
+    (embedding_op,) = embedding_part(decoder, cut).ops
+    assert (embedding_op.kind, embedding_op.reads, embedding_op.writes) == ("embedding", (), (HIDDEN,))
+    assert embedding_op.of is decoder.embedding
+    (norm_op,) = final_norm_part(decoder, cut).ops
     assert (norm_op.kind, norm_op.reads, norm_op.writes, norm_op.of) == ("rms_norm", (HIDDEN,), ("normed",), decoder.norm)
-    assert (head_op.kind, head_op.reads, head_op.writes) == ("linear", (HIDDEN,), ("logits",))
-    assert (head_op.linear, head_op.norm, head_op.adds) == (decoder.output, decoder.norm, "")
+    head = head_part(decoder, cut)
+    assert [op.kind for op in head.ops] == (["quantize", "matmul", "shadow", "merge"] if cut is CARD else ["linear"])
+    first, last = head.ops[0], head.ops[-1]
+    assert (first.reads, last.writes) == ((HIDDEN,), ("logits",))
+    assert ({op.linear for op in head.ops}, first.norm, last.adds) == ({decoder.output}, decoder.norm, "")
+    assert {part.lane for part in (embedding_part(decoder, cut), final_norm_part(decoder, cut), head)} == {cut.lane}
+
+
+@every_cut
+def test_a_run_of_the_output_matrix_is_the_same_with_fewer_rows(cut):
+    decoder = describe(load_config(tiny_config()))
+    whole, run = head_part(decoder, cut), head_part(decoder, cut, 16)
+    assert head_part(decoder, cut, decoder.output.rows).ops == whole.ops
+    assert run.ops == tuple(replace(op, of=run.ops[0].of) for op in whole.ops)
+    assert (run.ops[0].linear.rows, run.ops[0].linear.columns) == (16, decoder.output.columns)
+    assert run.ops[0].linear.name == decoder.output.name
+
+
+@every_layer
+def test_a_card_does_a_whole_layer_as_the_cut_of_both_does(layer):
+    (whole,) = on_card(layer)
+    assert (whole.lane, whole.after) == ("npu", ())
+    assert whole.ops == tuple(op for part in split(layer) for op in part.ops)
+
+
+def test_a_placement_keeps_keys_and_values_in_one_place():
+    assert {name: (one.prefill, one.decode) for name, one in PLACEMENTS.items()} == {
+        "host": (HOST, HOST),
+        "split": (SPLIT, SPLIT),
+        "split,host": (SPLIT, HOST),
+        "card": (CARD, CARD),
+    }
+    assert [name for name, one in PLACEMENTS.items() if one.decodes_on_host] == ["host", "split,host"]
+    for prefill, decode in ((CARD, HOST), (SPLIT, CARD)):
+        with pytest.raises(ValueError, match="the placement `both` has keys and values in two places"):
+            Placement("both", prefill, decode)
+
+
+def test_a_placement_is_chosen_by_name_among_what_the_device_does():
+    able = ("split", "card")
+    assert choose_placement("auto", able, "the card") is PLACEMENTS["split"]
+    assert choose_placement("card", able, "the card") is PLACEMENTS["card"]
+    for name, why in (("host", "the card does not do it"), ("elsewhere", "it is no placement")):
+        with pytest.raises(UsageError, match=f"--placement `{name}`: {why}; the card does: split, card") as refused:
+            choose_placement(name, able, "the card")
+        assert refused.value.param == "placement"
 
 
 # ---- who waits for whom ----
@@ -168,10 +228,10 @@ def conflicts(parts):
             yield first.name, second.name
 
 
-@every_placement
+@every_cut
 @every_layer
 def test_a_part_waits_for_what_dataflow_demands_and_for_nothing_else(layer, cut):
-    parts = cut(layer)
+    parts = cut.layer(layer)
     demanded = closed(conflicts(parts))
     assert closed((before, part.name) for part in parts for before in part.after) == demanded
     for part in parts:
@@ -180,17 +240,17 @@ def test_a_part_waits_for_what_dataflow_demands_and_for_nothing_else(layer, cut)
         assert list(part.after) == nearest
 
 
-@every_placement
+@every_cut
 @every_layer
 def test_attention_alone_waits_for_keys_of_earlier_chunks(layer, cut):
-    parts = cut(layer)
-    assert {part.name: part.after_earlier for part in parts if part.after_earlier} == {"attention": ("keys",)}
+    waits = {part.name: part.after_earlier for part in cut.layer(layer) if part.after_earlier}
+    assert waits == ({"layer": ("layer",)} if cut is CARD else {"attention": ("keys",)})
 
 
-@every_placement
+@every_cut
 @every_layer
 def test_when_the_last_parts_have_ended_all_have(layer, cut):
-    parts = cut(layer)
+    parts = cut.layer(layer)
     last = last_parts(parts)
     demanded = closed(conflicts(parts))
     assert {name for name in names(parts) if name not in last} == {a for a, b in demanded if b in last}
@@ -227,13 +287,13 @@ def test_two_parts_of_one_name_are_refused():
         connect([first, *others, Part("qkv", "cpu", first.ops)])
 
 
-@every_placement
+@every_cut
 @pytest.mark.parametrize("name", sorted(DEVICE_BUFFERS))
 def test_a_buffer_called_like_one_of_the_devices_own_is_refused(name, cut):
     layer = Layer("", (qkv(HIDDEN), attention(), o(), linear("a", WIDTH, WIDTH, HIDDEN, name), linear(
         "b", WIDTH, WIDTH, name, HIDDEN)))  # fmt: skip
     with pytest.raises(ValueError, match=f"computes a buffer `{name}`"):
-        cut(layer)
+        cut.layer(layer)
 
 
 # ---- what is done in one pass ----
@@ -255,10 +315,10 @@ def rms_norms(parts):
         ("a norm that is read and added by one linear", ["square_norm"]),
     ],
 )
-@every_placement
+@every_cut
 def test_a_norm_is_done_by_its_linears_only_where_it_comes_to_the_same(name, alone, cut):
     layer = odd(name)
-    parts = cut(layer)
+    parts = cut.layer(layer)
     assert rms_norms(parts) == alone
     fused = {op.norm.gain.name for part in parts for op in part.ops if op.norm}
     assert fused == {gain.name for gain in layer.gains} - set(alone)
@@ -267,9 +327,9 @@ def test_a_norm_is_done_by_its_linears_only_where_it_comes_to_the_same(name, alo
 def test_what_a_norm_reads_may_not_change_before_its_linears_run():
     layer = Layer("", (norm("a"), qkv(), attention(), o(), gate_up(), swiglu(), down()))
     unchanged = Layer("", (norm("a"), qkv(), attention(), gate_up(), o(), swiglu(), down()))
-    for cut in PLACEMENTS.values():
-        assert rms_norms(cut(layer)) == ["a"]
-        assert rms_norms(cut(unchanged)) == []
+    for cut in CUTS.values():
+        assert rms_norms(cut.layer(layer)) == ["a"]
+        assert rms_norms(cut.layer(unchanged)) == []
 
 
 @pytest.mark.parametrize(
@@ -323,7 +383,7 @@ class OneLayer:
     def __init__(self, block):
         self._block = block
 
-    def layer(self, index):
+    def use(self, index):
         return self._block
 
 
@@ -345,18 +405,17 @@ class Watched(dict):
 
 def run_parts(layer, parts, device, block, x):
     """What ``parts`` make of x [T, hidden] on ``device``; no operation touches a buffer that it does not name."""
-    store = KVStore((layer.attention,), 64)
-    sequence = store.open()
+    kv = PagedKV((layer.attention,), 64)
+    sequence = SequencePages(PageAllocator(kv.count))
     sequence.reserve(len(x))
-    ((rows, _),) = pack([Segment(sequence, [0] * len(x))], (32,))
-    weights = device.weights(OneLayer(block), 1).layer(0)
-    buffers = Watched(device.buffers(buffer_widths(parts, x.shape[1]), 32))
+    (chunk,) = pack([Segment(sequence, [0] * len(x))], (32,))
+    buffers = Watched({name: np.zeros((32, width), np.float32) for name, width in buffer_widths(parts, x.shape[1]).items()})
     buffers[HIDDEN][: len(x)] = x
     tables = RopeTables(64)
     for part in parts:
         for op in part.ops:
             buffers.seen.clear()
-            device.build(Subgraph(part.name, part.lane, 32, (op,)), tables)(weights, buffers, rows, store.layers[0])
+            device.build(Subgraph(part.name, part.lane, 32, (op,)), tables)(block, buffers, chunk.rows, kv.layers[0])
             assert buffers.seen <= {*op.reads, *op.writes}, f"{part.name}: {op.kind}"
     return buffers[HIDDEN][: len(x)].copy()
 
@@ -369,7 +428,9 @@ def test_both_placements_compute_the_layer_that_was_described(layer):
     wanted = layer_forward(x, layer, weights, RopeTables(TOKENS), None, inputs.__setitem__)
     block = quantized(layer, weights, inputs)
     on_host = run_parts(layer, place_on_host(layer), HostDevice(1), block, x)
-    beside_a_card = run_parts(layer, split(layer), EmulatedDevice("910b", 1), block, x)
+    device = EmulatedDevice("910b", 1)
+    on_both = CardWeights(OneLayer(block), device.chip, 1).use(0)
+    beside_a_card = run_parts(layer, split(layer), device, on_both, x)
     np.testing.assert_array_equal(beside_a_card, on_host)
     assert np.abs(on_host - wanted).max() < 0.04 * np.abs(wanted).max()
 

@@ -102,8 +102,8 @@ def sweep(weights: StreamedWeights) -> Iterator[tuple[int, BlockWeights]]:
     for index in ahead[: weights.slots]:
         weights.request(index)
     for index in range(CONFIG.num_layers):
-        weights.read(index)
-        yield index, weights.layer(index)
+        weights.wait(index)
+        yield index, weights.use(index)
         if index in weights.streamed:
             weights.request(ahead[ahead.index(index) + weights.slots])
 
@@ -115,7 +115,7 @@ def test_streamed_is_resident(folder: Path, streamed: int, slots: int) -> None:
         weights = StreamedWeights(bundle, plan_for(bundle, streamed, slots))
         for _ in range(3):
             for index, layer in sweep(weights):
-                assert_same(layer, resident.layer(index))
+                assert_same(layer, resident.use(index))
         assert_same(weights.head, resident.head)
         assert np.array_equal(weights.embedding.tiles, resident.embedding.tiles)
         weights.close()
@@ -128,8 +128,8 @@ def test_all_resident_when_the_budget_allows(folder: Path) -> None:
         resident = ResidentWeights(bundle)
         assert (weights.streamed, weights.slots) == ((), 0)
         for index in range(CONFIG.num_layers):
-            weights.read(index)
-            assert_same(weights.layer(index), resident.layer(index))
+            weights.wait(index)
+            assert_same(weights.use(index), resident.use(index))
 
 
 @settings(max_examples=20, deadline=None)
@@ -140,11 +140,11 @@ def test_the_last_layers_that_were_read_are_there(folder: Path, order: list[int]
         asked: list[int] = []
         for index in order:
             weights.request(index)
-            weights.read(index)
+            weights.wait(index)
             asked = [*(other for other in asked if other != index), index]
             for there in asked[-3:]:
                 expected = bundle.read(f"layers.{there}.down.tiles")
-                assert np.array_equal(weights.layer(there).linears["down"].tiles, expected)
+                assert np.array_equal(weights.use(there).linears["down"].tiles, expected)
         weights.close()
 
 
@@ -172,12 +172,12 @@ def test_any_interleaving_of_the_lanes(folder: Path, shape: tuple[int, int], sta
                     weights.request(layers[requested])
                     requested += 1
                 elif step == "read":
-                    weights.read(layers[read])
+                    weights.wait(layers[read])
                     read += 1
                 else:
                     index = weights.streamed[used]
                     expected = bundle.read(f"layers.{index}.o.tiles")
-                    assert np.array_equal(weights.layer(index).linears["o"].tiles, expected)
+                    assert np.array_equal(weights.use(index).linears["o"].tiles, expected)
                     used += 1
         weights.close()
 
@@ -186,7 +186,7 @@ def test_memory_is_what_the_plan_says(folder: Path) -> None:
     with open_bundle(folder) as bundle:
         plan = plan_for(bundle, 5, 3)
         weights = StreamedWeights(bundle, plan)
-        blocks = [*(weights.layer(index) for index, _ in sweep(weights)), weights.head, weights.head]
+        blocks = [*(weights.use(index) for index, _ in sweep(weights)), weights.head, weights.head]
         assert weights.nbytes == plan.held_bytes <= plan.budget < bundle.size
         buffers = {id(_owner(array)): _owner(array).nbytes for block in blocks for array in _tensors(block)}
         buffers |= {id(_owner(array)): _owner(array).nbytes for array in (weights.embedding.tiles, weights.embedding.scale)}
@@ -207,7 +207,7 @@ def _owner(array: np.ndarray) -> np.ndarray:
 def test_reading_again_takes_no_new_memory(folder: Path) -> None:
     with open_bundle(folder) as bundle:
         weights = StreamedWeights(bundle, plan_for(bundle, 7, 2))
-        places = {weights.layer(index).linears["qkv"].tiles.ctypes.data for _ in range(3) for index, _ in sweep(weights)}
+        places = {weights.use(index).linears["qkv"].tiles.ctypes.data for _ in range(3) for index, _ in sweep(weights)}
         assert len(places) == 2
 
 
@@ -218,19 +218,19 @@ def test_a_flipped_byte_is_found_and_a_repaired_file_works_again(own_folder: Pat
         weights = StreamedWeights(bundle, plan_for(bundle, 7, 2))
         resident = ResidentWeights(bundle)
         block = bundle.blocks["layers.3"]
-        weights.read(2)
+        weights.wait(2)
         for at in (block.offset, block.offset + block.nbytes // 2, block.offset + block.nbytes - 1):
             _write(path, at, bytes([good[at] ^ 0x10]))
             with pytest.raises(CorruptBundle, match=r"`layers\.3\..*damaged"):
-                weights.read(3)
-            assert_same(weights.layer(2), resident.layer(2))
+                weights.wait(3)
+            assert_same(weights.use(2), resident.use(2))
             with pytest.raises(KeyError):
-                weights.layer(3)
+                weights.use(3)
             _write(path, at, good[at : at + 1])
-            weights.read(3)
-            assert_same(weights.layer(3), resident.layer(3))
-            weights.read(4)
-            weights.read(2)
+            weights.wait(3)
+            assert_same(weights.use(3), resident.use(3))
+            weights.wait(4)
+            weights.wait(2)
 
 
 def _write(path: Path, at: int, data: bytes) -> None:
@@ -248,12 +248,12 @@ def test_a_file_that_is_cut_while_it_is_streamed(own_folder: Path) -> None:
         for size in (0, block.offset, block.offset + 1, block.offset + 5000, block.offset + block.nbytes - 4096):
             os.truncate(path, size)
             with pytest.raises(CorruptBundle, match=r"was cut while it was open: `layers\.5` is incomplete"):
-                weights.read(5)
+                weights.wait(5)
             path.write_bytes(good)
-            weights.read(5)
-            assert np.array_equal(weights.layer(5).linears["o"].tiles, bundle.read("layers.5.o.tiles"))
-            weights.read(0)
-            weights.read(1)
+            weights.wait(5)
+            assert np.array_equal(weights.use(5).linears["o"].tiles, bundle.read("layers.5.o.tiles"))
+            weights.wait(0)
+            weights.wait(1)
 
 
 def test_a_file_that_is_put_in_its_place_changes_nothing(own_folder: Path) -> None:
@@ -262,8 +262,8 @@ def test_a_file_that_is_put_in_its_place_changes_nothing(own_folder: Path) -> No
         expected = bundle.read("layers.1.o.tiles")
         (own_folder / "other").write_bytes(b"other")
         (own_folder / "other").replace(own_folder / "weights.bin")
-        weights.read(1)
-        assert np.array_equal(weights.layer(1).linears["o"].tiles, expected)
+        weights.wait(1)
+        assert np.array_equal(weights.use(1).linears["o"].tiles, expected)
 
 
 class FaultyFile(DirectFile):
@@ -289,9 +289,9 @@ def test_a_failing_disk_is_an_error_and_the_next_read_tries_again(folder: Path, 
             file.failures = failures
             while file.failures:
                 with pytest.raises(StorageError, match="Input/output"):
-                    weights.read(index)
-            weights.read(index)
-            assert_same(weights.layer(index), resident.layer(index))
+                    weights.wait(index)
+            weights.wait(index)
+            assert_same(weights.use(index), resident.use(index))
 
 
 def test_weights_that_cannot_be_loaded_are_an_error(folder: Path) -> None:
@@ -358,7 +358,7 @@ def test_an_error_of_the_device_itself(folder: Path) -> None:
             os.dup2(broken.fileno(), descriptor)
         for _ in range(2):
             with pytest.raises(StorageError, match="Input/output error; check the disk"):
-                weights.read(2)
+                weights.wait(2)
         for descriptor, original in zip((file._direct_fd, file._fd), good, strict=True):
             os.dup2(original, descriptor)
             os.close(original)
@@ -371,8 +371,8 @@ def test_closing_does_not_disturb_what_is_on_its_way(folder: Path) -> None:
         weights = StreamedWeights(bundle, plan_for(bundle, 7, 2))
         weights.request(4)
         weights.close()
-        weights.read(4)
-        assert np.array_equal(weights.layer(4).linears["down"].tiles, bundle.read("layers.4.down.tiles"))
+        weights.wait(4)
+        assert np.array_equal(weights.use(4).linears["down"].tiles, bundle.read("layers.4.down.tiles"))
 
 
 def test_a_file_system_without_direct_reads(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -411,7 +411,7 @@ def test_descriptors_are_given_back(folder: Path) -> None:
         gc.collect()
         before = count_held()
         weights = StreamedWeights(bundle, plan_for(bundle, 7, 2))
-        weights.read(0)
+        weights.wait(0)
         del weights
         assert count_held() == before
 

@@ -67,7 +67,7 @@ class CardMemory:
             if self.held + wanted > self.ceiling:
                 raise DeviceError(
                     f"out of memory on {self._law.soc}: `{wanted}` bytes wanted, {self.held} held, "
-                    f"ceiling {self.ceiling}; use a smaller chunk or context, or give --card-memory, so that layers are streamed"
+                    f"ceiling {self.ceiling}; use a smaller chunk or context, or stream layers: --card-memory"
                 )
             self.held += wanted
             self.peak = max(self.peak, self.held)

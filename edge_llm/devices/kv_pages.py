@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,8 @@ class PagedKV:
         self.page_bytes = page_bytes(attentions)
         """Of a host page."""
         host_pages = self.count * page_tokens // PAGE_TOKENS
+        if host_pages * self.page_bytes > sys.maxsize:
+            raise MemoryError(f"no address space holds keys and values of {tokens} tokens")
         self.layers = tuple(_layer_pages(one, host_pages, zeros) for one in attentions)
         self._parts = tuple(_parts(self.layers))
 
