@@ -17,6 +17,8 @@ from edge_llm.models.layer import HIDDEN, Layer, Linear, SourceRows
 from edge_llm.models.weights import layer_shapes
 from edge_llm.runner.base import Segment
 
+SPLIT, CARD = ({"device": "emulated:310p", "placement": placement} for placement in ("split", "card"))
+
 
 class MlpFirst:
     """The MLP before the attention, and one more linear: what attention gives goes through `mix` before `o`."""
@@ -24,8 +26,7 @@ class MlpFirst:
     config = staticmethod(llama.config)
 
     def decoder(self, config):
-        plain = llama_decoder(config)
-        return replace(plain, layers=tuple(self._layer(layer) for layer in plain.layers))
+        return replace(llama_decoder(config), layers=tuple(map(self._layer, llama_decoder(config).layers)))
 
     def _layer(self, layer):
         norm, qkv, attention, o, *mlp = layer.operations
@@ -66,13 +67,14 @@ def test_int8_is_near_float(bundle, tokens):
 
 
 @pytest.mark.parametrize("way", [
-    {"chunk": 16, "window": 2}, {"memory": "300KiB"}, {"device": "emulated:310p"}, {"device": "emulated:310p", "chunk": 16},
+    {"chunk": 16, "window": 2}, {"memory": "300KiB"}, SPLIT, {**SPLIT, "chunk": 16}, CARD, {**CARD, "chunk": 16},
 ])  # fmt: skip
 def test_every_way_gives_the_same(bundle, tokens, way):
     assert np.array_equal(logits(bundle, tokens, **way), logits(bundle, tokens))
 
 
-def test_a_batch_is_each_alone(bundle, tokens):
-    runner, _ = load_runner(bundle, RuntimeConfig(threads=2, context=128), 100)
+@pytest.mark.parametrize("way", [{}, SPLIT, CARD])
+def test_a_batch_is_each_alone(bundle, tokens, way):
+    runner, _ = load_runner(bundle, RuntimeConfig(threads=2, context=128, kv_tokens=512, **way), 100)
     parts = runner.run([Segment(runner.open(), tokens[:n], n) for n in (3, 40, 1)])
     assert all(np.array_equal(part, logits(bundle, tokens)[: len(part)]) for part in parts)

@@ -73,6 +73,8 @@ def test_the_manifest_names_it(bundle):
     assert [linear.scheme for linear in bundle.decoder.linears().values()].count(Halves.NAME) == 3
 
 
-@pytest.mark.parametrize("way", [{"chunk": 16}, {"memory": "300KiB"}, {"device": "emulated:310p"}])
+@pytest.mark.parametrize("way", [
+    {"chunk": 16}, {"memory": "300KiB"}, {"device": "emulated:310p"}, {"device": "emulated:310p", "placement": "card"},
+])  # fmt: skip
 def test_every_way_gives_the_same(bundle, way):
     assert np.array_equal(logits(bundle, **way), logits(bundle))
