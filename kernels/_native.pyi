@@ -51,10 +51,18 @@ class RangeReader:
 # ---- linear, roofs (bind_linear.cpp) ----
 
 def quantize(
-    x: _F32, scale: float, hot: _I32, pool: ThreadPool, residual: bool, gain: _F32 | None, eps: float, /
+    x: _F32, input_scale: float, hot: _I32, pool: ThreadPool, residual: bool, gain: _F32 | None, eps: float, /
 ) -> tuple[_I8, _I64, _I32, _F32]: ...
 def linear_int8(
-    q: _I8, tiles: _I8, n: int, scale: _F32, row_sum: _I32, pool: ThreadPool, bias: _F32 | None, out: _F32 | None, /
+    q: _I8,
+    tiles: _I8,
+    n: int,
+    product_scale: _F32,
+    row_sum: _I32,
+    pool: ThreadPool,
+    bias: _F32 | None,
+    out: _F32 | None,
+    /,
 ) -> _F32: ...
 def hot_product(x: _F32, hot: _I32, hot_weight: _F16, pool: ThreadPool, out: _F32 | None, /) -> _F32: ...
 def merge(
@@ -65,7 +73,7 @@ def merge(
     value: _F32 | None,
     tiles: _I8,
     k: int,
-    scale: _F32,
+    product_scale: _F32,
     pool: ThreadPool,
     add: _F32 | None,
     /,
@@ -79,7 +87,7 @@ class Int8Linear:
         n: int,
         k: int,
         input_scale: float,
-        scale: _F32,
+        product_scale: _F32,
         row_sum: _I32,
         hot: _I32,
         hot_weight: _F16,
@@ -136,7 +144,7 @@ def paged_attention(
     page_table: npt.NDArray[np.int32],
     row_sequence: npt.NDArray[np.int32],
     row_position: npt.NDArray[np.int32],
-    scale: float,
+    softmax_scale: float,
     pool: ThreadPool,
     out: npt.NDArray[np.float32] | None = None,
 ) -> npt.NDArray[np.float32]: ...

@@ -8,7 +8,8 @@ has the same bits whatever the other rows, the page numbers, the threads or the 
 
     attention.rope_append(qkv, heads, kv_heads, head_dim, positions, cos, sin, None, None, eps, k_offset,
                           k_pages, k_scales, v_pages, v_scales, slots, pool)
-    y = attention.paged_attention(q, k_pages, k_scales, v_pages, v_scales, page_table, row_sequence, row_position, scale, pool)
+    y = attention.paged_attention(q, k_pages, k_scales, v_pages, v_scales, page_table, row_sequence, row_position,
+                                  softmax_scale, pool)
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def paged_attention(
     page_table: I32,
     row_sequence: I32,
     row_position: I32,
-    scale: float,
+    softmax_scale: float,
     pool: _native.ThreadPool,
     out: F32 | None = None,
 ) -> F32:
@@ -78,5 +79,5 @@ def paged_attention(
     Raises ValueError when a sequence, a position or a needed page is out of range.
     """
     return _native.paged_attention(
-        q, k_pages, k_scales, v_pages, v_scales, page_table, row_sequence, row_position, scale, pool, out
+        q, k_pages, k_scales, v_pages, v_scales, page_table, row_sequence, row_position, softmax_scale, pool, out
     )

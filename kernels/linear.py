@@ -1,15 +1,15 @@
 """The INT8 linear: activations quantized by one static scale, exact int32 products, and what the scale cuts off kept apart.
 
-    y = scale * (q @ W.T) (+ bias) + x[:, hot] @ hot_weight + scale * (residual @ W.T) (+ add)
+    y = product_scale * (q @ W.T) (+ bias) + x[:, hot] @ hot_weight + product_scale * (residual @ W.T) (+ add)
 
 with x normed before and SwiGLU applied after, where asked for.
 
 `linear` does all of it in one call and is what a runtime uses; the other functions are its parts, bit-identical in
-composition. Its weight is an `Int8Linear(tiles, n, k, input_scale, scale, row_sum, hot, hot_weight, bias)`: checked when it
-is made, it keeps its arrays, which must not change. `input_scale` is the activation scale, `scale` f32[N] always activation
-scale * weight scale, `tiles` is made by `kernels.layout.pack_tiles`, `hot` i32[H] ascends and may be empty (then
-`hot_weight` is f16[0, N]). A row's result does not depend on the other rows, on the number of threads or on the instruction
-set. `kernels.reference` defines every function.
+composition. Its weight is an `Int8Linear(tiles, n, k, input_scale, product_scale, row_sum, hot, hot_weight, bias)`: checked
+when it is made, it keeps its arrays, which must not change. `input_scale` is the scale of the activations, `product_scale`
+f32[N] always input_scale * weight_scale, `tiles` is made by `kernels.layout.pack_tiles`, `hot` i32[H] ascends and may be
+empty (then `hot_weight` is f16[0, N]). A row's result does not depend on the other rows, on the number of threads or on the
+instruction set. `kernels.reference` defines every function.
 All raise ValueError, naming the argument, for a wrong type, shape or order, and for a non-finite activation.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["Int8Linear", "Residual", "hot_product", "linear", "linear_int8", "me
 
 def quantize(
     x: F32,
-    scale: float,
+    input_scale: float,
     hot: I32,
     pool: ThreadPool,
     *,
@@ -32,12 +32,12 @@ def quantize(
     gain: F32 | None = None,
     eps: float = 0.0,
 ) -> tuple[I8, Residual]:
-    """x[M, K] -> (q[M, K], residual): q = clamp(rint(x / scale), -127, 127), hot columns of q are 0.
+    """x[M, K] -> (q[M, K], residual): q = clamp(rint(x / input_scale), -127, 127), hot columns of q are 0.
 
-    The residual keeps x / scale - q where |x / scale| > 127.5 outside the hot columns; empty when `residual` is false.
-    With `gain` f32[K] x is `rms_norm(x, gain, eps)` first.
+    The residual keeps x / input_scale - q where |x / input_scale| > 127.5 outside the hot columns; empty when `residual` is
+    false. With `gain` f32[K] x is `rms_norm(x, gain, eps)` first.
     """
-    q, row_start, column, value = _native.quantize(x, scale, hot, pool, residual, gain, eps)
+    q, row_start, column, value = _native.quantize(x, input_scale, hot, pool, residual, gain, eps)
     return q, Residual(row_start, column, value)
 
 
@@ -45,15 +45,18 @@ def linear_int8(
     q: I8,
     tiles: I8,
     n: int,
-    scale: F32,
+    product_scale: F32,
     row_sum: I32,
     pool: ThreadPool,
     *,
     bias: F32 | None = None,
     out: F32 | None = None,
 ) -> F32:
-    """float32(q[M, K] @ W[N, K].T) * scale[N] (+ bias[N]) -> [M, N]. `row_sum` is `kernels.layout.row_sums(tiles, n)`."""
-    return _native.linear_int8(q, tiles, n, scale, row_sum, pool, bias, out)
+    """float32(q[M, K] @ W[N, K].T) * product_scale[N] (+ bias[N]) -> [M, N].
+
+    `row_sum` is `kernels.layout.row_sums(tiles, n)`.
+    """
+    return _native.linear_int8(q, tiles, n, product_scale, row_sum, pool, bias, out)
 
 
 def hot_product(x: F32, hot: I32, hot_weight: F16, pool: ThreadPool, *, out: F32 | None = None) -> F32:
@@ -67,17 +70,19 @@ def merge(
     residual: Residual | None,
     tiles: I8,
     k: int,
-    scale: F32,
+    product_scale: F32,
     pool: ThreadPool,
     *,
     add: F32 | None = None,
 ) -> None:
-    """Finish a product y[M, N] of `linear_int8` in place: + hot_sum[M, N], + scale[N] * (residual[M, K] @ W[N, K].T), + add.
+    """Finish a product y[M, N] of `linear_int8` in place.
+
+    + hot_sum[M, N], + product_scale[N] * (residual[M, K] @ W[N, K].T), + add.
 
     `hot_sum` is None where there are no hot columns. `add` f32[M, N] may be y.
     """
     row_start, column, value = residual if residual is not None else (None, None, None)
-    _native.merge(y, hot_sum, row_start, column, value, tiles, k, scale, pool, add)
+    _native.merge(y, hot_sum, row_start, column, value, tiles, k, product_scale, pool, add)
 
 
 def linear(

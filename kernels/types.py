@@ -19,4 +19,4 @@ class Residual(NamedTuple):
 
     row_start: I64  # [M+1]
     column: I32  # [R], ascending inside a row
-    value: F32  # [R], in units of the activation scale
+    value: F32  # [R], in units of the input scale

@@ -223,7 +223,7 @@ def product(device, linear, q):
 def test_an_exact_product_has_the_bits_of_the_host(chip, rows, columns, outputs, bias):
     linear = make_linear(columns, outputs, bias)
     q = int8_rows(rows, columns)
-    expected = linear_int8(q, linear.tiles, outputs, linear.scale, linear.row_sum, POOL, bias=linear.bias)
+    expected = linear_int8(q, linear.tiles, outputs, linear.product_scale, linear.row_sum, POOL, bias=linear.bias)
     np.testing.assert_array_equal(product(EmulatedDevice(chip, 1), linear, q), expected)
 
 
@@ -232,7 +232,7 @@ def test_the_float16_route_rounds_as_the_chip_does(bias):
     linear = make_linear(bias=bias)
     q = int8_rows(7, 40)
     weight = np.array([[linear.tiles[n // 16, k // 4, n % 16, k % 4] for k in range(40)] for n in range(24)], np.int64)
-    mantissa, exponent = np.frexp(linear.scale.astype(np.float64))
+    mantissa, exponent = np.frexp(linear.product_scale.astype(np.float64))
     scale = np.ldexp(np.rint(mantissa * 2**11), exponent - 11).astype(np.float32)  # 11 significant bits
     sums = q.astype(np.int64) @ weight.T
     if bias:
@@ -289,7 +289,7 @@ def test_a_static_subgraph_takes_its_rows_and_no_others():
     run = static_product(device)
     buffers = {"quantized": int8_rows(5, 40), "o": np.full((8, 40), 7, np.float32)}
     run(on_card(device, linear), buffers, make_rows(5, 8), None)
-    expected = linear_int8(buffers["quantized"], linear.tiles, 40, linear.scale, linear.row_sum, POOL)
+    expected = linear_int8(buffers["quantized"], linear.tiles, 40, linear.product_scale, linear.row_sum, POOL)
     np.testing.assert_array_equal(buffers["o"][:5], expected)
     assert (buffers["o"][5:] == 7).all()
     with pytest.raises(DeviceError, match="`o` is static: it takes 8 rows and refuses `32`"):
@@ -346,7 +346,7 @@ class TwoSlots:
         held, linear = next((slot for slot in self.memory if slot[0] == index), self.memory[0])
         self.memory.remove((held, linear))
         if held != index:
-            for name in ("tiles", "row_sum", "scale"):
+            for name in ("tiles", "row_sum", "product_scale"):
                 getattr(linear, name)[...] = getattr(self.layers[index], name)
         self.memory.append((index, linear))
 

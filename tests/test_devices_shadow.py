@@ -30,7 +30,7 @@ def make(shadow: str) -> Int8Weight:
     weight = np.random.default_rng(0).standard_normal((OUTPUTS, COLUMNS)).astype(np.float32)
     made = quantize_weight(weight, HOT if shadow == "full" else HOT[:0])
     return Int8Weight(
-        tiles=made.tiles, rows=OUTPUTS, columns=COLUMNS, input_scale=float(SCALE), weight_scale=made.scale,
+        tiles=made.tiles, rows=OUTPUTS, columns=COLUMNS, input_scale=float(SCALE), weight_scale=made.weight_scale,
         row_sum=made.row_sum, hot_index=made.hot_index, hot_weight=made.hot_weight,
         residual=shadow != "none",
     )  # fmt: skip
@@ -71,7 +71,7 @@ def split(weights: Int8Weight, x: np.ndarray) -> np.ndarray:
     for op in ops:
         if op.kind == "merge":
             q = buffers["quantized"]
-            buffers["y"] = linear_int8(q, weights.tiles, OUTPUTS, weights.scale, weights.row_sum, pool)
+            buffers["y"] = linear_int8(q, weights.tiles, OUTPUTS, weights.product_scale, weights.row_sum, pool)
         run = build_split_op(op, pool, shadow=True)
         assert run is not None
         run(block, buffers, rows(), None)
@@ -87,7 +87,7 @@ def wanted(weights: Int8Weight, x: np.ndarray) -> np.ndarray:
     if weights.residual:
         whole = np.where(np.abs(steps) > 127.5, steps, whole)
     matrix = unpack_tiles(weights.tiles, OUTPUTS, COLUMNS).astype(np.float64)
-    return whole @ matrix.T * weights.scale + hot @ weights.hot_weight.astype(np.float64)
+    return whole @ matrix.T * weights.product_scale + hot @ weights.hot_weight.astype(np.float64)
 
 
 @pytest.mark.parametrize("shadow", ["none", "cold", "full"])

@@ -44,8 +44,8 @@ def problem(m: int, n: int, k: int, hot: int = 0, outliers: float = 0.02) -> Pro
     weight[:, hot_index] = 0
     hot_weight = generator.standard_normal((hot, n)).astype(np.float16)
     tiles = layout.pack_tiles(weight)
-    scale = (generator.random(n) * 1e-3).astype(np.float32)
-    arguments = (tiles, n, 0.03, scale, layout.row_sums(tiles, n), hot_index, hot_weight)
+    product_scale = (generator.random(n) * 1e-3).astype(np.float32)
+    arguments = (tiles, n, 0.03, product_scale, layout.row_sums(tiles, n), hot_index, hot_weight)
     bias, add = generator.standard_normal(n).astype(np.float32), generator.standard_normal((m, n)).astype(np.float32)
     return Problem(x, weight, arguments, bias, add)
 
@@ -56,11 +56,12 @@ def assert_same_bits(actual: reference.F32, expected: reference.F32) -> None:
 
 
 def multiply(
-    x: Any, tiles: Any, n: int, input_scale: float, scale: Any, row_sum: Any, hot: Any, hot_weight: Any,
+    x: Any, tiles: Any, n: int, input_scale: float, product_scale: Any, row_sum: Any, hot: Any, hot_weight: Any,
     pool: kernels.ThreadPool, *, bias: Any = None, k: int | None = None, **options: Any,
 ) -> reference.F32:  # fmt: skip
     """`linear.linear` with a weight of these parts; ``k`` is its columns where x is not what it should be."""
-    weight = linear.Int8Linear(tiles, n, x.shape[1] if k is None else k, input_scale, scale, row_sum, hot, hot_weight, bias)
+    columns = x.shape[1] if k is None else k
+    weight = linear.Int8Linear(tiles, n, columns, input_scale, product_scale, row_sum, hot, hot_weight, bias)
     return linear.linear(x, weight, pool, **options)
 
 
@@ -172,25 +173,25 @@ def test_extreme_values_do_not_saturate(
 
 def test_linear_int8_equals_the_reference(isa: str, pools: list[kernels.ThreadPool]) -> None:
     data = problem(19, 75, 150)
-    tiles, n, _, scale, row_sum, _, _ = data.arguments
+    tiles, n, _, product_scale, row_sum, _, _ = data.arguments
     q, _ = reference.quantize(data.x, 0.03, NO_HOT)
     for bias in (None, data.bias):
-        expected = reference.linear_int8(q, tiles, n, scale, row_sum, bias=bias)
+        expected = reference.linear_int8(q, tiles, n, product_scale, row_sum, bias=bias)
         out = np.empty((19, n), np.float32)
         for pool in pools:
-            assert_same_bits(linear.linear_int8(q, tiles, n, scale, row_sum, pool, bias=bias), expected)
-            assert linear.linear_int8(q, tiles, n, scale, row_sum, pool, bias=bias, out=out) is out
+            assert_same_bits(linear.linear_int8(q, tiles, n, product_scale, row_sum, pool, bias=bias), expected)
+            assert linear.linear_int8(q, tiles, n, product_scale, row_sum, pool, bias=bias, out=out) is out
             assert_same_bits(out, expected)
 
 
 @pytest.mark.parametrize("multiply", [linear.linear_int8, reference.linear_int8])
 def test_minus_128_is_refused(isa: str, pools: list[kernels.ThreadPool], multiply: Any) -> None:
-    tiles, n, _, scale, row_sum, _, _ = problem(3, 20, 30).arguments
+    tiles, n, _, product_scale, row_sum, _, _ = problem(3, 20, 30).arguments
     q = np.zeros((3, 30), np.int8)
     q[2, 29] = -128
     extra = (pools[0],) if multiply is linear.linear_int8 else ()
     with pytest.raises(ValueError, match="`q` holds `-128`"):
-        multiply(q, tiles, n, scale, row_sum, *extra)
+        multiply(q, tiles, n, product_scale, row_sum, *extra)
 
 
 # ---- the fused linear ---------------------------------------------------------------------------------------------
@@ -211,27 +212,27 @@ def test_linear_equals_the_reference(isa: str, pools: list[kernels.ThreadPool], 
 @pytest.mark.parametrize(("m", "n", "k", "hot"), SHAPES)
 def test_linear_equals_its_parts(isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int, hot: int) -> None:
     data = problem(m, n, k, hot)
-    tiles, _, input_scale, scale, row_sum, hot_index, hot_weight = data.arguments
+    tiles, _, input_scale, product_scale, row_sum, hot_index, hot_weight = data.arguments
     for pool in pools:
         q, residual = linear.quantize(data.x, input_scale, hot_index, pool)
-        product = linear.linear_int8(q, tiles, n, scale, row_sum, pool, bias=data.bias)
+        product = linear.linear_int8(q, tiles, n, product_scale, row_sum, pool, bias=data.bias)
         hot_sum = linear.hot_product(data.x, hot_index, hot_weight, pool)
         assert_same_bits(hot_sum, reference.hot_product(data.x, hot_index, hot_weight))
         for add in (None, data.add):
             y, expected = product.copy(), product.copy()
-            linear.merge(y, hot_sum if hot else None, residual, tiles, k, scale, pool, add=add)
-            reference.merge(expected, hot_sum if hot else None, residual, tiles, k, scale, add=add)
+            linear.merge(y, hot_sum if hot else None, residual, tiles, k, product_scale, pool, add=add)
+            reference.merge(expected, hot_sum if hot else None, residual, tiles, k, product_scale, add=add)
             assert_same_bits(y, expected)
             assert_same_bits(multiply(data.x, *data.arguments, pool, bias=data.bias, add=add), y)
 
 
 def test_merge_leaves_out_what_is_not_there(isa: str, pools: list[kernels.ThreadPool]) -> None:
     data = problem(3, 20, 30)
-    tiles, scale = data.arguments[0], data.arguments[3]
+    tiles, product_scale = data.arguments[0], data.arguments[3]
     y = np.full((3, 20), -0.0, np.float32)
-    linear.merge(y, None, None, tiles, 30, scale, pools[0])
+    linear.merge(y, None, None, tiles, 30, product_scale, pools[0])
     assert np.signbit(y).all()
-    linear.merge(y, data.add, None, tiles, 30, scale, pools[0], add=y)
+    linear.merge(y, data.add, None, tiles, 30, product_scale, pools[0], add=y)
     assert_same_bits(y, data.add + np.float32(-0.0))
 
 
@@ -329,22 +330,21 @@ def test_empty_sides(isa: str, pools: list[kernels.ThreadPool]) -> None:
 def test_wrong_arguments_are_named(pools: list[kernels.ThreadPool]) -> None:
     data = problem(3, 20, 30, 2)
     pool = pools[0]
-    names = ["x", "tiles", "n", "input_scale", "scale", "row_sum", "hot", "hot_weight"]
+    names = ["x", "tiles", "n", "input_scale", "product_scale", "row_sum", "hot", "hot_weight"]
     good = dict(zip(names, (data.x, *data.arguments), strict=True))
     wrong = {
         "x": [data.x.astype(np.float64), data.x[:, ::2], data.x[0], None],
         "tiles": [data.arguments[0][:1], data.arguments[0][..., :2].copy()],
-        "scale": [data.arguments[3][:5], data.arguments[3].astype(np.float16)],
+        "product_scale": [data.arguments[3][:5], data.arguments[3].astype(np.float16)],
         "row_sum": [data.arguments[4].astype(np.int64)],
         "hot": [np.array([3, 3], np.int32), np.array([-1, 3], np.int32), np.array([3, 30], np.int32)],
         "hot_weight": [data.arguments[6].T.copy(), data.arguments[6].astype(np.float32)],
-        "activation scale": [0.0, -1.0, np.nan, np.inf, 1e-45],
+        "input_scale": [0.0, -1.0, np.nan, np.inf, 1e-45],
     }
     for name, values in wrong.items():
-        argument = "input_scale" if name == "activation scale" else name
         for value in values:
             with pytest.raises(ValueError, match=name):
-                multiply(**{**good, argument: value}, pool=pool, k=30)
+                multiply(**{**good, name: value}, pool=pool, k=30)
     for option, value in {"bias": data.bias[:3], "add": data.add[:2], "out": np.empty((3, 20))}.items():
         with pytest.raises(ValueError, match=f"`{option}`"):
             multiply(**good, k=30, pool=pool, **{option: value})
@@ -358,21 +358,21 @@ def test_wrong_arguments_are_named(pools: list[kernels.ThreadPool]) -> None:
 @pytest.mark.parametrize("blocks", [0, 3])
 def test_a_weight_has_sides_that_it_can_have(blocks: int, side: int) -> None:
     tiles, channels = np.zeros((2, blocks, 16, 4), np.int8), np.zeros(32, np.int32)
-    scale, no_hot, no_weight = np.ones(32, np.float32), np.empty(0, np.int32), np.empty((0, 32), np.float16)
+    product_scale, no_hot, no_weight = np.ones(32, np.float32), np.empty(0, np.int32), np.empty((0, 32), np.float16)
     with pytest.raises(ValueError, match="columns"):
-        linear.Int8Linear(tiles, 32, side, 0.1, scale, channels, no_hot, no_weight, None)
+        linear.Int8Linear(tiles, 32, side, 0.1, product_scale, channels, no_hot, no_weight, None)
     with pytest.raises(ValueError, match="columns"):
-        linear.merge(np.zeros((1, 32), np.float32), None, None, tiles, side, scale, kernels.ThreadPool(1))
+        linear.merge(np.zeros((1, 32), np.float32), None, None, tiles, side, product_scale, kernels.ThreadPool(1))
 
 
 def test_a_malformed_residual_is_refused(pools: list[kernels.ThreadPool]) -> None:
     data = problem(2, 20, 30)
-    tiles, _, _, scale, _, _, _ = data.arguments
+    tiles, _, _, product_scale, _, _, _ = data.arguments
     value = np.ones(2, np.float32)
     for row_start, column in [([0, 1, 3], [1, 2]), ([1, 1, 2], [1, 2]), ([0, 3, 2], [1, 2]), ([0, 1, 2], [1, 30])]:
         residual = linear.Residual(np.array(row_start, np.int64), np.array(column, np.int32), value)
         with pytest.raises(ValueError, match=r"`residual\."):
-            linear.merge(np.zeros((2, 20), np.float32), None, residual, tiles, 30, scale, pools[0])
+            linear.merge(np.zeros((2, 20), np.float32), None, residual, tiles, 30, product_scale, pools[0])
 
 
 def test_roofs_are_positive(isa: str, pools: list[kernels.ThreadPool]) -> None:

@@ -22,8 +22,8 @@ weights = arrays.arrays(
 
 
 def dequantize(quantized, columns):
-    q = unpack_tiles(quantized.tiles, len(quantized.scale), columns)
-    return q.astype(np.float64) * quantized.scale[:, None].astype(np.float64), q
+    q = unpack_tiles(quantized.tiles, len(quantized.weight_scale), columns)
+    return q.astype(np.float64) * quantized.weight_scale[:, None].astype(np.float64), q
 
 
 @settings(max_examples=150, deadline=None)
@@ -35,7 +35,7 @@ def test_error_is_at_most_half_a_step(weight, data):
     values, q = dequantize(quantized, columns)
     cold = np.setdiff1d(np.arange(columns), hot)
     error = np.abs(values[:, cold] - weight[:, cold].astype(np.float64))
-    assert (error <= 0.50001 * quantized.scale[:, None]).all()
+    assert (error <= 0.50001 * quantized.weight_scale[:, None]).all()
     assert q.min() >= -127 and q.max() <= 127
     assert (q[:, hot] == 0).all()
     np.testing.assert_array_equal(quantized.hot_weight, weight[:, hot].T.astype(np.float16))
@@ -43,8 +43,8 @@ def test_error_is_at_most_half_a_step(weight, data):
     # every row uses the whole range, unless it is zero
     largest = np.abs(weight[:, cold]).max(axis=1, initial=0)
     assert (np.abs(q).max(axis=1, initial=0)[largest > 127 * SMALLEST_SCALE] == 127).all()
-    assert np.isfinite(1 / quantized.scale).all()
-    assert quantized.scale.dtype == np.float32 and quantized.hot_weight.shape == (len(hot), rows)
+    assert np.isfinite(1 / quantized.weight_scale).all()
+    assert quantized.weight_scale.dtype == np.float32 and quantized.hot_weight.shape == (len(hot), rows)
 
 
 def test_hot_columns_widen_no_row():
@@ -91,7 +91,7 @@ def test_zero_and_tiny_rows():
     weight[1] = 1e-44
     quantized = quantize_weight(weight, NONE)
     assert (dequantize(quantized, 5)[1] == 0).all()
-    assert (quantized.scale == np.float32(SMALLEST_SCALE)).all()
+    assert (quantized.weight_scale == np.float32(SMALLEST_SCALE)).all()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -366,7 +366,7 @@ def quantized(layer, weights, inputs):
         scale = np.float32(np.abs(x).max() / 120)
         made = quantize_weight(weights.linears[one.name].weight, hot)
         linears[one.name] = Int8Weight(
-            tiles=made.tiles, rows=one.rows, columns=one.columns, input_scale=float(scale), weight_scale=made.scale,
+            tiles=made.tiles, rows=one.rows, columns=one.columns, input_scale=float(scale), weight_scale=made.weight_scale,
             row_sum=made.row_sum, hot_index=made.hot_index, hot_weight=made.hot_weight,
             bias=weights.linears[one.name].bias,
         )  # fmt: skip

@@ -189,7 +189,8 @@ def test_memory_is_what_the_plan_says(folder: Path) -> None:
         blocks = [*(weights.use(index) for index, _ in sweep(weights)), weights.head, weights.head]
         assert weights.nbytes == plan.held_bytes <= plan.budget < bundle.size
         buffers = {id(_owner(array)): _owner(array).nbytes for block in blocks for array in _tensors(block)}
-        buffers |= {id(_owner(array)): _owner(array).nbytes for array in (weights.embedding.tiles, weights.embedding.scale)}
+        table = weights.embedding
+        buffers |= {id(_owner(array)): _owner(array).nbytes for array in (table.tiles, table.product_scale)}
         padding = len(buffers) * BLOCK_ALIGNMENT + HUGE_PAGE_BYTES  # of buffers that begin on a page; slots on a huge one
         assert sum(buffers.values()) <= weights.nbytes + padding
 
@@ -479,7 +480,7 @@ def test_tables_on_flash_are_the_tables(large_vocabulary: Path) -> None:
             assert len(blocks) > 3
             assert [row for rows, _ in blocks for row in range(rows.start, rows.stop)] == list(range(2990))
             assert np.array_equal(np.concatenate([part.tiles for _, part in blocks]), whole.tiles)
-            for name in ("scale", "weight_scale", "row_sum"):
+            for name in ("product_scale", "weight_scale", "row_sum"):
                 assert np.array_equal(np.concatenate([getattr(part, name) for _, part in blocks]), getattr(whole, name))
             assert np.array_equal(np.concatenate([part.hot_weight for _, part in blocks], axis=1), whole.hot_weight)
         weights.close()

@@ -68,10 +68,10 @@ def _linear_of(
     """A linear of random weights without outliers, ready to run."""
     tiles = random.integers(-127, 128, (-(-outputs // 16), -(-inputs // 4), 16, 4), np.int8)
     x = random.standard_normal((rows, inputs), np.float32)
-    scale, row_sum = np.ones(outputs, np.float32), row_sums(tiles, outputs)
+    product_scale, row_sum = np.ones(outputs, np.float32), row_sums(tiles, outputs)
     hot, hot_weight = np.empty(0, np.int32), np.empty((0, outputs), np.float16)
     out = np.empty((rows, outputs), np.float32)
-    weight = Int8Linear(tiles, outputs, inputs, 0.05, scale, row_sum, hot, hot_weight, None)
+    weight = Int8Linear(tiles, outputs, inputs, 0.05, product_scale, row_sum, hot, hot_weight, None)
     return lambda: linear(x, weight, pool, out=out)
 
 

@@ -26,8 +26,8 @@ class CardLinear:
 
     tiles: CardArray
     """int8 [N/16, K/4, 16, 4]: the bytes of the chip's NZ layout in another order."""
-    scale: CardArray
-    """float32 [N], activation scale * weight scale; of 19 bits where the route packs it."""
+    product_scale: CardArray
+    """float32 [N], input_scale * weight_scale; of 19 bits where the route packs it."""
     row_sum: CardArray
     """int32 [N]: sums over K, which the CPU's INT8 kernel wants beside the tiles."""
     bias: CardArray | None
@@ -59,7 +59,7 @@ class EmulatedChip:
         bias = None if linear.bias is None else self.memory.upload(self._bias(linear), (outputs,))
         return CardLinear(
             tiles=tiles if tiles is not None and tiles.shape == shape else self.memory.upload(linear.tiles, shape),
-            scale=self.memory.upload(self._scale(linear), (outputs,)),
+            product_scale=self.memory.upload(self._product_scale(linear), (outputs,)),
             row_sum=self.memory.upload(linear.row_sum, (outputs,)),
             bias=bias,
             rows=linear.rows,
@@ -69,14 +69,14 @@ class EmulatedChip:
     def reload(self, linear: Int8Weight, card: CardLinear) -> None:
         """Copy a linear of the same shape over ``card``."""
         self.memory.copy_in(linear.tiles, card.tiles)
-        self.memory.copy_in(self._scale(linear), card.scale)
+        self.memory.copy_in(self._product_scale(linear), card.product_scale)
         self.memory.copy_in(linear.row_sum, card.row_sum)
         if card.bias is not None:
             self.memory.copy_in(self._bias(linear), card.bias)
 
     def free(self, card: CardLinear) -> None:
         """Give the memory of a linear back."""
-        for array in (card.tiles, card.scale, card.row_sum, card.bias):
+        for array in (card.tiles, card.product_scale, card.row_sum, card.bias):
             if array is not None and array.allocated:
                 self.memory.free(array)
 
@@ -94,16 +94,18 @@ class EmulatedChip:
     def _int32_product(self, x: CardArray, linear: CardLinear, out: CardArray) -> None:
         """The accumulator, then Cast, Mul and Add in float32: here one call of the kernel that defines these bits."""
         bias = None if linear.bias is None else linear.bias.values
-        scale, row_sum = linear.scale.values, linear.row_sum.values
-        linear_int8(x.values, linear.tiles.values, len(scale), scale, row_sum, self.pool, bias=bias, out=out.values)
+        product_scale, row_sum = linear.product_scale.values, linear.row_sum.values
+        outputs = len(product_scale)
+        linear_int8(x.values, linear.tiles.values, outputs, product_scale, row_sum, self.pool, bias=bias, out=out.values)
 
     def _float16_product(self, x: CardArray, linear: CardLinear, out: CardArray) -> None:
-        """(accumulator + bias) * scale, saturated and rounded to float16."""
-        scale, row_sum = linear.scale.values, linear.row_sum.values
-        sums = linear_int8(x.values, linear.tiles.values, len(scale), np.ones_like(scale), row_sum, self.pool)
+        """(accumulator + bias) * product_scale, saturated and rounded to float16."""
+        product_scale, row_sum = linear.product_scale.values, linear.row_sum.values
+        ones = np.ones_like(product_scale)
+        sums = linear_int8(x.values, linear.tiles.values, len(ones), ones, row_sum, self.pool)
         if linear.bias is not None:
             sums += linear.bias.values
-        sums *= scale
+        sums *= product_scale
         out.values[...] = np.clip(sums, -FLOAT16_MAX, FLOAT16_MAX)
 
     def _check(self, x: CardArray, linear: CardLinear, out: CardArray) -> None:
@@ -113,7 +115,7 @@ class EmulatedChip:
         if x.dtype != np.int8 or linear.tiles.dtype != np.int8:
             raise DeviceError(f"{self.law.soc} multiplies int8 by int8 here, not {x.dtype} by {linear.tiles.dtype}")
         rows, columns = x.shape
-        outputs = linear.scale.shape[0]
+        outputs = linear.product_scale.shape[0]
         self.law.check_product(rows, columns, outputs)
         if columns != 4 * linear.tiles.shape[1] or out.shape != (rows, outputs):
             raise DeviceError(
@@ -124,11 +126,11 @@ class EmulatedChip:
             bias = None if linear.bias is None or self.route.exact else "int32"
             self.law.check_form(self.route.output, "float32" if self.route.exact else "int64", bias)
 
-    def _scale(self, linear: Int8Weight) -> np.ndarray:
+    def _product_scale(self, linear: Int8Weight) -> np.ndarray:
         if self.route.exact:
-            return linear.scale
+            return linear.product_scale
         # Packing cuts the 13 lowest bits off; rounding to the nearest first leaves nothing to cut and half the error.
-        bits = linear.scale.view(np.uint32) + np.uint32(0x1000)
+        bits = linear.product_scale.view(np.uint32) + np.uint32(0x1000)
         return (bits & np.uint32(0xFFFFE000)).view(np.float32)
 
     def _bias(self, linear: Int8Weight) -> np.ndarray:
@@ -136,7 +138,8 @@ class EmulatedChip:
         if self.route.exact:
             return linear.bias
         limits = np.iinfo(np.int32)
-        return np.clip(np.rint(linear.bias / self._scale(linear).astype(np.float64)), limits.min, limits.max).astype(np.int32)
+        bias = np.rint(linear.bias / self._product_scale(linear).astype(np.float64))
+        return np.clip(bias, limits.min, limits.max).astype(np.int32)
 
 
 class Product:

@@ -175,7 +175,7 @@ def _build_append(op: Op, attention: Attention, tables: RopeTables, pool: Thread
 
 def _build_attention(op: Op, attention: Attention, pool: ThreadPool) -> RunSubgraph:
     heads, head_dim, q_size = attention.heads, attention.head_dim, attention.q_size
-    reads, writes, scale = op.reads[0], op.writes[0], attention.head_dim**-0.5
+    reads, writes, softmax_scale = op.reads[0], op.writes[0], attention.head_dim**-0.5
 
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
         assert pages is not None
@@ -190,7 +190,7 @@ def _build_attention(op: Op, attention: Attention, pool: ThreadPool) -> RunSubgr
             rows.page_table,
             rows.sequence,
             rows.position,
-            scale,
+            softmax_scale,
             pool,
             out=buffers[writes][:n].reshape(n, heads, head_dim),
         )

@@ -1,7 +1,7 @@
 """The CPU's share of a linear that a card multiplies: quantize before the product, shadow beside it, merge after it.
 
     quantized, hot, residual = quantize(norm(x));  product = card(quantized);  shadow = hot @ hot_weight
-    y = product + shadow + scale * (residual @ W.T) (+ add)
+    y = product + shadow + product_scale * (residual @ W.T) (+ add)
 
 The sums are made in the order of `kernels.linear.linear`, so a card whose product is exact gives the host's bits.
 """
@@ -84,7 +84,7 @@ def _build_merge(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
         residual = buffers[RESIDUAL] if shadow and linear.residual else None
         tiles, residual = linear.overflow(residual) if residual is not None else (linear.tiles, None)
         add = buffers[op.adds][: rows.count] if op.adds else None
-        merge(y, hot_sum, residual, tiles, CHANNELS * tiles.shape[1], linear.scale, pool, add=add)
+        merge(y, hot_sum, residual, tiles, CHANNELS * tiles.shape[1], linear.product_scale, pool, add=add)
         if result != product:
             buffers[result][: rows.count] = y
 

@@ -149,7 +149,7 @@ class ScaleSearch:
         sample, energy = sample[:, cold], energy[cold]
         least = max(largest / _WIDEST, 1e-20) / LIMIT
         self._scales = np.maximum(np.percentile(sample, PERCENTILES) / LIMIT, least)
-        measured = [_errors(sample * np.float32(1.0 / scale), energy) for scale in self._scales]
+        measured = [_errors(sample * np.float32(1.0 / input_scale), energy) for input_scale in self._scales]
         unit = self._scales**2 / output if output > 0.0 else np.zeros(len(measured))
         self._rounding = unit * [rounding for rounding, _, _ in measured]
         self._clipping = unit * [clipping for _, clipping, _ in measured]
@@ -168,7 +168,10 @@ class ScaleSearch:
 
 
 def _errors(steps: np.ndarray, energy: np.ndarray) -> tuple[float, float, float]:
-    """Squared error of rounding and of clipping in the output, and the share that overflows, of |x| / scale [tokens, K]."""
+    """Squared error of rounding and of clipping in the output, and the share that overflows.
+
+    ``steps`` is |x| / input_scale [tokens, K].
+    """
     over = steps > LIMIT + 0.5
     lost = np.square(steps - np.minimum(np.rint(steps), LIMIT))
     clipped = np.where(over, lost, 0.0).mean(axis=0, dtype=np.float64) @ energy
@@ -213,8 +216,8 @@ def error_with_shadow(statistics: ChannelStatistics, weight: np.ndarray, exact: 
     product = product_cost(*weight.shape)
 
     def price(shadow: str, hot: np.ndarray) -> float:
-        scale = ScaleSearch(statistics, hot, energy, _FEW_VALUES).best(OVERFLOW_PRICE)
-        treatment = sample.treat(shadow, hot, scale)
+        input_scale = ScaleSearch(statistics, hot, energy, _FEW_VALUES).best(OVERFLOW_PRICE)
+        treatment = sample.treat(shadow, hot, input_scale)
         return treatment.error * (1.0 + treatment.cost / product)
 
     hot = _that_fit(choose_hot(statistics), weight)
@@ -273,9 +276,9 @@ class _Sample:
 
     def _error(self, hot: np.ndarray, input_scale: float, residual: bool) -> float:
         q = self._quantize(hot)
-        scale = np.float32(input_scale) * q.scale
+        product_scale = np.float32(input_scale) * q.weight_scale
         rows, columns = self._weight.shape
-        weight = Int8Linear(q.tiles, rows, columns, input_scale, scale, q.row_sum, q.hot_index, q.hot_weight, None)
+        weight = Int8Linear(q.tiles, rows, columns, input_scale, product_scale, q.row_sum, q.hot_index, q.hot_weight, None)
         found = linear(self.rows, weight, ThreadPool(1), shadow=residual)
         error = self.relative(found)
         if not np.isfinite(error):

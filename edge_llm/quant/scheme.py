@@ -1,8 +1,8 @@
 """The weight scheme: symmetric INT8 per output channel, hot input channels taken out and kept in float16.
 
-    scale[n] = max |w[n, k]| / 127 over the channels k that are not hot
-    q[n, k]  = rint(w[n, k] / scale[n])          0 where k is hot
-    |w[n, k] - scale[n] * q[n, k]| <= scale[n] / 2 (and a few ulp) where k is not hot
+    weight_scale[n] = max |w[n, k]| / 127 over the channels k that are not hot
+    q[n, k] = rint(w[n, k] / weight_scale[n])    0 where k is hot
+    |w[n, k] - weight_scale[n] * q[n, k]| <= weight_scale[n] / 2 (and a few ulp) where k is not hot
 
 Hot columns are zero in INT8, so they widen no row's scale; their float16 copies are ``hot_weight``.  `rounded_kv` is the
 scheme of keys and values.
@@ -28,12 +28,12 @@ _ROWS = 1024  # rows that are in float64/float32 scratch at once
 class QuantizedWeight:
     """One INT8 matrix W[N, K] in tile order.
 
-    tiles: int8 [ceil(N/16), ceil(K/4), 16, 4]; scale: float32 [N]; row_sum: int32 [N]; hot_index: int32 [H] ascending;
-    hot_weight: float16 [H, N].
+    tiles: int8 [ceil(N/16), ceil(K/4), 16, 4]; weight_scale: float32 [N]; row_sum: int32 [N]; hot_index: int32 [H]
+    ascending; hot_weight: float16 [H, N].
     """
 
     tiles: np.ndarray
-    scale: np.ndarray
+    weight_scale: np.ndarray
     row_sum: np.ndarray
     hot_index: np.ndarray
     hot_weight: np.ndarray
@@ -42,7 +42,7 @@ class QuantizedWeight:
         """The arrays by their names in a bundle, in file order."""
         return {
             "tiles": self.tiles,
-            "scale": self.scale,
+            "scale": self.weight_scale,
             "row_sum": self.row_sum,
             "hot_index": self.hot_index,
             "hot_weight": self.hot_weight,
@@ -72,7 +72,7 @@ class WeightQuantizer:
         self._name = name
         self._done = 0
         self._tiles = np.zeros((-(-rows // 16), -(-columns // 4), 16, 4), np.int8)
-        self._scale = np.empty(rows, np.float32)
+        self._weight_scale = np.empty(rows, np.float32)
         self._row_sum = np.empty(rows, np.int32)
         self._hot_weight = np.empty((len(self._hot), rows), np.float16)
 
@@ -90,21 +90,21 @@ class WeightQuantizer:
             raise InvalidModel(f"`{self._name}` holds a value that is not finite, so it cannot be quantized")
         if not np.isfinite(self._hot_weight[:, start:end]).all():
             raise InvalidModel(f"`{self._name}` holds a value above {MAX_FLOAT16:g} that must be kept in float16")
-        scale = np.maximum(largest / np.float32(LIMIT), np.float32(SMALLEST_SCALE))
-        np.divide(values, scale[:, None], out=values)
+        weight_scale = np.maximum(largest / np.float32(LIMIT), np.float32(SMALLEST_SCALE))
+        np.divide(values, weight_scale[:, None], out=values)
         np.rint(values, out=values)
         np.clip(values, -LIMIT, LIMIT, out=values)
         tiles = pack_tiles(values.astype(np.int8))
         self._tiles[start // 16 : start // 16 + len(tiles)] = tiles
-        self._scale[start:end] = scale
+        self._weight_scale[start:end] = weight_scale
         self._row_sum[start:end] = row_sums(tiles, len(weight))
         self._done = end
 
     def finish(self) -> QuantizedWeight:
         """The matrix, once all rows are there."""
-        if self._done != len(self._scale):
-            raise ValueError(f"{self._done} of {len(self._scale)} rows were added")
-        return QuantizedWeight(self._tiles, self._scale, self._row_sum, self._hot, self._hot_weight)
+        if self._done != len(self._weight_scale):
+            raise ValueError(f"{self._done} of {len(self._weight_scale)} rows were added")
+        return QuantizedWeight(self._tiles, self._weight_scale, self._row_sum, self._hot, self._hot_weight)
 
 
 def rounded_kv(x: np.ndarray) -> np.ndarray:

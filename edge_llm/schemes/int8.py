@@ -38,13 +38,13 @@ def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
 def facts(record: Mapping[str, Any]) -> Facts:
     """The input scale, and which shadow is kept; a bundle that does not say keeps all of it."""
     check_keys(record, {"input_scale", "shadow"})
-    scale, shadow = record.get("input_scale"), record.get("shadow", FULL)
+    input_scale, shadow = record.get("input_scale"), record.get("shadow", FULL)
     # the kernels work with the float32 reciprocal, which must be finite as well
-    if type(scale) is not float or not 1e-30 <= scale <= 1e30:
-        raise ValueError(f"the input scale `{shown(scale)}`")
+    if type(input_scale) is not float or not 1e-30 <= input_scale <= 1e30:
+        raise ValueError(f"the input scale `{shown(input_scale)}`")
     if shadow not in SHADOWS:
         raise ValueError(f"the shadow `{shown(shadow)}`")
-    return {"input_scale": scale, "shadow": shadow}
+    return {"input_scale": input_scale, "shadow": shadow}
 
 
 def facts_of(treatment: Treatment) -> Facts:
@@ -80,7 +80,7 @@ def reference(x: np.ndarray, weight: Int8Weight) -> np.ndarray:
         weight.tiles,
         weight.rows,
         weight.input_scale,
-        weight.scale,
+        weight.product_scale,
         weight.row_sum,
         weight.hot_index,
         weight.hot_weight,

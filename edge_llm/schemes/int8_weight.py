@@ -32,7 +32,7 @@ class Int8Weight:
     """The cold residual is added; else what overflows is clipped."""
 
     @cached_property
-    def scale(self) -> np.ndarray:
+    def product_scale(self) -> np.ndarray:
         """input_scale * weight_scale, what an int32 sum is multiplied with: float32 [N]."""
         return np.asarray(np.float32(self.input_scale) * self.weight_scale)
 
@@ -44,7 +44,7 @@ class Int8Weight:
             self.rows,
             self.columns,
             self.input_scale,
-            self.scale,
+            self.product_scale,
             self.row_sum,
             self.hot_index,
             self.hot_weight,
@@ -57,7 +57,8 @@ class Int8Weight:
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.tiles, self.weight_scale, self.scale, self.row_sum, self.hot_index, self.hot_weight, self.bias)
+        scales = (self.weight_scale, self.product_scale)
+        arrays = (self.tiles, *scales, self.row_sum, self.hot_index, self.hot_weight, self.bias)
         return sum(array.nbytes for array in arrays if array is not None)
 
     def apply(

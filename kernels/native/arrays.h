@@ -5,7 +5,7 @@
 //   const auto x = read<float, 2>(x_arg, "x");                       // C-contiguous
 //   const auto q = strided<float, 3>(q_arg, "q");                    // only the last axis contiguous
 //   const auto out = write<float, 2>(out_arg, "out");                // C-contiguous and writeable
-//   expect_shape(scale, "scale", {n});                               // -1: any
+//   expect_shape(row_sum, "row_sum", {n});                           // -1: any
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -297,7 +297,7 @@ static void load_queries(const AttentionArgs& a, const AttentionTile& tile, cons
   const int64_t group = a.q_heads / a.kv_heads, padded = attention_padded(a.head_dim);
   for (int64_t n = 0; n < tile.rows * group; ++n) {
     const float* source = a.q + (tile.row + n / group) * a.row_stride + (tile.kv_head * group + n % group) * a.head_stride;
-    s.q_step[n] = quantize_query(source, a.head_dim, a.scale, s.q + n * padded);
+    s.q_step[n] = quantize_query(source, a.head_dim, a.softmax_scale, s.q + n * padded);
   }
 }
 

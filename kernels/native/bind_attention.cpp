@@ -244,7 +244,7 @@ void attend_rows(const AttentionArgs& a, int64_t rows, ThreadPool& pool) {
 
 nb::object paged_attention(nb::handle q_arg, nb::handle k_pages_arg, nb::handle k_scales_arg, nb::handle v_pages_arg,
                            nb::handle v_scales_arg, nb::handle page_table_arg, nb::handle row_sequence_arg,
-                           nb::handle row_position_arg, float scale, ThreadPool& pool, nb::handle out_arg) {
+                           nb::handle row_position_arg, float softmax_scale, ThreadPool& pool, nb::handle out_arg) {
   const auto q = strided<const float, 3>(q_arg, "q");
   const Pages k = pages_of(k_pages_arg, "k_pages", k_scales_arg, "k_scales", false);
   const Pages v = pages_of(v_pages_arg, "v_pages", v_scales_arg, "v_scales", false);
@@ -264,7 +264,7 @@ nb::object paged_attention(nb::handle q_arg, nb::handle k_pages_arg, nb::handle 
   AttentionArgs a = {q.data,   q.stride[0], q.stride[1],     heads,
                      k.kv_heads, dim,       k.data,          v.data,
                      k.scales, v.scales,    page_table.data, page_table.shape[1],
-                     row_sequence.data, row_position.data,   scale, nullptr};
+                     row_sequence.data, row_position.data,   softmax_scale, nullptr};
   expect_rows(a, rows, page_table.shape[0], k.count);
   nb::object out = output<float, 3>(out_arg, "out", {rows, heads, dim});
   a.out = data_of<float, 3>(out);
@@ -282,7 +282,7 @@ void bind_attention(nb::module_& module) {
              nb::arg("v_scales"), nb::arg("slots"), nb::arg("pool"));
   module.def("paged_attention", &paged_attention, nb::arg("q"), nb::arg("k_pages"), nb::arg("k_scales"),
              nb::arg("v_pages"), nb::arg("v_scales"), nb::arg("page_table"), nb::arg("row_sequence"),
-             nb::arg("row_position"), nb::arg("scale"), nb::arg("pool"), nb::arg("out") = nb::none());
+             nb::arg("row_position"), nb::arg("softmax_scale"), nb::arg("pool"), nb::arg("out") = nb::none());
 }
 
 }  // namespace edge

@@ -31,18 +31,18 @@ Array<const half, 2> read_hot_weight(nb::handle hot_weight_arg, int64_t hot_coun
   return hot_weight;
 }
 
-float read_input_scale(double scale) {
-  const float narrow = static_cast<float>(scale);
+float read_input_scale(double input_scale) {
+  const float narrow = static_cast<float>(input_scale);
   if (!(narrow > 0.0f) || !std::isfinite(narrow) || !std::isfinite(1.0f / narrow))
-    refuse("the activation scale must be positive, finite and not tiny; got `" + std::to_string(scale) + "`");
+    refuse("`input_scale` must be positive, finite and not tiny; got `" + std::to_string(input_scale) + "`");
   return narrow;
 }
 
-QuantizeInput quantize_input(const Array<const float, 2>& x, float scale, const Array<const int32_t, 1>& hot,
+QuantizeInput quantize_input(const Array<const float, 2>& x, float input_scale, const Array<const int32_t, 1>& hot,
                              bool residual, nb::handle gain_arg, double eps) {
   const auto gain = read_optional<float, 1>(gain_arg, "gain");
   if (gain) expect_shape(gain, "gain", {x.shape[1]});
-  return {x.data,   x.shape[0], x.shape[1], scale, hot.data, hot.shape[0],
+  return {x.data,   x.shape[0], x.shape[1], input_scale, hot.data, hot.shape[0],
           residual, gain.data,  static_cast<float>(eps)};
 }
 
@@ -65,10 +65,10 @@ const float* read_channel_floats(nb::handle value, const char* name, int64_t cha
   return array.data;
 }
 
-Int8Weight read_scaled_weight(nb::handle tiles_arg, int64_t n, int64_t columns, nb::handle scale_arg,
+Int8Weight read_scaled_weight(nb::handle tiles_arg, int64_t n, int64_t columns, nb::handle product_scale_arg,
                               nb::handle row_sum_arg, nb::handle bias_arg) {
   Int8Weight weight = read_weight(tiles_arg, n, columns);
-  weight.scale = read_channel_floats(scale_arg, "scale", n);
+  weight.product_scale = read_channel_floats(product_scale_arg, "product_scale", n);
   const auto row_sum = read<int32_t, 1>(row_sum_arg, "row_sum");
   expect_shape(row_sum, "row_sum", {n});
   weight.row_sum = row_sum.data;
@@ -83,11 +83,11 @@ nb::object to_array(const std::vector<T>& values) {
   return array;
 }
 
-nb::tuple quantize(nb::handle x_arg, double scale, nb::handle hot_arg, ThreadPool& pool, bool residual,
+nb::tuple quantize(nb::handle x_arg, double input_scale, nb::handle hot_arg, ThreadPool& pool, bool residual,
                    nb::handle gain_arg, double eps) {
   const auto x = read<float, 2>(x_arg, "x");
   const int64_t m = x.shape[0], k = x.shape[1];
-  const QuantizeInput input = quantize_input(x, read_input_scale(scale), read_hot(hot_arg, k), residual, gain_arg, eps);
+  const QuantizeInput input = quantize_input(x, read_input_scale(input_scale), read_hot(hot_arg, k), residual, gain_arg, eps);
   nb::object q = new_array<int8_t, 2>({m, k});
   auto* q_data = data_of<int8_t, 2>(q);
   std::vector<ResidualRow> rows(static_cast<size_t>(m));
@@ -112,10 +112,10 @@ nb::tuple quantize(nb::handle x_arg, double scale, nb::handle hot_arg, ThreadPoo
   return nb::make_tuple(q, to_array(row_start), to_array(column), to_array(value));
 }
 
-nb::object linear_int8(nb::handle q_arg, nb::handle tiles_arg, int64_t n, nb::handle scale_arg, nb::handle row_sum_arg,
+nb::object linear_int8(nb::handle q_arg, nb::handle tiles_arg, int64_t n, nb::handle product_scale_arg, nb::handle row_sum_arg,
                        ThreadPool& pool, nb::handle bias_arg, nb::handle out_arg) {
   const auto q = read<int8_t, 2>(q_arg, "q");
-  const Int8Weight weight = read_scaled_weight(tiles_arg, n, q.shape[1], scale_arg, row_sum_arg, bias_arg);
+  const Int8Weight weight = read_scaled_weight(tiles_arg, n, q.shape[1], product_scale_arg, row_sum_arg, bias_arg);
   nb::object out = output<float, 2>(out_arg, "out", {q.shape[0], n});
   auto* out_data = data_of<float, 2>(out);
   bool in_range;
@@ -160,7 +160,7 @@ void read_residual(MergeArgs& args, nb::handle row_start_arg, nb::handle column_
 }
 
 void merge(nb::handle y_arg, nb::handle hot_sum_arg, nb::handle row_start_arg, nb::handle column_arg, nb::handle value_arg,
-           nb::handle tiles_arg, int64_t k, nb::handle scale_arg, ThreadPool& pool, nb::handle add_arg) {
+           nb::handle tiles_arg, int64_t k, nb::handle product_scale_arg, ThreadPool& pool, nb::handle add_arg) {
   const auto y = write<float, 2>(y_arg, "y");
   const int64_t m = y.shape[0], n = y.shape[1];
   const auto hot_sum = read_optional<float, 2>(hot_sum_arg, "hot_sum");
@@ -171,7 +171,7 @@ void merge(nb::handle y_arg, nb::handle hot_sum_arg, nb::handle row_start_arg, n
   args.y = y.data;
   args.rows = m;
   args.weight = read_weight(tiles_arg, n, k);
-  args.weight.scale = read_channel_floats(scale_arg, "scale", n);
+  args.weight.product_scale = read_channel_floats(product_scale_arg, "product_scale", n);
   args.hot_sum = hot_sum.data;
   args.add = add.data;
   if (!row_start_arg.is_none()) read_residual(args, row_start_arg, column_arg, value_arg);
@@ -188,13 +188,13 @@ struct Int8Linear {
   Array<const half, 2> hot_weight;
 };
 
-void make_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, double input_scale, nb::handle scale,
+void make_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, double input_scale, nb::handle product_scale,
                  nb::handle row_sum, nb::handle hot_arg, nb::handle hot_weight_arg, nb::handle bias) {
-  const Int8Weight weight = read_scaled_weight(tiles, n, k, scale, row_sum, bias);
+  const Int8Weight weight = read_scaled_weight(tiles, n, k, product_scale, row_sum, bias);
   const auto hot = read_hot(hot_arg, k);
   const auto hot_weight = read_hot_weight(hot_weight_arg, hot.shape[0], n);
   std::vector<nb::object> arrays;
-  for (nb::handle array : {tiles, scale, row_sum, hot_arg, hot_weight_arg, bias}) arrays.push_back(nb::borrow(array));
+  for (nb::handle array : {tiles, product_scale, row_sum, hot_arg, hot_weight_arg, bias}) arrays.push_back(nb::borrow(array));
   new (self) Int8Linear{std::move(arrays), weight, read_input_scale(input_scale), hot, hot_weight};
 }
 

@@ -59,10 +59,10 @@ EDGE_INLINE f32x16 panel_column(const int8_t* panel, int64_t c) {
   return from_i32(shift_right(shift_left(words, static_cast<int>(24 - 8 * (c % kTileDepth))), 24));
 }
 
-// y = fma(sum over the row's entries of value * W[:, column], scale, y), for P panels.
+// y = fma(sum over the row's entries of value * W[:, column], product_scale, y), for P panels.
 template <int P>
 EDGE_INLINE void add_entries(const ResidualEntry* entry, int64_t count, const int8_t* panel, int64_t panel_bytes,
-                             const f32x16 (&scale)[P], f32x16 (&y)[P]) {
+                             const f32x16 (&product_scale)[P], f32x16 (&y)[P]) {
   f32x16 total[P];
   unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { total[p] = zero(); });
   for (int64_t i = 0; i < count; ++i) {
@@ -71,7 +71,7 @@ EDGE_INLINE void add_entries(const ResidualEntry* entry, int64_t count, const in
       total[p] = fma(value, panel_column(panel + p * panel_bytes, entry[i].column), total[p]);
     });
   }
-  unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { y[p] = fma(total[p], scale[p], y[p]); });
+  unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { y[p] = fma(total[p], product_scale[p], y[p]); });
 }
 
 // Where a tile's results go, and what is added to them last.
@@ -118,16 +118,16 @@ void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const uint16_
                    hot_sum);
 
   int lanes[P];  // 16, or fewer in the last panel
-  f32x16 scale[P], y[R][P];
+  f32x16 product_scale[P], y[R][P];
   unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
     const int64_t at = n + p * kTileChannels;
     lanes[p] = static_cast<int>(min_i64(kLanes, weight.channels - at));
-    scale[p] = load_some(weight.scale + at, lanes[p]);
+    product_scale[p] = load_some(weight.product_scale + at, lanes[p]);
     if constexpr (Int8Dot::kOffsetBits != 0) {
       const i32x16 excess = shift_left(load_lanes_i32(weight.row_sum + at, lanes[p]), Int8Dot::kOffsetBits);
       unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { dot[r][p] = sub_i32(dot[r][p], excess); });
     }
-    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { y[r][p] = mul(from_i32(dot[r][p]), scale[p]); });
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { y[r][p] = mul(from_i32(dot[r][p]), product_scale[p]); });
     if (weight.bias != nullptr) {
       const f32x16 bias = load_some(weight.bias + at, lanes[p]);
       unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { y[r][p] = add(y[r][p], bias); });
@@ -141,7 +141,7 @@ void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const uint16_
     if (plan.residual_rows != nullptr) {
       const ResidualRow& row = plan.residual_rows[m + r];
       if (row.count != 0)
-        add_entries<P>(plan.worker_entries[row.worker] + row.offset, row.count, panel, panel_bytes, scale, y[r]);
+        add_entries<P>(plan.worker_entries[row.worker] + row.offset, row.count, panel, panel_bytes, product_scale, y[r]);
     }
     unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
       const int64_t at = r * to.stride + p * kTileChannels;
@@ -391,7 +391,7 @@ static bool linear_swiglu(const QuantizeInput& input, const Int8Weight& weight, 
   plan.weight.channels = plan.up.channels = width;
   plan.up.columns = weight.columns;
   plan.up.tiles = weight.tiles + width / kTileChannels * weight.blocks() * kTileBytes;
-  plan.up.scale = weight.scale + width;
+  plan.up.product_scale = weight.product_scale + width;
   plan.up.row_sum = weight.row_sum + width;
   plan.up.bias = weight.bias == nullptr ? nullptr : weight.bias + width;
   return quantized_product(input, plan, pool);
@@ -419,8 +419,8 @@ static void merge_row(const MergeArgs& args, int64_t m, const ResidualEntry* ent
     f32x16 y[1] = {load_some(args.y + row + n, lanes)};
     if (args.hot_sum != nullptr) y[0] = add(y[0], load_some(args.hot_sum + row + n, lanes));
     if (count != 0) {
-      const f32x16 scale[1] = {load_some(weight.scale + n, lanes)};
-      add_entries<1>(entries, count, weight.tiles + n / kTileChannels * panel_bytes, panel_bytes, scale, y);
+      const f32x16 product_scale[1] = {load_some(weight.product_scale + n, lanes)};
+      add_entries<1>(entries, count, weight.tiles + n / kTileChannels * panel_bytes, panel_bytes, product_scale, y);
     }
     if (args.add != nullptr) y[0] = add(y[0], load_some(args.add + row + n, lanes));
     store_some(args.y + row + n, y[0], lanes);

@@ -1,4 +1,4 @@
-// Activations, as they are or normed first, to INT8: q = clamp(rint(x / scale), -127, 127), hot columns 0, and the sparse rest.
+// Activations, plain or normed first, to INT8: q = clamp(rint(x / input_scale), -127, 127), hot columns 0, and the sparse rest.
 #pragma once
 
 #include "int8_dot.h"
@@ -10,9 +10,9 @@
 namespace edge {
 namespace EDGE_VARIANT {
 
-// 1/scale, and 0 at the hot columns: those then quantize to 0 and never overflow, without a branch. [K]
+// 1/input_scale, and 0 at the hot columns: those then quantize to 0 and never overflow, without a branch. [K]
 EDGE_INLINE void column_factors(const QuantizeInput& input, float* factor) {
-  const float inverse = 1.0f / input.scale;
+  const float inverse = 1.0f / input.input_scale;
   for (int64_t c = 0; c < input.columns; ++c) factor[c] = inverse;
   for (int64_t h = 0; h < input.hot_count; ++h) factor[input.hot[h]] = 0.0f;
 }

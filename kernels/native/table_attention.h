@@ -38,7 +38,7 @@ struct AttentionArgs {
   const int32_t* page_table;            // [S, max_pages]
   int64_t max_pages;
   const int32_t *row_sequence, *row_position;  // [M]
-  float scale;
+  float softmax_scale;
   float* out;  // [M, Hq, D]
 };
 

@@ -13,7 +13,7 @@ constexpr int kTileChannels = 16;  // output channels of a panel
 constexpr int kTileDepth = 4;      // input channels next to each other in a panel
 constexpr int kTileBytes = kTileChannels * kTileDepth;
 
-// What quantization cut off at one place, in units of the activation scale.
+// What quantization cut off at one place, in units of the input scale.
 struct ResidualEntry {
   int32_t column;
   float value;
@@ -31,7 +31,7 @@ struct QuantizeInput {
   const float* x;  // [M, K]
   int64_t rows;
   int64_t columns;
-  float scale;
+  float input_scale;
   const int32_t* hot;  // [H] ascending: columns that quantize to 0 and leave no residual
   int64_t hot_count;
   bool residual;  // whether to keep the residual
@@ -41,17 +41,17 @@ struct QuantizeInput {
 
 // An INT8 weight and what turns its integer product into floats.
 struct Int8Weight {
-  const int8_t* tiles;  // [ceil(N/16), ceil(K/4), 16, 4], zero padded
-  int64_t channels;     // N
-  int64_t columns;      // K
-  const float* scale;   // [N] activation scale * weight scale
-  const int32_t* row_sum;  // [N] sum of W[n, :]
-  const float* bias;       // [N] or null
+  const int8_t* tiles;         // [ceil(N/16), ceil(K/4), 16, 4], zero padded
+  int64_t channels;            // N
+  int64_t columns;             // K
+  const float* product_scale;  // [N] input scale * weight scale
+  const int32_t* row_sum;      // [N] sum of W[n, :]
+  const float* bias;           // [N] or null
   int64_t panels() const { return (channels + kTileChannels - 1) / kTileChannels; }
   int64_t blocks() const { return (columns + kTileDepth - 1) / kTileDepth; }
 };
 
-// y[M, N] += hot_sum; = fma(residual . W, scale, y) where a row has a residual; += add. Null: nothing to add.
+// y[M, N] += hot_sum; = fma(residual . W, product_scale, y) where a row has a residual; += add. Null: nothing to add.
 struct MergeArgs {
   float* y;
   int64_t rows;
@@ -66,7 +66,7 @@ struct MergeArgs {
 struct LinearKernels {
   // q[M, K]; residual_rows[M] and each worker's pool.extend() hold the residual. False: an activation is not finite.
   bool (*quantize)(const QuantizeInput& input, int8_t* q, ResidualRow* residual_rows, ThreadPool& pool);
-  // out[M, N] = float(q[M, K] . W) * scale (+ bias). False: q holds -128, which the symmetric range excludes.
+  // out[M, N] = float(q[M, K] . W) * product_scale (+ bias). False: q holds -128, which the symmetric range excludes.
   bool (*linear_int8)(const int8_t* q, int64_t rows, const Int8Weight& weight, float* out, ThreadPool& pool);
   // out[m, :] = 0; out[m, :] = fma(x[m, hot[h]], hot_weight[h, :], out[m, :]) for h ascending; hot_weight f16[H, N]
   void (*hot_product)(float* out, const float* x, int64_t rows, int64_t columns, int64_t channels, const int32_t* hot,

@@ -104,7 +104,7 @@ def paged_attention(
     page_table: I32,
     row_sequence: I32,
     row_position: I32,
-    scale: float,
+    softmax_scale: float,
     *,
     out: F32 | None = None,
 ) -> F32:
@@ -119,7 +119,7 @@ def paged_attention(
     for m in range(q.shape[0]):
         tokens = int(row_position[m]) + 1
         pages = page_table[row_sequence[m], : -(-tokens // PAGE)]
-        scaled = q[m] * (np.float32(scale) * LOG2_E)
+        scaled = q[m] * (np.float32(softmax_scale) * LOG2_E)
         k, k_scale = _gather_tokens(keys_of(k_pages[pages]), k_scales[pages], tokens, group)
         v, v_scale = _gather_tokens(values_of(v_pages[pages]), v_scales[pages], tokens, group)
         part = None

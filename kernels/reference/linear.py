@@ -11,16 +11,16 @@ from kernels.types import F16, F32, I8, I32, Residual
 
 
 def quantize(
-    x: F32, scale: float, hot: I32, *, residual: bool = True, gain: F32 | None = None, eps: float = 0.0
+    x: F32, input_scale: float, hot: I32, *, residual: bool = True, gain: F32 | None = None, eps: float = 0.0
 ) -> tuple[I8, Residual]:
-    """x[M, K] -> (q[M, K], residual): y = x * (1/scale), at hot columns x * 0; q = clamp(rint(y), -127, 127).
+    """x[M, K] -> (q[M, K], residual): y = x * (1/input_scale), at hot columns x * 0; q = clamp(rint(y), -127, 127).
 
     The residual keeps y - q where |y| > 127.5 (empty when `residual` is false). With `gain` f32[K] x is
     `rms_norm(x, gain, eps)` first. Raises ValueError("non-finite activation") when any y is infinite or NaN.
     """
     if gain is not None:
         x = rms_norm(x, gain, eps)
-    factor = np.full(x.shape[1], np.float32(1) / np.float32(scale))
+    factor = np.full(x.shape[1], np.float32(1) / np.float32(input_scale))
     factor[hot] = 0
     with np.errstate(over="ignore", invalid="ignore"):
         y = x * factor
@@ -36,9 +36,9 @@ def quantize(
 
 
 def linear_int8(
-    q: I8, tiles: I8, n: int, scale: F32, row_sum: I32, *, bias: F32 | None = None, out: F32 | None = None
+    q: I8, tiles: I8, n: int, product_scale: F32, row_sum: I32, *, bias: F32 | None = None, out: F32 | None = None
 ) -> F32:
-    """q[M, K] @ W[N, K].T in exact int32, then float32(dot) * scale[N] (+ bias[N]) -> [M, N].
+    """q[M, K] @ W[N, K].T in exact int32, then float32(dot) * product_scale[N] (+ bias[N]) -> [M, N].
 
     `row_sum` i32[N] serves variants that shift the activations to unsigned; it never changes the result.
     Raises ValueError for a -128 in q: the range is symmetric, [-127, 127].
@@ -48,7 +48,7 @@ def linear_int8(
     weight = unpack_tiles(tiles, n, q.shape[1])
     # float64 holds every int32 sum exactly, and is the quick way to multiply in NumPy.
     dot = (q.astype(np.float64) @ weight.astype(np.float64).T).astype(np.int32)
-    y = dot.astype(np.float32) * scale
+    y = dot.astype(np.float32) * product_scale
     if bias is not None:
         y = y + bias
     return into(out, y)
@@ -63,9 +63,16 @@ def hot_product(x: F32, hot: I32, hot_weight: F16, *, out: F32 | None = None) ->
 
 
 def merge(
-    y: F32, hot_sum: F32 | None, residual: Residual | None, tiles: I8, k: int, scale: F32, *, add: F32 | None = None
+    y: F32,
+    hot_sum: F32 | None,
+    residual: Residual | None,
+    tiles: I8,
+    k: int,
+    product_scale: F32,
+    *,
+    add: F32 | None = None,
 ) -> None:
-    """In place: y[M, N] += hot_sum; rows with residual: y = fma(t, scale, y); y += add.
+    """In place: y[M, N] += hot_sum; rows with residual: y = fma(t, product_scale, y); y += add.
 
     t starts at 0, and for the row's columns ascending t = fma(r, W[:, c], t).
     """
@@ -73,12 +80,12 @@ def merge(
     if hot_sum is not None:
         y += hot_sum
     if residual is not None:
-        _add_residual(y, residual, unpack_tiles(tiles, y.shape[1], k).astype(np.float32), scale)
+        _add_residual(y, residual, unpack_tiles(tiles, y.shape[1], k).astype(np.float32), product_scale)
     if added is not None:
         y += added
 
 
-def _add_residual(y: F32, residual: Residual, weight: F32, scale: F32) -> None:
+def _add_residual(y: F32, residual: Residual, weight: F32, product_scale: F32) -> None:
     for m in range(y.shape[0]):
         begin, end = residual.row_start[m], residual.row_start[m + 1]
         if begin == end:
@@ -86,7 +93,7 @@ def _add_residual(y: F32, residual: Residual, weight: F32, scale: F32) -> None:
         total = np.zeros(y.shape[1], np.float32)
         for column, value in zip(residual.column[begin:end], residual.value[begin:end], strict=True):
             total = fma(value, weight[:, column], total)
-        y[m] = fma(total, scale, y[m])
+        y[m] = fma(total, product_scale, y[m])
 
 
 def linear(
@@ -94,7 +101,7 @@ def linear(
     tiles: I8,
     n: int,
     input_scale: float,
-    scale: F32,
+    product_scale: F32,
     row_sum: I32,
     hot: I32,
     hot_weight: F16,
@@ -109,14 +116,14 @@ def linear(
 ) -> F32:
     """quantize (after rms_norm with `gain`) -> linear_int8 -> merge with hot_product and add[M, N]; x[M, K] -> [M, N].
 
-    `scale` is input_scale * weight_scale. Without `shadow` the hot columns and the residual are lost.
+    `product_scale` is input_scale * weight_scale. Without `shadow` the hot columns and the residual are lost.
     With `swiglu`, which excludes `add`, the result is swiglu(y) [M, N/2].
     """
     if swiglu and add is not None:
         raise ValueError("`swiglu` takes no `add`")
     normed = x if gain is None else rms_norm(x, gain, eps)
     q, residual = quantize(normed, input_scale, hot, residual=shadow)
-    y = linear_int8(q, tiles, n, scale, row_sum, bias=bias)
+    y = linear_int8(q, tiles, n, product_scale, row_sum, bias=bias)
     hot_sum = hot_product(normed, hot, hot_weight) if shadow and len(hot) else None
-    merge(y, hot_sum, residual, tiles, x.shape[1], scale, add=add)
+    merge(y, hot_sum, residual, tiles, x.shape[1], product_scale, add=add)
     return into(out, _swiglu(y) if swiglu else y)

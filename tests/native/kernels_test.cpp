@@ -79,13 +79,13 @@ struct LinearProblem {
   Array<float> x;
   Array<int8_t> weight;  // [N, K]
   Array<int8_t> tiles;
-  Array<float> scale;
+  Array<float> product_scale;
   Array<int32_t> row_sum, hot;
   Array<uint16_t> hot_weight;
   Array<float> bias, add;
 
   edge::Int8Weight view(bool with_bias) const {
-    return {tiles.data(), n, k, scale.data(), row_sum.data(), with_bias ? bias.data() : nullptr};
+    return {tiles.data(), n, k, product_scale.data(), row_sum.data(), with_bias ? bias.data() : nullptr};
   }
   edge::QuantizeInput input(bool residual) const {
     return {x.data(), m, k, input_scale, hot.data(), hot.size(), residual, nullptr, 0.0f};
@@ -117,7 +117,7 @@ LinearProblem linear_problem(int64_t m, int64_t n, int64_t k, int64_t hot, Value
   edge::pack_tiles(p.weight.data(), n, k, p.tiles.data());
   p.row_sum = Array<int32_t>(n);
   edge::row_sums(p.tiles.data(), n, blocks, p.row_sum.data());
-  p.scale = random.floats(n, 1e-3f);
+  p.product_scale = random.floats(n, 1e-3f);
   p.hot_weight = Array<uint16_t>(hot * n);
   for (uint16_t& w : p.hot_weight) w = random.half();
   p.bias = random.floats(n, 1.0f);
@@ -144,14 +144,14 @@ Residual read_residual(const std::vector<edge::ResidualRow>& rows, ThreadPool& p
   return out;
 }
 
-// float(q . W^T) * scale (+ bias) as written on paper.
+// float(q . W^T) * product_scale (+ bias) as written on paper.
 Array<float> plain_linear(const Array<int8_t>& q, const LinearProblem& p, bool with_bias) {
   Array<float> out(p.m * p.n);
   for (int64_t m = 0; m < p.m; ++m)
     for (int64_t n = 0; n < p.n; ++n) {
       int32_t dot = 0;
       for (int64_t c = 0; c < p.k; ++c) dot += q[m * p.k + c] * p.weight[n * p.k + c];
-      const float y = static_cast<float>(dot) * p.scale[n];
+      const float y = static_cast<float>(dot) * p.product_scale[n];
       out[m * p.n + n] = with_bias ? y + p.bias[n] : y;
     }
   return out;
