@@ -83,7 +83,7 @@ def test_an_overflow_adds_the_same_bits(bundle, resident, name):
     for linear in (cold, whole):
         tiles, given_residual = linear.overflow(residual)
         y = np.ones((len(counts), linear.rows), np.float32)
-        merge(y, None, given_residual, tiles, 4 * tiles.shape[1], linear.scale, POOL)
+        merge(y, None, given_residual, tiles, 4 * tiles.shape[1], linear.product_scale, POOL)
         found.append(y)
     assert np.array_equal(*found)
 
