@@ -229,6 +229,9 @@ class LargePages(HostArrays):
 
     page_tokens = 128
 
+    def pages(self, attentions, tokens):
+        return PagedKV(attentions, tokens, self.page_tokens)
+
     def rows(self, slot, rows):
         each = self.page_tokens // PAGE_TOKENS
         table = rows.page_table[:, :, None] * each + np.arange(each, dtype=np.int32)
@@ -236,9 +239,9 @@ class LargePages(HostArrays):
 
 
 class LargePagesDevice(HostDevice):
-    def open(self, decoder, weights, tables, *, tokens, lengths, watch=None):
+    def open(self, decoder, weights, tables, room, watch=None):
         build = builder(self.build, tables, watch)
-        return PlacedModel(decoder, weights, self.placement, build, LargePages(), tokens=tokens, lengths=lengths)
+        return PlacedModel(decoder, weights, self.placement, build, LargePages(), room)
 
 
 @pytest.fixture(scope="module")

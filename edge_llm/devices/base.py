@@ -130,19 +130,11 @@ class Device(Protocol):
     """What runs where."""
 
     def open(
-        self,
-        decoder: Decoder,
-        weights: Weights,
-        tables: RopeTables,
-        *,
-        tokens: int,
-        lengths: Sequence[int],
-        watch: Watch | None = None,
+        self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
-        """The model with these ``weights`` here; chunks have one of the static ``lengths`` (ascending).
+        """The model with these ``weights`` here; ``tables`` reach over its context.
 
-        ``tables`` reach over its context; ``tokens`` is how many tokens keys and values have room for.  Raises `DeviceError`
-        when a card has no room for it.
+        Raises `DeviceError` when a card has no room for it.
         """
         ...
 

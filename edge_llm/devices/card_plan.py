@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_llm.devices.base import Room
@@ -64,80 +64,77 @@ class CardNeeds:
         return self.total - sum(self.layers[index] for index in streamed) + SLOTS * largest
 
 
-def card_needs(
-    decoder: Decoder,
-    tensors: Mapping[str, TensorRange],
-    placement: Placement,
-    law: ChipLaw,
-    route: MatmulRoute,
-    room: Room,
-) -> CardNeeds:
-    """What ``decoder``, whose bundle has ``tensors``, takes of a card of ``law`` under ``placement``."""
-    kinds = {layer.operations: layer for layer in decoder.layers}.values()
-    products = [linear for layer in kinds for linear in _products(layer)]
-    workspace = sum(_product_bytes(law, route, linear, rows) for linear in products for rows in room.lengths)
-    alone = placement.decode.lane == CARD_LANE
-    names = [f"layers.{index}." for index in range(len(decoder.layers))]
-    layers = tuple(
-        sum(_linear_bytes(law, linear) for linear in _products(layer))
-        + (sum(_beside(law, tensors, layer, prefix)) if alone else 0)
-        for prefix, layer in zip(names, decoder.layers, strict=True)
-    )
-    return CardNeeds(layers, workspace + (_whole_bytes(decoder, tensors, placement, law, route, room) if alone else 0))
+@dataclass(frozen=True)
+class CardPlan:
+    """A model on a card: ``decoder``, whose bundle has ``tensors``, on a chip of ``law`` that multiplies by ``route``."""
+
+    decoder: Decoder
+    tensors: Mapping[str, TensorRange]
+    placement: Placement
+    law: ChipLaw
+    route: MatmulRoute
+    room: Room
+
+    def needs(self) -> CardNeeds:
+        """What it takes of the card's memory."""
+        kinds = {layer.operations: layer for layer in self.decoder.layers}.values()
+        products = [linear for layer in kinds for linear in _products(layer)]
+        workspace = sum(self._workspace(linear, rows) for linear in products for rows in self.room.lengths)
+        layers = tuple(self._layer(index, layer) for index, layer in enumerate(self.decoder.layers))
+        return CardNeeds(layers, workspace + (self._all_but_layers() if self._alone else 0))
+
+    @property
+    def _alone(self) -> bool:
+        return self.placement.decode.lane == CARD_LANE
+
+    def _layer(self, index: int, layer: Layer) -> int:
+        """The INT8 linears of a layer; where the card does everything, its other tensors as well."""
+        linears = sum(self._linear(linear) for linear in _products(layer))
+        return linears + (self._beside(f"layers.{index}.", layer) if self._alone else 0)
+
+    def _linear(self, linear: Linear) -> int:
+        """Tiles, scales, row sums and bias of an INT8 linear."""
+        columns, outputs = self.law.padded(linear.columns, linear.rows)
+        return self.law.allocation(columns * outputs) + (3 if linear.bias else 2) * self.law.allocation(4 * outputs)
+
+    def _beside(self, prefix: str, layer: Layer) -> int:
+        """The tensors of a layer, but for tiles that its products share."""
+        shared = {f"{prefix}{linear.name}.tiles" for linear in _products(layer) if self._shares_tiles(linear)}
+        own = (tensor for name, tensor in self.tensors.items() if name.startswith(prefix) and name not in shared)
+        return sum(self.law.allocation(tensor.nbytes) for tensor in own)
+
+    def _shares_tiles(self, linear: Linear) -> bool:
+        """Whether the chip multiplies the bundle's tiles of ``linear`` as they are, without zeros beside them."""
+        whole_tiles = -(-linear.columns // 4) * 4, -(-linear.rows // 16) * 16
+        return self.law.padded(linear.columns, linear.rows) == whole_tiles
+
+    def _workspace(self, linear: Linear, rows: int) -> int:
+        """Of one static product: rows in, accumulator, rows out."""
+        columns, outputs = self.law.padded(linear.columns, linear.rows)
+        allocation = self.law.allocation
+        results = 2 * allocation(4 * rows * outputs) if self.route.exact else allocation(2 * rows * outputs)
+        return allocation(rows * columns) + results
+
+    def _all_but_layers(self) -> int:
+        """Tables, keys and values, rotary tables, activations and the output matrix's workspace."""
+        decoder, law, room = self.decoder, self.law, self.room
+        tables = [one for name, one in self.tensors.items() if name.split(".")[0] in ("embedding", "output", "final_norm")]
+        columns, outputs = law.padded(decoder.hidden_size, decoder.vocab_size)
+        vectors = sum(law.allocation(tensor.nbytes) for tensor in tables if not tensor.name.endswith(".tiles"))
+        pages = pages_for(room.tokens, law.page_tokens) * law.page_tokens // PAGE_TOKENS
+        ropes = {attention.rope for attention in decoder.attentions}
+        rows = max(length for length in room.lengths if length <= STEP_ROWS)
+        return (
+            (1 if decoder.tied else 2) * law.allocation(columns * outputs)
+            + 2 * vectors  # those of the output matrix lie beside each of its runs as well
+            + pages * page_bytes(decoder.attentions)
+            + sum(room.tokens * rope.dim * FLOAT_BYTES for rope in ropes)
+            + activation_bytes(decoder, self.placement, room.lengths[-1], room.window)
+            + 2 * self._workspace(decoder.output, rows)
+            + 3 * rows * decoder.vocab_size * FLOAT_BYTES
+            + SMALL_BYTES
+        )
 
 
 def _products(layer: Layer) -> list[Linear]:
     return [linear for linear in layer.linears if linear.scheme in CARD_SCHEMES]
-
-
-def _linear_bytes(law: ChipLaw, linear: Linear) -> int:
-    """Tiles, scales, row sums and bias of an INT8 linear."""
-    columns, outputs = law.padded(linear.columns, linear.rows)
-    return law.allocation(columns * outputs) + (3 if linear.bias else 2) * law.allocation(4 * outputs)
-
-
-def _beside(law: ChipLaw, tensors: Mapping[str, TensorRange], layer: Layer, prefix: str) -> Iterable[int]:
-    """Of a layer that lies on the card as a whole: its tensors, but for tiles that its products share."""
-    shared = {f"{prefix}{linear.name}.tiles" for linear in _products(layer) if _fits(law, linear)}
-    own = (tensor for name, tensor in tensors.items() if name.startswith(prefix) and name not in shared)
-    return (law.allocation(tensor.nbytes) for tensor in own)
-
-
-def _fits(law: ChipLaw, linear: Linear) -> bool:
-    """Whether the tiles of ``linear`` need no zeros beside them."""
-    return law.padded(linear.columns, linear.rows) == (-(-linear.columns // 4) * 4, -(-linear.rows // 16) * 16)
-
-
-def _product_bytes(law: ChipLaw, route: MatmulRoute, linear: Linear, rows: int) -> int:
-    """Workspace of one static product: rows in, accumulator, rows out."""
-    columns, outputs = law.padded(linear.columns, linear.rows)
-    results = 2 * law.allocation(4 * rows * outputs) if route.exact else law.allocation(2 * rows * outputs)
-    return law.allocation(rows * columns) + results
-
-
-def _whole_bytes(
-    decoder: Decoder,
-    tensors: Mapping[str, TensorRange],
-    placement: Placement,
-    law: ChipLaw,
-    route: MatmulRoute,
-    room: Room,
-) -> int:
-    """Tables, keys and values, rotary tables, activations and the output matrix's workspace."""
-    tables = [tensor for name, tensor in tensors.items() if name.split(".")[0] in ("embedding", "output", "final_norm")]
-    matrices = sum(tensor.name.endswith(".tiles") for tensor in tables)
-    columns, outputs = law.padded(decoder.hidden_size, decoder.vocab_size)
-    vectors = sum(law.allocation(tensor.nbytes) for tensor in tables if not tensor.name.endswith(".tiles"))
-    pages = pages_for(room.tokens, law.page_tokens) * law.page_tokens // PAGE_TOKENS
-    ropes = {attention.rope for attention in decoder.attentions}
-    rows = max(length for length in room.lengths if length <= STEP_ROWS)
-    return (
-        matrices * law.allocation(columns * outputs)
-        + 2 * vectors  # those of the output matrix lie beside each of its runs as well
-        + pages * page_bytes(decoder.attentions)
-        + sum(room.tokens * rope.dim * FLOAT_BYTES for rope in ropes)
-        + activation_bytes(decoder, placement, room.lengths[-1], room.window)
-        + 2 * _product_bytes(law, route, decoder.output, rows)
-        + 3 * rows * decoder.vocab_size * FLOAT_BYTES
-        + SMALL_BYTES
-    )

@@ -8,14 +8,14 @@ chip itself would take is in `card_cost`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from threading import Lock
 
 from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Room, Rows, RunSubgraph, Watch
 from edge_llm.devices.card_arrays import CardArrays
 from edge_llm.devices.card_cost import card_costs
 from edge_llm.devices.card_memory import CardMemory
-from edge_llm.devices.card_plan import CardNeeds, card_needs
+from edge_llm.devices.card_plan import CardNeeds, CardPlan
 from edge_llm.devices.card_weights import CardWeights, load_products
 from edge_llm.devices.chips import chip_law
 from edge_llm.devices.cores import on_core, split_cores
@@ -70,31 +70,24 @@ class EmulatedDevice:
         return self.placement.decode.lane == CARD_LANE
 
     def open(
-        self,
-        decoder: Decoder,
-        weights: Weights,
-        tables: RopeTables,
-        *,
-        tokens: int,
-        lengths: Sequence[int],
-        watch: Watch | None = None,
+        self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
         if self.alone:
             memory = self.chip.memory
             arrays = self.arrays = CardArrays(memory, self.npu_cores[0], self.chip.law.page_tokens)
             whole = WholeCardWeights(weights, self.chip, decoder)
             build = builder(self.build, CardRope(tables.positions, memory), watch)
-            return PlacedModel(decoder, whole, self.placement, build, arrays, tokens=tokens, lengths=lengths)
+            return PlacedModel(decoder, whole, self.placement, build, arrays, room)
         products = CardWeights(weights, load_products(self.chip), len(decoder.layers))
         build = builder(self.build, tables, watch)
-        return PlacedModel(decoder, products, self.placement, build, HostArrays(), tokens=tokens, lengths=lengths)
+        return PlacedModel(decoder, products, self.placement, build, HostArrays(), room)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         return () if self._memory is None else self.needs(decoder, tensors, room).streamed(self._memory)
 
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the chip's memory."""
-        return card_needs(decoder, tensors, self.placement, self.chip.law, self.chip.route, room)
+        return CardPlan(decoder, tensors, self.placement, self.chip.law, self.chip.route, room).needs()
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane != CARD_LANE:

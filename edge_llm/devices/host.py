@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -39,17 +39,10 @@ class HostDevice:
         self._shadow = shadow
 
     def open(
-        self,
-        decoder: Decoder,
-        weights: Weights,
-        tables: RopeTables,
-        *,
-        tokens: int,
-        lengths: Sequence[int],
-        watch: Watch | None = None,
+        self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
         build = builder(self.build, tables, watch)
-        return PlacedModel(decoder, weights, self.placement, build, HostArrays(), tokens=tokens, lengths=lengths)
+        return PlacedModel(decoder, weights, self.placement, build, HostArrays(), room)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         return ()

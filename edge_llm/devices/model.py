@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edge_llm.devices.base import Buffers, Chunk, Rows, RunSubgraph, Task, Watch, static_length, widest
+from edge_llm.devices.base import Buffers, Chunk, Room, Rows, RunSubgraph, Task, Watch, static_length, widest
 from edge_llm.devices.kv_pages import PagedKV, Zeros
 from edge_llm.kv.store import KVPages
 from edge_llm.models.layer import HIDDEN, Attention, Decoder
@@ -83,8 +83,6 @@ class _Slot:
 
 class PlacedModel:
     """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs.
-
-    Chunks have one of the static ``lengths``; keys and values have room for ``tokens`` tokens.
     """
 
     def __init__(
@@ -94,16 +92,14 @@ class PlacedModel:
         placement: Placement,
         build: Callable[[Subgraph], RunSubgraph],
         arrays: Arrays,
-        *,
-        tokens: int,
-        lengths: Sequence[int],
+        room: Room,
     ) -> None:
         self.decoder = decoder
         self.weights = weights
         self.layer_parts: Sequence[Sequence[Part]] = place(decoder, placement.prefill)
         self.lane = placement.decode.lane
         self.take_turns = takes_turns(self.layer_parts)
-        self._pages = arrays.pages(decoder.attentions, tokens)
+        self._pages = arrays.pages(decoder.attentions, room.tokens)
         self.kv: KVPages = self._pages
         self._step_parts = place(decoder, placement.decode)
         self._cut = placement.decode
@@ -113,7 +109,7 @@ class PlacedModel:
         self._final_norm = final_norm_part(decoder, self._cut)
         self._heads: dict[int, Part] = {}
         self._arrays = arrays
-        self._lengths = lengths
+        self._lengths = room.lengths
         self._slots = [_Slot(self._new_buffers(self._widths))]
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 import scheduler
 from edge_llm.config import ModelConfig, RuntimeConfig
-from edge_llm.devices.base import Chunk, Device, Watch
+from edge_llm.devices.base import Chunk, Device, Room, Watch
 from edge_llm.errors import ContextOverflow, NumericError
 from edge_llm.kv.memory import KVMemory
 from edge_llm.kv.store import SequencePages
@@ -55,10 +55,8 @@ class Int8Runner:
         self.context = runtime.context or config.context
         self._lengths = chunk_lengths(runtime.chunk, self.context)
         self._window = runtime.window
-        tokens = runtime.kv_tokens or self.context
-        self.model = device.open(
-            decoder or describe(config), weights, tables, tokens=tokens, lengths=self._lengths, watch=watch
-        )
+        room = Room(runtime.kv_tokens or self.context, self._lengths, runtime.window)
+        self.model = device.open(decoder or describe(config), weights, tables, room, watch)
         """The model on its device."""
         self.memory = KVMemory(self.model.kv, identity, prefix_store)
         lanes = dict.fromkeys(part.lane for parts in self.model.layer_parts for part in parts)
