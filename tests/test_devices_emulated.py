@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.devices import open_device
-from edge_llm.devices.base import DeviceOptions, Rows
+from edge_llm.devices.base import DeviceOptions, Room, Rows
 from edge_llm.devices.card_cost import card_costs, copy_seconds, linear_seconds, product_seconds
 from edge_llm.devices.card_memory import CardArray, CardMemory
-from edge_llm.devices.card_weights import CardBlock, CardWeights
+from edge_llm.devices.card_weights import CardBlock, CardWeights, load_products
 from edge_llm.devices.chips import CHIPS, chip_law
 from edge_llm.devices.emulated import EmulatedDevice, split_cores
 from edge_llm.devices.host import HostDevice
@@ -280,7 +280,7 @@ def static_product(device, rows=8):
 
 
 def on_card(device, linear):
-    return CardBlock({"o": linear}, {}, {"o": device.chip.load(linear)})
+    return CardBlock({"o": linear}, {}, card={"o": device.chip.load(linear)})
 
 
 def test_a_static_subgraph_takes_its_rows_and_no_others():
@@ -342,6 +342,11 @@ class TwoSlots:
     def use(self, index):
         return BlockWeights({"o": dict(self.memory)[index]}, {})
 
+    kept = use
+
+    def request(self, index):
+        """It is read when it is waited for."""
+
     def wait(self, index):
         held, linear = next((slot for slot in self.memory if slot[0] == index), self.memory[0])
         self.memory.remove((held, linear))
@@ -354,7 +359,7 @@ class TwoSlots:
 def test_streamed_layers_are_copied_again_and_only_when_they_were_read_again():
     host = TwoSlots()
     device = EmulatedDevice("310p", 1)
-    weights = CardWeights(host, device.chip, 4)
+    weights = CardWeights(host, load_products(device.chip), 4)
     copied = []
     for index in (0, 1, 1, 2, 3, 3, 2, 0):
         before = device.chip.memory.copied_in
@@ -369,7 +374,7 @@ def test_streamed_layers_are_copied_again_and_only_when_they_were_read_again():
 
 def test_a_streamed_layer_that_cannot_be_read_is_read_again():
     host = TwoSlots()
-    weights = CardWeights(host, EmulatedDevice("310p", 1).chip, 4)
+    weights = CardWeights(host, load_products(EmulatedDevice("310p", 1).chip), 4)
     for index in (0, 1):
         weights.wait(index)
     wait, host.wait = host.wait, fail
@@ -384,7 +389,8 @@ def test_a_layer_that_the_host_read_into_another_buffer_is_that_layer_on_both_si
     bundle = open_bundle(find_bundle(None))
     sizes, resident = WeightSizes.of_bundle(bundle), ResidentWeights(bundle)
     plan = plan_memory(sizes, sizes.total - 1)
-    weights = CardWeights(StreamedWeights(bundle, plan), EmulatedDevice("310p", 1).chip, bundle.config.num_layers)
+    load = load_products(EmulatedDevice("310p", 1).chip)
+    weights = CardWeights(StreamedWeights(bundle, plan), load, bundle.config.num_layers)
     first, second, third = plan.streamed[:3]
     for index in (first, second):
         weights.request(index)
@@ -424,9 +430,13 @@ def test_resident_layers_are_copied_once():
         streamed_bytes=0,
         slots=0,
         use=lambda _: BlockWeights({"o": linear}, {}),
+        kept=lambda _: BlockWeights({"o": linear}, {}),
+        request=lambda _: None,
+        wait=lambda _: None,
+        forget_layers=lambda: None,
     )
     device = EmulatedDevice("310p", 1)
-    weights = CardWeights(host, device.chip, 1)
+    weights = CardWeights(host, load_products(device.chip), 1)
     assert device.chip.memory.held == held_by(device.chip.law, linear)
     first = weights.use(0)
     assert weights.use(0) is first
