@@ -204,6 +204,7 @@ def row(result: Result) -> dict[str, str]:
         "of all in memory": f"{share.median:.2f} ({share.low:.2f} - {share.high:.2f})",
         "peak memory": f"{alone.peak_rss_bytes / 2**20:.0f} MiB",
         "limit: budget, keys and values, 15 %": f"{result.limit / 2**20:.0f} MiB",
+        "generation in turns with llama.cpp": f"{_median(tokens):.2f} t/s",
         "llama.cpp Q8_0, mapped, generation": f"{_median(their_tokens):.2f} t/s",
         "we are faster": f"{answers.median:.1f}x ({answers.low:.1f} - {answers.high:.1f})",
         "llama.cpp, prompt of 512": f"{_median(their_prompt):.0f} t/s",
