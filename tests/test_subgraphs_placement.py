@@ -10,7 +10,7 @@ import pytest
 from model_files import tiny_config
 from odd_layers import EPS, ODD, WIDTH, attention, down, gate_up, linear, norm, o, odd, qkv, random_weights, swiglu
 
-from edge_llm.devices.card_weights import CardWeights
+from edge_llm.devices.card_weights import Place, load_products
 from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
@@ -377,14 +377,13 @@ def quantized(layer, weights, inputs):
 class OneLayer:
     """The weights of a model of one layer."""
 
-    embedding = head = None
-    streamed, streamed_bytes, slots, nbytes = (), 0, 0, 0
-
     def __init__(self, block):
         self._block = block
 
     def use(self, index):
         return self._block
+
+    kept = use
 
 
 class Watched(dict):
@@ -421,7 +420,7 @@ def run_parts(layer, parts, device, block, x):
 
 
 @every_layer
-def test_both_placements_compute_the_layer_that_was_described(layer):
+def test_every_placement_computes_the_layer_that_was_described(layer):
     weights = random_weights(layer)
     x = np.random.default_rng(1).standard_normal((TOKENS, layer.widths[HIDDEN]), np.float32)
     inputs = {}
@@ -429,9 +428,12 @@ def test_both_placements_compute_the_layer_that_was_described(layer):
     block = quantized(layer, weights, inputs)
     on_host = run_parts(layer, place_on_host(layer), HostDevice(1), block, x)
     device = EmulatedDevice("910b", 1)
-    on_both = CardWeights(OneLayer(block), device.chip, 1).use(0)
+    on_both = load_products(device.chip)(OneLayer(block), 0, Place())
     beside_a_card = run_parts(layer, split(layer), device, on_both, x)
     np.testing.assert_array_equal(beside_a_card, on_host)
+    alone = EmulatedDevice("910b", 1, placement="card")
+    in_one_go = run_parts(layer, on_card(layer), alone, load_products(alone.chip)(OneLayer(block), 0, Place()), x)
+    np.testing.assert_array_equal(in_one_go, on_host)
     assert np.abs(on_host - wanted).max() < 0.04 * np.abs(wanted).max()
 
 
