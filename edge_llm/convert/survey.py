@@ -142,7 +142,9 @@ def _survey_layer(
         return wishes.treat(seen[linear.name], weights.linears[linear.name].weight, matrices[linear.name])
 
     def treat_otherwise(linear: Linear) -> Treatment:
-        scheme = wishes.schemes.get(f"{name}.{linear.name}", float16.NAME)
+        scheme = wishes.schemes.get(f"{name}.{linear.name}")
+        if scheme is None:
+            return float16_treatment(linear, seen[linear.name], matrices[linear.name])
         return other_treatment(linear, scheme, seen[linear.name], matrices[linear.name])
 
     names = [linear.name for linear in layer.linears]
@@ -169,24 +171,38 @@ def _survey_output(
     return wishes.treat(last.divided(factors), output, output), factors, found
 
 
+FLOAT16_ERROR = 2.0**-22
+"""About what float16 makes of a product, squared and relative: each weight is off by at most 2^-11 of itself."""
+
+
+def float16_treatment(linear: Linear, seen: ChannelStatistics, weight: np.ndarray) -> Treatment:
+    """What float16 would make of ``weight``, without a product: few imports need it, and INT8's error is far larger."""
+    fits = np.abs(weight).max(initial=0.0) <= np.finfo(np.float16).max
+    return replace(_unmeasured(linear, float16.NAME, seen), error=FLOAT16_ERROR if fits else math.inf)
+
+
 def other_treatment(linear: Linear, scheme_name: str, seen: ChannelStatistics, weight: np.ndarray) -> Treatment:
     """What the scheme of that name makes of ``weight`` [N, K] on the input ``seen``: its error, and its cost beyond INT8.
 
     The error is infinite where the weight does not fit.
     """
     linear = replace(linear, scheme=scheme_name, bias=False)
-    scheme = scheme_of(linear)
-    treatment = Treatment(
-        shadow=NONE,
-        hot=NO_CHANNELS,
-        input_scale=1.0,
-        error=math.inf,
-        cost=scheme.cost(linear) - int8.cost(linear),
-        largest_cold=float(np.abs(seen.rows()).max(initial=0.0)),
-        scheme=scheme_name,
-    )
+    scheme, treatment = scheme_of(linear), _unmeasured(linear, scheme_name, seen)
     try:
         opened = scheme.open(linear, scheme.convert(weight, NO_CHANNELS, seen.name), scheme.facts_of(treatment))
     except InvalidModel:
         return treatment
     return replace(treatment, error=output_error(seen, weight, lambda rows: opened.apply(rows, ThreadPool(1))))
+
+
+def _unmeasured(linear: Linear, scheme_name: str, seen: ChannelStatistics) -> Treatment:
+    """``linear`` in another weight scheme: the cost beyond INT8, and no error yet."""
+    return Treatment(
+        shadow=NONE,
+        hot=NO_CHANNELS,
+        input_scale=1.0,
+        error=math.inf,
+        cost=scheme_of(replace(linear, scheme=scheme_name)).cost(linear) - int8.cost(linear),
+        largest_cold=float(np.abs(seen.rows()).max(initial=0.0)),
+        scheme=scheme_name,
+    )

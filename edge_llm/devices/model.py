@@ -82,8 +82,7 @@ class _Slot:
 
 
 class PlacedModel:
-    """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs.
-    """
+    """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs."""
 
     def __init__(
         self,
