@@ -101,6 +101,13 @@ def test_a_draft_model_changes_no_token(call, tiny_bundle):
     assert helped["timings"]["accepted_tokens"] == helped["timings"]["drafted_tokens"] > 0  # the model guesses like itself
 
 
+def test_a_draft_model_runs_on_the_host_whatever_the_device(call, tiny_bundle):
+    placed = ("--device", "emulated:310p", "--placement", "card", "--card-memory", "1GiB", "--ctx", 64)
+    code, out, err = call("run", tiny_bundle, "hello", "-n", 8, "--ignore-eos", "--json", "--draft", tiny_bundle, *placed)
+    assert code == 0, err
+    assert json.loads(out)["timings"]["accepted_tokens"] > 0
+
+
 def test_raw_leaves_the_template_out(call, tiny_bundle):
     def prompt_tokens(*options):
         return json.loads(call("run", tiny_bundle, "hello", "--max-tokens", 1, "--json", *options)[1])["usage"]["prompt_tokens"]
