@@ -26,6 +26,7 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Segment
 from edge_llm.runner.runner import Int8Runner
+from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.staged import StagedWeights
 
@@ -240,6 +241,24 @@ def test_layers_are_streamed_to_a_small_card(bundle, placement):
     assert np.array_equal(answers(runner, tokens), answers(runner_of(bundle), tokens))
     with pytest.raises(UsageError, match="too little"):
         runner_of(bundle, device="emulated:310p", placement=placement, card_memory=str(int(least) - 1))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.75, 0.5])
+def test_a_small_host_beside_a_small_card_streams_what_either_lacks(bundle, share):
+    tokens = tokens_of(bundle)
+    sizes = WeightSizes.of_bundle(bundle)
+    budget = int(share * (sizes.total - 1)) + int((1 - share) * least_memory(sizes))
+    placed = {"device": "emulated:310p", "placement": "split,host", "card_memory": least_card_memory(bundle, "split,host")}
+    runner = runner_of(bundle, **placed, memory=str(budget))
+    on_card, on_host = runner_of(bundle, **placed), runner_of(bundle, memory=str(budget))
+    assert {*runner.model.weights.streamed} == {*on_card.model.weights.streamed, *on_host.model.weights.streamed}
+    assert np.array_equal(answers(runner, tokens), answers(runner_of(bundle), tokens))
+
+
+def least_memory(sizes):
+    with pytest.raises(UsageError) as error:
+        plan_memory(sizes, 1, flash_tables=True)
+    return int(re.search(r"works is (\d+) bytes", str(error.value))[1])
 
 
 def test_enough_card_memory_streams_nothing(bundle):

@@ -131,11 +131,12 @@ def make_weights(
     on_bytes = None if progress is None else lambda done, total: progress("load", done, total)
     if not device.placement.decodes_on_host:
         return StagedWeights(bundle, stage_weights(bundle, runtime, device), on_bytes)
+    streams = device.streamed(bundle.decoder, bundle.tensors, room(runtime))
     if runtime.memory is not None:
         plan = plan_weights(bundle, runtime, device)
         if plan.streamed or plan.flash_tables:
-            return StreamedWeights(bundle, plan, on_bytes)
-    return ResidentWeights(bundle, on_bytes, device.streamed(bundle.decoder, bundle.tensors, room(runtime)))
+            return StreamedWeights(bundle, plan, on_bytes, streams=streams)
+    return ResidentWeights(bundle, on_bytes, streams)
 
 
 def room(runtime: RuntimeConfig) -> Room:
