@@ -152,9 +152,9 @@ def tied(tmp_path_factory):
 # ---- what lies where ----
 
 
-def open_on_card(bundle, **options):
-    """A runner on the card alone, and its device."""
-    settings_ = fill_defaults(runtime(device="emulated:310p", placement="card", **options), bundle.config)
+def open_on_card(bundle, placement="card", **options):
+    """A runner that has a card, and its device."""
+    settings_ = fill_defaults(runtime(device="emulated:310p", placement=placement, **options), bundle.config)
     device = make_device(settings_)
     weights = make_weights(bundle, settings_, device)
     return Int8Runner(bundle.config, weights, device, settings_, RopeTables(512), decoder=bundle.decoder), device
@@ -281,6 +281,33 @@ def test_layers_of_other_schemes_take_turns_in_the_same_card_memory(tmp_path):
         assert np.array_equal(answers(runner, tokens), expected)
         held.append(device.chip.memory.held)
     assert len(set(held)) == 1
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_card_that_is_full_holds_nothing_of_what_failed(bundle, placement):
+    """Whatever the array that finds no room: the error takes nothing with it, and later the answers are right."""
+    tokens = tokens_of(bundle)
+    expected = answers(runner_of(bundle), tokens)
+    unharmed, its_device = open_on_card(bundle, placement)
+    answers(unharmed, tokens)
+    runner, device = open_on_card(bundle, placement)
+    memory, begun = device.chip.memory, device.chip.memory.held
+    for ceiling in range(begun, its_device.chip.memory.held, 12345):
+        memory.ceiling = ceiling
+        held = [held_after_no_room(runner, memory, tokens) for _ in range(3)]
+        assert held[1:] == held[:-1]
+    memory.ceiling = 2**30
+    assert np.array_equal(answers(runner, tokens), expected)
+    assert memory.held == its_device.chip.memory.held
+
+
+def held_after_no_room(runner, memory, tokens):
+    sequence = runner.open()
+    with pytest.raises(DeviceError, match="out of memory"):
+        runner.forward(sequence, tokens, wanted=len(tokens))
+        runner.forward(sequence, [1])
+    sequence.close()
+    return memory.held
 
 
 # ---- pages ----
