@@ -101,6 +101,13 @@ def test_a_draft_model_changes_no_token(call, tiny_bundle):
     assert helped["timings"]["accepted_tokens"] == helped["timings"]["drafted_tokens"] > 0  # the model guesses like itself
 
 
+def test_a_draft_model_runs_on_the_host_whatever_the_device(call, tiny_bundle):
+    placed = ("--device", "emulated:310p", "--placement", "card", "--card-memory", "1GiB", "--ctx", 64)
+    code, out, err = call("run", tiny_bundle, "hello", "-n", 8, "--ignore-eos", "--json", "--draft", tiny_bundle, *placed)
+    assert code == 0, err
+    assert json.loads(out)["timings"]["accepted_tokens"] > 0
+
+
 def test_raw_leaves_the_template_out(call, tiny_bundle):
     def prompt_tokens(*options):
         return json.loads(call("run", tiny_bundle, "hello", "--max-tokens", 1, "--json", *options)[1])["usage"]["prompt_tokens"]
@@ -258,6 +265,9 @@ MISTAKES = {
     "chunk zero": (("run", "{bundle}", "hi", "--chunk", "0"), 2, "chunk must be between"),
     "prompt above the context": (("run", "{bundle}", "{long}", "--ctx", "32"), 2, "maximum context length is 32 tokens"),
     "empty prompt": (("run", "{bundle}", ""), 2, "prompt is empty"),
+    "float path on a card": (("run", "{bundle}", "hi", "--float", "--placement", "card"), 2, "--float does not do it"),
+    "float path and no placement": (("run", "{bundle}", "hi", "--float", "--placement", "crad"), 2, "it is no placement"),
+    "float path in card memory": (("run", "{bundle}", "hi", "--float", "--card-memory", "1GiB"), 2, "--card-memory has no"),
     "unknown device": (("run", "{bundle}", "hi", "--device", "toaster"), 1, "no device `toaster`"),
     "draft model with other tokens": (("run", "{bundle}", "hi", "--draft", "builtin"), 2, "has another tokenizer"),
     "system without a template": (("run", "{bundle}", "hi", "--system", "x", "--raw"), 2, "--system"),

@@ -26,6 +26,7 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Segment
 from edge_llm.runner.runner import Int8Runner
+from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.staged import StagedWeights
 
@@ -151,9 +152,9 @@ def tied(tmp_path_factory):
 # ---- what lies where ----
 
 
-def open_on_card(bundle, **options):
-    """A runner on the card alone, and its device."""
-    settings_ = fill_defaults(runtime(device="emulated:310p", placement="card", **options), bundle.config)
+def open_on_card(bundle, placement="card", **options):
+    """A runner that has a card, and its device."""
+    settings_ = fill_defaults(runtime(device="emulated:310p", placement=placement, **options), bundle.config)
     device = make_device(settings_)
     weights = make_weights(bundle, settings_, device)
     return Int8Runner(bundle.config, weights, device, settings_, RopeTables(512), decoder=bundle.decoder), device
@@ -242,6 +243,24 @@ def test_layers_are_streamed_to_a_small_card(bundle, placement):
         runner_of(bundle, device="emulated:310p", placement=placement, card_memory=str(int(least) - 1))
 
 
+@pytest.mark.parametrize("share", [1.0, 0.75, 0.5])
+def test_a_small_host_beside_a_small_card_streams_what_either_lacks(bundle, share):
+    tokens = tokens_of(bundle)
+    sizes = WeightSizes.of_bundle(bundle)
+    budget = int(share * (sizes.total - 1)) + int((1 - share) * least_memory(sizes))
+    placed = {"device": "emulated:310p", "placement": "split,host", "card_memory": least_card_memory(bundle, "split,host")}
+    runner = runner_of(bundle, **placed, memory=str(budget))
+    on_card, on_host = runner_of(bundle, **placed), runner_of(bundle, memory=str(budget))
+    assert {*runner.model.weights.streamed} == {*on_card.model.weights.streamed, *on_host.model.weights.streamed}
+    assert np.array_equal(answers(runner, tokens), answers(runner_of(bundle), tokens))
+
+
+def least_memory(sizes):
+    with pytest.raises(UsageError) as error:
+        plan_memory(sizes, 1, flash_tables=True)
+    return int(re.search(r"works is (\d+) bytes", str(error.value))[1])
+
+
 def test_enough_card_memory_streams_nothing(bundle):
     runner = runner_of(bundle, device="emulated:310p", placement="card", card_memory="1GiB")
     assert runner.model.weights.streamed == ()
@@ -262,6 +281,33 @@ def test_layers_of_other_schemes_take_turns_in_the_same_card_memory(tmp_path):
         assert np.array_equal(answers(runner, tokens), expected)
         held.append(device.chip.memory.held)
     assert len(set(held)) == 1
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_card_that_is_full_holds_nothing_of_what_failed(bundle, placement):
+    """Whatever the array that finds no room: the error takes nothing with it, and later the answers are right."""
+    tokens = tokens_of(bundle)
+    expected = answers(runner_of(bundle), tokens)
+    unharmed, its_device = open_on_card(bundle, placement)
+    answers(unharmed, tokens)
+    runner, device = open_on_card(bundle, placement)
+    memory, begun = device.chip.memory, device.chip.memory.held
+    for ceiling in range(begun, its_device.chip.memory.held, 12345):
+        memory.ceiling = ceiling
+        held = [held_after_no_room(runner, memory, tokens) for _ in range(3)]
+        assert held[1:] == held[:-1]
+    memory.ceiling = 2**30
+    assert np.array_equal(answers(runner, tokens), expected)
+    assert memory.held == its_device.chip.memory.held
+
+
+def held_after_no_room(runner, memory, tokens):
+    sequence = runner.open()
+    with pytest.raises(DeviceError, match="out of memory"):
+        runner.forward(sequence, tokens, wanted=len(tokens))
+        runner.forward(sequence, [1])
+    sequence.close()
+    return memory.held
 
 
 # ---- pages ----

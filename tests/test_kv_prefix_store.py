@@ -18,6 +18,7 @@ from prefix_writer import IDENTITY, PAGE_BYTES, TEXTS, data_of, text
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
+from edge_llm.engine.assembly import load_runner
 from edge_llm.engine.numerics import numeric_files, numerics_version
 from edge_llm.engine.prefix_cache import model_identity, open_prefix_store, parse_budget
 from edge_llm.errors import UsageError
@@ -526,6 +527,24 @@ def test_what_changes_the_numbers_changes_the_identity(bundle, monkeypatch):
     assert plain != model_identity(bundle, RuntimeConfig(shadow=False))
     monkeypatch.setattr("edge_llm.engine.prefix_cache.numerics_version", lambda: "of other code")
     assert plain != model_identity(bundle, RuntimeConfig())
+
+
+def test_pages_of_another_placement_are_not_taken(bundle):
+    """A route in float16 and the host, which decodes beside it, give other bits."""
+    tokens = Tokenizer.from_folder(bundle.folder, bundle.config.vocab_size).encode(SYSTEM)
+
+    def cached(placement):
+        where = RuntimeConfig(device="emulated:310p:float16", placement=placement, prefix_cache="64MiB", context=256, threads=2)
+        runner, _ = load_runner(bundle, where, 200)
+        sequence = runner.memory.open(tokens)
+        found = sequence.length
+        runner.forward(sequence, tokens[found:])
+        runner.memory.keep(sequence, tokens)
+        sequence.close()
+        runner.memory._disk.close()
+        return found
+
+    assert [cached(placement) > 0 for placement in ("split", "auto", "split,host", "card")] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("name", ["_native*.so", "rope.py", "linear.py", "store.py", "kv_pages.py"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from edge_llm.devices.base import Rows
+from edge_llm.devices.base import Buffers, Rows
 from edge_llm.devices.card_memory import CardArray, CardMemory
 from edge_llm.devices.cores import on_core
 from edge_llm.devices.kv_pages import PagedKV, Zeros
@@ -31,8 +31,9 @@ class CardArrays:
         self._page_tokens = page_tokens
         self._rows: dict[int, list[CardArray]] = {}
 
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        return self._memory.allocate(shape, dtype).values
+    def buffers(self, rows: int, widths: Mapping[str, int]) -> Buffers:
+        with self._memory.all_or_nothing():
+            return {name: self._memory.allocate((rows, width), np.float32).values for name, width in widths.items()}
 
     def pages(self, attentions: Sequence[Attention], tokens: int) -> PagedKV:
         return CardKV(attentions, tokens, self._page_tokens, self._memory)
@@ -55,7 +56,8 @@ class CardArrays:
         for array in self._rows.pop(slot, ()):
             self._memory.free(array)
         host = (rows.tokens, rows.sequence, rows.position, rows.slots, self._kernel_pages(rows.page_table))
-        self._rows[slot] = [self._memory.upload(array) for array in host]
+        with self._memory.all_or_nothing():
+            self._rows[slot] = [self._memory.upload(array) for array in host]
         tokens, sequence, position, slots, table = (array.values for array in self._rows[slot])
         return replace(rows, tokens=tokens, sequence=sequence, position=position, slots=slots, page_table=table)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock, local
 from typing import Any, NoReturn
 
 import numpy as np
@@ -58,6 +60,7 @@ class CardMemory:
         self.copied_out = 0
         self._law = law
         self._lock = Lock()
+        self._thread = local()
 
     def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> CardArray:
         """A zeroed array.  Raises `DeviceError` when it does not fit below the ceiling; nothing is held then."""
@@ -71,7 +74,33 @@ class CardMemory:
                 )
             self.held += wanted
             self.peak = max(self.peak, self.held)
-        return CardArray(np.zeros(shape, dtype), wanted)
+        array = CardArray(np.zeros(shape, dtype), wanted)
+        made = self._made
+        if made is not None:
+            made.append(array)
+        return array
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Where an error ends the block, all that the calling thread allocated in it is freed."""
+        outer = self._made
+        self._thread.made = made = list[CardArray]()
+        try:
+            yield
+        except BaseException:
+            for array in made:
+                self.free(array)
+            raise
+        finally:
+            self._thread.made = outer
+        if outer is not None:
+            outer += made
+
+    @property
+    def _made(self) -> list[CardArray] | None:
+        """What the calling thread allocated in the innermost `all_or_nothing` so far; None outside."""
+        made: list[CardArray] | None = getattr(self._thread, "made", None)
+        return made
 
     def free(self, array: CardArray) -> None:
         """Give the memory of ``array`` back; it must not be used again."""

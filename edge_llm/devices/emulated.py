@@ -76,7 +76,8 @@ class EmulatedDevice:
             memory = self.chip.memory
             arrays = self.arrays = CardArrays(memory, self.npu_cores[0], self.chip.law.page_tokens)
             whole = WholeCardWeights(weights, self.chip, decoder)
-            build = builder(self.build, CardRope(tables.positions, memory), watch)
+            ropes = dict.fromkeys(attention.rope for attention in decoder.attentions)
+            build = builder(self.build, CardRope(tables.positions, ropes, memory), watch)
             return PlacedModel(decoder, whole, self.placement, build, arrays, room)
         products = CardWeights(weights, load_products(self.chip), len(decoder.layers))
         build = builder(self.build, tables, watch)
@@ -92,7 +93,8 @@ class EmulatedDevice:
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane != CARD_LANE:
             return self._build_on_cpu(subgraph, tables)
-        return self._build_whole(subgraph, tables) if self.alone else self._build_products(subgraph)
+        with self.chip.memory.all_or_nothing():
+            return self._build_whole(subgraph, tables) if self.alone else self._build_products(subgraph)
 
     def costs(self, linears: Iterable[Linear], lengths: Iterable[int]) -> dict[str, float]:
         """Seconds that the chip itself would take for each of its tasks, by cost key ``part/rows``."""

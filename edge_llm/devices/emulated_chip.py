@@ -56,15 +56,15 @@ class EmulatedChip:
         columns, outputs = self.law.padded(linear.columns, linear.rows)
         self.law.check_product(1, columns, outputs)
         shape = (outputs // 16, columns // 4, 16, 4)
-        bias = None if linear.bias is None else self.memory.upload(self._bias(linear), (outputs,))
-        return CardLinear(
-            tiles=tiles if tiles is not None and tiles.shape == shape else self.memory.upload(linear.tiles, shape),
-            product_scale=self.memory.upload(self._product_scale(linear), (outputs,)),
-            row_sum=self.memory.upload(linear.row_sum, (outputs,)),
-            bias=bias,
-            rows=linear.rows,
-            columns=linear.columns,
-        )
+        with self.memory.all_or_nothing():
+            return CardLinear(
+                tiles=tiles if tiles is not None and tiles.shape == shape else self.memory.upload(linear.tiles, shape),
+                product_scale=self.memory.upload(self._product_scale(linear), (outputs,)),
+                row_sum=self.memory.upload(linear.row_sum, (outputs,)),
+                bias=None if linear.bias is None else self.memory.upload(self._bias(linear), (outputs,)),
+                rows=linear.rows,
+                columns=linear.columns,
+            )
 
     def reload(self, linear: Int8Weight, card: CardLinear) -> None:
         """Copy a linear of the same shape over ``card``."""

@@ -25,8 +25,8 @@ from edge_llm.weights.base import Weights
 class Arrays(Protocol):
     """Where the arrays of a model lie, and how they get there."""
 
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array for as long as the model is open."""
+    def buffers(self, rows: int, widths: Mapping[str, int]) -> Buffers:
+        """Float32 [rows, width] by their names, for as long as the model is open."""
         ...
 
     def pages(self, attentions: Sequence[Attention], tokens: int) -> PagedKV:
@@ -53,8 +53,8 @@ class Arrays(Protocol):
 class HostArrays:
     """Arrays in the host's memory."""
 
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        return np.zeros(shape, dtype)
+    def buffers(self, rows: int, widths: Mapping[str, int]) -> Buffers:
+        return {name: np.zeros((rows, width), np.float32) for name, width in widths.items()}
 
     def pages(self, attentions: Sequence[Attention], tokens: int) -> PagedKV:
         return PagedKV(attentions, tokens)
@@ -231,7 +231,7 @@ class PlacedModel:
         return {**first, **self._new_buffers({HIDDEN: self.decoder.hidden_size})}
 
     def _new_buffers(self, widths: Mapping[str, int]) -> Buffers:
-        return {name: self._arrays.zeros((self._lengths[-1], width), np.float32) for name, width in widths.items()}
+        return self._arrays.buffers(self._lengths[-1], widths)
 
 
 def builder(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
@@ -12,7 +12,7 @@ from edge_llm.devices.card_memory import CardArray, CardMemory
 from edge_llm.devices.card_weights import CardBlock, CardWeights, Load, Place
 from edge_llm.devices.emulated_chip import CardLinear, EmulatedChip
 from edge_llm.models.layer import Decoder, Linear, Rope
-from edge_llm.models.rope import RopeTables, Tables, rope_tables
+from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
@@ -21,17 +21,13 @@ PANEL_ROWS = 16
 
 
 class CardRope(RopeTables):
-    """Rotary tables in card memory."""
+    """The rotary tables of ``ropes`` in card memory."""
 
-    def __init__(self, positions: int, memory: CardMemory) -> None:
+    def __init__(self, positions: int, ropes: Iterable[Rope], memory: CardMemory) -> None:
         super().__init__(positions)
-        self._memory = memory
-
-    def __getitem__(self, rope: Rope) -> Tables:
-        if rope not in self._tables:
-            cos, sin = rope_tables(rope, self.positions)
-            self._tables[rope] = self._memory.upload(cos).values, self._memory.upload(sin).values
-        return self._tables[rope]
+        for rope in ropes:
+            cos, sin = rope_tables(rope, positions)
+            self._tables[rope] = memory.upload(cos).values, memory.upload(sin).values
 
 
 def load_whole(chip: EmulatedChip) -> Load[CardLinear]:

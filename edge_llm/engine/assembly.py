@@ -21,6 +21,7 @@ from edge_llm.runner.base import Runner
 from edge_llm.runner.rows import chunk_lengths
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.subgraphs.ops import CARD_LANE
+from edge_llm.subgraphs.placement import choose_placement
 from edge_llm.weights.base import Weights
 from edge_llm.weights.budget import parse_memory
 from edge_llm.weights.plan import MemoryPlan, Staging, WeightSizes, plan_memory, plan_staging
@@ -62,6 +63,10 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
         raise UsageError("--memory has no meaning with --float, which reads the source's own weights", param="memory")
     if runtime.float_path and device != "host":
         raise UsageError(f"--float runs on the host only, not on `{device}`", param="device")
+    if runtime.float_path:
+        choose_placement(runtime.placement, ("host",), "--float")
+    if runtime.float_path and runtime.card_memory is not None:
+        raise UsageError("--card-memory has no meaning with --float, which runs on the host", param="card_memory")
     context = runtime.context or min(config.context, DEFAULT_CONTEXT)
     if context > config.context:
         raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for")
@@ -99,6 +104,7 @@ def int8_runner(
         return Int8Runner(bundle.config, weights, device, runtime, tables, decoder=bundle.decoder, watch=watch)
     from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # only servers keep pages
 
+    runtime = replace(runtime, placement=device.placement.name)
     store = open_prefix_store(bundle, runtime)
     identity = model_identity(bundle, runtime)
     return Int8Runner(bundle.config, weights, device, runtime, tables, identity, store, bundle.decoder, watch)
@@ -125,11 +131,12 @@ def make_weights(
     on_bytes = None if progress is None else lambda done, total: progress("load", done, total)
     if not device.placement.decodes_on_host:
         return StagedWeights(bundle, stage_weights(bundle, runtime, device), on_bytes)
+    streams = device.streamed(bundle.decoder, bundle.tensors, room(runtime))
     if runtime.memory is not None:
         plan = plan_weights(bundle, runtime, device)
         if plan.streamed or plan.flash_tables:
-            return StreamedWeights(bundle, plan, on_bytes)
-    return ResidentWeights(bundle, on_bytes, device.streamed(bundle.decoder, bundle.tensors, room(runtime)))
+            return StreamedWeights(bundle, plan, on_bytes, streams=streams)
+    return ResidentWeights(bundle, on_bytes, streams)
 
 
 def room(runtime: RuntimeConfig) -> Room:

@@ -28,12 +28,14 @@ def weights_digest(bundle: Bundle) -> str:
 def model_identity(bundle: Bundle, runtime: RuntimeConfig) -> bytes:
     """32 bytes that identify everything that keys and values depend on, except the text.
 
-    That includes the code that computes them, because other code may compute other last bits.
+    That includes the code that computes them, because other code may compute other last bits, and what runs where, which
+    ``runtime`` names as the device does: only a card's products may be inexact.
     """
     facts = {
         "numerics": numerics_version(),
         "weights": weights_digest(bundle),
         "device": runtime.device,
+        "placement": runtime.placement,
         "shadow": runtime.shadow,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()

@@ -24,14 +24,20 @@ class StreamedWeights:
     """The weights of ``bundle`` under ``plan``: resident blocks are read at once, the others by `wait`.
 
     The `slots` streamed layers that were requested last own the buffers, so callers request layers in the order of use.
-    `request` and `wait` have one caller at a time each; any thread may call `use` meanwhile.  ``file`` replaces
-    ``weights.bin``.  Raises `StorageError` or `CorruptBundle`, as does `wait`.
+    `request` and `wait` have one caller at a time each; any thread may call `use` meanwhile.  Layers that a card ``streams`` to
+    itself may be resident here.  ``file`` replaces ``weights.bin``.  Raises `StorageError` or `CorruptBundle`, as does `wait`.
     """
 
     def __init__(
-        self, bundle: Bundle, plan: MemoryPlan, progress: CountProgress | None = None, *, file: RangeFile | None = None
+        self,
+        bundle: Bundle,
+        plan: MemoryPlan,
+        progress: CountProgress | None = None,
+        *,
+        streams: tuple[int, ...] = (),
+        file: RangeFile | None = None,
     ) -> None:
-        self.streamed = plan.streamed
+        self.streamed = tuple(sorted({*plan.streamed, *streams}))
         self.streamed_bytes = plan.streamed_bytes
         self.slots = plan.slots
         self.nbytes = plan.held_bytes
