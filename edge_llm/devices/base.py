@@ -53,8 +53,8 @@ def static_length(tokens: int, lengths: Sequence[int]) -> int:
 class Chunk:
     """Rows that go through the model together, and which of them are asked for what."""
 
-    slot: int
-    """Which of the device's activations they work in: no two chunks of a window have the same."""
+    index: int
+    """Its number in the window.  Each chunk of a window has activations of its own."""
     rows: Rows
     logits: np.ndarray
     """int64, ascending: the rows whose logits are wanted."""

@@ -151,7 +151,7 @@ class PlacedModel:
         return partial(self._run_layer, block - 1, steps, slot)
 
     def _embed(self, chunk: Chunk, slot: _Slot) -> None:
-        slot.rows = self._arrays.rows(chunk.slot, chunk.rows)
+        slot.rows = self._arrays.rows(chunk.index, chunk.rows)
         table, places = self.weights.embedding_rows(slot.rows.tokens)
         run = self._subgraphs.get(self._embedding, chunk.rows.static)
         run(BlockWeights({"embedding": table}, {}), slot.buffers, replace(slot.rows, tokens=places), None)
@@ -220,9 +220,9 @@ class PlacedModel:
         return self._heads[rows]
 
     def _slot(self, chunk: Chunk) -> _Slot:
-        while chunk.slot >= len(self._slots):
+        while chunk.index >= len(self._slots):
             self._slots.append(_Slot(self._more_buffers()))
-        return self._slots[chunk.slot]
+        return self._slots[chunk.index]
 
     def _more_buffers(self) -> Buffers:
         if not self.take_turns:
