@@ -142,7 +142,7 @@ def test_a_failing_read_fails_the_request_and_nothing_else(bundle, resident):
 def test_every_run_can_be_watched_and_teaches_the_cost_model(bundle, resident):
     runner = make_runner(bundle, SlottedWeights(resident, (1, 3, 5), 2))
     traces = []
-    runner.watch = traces.append
+    runner.on_trace = traces.append
     prompt_and_answer(runner, list(range(40)), steps=1)
     assert [set(trace.lanes) for trace in traces] == [{"cpu", "flash"}, {"cpu", "flash"}]
     assert {span.name for span in traces[0].on("flash")} >= {"layer1.read", "layer3.read", "layer5.read"}

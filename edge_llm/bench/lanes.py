@@ -73,13 +73,13 @@ def compare(runner: Int8Runner, n_prompt: int, names: Sequence[str], repetitions
 
 def _run(runner: Int8Runner, tokens: Sequence[int], policy: Policy) -> Trace:
     traces: list[Trace] = []
-    runner.policy, runner.watch = policy, traces.append
+    runner.policy, runner.on_trace = policy, traces.append
     sequence = runner.open()
     try:
         runner.forward(sequence, tokens)
     finally:
         sequence.close()
-        runner.watch = None
+        runner.on_trace = None
     if len(traces) > 1:
         raise UsageError(
             f"a prompt of `{len(tokens)}` tokens takes {len(traces)} windows; give -p at most a window, or a larger -b",

@@ -53,8 +53,8 @@ def static_length(tokens: int, lengths: Sequence[int]) -> int:
 class Chunk:
     """Rows that go through the model together, and which of them are asked for what."""
 
-    slot: int
-    """Which of the device's activations they work in: no two chunks of a window have the same."""
+    index: int
+    """Its number in the window.  Each chunk of a window has activations of its own."""
     rows: Rows
     logits: np.ndarray
     """int64, ascending: the rows whose logits are wanted."""
@@ -161,16 +161,3 @@ class DeviceOptions:
     placement: str = AUTO
     card_memory: int | None = None
     """Most bytes of the card's own memory; None: what the card has."""
-
-
-def spans(model: DeviceModel) -> list[range]:
-    """All blocks of ``model`` in order, cut so that a layer that must be awaited begins a run, and its use ends one."""
-    end = len(model.layer_parts) + 2
-    starts = sorted({0, *(cut for layer in model.weights.streamed for cut in (layer + 1, layer + 2))})
-    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], end], strict=True)]
-
-
-def widest(*widths: Mapping[str, int]) -> dict[str, int]:
-    """The largest width of every buffer."""
-    names = dict.fromkeys(name for one in widths for name in one)
-    return {name: max(one.get(name, 0) for one in widths) for name in names}

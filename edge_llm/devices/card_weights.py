@@ -11,11 +11,10 @@ import numpy as np
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
+from edge_llm.weights.plan import SLOTS
 from edge_llm.weights.ring import Ring
 
 CardLinearT = TypeVar("CardLinearT")
-CARD_SLOTS = 2
-"""Card memory for layers that are streamed to the card: one is used while the other is filled."""
 
 
 class Card(Protocol[CardLinearT]):
@@ -85,17 +84,17 @@ class _Arrival:
 class CardWeights(Generic[CardLinearT]):
     """The layers of ``host`` as ``load`` puts them on a card; the embedding and the head stay with the host.
 
-    All layers but ``streamed``, by default those that the host streams, are copied at once, so that a model too large for the
-    card is refused before it is used.  A streamed layer is copied when it has been read, over the layer that was requested the
-    longest ago.  Every request goes to the host as well, so that both have the same layers in their slots.  `wait` has one
-    caller at a time; lanes may use layers meanwhile.
+    All layers but those that the host streams are copied at once, so that a model too large for the card is refused before it
+    is used.  A streamed layer is copied when it has been read, over the layer that was requested the longest ago.  Every
+    request goes to the host as well, so that both have the same layers in their slots.  `wait` has one caller at a time; lanes
+    may use layers meanwhile.
     """
 
-    def __init__(self, host: Weights, load: Load[CardLinearT], layers: int, streamed: Sequence[int] | None = None) -> None:
+    def __init__(self, host: Weights, load: Load[CardLinearT], layers: int) -> None:
         self.head = host.head
-        self.streamed = tuple(host.streamed if streamed is None else streamed)
+        self.streamed = host.streamed
         self.streamed_bytes = host.streamed_bytes
-        self.slots = (host.slots or CARD_SLOTS) if self.streamed else 0
+        self.slots = (host.slots or SLOTS) if self.streamed else 0
         self._host = host
         self._resident = dict(_load_all(host, load, [index for index in range(layers) if index not in self.streamed]))
         self._ring = _card_ring(host, load, self.slots)

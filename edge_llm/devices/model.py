@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edge_llm.devices.base import Buffers, Chunk, Room, Rows, RunSubgraph, Task, Watch, static_length, widest
+from edge_llm.devices.base import Buffers, Chunk, Room, Rows, RunSubgraph, Task, Watch, static_length
 from edge_llm.devices.kv_pages import PagedKV, Zeros
 from edge_llm.kv.store import KVPages
 from edge_llm.models.layer import HIDDEN, Attention, Decoder
@@ -151,7 +151,7 @@ class PlacedModel:
         return partial(self._run_layer, block - 1, steps, slot)
 
     def _embed(self, chunk: Chunk, slot: _Slot) -> None:
-        slot.rows = self._arrays.rows(chunk.slot, chunk.rows)
+        slot.rows = self._arrays.rows(chunk.index, chunk.rows)
         table, places = self.weights.embedding_rows(slot.rows.tokens)
         run = self._subgraphs.get(self._embedding, chunk.rows.static)
         run(BlockWeights({"embedding": table}, {}), slot.buffers, replace(slot.rows, tokens=places), None)
@@ -220,9 +220,9 @@ class PlacedModel:
         return self._heads[rows]
 
     def _slot(self, chunk: Chunk) -> _Slot:
-        while chunk.slot >= len(self._slots):
+        while chunk.index >= len(self._slots):
             self._slots.append(_Slot(self._more_buffers()))
-        return self._slots[chunk.slot]
+        return self._slots[chunk.index]
 
     def _more_buffers(self) -> Buffers:
         if not self.take_turns:
@@ -261,12 +261,8 @@ def takes_turns(layer_parts: Sequence[Sequence[Part]]) -> bool:
 def model_widths(decoder: Decoder, placement: Placement) -> dict[str, int]:
     """Values per row of every float buffer that the layers work in, in either phase."""
     cuts = dict.fromkeys((placement.prefill, placement.decode))
-    return widest(*(_cut_widths(place(decoder, cut), decoder.hidden_size) for cut in cuts))
-
-
-def _cut_widths(layer_parts: Sequence[Sequence[Part]], hidden_size: int) -> dict[str, int]:
-    every = dict.fromkeys(part for parts in layer_parts for part in parts)
-    return buffer_widths(every, hidden_size)
+    every = dict.fromkeys(part for cut in cuts for parts in place(decoder, cut) for part in parts)
+    return buffer_widths(every, decoder.hidden_size)
 
 
 def activation_bytes(decoder: Decoder, placement: Placement, rows: int, window: int) -> int:

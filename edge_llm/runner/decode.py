@@ -6,7 +6,7 @@ must wait for a streamed layer: when all weights are resident it is one task, an
 
 from __future__ import annotations
 
-from edge_llm.devices.base import Chunk, DeviceModel, spans
+from edge_llm.devices.base import Chunk, DeviceModel
 from edge_llm.runner.sweep import Sweep
 from scheduler import TaskGraph
 
@@ -16,7 +16,7 @@ def decode_graph(chunk: Chunk, model: DeviceModel) -> TaskGraph:
     graph = TaskGraph()
     sweep = Sweep(graph, model.weights)
     before: tuple[str, ...] = ()
-    for blocks in spans(model):
+    for blocks in _spans(model):
         first = blocks[0] - 1  # block i + 1 is layer i
         name = f"blocks{blocks[0]}-{blocks[-1]}"
         key = f"blocks{len(blocks)}/{chunk.rows.static}"
@@ -24,3 +24,10 @@ def decode_graph(chunk: Chunk, model: DeviceModel) -> TaskGraph:
         sweep.end(first, (name,))
         before = (name,)
     return graph
+
+
+def _spans(model: DeviceModel) -> list[range]:
+    """All blocks of ``model`` in order, cut so that a layer that must be awaited begins a run, and its use ends one."""
+    end = len(model.layer_parts) + 2
+    starts = sorted({0, *(cut for layer in model.weights.streamed for cut in (layer + 1, layer + 2))})
+    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], end], strict=True)]

@@ -29,7 +29,7 @@ def chunk_lengths(chunk: int, context: int) -> tuple[int, ...]:
 def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int]) -> Iterator[Chunk]:
     """Cut the tokens of all ``segments``, one after the other, into chunks of at most ``lengths[-1]`` rows.
 
-    Each chunk's slot is its number.  A chunk may hold the end of one segment and the beginning of the next; a sequence's rows
+    The chunks are numbered from 0.  A chunk may hold the end of one segment and the beginning of the next; a sequence's rows
     stay in order.
     """
     counts = [len(segment.tokens) for segment in segments]

@@ -64,8 +64,8 @@ class Int8Runner:
         """Order of the tasks of a window; it changes no result."""
         self.cost = scheduler.CostModel()
         """What tasks took so far, by kind and lane; the policy looks ahead with it."""
-        self.watch: Callable[[scheduler.Trace], None] | None = None
-        """Told of every graph that ran, to see where the time goes."""
+        self.on_trace: Callable[[scheduler.Trace], None] | None = None
+        """Called with the trace of every graph that ran, to see where the time goes."""
 
     def open(self) -> SequencePages:
         return self.memory.open()
@@ -99,7 +99,7 @@ class Int8Runner:
 
     def _run_window(self, window: Sequence[Chunk], cancel: Cancel | None) -> list[tuple[np.ndarray, np.ndarray]]:
         """Compute a window of chunks: the logits and the states that are wanted of each."""
-        chunks = [replace(chunk, slot=slot) for slot, chunk in enumerate(window)]
+        chunks = [replace(chunk, index=index) for index, chunk in enumerate(window)]
         with _numeric_errors():
             if len(chunks) == 1 and chunks[0].rows.count <= STEP_ROWS:
                 self._execute(decode_graph(chunks[0], self.model), cancel)
@@ -119,8 +119,8 @@ class Int8Runner:
         except scheduler.Cancelled:
             raise Cancelled from None
         self.cost.learn(trace)
-        if self.watch is not None:
-            self.watch(trace)
+        if self.on_trace is not None:
+            self.on_trace(trace)
 
     def _dealt(
         self, segments: Sequence[Segment[SequencePages]], outputs: Sequence[tuple[np.ndarray, np.ndarray]]
