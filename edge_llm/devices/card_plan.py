@@ -15,7 +15,8 @@ from edge_llm.kv.pages import PAGE_TOKENS, page_bytes, pages_for
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.subgraphs.ops import CARD_LANE
 from edge_llm.subgraphs.placement import CARD_SCHEMES, Placement
-from edge_llm.weights.plan import SLOTS, spread
+from edge_llm.weights.plan import spread
+from edge_llm.weights.ring import SLOTS
 
 FLOAT_BYTES = 4
 SMALL_BYTES = 1 << 20

@@ -11,8 +11,7 @@ import numpy as np
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
-from edge_llm.weights.plan import SLOTS
-from edge_llm.weights.ring import Ring
+from edge_llm.weights.ring import SLOTS, Ring
 
 CardLinearT = TypeVar("CardLinearT")
 
