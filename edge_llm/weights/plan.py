@@ -155,7 +155,7 @@ LEAST_COLD = 8 << 20
 
 
 @dataclass(frozen=True)
-class Staging:
+class StagingPlan:
     """How weights pass through the host on their way to a card, and what of them stays."""
 
     plan: MemoryPlan
@@ -164,7 +164,7 @@ class Staging:
     """Most memory for input channels that overflows wanted."""
 
 
-def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | None, *, whole: bool) -> Staging:
+def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | None, *, whole: bool) -> StagingPlan:
     """What the host holds while a card has the layers, of which ``streamed`` are read again in every sweep.
 
     ``whole``: the card has the embedding, the output matrix and all vectors as well.  Raises `UsageError` that names the least
@@ -191,7 +191,7 @@ def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | No
         streamed_bytes=sum(sizes.layers[index].stored for index in streamed) + output,
         flash_tables=flash_tables,
     )
-    return Staging(plan, cold if budget is None else min(cold, budget - held))
+    return StagingPlan(plan, cold if budget is None else min(cold, budget - held))
 
 
 def spread(chosen: int, count: int) -> tuple[int, ...]:
