@@ -1,4 +1,4 @@
-"""The interface of weights, the same for those in memory and those on flash."""
+"""The interface of weights, the same for those in memory, on flash, and on a card."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import numpy as np
 
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
+
+SLOTS = 2
+"""Buffers for streamed layers, on the host and on a card: one is used while the other is filled.  A third would take the memory
+of a resident layer."""
 
 
 class Weights(Protocol):

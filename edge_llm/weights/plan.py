@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import TABLES, BlockRange
+from edge_llm.weights.base import SLOTS
 from edge_llm.weights.table import block_memory, row_memory
 
-SLOTS = 2
-"""Buffers for streamed layers, on the host and on a card: one is used while the other is filled.  A third would take the memory
-of a resident layer."""
 ALLOWANCE = 0.15
 """A process may exceed the budget by this part of it, not counting keys and values."""
 GIVEN_UP = 0.25
