@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.formats.layout import TensorRange
-from edge_llm.kv.store import KVPages
+from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights

@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_llm.devices.base import Buffers, Chunk, Room, Rows, RunSubgraph, Task, Watch, static_length
 from edge_llm.devices.kv_pages import MakeArray, PagedKV
-from edge_llm.kv.store import KVPages
+from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import HIDDEN, Attention, Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
