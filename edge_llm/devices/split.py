@@ -1,9 +1,10 @@
-"""The CPU's share of a linear that a card multiplies: quantize before the product, shadow beside it, merge after it.
+"""What is float of a linear that a card multiplies: quantize before the product, shadow beside it, merge after it.
 
     quantized, hot, residual = quantize(norm(x));  product = card(quantized);  shadow = hot @ hot_weight
     y = product + shadow + product_scale * (residual @ W.T) (+ add)
 
-The sums are made in the order of `kernels.linear.linear`, so a card whose product is exact gives the host's bits.
+The CPU does it, or the float units of a card that does everything.  The sums are made in the order of
+`kernels.linear.linear`, so a card whose product is exact gives the host's bits.
 """
 
 from __future__ import annotations
