@@ -171,12 +171,12 @@ def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | No
     slot = max(layer.stored for layer in sizes.layers)
     beside = 0 if whole else sum(layer.beside_card for layer in sizes.layers)
     on_flash = sizes.fixed if sizes.fixed_without_tables is None else sizes.fixed_without_tables
-    tables = [on_flash] if whole else list(dict.fromkeys((sizes.fixed, on_flash)))
-    needs = [table + beside + SLOTS * slot for table in tables]
-    held = next((need for need in needs if budget is None or need <= budget), None)
-    if held is None:
-        raise too_little(budget or 0, min(needs))
-    flash_tables = held - beside - SLOTS * slot == sizes.fixed_without_tables
+    around = beside + SLOTS * slot
+    choices = (on_flash,) if whole else (sizes.fixed, on_flash)
+    fixed = next((fixed for fixed in choices if budget is None or fixed + around <= budget), None)
+    if fixed is None:
+        raise too_little(budget or 0, min(choices) + around)
+    held, flash_tables = fixed + around, fixed == sizes.fixed_without_tables
     cold = 0 if whole else max(LEAST_COLD, int(COLD_SHARE * sum(layer.stored for layer in sizes.layers)))
     output = sizes.output if flash_tables and not whole else 0
     plan = MemoryPlan(
