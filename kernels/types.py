@@ -13,6 +13,11 @@ I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
+TILE_CHANNELS = 16
+"""Output channels of a tile (the layout is in `kernels.layout`)."""
+TILE_DEPTH = 4
+"""Input channels of a tile."""
+
 
 class Residual(NamedTuple):
     """What quantization cut off, sparse by row (CSR): row m holds entries row_start[m] .. row_start[m+1]."""

@@ -17,6 +17,7 @@ from edge_llm.subgraphs.ops import CARD_LANE
 from edge_llm.subgraphs.placement import CARD_SCHEMES, Placement
 from edge_llm.weights.base import SLOTS
 from edge_llm.weights.plan import spread
+from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 FLOAT_BYTES = 4
 SMALL_BYTES = 1 << 20
@@ -106,7 +107,7 @@ class CardPlan:
 
     def _shares_tiles(self, linear: Linear) -> bool:
         """Whether the chip multiplies the bundle's tiles of ``linear`` as they are, without zeros beside them."""
-        whole_tiles = -(-linear.columns // 4) * 4, -(-linear.rows // 16) * 16
+        whole_tiles = -(-linear.columns // TILE_DEPTH) * TILE_DEPTH, -(-linear.rows // TILE_CHANNELS) * TILE_CHANNELS
         return self.law.padded(linear.columns, linear.rows) == whole_tiles
 
     def _workspace(self, linear: Linear, rows: int) -> int:

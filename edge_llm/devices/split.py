@@ -21,9 +21,7 @@ from edge_llm.subgraphs.ops import HOT, NORMED, QUANTIZED, RESIDUAL, SHADOW, Op
 from kernels import ThreadPool
 from kernels.linear import hot_product, merge, quantize
 from kernels.pointwise import rms_norm
-
-CHANNELS = 4
-"""Input channels of a tile."""
+from kernels.types import TILE_DEPTH
 
 
 def build_split_op(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph | None:
@@ -85,7 +83,7 @@ def _build_merge(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
         residual = buffers[RESIDUAL] if shadow and linear.residual else None
         tiles, residual = linear.overflow(residual) if residual is not None else (linear.tiles, None)
         add = buffers[op.adds][: rows.count] if op.adds else None
-        merge(y, hot_sum, residual, tiles, CHANNELS * tiles.shape[1], linear.product_scale, pool, add=add)
+        merge(y, hot_sum, residual, tiles, TILE_DEPTH * tiles.shape[1], linear.product_scale, pool, add=add)
         if result != product:
             buffers[result][: rows.count] = y
 
