@@ -1,4 +1,4 @@
-"""The arrays that kernels take and give."""
+"""The arrays that kernels take and give, and the size of a tile."""
 
 from __future__ import annotations
 
