@@ -72,9 +72,9 @@ class RuntimeConfig:
     numa: str | None = None
     """Or the CPUs of this NUMA node; `card` is the node of the Ascend card."""
     placement: str = "auto"
-    """What runs where, of `edge_llm.subgraphs.placement`; auto: the best that the device does."""
+    """What runs where, a name of `edge_llm.subgraphs.placement`; auto: the first that the device lists."""
     card_memory: str | None = None
-    """Most memory of the card, such as `4GiB`; layers that do not fit are streamed to it.  None: what the card has."""
+    """Most of the card's memory to take, such as `4GiB`; layers that do not fit are streamed to it.  None: all."""
     context: int | None = None
     chunk: int = 256
     """Longest static chunk of prefill, in tokens; shorter ones come from the ladder below it."""

@@ -1,4 +1,4 @@
-"""The arrays that kernels take and give."""
+"""The arrays that kernels take and give, and the size of a tile."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ F32 = npt.NDArray[np.float32]
 I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+
+TILE_CHANNELS = 16
+"""Output channels of a tile (the layout is in `kernels.layout`)."""
+TILE_DEPTH = 4
+"""Input channels of a tile."""
 
 
 class Residual(NamedTuple):

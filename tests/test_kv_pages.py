@@ -9,7 +9,7 @@ from edge_llm.config import ModelConfig
 from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.errors import OutOfMemory
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, page_bytes, pages_for
-from edge_llm.kv.store import SequencePages
+from edge_llm.kv.sequence import SequencePages
 from edge_llm.models import describe
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack

@@ -17,7 +17,7 @@ from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.errors import UsageError
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.kv.pages import PageAllocator
-from edge_llm.kv.store import SequencePages
+from edge_llm.kv.sequence import SequencePages
 from edge_llm.models import describe, families, load_config
 from edge_llm.models.layer import HIDDEN, Layer
 from edge_llm.models.reference import layer_forward

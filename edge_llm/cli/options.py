@@ -21,14 +21,30 @@ float_option = click.option(
     "--float", "float_path", is_flag=True, help="Compute in float32 on the source's weights (slow, exact)."
 )
 
+device_option = click.option(
+    "--device", default="auto", show_default=True, help="Where the model runs: host, emulated:CHIP (such as 310p), or auto."
+)
+placement_option = click.option(
+    "--placement",
+    default="auto",
+    show_default=True,
+    help="What a card computes: split (INT8 products), split,host (those of prompts alone) or card (everything).",
+)
+card_memory_option = click.option(
+    "--card-memory", help="Most of the card's memory to take (4GiB); layers that do not fit are streamed to it."
+)
+context_option = click.option(
+    "--ctx", "context", type=WHOLE, help="Context in tokens; default: the model's own, at most 32768."
+)
+
 _PLACE = (
-    click.option("--device", default="auto", show_default=True, help="Where the model runs: host, emulated:CHIP, or auto."),
-    click.option("--placement", default="auto", show_default=True, help="What a card does: split, or split,host, or card."),
-    click.option("--card-memory", help="Most memory of the card (4GiB); what does not fit is streamed to it."),
+    device_option,
+    placement_option,
+    card_memory_option,
     click.option("--cpus", help="CPUs to run on, such as 0-3,8."),
     click.option("--numa", help="Run on the CPUs of this NUMA node; `card`: of the node of the Ascend card."),
     click.option("--memory", help="Most memory for weights (300MiB, 50%); the rest is streamed from flash.  Default: all."),
-    click.option("--ctx", "context", type=WHOLE, help="Context in tokens; default: the model's own, at most 32768."),
+    context_option,
     click.option("--chunk", type=WHOLE, default=256, show_default=True, help="Longest prefill chunk in tokens."),
 )
 _DRAFT = click.option(

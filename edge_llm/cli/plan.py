@@ -9,8 +9,8 @@ import click
 
 from edge_llm.bench.rates import device_rates
 from edge_llm.bench.roofs import Costs
+from edge_llm.cli.options import card_memory_option, context_option, device_option, placement_option, threads_option
 from edge_llm.cli.terminal import say, say_json
-from edge_llm.cli.values import WHOLE
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
 from edge_llm.devices.emulated import EmulatedDevice
@@ -24,20 +24,20 @@ from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Wo
 @click.command("plan")
 @click.argument("model", required=False)
 @click.option("--memory", default="100%", show_default=True, help="For weights: 300MiB, 1.5GB, bytes, or 50% of them.")
-@click.option("--device", "where", default="auto", show_default=True, help="Where the model runs: host, emulated:CHIP, auto.")
-@click.option("--placement", default="auto", show_default=True, help="What a card does: split, or split,host, or card.")
-@click.option("--card-memory", help="Most memory of the card (4GiB); what does not fit is streamed to it.")
-@click.option("--ctx", "context", type=WHOLE, help="Context in tokens; default: the model's own, at most 32768.")
-@click.option("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
+@device_option
+@placement_option
+@card_memory_option
+@context_option
+@threads_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def plan_command(model: str | None, where: str, as_json: bool, **options: Any) -> None:
+def plan_command(model: str | None, as_json: bool, **options: Any) -> None:
     """Say what of MODEL stays in memory under a budget, what is read from flash per token, and how fast that can be.
 
     Measures the disk, the main memory and a layer's products for a second or two; the speeds are what these allow.
     With an emulated chip, a layer's products take what the chip is assumed to take, launches and copies included.
     """
     with open_bundle(find_bundle(model)) as bundle:
-        runtime = fill_defaults(RuntimeConfig(device=where, **options), bundle.config)
+        runtime = fill_defaults(RuntimeConfig(**options), bundle.config)
         assert runtime.threads is not None
         sizes = WeightSizes.of_bundle(bundle)
         device = make_device(runtime)

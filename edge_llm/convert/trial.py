@@ -24,7 +24,7 @@ from edge_llm.devices.model import model_widths
 from edge_llm.errors import NumericError
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator, pages_for
-from edge_llm.kv.store import SequencePages
+from edge_llm.kv.sequence import SequencePages
 from edge_llm.models.layer import HIDDEN, Decoder, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_final_norm, read_output

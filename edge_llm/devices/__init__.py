@@ -1,4 +1,4 @@
-"""A device holds arrays, builds static subgraphs, runs them, and counts its memory; one file per device.
+"""A device holds arrays, builds static subgraphs, runs them, and counts its memory; a file of its own opens it.
 
 A device is found by its name: the host by `host`, an emulated chip by `emulated:CHIP`.
 """

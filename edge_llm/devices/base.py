@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.formats.layout import TensorRange
-from edge_llm.kv.store import KVPages
+from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
@@ -26,7 +26,7 @@ from edge_llm.weights.base import Weights
 
 @dataclass(frozen=True)
 class Rows:
-    """What the rows of a chunk are.  The first ``count`` rows are valid; the rest only fill the static length.
+    """What the rows of a chunk are: ``count`` of them, in activations of ``static`` rows, of which the rest hold anything.
 
     tokens int64 [count]; sequence int32 [count] (row of ``page_table``); position int32 [count];
     slots int64 [count] (where keys and values are written); page_table int32 [sequences, pages].
@@ -65,12 +65,14 @@ class Chunk:
 Buffers = MutableMapping[str, Any]
 """Named activations of one chunk: float32 [rows, width], for a card INT8 too; `residual` is what the last quantize cut off."""
 
-RunSubgraph = Callable[[BlockWeights, Buffers, Rows, "LayerPages | None"], None]
-"""A built subgraph: weights and pages of the layer, buffers and rows of the chunk."""
+RunSubgraph = Callable[[BlockWeights, Buffers, Rows, LayerPages | None], None]
+"""A built subgraph: weights of the layer, buffers and rows of the chunk, pages of the layer (None outside of layers)."""
 
 Watch = Callable[[Subgraph, Op, RunSubgraph], RunSubgraph]
 """Wraps an operation of a subgraph in something that sees every run of it."""
+
 Task = Callable[[], None]
+"""What a lane does in one go."""
 
 
 class DeviceModel(Protocol):
@@ -106,7 +108,10 @@ class DeviceModel(Protocol):
         ...
 
     def outputs(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
-        """Logits float32 [len(chunk.logits), vocab] and states float32 [len(chunk.states), hidden_size], after the head."""
+        """Logits float32 [len(chunk.logits), vocab] and states float32 [len(chunk.states), hidden_size].
+
+        Asked for once, after the head.
+        """
         ...
 
 
@@ -159,5 +164,6 @@ class DeviceOptions:
     shadow: bool = True
     """Add the shadow outliers."""
     placement: str = AUTO
+    """A name of `PLACEMENTS`, or auto: the first that the device can do."""
     card_memory: int | None = None
     """Most bytes of the card's own memory; None: what the card has."""

@@ -12,7 +12,7 @@ import numpy as np
 from edge_llm.devices.base import Buffers, Rows
 from edge_llm.devices.card_memory import CardArray, CardMemory
 from edge_llm.devices.cores import on_core
-from edge_llm.devices.kv_pages import PagedKV, Zeros
+from edge_llm.devices.kv_pages import MakeArray, PagedKV
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.models.layer import Attention
 
@@ -39,7 +39,7 @@ class CardArrays:
         return CardKV(attentions, tokens, self._page_tokens, self._memory)
 
     @contextmanager
-    def workspace(self) -> Iterator[Zeros]:
+    def workspace(self) -> Iterator[MakeArray]:
         made: list[CardArray] = []
 
         def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -15,14 +15,15 @@ from edge_llm.kv.pages import PAGE_TOKENS, page_bytes, pages_for
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.subgraphs.ops import CARD_LANE
 from edge_llm.subgraphs.placement import CARD_SCHEMES, Placement
+from edge_llm.weights.base import SLOTS
 from edge_llm.weights.plan import spread
-from edge_llm.weights.ring import SLOTS
+from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 FLOAT_BYTES = 4
 SMALL_BYTES = 1 << 20
-"""Enough for all arrays that are small."""
-STEP_ROWS = 32
-"""The output matrix is reckoned with for at most so many rows at a time."""
+"""For all small arrays together."""
+HEAD_ROWS = 32
+"""At most so many rows are taken to want logits at once."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class CardPlan:
 
     def _shares_tiles(self, linear: Linear) -> bool:
         """Whether the chip multiplies the bundle's tiles of ``linear`` as they are, without zeros beside them."""
-        whole_tiles = -(-linear.columns // 4) * 4, -(-linear.rows // 16) * 16
+        whole_tiles = -(-linear.columns // TILE_DEPTH) * TILE_DEPTH, -(-linear.rows // TILE_CHANNELS) * TILE_CHANNELS
         return self.law.padded(linear.columns, linear.rows) == whole_tiles
 
     def _workspace(self, linear: Linear, rows: int) -> int:
@@ -124,7 +125,7 @@ class CardPlan:
         vectors = sum(law.allocation(tensor.nbytes) for tensor in tables if not tensor.name.endswith(".tiles"))
         pages = pages_for(room.tokens, law.page_tokens) * law.page_tokens // PAGE_TOKENS
         ropes = {attention.rope for attention in decoder.attentions}
-        rows = max(length for length in room.lengths if length <= STEP_ROWS)
+        rows = max(length for length in room.lengths if length <= HEAD_ROWS)
         return (
             (1 if decoder.tied else 2) * law.allocation(columns * outputs)
             + 2 * vectors  # those of the output matrix lie beside each of its runs as well

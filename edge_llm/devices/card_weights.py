@@ -10,8 +10,8 @@ import numpy as np
 
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
-from edge_llm.weights.base import Weights
-from edge_llm.weights.ring import SLOTS, Ring
+from edge_llm.weights.base import SLOTS, Weights
+from edge_llm.weights.ring import Ring
 
 CardLinearT = TypeVar("CardLinearT")
 

@@ -69,7 +69,7 @@ class ChipLaw:
     copy_rate: float
     """Bytes per second between host and card, one way."""
     placements: tuple[str, ...] = ("split", "split,host", "card")
-    """What may run where, best first: names of `edge_llm.subgraphs.placement.PLACEMENTS`."""
+    """What may run where, the default first: names of `edge_llm.subgraphs.placement.PLACEMENTS`."""
     page_tokens: int = 128  # [op] paged attention: blocks of a multiple of 32 or 128 tokens
     launch_seconds: float = 15e-6  # [recall] host dispatch of 10 to 20 us an operator
     max_last_dim: int = 65535  # [op] last dims of x1 and x2

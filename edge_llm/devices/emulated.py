@@ -62,7 +62,7 @@ class EmulatedDevice:
         self._host = HostDevice(len(self.cpu_cores), shadow=shadow, cores=self.cpu_cores)
         self._shadow = shadow
         self._memory = memory
-        self._stream = Lock()
+        self._stream = Lock()  # of products that are launched one by one
 
     @property
     def alone(self) -> bool:
@@ -123,7 +123,7 @@ class EmulatedDevice:
         return run
 
     def _build_whole(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
-        """All of ``subgraph`` on the chip; who launches it has the stream and the core."""
+        """All of ``subgraph`` on the chip; `CardArrays.launch` has the core."""
         steps = tuple(self._step_on_chip(op, subgraph.rows, tables) for op in subgraph.ops)
 
         def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:

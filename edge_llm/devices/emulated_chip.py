@@ -16,6 +16,7 @@ from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import Op
 from kernels import ThreadPool
 from kernels.linear import linear_int8
+from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 FLOAT16_MAX = np.float32(65504.0)
 
@@ -55,7 +56,7 @@ class EmulatedChip:
             raise DeviceError(f"{self.law.soc} takes int8 weights here, not {linear.tiles.dtype}")
         columns, outputs = self.law.padded(linear.columns, linear.rows)
         self.law.check_product(1, columns, outputs)
-        shape = (outputs // 16, columns // 4, 16, 4)
+        shape = (outputs // TILE_CHANNELS, columns // TILE_DEPTH, TILE_CHANNELS, TILE_DEPTH)
         with self.memory.all_or_nothing():
             return CardLinear(
                 tiles=tiles if tiles is not None and tiles.shape == shape else self.memory.upload(linear.tiles, shape),
@@ -117,9 +118,9 @@ class EmulatedChip:
         rows, columns = x.shape
         outputs = linear.product_scale.shape[0]
         self.law.check_product(rows, columns, outputs)
-        if columns != 4 * linear.tiles.shape[1] or out.shape != (rows, outputs):
+        if columns != TILE_DEPTH * linear.tiles.shape[1] or out.shape != (rows, outputs):
             raise DeviceError(
-                f"{self.law.soc} refuses x1 {list(x.shape)} with weights of {4 * linear.tiles.shape[1]} columns "
+                f"{self.law.soc} refuses x1 {list(x.shape)} with weights of {TILE_DEPTH * linear.tiles.shape[1]} columns "
                 f"and out {list(out.shape)}: the sizes do not meet"
             )
         if self.route.call.startswith("npu_quant_matmul"):

@@ -23,6 +23,7 @@ from kernels import ThreadPool
 from kernels.attention import paged_attention, rope_append
 from kernels.layout import gather_rows
 from kernels.pointwise import rms_norm, swiglu
+from kernels.types import TILE_DEPTH
 
 
 class HostDevice:
@@ -84,7 +85,7 @@ def _build_embedding(op: Op) -> RunSubgraph:
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
         table = weights.linears["embedding"]
         assert isinstance(table, Int8Weight)
-        values = gather_rows(table.tiles, rows.tokens, 4 * table.tiles.shape[1])[:, : table.columns]
+        values = gather_rows(table.tiles, rows.tokens, TILE_DEPTH * table.tiles.shape[1])[:, : table.columns]
         out = buffers[op.writes[0]][: rows.count]
         np.multiply(values, table.weight_scale[rows.tokens, None], out=out)
         if len(table.hot_index):

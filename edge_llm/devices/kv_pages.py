@@ -12,8 +12,8 @@ import numpy as np
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes, pages_for
 from edge_llm.models.layer import Attention
 
-Zeros = Callable[[tuple[int, ...], Any], np.ndarray]
-"""(shape, type) -> an array of zeros."""
+MakeArray = Callable[[tuple[int, ...], Any], np.ndarray]
+"""(shape, type) -> a new array."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class LayerPages:
 
 
 class PagedKV:
-    """The keys and values of all layers for at least ``tokens`` tokens, in arrays that ``zeros`` makes.
+    """The keys and values of all layers for at least ``tokens`` tokens, in arrays of zeros that ``zeros`` makes.
 
     A page of the device holds ``page_tokens`` tokens, a multiple of the 16 of a host page: it is a run of host pages, so what
-    goes out and comes in as host pages is the same for all devices.  A page takes memory from when it is first written.
+    goes out and comes in as host pages is the same for all devices.  On the host a page takes memory when it is first written.
     """
 
     def __init__(
-        self, attentions: Sequence[Attention], tokens: int, page_tokens: int = PAGE_TOKENS, zeros: Zeros = np.zeros
+        self, attentions: Sequence[Attention], tokens: int, page_tokens: int = PAGE_TOKENS, zeros: MakeArray = np.zeros
     ) -> None:
         self.page_tokens = page_tokens
         self.count = pages_for(tokens, page_tokens)
@@ -72,7 +72,7 @@ class PagedKV:
             part[:pages] = 0
 
 
-def _layer_pages(attention: Attention, count: int, zeros: Zeros) -> LayerPages:
+def _layer_pages(attention: Attention, count: int, zeros: MakeArray) -> LayerPages:
     values = (count, attention.kv_heads, PAGE_TOKENS, attention.head_dim)
     return LayerPages(
         k=zeros(values, np.int8),

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_llm.devices.base import Buffers, Chunk, Room, Rows, RunSubgraph, Task, Watch, static_length
-from edge_llm.devices.kv_pages import PagedKV, Zeros
-from edge_llm.kv.store import KVPages
+from edge_llm.devices.kv_pages import MakeArray, PagedKV
+from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import HIDDEN, Attention, Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
@@ -33,7 +33,7 @@ class Arrays(Protocol):
         """Keys and values of at least ``tokens`` tokens."""
         ...
 
-    def workspace(self) -> AbstractContextManager[Zeros]:
+    def workspace(self) -> AbstractContextManager[MakeArray]:
         """Makes arrays that are gone afterwards; they hold anything."""
         ...
 
@@ -59,7 +59,7 @@ class HostArrays:
     def pages(self, attentions: Sequence[Attention], tokens: int) -> PagedKV:
         return PagedKV(attentions, tokens)
 
-    def workspace(self) -> AbstractContextManager[Zeros]:
+    def workspace(self) -> AbstractContextManager[MakeArray]:
         return nullcontext(np.empty)
 
     def rows(self, slot: int, rows: Rows) -> Rows:
@@ -177,7 +177,7 @@ class PlacedModel:
                 self._head_run(weights, rows, hidden, logits[:, columns], empty)
             return self._arrays.to_host(logits)
 
-    def _head_run(self, weights: BlockWeights, rows: Rows, hidden: np.ndarray, logits: np.ndarray, empty: Zeros) -> None:
+    def _head_run(self, weights: BlockWeights, rows: Rows, hidden: np.ndarray, logits: np.ndarray, empty: MakeArray) -> None:
         """A run of the output matrix: its part of the ``logits``."""
         part = self._head(logits.shape[1])
         widths = buffer_widths((part,), self.decoder.hidden_size)

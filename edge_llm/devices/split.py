@@ -1,9 +1,10 @@
-"""The CPU's share of a linear that a card multiplies: quantize before the product, shadow beside it, merge after it.
+"""What is float of a linear that a card multiplies: quantize before the product, shadow beside it, merge after it.
 
     quantized, hot, residual = quantize(norm(x));  product = card(quantized);  shadow = hot @ hot_weight
     y = product + shadow + product_scale * (residual @ W.T) (+ add)
 
-The sums are made in the order of `kernels.linear.linear`, so a card whose product is exact gives the host's bits.
+The CPU does it, or the float units of a card that does everything.  The sums are made in the order of
+`kernels.linear.linear`, so a card whose product is exact gives the host's bits.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from edge_llm.subgraphs.ops import HOT, NORMED, QUANTIZED, RESIDUAL, SHADOW, Op
 from kernels import ThreadPool
 from kernels.linear import hot_product, merge, quantize
 from kernels.pointwise import rms_norm
-
-CHANNELS = 4
-"""Input channels of a tile."""
+from kernels.types import TILE_DEPTH
 
 
 def build_split_op(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph | None:
@@ -84,7 +83,7 @@ def _build_merge(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
         residual = buffers[RESIDUAL] if shadow and linear.residual else None
         tiles, residual = linear.overflow(residual) if residual is not None else (linear.tiles, None)
         add = buffers[op.adds][: rows.count] if op.adds else None
-        merge(y, hot_sum, residual, tiles, CHANNELS * tiles.shape[1], linear.product_scale, pool, add=add)
+        merge(y, hot_sum, residual, tiles, TILE_DEPTH * tiles.shape[1], linear.product_scale, pool, add=add)
         if result != product:
             buffers[result][: rows.count] = y
 

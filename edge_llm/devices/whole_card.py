@@ -16,8 +16,7 @@ from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
-
-PANEL_ROWS = 16
+from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 
 class CardRope(RopeTables):
@@ -90,14 +89,14 @@ def _table(chip: EmulatedChip, table: Linear, parts: Iterator[tuple[slice, Int8W
     """The matrix ``table``, which comes in runs of rows, in card memory."""
     memory, rows = chip.memory, table.rows
     columns, outputs = chip.law.padded(table.columns, rows)
-    tiles = memory.allocate((outputs // PANEL_ROWS, columns // 4, PANEL_ROWS, 4), np.int8)
+    tiles = memory.allocate((outputs // TILE_CHANNELS, columns // TILE_DEPTH, TILE_CHANNELS, TILE_DEPTH), np.int8)
     _, first = begun = next(parts)
     hot = len(first.hot_index)
     weight_scale, row_sum = memory.allocate((rows,), np.float32), memory.allocate((rows,), np.int32)
     hot_weight = memory.allocate((hot, rows), np.float16)
     bias = None if first.bias is None else memory.allocate((rows,), np.float32)
     for at, part in chain([begun], parts):
-        panel = at.start // PANEL_ROWS
+        panel = at.start // TILE_CHANNELS
         memory.copy_in(part.tiles, tiles.view(slice(panel, panel + len(part.tiles))))
         memory.copy_in(part.weight_scale, weight_scale.view(at))
         memory.copy_in(part.row_sum, row_sum.view(at))
@@ -122,10 +121,10 @@ def _output_runs(
     chip: EmulatedChip, output: Int8Weight, gains: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[slice, CardBlock[CardLinear]]]:
     """The output matrix in runs of rows that the chip multiplies at once."""
-    most = chip.law.max_last_dim // PANEL_ROWS * PANEL_ROWS
+    most = chip.law.max_last_dim // TILE_CHANNELS * TILE_CHANNELS
     for start in range(0, output.rows, most):
         at = slice(start, min(start + most, output.rows))
-        tiles = CardArray(output.tiles[start // PANEL_ROWS : -(-at.stop // PANEL_ROWS)], 0)
+        tiles = CardArray(output.tiles[start // TILE_CHANNELS : -(-at.stop // TILE_CHANNELS)], 0)
         run = replace(
             output,
             tiles=tiles.values,

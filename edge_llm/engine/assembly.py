@@ -24,7 +24,7 @@ from edge_llm.subgraphs.ops import CARD_LANE
 from edge_llm.subgraphs.placement import choose_placement
 from edge_llm.weights.base import Weights
 from edge_llm.weights.budget import parse_memory
-from edge_llm.weights.plan import MemoryPlan, Staging, WeightSizes, plan_memory, plan_staging
+from edge_llm.weights.plan import MemoryPlan, StagingPlan, WeightSizes, plan_memory, plan_staging
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.staged import StagedWeights
 from edge_llm.weights.streamed import StreamedWeights
@@ -146,7 +146,7 @@ def room(runtime: RuntimeConfig) -> Room:
     return Room(tokens, chunk_lengths(runtime.chunk, runtime.context), runtime.window)
 
 
-def stage_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Staging:
+def stage_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> StagingPlan:
     """What the host holds beside the card of ``device`` under the filled-in ``runtime``.
 
     Raises `UsageError` for a budget of the host or the card that is invalid or too small.

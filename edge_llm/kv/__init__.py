@@ -1,1 +1,1 @@
-"""Pages of keys and values: the holders of each page (`pages`), and its contents (`store`)."""
+"""Pages of keys and values by number: who holds each, which text it has, what is kept on disk; devices hold their contents."""

@@ -10,7 +10,7 @@ import numpy as np
 from edge_llm.errors import OutOfMemory
 from edge_llm.kv.pages import PAGE_TOKENS, PageAllocator
 from edge_llm.kv.prefix import PrefixIndex
-from edge_llm.kv.store import KVPages, SequencePages
+from edge_llm.kv.sequence import KVPages, SequencePages
 
 if TYPE_CHECKING:
     from edge_llm.kv.prefix_store import PrefixStore  # only servers keep pages, and bring OpenSSL for it

@@ -16,6 +16,7 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel
 from kernels.layout import pack_tiles, row_sums
+from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 LIMIT = 127
 MAX_FLOAT16 = 65504.0
@@ -71,7 +72,7 @@ class WeightQuantizer:
             raise ValueError(f"hot must list ascending channels below {columns}")
         self._name = name
         self._done = 0
-        self._tiles = np.zeros((-(-rows // 16), -(-columns // 4), 16, 4), np.int8)
+        self._tiles = np.zeros((-(-rows // TILE_CHANNELS), -(-columns // TILE_DEPTH), TILE_CHANNELS, TILE_DEPTH), np.int8)
         self._weight_scale = np.empty(rows, np.float32)
         self._row_sum = np.empty(rows, np.int32)
         self._hot_weight = np.empty((len(self._hot), rows), np.float16)
@@ -79,7 +80,7 @@ class WeightQuantizer:
     def add(self, weight: np.ndarray) -> None:
         """Quantize the next rows, float32 [n, K]."""
         start, end = self._done, self._done + len(weight)
-        if start % 16:
+        if start % TILE_CHANNELS:
             raise ValueError("every block of rows but the last must be a multiple of 16")
         values = weight.astype(np.float32)  # a copy: hot columns are cleared in it
         with np.errstate(over="ignore", invalid="ignore"):
@@ -95,7 +96,8 @@ class WeightQuantizer:
         np.rint(values, out=values)
         np.clip(values, -LIMIT, LIMIT, out=values)
         tiles = pack_tiles(values.astype(np.int8))
-        self._tiles[start // 16 : start // 16 + len(tiles)] = tiles
+        panel = start // TILE_CHANNELS
+        self._tiles[panel : panel + len(tiles)] = tiles
         self._weight_scale[start:end] = weight_scale
         self._row_sum[start:end] = row_sums(tiles, len(weight))
         self._done = end

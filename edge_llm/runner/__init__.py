@@ -1,1 +1,1 @@
-"""Tokens of one or many sequences to logits; the only package that imports the scheduler."""
+"""Tokens of one or many sequences to logits, as tasks for the scheduler."""

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import scheduler
 from edge_llm.errors import UsageError
+from edge_llm.subgraphs.ops import CARD_LANE
 
 POLICIES: dict[str, scheduler.Policy] = {
     "in-order": scheduler.in_order,
     "first-ready": scheduler.first_ready,
     "longest-first": scheduler.longest_first,
     "critical-path": scheduler.critical_path,
-    "c-value": scheduler.c_value("npu"),
-    "feed": scheduler.feed("npu"),
+    "c-value": scheduler.c_value(CARD_LANE),
+    "feed": scheduler.feed(CARD_LANE),
 }
 AUTO = "auto"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from edge_llm.devices.base import Chunk, Rows, static_length
-from edge_llm.kv.store import SequencePages
+from edge_llm.kv.sequence import SequencePages
 from edge_llm.runner.base import Segment
 
 LADDER = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)

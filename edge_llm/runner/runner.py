@@ -13,7 +13,7 @@ from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.devices.base import Chunk, Device, Room, Watch
 from edge_llm.errors import ContextOverflow, NumericError
 from edge_llm.kv.memory import KVMemory
-from edge_llm.kv.store import SequencePages
+from edge_llm.kv.sequence import SequencePages
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from edge_llm.subgraphs.ops import HOST_LANE
 from edge_llm.weights.base import Weights
 from scheduler import TaskGraph
 
@@ -48,5 +49,5 @@ class Sweep:
 
     def _request(self, layer: int, after: Sequence[str]) -> None:
         name = f"layer{layer}.request" if layer not in self._requests else f"layer{layer}.request_ahead"
-        self._graph.add(name, "cpu", partial(self._weights.request, layer), after=after, cost_key="request")
+        self._graph.add(name, HOST_LANE, partial(self._weights.request, layer), after=after, cost_key="request")
         self._requests[layer] = name

@@ -20,6 +20,7 @@ from edge_llm.quant.shadow import FULL, NONE, SHADOWS, Treatment, product_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from edge_llm.schemes.int8_weight import Int8Weight
 from kernels.reference.linear import linear as reference_linear
+from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 NAME = INT8
 
@@ -27,7 +28,7 @@ NAME = INT8
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
     rows, columns = linear.rows, linear.columns
     return [
-        ("tiles", "int8", (-(-rows // 16), -(-columns // 4), 16, 4)),
+        ("tiles", "int8", (-(-rows // TILE_CHANNELS), -(-columns // TILE_DEPTH), TILE_CHANNELS, TILE_DEPTH)),
         ("scale", "float32", (rows,)),
         ("row_sum", "int32", (rows,)),
         ("hot_index", "int32", (hot,)),

@@ -1,1 +1,1 @@
-"""What a device is given: the static subgraphs of a decoder, built once per length and shared."""
+"""What runs where, and what a device is given: parts of layers as static subgraphs, built once per length and shared."""

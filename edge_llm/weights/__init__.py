@@ -1,1 +1,1 @@
-"""Weights in memory or on flash; the runner asks for a layer and does not know where it lies."""
+"""Weights in memory, on flash, or on their way to a card; who asks for a layer does not know where it lies."""

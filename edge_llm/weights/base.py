@@ -1,4 +1,4 @@
-"""The interface of weights, the same for those in memory and those on flash."""
+"""The interface of weights, the same for those in memory, on flash, and on a card."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import numpy as np
 
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
+
+SLOTS = 2
+"""Buffers for streamed layers, on the host and on a card: one is used while the other is filled.  A third would take the memory
+of a resident layer."""
 
 
 class Weights(Protocol):
@@ -21,11 +25,11 @@ class Weights(Protocol):
     head: BlockWeights
     """The final norm and the output linear.  Its tiles may lie on flash, so products take `head_blocks`."""
     streamed: tuple[int, ...]
-    """Layers that are read before each use, ascending; () when all are resident."""
+    """Layers that are read, or copied to a card, before each use, ascending; () when all stay where they are used."""
     streamed_bytes: int
     """Bytes that one sweep and its logits read from flash; 0 when all weights are resident."""
     slots: int
-    """How many streamed layers are in memory at a time; 0 when no layer is streamed."""
+    """Buffers that streamed layers take turns in; 0 when they need none, because none is streamed or the host has all."""
 
     def use(self, index: int) -> BlockWeights:
         """Weights of decoder layer ``index``, which is resident or has been read."""

@@ -14,10 +14,7 @@ import numpy as np
 
 from edge_llm.formats.bundle import Bundle
 from edge_llm.schemes.int8_weight import Int8Weight
-from kernels.types import Residual
-
-GROUP = 4
-"""Input channels that lie side by side in tiles."""
+from kernels.types import TILE_DEPTH, Residual
 
 
 class ColdChannels:
@@ -79,6 +76,6 @@ class ColdWeight(Int8Weight):
 
     def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
         assert self.channels is not None
-        groups, places = np.unique(residual.column // GROUP, return_inverse=True)
-        column = (GROUP * places + residual.column % GROUP).astype(np.int32)
+        groups, places = np.unique(residual.column // TILE_DEPTH, return_inverse=True)
+        column = (TILE_DEPTH * places + residual.column % TILE_DEPTH).astype(np.int32)
         return self.channels.tiles(self.name, groups), residual._replace(column=column)

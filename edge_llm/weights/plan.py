@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import TABLES, BlockRange
-from edge_llm.weights.ring import SLOTS
+from edge_llm.weights.base import SLOTS
 from edge_llm.weights.table import block_memory, row_memory
 
 ALLOWANCE = 0.15
@@ -153,7 +153,7 @@ LEAST_COLD = 8 << 20
 
 
 @dataclass(frozen=True)
-class Staging:
+class StagingPlan:
     """How weights pass through the host on their way to a card, and what of them stays."""
 
     plan: MemoryPlan
@@ -162,7 +162,7 @@ class Staging:
     """Most memory for input channels that overflows wanted."""
 
 
-def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | None, *, whole: bool) -> Staging:
+def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | None, *, whole: bool) -> StagingPlan:
     """What the host holds while a card has the layers, of which ``streamed`` are read again in every sweep.
 
     ``whole``: the card has the embedding, the output matrix and all vectors as well.  Raises `UsageError` that names the least
@@ -171,12 +171,12 @@ def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | No
     slot = max(layer.stored for layer in sizes.layers)
     beside = 0 if whole else sum(layer.beside_card for layer in sizes.layers)
     on_flash = sizes.fixed if sizes.fixed_without_tables is None else sizes.fixed_without_tables
-    tables = [on_flash] if whole else list(dict.fromkeys((sizes.fixed, on_flash)))
-    needs = [table + beside + SLOTS * slot for table in tables]
-    held = next((need for need in needs if budget is None or need <= budget), None)
-    if held is None:
-        raise too_little(budget or 0, min(needs))
-    flash_tables = held - beside - SLOTS * slot == sizes.fixed_without_tables
+    around = beside + SLOTS * slot
+    choices = (on_flash,) if whole else (sizes.fixed, on_flash)
+    fixed = next((fixed for fixed in choices if budget is None or fixed + around <= budget), None)
+    if fixed is None:
+        raise too_little(budget or 0, min(choices) + around)
+    held, flash_tables = fixed + around, fixed == sizes.fixed_without_tables
     cold = 0 if whole else max(LEAST_COLD, int(COLD_SHARE * sum(layer.stored for layer in sizes.layers)))
     output = sizes.output if flash_tables and not whole else 0
     plan = MemoryPlan(
@@ -189,7 +189,7 @@ def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | No
         streamed_bytes=sum(sizes.layers[index].stored for index in streamed) + output,
         flash_tables=flash_tables,
     )
-    return Staging(plan, cold if budget is None else min(cold, budget - held))
+    return StagingPlan(plan, cold if budget is None else min(cold, budget - held))
 
 
 def spread(chosen: int, count: int) -> tuple[int, ...]:

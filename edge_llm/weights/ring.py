@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
-SLOTS = 2
-"""Buffers for streamed layers, on the host and on a card: one is used while the other is filled.  A third would take the memory
-of a resident layer."""
 KeyT = TypeVar("KeyT", bound=Hashable)
 BufferT = TypeVar("BufferT")
 WaitedT = TypeVar("WaitedT")

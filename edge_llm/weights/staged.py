@@ -15,16 +15,16 @@ from edge_llm.progress import CountProgress
 from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.cold import ColdChannels, ColdWeight
-from edge_llm.weights.plan import Staging
+from edge_llm.weights.plan import StagingPlan
 from edge_llm.weights.streamed import StreamedWeights
 
 TILES = ".tiles"
 
 
 class StagedWeights(StreamedWeights):
-    """The weights of ``bundle`` under the plan of ``staging``: no layer stays here, and any layer may be asked for."""
+    """The weights of ``bundle`` under ``staging``: no layer stays here, and any layer may be requested."""
 
-    def __init__(self, bundle: Bundle, staging: Staging, progress: CountProgress | None = None) -> None:
+    def __init__(self, bundle: Bundle, staging: StagingPlan, progress: CountProgress | None = None) -> None:
         super().__init__(bundle, staging.plan, progress)
         self._cold = ColdChannels(bundle, staging.cold_bytes)
 

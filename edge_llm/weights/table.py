@@ -22,8 +22,8 @@ from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.ring import Ring, in_turn
 from kernels.layout import gather_rows, pack_tiles
 from kernels.range_reader import RangeReader
+from kernels.types import TILE_CHANNELS
 
-PANEL_ROWS = 16
 BLOCK_BYTES = 2 << 20
 """About as many bytes of the output matrix are multiplied at once."""
 BLOCK_BUFFERS = 8
@@ -83,7 +83,7 @@ class FlashTable:
         runs = [(first, count) for first in range(0, self._tensor.piece_count, count)]
         for (first, _), tiles in zip(runs, in_turn(self._block_ring, runs), strict=True):
             row = first * self._piece_rows
-            rows = slice(row, min(row + len(tiles) * PANEL_ROWS, self._resident.rows))
+            rows = slice(row, min(row + len(tiles) * TILE_CHANNELS, self._resident.rows))
             yield rows, self._part(tiles, rows)
         for run in runs[: len(self._block_ring)]:
             self._block_ring.request(run)
@@ -99,7 +99,7 @@ class FlashTable:
     @property
     def _piece_rows(self) -> int:
         panel_bytes = self._tensor.nbytes // self._tensor.shape[0]
-        return self._tensor.piece_bytes // panel_bytes * PANEL_ROWS
+        return self._tensor.piece_bytes // panel_bytes * TILE_CHANNELS
 
     def _part(self, tiles: np.ndarray, rows: np.ndarray | slice) -> Int8Weight:
         whole = self._resident

@@ -27,8 +27,6 @@ from kernels.reference.layout import crc32c, gather_rows, pack_tiles, row_sums, 
 from kernels.reference.linear import hot_product, linear, linear_int8, merge, quantize
 from kernels.reference.numeric import (
     LANES,
-    TILE_CHANNELS,
-    TILE_DEPTH,
     fma,
     lane_dot,
     lane_sum,
@@ -37,7 +35,7 @@ from kernels.reference.numeric import (
 )
 from kernels.reference.pointwise import exp, head_norm, rms_norm, rope, swiglu
 from kernels.reference.sampling import sampling_candidates, sampling_draw, sampling_masses
-from kernels.types import F16, F32, I8, I32, I64, Residual
+from kernels.types import F16, F32, I8, I32, I64, TILE_CHANNELS, TILE_DEPTH, Residual
 
 __all__ = [
     "F16",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.reference.numeric import TILE_CHANNELS, TILE_DEPTH
-from kernels.types import I8, I32, I64
+from kernels.types import I8, I32, I64, TILE_CHANNELS, TILE_DEPTH
 
 
 def pack_tiles(weight: I8) -> I8:

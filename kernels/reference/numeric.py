@@ -8,8 +8,6 @@ import numpy.typing as npt
 from kernels.types import F32
 
 LANES = 16
-TILE_CHANNELS = 16  # output channels in a tile row block
-TILE_DEPTH = 4  # input channels next to each other in a tile
 
 
 def fma(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> F32:
