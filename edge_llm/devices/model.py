@@ -81,6 +81,14 @@ class _Slot:
     outputs: tuple[np.ndarray, np.ndarray] | None = None
 
 
+@dataclass(frozen=True)
+class _Head:
+    """The part that multiplies a run of the output matrix, and the widths of the buffers between hidden states and logits."""
+
+    part: Part
+    between: Mapping[str, int]
+
+
 class PlacedModel:
     """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs."""
 
@@ -106,7 +114,7 @@ class PlacedModel:
         self._subgraphs = SubgraphShelf(build, self._widths)
         self._embedding = embedding_part(decoder, self._cut)
         self._final_norm = final_norm_part(decoder, self._cut)
-        self._heads: dict[int, Part] = {}
+        self._heads: dict[int, _Head] = {}
         self._arrays = arrays
         self._lengths = room.lengths
         self._slots = [_Slot(self._new_buffers(self._widths))]
@@ -154,7 +162,8 @@ class PlacedModel:
         slot.rows = self._arrays.rows(chunk.index, chunk.rows)
         table, places = self.weights.embedding_rows(slot.rows.tokens)
         run = self._subgraphs.get(self._embedding, chunk.rows.static)
-        run(BlockWeights({"embedding": table}, {}), slot.buffers, replace(slot.rows, tokens=places), None)
+        rows = slot.rows if places is slot.rows.tokens else replace(slot.rows, tokens=places)
+        run(BlockWeights({"embedding": table}, {}), slot.buffers, rows, None)
 
     def _run_layer(self, layer: int, steps: Sequence[RunSubgraph], slot: _Slot) -> None:
         assert slot.rows is not None, "a layer before the embedding"
@@ -179,12 +188,12 @@ class PlacedModel:
 
     def _head_run(self, weights: BlockWeights, rows: Rows, hidden: np.ndarray, logits: np.ndarray, empty: MakeArray) -> None:
         """A run of the output matrix: its part of the ``logits``."""
-        part = self._head(logits.shape[1])
-        widths = buffer_widths((part,), self.decoder.hidden_size)
+        head = self._head(logits.shape[1])
         out = logits if logits.flags.c_contiguous else empty(logits.shape, np.float32)
-        given = {HIDDEN: hidden, self.decoder.output.writes: out}
-        others = {name: empty((len(hidden), width), np.float32) for name, width in widths.items() if name not in given}
-        self._subgraphs.get(part, rows.static)(weights, {**others, **given}, rows, None)
+        buffers: Buffers = {HIDDEN: hidden, self.decoder.output.writes: out}
+        for name, width in head.between.items():
+            buffers[name] = empty((len(hidden), width), np.float32)
+        self._subgraphs.get(head.part, rows.static)(weights, buffers, rows, None)
         if out is not logits:
             logits[:] = out
 
@@ -203,6 +212,8 @@ class PlacedModel:
         """Hidden states float32 [wanted, hidden_size] of the rows ``wanted``, and what these rows are."""
         rows = slot.rows
         assert rows is not None
+        if len(wanted) == rows.count:
+            return slot.buffers[HIDDEN][: rows.count], rows
         picked = replace(
             rows,
             static=static_length(len(wanted), self._lengths),
@@ -213,10 +224,13 @@ class PlacedModel:
         )
         return slot.buffers[HIDDEN][wanted], picked
 
-    def _head(self, rows: int) -> Part:
-        """The part that multiplies ``rows`` rows of the output matrix."""
+    def _head(self, rows: int) -> _Head:
+        """What multiplies ``rows`` rows of the output matrix."""
         if rows not in self._heads:
-            self._heads[rows] = head_part(self.decoder, self._cut, rows)
+            part = head_part(self.decoder, self._cut, rows)
+            widths = buffer_widths((part,), self.decoder.hidden_size)
+            ends = (HIDDEN, self.decoder.output.writes)
+            self._heads[rows] = _Head(part, {name: width for name, width in widths.items() if name not in ends})
         return self._heads[rows]
 
     def _slot(self, chunk: Chunk) -> _Slot:

@@ -26,11 +26,14 @@ def chunk_lengths(chunk: int, context: int) -> tuple[int, ...]:
     return ladder(min(chunk, max(8, context)))
 
 
-def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int]) -> Iterator[Chunk]:
+NO_ROWS = np.empty(0, np.int64)
+
+
+def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int], window: int = 1) -> Iterator[Chunk]:
     """Cut the tokens of all ``segments``, one after the other, into chunks of at most ``lengths[-1]`` rows.
 
-    The chunks are numbered from 0.  A chunk may hold the end of one segment and the beginning of the next; a sequence's rows
-    stay in order.
+    The chunks of each ``window`` are numbered from 0.  A chunk may hold the end of one segment and the beginning of the next; a
+    sequence's rows stay in order.
     """
     counts = [len(segment.tokens) for segment in segments]
     ends = np.cumsum(counts)
@@ -41,7 +44,6 @@ def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int]) -> 
     table, page_tokens = _page_table(segments), segments[0].sequence.page_tokens
     slots = table[sequence, position // page_tokens].astype(np.int64) * page_tokens + position % page_tokens
     wanted = np.arange(len(tokens)) >= np.repeat(ends - [segment.wanted for segment in segments], counts)
-    of_states = np.repeat([segment.states for segment in segments], counts)
     position = position.astype(np.int32)
     for number, (first, end) in enumerate(split(0, len(tokens), lengths[-1])):
         rows = Rows(
@@ -52,9 +54,18 @@ def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int]) -> 
             slots=slots[first:end],
             page_table=table,
         )
-        wanted_here, of_states_here = wanted[first:end], of_states[first:end]
-        logits, states = wanted_here & ~of_states_here, wanted_here & of_states_here
-        yield Chunk(number, rows, logits=np.flatnonzero(logits), states=np.flatnonzero(states))
+        yield Chunk(number % window, rows, *_wanted(np.flatnonzero(wanted[first:end]), rows, segments))
+
+
+def _wanted(
+    wanted: np.ndarray, rows: Rows, segments: Sequence[Segment[SequencePages]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of the rows ``wanted``, those whose logits and those whose states are wanted."""
+    of_states = [segment.states for segment in segments]
+    if not any(of_states):
+        return wanted, NO_ROWS
+    chosen = np.asarray(of_states)[rows.sequence[wanted]]
+    return wanted[~chosen], wanted[chosen]
 
 
 def _page_table(segments: Sequence[Segment[SequencePages]]) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,7 +73,7 @@ class Int8Runner:
         starts = [segment.sequence.length for segment in segments]
         try:
             self._reserve(segments)
-            chunks = list(pack(segments, self._lengths))
+            chunks = list(pack(segments, self._lengths, self._window))
             windows = [chunks[first : first + self._window] for first in range(0, len(chunks), self._window)]
             outputs = [output for window in windows for output in self._run_window(window, cancel)]
         except BaseException:
@@ -97,9 +96,8 @@ class Int8Runner:
                 raise ContextOverflow(end, self.context)
             self.memory.reserve(segment.sequence, end)
 
-    def _run_window(self, window: Sequence[Chunk], cancel: Cancel | None) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _run_window(self, chunks: Sequence[Chunk], cancel: Cancel | None) -> list[tuple[np.ndarray, np.ndarray]]:
         """Compute a window of chunks: the logits and the states that are wanted of each."""
-        chunks = [replace(chunk, index=index) for index, chunk in enumerate(window)]
         with _numeric_errors():
             if len(chunks) == 1 and chunks[0].rows.count <= STEP_ROWS:
                 self._execute(decode_graph(chunks[0], self.model), cancel)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -24,37 +23,48 @@ class Sharing:
     """Bytes that the inputs and outputs of the others would have taken."""
 
 
+@dataclass
+class _Kept(Generic[Built]):
+    """A subgraph, and how often it was asked for."""
+
+    subgraph: Subgraph
+    built: Built
+    uses: int = 0
+
+
 class SubgraphShelf(Generic[Built]):
     """Has ``build`` make a subgraph the first time it is asked for; ``widths`` are the values per row of every buffer."""
 
     def __init__(self, build: Callable[[Subgraph], Built], widths: Mapping[str, int]) -> None:
         self._build = build
         self._widths = widths
-        self._same: dict[tuple[str, tuple[Op, ...]], Part] = {}
-        self._known: dict[Part, Part] = {}
-        self._built: dict[tuple[Part, int], Built] = {}
-        self._uses: Counter[tuple[Part, int]] = Counter()
+        self._kept: dict[tuple[str, tuple[Op, ...], int], _Kept[Built]] = {}
+        self._of_part: dict[tuple[Part, int], _Kept[Built]] = {}
 
     def get(self, part: Part, rows: int) -> Built:
         """The subgraph of ``part`` for chunks of ``rows`` rows: one for all parts that do the same on one lane."""
-        same = self._known.get(part)
-        if same is None:  # parts are compared by what they are, because their operations take long to hash
-            same = self._known[part] = self._same.setdefault((part.lane, part.ops), part)
-        key = same, rows
-        self._uses[key] += 1
-        built = self._built.get(key)
-        if built is None:
-            built = self._built[key] = self._build(Subgraph(part.name, part.lane, rows, part.ops))
-        return built
+        kept = self._of_part.get((part, rows))
+        if kept is None:  # parts are known by what they are, because their operations take long to hash
+            kept = self._of_part[part, rows] = self._new(part, rows)
+        kept.uses += 1
+        return kept.built
+
+    def _new(self, part: Part, rows: int) -> _Kept[Built]:
+        key = part.lane, part.ops, rows
+        if key not in self._kept:
+            subgraph = Subgraph(part.name, part.lane, rows, part.ops)
+            self._kept[key] = _Kept(subgraph, self._build(subgraph))
+        return self._kept[key]
 
     @property
     def sharing(self) -> Sharing:
         """What sharing saved so far."""
+        every = self._kept.values()
         saved = sum(
-            (uses - 1) * rows * FLOAT_BYTES * sum(self._width(op) for op in part.ops)
-            for (part, rows), uses in self._uses.items()
+            (kept.uses - 1) * kept.subgraph.rows * FLOAT_BYTES * sum(self._width(op) for op in kept.subgraph.ops)
+            for kept in every
         )
-        return Sharing(len(self._built), sum(self._uses.values()), saved)
+        return Sharing(len(self._kept), sum(kept.uses for kept in every), saved)
 
     def _width(self, op: Op) -> int:
         """Values per row that go into ``op`` and come out of it."""
@@ -62,4 +72,4 @@ class SubgraphShelf(Generic[Built]):
 
     def __len__(self) -> int:
         """Number of subgraphs built so far."""
-        return len(self._built)
+        return len(self._kept)
