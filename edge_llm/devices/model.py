@@ -127,8 +127,15 @@ class PlacedModel:
         return self.walk(range(1), chunk)
 
     def part(self, layer: int, part: Part, chunk: Chunk) -> Task:
-        subgraph = self._subgraphs.get(part, chunk.rows.static)
-        return self._launched(partial(self._run_layer, layer, (subgraph,), self._slot(chunk)))
+        subgraph, slot = self._subgraphs.get(part, chunk.rows.static), self._slot(chunk)
+        launch, use, pages = self._arrays.launch, self.weights.use, self._pages.layers[layer]
+
+        def run() -> None:
+            assert slot.rows is not None, "a layer before the embedding"
+            with launch():
+                subgraph(use(layer), slot.buffers, slot.rows, pages)
+
+        return run
 
     def walk(self, blocks: range, chunk: Chunk) -> Task:
         return self._launched(*(self._block(block, chunk) for block in blocks))
