@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_llm.devices.base import Room
+from edge_llm.devices.card_arrays import HEAD_ROWS
 from edge_llm.devices.chips import ChipLaw, MatmulRoute
 from edge_llm.devices.model import activation_bytes
 from edge_llm.errors import UsageError
@@ -20,8 +21,6 @@ from edge_llm.weights.plan import SLOTS, spread
 FLOAT_BYTES = 4
 SMALL_BYTES = 1 << 20
 """Enough for all arrays that are small."""
-STEP_ROWS = 32
-"""The output matrix is reckoned with for at most so many rows at a time."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +129,14 @@ def _whole_bytes(
     vectors = sum(law.allocation(tensor.nbytes) for tensor in tables if not tensor.name.endswith(".tiles"))
     pages = pages_for(room.tokens, law.page_tokens) * law.page_tokens // PAGE_TOKENS
     ropes = {attention.rope for attention in decoder.attentions}
-    rows = max(length for length in room.lengths if length <= STEP_ROWS)
+    rows = max(length for length in room.lengths if length <= HEAD_ROWS)
     return (
         matrices * law.allocation(columns * outputs)
         + 2 * vectors  # those of the output matrix lie beside each of its runs as well
         + pages * page_bytes(decoder.attentions)
-        + sum(room.tokens * rope.dim * FLOAT_BYTES for rope in ropes)
+        + sum(room.positions * rope.dim * FLOAT_BYTES for rope in ropes)
         + activation_bytes(decoder, placement, room.lengths[-1], room.window)
+        + room.lengths[-1] * decoder.hidden_size * FLOAT_BYTES  # states
         + 2 * _product_bytes(law, route, decoder.output, rows)
         + 3 * rows * decoder.vocab_size * FLOAT_BYTES
         + SMALL_BYTES
