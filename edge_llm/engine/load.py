@@ -77,8 +77,8 @@ def make_drafter(runtime: RuntimeConfig, target: Path) -> Callable[[], Drafter]:
         raise UsageError(f"the draft model `{runtime.draft}` has another tokenizer than the model it would help", param="draft")
     bundle = open_bundle(folder)
     context = min(bundle.config.context, runtime.context or bundle.config.context)
-    where = {"device": "host", "placement": "auto", "memory": None, "card_memory": None}
-    runner = make_runner(bundle, replace(runtime, **where, context=context, draft="none"))
+    on_host = replace(runtime, device="host", placement="auto", memory=None, card_memory=None)
+    runner = make_runner(bundle, replace(on_host, context=context, draft="none"))
     return lambda: model_drafter(runner)
 
 
