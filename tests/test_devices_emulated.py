@@ -539,7 +539,7 @@ def test_a_model_that_does_not_fit_the_card_is_refused_before_it_is_used():
     bundle = open_bundle(find_bundle(None))
     with pytest.raises(DeviceError, match="out of memory on Ascend310P3"):
         device = EmulatedDevice("310p", 2, memory=2**20)
-        device.open(bundle.decoder, ResidentWeights(bundle), RopeTables(128), Room(128, (1, 16), 1))
+        device.open(bundle.decoder, ResidentWeights(bundle), RopeTables(128), Room(128, 128, (1, 16), 1))
 
 
 def test_card_arrays_have_no_values_to_print():

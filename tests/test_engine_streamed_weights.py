@@ -1,6 +1,8 @@
 """Weights on flash that go bad under a loaded model: the request fails with a typed error, and nothing else does."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -67,3 +69,10 @@ def test_damage_in_the_middle_of_an_answer_ends_it_there(engine, folder):
         for delta in stream:
             found += delta.tokens
     assert 2 <= len(found) < 40 and tuple(found) == expected[: len(found)]
+
+
+def test_a_script_that_keeps_its_model_ends():
+    """The next sweep's first layers are on their way when the interpreter takes the model apart."""
+    script = "from edge_llm import LLM; llm = LLM(threads=2, memory='60%'); print(llm.generate('Once', max_tokens=4))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.strip()

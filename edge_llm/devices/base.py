@@ -121,6 +121,8 @@ class Room:
 
     tokens: int
     """Tokens whose keys and values are held."""
+    positions: int
+    """Tokens of the longest sequence."""
     lengths: Sequence[int]
     """Static lengths of chunks, ascending."""
     window: int

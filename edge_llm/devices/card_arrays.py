@@ -16,12 +16,17 @@ from edge_llm.devices.kv_pages import MakeArray, PagedKV
 from edge_llm.kv.pages import PAGE_TOKENS
 from edge_llm.models.layer import Attention
 
+HEAD_ROWS = 32
+"""Rows whose logits are computed at once: a card has no room for the logits of a whole prompt."""
+
 
 class CardArrays:
     """Arrays in ``memory``.  What is launched runs on ``core``, and pages hold ``page_tokens`` tokens, as the chip likes.
 
     Subgraphs work with the values of card arrays; the host sees copies alone.
     """
+
+    head_rows = HEAD_ROWS
 
     def __init__(self, memory: CardMemory, core: int, page_tokens: int) -> None:
         self.launches = 0

@@ -49,10 +49,13 @@ class CardArray:
 
 
 class CardMemory:
-    """Allocates card arrays up to a ceiling.  ``held`` bytes are taken now, ``peak`` were at most; threads may share it."""
+    """Allocates card arrays up to a ceiling, the chip's or a lower one; threads may share it.
+
+    ``held`` bytes are taken now, ``peak`` were at most.
+    """
 
     def __init__(self, law: ChipLaw, ceiling: int | None = None) -> None:
-        self.ceiling = law.ceiling if ceiling is None else ceiling
+        self.ceiling = law.ceiling if ceiling is None else min(ceiling, law.ceiling)
         self.held = 0
         self.peak = 0
         self.copied_in = 0

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_llm.devices.base import Room
+from edge_llm.devices.card_arrays import HEAD_ROWS
 from edge_llm.devices.chips import ChipLaw, MatmulRoute
 from edge_llm.devices.model import activation_bytes
 from edge_llm.errors import UsageError
@@ -22,8 +23,6 @@ from kernels.types import TILE_CHANNELS, TILE_DEPTH
 FLOAT_BYTES = 4
 SMALL_BYTES = 1 << 20
 """For all small arrays together."""
-HEAD_ROWS = 32
-"""At most so many rows are taken to want logits at once."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +129,9 @@ class CardPlan:
             (1 if decoder.tied else 2) * law.allocation(columns * outputs)
             + 2 * vectors  # those of the output matrix lie beside each of its runs as well
             + pages * page_bytes(decoder.attentions)
-            + sum(room.tokens * rope.dim * FLOAT_BYTES for rope in ropes)
+            + sum(room.positions * rope.dim * FLOAT_BYTES for rope in ropes)
             + activation_bytes(decoder, self.placement, room.lengths[-1], room.window)
+            + room.lengths[-1] * decoder.hidden_size * FLOAT_BYTES  # states
             + 2 * self._workspace(decoder.output, rows)
             + 3 * rows * decoder.vocab_size * FLOAT_BYTES
             + SMALL_BYTES

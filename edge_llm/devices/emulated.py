@@ -39,7 +39,7 @@ from kernels import ThreadPool
 class EmulatedDevice:
     """``chip`` (310p, 310b or 910b) beside this machine's CPU: half of ``threads`` cores each, at least one.
 
-    ``route`` names another matmul route than the chip's best; ``memory`` is another ceiling in bytes than the chip's;
+    ``route`` names another matmul route than the chip's best; ``memory`` is a lower ceiling in bytes than the chip's;
     ``shadow=False`` drops the outliers.  Raises `DeviceError` for an unknown chip or route.
     """
 
@@ -61,7 +61,7 @@ class EmulatedDevice:
         self.chip = EmulatedChip(law, law.route(route), pool, CardMemory(law, memory))
         self._host = HostDevice(len(self.cpu_cores), shadow=shadow, cores=self.cpu_cores)
         self._shadow = shadow
-        self._memory = memory
+        self._limited = memory is not None
         self._stream = Lock()  # of products that are launched one by one
 
     @property
@@ -84,7 +84,7 @@ class EmulatedDevice:
         return PlacedModel(decoder, products, self.placement, build, HostArrays(), room)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
-        return () if self._memory is None else self.needs(decoder, tensors, room).streamed(self._memory)
+        return self.needs(decoder, tensors, room).streamed(self.chip.memory.ceiling) if self._limited else ()
 
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the chip's memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,6 +25,9 @@ from edge_llm.weights.base import Weights
 
 class Arrays(Protocol):
     """Where the arrays of a model lie, and how they get there."""
+
+    head_rows: int
+    """Rows whose logits are computed at once, at most."""
 
     def buffers(self, rows: int, widths: Mapping[str, int]) -> Buffers:
         """Float32 [rows, width] by their names, for as long as the model is open."""
@@ -52,6 +56,8 @@ class Arrays(Protocol):
 
 class HostArrays:
     """Arrays in the host's memory."""
+
+    head_rows = sys.maxsize
 
     def buffers(self, rows: int, widths: Mapping[str, int]) -> Buffers:
         return {name: np.zeros((rows, width), np.float32) for name, width in widths.items()}
@@ -186,7 +192,12 @@ class PlacedModel:
         """Logits of the wanted rows: float32 [wanted, vocab]."""
         if not len(chunk.logits):
             return np.empty((0, self.decoder.vocab_size), np.float32)
-        hidden, rows = self._wanted(chunk.logits, slot)
+        most = self._arrays.head_rows
+        parts = [self._logits_of(chunk.logits[first : first + most], slot) for first in range(0, len(chunk.logits), most)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _logits_of(self, wanted: np.ndarray, slot: _Slot) -> np.ndarray:
+        hidden, rows = self._wanted(wanted, slot)
         with self._arrays.workspace() as empty:
             logits = empty((len(hidden), self.decoder.vocab_size), np.float32)
             for columns, weights in self.weights.head_blocks():

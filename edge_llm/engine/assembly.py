@@ -143,7 +143,7 @@ def room(runtime: RuntimeConfig) -> Room:
     """What a model is opened for under the filled-in ``runtime``."""
     assert runtime.context is not None
     tokens = runtime.kv_tokens or runtime.context
-    return Room(tokens, chunk_lengths(runtime.chunk, runtime.context), runtime.window)
+    return Room(tokens, runtime.context, chunk_lengths(runtime.chunk, runtime.context), runtime.window)
 
 
 def stage_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> StagingPlan:

@@ -54,7 +54,7 @@ class Int8Runner:
         self.context = runtime.context or config.context
         self._lengths = chunk_lengths(runtime.chunk, self.context)
         self._window = runtime.window
-        room = Room(runtime.kv_tokens or self.context, self._lengths, runtime.window)
+        room = Room(runtime.kv_tokens or self.context, self.context, self._lengths, runtime.window)
         self.model = device.open(decoder or describe(config), weights, tables, room, watch)
         """The model on its device."""
         self.memory = KVMemory(self.model.kv, identity, prefix_store)

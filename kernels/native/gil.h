@@ -30,11 +30,13 @@ inline bool interpreter_ends() {
 // before it asked or while it waited.
 class ReleasedGil {
  public:
-  ReleasedGil() : thread_(PyEval_SaveThread()) {}
+  // Who has the GIL of an ending interpreter is the thread that ends it: no other will ask, and it must not stop.
+  ReleasedGil() : thread_(detail::interpreter_ends() ? nullptr : PyEval_SaveThread()) {}
   ReleasedGil(const ReleasedGil&) = delete;
   ReleasedGil& operator=(const ReleasedGil&) = delete;
 
   ~ReleasedGil() {
+    if (thread_ == nullptr) return;
     if (detail::interpreter_ends()) detail::park();
 #ifdef __GLIBCXX__
     try {
