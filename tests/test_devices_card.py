@@ -255,6 +255,14 @@ def test_a_small_host_beside_a_small_card_streams_what_either_lacks(bundle, shar
     assert np.array_equal(answers(runner, tokens), answers(runner_of(bundle), tokens))
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_as_much_memory_as_all_weights_take_is_enough_beside_any_card(bundle, placement):
+    """Also where tables are smaller than the buffers that runs of them are read into."""
+    tokens = tokens_of(bundle)
+    runner = runner_of(bundle, device="emulated:310p", placement=placement, memory="100%")
+    assert np.array_equal(answers(runner, tokens), answers(runner_of(bundle), tokens))
+
+
 def least_memory(sizes):
     with pytest.raises(UsageError) as error:
         plan_memory(sizes, 1, flash_tables=True)

@@ -172,7 +172,7 @@ def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | No
     slot = max(layer.stored for layer in sizes.layers)
     beside = 0 if whole else sum(layer.beside_card for layer in sizes.layers)
     on_flash = sizes.fixed if sizes.fixed_without_tables is None else sizes.fixed_without_tables
-    tables = [on_flash] if whole else list(dict.fromkeys((sizes.fixed, on_flash)))
+    tables = (on_flash, sizes.fixed) if whole else (sizes.fixed, on_flash)  # small tables may be less than their buffers
     needs = [table + beside + SLOTS * slot for table in tables]
     held = next((need for need in needs if budget is None or need <= budget), None)
     if held is None:
