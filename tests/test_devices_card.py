@@ -93,7 +93,7 @@ def test_on_a_card_alone_however_it_is_cut(bundle, way):
     assert np.array_equal(answers(card, tokens), answers(runner_of(bundle, **way), tokens))
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", ["split", "card"])
 def test_the_route_of_a_chip_decides_and_not_the_placement(bundle, placement):
     """A prompt through float16 products is near the exact one, and the same bit for bit wherever the rest runs."""
     tokens = tokens_of(bundle, 60)
@@ -255,6 +255,14 @@ def test_a_small_host_beside_a_small_card_streams_what_either_lacks(bundle, shar
     assert np.array_equal(answers(runner, tokens), answers(runner_of(bundle), tokens))
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_as_much_memory_as_all_weights_take_is_enough_beside_any_card(bundle, placement):
+    """Also where tables are smaller than the buffers that runs of them are read into."""
+    tokens = tokens_of(bundle)
+    runner = runner_of(bundle, device="emulated:310p", placement=placement, memory="100%")
+    assert np.array_equal(answers(runner, tokens), answers(runner_of(bundle), tokens))
+
+
 def least_memory(sizes):
     with pytest.raises(UsageError) as error:
         plan_memory(sizes, 1, flash_tables=True)
@@ -362,6 +370,7 @@ def test_a_card_has_pages_of_its_own_size(tied):
     [
         ("host", "card", r"`card`: the device `host` does not do it; the device `host` does: host"),
         ("emulated:310p", "host", r"`host`: the device `emulated:310p` does not do it.* does: split, split,host, card"),
+        ("emulated:310p:float16", "split,host", r"`split,host`: .* by the route `float16` does not do it.* does: split, card"),
         ("emulated:310p", "crad", r"`crad`: it is no placement.* does: split, split,host, card"),
     ],
 )

@@ -530,7 +530,7 @@ def test_what_changes_the_numbers_changes_the_identity(bundle, monkeypatch):
 
 
 def test_pages_of_another_placement_are_not_taken(bundle):
-    """A route in float16 and the host, which decodes beside it, give other bits."""
+    """Each placement has its own: where products are rounded to float16, two need not give the same bits."""
     tokens = Tokenizer.from_folder(bundle.folder, bundle.config.vocab_size).encode(SYSTEM)
 
     def cached(placement):
@@ -544,10 +544,10 @@ def test_pages_of_another_placement_are_not_taken(bundle):
         runner.memory._disk.close()
         return found
 
-    assert [cached(placement) > 0 for placement in ("split", "auto", "split,host", "card")] == [False, True, False, False]
+    assert [cached(placement) > 0 for placement in ("split", "auto", "card")] == [False, True, False]
 
 
-@pytest.mark.parametrize("name", ["_native*.so", "rope.py", "linear.py", "store.py", "kv_pages.py"])
+@pytest.mark.parametrize("name", ["_native*.so", "rope.py", "linear.py", "sequence.py", "kv_pages.py"])
 def test_a_change_in_the_numerics_is_another_version(monkeypatch, name):
     """No constant to bump: a byte more in any of its files does it."""
     [changed, *_] = [path for path in numeric_files() if path.match(name)]

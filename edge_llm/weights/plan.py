@@ -172,7 +172,7 @@ def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | No
     beside = 0 if whole else sum(layer.beside_card for layer in sizes.layers)
     on_flash = sizes.fixed if sizes.fixed_without_tables is None else sizes.fixed_without_tables
     around = beside + SLOTS * slot
-    choices = (on_flash,) if whole else (sizes.fixed, on_flash)
+    choices = (on_flash, sizes.fixed) if whole else (sizes.fixed, on_flash)  # small tables may be less than their buffers
     fixed = next((fixed for fixed in choices if budget is None or fixed + around <= budget), None)
     if fixed is None:
         raise too_little(budget or 0, min(choices) + around)
