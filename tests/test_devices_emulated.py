@@ -32,7 +32,7 @@ from edge_llm.weights.plan import WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
 from kernels import ThreadPool
-from kernels.layout import pack_tiles, row_sums
+from kernels.layout import pack_tiles, row_sums, unpack_tiles
 from kernels.linear import linear_int8
 
 POOL = ThreadPool(1)
@@ -370,6 +370,40 @@ def test_streamed_layers_are_copied_again_and_only_when_they_were_read_again():
         assert weights.use(index).linears["o"] is host.use(index).linears["o"]
     assert copied == [True, True, False, True, True, False, False, True]
     assert device.chip.memory.held == 2 * held_by(device.chip.law, host.layers[0])
+
+
+def test_streamed_layers_of_other_shapes_take_turns_in_the_same_slots():
+    """What is multiplied is the layer's own, at its own size; and what is held does not grow."""
+    shapes = [(40, 40), (24, 72), (40, 40), (64, 40)]
+    layers = [make_linear(rows, columns, bias=rows == 24, seed=seed) for seed, (rows, columns) in enumerate(shapes)]
+    host = SimpleNamespace(
+        head=None, streamed=(0, 1, 2, 3), streamed_bytes=0, slots=2, request=lambda _: None, wait=lambda _: None,
+        use=lambda index: BlockWeights({"o": layers[index]}, {}), kept=lambda index: BlockWeights({"o": layers[index]}, {}),
+    )  # fmt: skip
+    chip = EmulatedDevice("310p", 1).chip
+    weights = CardWeights(host, load_products(chip), 4)
+    held = []
+    for _ in range(3):
+        for index, linear in enumerate(layers):
+            weights.request(index)
+            weights.wait(index)
+            card = weights.use(index).card["o"]
+            assert (card.rows, card.columns) == (linear.rows, linear.columns)
+            assert (card.bias is None) == (linear.bias is None)
+            found = unpack_tiles(card.tiles.values, *padded(chip, linear))
+            assert np.array_equal(found[: linear.rows, : linear.columns], unpacked(linear))
+            assert found.sum(dtype=int) == unpacked(linear).sum(dtype=int)
+        held.append(chip.memory.held)
+    assert held[1] == held[2]
+
+
+def unpacked(linear):
+    return unpack_tiles(linear.tiles, linear.rows, linear.columns)
+
+
+def padded(chip, linear):
+    columns, outputs = chip.law.padded(linear.columns, linear.rows)
+    return outputs, columns
 
 
 def test_a_streamed_layer_that_cannot_be_read_is_read_again():

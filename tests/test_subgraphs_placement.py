@@ -10,7 +10,7 @@ import pytest
 from model_files import tiny_config
 from odd_layers import EPS, ODD, WIDTH, attention, down, gate_up, linear, norm, o, odd, qkv, random_weights, swiglu
 
-from edge_llm.devices.card_weights import Place, load_products
+from edge_llm.devices.card_weights import CardSlot, load_products
 from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
@@ -428,11 +428,11 @@ def test_every_placement_computes_the_layer_that_was_described(layer):
     block = quantized(layer, weights, inputs)
     on_host = run_parts(layer, place_on_host(layer), HostDevice(1), block, x)
     device = EmulatedDevice("910b", 1)
-    on_both = load_products(device.chip)(OneLayer(block), 0, Place())
+    on_both = load_products(device.chip)(OneLayer(block), 0, CardSlot())
     beside_a_card = run_parts(layer, split(layer), device, on_both, x)
     np.testing.assert_array_equal(beside_a_card, on_host)
     alone = EmulatedDevice("910b", 1, placement="card")
-    in_one_go = run_parts(layer, on_card(layer), alone, load_products(alone.chip)(OneLayer(block), 0, Place()), x)
+    in_one_go = run_parts(layer, on_card(layer), alone, load_products(alone.chip)(OneLayer(block), 0, CardSlot()), x)
     np.testing.assert_array_equal(in_one_go, on_host)
     assert np.abs(on_host - wanted).max() < 0.04 * np.abs(wanted).max()
 

@@ -23,8 +23,8 @@ class Card(Protocol[CardLinearT]):
         """Copy a linear into new card memory."""
         ...
 
-    def reload(self, linear: Int8Weight, card: CardLinearT) -> None:
-        """Copy a linear of the same shape over ``card``."""
+    def reload(self, linear: Int8Weight, card: CardLinearT) -> CardLinearT:
+        """Copy a linear over ``card`` if that has the same shape, else into new memory in its stead."""
         ...
 
 
@@ -36,28 +36,26 @@ class CardBlock(BlockWeights, Generic[CardLinearT]):
 
 
 @dataclass
-class Place(Generic[CardLinearT]):
+class CardSlot(Generic[CardLinearT]):
     """Card memory for one layer: what lies in it, by name; empty at first."""
 
     linears: dict[str, CardLinearT] = field(default_factory=dict)
     tensors: dict[str, Any] = field(default_factory=dict)
 
 
-Load = Callable[[Weights, int, "Place[CardLinearT]"], "CardBlock[CardLinearT]"]
-"""Copies layer ``index``, which is in the host's memory, into a place: (weights, index, place) -> the layer there."""
+Load = Callable[[Weights, int, "CardSlot[CardLinearT]"], "CardBlock[CardLinearT]"]
+"""Copies layer ``index``, which is in the host's memory, into a slot: (weights, index, slot) -> the layer there."""
 
 
 def load_products(card: Card[CardLinearT]) -> Load[CardLinearT]:
     """Puts the INT8 linears of a layer on ``card``; the host keeps the rest."""
 
-    def load(host: Weights, index: int, place: Place[CardLinearT]) -> CardBlock[CardLinearT]:
+    def load(host: Weights, index: int, slot: CardSlot[CardLinearT]) -> CardBlock[CardLinearT]:
         for name, linear in _int8(host.use(index)).items():
-            if name in place.linears:
-                card.reload(linear, place.linears[name])
-            else:
-                place.linears[name] = card.load(linear)
+            before = slot.linears.pop(name, None)  # gone if its copy fails
+            slot.linears[name] = card.load(linear) if before is None else card.reload(linear, before)
         kept = host.kept(index)
-        return CardBlock(kept.linears, kept.gains, card=place.linears)
+        return CardBlock(kept.linears, kept.gains, card=slot.linears)
 
     return load
 
@@ -146,17 +144,17 @@ def _load_all(
         if following is not None and host.slots > 1:
             host.request(following)
         host.wait(index)
-        yield index, load(host, index, Place())
+        yield index, load(host, index, CardSlot())
 
 
 def _card_ring(host: Weights, load: Load[CardLinearT], slots: int) -> Ring[int, CardBlock[CardLinearT]]:
     """Card memory for ``slots`` streamed layers."""
 
-    def start(index: int, place: Place[CardLinearT], urgent: bool) -> _Arrival:
+    def start(index: int, slot: CardSlot[CardLinearT], urgent: bool) -> _Arrival:
         return _Arrival(host, index)
 
-    def open_(index: int, place: Place[CardLinearT], waited: None) -> CardBlock[CardLinearT]:
-        return load(host, index, place)
+    def open_(index: int, slot: CardSlot[CardLinearT], waited: None) -> CardBlock[CardLinearT]:
+        return load(host, index, slot)
 
-    places: list[Place[CardLinearT]] = [Place() for _ in range(slots)]
-    return Ring(places, start, open_)
+    buffers: list[CardSlot[CardLinearT]] = [CardSlot() for _ in range(slots)]
+    return Ring(buffers, start, open_)

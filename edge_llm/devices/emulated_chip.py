@@ -67,13 +67,18 @@ class EmulatedChip:
                 columns=linear.columns,
             )
 
-    def reload(self, linear: Int8Weight, card: CardLinear) -> None:
-        """Copy a linear of the same shape over ``card``."""
+    def reload(self, linear: Int8Weight, card: CardLinear) -> CardLinear:
+        """Copy a linear over ``card`` if that has the same shape, else into new memory in its stead."""
+        shape = linear.rows, linear.columns, linear.bias is None
+        if shape != (card.rows, card.columns, card.bias is None):
+            self.free(card)
+            return self.load(linear)
         self.memory.copy_in(linear.tiles, card.tiles)
         self.memory.copy_in(self._product_scale(linear), card.product_scale)
         self.memory.copy_in(linear.row_sum, card.row_sum)
         if card.bias is not None:
             self.memory.copy_in(self._bias(linear), card.bias)
+        return card
 
     def free(self, card: CardLinear) -> None:
         """Give the memory of a linear back."""

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from edge_llm.devices.card_memory import CardArray, CardMemory
-from edge_llm.devices.card_weights import CardBlock, CardWeights, Load, Place
+from edge_llm.devices.card_weights import CardBlock, CardSlot, CardWeights, Load
 from edge_llm.devices.emulated_chip import CardLinear, EmulatedChip
 from edge_llm.models.layer import Decoder, Linear, Rope
 from edge_llm.models.rope import RopeTables, rope_tables
@@ -32,27 +32,27 @@ class CardRope(RopeTables):
 def load_whole(chip: EmulatedChip) -> Load[CardLinear]:
     """Puts all of a layer into the memory of ``chip``."""
 
-    def load(host: Weights, index: int, place: Place[CardLinear]) -> CardBlock[CardLinear]:
+    def load(host: Weights, index: int, slot: CardSlot[CardLinear]) -> CardBlock[CardLinear]:
         block = host.use(index)
-        _clear(chip, place, keep=block.tensors)
+        _clear(chip, slot, keep=block.tensors)
         for name, array in block.tensors.items():
-            place.tensors[name] = chip.memory.renewed(place.tensors.get(name), array)
-        moved = block.moved({name: array.values for name, array in place.tensors.items()})
+            slot.tensors[name] = chip.memory.renewed(slot.tensors.get(name), array)
+        moved = block.moved({name: array.values for name, array in slot.tensors.items()})
         for name, linear in moved.linears.items():
             if isinstance(linear, Int8Weight):
-                place.linears[name] = chip.load(linear, place.tensors[f"{name}.tiles"].view())
-        return CardBlock(moved.linears, moved.gains, card=dict(place.linears))
+                slot.linears[name] = chip.load(linear, slot.tensors[f"{name}.tiles"].view())
+        return CardBlock(moved.linears, moved.gains, card=dict(slot.linears))
 
     return load
 
 
-def _clear(chip: EmulatedChip, place: Place[CardLinear], keep: Mapping[str, np.ndarray]) -> None:
-    """Free what the layer before had in ``place``, but for tensors over which one of the same name may be copied."""
-    for card in place.linears.values():
+def _clear(chip: EmulatedChip, slot: CardSlot[CardLinear], keep: Mapping[str, np.ndarray]) -> None:
+    """Free what the layer before had in ``slot``, but for tensors over which one of the same name may be copied."""
+    for card in slot.linears.values():
         chip.free(card)
-    place.linears.clear()
-    for name in [name for name in place.tensors if name not in keep]:
-        chip.memory.free(place.tensors.pop(name))
+    slot.linears.clear()
+    for name in [name for name in slot.tensors if name not in keep]:
+        chip.memory.free(slot.tensors.pop(name))
 
 
 class WholeCardWeights(CardWeights[CardLinear]):
