@@ -10,11 +10,10 @@ import os
 import re
 from pathlib import Path
 
+from edge_llm.engine.pci import pci_cards
 from edge_llm.errors import UsageError
 
 SYSTEM = Path("/sys")
-HUAWEI = "0x19e5"
-"""PCI vendor number of Ascend cards."""
 MAX_CPU = 4095
 _LIST = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
@@ -63,18 +62,10 @@ def node_cpus(node: str, system: Path = SYSTEM) -> set[int]:
 
 
 def _card_node(system: Path) -> str:
-    for device in sorted((system / "bus/pci/devices").glob("*")):
-        if _read(device / "vendor") == HUAWEI and _read(device / "class").startswith("0x12"):  # processing accelerators
-            node = _read(device / "numa_node")
-            return node if node.isdigit() else "0"  # -1: the machine has one node
-    raise UsageError("no Ascend card on the PCI bus, so `card` names no node; give --numa a number", param="numa")
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
+    cards = pci_cards(system)
+    if not cards:
+        raise UsageError("no Ascend card on the PCI bus, so `card` names no node; give --numa a number", param="numa")
+    return str(cards[0].node or 0)  # a machine of one node names none
 
 
 def _written(cpus: set[int]) -> str:

@@ -1,0 +1,57 @@
+"""Ascend cards on the PCI bus, as Linux shows them in /sys: they are there before any driver is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+HUAWEI = "0x19e5"
+"""PCI vendor number of Ascend cards, and of other things that Huawei makes."""
+ACCELERATOR = "0x12"
+"""How the class of a processing accelerator begins."""
+MOST_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class PciCard:
+    """One card; a 300I Duo is one card with two devices."""
+
+    address: str
+    device: str
+    """Number of the model, such as 0xd500; empty if it cannot be read."""
+    node: int | None
+    """NUMA node that it is attached to; None where the machine has but one, or does not say."""
+
+
+def pci_cards(system: Path) -> list[PciCard]:
+    """Every Ascend card below ``system`` (/sys), by address."""
+    devices = system / "bus/pci/devices"
+    return [_card(devices / name) for name in names_in(devices) if _is_card(devices / name)]
+
+
+def _is_card(device: Path) -> bool:
+    return small_text(device / "vendor") == HUAWEI and small_text(device / "class").startswith(ACCELERATOR)
+
+
+def _card(device: Path) -> PciCard:
+    node = small_text(device / "numa_node")
+    return PciCard(device.name, small_text(device / "device"), int(node) if node.isdecimal() and len(node) <= 5 else None)
+
+
+def small_text(file: Path) -> str:
+    """The beginning of a file without white space around it; empty if it cannot be read."""
+    try:
+        if not file.is_file():
+            return ""  # a pipe may never end
+        with file.open("rb") as opened:
+            return opened.read(MOST_BYTES).decode(errors="replace").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def names_in(folder: Path) -> list[str]:
+    """What a folder holds, sorted; nothing if it cannot be read."""
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except (OSError, ValueError):
+        return []
