@@ -27,7 +27,8 @@ PLAIN_NUMBERS = {"zero", "minus one", "huge"}
 REQUIRED = {
     "run": ["BUNDLE", "hi", "-n", "1"], "bench": ["BUNDLE", "-p", "1", "-n", "0", "-r", "1"], "chat": ["BUNDLE"],
     "perplexity": ["BUNDLE", "FILE", "--max-tokens", "4"], "serve": ["nowhere"], "plan": ["nowhere"], "show": ["nowhere"],
-    "rm": ["nowhere"], "import": ["./nowhere"], "pull": ["nobody/nothing"], "bench lanes": ["BUNDLE", "-p", "4", "-r", "1"],
+    "rm": ["nowhere"], "import": ["./nowhere"], "pull": ["nobody/nothing"], "export": ["BUNDLE", "--chunk", "1"],
+    "bench lanes": ["BUNDLE", "-p", "4", "-r", "1"],
     "bench load": ["BUNDLE", "-p", "1", "-n", "1", "-r", "1", "--concurrency", "1"],
     "bench sampling": ["BUNDLE", "-p", "1", "-n", "1", "-r", "1"], "bench speculation": ["BUNDLE", "-r", "1", "--ctx", "16"],
     "bench simulate": ["llm-npu-qwen1.5-1.8b", "-p", "256"],
@@ -36,8 +37,8 @@ REQUIRED = {
 OTHERWISE: dict[tuple[str, str], list[str]] = {
     (f"bench {word}".strip(), "--synthetic"): [] for word in ("", "lanes", "load", "sampling", "speculation")
 }
-WRITES = {("bench", "--save"), ("bench lanes", "--trace"), ("bench simulate", "--trace")}
-"""Options whose value is the name of a file to write."""
+WRITES = {("bench", "--save"), ("bench lanes", "--trace"), ("bench simulate", "--trace"), ("export", "--out")}
+"""Options whose value is the name of a file or folder to write."""
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:

@@ -23,6 +23,7 @@ VERBS: tuple[tuple[str, str, str], ...] = (
     ("bench", "bench.speed", "Measure prompt and generation speed; `bench -h` lists what else."),
     ("plan", "plan", "Say what a memory budget means for a model."),
     ("import", "import_", "Turn a Hugging Face folder or hub id into a local model."),
+    ("export", "export", "Write a model's INT8 products as ONNX graphs."),
     ("pull", "pull", "Download a model from the hub without importing it."),
     ("list", "models", "List the models that are here."),
     ("show", "models", "Show what one model is."),

@@ -36,6 +36,7 @@ card_memory_option = click.option(
 context_option = click.option(
     "--ctx", "context", type=WHOLE, help="Context in tokens; default: the model's own, at most 32768."
 )
+chunk_option = click.option("--chunk", type=WHOLE, default=256, show_default=True, help="Longest prefill chunk in tokens.")
 
 _PLACE = (
     device_option,
@@ -45,7 +46,7 @@ _PLACE = (
     click.option("--numa", help="Run on the CPUs of this NUMA node; `card`: of the node of the Ascend card."),
     click.option("--memory", help="Most memory for weights (300MiB, 50%); the rest is streamed from flash.  Default: all."),
     context_option,
-    click.option("--chunk", type=WHOLE, default=256, show_default=True, help="Longest prefill chunk in tokens."),
+    chunk_option,
 )
 _DRAFT = click.option(
     "--draft", default="lookup", show_default=True, help="Who guesses tokens ahead: lookup, none, or a small MODEL."
