@@ -114,7 +114,7 @@ FILES = {
     str(FOLDER / name)
     for name in (
         "engine/batcher.py", "engine/generation.py", "engine/embedding.py", "kv/memory.py", "kv/prefix.py", "kv/pages.py",
-        "kv/store.py", "decoding/sampler.py", "decoding/processors.py", "decoding/draft.py", "decoding/stop.py",
+        "kv/sequence.py", "decoding/sampler.py", "decoding/processors.py", "decoding/draft.py", "decoding/stop.py",
     )
 } | {str(Path(__file__).parent / "paged_script.py")}  # fmt: skip
 ENDS = {
@@ -177,7 +177,7 @@ def test_a_fault_at_any_line_ends_no_request_twice_or_never(alone, visited, data
     place = data.draw(st.sampled_from(sorted(visited)))
     number = data.draw(st.integers(1, visited[place]))
     scene = check(alone, place, number, kind)
-    if kind is not KeyboardInterrupt and not place[0].endswith(("pages.py", "prefix.py", "store.py")):  # these own the pages
+    if kind is not KeyboardInterrupt and not place[0].endswith(("pages.py", "prefix.py", "sequence.py")):  # these own the pages
         assert scene.free_pages() == scene.runner.memory.pages.pages
 
 
