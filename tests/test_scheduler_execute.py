@@ -188,6 +188,15 @@ def test_interrupts_pass_through(lane, interrupt):
     assert log == []
 
 
+@pytest.fixture
+def python_hears_control_c():
+    """As in a new interpreter; a command that ran in this process may have left a handler of its own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_hears_control_c")
 def test_control_c_is_heard_while_another_lane_works():
     log: list[str] = []
 
