@@ -95,10 +95,6 @@ class DeviceModel(Protocol):
         """What sharing subgraphs between chunks and layers saved so far."""
         ...
 
-    def embed(self, chunk: Chunk) -> Task:
-        """The task that begins ``chunk``: its tokens' embeddings."""
-        ...
-
     def part(self, layer: int, part: Part, chunk: Chunk) -> Task:
         """The task of one of `layer_parts`."""
         ...

@@ -129,9 +129,6 @@ class PlacedModel:
     def sharing(self) -> Sharing:
         return self._subgraphs.sharing
 
-    def embed(self, chunk: Chunk) -> Task:
-        return self.walk(range(1), chunk)
-
     def part(self, layer: int, part: Part, chunk: Chunk) -> Task:
         subgraph, slot = self._subgraphs.get(part, chunk.rows.static), self._slot(chunk)
         launch, use, pages = self._arrays.launch, self.weights.use, self._pages.layers[layer]

@@ -55,5 +55,5 @@ def _cost_key(part: Part, chunk: Chunk) -> str:
 
 def _add_embedding(graph: TaskGraph, index: int, chunk: Chunk, model: DeviceModel) -> tuple[str, ...]:
     name = f"chunk{index}.embedding"
-    graph.add(name, model.lane, model.embed(chunk), cost_key=f"embedding/{chunk.rows.static}")
+    graph.add(name, model.lane, model.walk(range(1), chunk), cost_key=f"embedding/{chunk.rows.static}")
     return (name,)
