@@ -67,22 +67,23 @@ class EmulatedRuntime:
             with self._torch.inference_mode():
                 work()
 
-        return _Future(thread.submit(run), self.counters)
+        return _Future(thread.submit(run), self.counters, self.law.name)
 
 
 class _Future:
     """A completion that a stream can wait for too."""
 
-    def __init__(self, future: Future[None], counters: Counters) -> None:
+    def __init__(self, future: Future[None], counters: Counters, chip: str) -> None:
         self.future = future
         self._counters = counters
+        self._chip = chip
 
     def __call__(self) -> None:
         self._counters.waits += 1
         try:
             self.future.result()
         except RuntimeError as error:
-            raise DeviceLost(f"the card failed: {error}; use --device host") from error
+            raise DeviceLost(f"ascend:{self._chip}", str(error)) from error
 
 
 class RecordedGraph:

@@ -107,4 +107,4 @@ def _failures() -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = str(error).strip().splitlines()
-        raise DeviceLost(f"the card failed: {reason[0] if reason else 'no reason given'}; use --device host") from error
+        raise DeviceLost("ascend", reason[0] if reason else "it gave no reason") from error
