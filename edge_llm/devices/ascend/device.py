@@ -11,9 +11,11 @@ import numpy as np
 from edge_llm.devices.ascend.layers import Layers
 from edge_llm.devices.ascend.linears import Loader, load_products
 from edge_llm.devices.ascend.model import CardModel
+from edge_llm.devices.ascend.plan import AscendPlan
 from edge_llm.devices.ascend.products import SplitProduct
 from edge_llm.devices.ascend.whole import WholeWeights
 from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Room, Rows, RunSubgraph, Watch
+from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardWeights
 from edge_llm.devices.host import HostDevice, build_op
 from edge_llm.devices.kv_pages import LayerPages
@@ -45,6 +47,10 @@ class AscendDevice:
         self.placement, self.placement_reason = choice.placement, choice.reason
         self.runtime = runtime
         self.calls = Calls(law)
+        self._limited = options.card_memory is not None
+        free, _ = runtime.memory()
+        self.ceiling = min(free, law.ceiling, options.card_memory or free)
+        """Bytes of the card's memory that a model may take."""
         self._host = HostDevice(options.threads, shadow=options.shadow)
         self._shadow = options.shadow
 
@@ -64,7 +70,24 @@ class AscendDevice:
         return PlacedModel(decoder, products, self.placement, build, HostArrays(), room)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
+        plan = self._plan(decoder, tensors, room)
+        needs = plan.needs()
+        if self._limited:
+            return needs.streamed(self.ceiling)
+        if needs.total > self.ceiling:
+            raise DeviceError(
+                f"the model takes {_mebibytes(needs.total - plan.key_bytes())} of the card and its keys and values "
+                f"{_mebibytes(plan.key_bytes())}, but only {_mebibytes(self.ceiling)} may be taken; use a smaller --ctx, "
+                "stream layers with --card-memory, or --device host"
+            )
         return ()
+
+    def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
+        """What the model takes of the card's memory."""
+        return self._plan(decoder, tensors, room).needs()
+
+    def _plan(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> AscendPlan:
+        return AscendPlan(decoder, tensors, self.calls.law, room, self.alone)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:
@@ -99,6 +122,10 @@ class AscendDevice:
 
             run(self.runtime, work)
         return made
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB"
 
 
 def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
