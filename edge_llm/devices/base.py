@@ -165,6 +165,8 @@ class DeviceOptions:
     """Add the shadow outliers."""
     placement: str = AUTO
     """A name of `PLACEMENTS`, or auto: the first that the device can do."""
+    keys: str = AUTO
+    """How keys and values are kept: int8, float16, or auto."""
     card_memory: int | None = None
     """Most bytes of the card's own memory; None: what the card has."""
     decoder: Decoder | None = None
