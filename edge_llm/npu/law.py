@@ -15,7 +15,8 @@ from edge_llm.npu.chips import ChipLaw, MatmulRoute
 from edge_llm.npu.rules import Operand, Operator
 
 __all__ = [
-    "OPERATORS", "Operand", "attention_refusal", "check_call", "check_capture", "check_product", "int8_keys_refusal", "supports",
+    "OPERATORS", "Operand", "attention_refusal", "check_call", "check_capture", "check_product", "int8_keys_refusal",
+    "supports",
 ]  # fmt: skip
 
 OPERATORS: dict[str, dict[str, Operator]] = {

@@ -49,7 +49,7 @@ class AscendDevice:
         self.name = f"ascend:{law.name}" + (" (operators emulated)" if runtime.emulated else "")
         if not supports(law, "npu_quant_matmul"):
             raise DeviceError(
-                f"torch_npu has no INT8 products for a {law.soc}; `edge-llm export --format onnx` makes graphs for it, "
+                f"torch_npu has no INT8 products for an {law.soc}; `edge-llm export --format onnx` makes graphs for it, "
                 "and --device host runs the model"
             )
         unfit = _unfit(runtime, options.decoder)
@@ -177,6 +177,8 @@ def _able(law: ChipLaw) -> list[str]:
 
 def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
     """The placements that cannot be for ``decoder``, each with the reason."""
+    if runtime.attention_missing:
+        return {"card": runtime.attention_missing}
     for attention in decoder.attentions if decoder else ():
         refusal = attention_refusal(runtime.law, attention.heads, attention.kv_heads, attention.head_dim)
         if refusal is None and attention.rope.dim != attention.head_dim:
