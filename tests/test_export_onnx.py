@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from odd_layers import INNER, ODD, WIDTH, attention, norm, o, qkv
 from odd_layers import linear as linear_of
+from onnx_weights import POOL, random_weight, some_rows
 
 from edge_llm.cli.main import run
 from edge_llm.convert.choose import Outliers
@@ -30,10 +31,8 @@ from edge_llm.paths import find_bundle
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.resident import ResidentWeights
-from kernels import ThreadPool, linear
-from kernels.layout import pack_tiles, row_sums
+from kernels import linear
 
-POOL = ThreadPool(1)
 LENGTHS = (1, 8, 32)
 WHY = "the extra `onnx` is not installed"
 
@@ -75,15 +74,6 @@ def read_initializers(folder: Path, layer: dict[str, Any], part: str) -> dict[st
         one["name"]: np.frombuffer(data, one["type"], int(np.prod(one["shape"])), one["offset"]).reshape(one["shape"]).copy()
         for one in layer["parts"][part]["initializers"]
     }
-
-
-def some_rows(count: int, columns: int) -> np.ndarray:
-    """Random INT8 rows; the first is extreme in every entry, and so is every second one behind it."""
-    generator = np.random.default_rng([count, columns])
-    rows = generator.integers(-127, 128, (count, columns)).astype(np.int8)
-    rows[::2] = np.where(generator.random((len(rows[::2]), columns)) < 0.5, -127, 127)
-    rows[0] = 127
-    return rows
 
 
 def expected(rows: np.ndarray, weight: Int8Weight) -> np.ndarray:
@@ -143,24 +133,6 @@ def test_graphs_are_valid_and_hold_no_weights(exported: Path, onnx: Any) -> None
         operators.append(tuple(node.op_type for node in model.graph.node))
     plain = ("MatMulInteger", "Cast", "Mul")
     assert set(operators) <= {plain, (*plain, "Add")}
-
-
-def random_weight(rows: int, columns: int, bias: bool, extreme: int = 0) -> Int8Weight:
-    """A weight [rows, columns], ``extreme`` in every entry if that is not 0."""
-    generator = np.random.default_rng([rows, columns, bias])
-    matrix = generator.integers(-127, 128, (rows, columns)).astype(np.int8)
-    tiles = pack_tiles(np.full_like(matrix, extreme) if extreme else matrix)
-    return Int8Weight(
-        tiles=tiles,
-        rows=rows,
-        columns=columns,
-        input_scale=0.037,
-        weight_scale=(generator.random(rows) * 1e-3).astype(np.float32),
-        row_sum=row_sums(tiles, rows),
-        hot_index=np.zeros(0, np.int32),
-        hot_weight=np.zeros((0, rows), np.float16),
-        bias=generator.standard_normal(rows).astype(np.float32) if bias else None,
-    )
 
 
 def written_graph(folder: Path, weight: Int8Weight, length: int) -> Path:

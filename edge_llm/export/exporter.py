@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_llm.convert.staging import Staging
+from edge_llm.devices.onnx_product import OPSET, onnx_package
 from edge_llm.errors import UnsupportedModel, UsageError
-from edge_llm.export.graphs import OPSET, onnx_package, product_graph
+from edge_llm.export.graphs import product_graph
 from edge_llm.export.initializers import Product, write_products
 from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
@@ -51,7 +52,7 @@ def export_onnx(bundle: Bundle, folder: Path, lengths: Sequence[int], progress: 
     at all.  Raises `UsageError` (a folder that is there, a package that is not), `UnsupportedModel` (nothing to export),
     `CorruptBundle` or `StorageError`.
     """
-    onnx_package()
+    onnx_package(error=UsageError)
     folder = folder.absolute()
     if os.path.lexists(folder):
         raise _taken(folder)

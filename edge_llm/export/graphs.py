@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from edge_llm.errors import UsageError
+from edge_llm.devices.onnx_product import IR_VERSION, OPSET, PRODUCT, ROWS, onnx_package, scaled_product
 from edge_llm.export.initializers import Initializer, Product
-
-OPSET = 13
-"""The oldest that has all operators in the form used here: most runtimes know it."""
-IR_VERSION = 7
-"""Of ONNX files with that opset."""
-ROWS, PRODUCT = "rows", "product"
-"""Input and output of every graph."""
-
-
-def onnx_package() -> ModuleType:
-    """The package `onnx`, which is loaded where it is needed.  Raises `UsageError` when it is not installed."""
-    try:
-        import onnx
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"ONNX graphs need the package `{error.name or 'onnx'}`, which is not installed; "
-            "`pip install onnx onnxruntime` adds what the extra `onnx` has"
-        ) from None
-    module: ModuleType = onnx
-    return module
 
 
 def product_graph(name: str, length: int, product: Product, file: str) -> bytes:
@@ -40,7 +19,7 @@ def product_graph(name: str, length: int, product: Product, file: str) -> bytes:
     onnx = onnx_package()
     columns, outputs = product[0].shape
     graph = onnx.helper.make_graph(
-        list(_nodes(onnx, with_bias=len(product) == 3)),
+        list(scaled_product(onnx, [ROWS, "weight"], with_bias=len(product) == 3)),
         name,
         [onnx.helper.make_tensor_value_info(ROWS, onnx.TensorProto.INT8, [length, columns])],
         [onnx.helper.make_tensor_value_info(PRODUCT, onnx.TensorProto.FLOAT, [length, outputs])],
@@ -49,16 +28,6 @@ def product_graph(name: str, length: int, product: Product, file: str) -> bytes:
     opsets = [onnx.helper.make_opsetid("", OPSET)]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-llm")
     return bytes(model.SerializeToString(deterministic=True))
-
-
-def _nodes(onnx: ModuleType, *, with_bias: bool) -> Iterator[Any]:
-    """No quantize and dequantize pairs: a runtime would fold them into sums of floats, which differ."""
-    scaled = "scaled" if with_bias else PRODUCT
-    yield onnx.helper.make_node("MatMulInteger", [ROWS, "weight"], ["sums"])
-    yield onnx.helper.make_node("Cast", ["sums"], ["float_sums"], to=onnx.TensorProto.FLOAT)
-    yield onnx.helper.make_node("Mul", ["float_sums", "scale"], [scaled])
-    if with_bias:
-        yield onnx.helper.make_node("Add", [scaled, "bias"], [PRODUCT])
 
 
 def _external(onnx: ModuleType, initializer: Initializer, file: str) -> Any:
