@@ -21,9 +21,14 @@ class _DeviceFile(Protocol):
     open_device: OpenDevice
 
 
-_FILES = {"host": "edge_llm.devices.host", "emulated": "edge_llm.devices.emulated", "onnx": "edge_llm.devices.onnx"}
+_FILES = {
+    "host": "edge_llm.devices.host",
+    "emulated": "edge_llm.devices.emulated",
+    "ascend": "edge_llm.devices.ascend.device",
+    "onnx": "edge_llm.devices.onnx",
+}
 """Kinds of devices and the modules that have them, which are imported when a device is opened."""
-_FORMS = {"host": "host", "emulated": "emulated:CHIP", "onnx": "onnx"}
+_FORMS = {"host": "host", "ascend": "ascend", "emulated": "emulated:CHIP", "onnx": "onnx"}
 _ADDED: dict[str, OpenDevice] = {}
 
 

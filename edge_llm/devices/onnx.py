@@ -45,7 +45,9 @@ class OnnxLinear:
 
 
 class OnnxLinears:
-    """Makes onnxruntime's copies of INT8 linears."""
+    """Makes onnxruntime's copies of INT8 linears, whose products it does not round."""
+
+    rounds = False
 
     def load(self, linear: Int8Weight) -> OnnxLinear:
         return OnnxLinear(operands_of(linear))
@@ -62,10 +64,10 @@ class OnnxDevice:
     `DeviceError` when a package is not installed.
     """
 
-    name = NAME
+    name = numerics = NAME
 
     def __init__(self, threads: int, *, shadow: bool = True, memory: int | None = None, placement: str = AUTO) -> None:
-        self.placement = choose_placement(placement, ABLE, f"the device `{NAME}`")
+        self.placement, self.placement_reason = choose_placement(placement, ABLE, f"the device `{NAME}`")
         for package in ("onnx", "onnxruntime"):
             onnx_package(package)
         self.cpu_cores, self.npu_cores = split_cores(threads)
