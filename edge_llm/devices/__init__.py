@@ -28,7 +28,7 @@ _FILES = {
     "onnx": "edge_llm.devices.onnx",
 }
 """Kinds of devices and the modules that have them, which are imported when a device is opened."""
-_FORMS = {"host": "host", "ascend": "ascend", "emulated": "emulated:CHIP", "onnx": "onnx"}
+_FORMS = {"host": "host", "emulated": "emulated:CHIP", "ascend": "ascend", "onnx": "onnx"}
 _ADDED: dict[str, OpenDevice] = {}
 
 

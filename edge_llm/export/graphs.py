@@ -7,22 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.devices.onnx_product import IR_VERSION, OPSET, PRODUCT, ROWS, onnx_package, scaled_product
+from edge_llm.devices.onnx_product import IR_VERSION, OPSET, PRODUCT, ROWS, onnx_package
+from edge_llm.export.flavours import Flavour
 from edge_llm.export.initializers import Initializer, Product
 
 
-def product_graph(name: str, length: int, product: Product, file: str) -> bytes:
-    """The graph of ``float32(rows @ weight) * scale (+ bias)`` for ``length`` rows, exact up to the conversion to float32.
+def product_graph(flavour: Flavour, name: str, rows: tuple[int, int], outputs: int, product: Product, file: str) -> bytes:
+    """The graph of ``product`` for ``rows``, which are [length, columns].
 
     file: where the ``product`` of its first layer lies, beside the graph.
     """
     onnx = onnx_package()
-    columns, outputs = product[0].shape
+    nodes = flavour.nodes(onnx, any(initializer.name == "bias" for initializer in product))
     graph = onnx.helper.make_graph(
-        list(scaled_product(onnx, [ROWS, "weight"], with_bias=len(product) == 3)),
+        list(nodes),
         name,
-        [onnx.helper.make_tensor_value_info(ROWS, onnx.TensorProto.INT8, [length, columns])],
-        [onnx.helper.make_tensor_value_info(PRODUCT, onnx.TensorProto.FLOAT, [length, outputs])],
+        [_value(onnx, ROWS, flavour.rows, rows)],
+        [_value(onnx, PRODUCT, flavour.product, (rows[0], outputs))],
         [_external(onnx, initializer, file) for initializer in product],
     )
     opsets = [onnx.helper.make_opsetid("", OPSET)]
@@ -30,10 +31,18 @@ def product_graph(name: str, length: int, product: Product, file: str) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
+def _value(onnx: ModuleType, name: str, dtype: str, shape: tuple[int, int]) -> Any:
+    return onnx.helper.make_tensor_value_info(name, _type(onnx, dtype), shape)
+
+
+def _type(onnx: ModuleType, dtype: str) -> Any:
+    return onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
 def _external(onnx: ModuleType, initializer: Initializer, file: str) -> Any:
     tensor = onnx.TensorProto(
         name=initializer.name,
-        data_type=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(initializer.type)),
+        data_type=_type(onnx, initializer.type),
         dims=initializer.shape,
         data_location=onnx.TensorProto.EXTERNAL,
     )
