@@ -84,9 +84,10 @@ class OnnxDevice:
         return PlacedModel(decoder, products, self.placement, builder(self.build, tables, watch), HostArrays(), room)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
-        if self._memory is None:
+        memory = self._memory
+        if memory is None:
             return ()
-        return CardNeeds(tuple(_layer_bytes(layer) for layer in decoder.layers), fixed=0).streamed(self._memory)
+        return CardNeeds(tuple(_layer_bytes(layer) for layer in decoder.layers), fixed=0).streamed(lambda resident: memory)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:
