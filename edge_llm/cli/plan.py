@@ -95,7 +95,7 @@ def _text(
     plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction, facts: Mapping[str, Any]
 ) -> str:
     device = facts["device"]
-    assumed = "" if device == "host" else f", assumed of {device}"
+    assumed = f", assumed of {device}" if "card_bytes" in facts else "" if device == "host" else ", measured on the host"
     token = "" if PLACEMENTS[facts["placement"]].decodes_on_host else f" of weights in a token's products{assumed}"
     rows = [
         ("device", f"{device} ({facts['device_reason']})"),
