@@ -61,11 +61,17 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
 
+ASKED_FOR = "asked for"
+"""Why something was chosen that was named."""
+
+
 @dataclass(frozen=True)
 class RuntimeConfig:
     """How a model is run on this machine.  ``None`` means: chosen from the model and the machine at load."""
 
     device: str = "auto"
+    device_reason: str = ASKED_FOR
+    """Why `device` is this one, in a few words."""
     threads: int | None = None
     cpus: str | None = None
     """CPUs to run on, such as `0-3,8`.  None: those that the process may use."""

@@ -131,6 +131,8 @@ class Device(Protocol):
     name: str
     placement: Placement
     """What runs where."""
+    placement_reason: str
+    """Why it is this one, in a few words."""
 
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
@@ -165,3 +167,5 @@ class DeviceOptions:
     """A name of `PLACEMENTS`, or auto: the first that the device can do."""
     card_memory: int | None = None
     """Most bytes of the card's own memory; None: what the card has."""
+    decoder: Decoder | None = None
+    """The model that will be opened, where it is known: a placement may not do every shape."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edge_llm.devices.chips import ChipLaw, MatmulRoute
 from edge_llm.models.layer import Linear
+from edge_llm.npu.chips import ChipLaw, MatmulRoute
 
 
 def product_seconds(law: ChipLaw, route: MatmulRoute, rows: int, columns: int, outputs: int) -> float:

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from edge_llm.devices.chips import ChipLaw
 from edge_llm.errors import DeviceError
+from edge_llm.npu.chips import ChipLaw
 
 
 class CardArray:

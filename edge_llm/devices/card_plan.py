@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from edge_llm.devices.base import Room
 from edge_llm.devices.card_arrays import HEAD_ROWS
-from edge_llm.devices.chips import ChipLaw, MatmulRoute
 from edge_llm.devices.model import activation_bytes
 from edge_llm.errors import UsageError
 from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes, pages_for
 from edge_llm.models.layer import Decoder, Layer, Linear
+from edge_llm.npu.chips import ChipLaw, MatmulRoute
 from edge_llm.subgraphs.ops import CARD_LANE
 from edge_llm.subgraphs.placement import CARD_SCHEMES, Placement
 from edge_llm.weights.base import SLOTS

@@ -17,7 +17,6 @@ from edge_llm.devices.card_cost import card_costs
 from edge_llm.devices.card_memory import CardMemory
 from edge_llm.devices.card_plan import CardNeeds, CardPlan
 from edge_llm.devices.card_weights import CardWeights, load_products
-from edge_llm.devices.chips import chip_law
 from edge_llm.devices.cores import on_core, split_cores
 from edge_llm.devices.emulated_chip import CardProduct, EmulatedChip, Product
 from edge_llm.devices.host import HostDevice, build_op
@@ -29,6 +28,7 @@ from edge_llm.errors import DeviceError
 from edge_llm.formats.layout import TensorRange
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
+from edge_llm.npu.chips import chip_law
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Op, Subgraph
 from edge_llm.subgraphs.placement import AUTO, PLACEMENTS, choose_placement
@@ -59,7 +59,7 @@ class EmulatedDevice:
         # Where products are rounded, a token's keys must not depend on whether it came in a prompt or in a step.
         able = [name for name in law.placements if way.exact or PLACEMENTS[name].has_one_cut]
         who = f"the device `{self.name}`" + ("" if way.exact else f" by the route `{way.name}`")
-        self.placement = choose_placement(placement, able, who)
+        self.placement, self.placement_reason = choose_placement(placement, able, who)
         self.cpu_cores, self.npu_cores = split_cores(threads)
         pool = ThreadPool(len(self.npu_cores), self.npu_cores)
         self.chip = EmulatedChip(law, way, pool, CardMemory(law, memory))

@@ -9,8 +9,8 @@ import numpy as np
 from edge_llm.devices.base import Buffers
 from edge_llm.devices.card_memory import CardArray, CardMemory
 from edge_llm.devices.card_weights import CardBlock
-from edge_llm.devices.chips import ChipLaw, MatmulRoute
 from edge_llm.errors import DeviceError
+from edge_llm.npu.chips import ChipLaw, MatmulRoute
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import Op
