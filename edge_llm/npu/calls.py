@@ -6,6 +6,7 @@ the tensors, not here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.npu.chips import ChipLaw
@@ -144,6 +145,35 @@ class Calls:
             query=query, key_cache=keys, value_cache=values, block_table=block_table, context_lens=lengths, mask=mask,
             seq_len=query_lengths, num_kv_heads=kv_heads, num_heads=heads, scale_value=scale, mask_type=_CAUSAL_MASK, out=out,
         )  # fmt: skip
+
+    def attend_int8(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        kv_heads: int,
+        scale: float,
+        block_table: Tensor,
+        lengths: Sequence[int],
+        key_scales: Tensor,
+    ) -> Tensor:
+        """As `attend`, over int8 caches [blocks, 128, KV * D]; float16 scales [2, KV * D] of keys and values.
+
+        The host holds the lengths, so a graph cannot be recorded of it.
+        """
+        rows, heads, size = query.shape
+        operands = {"query": query.view(rows, 1, heads * size), "key": keys, "value": values}
+        operands |= {"block_table": block_table, "antiquant_scale": key_scales}
+        block = keys.shape[1]
+        self._check(
+            "npu_incre_flash_attention", _operands(operands),
+            num_heads=heads, num_key_value_heads=kv_heads, input_layout="BSH", block_size=block,
+        )  # fmt: skip
+        found = self._npu.npu_incre_flash_attention(
+            **operands, actual_seq_lengths=list(lengths), num_heads=heads, num_key_value_heads=kv_heads, scale_value=scale,
+            input_layout="BSH", block_size=block,
+        )  # fmt: skip
+        return found.view(rows, heads, size)
 
     def _check_attention(
         self,

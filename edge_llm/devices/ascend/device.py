@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.devices.ascend.key_forms import Float16Keys
 from edge_llm.devices.ascend.layers import Layers
 from edge_llm.devices.ascend.linears import Loader, load_products
 from edge_llm.devices.ascend.model import CardModel
@@ -105,7 +106,8 @@ class AscendDevice:
         self, decoder: Decoder, weights: Weights, loader: Loader, tables: RopeTables, room: Room
     ) -> DeviceModel:
         whole = WholeWeights(weights, loader, decoder)
-        layers = Layers(self.calls, self._ropes(decoder, loader, tables), self._shadow)
+        keys = Float16Keys(self.runtime, self.calls)
+        layers = Layers(self.calls, keys, self._ropes(decoder, loader, tables), self._shadow)
         (embed,) = embedding_part(decoder, HOST).ops
         host = build_op(embed, tables, self._host.pool, self._shadow)
         return CardModel(decoder, whole, layers, host, self.runtime, room)
