@@ -22,7 +22,10 @@ Kernel = Callable[..., Any]
 
 # what the card computes of torch itself; each name stands for all its forms that torch_npu implements
 ATEN = ("mm", "add", "add_", "mul", "mul_", "index_select", "gt", "abs", "sum", "zero_", "fill_", "clone")
-ON_HOST = {"atb::_npu_paged_attention_splitfuse": {"seq_len"}}  # operands that the card takes from the host's memory
+ON_HOST = {  # operands that the card takes from the host's memory
+    "atb::_npu_paged_attention_splitfuse": {"seq_len"},
+    "atb::_npu_paged_attention_splitfuse_v2": {"seq_len"},
+}
 ND_FORMATS = (0, 2)  # of memory that lies as torch thinks
 
 calls: Counter[str] = Counter()  # kernels that ran, by operator; those of a replay are among the replayed ones only
@@ -314,6 +317,10 @@ def _zeros_on_card(size: Any, **options: Any) -> torch.Tensor:
     return torch.empty(size, **options).zero_()
 
 
+def _ones_on_card(size: Any, **options: Any) -> torch.Tensor:
+    return torch.empty(size, **options).fill_(1)
+
+
 def _full_on_card(size: Any, value: Any, **options: Any) -> torch.Tensor:
     dtype = options.pop("dtype", None) or torch.tensor(value).dtype
     return torch.empty(size, dtype=dtype, **options).fill_(value)
@@ -323,5 +330,6 @@ _PLACED: dict[torch._ops.OpOverload, Kernel] = {
     torch.ops.npu.npu_format_cast.default: _format_cast,
     torch.ops.aten.contiguous.default: _contiguous,
     torch.ops.aten.zeros.default: _zeros_on_card,
+    torch.ops.aten.ones.default: _ones_on_card,
     torch.ops.aten.full.default: _full_on_card,
 }
