@@ -46,6 +46,7 @@ class _Flow:
     hidden: Any = None
     """float32 [rows, hidden size] on the card, once work has made it."""
     tokens: Tokens | None = None
+    """Once work has made them."""
     last: Completion | None = None
     """Of the work that was given last."""
     outputs: tuple[np.ndarray, np.ndarray] | None = None
@@ -140,11 +141,12 @@ class CardModel:
         rows, inputs = chunk.rows, flow.inputs
         self._fill(rows, inputs)
         attend = self._layers.keys.chunk(rows, inputs)
-        flow.tokens = Tokens(inputs.card("positions")[: rows.count], inputs.card("slots")[: rows.count], attend)
 
         def work() -> None:
             inputs.copy()
             flow.hidden = inputs.card("hidden")[: rows.count]
+            angles = self._layers.angles(inputs.card("positions")[: rows.count])
+            flow.tokens = Tokens(angles, inputs.card("slots")[: rows.count], attend)
 
         flow.last = self._runtime.enqueue(work)
 
@@ -157,12 +159,13 @@ class CardModel:
 
     def _give_layer(self, layer: int, flow: _Flow) -> None:
         block, keys, description = self.weights.use(layer), self._keys.layers[layer], self.decoder.layers[layer]
-        assert isinstance(block, NpuBlock) and flow.tokens is not None, "a layer before the embedding"
-        tokens, traffic = flow.tokens, block.traffic
+        assert isinstance(block, NpuBlock)
+        traffic = block.traffic
 
         def work() -> None:
+            assert flow.tokens is not None, "a layer before the embedding"
             weights: CardLayer = block.arrays[LAYER]
-            flow.hidden = self._counting.run(description, weights, flow.hidden, keys, tokens)
+            flow.hidden = self._counting.run(description, weights, flow.hidden, keys, flow.tokens)
 
         traffic.used = flow.last = self._runtime.enqueue(work, after=traffic.loaded)
 
@@ -246,7 +249,7 @@ class CardModel:
     def _compute_step(self, step: _Step, lengths: Sequence[int]) -> None:
         inputs = step.inputs
         attend = self._layers.keys.step(inputs, lengths)
-        tokens = Tokens(inputs.card("positions"), inputs.card("slots"), attend)
+        tokens = Tokens(self._layers.angles(inputs.card("positions")), inputs.card("slots"), attend)
         hidden = inputs.card("hidden")
         for index, layer in enumerate(self.decoder.layers):
             block = self.weights.use(index)
