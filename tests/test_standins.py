@@ -319,7 +319,7 @@ def graph_facts() -> dict[str, Any]:
         return half.t().contiguous().t() + 1
 
     graph = npu.NPUGraph()
-    with kernels.counting() as counted, npu.graph(graph, stream=stream):
+    with torch.inference_mode(), kernels.counting() as counted, npu.graph(graph, stream=stream):
         result = step()
     facts["captured"] = counted
     facts["after the capture"] = (result.cpu().isnan().all().item(), total.cpu().tolist())

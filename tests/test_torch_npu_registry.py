@@ -55,6 +55,15 @@ TAKEN: list[Case] = [
     ),
     ("npu::npu_swiglu", {"input": ("float16", (ROWS, 2 * WIDTH)), "dim": -1}, [("float16", (ROWS, WIDTH))]),
     (
+        "npu::npu_apply_rotary_pos_emb",
+        {
+            "query": ("float16", (1, ROWS, HEADS, SIZE)), "key": ("float16", (1, ROWS, KV_HEADS, SIZE)),
+            "cos": ("float16", (1, ROWS, 1, SIZE)), "sin": ("float16", (1, ROWS, 1, SIZE)), "layout": "BSND",
+            "rotary_mode": "half",
+        },
+        [("float16", (1, ROWS, HEADS, SIZE)), ("float16", (1, ROWS, KV_HEADS, SIZE))],
+    ),
+    (
         "npu::npu_incre_flash_attention",
         {
             "query": QUERY, "key": CACHE, "value": CACHE, "antiquant_scale": ("float16", (2, KV_HEADS * SIZE)),

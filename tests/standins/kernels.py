@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 Kernel = Callable[..., Any]
 
 # what the card computes of torch itself; each name stands for all its forms that torch_npu implements
-ATEN = ("mm", "add", "add_", "mul", "mul_", "index_select", "gt", "abs", "sum", "zero_", "fill_", "clone")
+ATEN = (
+    "mm", "add", "add_", "mul", "mul_", "neg", "cat", "index_select", "gt", "abs", "sum", "zero_", "fill_", "clone",
+)  # fmt: skip
 ON_HOST = {  # operands that the card takes from the host's memory
     "atb::_npu_paged_attention_splitfuse": {"seq_len"},
     "atb::_npu_paged_attention_splitfuse_v2": {"seq_len"},
@@ -262,7 +264,8 @@ def _no_value(dtype: torch.dtype) -> float | int | bool:
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 def _replay(number: int) -> int:
     try:
-        _recorded[number]()
+        with torch.inference_mode():  # which the tensors of the capture may be of
+            _recorded[number]()
     except BaseException:
         traceback.print_exc()
         return 1
