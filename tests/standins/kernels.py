@@ -22,7 +22,7 @@ Kernel = Callable[..., Any]
 
 # what the card computes of torch itself; each name stands for all its forms that torch_npu implements
 ATEN = (
-    "mm", "add", "add_", "mul", "mul_", "neg", "cat", "index_select", "gt", "abs", "sum", "zero_", "fill_", "clone",
+    "mm", "addmm", "add", "add_", "mul", "mul_", "neg", "cat", "index_select", "gt", "abs", "sum", "zero_", "fill_", "clone",
 )  # fmt: skip
 ON_HOST = {  # operands that the card takes from the host's memory
     "atb::_npu_paged_attention_splitfuse": {"seq_len"},
