@@ -93,7 +93,6 @@ def install(implementations: Mapping[str, Kernel], aten: tuple[str, ...] = ATEN)
     A function is called as torch calls a kernel: with the operator's parameters, defaults left out, a dtype as its
     number.  It writes to the operands that the operator writes to.  ``aten`` are run by torch's own CPU kernels.
     """
-    torch.npu.init()
     _runtime.standin_on_kernel(_replay)
     for name, function in implementations.items():
         for operator in _forms(name):
