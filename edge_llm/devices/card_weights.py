@@ -19,6 +19,11 @@ CardLinearT = TypeVar("CardLinearT")
 class Card(Protocol[CardLinearT]):
     """What multiplies INT8 linears in its own memory."""
 
+    @property
+    def rounds(self) -> bool:
+        """Whether its products end in float16, as `Int8Weight.rounding` says."""
+        ...
+
     def load(self, linear: Int8Weight) -> CardLinearT:
         """Copy a linear into new card memory."""
         ...
@@ -48,20 +53,25 @@ Load = Callable[[Weights, int, "CardSlot[CardLinearT]"], "CardBlock[CardLinearT]
 
 
 def load_products(card: Card[CardLinearT]) -> Load[CardLinearT]:
-    """Puts the INT8 linears of a layer on ``card``; the host keeps the rest."""
+    """Puts the INT8 linears of a layer on ``card``; the host keeps the rest, and rounds what it multiplies as ``card`` does."""
 
     def load(host: Weights, index: int, slot: CardSlot[CardLinearT]) -> CardBlock[CardLinearT]:
         for name, linear in _int8(host.use(index)).items():
             before = slot.linears.pop(name, None)  # gone if its copy fails
             slot.linears[name] = card.load(linear) if before is None else card.reload(linear, before)
         kept = host.kept(index)
-        return CardBlock(kept.linears, kept.gains, card=slot.linears)
+        linears = {**kept.linears, **_rounded(kept)} if card.rounds else kept.linears
+        return CardBlock(linears, kept.gains, card=slot.linears)
 
     return load
 
 
 def _int8(block: BlockWeights) -> dict[str, Int8Weight]:
     return {name: linear for name, linear in block.linears.items() if isinstance(linear, Int8Weight)}
+
+
+def _rounded(block: BlockWeights) -> dict[str, Int8Weight]:
+    return {name: linear.rounded for name, linear in _int8(block).items()}
 
 
 @dataclass
