@@ -18,12 +18,12 @@ from edge_llm.convert.importer import import_model
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.devices.card_memory import CardMemory
-from edge_llm.devices.chips import CHIPS, chip_law
 from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, make_weights, room
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.rope import RopeTables
+from edge_llm.npu.chips import CHIPS, chip_law
 from edge_llm.runner.base import Segment
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.plan import WeightSizes, plan_memory
@@ -155,7 +155,7 @@ def tied(tmp_path_factory):
 def open_on_card(bundle, placement="card", **options):
     """A runner that has a card, and its device."""
     settings_ = fill_defaults(runtime(device="emulated:310p", placement=placement, **options), bundle.config)
-    device = make_device(settings_)
+    device = make_device(settings_, bundle.decoder)
     weights = make_weights(bundle, settings_, device)
     return Int8Runner(bundle.config, weights, device, settings_, RopeTables(512), decoder=bundle.decoder), device
 
@@ -183,7 +183,7 @@ def test_a_prompt_is_a_launch_for_each_chunk_and_layer(bundle):
 
 def test_the_host_holds_nothing_of_a_model_that_lies_on_the_card(bundle):
     settings_ = fill_defaults(runtime(device="emulated:310p", placement="card"), bundle.config)
-    device = make_device(settings_)
+    device = make_device(settings_, bundle.decoder)
     weights = make_weights(bundle, settings_, device)
     assert isinstance(weights, StagedWeights)
     blocks = []
@@ -209,7 +209,7 @@ def test_what_beside_a_card_the_host_keeps_has_no_int8_matrix(bundle):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_plan_of_a_card_is_not_exceeded_and_not_far_off(bundle, placement):
     settings_ = fill_defaults(runtime(device="emulated:310p", placement=placement), bundle.config)
-    device = make_device(settings_)
+    device = make_device(settings_, bundle.decoder)
     weights = make_weights(bundle, settings_, device)
     runner = Int8Runner(bundle.config, weights, device, settings_, RopeTables(512), decoder=bundle.decoder)
     needs = device.needs(bundle.decoder, bundle.tensors, room(settings_))

@@ -15,7 +15,6 @@ from edge_llm.devices.base import DeviceOptions, Room, Rows
 from edge_llm.devices.card_cost import card_costs, copy_seconds, linear_seconds, product_seconds
 from edge_llm.devices.card_memory import CardArray, CardMemory
 from edge_llm.devices.card_weights import CardBlock, CardWeights, load_products
-from edge_llm.devices.chips import CHIPS, chip_law
 from edge_llm.devices.emulated import EmulatedDevice, split_cores
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import DeviceError, StorageError
@@ -23,6 +22,7 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import describe
 from edge_llm.models.layer import Attention, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
+from edge_llm.npu.chips import CHIPS, chip_law
 from edge_llm.paths import find_bundle
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.schemes import BlockWeights

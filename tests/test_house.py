@@ -19,7 +19,7 @@ FLOORS = {
     "edge_llm.text": 3, "edge_llm.quant": 3, "edge_llm.decoding": 3,
     "edge_llm.schemes": 4,
     "edge_llm.formats": 5,
-    "edge_llm.kv": 6, "edge_llm.weights": 6, "edge_llm.sources": 6,
+    "edge_llm.kv": 6, "edge_llm.weights": 6, "edge_llm.sources": 6, "edge_llm.npu": 6,
     "edge_llm.subgraphs": 7,
     "edge_llm.devices": 8,
     "edge_llm.runner": 9,
@@ -33,7 +33,8 @@ LONGEST_CHAIN = 15
 """Modules of which each imports the next when it is loaded: to understand the first, one may have to read all the others."""
 SCHEDULER_IMPORTERS = {"edge_llm.runner", "edge_llm.bench"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
-BANNED_MODULES = {"pickle", "marshal", "shelve", "diskcache", "torch"}
+BANNED_MODULES = {"pickle", "marshal", "shelve", "diskcache"}
+TORCH_USERS = ("edge_llm.npu.", "edge_llm.devices.ascend.")
 
 
 def modules():
@@ -53,11 +54,15 @@ def room(name):
 
 
 def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    return imports_among(ast.walk(ast.parse(path.read_text())))
+
+
+def imports_among(nodes):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
+            assert node.level == 0, f"{ast.unparse(node)}: relative import"
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
@@ -81,6 +86,26 @@ def test_nothing_runs_code_from_data(path):
     names = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert not names & BANNED_CALLS
     assert not {name.split(".")[0] for name in imports(path)} & BANNED_MODULES
+
+
+def outside_functions(tree):
+    """The nodes of a file that run when it is loaded; what only type checkers read does not."""
+    for node in ast.iter_child_nodes(tree):
+        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not for_types and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+            yield from outside_functions(node)
+
+
+def torch_among(names):
+    return {name for name in names if name.split(".")[0] in {"torch", "torch_npu"}}
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=module_name)
+def test_torch_is_imported_only_by_functions_that_use_a_card(path):
+    """It takes seconds, and without CANN an installed torch_npu breaks it."""
+    assert f"{module_name(path)}.".startswith(TORCH_USERS) or not torch_among(imports(path))
+    assert not torch_among(imports_among(outside_functions(ast.parse(path.read_text()))))
 
 
 @pytest.mark.parametrize("path", list(modules()), ids=module_name)

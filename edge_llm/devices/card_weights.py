@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from edge_llm.schemes.base import BlockWeights
+from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import SLOTS, Weights
 from edge_llm.weights.ring import Ring
@@ -60,7 +60,7 @@ def load_products(card: Card[CardLinearT]) -> Load[CardLinearT]:
             before = slot.linears.pop(name, None)  # gone if its copy fails
             slot.linears[name] = card.load(linear) if before is None else card.reload(linear, before)
         kept = host.kept(index)
-        linears = {**kept.linears, **_rounded(kept)} if card.rounds else kept.linears
+        linears = rounded_linears(kept.linears) if card.rounds else kept.linears
         return CardBlock(linears, kept.gains, card=slot.linears)
 
     return load
@@ -70,8 +70,9 @@ def _int8(block: BlockWeights) -> dict[str, Int8Weight]:
     return {name: linear for name, linear in block.linears.items() if isinstance(linear, Int8Weight)}
 
 
-def _rounded(block: BlockWeights) -> dict[str, Int8Weight]:
-    return {name: linear.rounded for name, linear in _int8(block).items()}
+def rounded_linears(linears: Mapping[str, Weight]) -> dict[str, Weight]:
+    """``linears`` for a host beside a card that rounds: those in INT8 multiply as the card does."""
+    return {name: linear.rounded if isinstance(linear, Int8Weight) else linear for name, linear in linears.items()}
 
 
 @dataclass

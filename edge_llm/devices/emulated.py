@@ -17,7 +17,6 @@ from edge_llm.devices.card_cost import card_costs
 from edge_llm.devices.card_memory import CardMemory
 from edge_llm.devices.card_plan import CardNeeds, CardPlan
 from edge_llm.devices.card_weights import CardWeights, load_products
-from edge_llm.devices.chips import chip_law
 from edge_llm.devices.cores import on_core, split_cores
 from edge_llm.devices.emulated_chip import CardProduct, EmulatedChip, Product
 from edge_llm.devices.host import HostDevice, build_op
@@ -29,6 +28,7 @@ from edge_llm.errors import DeviceError
 from edge_llm.formats.layout import TensorRange
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
+from edge_llm.npu.chips import chip_law
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Op, Subgraph
 from edge_llm.subgraphs.placement import AUTO, choose_placement
@@ -56,7 +56,7 @@ class EmulatedDevice:
         law = chip_law(chip)
         self.name = f"emulated:{law.name}"
         way = law.route(route)
-        self.placement = choose_placement(placement, law.placements, f"the device `{self.name}`")
+        self.placement, self.placement_reason = choose_placement(placement, law.placements, f"the device `{self.name}`")
         self.cpu_cores, self.npu_cores = split_cores(threads)
         pool = ThreadPool(len(self.npu_cores), self.npu_cores)
         self.chip = EmulatedChip(law, way, pool, CardMemory(law, memory))
@@ -77,15 +77,17 @@ class EmulatedDevice:
             memory = self.chip.memory
             arrays = self.arrays = CardArrays(memory, self.npu_cores[0], self.chip.law.page_tokens)
             whole = WholeCardWeights(weights, self.chip, decoder)
+            memory.weights_are_in()
             ropes = dict.fromkeys(attention.rope for attention in decoder.attentions)
             build = builder(self.build, CardRope(tables.positions, ropes, memory), watch)
             return PlacedModel(decoder, whole, self.placement, build, arrays, room)
         products = CardWeights(weights, load_products(self.chip), len(decoder.layers))
+        self.chip.memory.weights_are_in()
         build = builder(self.build, tables, watch)
         return PlacedModel(decoder, products, self.placement, build, HostArrays(), room)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
-        return self.needs(decoder, tensors, room).streamed(self.chip.memory.ceiling) if self._limited else ()
+        return self.needs(decoder, tensors, room).streamed(self.chip.memory.most) if self._limited else ()
 
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the chip's memory."""
