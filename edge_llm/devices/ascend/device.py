@@ -171,7 +171,7 @@ def _keys(asked: str, law: ChipLaw, alone: Decoder | None) -> str:
 
 def _able(law: ChipLaw) -> list[str]:
     """Placements, the default first: all of the model where steps can be recorded, else products alone."""
-    order = ("card", "split") if law.captures else ("split", "card")
+    order = ("card", "split,host", "split") if law.captures else ("split,host", "split", "card")
     return [name for name in order if name in law.placements]
 
 
