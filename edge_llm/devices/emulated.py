@@ -56,6 +56,7 @@ class EmulatedDevice:
         law = chip_law(chip)
         self.name = f"emulated:{law.name}"
         way = law.route(route)
+        self.numerics = f"{self.name}:{way.name}"
         # Where products are rounded, a token's keys must not depend on whether it came in a prompt or in a step.
         able = [name for name in law.placements if way.exact or PLACEMENTS[name].has_one_cut]
         who = f"the device `{self.name}`" + ("" if way.exact else f" by the route `{way.name}`")

@@ -107,9 +107,8 @@ def int8_runner(
         return Int8Runner(bundle.config, weights, device, runtime, tables, decoder=bundle.decoder, watch=watch)
     from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # only servers keep pages
 
-    runtime = replace(runtime, placement=device.placement.name)
-    store = open_prefix_store(bundle, runtime)
-    identity = model_identity(bundle, runtime)
+    numeric = replace(runtime, device=device.numerics, placement=device.placement.name)
+    store, identity = open_prefix_store(bundle, numeric), model_identity(bundle, numeric)
     return Int8Runner(bundle.config, weights, device, runtime, tables, identity, store, bundle.decoder, watch)
 
 
