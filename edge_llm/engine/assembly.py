@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +12,8 @@ from edge_llm.devices import check_device, open_device
 from edge_llm.devices.base import Device, DeviceOptions, Room, Watch
 from edge_llm.devices.model import activation_bytes
 from edge_llm.engine.affinity import bind
-from edge_llm.engine.cores import total_memory, usable_cores
-from edge_llm.errors import UsageError
+from edge_llm.engine.cores import free_memory, total_memory, usable_cores
+from edge_llm.errors import DeviceLost, OutOfMemory, UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models import describe
@@ -29,6 +31,8 @@ from edge_llm.weights.plan import MemoryPlan, StagingPlan, WeightSizes, plan_mem
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.staged import StagedWeights
 from edge_llm.weights.streamed import StreamedWeights
+
+log = logging.getLogger("edge_llm.engine")
 
 
 def load_runner(
@@ -110,6 +114,37 @@ def int8_runner(
     numeric = replace(runtime, device=device.numerics, placement=device.placement.name)
     store, identity = open_prefix_store(bundle, numeric), model_identity(bundle, numeric)
     return Int8Runner(bundle.config, weights, device, runtime, tables, identity, store, bundle.decoder, watch)
+
+
+def run_on_host(bundle: Bundle, runtime: RuntimeConfig, lost: DeviceLost) -> Runner[Any]:
+    """A runner of ``bundle`` on the host, else as the filled-in ``runtime`` says; nobody holds the one that was ``lost``.
+
+    Raises `OutOfMemory` where the host has no room for the weights, and what loading raises.
+    """
+    gc.collect()
+    on_host = host_runtime(runtime, f"the device `{lost.device}` failed: {lost.failure}")
+    _check_room(bundle, on_host)
+    runner = make_runner(bundle, on_host)
+    log.warning("the device `%s` failed: %s; the host answers from now on", lost.device, lost.failure)
+    return runner
+
+
+def host_runtime(runtime: RuntimeConfig, reason: str) -> RuntimeConfig:
+    """``runtime`` on the host, for this ``reason``."""
+    return replace(runtime, device="host", device_reason=reason, placement="auto", card_memory=None)
+
+
+def _check_room(bundle: Bundle, runtime: RuntimeConfig) -> None:
+    """Raise `OutOfMemory` unless the weights fit into the host's free memory: the system would kill us for trying."""
+    total = WeightSizes.of_bundle(bundle).total
+    needed = total if runtime.memory is None else min(total, parse_memory(runtime.memory, total))
+    free = free_memory()
+    if needed > free:
+        raise OutOfMemory(f"the weights take {_mebibytes(needed)} and the host has {_mebibytes(free)} free; try --memory 50%")
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB"
 
 
 def make_device(runtime: RuntimeConfig, decoder: Decoder) -> Device:
