@@ -21,9 +21,13 @@ class _DeviceFile(Protocol):
     open_device: OpenDevice
 
 
-_FILES = {"host": "edge_llm.devices.host", "emulated": "edge_llm.devices.emulated"}
+_FILES = {
+    "host": "edge_llm.devices.host",
+    "emulated": "edge_llm.devices.emulated",
+    "ascend": "edge_llm.devices.ascend.device",
+}
 """Kinds of devices and the modules that have them, which are imported when a device is opened."""
-_FORMS = {"host": "host", "emulated": "emulated:CHIP"}
+_FORMS = {"host": "host", "ascend": "ascend", "emulated": "emulated:CHIP"}
 _ADDED: dict[str, OpenDevice] = {}
 
 

@@ -1,0 +1,88 @@
+"""What a model takes of an Ascend card's memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edge_llm.devices.ascend.keys import FLOAT16_BYTES, cache_shape
+from edge_llm.devices.ascend.model import HEAD_ROWS, STEP_ROWS
+from edge_llm.devices.base import Room
+from edge_llm.devices.card_plan import CardNeeds
+from edge_llm.formats.layout import TensorRange
+from edge_llm.kv.pages import pages_for
+from edge_llm.models.layer import Decoder, Layer, Linear
+from edge_llm.npu.calls import MASK_SIZE
+from edge_llm.npu.chips import ChipLaw
+from edge_llm.schemes import int8
+from edge_llm.subgraphs.placement import CARD_SCHEMES
+
+FLOAT_BYTES = 4
+SCALE_BYTES = 8
+"""Of a packed scale."""
+LIVE = 3
+"""Float32 copies of a row that an operator's input, its result and what was cast between them take at a time."""
+
+
+@dataclass(frozen=True)
+class AscendPlan:
+    """``decoder``, whose bundle has ``tensors``, on a chip of ``law``, ``alone`` or beside the CPU."""
+
+    decoder: Decoder
+    tensors: Mapping[str, TensorRange]
+    law: ChipLaw
+    room: Room
+    alone: bool
+
+    def needs(self) -> CardNeeds:
+        layers = tuple(self._layer(f"layers.{index}.", layer) for index, layer in enumerate(self.decoder.layers))
+        return CardNeeds(layers, self._whole() if self.alone else self._rows())
+
+    def key_bytes(self) -> int:
+        """Of keys and values on the card."""
+        if not self.alone:
+            return 0
+        blocks = pages_for(self.room.tokens, self.law.page_tokens) + 1
+        shapes = (cache_shape(attention, blocks, self.law) for attention in self.decoder.attentions)
+        return sum(2 * self.law.allocation(FLOAT16_BYTES * math.prod(shape)) for shape in shapes)
+
+    def _layer(self, prefix: str, layer: Layer) -> int:
+        linears = sum(self._linear(prefix, one) for one in layer.linears if self.alone or one.scheme in CARD_SCHEMES)
+        return linears + (sum(self.law.allocation(FLOAT_BYTES * gain.size) for gain in layer.gains) if self.alone else 0)
+
+    def _linear(self, prefix: str, linear: Linear) -> int:
+        allocation = self.law.allocation
+        if linear.scheme != int8.NAME:
+            return allocation(FLOAT16_BYTES * linear.columns * linear.rows) + allocation(FLOAT16_BYTES * linear.rows)
+        columns, rows = self.law.padded(linear.columns, linear.rows)
+        product = allocation(columns * rows) + allocation(SCALE_BYTES * rows)
+        product += allocation(FLOAT_BYTES * rows) if linear.bias else 0
+        if not self.alone:
+            return product
+        hot = [self.tensors[f"{prefix}{linear.name}.{name}"].nbytes for name in ("hot_index", "hot_weight")]
+        return product + allocation(FLOAT_BYTES * linear.columns) + sum(allocation(nbytes) for nbytes in hot)
+
+    def _rows(self) -> int:
+        """Rows on their way through products whose rows come from the host."""
+        kinds = {(one.columns, one.rows) for layer in self.decoder.layers for one in layer.linears}
+        padded = [self.law.padded(*kind) for kind in kinds]
+        held = sum(self.law.allocation(rows * columns) for columns, _ in padded for rows in self.room.lengths)
+        return held + max(FLOAT16_BYTES * self.room.lengths[-1] * outputs for _, outputs in padded)
+
+    def _whole(self) -> int:
+        """Output matrix, keys, tables, activations and graphs."""
+        decoder, room = self.decoder, self.room
+        table = "embedding" if decoder.tied else "output"
+        hot = self.tensors[f"{table}.hot_weight"].nbytes
+        columns, rows = self.law.padded(decoder.output.columns, decoder.output.rows)
+        output = self.law.allocation(columns * rows) + self.law.allocation(SCALE_BYTES * rows) + hot
+        ropes = {attention.rope for attention in decoder.attentions}
+        tables = sum(FLOAT16_BYTES * room.positions * rope.dim for rope in ropes) + FLOAT16_BYTES * MASK_SIZE**2
+        blocks = pages_for(room.positions, self.law.page_tokens)
+        inputs = FLOAT_BYTES * (decoder.hidden_size + blocks + 4) * (room.lengths[-1] * room.window + sum(STEP_ROWS))
+        widest = max(width for layer in decoder.layers for width in layer.widths.values())
+        activations = LIVE * FLOAT_BYTES * widest * room.lengths[-1]
+        logits = FLOAT16_BYTES * decoder.vocab_size * 2 * (HEAD_ROWS + sum(STEP_ROWS))
+        graphs = LIVE * FLOAT_BYTES * widest * sum(STEP_ROWS)
+        return output + self.key_bytes() + tables + inputs + activations + logits + graphs
