@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import ASKED_FOR, ModelConfig, RuntimeConfig
 from edge_llm.devices import check_device, open_device
 from edge_llm.devices.base import Device, DeviceOptions, Room, Watch
 from edge_llm.devices.model import activation_bytes
 from edge_llm.engine.affinity import bind
+from edge_llm.engine.auto_device import AutoDevice, find_device
 from edge_llm.engine.cores import free_memory, total_memory, usable_cores
-from edge_llm.errors import DeviceLost, OutOfMemory, UsageError
+from edge_llm.errors import DeviceError, DeviceLost, OutOfMemory, UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models import describe
@@ -33,6 +36,7 @@ from edge_llm.weights.staged import StagedWeights
 from edge_llm.weights.streamed import StreamedWeights
 
 log = logging.getLogger("edge_llm.engine")
+Result = TypeVar("Result")
 
 
 def load_runner(
@@ -63,7 +67,7 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
     """
     bind(runtime.cpus, runtime.numa)
     if runtime.device == "auto":
-        runtime = replace(runtime, device="host", device_reason="no card was looked for")
+        runtime = replace(runtime, device="host") if runtime.float_path else _on_found_device(runtime)
     device = runtime.device
     check_device(device)
     if runtime.float_path and runtime.memory is not None:
@@ -82,6 +86,33 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
         tokens = PAGE_TOKENS * (parse_memory(runtime.kv_memory, total_memory()) // page_bytes(describe(config).attentions))
         kv_tokens = max(context, tokens)
     return replace(runtime, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens)
+
+
+def _on_found_device(runtime: RuntimeConfig) -> RuntimeConfig:
+    found = _found_device()
+    return replace(runtime, device=found.device, device_reason=found.reason)
+
+
+@functools.cache
+def _found_device() -> AutoDevice:
+    """What `auto` stands for in this process, said once where a card is here and not used."""
+    found = find_device()
+    if found.remedy:
+        log.warning("--device auto uses the host: %s; %s", found.reason, found.remedy)
+    return found
+
+
+def or_on_host(runtime: RuntimeConfig, work: Callable[[RuntimeConfig], Result]) -> Result:
+    """What ``work`` makes of the filled-in ``runtime``; on the host where `auto` chose a card that refuses, which is said."""
+    try:
+        return work(runtime)
+    except DeviceError as error:
+        if runtime.device == "host" or runtime.device_reason == ASKED_FOR:
+            raise
+        refusal = f"the device `{runtime.device}` refuses: {error}"
+    gc.collect()  # what the card was given so far
+    log.warning("--device auto uses the host: %s", refusal)
+    return work(host_runtime(runtime, refusal))
 
 
 DEFAULT_CONTEXT = 32768
@@ -103,6 +134,12 @@ def int8_runner(
     bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None = None, watch: Watch | None = None
 ) -> Runner[Any]:
     """The INT8 runner on the device and over the weights that ``runtime`` asks for."""
+    return or_on_host(runtime, lambda runtime: _int8_runner(bundle, runtime, progress, watch))
+
+
+def _int8_runner(
+    bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None, watch: Watch | None
+) -> Runner[Any]:
     assert runtime.context is not None
     device = make_device(runtime, bundle.decoder)
     weights = make_weights(bundle, runtime, device, progress)

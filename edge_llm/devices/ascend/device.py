@@ -43,6 +43,7 @@ class AscendDevice:
     def __init__(self, name: str, runtime: Runtime, options: DeviceOptions) -> None:
         law = runtime.law
         self.name = f"ascend:{law.name}" + (" (operators emulated)" if runtime.emulated else "")
+        self.numerics = self.name
         unfit = _unfit(runtime, options.decoder)
         choice = choose_placement(options.placement, law.placements, f"the device `{self.name}`", unfit)
         self.placement, self.placement_reason = choice.placement, choice.reason
