@@ -10,18 +10,25 @@ FAILURE = "aclrtSynchronizeStream says 507018"
 
 
 class Fuse:
-    """Burns through after so many launches; None: never."""
+    """Burns through after so many launches; None: never.  It is seen at once, or ``late``, when the work is waited for."""
 
     after = None
+    late = False
     launches = 0
 
-    def set(self, after):
-        self.after, self.launches = after, 0
+    def set(self, after, late=False):
+        self.after, self.late, self.launches = after, late, 0
 
     def launch(self):
+        """A completion if there is something to see later."""
         self.launches += 1
-        if self.after is not None and self.launches > self.after:
-            raise DeviceLost(NAME, FAILURE)
+        if self.after is None or self.launches <= self.after:
+            return None
+        return blow if self.late else blow()
+
+
+def blow():
+    raise DeviceLost(NAME, FAILURE)
 
 
 class FailingDevice(EmulatedDevice):
@@ -37,8 +44,8 @@ class FailingDevice(EmulatedDevice):
             return run
 
         def launched(*given):
-            self._fuse.launch()
-            run(*given)
+            late = self._fuse.launch()
+            return run(*given) if late is None else late
 
         return launched
 

@@ -129,6 +129,19 @@ def test_on_the_card_a_batch_is_as_each_alone(bundles):
     assert all(np.array_equal(one[min(5, len(one) - 1)], other[0]) for one, other in zip(alone, few, strict=True))
 
 
+def test_int8_keys_are_close_to_float16_ones_and_rows_do_not_depend_on_their_chunks(bundles):
+    bundle = bundles["tied"]
+    tokens = tokens_of(bundle, 150)
+    plain = logits(runner_of(bundle, placement="card"), tokens)
+    narrow = logits(runner_of(bundle, placement="card", keys="int8"), tokens)
+    assert np.array_equal(narrow, logits(runner_of(bundle, placement="card", keys="int8", chunk=16), tokens, steps=40))
+    error = np.abs(plain - narrow).max() / np.abs(plain).max()
+    print(f"int8 keys: logits differ by at most {error:.4f} of the largest")
+    assert 0 < error < 0.25
+    runner = runner_of(bundle, placement="card", keys="int8")
+    assert runner.model.kv.page_bytes * 2 == runner_of(bundle, placement="card").model.kv.page_bytes
+
+
 def test_states_are_those_that_the_output_matrix_multiplies(bundles):
     runner = runner_of(bundles["tied"], placement="card")
     tokens = tokens_of(bundles["tied"], 50)

@@ -113,10 +113,10 @@ def card(folder, fuse):
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @settings(max_examples=12, deadline=None)
-@given(data=st.data(), kv_tokens=st.sampled_from([512, 128]))
-def test_wherever_it_fails_others_are_answered_and_all_pages_return(folder, fuse, host, card, placement, data, kv_tokens):
+@given(data=st.data(), kv_tokens=st.sampled_from([512, 128]), late=st.booleans())
+def test_wherever_it_fails_others_are_answered_and_all_pages_return(folder, fuse, host, card, placement, data, kv_tokens, late):
     undisturbed, launches = card[placement]
-    fuse.set(data.draw(st.integers(0, launches - 1), "launches"))
+    fuse.set(data.draw(st.integers(0, launches - 1), "launches"), late)
     scene = Scene(folder, placement, kv_tokens)
     answers = scene.play()
     errors = [found for found in answers if isinstance(found, DeviceLost)]

@@ -168,7 +168,7 @@ def run_on_host(bundle: Bundle, runtime: RuntimeConfig, lost: DeviceLost) -> Run
 
 def host_runtime(runtime: RuntimeConfig, reason: str) -> RuntimeConfig:
     """``runtime`` on the host, for this ``reason``."""
-    return replace(runtime, device="host", device_reason=reason, placement="auto", card_memory=None)
+    return replace(runtime, device="host", device_reason=reason, placement="auto", keys="auto", card_memory=None)
 
 
 def _check_room(bundle: Bundle, runtime: RuntimeConfig) -> None:
@@ -191,7 +191,7 @@ def make_device(runtime: RuntimeConfig, decoder: Decoder) -> Device:
     """
     assert runtime.threads is not None
     card_memory = None if runtime.card_memory is None else parse_memory(runtime.card_memory, 0, "card_memory")
-    options = DeviceOptions(runtime.threads, runtime.shadow, runtime.placement, card_memory, decoder)
+    options = DeviceOptions(runtime.threads, runtime.shadow, runtime.placement, runtime.keys, card_memory, decoder)
     return open_device(runtime.device, options)
 
 

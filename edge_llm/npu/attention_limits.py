@@ -263,16 +263,17 @@ def _paged_attention(chip: str, blocks: str, nz: Mapping[str, bool | None], limi
     return Operator("atb", _atb_forms(chip, workspace="uint8|-"), (Layout(named, nz=nz),), _HEADS, limits)
 
 
-def _splitfuse(chip: str, blocks: str, nz: Mapping[str, bool | None], mask: str, limits: dict[str, Limit]) -> Operator:
-    """Pieces of prompts in one run of tokens; ``seq_len`` is their lengths, on the host."""
+def _splitfuse(chip: str, blocks: str, nz: Mapping[str, bool | None], limits: dict[str, Limit]) -> Operator:
+    """Pieces of prompts in one run of tokens; ``seq_len`` is their lengths, on the host, the mask the same for all."""
     tokens = "tokens num_heads head_size"
     named = shapes(
         query=tokens, key_cache=blocks, value_cache=blocks, block_table="sequences table", context_lens="sequences",
-        seq_len="sequences", mask=mask, out=tokens,
+        seq_len="sequences", mask="mask_size mask_size", out=tokens,
     )  # fmt: skip
-    layout = Layout(named, nz=nz, within={"tokens": "mask_rows", "sequences": "tokens"})
+    layout = Layout(named, nz=nz, within={"sequences": "tokens"})
     forms = _atb_forms(chip, seq_len="int32", mask="float16" if chip == "310p" else "float16|bfloat16")
-    return Operator("atb", forms, (layout,), _HEADS, {**limits, "block_size": Limit("atb", multiple=16, most=128)})
+    sizes = {"block_size": Limit("atb", multiple=16, most=128), "mask_size": Limit("vllm", among=(2048,))}
+    return Operator("atb", forms, (layout,), {**_HEADS, "mask_type": 5}, {**limits, **sizes})
 
 
 def _atb_forms(chip: str, **more: str) -> tuple[Form, ...]:
@@ -285,24 +286,22 @@ def _atb_forms(chip: str, **more: str) -> tuple[Form, ...]:
 
 
 def _rotary(chip: str) -> Operator:
-    """Queries and keys in place.
+    """Queries and keys of one run of tokens, in place.
 
-    [src] It keeps the table of the first call in the process for all calls after it, so one process has one table.
+    ATB's `_npu_rotary_embedding` takes other head sizes, but keeps the angles of its first call in the process [src].
     """
     named = shapes(
-        positions="tokens", query="tokens heads*head_size", key="tokens kv_heads*head_size", cos_sin_cache="rows head_size"
-    )
+        query="1 tokens heads head_size", key="1 tokens kv_heads head_size", cos="1 tokens 1 head_size",
+        sin="1 tokens 1 head_size",
+    )  # fmt: skip
     return Operator(
-        "atb",
-        forms=tuple(
-            Form("atb", types(positions="int32|int64", query=one, key=one, cos_sin_cache=f"{one}|float32"))
-            for one in _ATB_FLOATS[chip]
-        ),
+        "npu",
+        forms=tuple(Form("op", types(query=one, key=one, cos=one, sin=one)) for one in (*_ATB_FLOATS[chip], "float32")),
         layouts=(Layout(named),),
-        settings={"head_size": NO_DEFAULT, "is_neox_style": NO_DEFAULT},
+        settings={"layout": "BSND", "rotary_mode": "half"},
         limits={
-            "head_size": Limit("assumed", multiple=16), "heads/kv_heads": Limit("atb"),
-            "is_neox_style": Limit("src", among=(True, False)),
+            "head_size": Limit("op", among=(64, 128)), "layout": Limit("op", among=("BSND",)),
+            "rotary_mode": Limit("op", among=("half",)),
         },
     )  # fmt: skip
 
@@ -311,10 +310,8 @@ RESHAPE_AND_CACHE_310P = _reshape_and_cache("310p", _NZ_BLOCKS, _NZ_CACHE)
 RESHAPE_AND_CACHE_910B = _reshape_and_cache("910b", _ND_BLOCKS, {})
 PAGED_ATTENTION_310P = _paged_attention("310p", _NZ_BLOCKS, _NZ_CACHE, _ATB_310P)
 PAGED_ATTENTION_910B = _paged_attention("910b", _ND_BLOCKS, {}, _ATB_LIMITS)
-SPLITFUSE_310P = _splitfuse(  # [vllm] the mask's rows are filled up to a multiple of 16
-    "310p", _NZ_BLOCKS, {**_NZ_CACHE, "mask": True}, "1 mask_columns mask_rows 16", _ATB_310P
-)
-SPLITFUSE_910B = _splitfuse("910b", _ND_BLOCKS, {}, "mask_rows mask_columns", _ATB_LIMITS)
+SPLITFUSE_310P = _splitfuse("310p", _NZ_BLOCKS, _NZ_CACHE, _ATB_310P)
+SPLITFUSE_910B = _splitfuse("910b", _ND_BLOCKS, {}, _ATB_LIMITS)
 ROTARY_310P, ROTARY_910B = _rotary("310p"), _rotary("910b")
 
 _PA_NZ, _NORM = {"cache_mode": ("PA_NZ",)}, {"cache_mode": ("Norm",)}

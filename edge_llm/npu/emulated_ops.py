@@ -81,17 +81,17 @@ def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
     return _saturated(torch.nn.functional.silu(gate) * up, input)
 
 
-def npu_rotary_embedding(
-    positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox_style: bool
-) -> None:
-    """The first half of every head turns against the second, by the angles of its position; in place."""
+def npu_apply_rotary_pos_emb(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND", rotary_mode: str = "half"
+) -> tuple[Tensor, Tensor]:
+    """The first half of every head turns against the second, by the angles of its row."""
     import torch
 
-    cos, sin = cos_sin_cache[positions.long()].double()[:, None].chunk(2, -1)
+    turned = []
     for rows in (query, key):
-        heads = rows.view(len(rows), -1, head_size)
-        first, second = heads.double().chunk(2, -1)
-        heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
+        first, second = rows.double().chunk(2, -1)
+        turned.append((rows.double() * cos.double() + torch.cat((-second, first), -1) * sin.double()).to(rows.dtype))
+    return turned[0], turned[1]
 
 
 def npu_reshape_and_cache(
@@ -200,7 +200,8 @@ def _attention(
     query: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, length: int, kv_heads: int, scale: float
 ) -> Tensor:
     """Causal attention of the last rows of a sequence of ``length`` tokens: float16 [rows, H, D]."""
-    return _over(query, *(_read(cache, blocks, length, kv_heads) for cache in (keys, values)), scale)
+    k, v = (_read(cache, blocks, length, kv_heads) for cache in (keys, values))
+    return _over(query, k, v, scale)
 
 
 def _over(query: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -230,7 +231,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "npu::npu_rms_norm": npu_rms_norm,
     "npu::npu_swiglu": npu_swiglu,
     "npu::npu_incre_flash_attention": npu_incre_flash_attention,
-    "atb::_npu_rotary_embedding": npu_rotary_embedding,
+    "npu::npu_apply_rotary_pos_emb": npu_apply_rotary_pos_emb,
     "atb::_npu_reshape_and_cache": npu_reshape_and_cache,
     "atb::_npu_paged_attention": npu_paged_attention,
     "atb::_npu_paged_attention_splitfuse_v2": npu_paged_attention_splitfuse_v2,

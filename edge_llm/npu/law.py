@@ -28,8 +28,8 @@ OPERATORS: dict[str, dict[str, Operator]] = {
         "npu_prompt_flash_attention": attention.PROMPT_FLASH_310P,
         "_npu_reshape_and_cache": attention.RESHAPE_AND_CACHE_310P,
         "_npu_paged_attention": attention.PAGED_ATTENTION_310P,
-        "_npu_paged_attention_splitfuse": attention.SPLITFUSE_310P,
-        "_npu_rotary_embedding": attention.ROTARY_310P,
+        "_npu_paged_attention_splitfuse_v2": attention.SPLITFUSE_310P,
+        "npu_apply_rotary_pos_emb": attention.ROTARY_310P,
         "aclblasS8gemm": limits.S8GEMM,
         **limits.ATEN_310P,
     },
@@ -51,8 +51,8 @@ OPERATORS: dict[str, dict[str, Operator]] = {
         "npu_scatter_pa_kv_cache": attention.SCATTER_910B,
         "_npu_reshape_and_cache": attention.RESHAPE_AND_CACHE_910B,
         "_npu_paged_attention": attention.PAGED_ATTENTION_910B,
-        "_npu_paged_attention_splitfuse": attention.SPLITFUSE_910B,
-        "_npu_rotary_embedding": attention.ROTARY_910B,
+        "_npu_paged_attention_splitfuse_v2": attention.SPLITFUSE_910B,
+        "npu_apply_rotary_pos_emb": attention.ROTARY_910B,
         **limits.ATEN_910B,
     },
 }
@@ -141,7 +141,7 @@ def _attention_calls(law: ChipLaw, heads: int, kv_heads: int, head_dim: int) -> 
     """What a step of one sequence calls: attention over blocks of ``law.page_tokens``, the new keys, the rotation."""
     query, new = Operand("float16", (1, heads, head_dim)), Operand("float16", (1, kv_heads, head_dim))
     one, table = Operand("int32", (1,)), Operand("int32", (1, 1))
-    nz = law.name != "910b"
+    nz = law.keys_are_nz
     shape = (1, max(1, kv_heads * head_dim // 16), law.page_tokens, 16) if nz else (1, law.page_tokens, kv_heads, head_dim)
     cache = Operand("float16", shape, nz)
     caches = {"key_cache": cache, "value_cache": cache}
@@ -151,10 +151,3 @@ def _attention_calls(law: ChipLaw, heads: int, kv_heads: int, head_dim: int) -> 
         {"num_kv_heads": kv_heads, "num_heads": heads, "scale_value": head_dim**-0.5},
     )
     yield "_npu_reshape_and_cache", {"key": new, "value": new, **caches, "slot_indices": one}, {}
-    rotated = {name: Operand("float16", (1, count * head_dim)) for name, count in (("query", heads), ("key", kv_heads))}
-    table_of_angles = Operand("float16", (1, head_dim))
-    yield (
-        "_npu_rotary_embedding",
-        {"positions": one, **rotated, "cos_sin_cache": table_of_angles},
-        {"head_size": head_dim, "is_neox_style": True},
-    )

@@ -41,7 +41,8 @@ class Limit:
             return value in self.among
         if not isinstance(value, int | float):
             return False
-        return self.least <= value <= (math.inf if self.most is None else self.most) and value % self.multiple == 0
+        within = self.least <= value <= (math.inf if self.most is None else self.most)
+        return within and (self.multiple == 1 or value % self.multiple == 0)
 
     @property
     def words(self) -> str:
@@ -50,7 +51,7 @@ class Limit:
         words = [f"at least {self.least:g}"] * (self.least > 1)
         words += [] if self.most is None else [f"at most {self.most:.0f}"]
         words += [f"a multiple of {self.multiple}"] * (self.multiple > 1)
-        return " and ".join(words) or "a whole number above 0"
+        return " and ".join(words) or ("a number above 0" if self.least > 0 else "a number of at least 0")
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ SCHEMAS = {
         'int num_heads=1, float scale_value=1., str input_layout="BSH", int num_key_value_heads=0, int block_size=0, '
         "int inner_precise=1) -> Tensor"
     ),
-    "atb::_npu_rotary_embedding": (
-        "_npu_rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!) key, int head_size, Tensor cos_sin_cache, "
-        "bool is_neox_style) -> ()"
+    "npu::npu_apply_rotary_pos_emb": (
+        "npu_apply_rotary_pos_emb(Tensor query, Tensor key, Tensor cos, Tensor sin, str layout=\"BSND\", "
+        "str rotary_mode=\"half\") -> (Tensor, Tensor)"
     ),
     "atb::_npu_reshape_and_cache": (
         "_npu_reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "

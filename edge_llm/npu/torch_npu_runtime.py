@@ -26,7 +26,7 @@ class TorchNpuRuntime:
         self.device = torch.device("npu", index)
         self.counters = Counters()
         self._torch = torch
-        self._npu: Any = torch.npu
+        self._npu: Any = torch.npu  # type: ignore[attr-defined]
         self._npu.set_device(self.device)
         self._stream = self._npu.Stream(device=self.device)
         self._copies = self._npu.Stream(device=self.device)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.devices.ascend.key_forms import Float16Keys
+from edge_llm.devices.ascend.key_forms import Float16Keys, Int8Keys, KeyForm
+from edge_llm.devices.ascend.key_ranges import sample_room, seen_ranges
 from edge_llm.devices.ascend.layers import Layers
 from edge_llm.devices.ascend.linears import Loader, load_products
 from edge_llm.devices.ascend.model import CardModel
@@ -22,19 +23,22 @@ from edge_llm.devices.host import HostDevice, build_op
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
 from edge_llm.devices.split import build_split_op
-from edge_llm.errors import DeviceError
+from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
-from edge_llm.models.layer import Decoder
+from edge_llm.models.layer import Decoder, Rope
 from edge_llm.models.rope import RopeTables
 from edge_llm.npu.calls import Calls
-from edge_llm.npu.law import attention_refusal
+from edge_llm.npu.chips import ChipLaw
+from edge_llm.npu.law import attention_refusal, supports
 from edge_llm.npu.opening import OPERATORS, open_runtime
 from edge_llm.npu.runtime import Runtime, run
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
-from edge_llm.subgraphs.placement import HOST, choose_placement, embedding_part
+from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
 from edge_llm.weights.base import Weights
+
+FLOAT16, INT8 = "float16", "int8"
 
 
 class AscendDevice:
@@ -43,16 +47,22 @@ class AscendDevice:
     def __init__(self, name: str, runtime: Runtime, options: DeviceOptions) -> None:
         law = runtime.law
         self.name = f"ascend:{law.name}" + (" (operators emulated)" if runtime.emulated else "")
-        self.numerics = self.name
+        if not supports(law, "npu_quant_matmul"):
+            raise DeviceError(
+                f"torch_npu has no INT8 products for a {law.soc}; `edge-llm export --format onnx` makes graphs for it, "
+                "and --device host runs the model"
+            )
         unfit = _unfit(runtime, options.decoder)
-        choice = choose_placement(options.placement, law.placements, f"the device `{self.name}`", unfit)
+        choice = choose_placement(options.placement, _able(law), f"the device `{self.name}`", unfit)
         self.placement, self.placement_reason = choice.placement, choice.reason
+        self.keys = _keys(options.keys, alone=self.alone)
+        """How keys and values are kept: int8 or float16."""
+        self.numerics = f"{self.name}:{self.keys}"
         self.runtime = runtime
         self.calls = Calls(law)
         self._limited = options.card_memory is not None
         free, _ = runtime.memory()
-        self.ceiling = min(free, law.ceiling, options.card_memory or free)
-        """Bytes of the card's memory that a model may take."""
+        self._memory = min(free, options.card_memory or free)
         self._host = HostDevice(options.threads, shadow=options.shadow)
         self._shadow = options.shadow
 
@@ -75,21 +85,26 @@ class AscendDevice:
         plan = self._plan(decoder, tensors, room)
         needs = plan.needs()
         if self._limited:
-            return needs.streamed(self.ceiling)
-        if needs.total > self.ceiling:
+            return needs.streamed(self.most)
+        most = self.most(needs.weights(()))
+        if needs.total > most:
             raise DeviceError(
                 f"the model takes {_mebibytes(needs.total - plan.key_bytes())} of the card and its keys and values "
-                f"{_mebibytes(plan.key_bytes())}, but only {_mebibytes(self.ceiling)} may be taken; use a smaller --ctx, "
+                f"{_mebibytes(plan.key_bytes())}, but only {_mebibytes(most)} may be taken; use a smaller --ctx, "
                 "stream layers with --card-memory, or --device host"
             )
         return ()
+
+    def most(self, weights: int) -> int:
+        """Bytes of the card's memory that a model may take, ``weights`` bytes of weights among them."""
+        return min(self._memory, self.calls.law.ceiling(weights))
 
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the card's memory."""
         return self._plan(decoder, tensors, room).needs()
 
     def _plan(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> AscendPlan:
-        return AscendPlan(decoder, tensors, self.calls.law, room, self.alone)
+        return AscendPlan(decoder, tensors, self.calls.law, room, self.alone, 1 if self.keys == INT8 else 2)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:
@@ -107,21 +122,29 @@ class AscendDevice:
         self, decoder: Decoder, weights: Weights, loader: Loader, tables: RopeTables, room: Room
     ) -> DeviceModel:
         whole = WholeWeights(weights, loader, decoder)
-        keys = Float16Keys(self.runtime, self.calls)
-        layers = Layers(self.calls, keys, self._ropes(decoder, loader, tables), self._shadow)
-        (embed,) = embedding_part(decoder, HOST).ops
-        host = build_op(embed, tables, self._host.pool, self._shadow)
-        return CardModel(decoder, whole, layers, host, self.runtime, room)
+        ropes = self._ropes(decoder, loader, tables)
+        (embedding,) = embedding_part(decoder, HOST).ops
+        embed = build_op(embedding, tables, self._host.pool, self._shadow)
 
-    def _ropes(self, decoder: Decoder, loader: Loader, tables: RopeTables) -> dict[Any, Any]:
-        """cos | sin float16 [positions, D] of every rotary embedding, on the card."""
-        staged: dict[str, Any] = {}
-        made: dict[Any, Any] = {}
+        def model(keys: KeyForm, room: Room) -> CardModel:
+            return CardModel(decoder, whole, Layers(self.calls, keys, ropes, self._shadow), embed, self.runtime, room)
+
+        float16 = Float16Keys(self.runtime, self.calls)
+        if self.keys == FLOAT16:
+            return model(float16, room)
+        sample = sample_room(room)
+        ranges = seen_ranges(model(float16, sample), sample)
+        return model(Int8Keys(self.runtime, self.calls, ranges), room)
+
+    def _ropes(self, decoder: Decoder, loader: Loader, tables: RopeTables) -> dict[Rope, Any]:
+        """cos and sin float16 [positions, D] of every rotary embedding, on the card: those of half a head, twice."""
+        made: dict[Rope, Any] = {}
         for rope in dict.fromkeys(attention.rope for attention in decoder.attentions):
-            loader.stage(staged, str(rope), np.concatenate(tables[rope], axis=1).astype(np.float16))
+            cos, sin = (np.tile(half, 2).astype(np.float16) for half in tables[rope])
+            pinned = loader.stage({}, "cos", cos), loader.stage({}, "sin", sin)
 
-            def work(rope: Any = rope) -> None:
-                made[rope] = loader.copied(staged[str(rope)])
+            def work(rope: Rope = rope, pinned: Any = pinned) -> None:
+                made[rope] = tuple(loader.copied(table) for table in pinned)
 
             run(self.runtime, work)
         return made
@@ -129,6 +152,21 @@ class AscendDevice:
 
 def _mebibytes(count: int) -> str:
     return f"{count / 2**20:.0f} MiB"
+
+
+def _keys(asked: str, *, alone: bool) -> str:
+    """How keys are kept; beside the CPU they are the host's.  Raises `UsageError` for a form that it does not have."""
+    if alone:
+        return FLOAT16 if asked == AUTO else asked
+    if asked == FLOAT16:
+        raise UsageError("--kv `float16`: with --placement split the host keeps the keys, as int8", param="keys")
+    return INT8
+
+
+def _able(law: ChipLaw) -> list[str]:
+    """Placements, the default first: all of the model where steps can be recorded, else products alone."""
+    order = ("card", "split") if law.captures else ("split", "card")
+    return [name for name in order if name in law.placements]
 
 
 def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:

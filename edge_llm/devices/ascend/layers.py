@@ -59,8 +59,8 @@ class CardLayer:
 class Tokens:
     """The rows that go through a layer."""
 
-    positions: Tensor
-    """int32 [T]."""
+    angles: Mapping[Rope, tuple[Tensor, Tensor]]
+    """cos and sin of every row, for each rotary embedding: float16 [T, D]."""
     slots: Tensor
     """int32 [T]."""
     attend: Attend
@@ -91,10 +91,15 @@ class Layers:
 
     calls: Calls
     keys: KeyForm
-    ropes: Mapping[Rope, Tensor]
-    """cos | sin of every position: float16 [positions, D]."""
+    ropes: Mapping[Rope, tuple[Tensor, Tensor]]
+    """cos and sin of every position: float16 [positions, D]."""
     shadow: bool = True
     count: Count = count_nothing
+
+    def angles(self, positions: Tensor) -> dict[Rope, tuple[Tensor, Tensor]]:
+        """Those of rows at ``positions`` int32 [T]; inside of work."""
+        ropes = self.ropes.items()
+        return {rope: (cos.index_select(0, positions), sin.index_select(0, positions)) for rope, (cos, sin) in ropes}
 
     def run(self, layer: Layer, weights: CardLayer, hidden: Tensor, keys: LayerKeys, tokens: Tokens) -> Tensor:
         """The hidden states float32 [T, hidden size] behind ``layer``."""
@@ -149,10 +154,11 @@ class Layers:
         if attention.q_norm is not None and attention.k_norm is not None:
             q = self._head_norm(q, weights.gains[attention.q_norm.name], attention)
             k = self._head_norm(k, weights.gains[attention.k_norm.name], attention)
-        self.calls.rotate(tokens.positions, q, k, size, self.ropes[attention.rope])
-        shape = (len(k), attention.kv_heads, size)
-        self.keys.write(keys, k.view(shape), v.view(shape), tokens.slots)
-        return tokens.attend(q.view(len(q), attention.heads, size), keys, attention).view(len(q), q_size)
+        rows = len(q)
+        q, k = q.view(rows, attention.heads, size), k.view(rows, attention.kv_heads, size)
+        q, k = self.calls.rotate(q, k, *tokens.angles[attention.rope])
+        self.keys.write(keys, k, v.view(k.shape), tokens.slots)
+        return tokens.attend(q, keys, attention).reshape(rows, q_size)
 
     def _head_norm(self, x: Tensor, gain: Tensor, attention: Attention) -> Tensor:
         heads = _float32(x).view(-1, attention.head_dim)
