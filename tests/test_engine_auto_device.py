@@ -67,6 +67,12 @@ def test_a_card_with_all_that_it_needs_is_taken(tmp_path):
     assert choose_device(fake, ascend_findings(fake)).device == "ascend"
 
 
+def test_a_card_without_nnal_is_taken(tmp_path):
+    """It cannot do the placement `card`; who opens it says so."""
+    fake = build(tmp_path, without("/usr/local/Ascend/nnal"))
+    assert choose_device(fake, file_findings(fake)).device == "ascend"
+
+
 def test_to_choose_imports_nothing(tmp_path):
     """Importing torch_npu takes seconds; whoever opens the card does it."""
     fake = build(tmp_path, FILES, result=Imported(False, "not to be asked"))

@@ -22,7 +22,10 @@ float_option = click.option(
 )
 
 device_option = click.option(
-    "--device", default="auto", show_default=True, help="Where the model runs: host, emulated:CHIP (such as 310p), or auto."
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Where the model runs: host, emulated:CHIP (such as 310p), onnx (products in onnxruntime), or auto.",
 )
 placement_option = click.option(
     "--placement",

@@ -106,7 +106,7 @@ def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Predi
 def _text(reckoned: _Reckoned) -> str:
     plan, sizes, rates, prediction, facts = reckoned
     device = facts["device"]
-    assumed = "" if device == "host" else f", assumed of {device}"
+    assumed = f", assumed of {device}" if "card_bytes" in facts else "" if device == "host" else ", measured on the host"
     token = "" if PLACEMENTS[facts["placement"]].decodes_on_host else f" of weights in a token's products{assumed}"
     rows = [
         ("device", f"{device} ({facts['device_reason']})"),

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from edge_llm.npu.machine import AscendMachine
 
 CARD = "ascend"
+DISPENSABLE = ("NNAL",)
+"""Findings that keep a card from one placement only."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,6 @@ def choose_device(machine: AscendMachine, findings: Sequence[Finding]) -> AutoDe
     if not machine.nodes and not pci_cards(machine.at("/sys")):
         return NONE
     for finding in findings:
-        if finding.good is False:
+        if finding.good is False and finding.name not in DISPENSABLE:
             return AutoDevice("host", f"the Ascend card cannot be used: {finding.name}: {finding.value}", finding.advice)
     return AutoDevice(CARD, "an Ascend card is here")

@@ -30,7 +30,7 @@ from edge_llm.models.layer import Decoder, Rope
 from edge_llm.models.rope import RopeTables
 from edge_llm.npu.calls import Calls
 from edge_llm.npu.chips import ChipLaw
-from edge_llm.npu.law import attention_refusal, supports
+from edge_llm.npu.law import attention_refusal, int8_keys_refusal, supports
 from edge_llm.npu.opening import OPERATORS, open_runtime
 from edge_llm.npu.runtime import Runtime, run
 from edge_llm.schemes.base import BlockWeights
@@ -49,13 +49,13 @@ class AscendDevice:
         self.name = f"ascend:{law.name}" + (" (operators emulated)" if runtime.emulated else "")
         if not supports(law, "npu_quant_matmul"):
             raise DeviceError(
-                f"torch_npu has no INT8 products for a {law.soc}; `edge-llm export --format onnx` makes graphs for it, "
+                f"torch_npu has no INT8 products for an {law.soc}; `edge-llm export --format onnx` makes graphs for it, "
                 "and --device host runs the model"
             )
         unfit = _unfit(runtime, options.decoder)
         choice = choose_placement(options.placement, _able(law), f"the device `{self.name}`", unfit)
         self.placement, self.placement_reason = choice.placement, choice.reason
-        self.keys = _keys(options.keys, alone=self.alone)
+        self.keys = _keys(options.keys, law, options.decoder if self.alone else None)
         """How keys and values are kept: int8 or float16."""
         self.numerics = f"{self.name}:{self.keys}"
         self.runtime = runtime
@@ -154,13 +154,20 @@ def _mebibytes(count: int) -> str:
     return f"{count / 2**20:.0f} MiB"
 
 
-def _keys(asked: str, *, alone: bool) -> str:
-    """How keys are kept; beside the CPU they are the host's.  Raises `UsageError` for a form that it does not have."""
-    if alone:
-        return FLOAT16 if asked == AUTO else asked
-    if asked == FLOAT16:
-        raise UsageError("--kv `float16`: with --placement split the host keeps the keys, as int8", param="keys")
-    return INT8
+def _keys(asked: str, law: ChipLaw, alone: Decoder | None) -> str:
+    """How keys are kept: for a model ``alone`` on the card as ``asked``, beside the CPU as the host keeps them.
+
+    Raises `UsageError` for a form that it cannot have.
+    """
+    if alone is None:
+        if asked == FLOAT16:
+            raise UsageError("--kv `float16`: with --placement split the host keeps the keys, as int8", param="keys")
+        return INT8
+    for attention in alone.attentions if asked == INT8 else ():
+        refusal = int8_keys_refusal(law, attention.heads, attention.kv_heads, attention.head_dim)
+        if refusal is not None:
+            raise UsageError(f"--kv `int8`: {refusal}; use --kv float16", param="keys")
+    return FLOAT16 if asked == AUTO else asked
 
 
 def _able(law: ChipLaw) -> list[str]:
@@ -171,6 +178,8 @@ def _able(law: ChipLaw) -> list[str]:
 
 def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
     """The placements that cannot be for ``decoder``, each with the reason."""
+    if runtime.attention_missing:
+        return {"card": runtime.attention_missing}
     for attention in decoder.attentions if decoder else ():
         refusal = attention_refusal(runtime.law, attention.heads, attention.kv_heads, attention.head_dim)
         if refusal is None and attention.rope.dim != attention.head_dim:

@@ -5,7 +5,7 @@ What a step reads from the host is one copy, what it gives is another, and the h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -114,7 +114,7 @@ class CardModel:
     def part(self, layer: int, part: Part, chunk: Chunk) -> Task:
         return partial(self._layer_in_turn, layer, self._flow(chunk))
 
-    def walk(self, blocks: range, chunk: Chunk) -> Task:
+    def walk(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
         if len(blocks) == len(self.decoder.layers) + 2 and not len(chunk.states) and chunk.rows.count <= STEP_ROWS[-1]:
             return partial(self._step, chunk)
         return partial(self._walk, blocks, chunk)
