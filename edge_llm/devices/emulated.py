@@ -56,6 +56,7 @@ class EmulatedDevice:
         law = chip_law(chip)
         self.name = f"emulated:{law.name}"
         way = law.route(route)
+        self.numerics = f"{self.name}:{way.name}"
         self.placement, self.placement_reason = choose_placement(placement, law.placements, f"the device `{self.name}`")
         self.cpu_cores, self.npu_cores = split_cores(threads)
         pool = ThreadPool(len(self.npu_cores), self.npu_cores)

@@ -57,6 +57,7 @@ class AscendDevice:
         self.placement, self.placement_reason = choice.placement, choice.reason
         self.keys = _keys(options.keys, law, options.decoder if self.alone else None)
         """How keys and values are kept: int8 or float16."""
+        self.numerics = f"{self.name}:{self.keys}:{runtime.software}"
         self.runtime = runtime
         self.calls = Calls(law)
         self._limited = options.card_memory is not None
