@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +38,7 @@ from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
 from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
 from edge_llm.weights.base import Weights
 
+log = logging.getLogger("edge_llm.devices")
 FLOAT16, INT8 = "float16", "int8"
 
 
@@ -199,5 +200,5 @@ def open_device(name: str, options: DeviceOptions) -> AscendDevice:
         raise DeviceError(f"no device `{shown(name)}`; a card is called `ascend`, or `ascend:CHIP`")
     runtime = open_runtime(chip or None)
     if runtime.emulated:
-        warnings.warn(f"{OPERATORS} is set: PyTorch computes the card's operators on the CPU, slowly", stacklevel=2)
+        log.warning("%s is set: PyTorch computes the card's operators on the CPU, slowly", OPERATORS)
     return AscendDevice(name, runtime, options)
