@@ -534,7 +534,7 @@ def test_pages_of_another_placement_are_not_taken(bundle):
     tokens = Tokenizer.from_folder(bundle.folder, bundle.config.vocab_size).encode(SYSTEM)
 
     def cached(placement):
-        where = RuntimeConfig(device="emulated:310p:float16", placement=placement, prefix_cache="64MiB", context=256, threads=2)
+        where = RuntimeConfig(device="emulated:310p", placement=placement, prefix_cache="64MiB", context=256, threads=2)
         runner, _ = load_runner(bundle, where, 200)
         sequence = runner.memory.open(tokens)
         found = sequence.length
