@@ -157,7 +157,7 @@ def tied(tmp_path_factory):
 def open_on_card(bundle, placement="card", **options):
     """A runner that has a card, and its device."""
     settings_ = fill_defaults(runtime(device=EXACT["310p"], placement=placement, **options), bundle.config)
-    device = make_device(settings_)
+    device = make_device(settings_, bundle.decoder)
     weights = make_weights(bundle, settings_, device)
     return Int8Runner(bundle.config, weights, device, settings_, RopeTables(512), decoder=bundle.decoder), device
 
@@ -185,7 +185,7 @@ def test_a_prompt_is_a_launch_for_each_chunk_and_layer(bundle):
 
 def test_the_host_holds_nothing_of_a_model_that_lies_on_the_card(bundle):
     settings_ = fill_defaults(runtime(device=EXACT["310p"], placement="card"), bundle.config)
-    device = make_device(settings_)
+    device = make_device(settings_, bundle.decoder)
     weights = make_weights(bundle, settings_, device)
     assert isinstance(weights, StagedWeights)
     blocks = []
@@ -214,7 +214,7 @@ def test_what_beside_a_card_the_host_keeps_has_no_int8_matrix(bundle):
 )
 def test_the_plan_of_a_card_is_not_exceeded_and_not_far_off(bundle, name, placement):
     settings_ = fill_defaults(runtime(device=name, placement=placement), bundle.config)
-    device = make_device(settings_)
+    device = make_device(settings_, bundle.decoder)
     weights = make_weights(bundle, settings_, device)
     runner = Int8Runner(bundle.config, weights, device, settings_, RopeTables(512), decoder=bundle.decoder)
     needs = device.needs(bundle.decoder, bundle.tensors, room(settings_))

@@ -89,9 +89,10 @@ def test_nothing_runs_code_from_data(path):
 
 
 def outside_functions(tree):
-    """The nodes of a file that run when it is loaded."""
+    """The nodes of a file that run when it is loaded; what only type checkers read does not."""
     for node in ast.iter_child_nodes(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not for_types and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield node
             yield from outside_functions(node)
 

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from edge_llm.errors import DeviceError
 from edge_llm.npu import chips, law
 from edge_llm.npu.chips import CHIPS, chip_law
-from edge_llm.npu.law import OPERATORS, Operand, attention_refusal, check_call, check_capture, check_product, supports
+from edge_llm.npu.law import (
+    OPERATORS,
+    Operand,
+    attention_refusal,
+    check_call,
+    check_capture,
+    check_product,
+    int8_keys_refusal,
+    supports,
+)
 from edge_llm.npu.rules import Limit, Operator
 
 
@@ -66,9 +75,14 @@ BASES = {  # a good call of each operator, under a short name: operands and sett
         "block_table": "int32 3 4", "context_lens": "int32 3", "seq_len": "int32 3", "mask": "float16 1 32 48 16 nz",
         "out": "float16 40 14 64", "num_heads": 14, "num_kv_heads": 2, "scale_value": 0.125,
     }),
-    "rotary": ("_npu_rotary_embedding", {
-        "positions": "int64 3", "query": "float16 3 896", "key": "float16 3 128", "cos_sin_cache": "float16 640 64",
-        "head_size": 64, "is_neox_style": True,
+    "chunk": ("_npu_paged_attention_splitfuse_v2", {
+        "query": "float16 40 14 64", "key_cache": "float16 9 8 128 16 nz", "value_cache": "float16 9 8 128 16 nz",
+        "block_table": "int32 3 4", "context_lens": "int32 3", "seq_len": "int32 3", "mask": "float16 2048 2048",
+        "out": "float16 40 14 64", "num_heads": 14, "num_kv_heads": 2, "scale_value": 0.125, "mask_type": 5,
+    }),
+    "rotary": ("npu_apply_rotary_pos_emb", {
+        "query": "float16 1 3 14 64", "key": "float16 1 3 2 64", "cos": "float16 1 3 1 64", "sin": "float16 1 3 1 64",
+        "layout": "BSND", "rotary_mode": "half",
     }),
     "gemm": ("aclblasS8gemm", {"matrixA": "int8 4 896", "matrixB": "int8 896 151936", "matrixC": "int32 4 151936"}),
     "linear": ("LinearOperation", {
@@ -84,6 +98,7 @@ BASES = {  # a good call of each operator, under a short name: operands and sett
 }  # fmt: skip
 TYPES = ("int4", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
 BOTH = ("310p", "910b")
+HEADS_OF_ROTARY = {"query": 14, "key": 2, "cos": 1, "sin": 1}
 ND_CACHE = {"key_cache": "float16 9 128 2 64", "value_cache": "float16 9 128 2 64"}
 INT8_KEYS = {"key": "int8 9 2 128 64", "value": "int8 9 2 128 64", "antiquant_scale": "float16 2 2 1 64"}
 FUSED_INT8 = {
@@ -154,7 +169,7 @@ GOOD = [
     good("910b", "cache", **ND_CACHE),
     good("910b", "paged", **ND_CACHE),
     good("910b", "pieces", **ND_CACHE, mask="float16 40 512"),
-    good("310p", "rotary", positions="int32 3", cos_sin_cache="float32 640 64"),
+    good("310p", "rotary", **{name: f"float32 1 3 {heads} 128" for name, heads in HEADS_OF_ROTARY.items()}),
     *(good(chip, "to", dtype="int32") for chip in BOTH),
     good("310p", "gt", other="float16 1"),
 ]  # fmt: skip
@@ -174,7 +189,7 @@ def test_each_chip_has_the_operators_that_its_placements_call():
     both = {
         "npu_quant_matmul", "npu_trans_quant_param", "npu_quantize", "npu_format_cast", "npu_rms_norm", "npu_swiglu",
         "npu_incre_flash_attention", "npu_prompt_flash_attention", "_npu_reshape_and_cache", "_npu_paged_attention",
-        "_npu_paged_attention_splitfuse", "_npu_rotary_embedding", "mm", "add", "mul", "index_select", "copy_", "to",
+        "_npu_paged_attention_splitfuse", "npu_apply_rotary_pos_emb", "mm", "add", "mul", "index_select", "copy_", "to",
         "contiguous", "view", "gt", "abs", "sum",
     }  # fmt: skip
     assert OPERATORS.keys() == CHIPS.keys()
@@ -291,11 +306,16 @@ BAD = [
         "310p", "pieces", "its block_size is `256`; it takes at most 128",
         key_cache="float16 9 8 256 16 nz", value_cache="float16 9 8 256 16 nz",
     ),
+    bad("310p", "chunk", r"mask is `\[512, 512\]`; it takes \[2048, 2048\]", mask="float16 512 512"),
+    bad("310p", "chunk", "the format of mask is `NZ`; it takes ND", mask="float16 2048 2048 nz"),
+    bad("310p", "chunk", "mask_type is `3`; it takes 5", mask_type=3),
+    bad("310p", "chunk", "sequences is `3`; it takes at most tokens, ", query="float16 2 14 64", out="float16 2 14 64"),
     bad(
-        "310p", "rotary", "head_size is `40`; it takes a multiple of 16",
-        query="float16 3 80", key="float16 3 40", cos_sin_cache="float16 640 40", head_size=40,
+        "310p", "rotary", "its head_size is `40`; it takes 64 or 128",
+        **{name: f"float16 1 3 {heads} 40" for name, heads in HEADS_OF_ROTARY.items()},
     ),
-    bad("310p", "rotary", r"key is `\[3, 96\]`; it takes \[tokens, kv_heads\*head_size\] with", key="float16 3 96"),
+    bad("310p", "rotary", r"cos is `\[1, 4, 1, 64\]`; it takes \[1, tokens, 1, head_size\]", cos="float16 1 4 1 64"),
+    bad("310p", "rotary", "rotary_mode is `interleave`; it takes half", rotary_mode="interleave"),
     bad(
         "910b", "fused", "its head_size is `64`; it takes 128 or 192",
         **RUN | {"query": "float16 40 14 64", "key": "float16 9 128 128", "value": "float16 9 128 128"},
@@ -321,11 +341,15 @@ def test_other_calls_are_refused_by_name(chip, operator, given_, settings_, word
 
 
 @pytest.mark.parametrize(
-    ("chip", "operator"), [("310p", "npu_dynamic_quant"), ("310p", "npu_scatter_pa_kv_cache"), ("310b", "npu_quant_matmul")]
-)
+    ("chip", "operator"),
+    [
+        ("310p", "npu_dynamic_quant"), ("310p", "npu_scatter_pa_kv_cache"), ("310p", "npu_fused_infer_attention_score"),
+        ("310b", "npu_quant_matmul"), ("910b", "_npu_paged_attention_splitfuse_v2"),
+    ],
+)  # fmt: skip
 def test_an_operator_that_a_chip_has_not_is_named(chip, operator):
     assert not supports(chip_law(chip), operator)
-    with pytest.raises(DeviceError, match=f"^{chip_law(chip).soc} has no {operator}; it has .*aclblasS8gemm"):
+    with pytest.raises(DeviceError, match=f"^{chip_law(chip).soc} has no {operator}; it has [_A-Za-z]"):
         check_call(chip_law(chip), operator, {"input": operand("float16 4 896")})
 
 
@@ -441,14 +465,28 @@ def test_sizes_that_the_cube_cannot_take_are_refused_by_every_route(chip, rows, 
         ("310p", (3, 1, 40), "head_size is `40`; it takes .* a multiple of 16"),
         ("310p", (8, 1, 256), r"block_size\*head_size is `32768`; it takes at most 16384"),
         ("310p", (14, 4, 64), "num_heads/num_kv_heads is `14/4`"),
-        ("910b", (32, 8, 128), None),
-        ("910b", (8, 1, 256), None),
+        ("910b", (32, 8, 128), "Ascend910B1 has no _npu_paged_attention_splitfuse_v2"),
         ("910b", (8, 4, 8), "head_size is `8`"),
         ("310b", (32, 8, 128), "Ascend310B4 has no _npu_paged_attention"),
     ],
 )
 def test_models_that_the_attention_of_a_chip_takes(chip, shape, words):
     said = attention_refusal(chip_law(chip), *shape)
+    assert (said is None) if words is None else re.search(words, said) and chip_law(chip).soc in said
+
+
+@pytest.mark.parametrize(
+    ("chip", "shape", "words"),
+    [
+        ("310p", (14, 2, 64), None),
+        ("910b", (32, 8, 128), None),
+        ("310p", (16, 16, 48), "head_size is `48`; it takes at most 512 and a multiple of 32"),
+        ("310p", (65, 1, 64), "num_heads/num_key_value_heads is `65`; it takes at most 64"),
+        ("310b", (32, 8, 128), "Ascend310B4 has no npu_incre_flash_attention"),
+    ],
+)
+def test_models_whose_keys_may_be_int8_on_the_card(chip, shape, words):
+    said = int8_keys_refusal(chip_law(chip), *shape)
     assert (said is None) if words is None else re.search(words, said) and chip_law(chip).soc in said
 
 

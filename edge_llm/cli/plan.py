@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.engine.assembly import fill_defaults, make_device, plan_device, room
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.paths import find_bundle
+from edge_llm.runner.base import Site
 from edge_llm.subgraphs.placement import PLACEMENTS
 from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Work, layer_ranges, predict
 
@@ -40,14 +42,14 @@ def plan_command(model: str | None, as_json: bool, **options: Any) -> None:
         runtime = fill_defaults(RuntimeConfig(**options), bundle.config)
         assert runtime.threads is not None
         sizes = WeightSizes.of_bundle(bundle)
-        device = make_device(runtime)
+        device = make_device(runtime, bundle.decoder)
         plan = plan_device(bundle, runtime, device)
         card = _card(bundle, runtime, device, sizes)
         rates = device_rates(bundle, runtime, device)
         costs = Costs.of_bundle(bundle)
         prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
     facts = _facts(plan, sizes, rates, prediction) | {
-        "device": runtime.device, "n_threads": runtime.threads, "placement": device.placement.name, **card,
+        "n_threads": runtime.threads, **asdict(Site.of(runtime, device)), **card,
     }  # fmt: skip
     if as_json:
         say_json(facts)
@@ -93,9 +95,11 @@ def _text(
     plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction, facts: Mapping[str, Any]
 ) -> str:
     device = facts["device"]
-    assumed = "" if device == "host" else f", assumed of {device}"
+    assumed = f", assumed of {device}" if "card_bytes" in facts else "" if device == "host" else ", measured on the host"
     token = "" if PLACEMENTS[facts["placement"]].decodes_on_host else f" of weights in a token's products{assumed}"
     rows = [
+        ("device", f"{device} ({facts['device_reason']})"),
+        ("placement", f"{facts['placement']} ({facts['placement_reason']})"),
         ("weights", f"{_mebibytes(sizes.total)}, of which {_mebibytes(plan.held_bytes)} are held in memory"),
         *_card_rows(facts),
         ("resident", f"{len(plan.resident)} layers: {layer_ranges(plan.resident) or 'none'}"),
@@ -119,7 +123,6 @@ def _card_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "card_bytes" not in facts:
         return []
     rows = [
-        ("placement", facts["placement"]),
         ("card", f"{_mebibytes(facts['card_bytes'])} of {_mebibytes(facts['card_memory_bytes'])} are taken"),
     ]
     if facts["held_twice_bytes"]:

@@ -59,7 +59,7 @@ class EmulatedDevice:
         # Where products are rounded, a token's keys must not depend on whether it came in a prompt or in a step.
         able = [name for name in law.placements if way.exact or PLACEMENTS[name].has_one_cut]
         who = f"the device `{self.name}`" + ("" if way.exact else f" by the route `{way.name}`")
-        self.placement = choose_placement(placement, able, who)
+        self.placement, self.placement_reason = choose_placement(placement, able, who)
         self.cpu_cores, self.npu_cores = split_cores(threads)
         pool = ThreadPool(len(self.npu_cores), self.npu_cores)
         self.chip = EmulatedChip(law, way, pool, CardMemory(law, memory))

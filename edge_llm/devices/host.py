@@ -34,6 +34,7 @@ class HostDevice:
 
     name = "host"
     placement = PLACEMENTS["host"]
+    placement_reason = "the default of the device `host`"
 
     def __init__(self, threads: int, *, shadow: bool = True, cores: list[int] | None = None) -> None:
         self.pool = ThreadPool(threads, cores)
@@ -62,10 +63,12 @@ def open_device(name: str, options: DeviceOptions) -> HostDevice:
     """The host.  Raises `DeviceError` for a name with parts: there is one host; `UsageError` for what only cards have."""
     if name != HostDevice.name:
         raise DeviceError(f"no device `{shown(name)}`; the host is called `{HostDevice.name}`")
-    choose_placement(options.placement, (HostDevice.placement.name,), f"the device `{name}`")
+    _, reason = choose_placement(options.placement, (HostDevice.placement.name,), f"the device `{name}`")
     if options.card_memory is not None:
         raise UsageError("--card-memory has no meaning on the host; --memory limits its weights", param="card_memory")
-    return HostDevice(options.threads, shadow=options.shadow)
+    device = HostDevice(options.threads, shadow=options.shadow)
+    device.placement_reason = reason
+    return device
 
 
 def build_op(op: Op, tables: RopeTables, pool: ThreadPool, shadow: bool) -> RunSubgraph:

@@ -15,6 +15,7 @@ from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models import describe
+from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.progress import StageProgress
 from edge_llm.runner.base import Runner
@@ -57,7 +58,9 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
     Raises `UsageError` for options that contradict each other or the model, `DeviceError` for an unknown device.
     """
     bind(runtime.cpus, runtime.numa)
-    device = "host" if runtime.device == "auto" else runtime.device
+    if runtime.device == "auto":
+        runtime = replace(runtime, device="host", device_reason="no card was looked for")
+    device = runtime.device
     check_device(device)
     if runtime.float_path and runtime.memory is not None:
         raise UsageError("--memory has no meaning with --float, which reads the source's own weights", param="memory")
@@ -74,7 +77,7 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
     if runtime.kv_memory is not None:
         tokens = PAGE_TOKENS * (parse_memory(runtime.kv_memory, total_memory()) // page_bytes(describe(config).attentions))
         kv_tokens = max(context, tokens)
-    return replace(runtime, device=device, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens)
+    return replace(runtime, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens)
 
 
 DEFAULT_CONTEXT = 32768
@@ -97,7 +100,7 @@ def int8_runner(
 ) -> Runner[Any]:
     """The INT8 runner on the device and over the weights that ``runtime`` asks for."""
     assert runtime.context is not None
-    device = make_device(runtime)
+    device = make_device(runtime, bundle.decoder)
     weights = make_weights(bundle, runtime, device, progress)
     tables = RopeTables(runtime.context)
     if not runtime.prefix_cache:
@@ -110,14 +113,14 @@ def int8_runner(
     return Int8Runner(bundle.config, weights, device, runtime, tables, identity, store, bundle.decoder, watch)
 
 
-def make_device(runtime: RuntimeConfig) -> Device:
-    """The device that the filled-in ``runtime`` names.
+def make_device(runtime: RuntimeConfig, decoder: Decoder) -> Device:
+    """The device that the filled-in ``runtime`` names, for the model ``decoder``.
 
     Raises `DeviceError` for one that this version does not have, `UsageError` for a placement that it cannot do.
     """
     assert runtime.threads is not None
     card_memory = None if runtime.card_memory is None else parse_memory(runtime.card_memory, 0, "card_memory")
-    options = DeviceOptions(runtime.threads, runtime.shadow, runtime.placement, card_memory)
+    options = DeviceOptions(runtime.threads, runtime.shadow, runtime.placement, runtime.keys, card_memory, decoder)
     return open_device(runtime.device, options)
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kernels
-from edge_llm.engine.ascend_machine import AscendMachine, ascend_findings
 from edge_llm.engine.cores import usable_cores
-from edge_llm.engine.finding import Finding
 from edge_llm.errors import StorageError
+from edge_llm.npu.finding import Finding
+from edge_llm.npu.machine import AscendMachine, ascend_findings
 from edge_llm.paths import models_folder
 
 

@@ -275,6 +275,19 @@ def _splitfuse(chip: str, blocks: str, nz: Mapping[str, bool | None], mask: str,
     return Operator("atb", forms, (layout,), _HEADS, {**limits, "block_size": Limit("atb", multiple=16, most=128)})
 
 
+def _one_mask(splitfuse: Operator) -> Operator:
+    """The same with one causal mask for all pieces, of whatever length."""
+    [layout] = splitfuse.layouts
+    layout = replace(
+        layout,
+        shapes={**layout.shapes, **shapes(mask="2048 2048")},
+        nz={**layout.nz, "mask": False},
+        within={"sequences": "tokens"},
+    )
+    limits = {**splitfuse.limits, "mask_type": Limit("src", among=(5,))}
+    return replace(splitfuse, layouts=(layout,), settings={**_HEADS, "mask_type": 5}, limits=limits)
+
+
 def _atb_forms(chip: str, **more: str) -> tuple[Form, ...]:
     return tuple(
         Form("atb", types(
@@ -285,24 +298,22 @@ def _atb_forms(chip: str, **more: str) -> tuple[Form, ...]:
 
 
 def _rotary(chip: str) -> Operator:
-    """Queries and keys in place.
+    """Queries and keys of one run of tokens, in place.
 
-    [src] It keeps the table of the first call in the process for all calls after it, so one process has one table.
+    ATB's `_npu_rotary_embedding` takes other head sizes, but keeps the angles of its first call in the process [src].
     """
     named = shapes(
-        positions="tokens", query="tokens heads*head_size", key="tokens kv_heads*head_size", cos_sin_cache="rows head_size"
-    )
+        query="1 tokens heads head_size", key="1 tokens kv_heads head_size", cos="1 tokens 1 head_size",
+        sin="1 tokens 1 head_size",
+    )  # fmt: skip
     return Operator(
-        "atb",
-        forms=tuple(
-            Form("atb", types(positions="int32|int64", query=one, key=one, cos_sin_cache=f"{one}|float32"))
-            for one in _ATB_FLOATS[chip]
-        ),
+        "npu",
+        forms=tuple(Form("op", types(query=one, key=one, cos=one, sin=one)) for one in (*_ATB_FLOATS[chip], "float32")),
         layouts=(Layout(named),),
-        settings={"head_size": NO_DEFAULT, "is_neox_style": NO_DEFAULT},
+        settings={"layout": "BSND", "rotary_mode": "half"},
         limits={
-            "head_size": Limit("assumed", multiple=16), "heads/kv_heads": Limit("atb"),
-            "is_neox_style": Limit("src", among=(True, False)),
+            "head_size": Limit("op", among=(64, 128)), "layout": Limit("op", among=("BSND",)),
+            "rotary_mode": Limit("op", among=("half",)),
         },
     )  # fmt: skip
 
@@ -315,6 +326,7 @@ SPLITFUSE_310P = _splitfuse(  # [vllm] the mask's rows are filled up to a multip
     "310p", _NZ_BLOCKS, {**_NZ_CACHE, "mask": True}, "1 mask_columns mask_rows 16", _ATB_310P
 )
 SPLITFUSE_910B = _splitfuse("910b", _ND_BLOCKS, {}, "mask_rows mask_columns", _ATB_LIMITS)
+SPLITFUSE_V2_310P = _one_mask(SPLITFUSE_310P)  # [atb] paged attention has this mask on a 310P only
 ROTARY_310P, ROTARY_910B = _rotary("310p"), _rotary("910b")
 
 _PA_NZ, _NORM = {"cache_mode": ("PA_NZ",)}, {"cache_mode": ("Norm",)}

@@ -72,6 +72,10 @@ class ChipLaw:
     """Seconds of a copy of a few bytes."""
     captures: bool
     """Whether steps can be captured as graphs and replayed."""
+    weights_are_nz: bool = True
+    """Whether INT8 weights lie as fractals, of which the product takes the transposed view."""
+    keys_are_nz: bool = True
+    """Whether keys and values in blocks lie as fractals."""
     shares_memory: bool = False
     """Whether the host's memory is the card's as well, half for each."""
     placements: tuple[str, ...] = ("split", "split,host", "card")
@@ -205,6 +209,8 @@ CHIPS = {
         copy_rate=20e9,  # [recall] PCIe 4 or 5 x16, 20 to 25 GB/s
         copy_latency=15e-6,  # [assumed]
         captures=True,  # [src]
+        weights_are_nz=False,
+        keys_are_nz=False,
     ),
 }
 

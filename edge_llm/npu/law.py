@@ -14,7 +14,10 @@ from edge_llm.npu import limits
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
 from edge_llm.npu.rules import Operand, Operator
 
-__all__ = ["OPERATORS", "Operand", "attention_refusal", "check_call", "check_capture", "check_product", "supports"]
+__all__ = [
+    "OPERATORS", "Operand", "attention_refusal", "check_call", "check_capture", "check_product", "int8_keys_refusal",
+    "supports",
+]  # fmt: skip
 
 OPERATORS: dict[str, dict[str, Operator]] = {
     "310p": {
@@ -29,7 +32,8 @@ OPERATORS: dict[str, dict[str, Operator]] = {
         "_npu_reshape_and_cache": attention.RESHAPE_AND_CACHE_310P,
         "_npu_paged_attention": attention.PAGED_ATTENTION_310P,
         "_npu_paged_attention_splitfuse": attention.SPLITFUSE_310P,
-        "_npu_rotary_embedding": attention.ROTARY_310P,
+        "_npu_paged_attention_splitfuse_v2": attention.SPLITFUSE_V2_310P,
+        "npu_apply_rotary_pos_emb": attention.ROTARY_310P,
         "aclblasS8gemm": limits.S8GEMM,
         **limits.ATEN_310P,
     },
@@ -52,7 +56,7 @@ OPERATORS: dict[str, dict[str, Operator]] = {
         "_npu_reshape_and_cache": attention.RESHAPE_AND_CACHE_910B,
         "_npu_paged_attention": attention.PAGED_ATTENTION_910B,
         "_npu_paged_attention_splitfuse": attention.SPLITFUSE_910B,
-        "_npu_rotary_embedding": attention.ROTARY_910B,
+        "npu_apply_rotary_pos_emb": attention.ROTARY_910B,
         **limits.ATEN_910B,
     },
 }
@@ -134,27 +138,36 @@ def attention_refusal(law: ChipLaw, heads: int, kv_heads: int, head_dim: int) ->
     return None
 
 
+def int8_keys_refusal(law: ChipLaw, heads: int, kv_heads: int, head_dim: int) -> str | None:
+    """Why such heads cannot have INT8 keys on the card, in the chip's words; None if they can."""
+    cache = Operand("int8", (1, law.page_tokens, kv_heads * head_dim))
+    operands = {
+        "query": Operand("float16", (1, 1, heads * head_dim)), "key": cache, "value": cache,
+        "antiquant_scale": Operand("float16", (2, kv_heads * head_dim)), "block_table": Operand("int32", (1, 1)),
+    }  # fmt: skip
+    try:
+        check_call(
+            law, "npu_incre_flash_attention", operands, actual_seq_lengths=(1,), scale_value=head_dim**-0.5,
+            num_heads=heads, num_key_value_heads=kv_heads, input_layout="BSH", block_size=law.page_tokens,
+        )  # fmt: skip
+    except DeviceError as error:
+        return str(error)
+    return None
+
+
 Call = tuple[str, dict[str, Operand | None], dict[str, object]]
 
 
 def _attention_calls(law: ChipLaw, heads: int, kv_heads: int, head_dim: int) -> Iterator[Call]:
-    """What a step of one sequence calls: attention over blocks of ``law.page_tokens``, the new keys, the rotation."""
+    """What one sequence calls: attention over blocks of ``law.page_tokens`` in a step and in a prompt, and the new keys."""
     query, new = Operand("float16", (1, heads, head_dim)), Operand("float16", (1, kv_heads, head_dim))
     one, table = Operand("int32", (1,)), Operand("int32", (1, 1))
-    nz = law.name != "910b"
+    nz = law.keys_are_nz
     shape = (1, max(1, kv_heads * head_dim // 16), law.page_tokens, 16) if nz else (1, law.page_tokens, kv_heads, head_dim)
     cache = Operand("float16", shape, nz)
     caches = {"key_cache": cache, "value_cache": cache}
-    yield (
-        "_npu_paged_attention",
-        {"query": query, **caches, "block_table": table, "context_lens": one, "out": query},
-        {"num_kv_heads": kv_heads, "num_heads": heads, "scale_value": head_dim**-0.5},
-    )
+    step: dict[str, Operand | None] = {"query": query, **caches, "block_table": table, "context_lens": one, "out": query}
+    settings: dict[str, object] = {"num_kv_heads": kv_heads, "num_heads": heads, "scale_value": head_dim**-0.5}
+    yield "_npu_paged_attention", step, settings
+    yield "_npu_paged_attention_splitfuse_v2", {**step, "seq_len": one, "mask": Operand("float16", (2048, 2048))}, settings
     yield "_npu_reshape_and_cache", {"key": new, "value": new, **caches, "slot_indices": one}, {}
-    rotated = {name: Operand("float16", (1, count * head_dim)) for name, count in (("query", heads), ("key", kv_heads))}
-    table_of_angles = Operand("float16", (1, head_dim))
-    yield (
-        "_npu_rotary_embedding",
-        {"positions": one, **rotated, "cos_sin_cache": table_of_angles},
-        {"head_size": head_dim, "is_neox_style": True},
-    )

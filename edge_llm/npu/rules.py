@@ -51,7 +51,7 @@ class Limit:
         words = [f"at least {self.least:g}"] * (self.least > 1)
         words += [] if self.most is None else [f"at most {self.most:.0f}"]
         words += [f"a multiple of {self.multiple}"] * (self.multiple > 1)
-        return " and ".join(words) or ("a whole number above 0" if self.least else "at least 0")
+        return " and ".join(words) or ("a number above 0" if self.least > 0 else "a number of at least 0")
 
 
 @dataclass(frozen=True)

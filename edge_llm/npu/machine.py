@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_llm.engine.ascend_packages import AUTOLOAD, Imported, Package, find_package, import_torch_npu, package_findings
-from edge_llm.engine.finding import Finding
-from edge_llm.engine.pci import PciCard, names_in, pci_cards, small_text
 from edge_llm.npu.chips import CHIPS
+from edge_llm.npu.finding import Finding
+from edge_llm.npu.packages import AUTOLOAD, Imported, Package, find_package, import_torch_npu, package_findings
+from edge_llm.npu.pci import PciCard, names_in, pci_cards, small_text
 
 PCI_CHIPS = {"0xd100": "310", "0xd500": "310P", "0xd801": "910", "0xd802": "910B", "0xd803": "910_93"}
 """Chip by PCI device number [web: a log collector for these cards]; the 310B of a board is on no bus."""

@@ -1,6 +1,6 @@
 """The pair torch and torch_npu: found by their files without an import, and imported in a process of its own.
 
-Sources as in `edge_llm.engine.ascend_machine`.
+Sources as in `edge_llm.npu.machine`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from edge_llm.engine.finding import Finding
-from edge_llm.engine.pci import small_text
+from edge_llm.npu.finding import Finding
+from edge_llm.npu.pci import small_text
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """Environment variable: torch imports torch_npu by itself where it is unset or 1 [src]."""

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from edge_llm.cli.main import run
 from edge_llm.engine import machine
-from edge_llm.engine.ascend_machine import AscendMachine, ascend_findings
-from edge_llm.engine.ascend_packages import Imported, import_torch_npu, imported
+from edge_llm.npu.machine import AscendMachine, ascend_findings
+from edge_llm.npu.packages import Imported, import_torch_npu, imported
 
 HOME = "/usr/local/Ascend/cann"
 ATB = "/usr/local/Ascend/nnal/atb/latest/atb/cxx_abi_1"
