@@ -76,6 +76,13 @@ def test_split_gives_the_bits_of_the_emulated_chip(bundles, name, way):
     assert np.array_equal(ours, logits(runner_of(bundle, device=FLOAT16, placement="split", **way), tokens))
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_steps_of_split_may_be_the_hosts(bundles, name):
+    tokens = tokens_of(bundles[name], 100)
+    plain = logits(runner_of(bundles[name], placement="split"), tokens)
+    assert np.array_equal(plain, logits(runner_of(bundles[name], placement="split,host"), tokens, steps=30))
+
+
 def test_in_split_card_and_cpu_work_at_the_same_time(bundles):
     traces = []
     runner = runner_of(bundles["tied"], placement="split", window=4, chunk=32)

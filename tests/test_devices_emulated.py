@@ -358,7 +358,7 @@ class TwoSlots:
 
 def test_streamed_layers_are_copied_again_and_only_when_they_were_read_again():
     host = TwoSlots()
-    device = EmulatedDevice("310p", 1)
+    device = exact()
     weights = CardWeights(host, load_products(device.chip), 4)
     copied = []
     for index in (0, 1, 1, 2, 3, 3, 2, 0):
@@ -469,7 +469,7 @@ def test_resident_layers_are_copied_once():
         wait=lambda _: None,
         forget_layers=lambda: None,
     )
-    device = EmulatedDevice("310p", 1)
+    device = exact()
     weights = CardWeights(host, load_products(device.chip), 1)
     assert device.chip.memory.held == held_by(device.chip.law, linear)
     first = weights.use(0)

@@ -57,6 +57,7 @@ class AscendDevice:
         self.placement, self.placement_reason = choice.placement, choice.reason
         self.keys = _keys(options.keys, law, options.decoder if self.alone else None)
         """How keys and values are kept: int8 or float16."""
+        self.numerics = f"{self.name}:{self.keys}:{runtime.software}"
         self.runtime = runtime
         self.calls = Calls(law)
         self._limited = options.card_memory is not None
@@ -171,7 +172,7 @@ def _keys(asked: str, law: ChipLaw, alone: Decoder | None) -> str:
 
 def _able(law: ChipLaw) -> list[str]:
     """Placements, the default first: all of the model where steps can be recorded, else products alone."""
-    order = ("card", "split") if law.captures else ("split", "card")
+    order = ("card", "split,host", "split") if law.captures else ("split,host", "split", "card")
     return [name for name in order if name in law.placements]
 
 
