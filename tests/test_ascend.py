@@ -15,6 +15,8 @@ from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.npu.emulated_runtime import EmulatedRuntime
+from edge_llm.npu.law import OPERATORS
 from edge_llm.runner.base import Segment
 
 BUILTIN = Path(__file__).resolve().parents[1] / "edge_llm" / "builtin"
@@ -218,12 +220,77 @@ def test_pages_go_out_and_come_back_as_they_were(bundles):
     assert np.array_equal(other.forward(empty, tokens[empty.length :]), want)
 
 
+def kept(bundle, tokens, **options):
+    """How many of ``tokens`` a new runner finds on disk, and their logits; it leaves them for the next."""
+    runner = runner_of(bundle, prefix_cache="64MiB", **options)
+    sequence = runner.memory.open(tokens)
+    found = sequence.length
+    logits = runner.forward(sequence, tokens[found:])
+    runner.memory.keep(sequence, tokens)
+    sequence.close()
+    runner.memory._disk.close()
+    return found, logits
+
+
+def test_pages_on_disk_are_taken_by_the_same_numeric_alone_and_give_the_same(bundles):
+    bundle = bundles["qk norms"]
+    tokens = tokens_of(bundle, 300)
+    for options in ({"placement": "card"}, {"placement": "card", "keys": "int8"}, {"placement": "split"}):
+        nothing, first = kept(bundle, tokens, **options)
+        some, second = kept(bundle, tokens, **options)
+        assert nothing == 0 and some >= 256 and np.array_equal(first, second)
+
+
 def test_what_is_cut_off_is_counted(bundles):
     bundle = bundles["tied"]
     runner = runner_of(bundle, placement="card")
     assert runner.model.clipped == 0
     runner.forward(runner.open(), tokens_of(bundle, 100))
     assert 0 < runner.model.clipped < 100 * 6 * (3 * 64 + 96)
+
+
+# ---- what is called ----
+
+
+@pytest.mark.parametrize("chip", ["310p", "910b"])
+def test_every_operator_that_a_model_calls_is_in_the_law_of_its_chip(bundles, chip, monkeypatch):
+    """Those of torch too; moving, naming and making arrays takes no operator of the chip."""
+    seen = watch_operators(monkeypatch)
+    for placement in ("split", "card"):
+        runner = runner_of(bundles["qk norms"], device=f"ascend:{chip}", placement=placement)
+        logits(runner, tokens_of(bundles["qk norms"], 100))
+    law = OPERATORS[chip]
+    unknown = {name for name in seen if name not in law and name.rstrip("_") not in law} - PLAIN
+    assert not unknown and {"npu_quant_matmul", "index_select", "addmm"} <= set(seen)
+
+
+PLAIN = {
+    "empty", "empty_like", "zeros", "ones", "arange", "split_with_sizes", "slice", "select", "transpose", "unsqueeze", "view",
+    "reshape", "chunk", "detach", "alias", "triu_", "matmul", "_to_copy", "clone", "expand", "permute", "_unsafe_view",
+}  # fmt: skip
+
+
+def watch_operators(monkeypatch):
+    """The names of all operators that work for a card calls from now on."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.add(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    def watched(work):
+        def run():
+            with Watch():
+                work()
+
+        return run
+
+    given = EmulatedRuntime._given
+    monkeypatch.setattr(EmulatedRuntime, "_given", lambda self, thread, work, after: given(self, thread, watched(work), after))
+    return seen
 
 
 # ---- which placement ----

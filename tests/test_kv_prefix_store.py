@@ -489,6 +489,10 @@ def greedy(runner, prompt):
     return known[len(prompt) :], cached
 
 
+def opened(bundle, runtime):
+    return open_prefix_store(bundle, runtime, page_bytes(bundle.decoder.attentions))
+
+
 SYSTEM = "You are a helpful assistant that answers in one short sentence. " * 6
 
 
@@ -499,16 +503,16 @@ def test_cold_is_cached_is_restored(bundle, answer):
     assert {cached for _, cached in cold} == {0}
     tokens = [one for one, _ in cold]
 
-    first = answer(*prompts, store=open_prefix_store(bundle, runtime))
+    first = answer(*prompts, store=opened(bundle, runtime))
     assert [one for one, _ in first] == tokens
     assert [cached > 0 for _, cached in first] == [False, True, False]
 
-    restored = answer(*prompts, store=open_prefix_store(bundle, runtime))
+    restored = answer(*prompts, store=opened(bundle, runtime))
     assert [one for one, _ in restored] == tokens
     assert all(cached % PAGE_TOKENS == 0 and cached > 0 for _, cached in restored)
     assert restored[0][1] >= first[1][1]
 
-    store = open_prefix_store(bundle, runtime)
+    store = opened(bundle, runtime)
     for number, path in enumerate(sorted(store.folder.glob("*.page"))):
         if number % 3 == 0:
             flip(path, 500 + number)
@@ -518,9 +522,9 @@ def test_cold_is_cached_is_restored(bundle, answer):
 
 
 def test_the_cache_is_off_unless_asked_for(bundle):
-    assert open_prefix_store(bundle, RuntimeConfig()) is None
-    assert open_prefix_store(bundle, RuntimeConfig(prefix_cache="0")) is None
-    assert open_prefix_store(bundle, RuntimeConfig(prefix_cache="1GiB", float_path=True)) is None
+    assert opened(bundle, RuntimeConfig()) is None
+    assert opened(bundle, RuntimeConfig(prefix_cache="0")) is None
+    assert opened(bundle, RuntimeConfig(prefix_cache="1GiB", float_path=True)) is None
 
 
 def test_what_changes_the_numbers_changes_the_identity(bundle, monkeypatch):

@@ -161,6 +161,10 @@ class Device(Protocol):
         """
         ...
 
+    def page_bytes(self, decoder: Decoder) -> int:
+        """Bytes of a host page of keys and values of ``decoder`` here."""
+        ...
+
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         """Build a subgraph once; ``tables`` reach over the whole context."""
         ...

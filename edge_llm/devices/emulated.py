@@ -26,6 +26,7 @@ from edge_llm.devices.split import build_split_op
 from edge_llm.devices.whole_card import CardRope, WholeCardWeights
 from edge_llm.errors import DeviceError
 from edge_llm.formats.layout import TensorRange
+from edge_llm.kv.pages import page_bytes
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.npu.chips import chip_law
@@ -93,6 +94,9 @@ class EmulatedDevice:
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the chip's memory."""
         return CardPlan(decoder, tensors, self.placement, self.chip.law, self.chip.route, room).needs()
+
+    def page_bytes(self, decoder: Decoder) -> int:
+        return page_bytes(decoder.attentions)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane != CARD_LANE:

@@ -12,6 +12,7 @@ from edge_llm.devices.model import HostArrays, PlacedModel, builder
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import KEY_OFFSET, TensorRange
+from edge_llm.kv.pages import page_bytes
 from edge_llm.models.layer import Attention, Decoder, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
@@ -48,6 +49,9 @@ class HostDevice:
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         return ()
+
+    def page_bytes(self, decoder: Decoder) -> int:
+        return page_bytes(decoder.attentions)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         steps = tuple(build_op(op, tables, self.pool, self._shadow) for op in subgraph.ops)

@@ -24,6 +24,7 @@ from edge_llm.devices.split import build_split_op
 from edge_llm.errors import DeviceError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
+from edge_llm.kv.pages import page_bytes
 from edge_llm.models.layer import Decoder, Layer
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
@@ -88,6 +89,9 @@ class OnnxDevice:
         if memory is None:
             return ()
         return CardNeeds(tuple(_layer_bytes(layer) for layer in decoder.layers), fixed=0).streamed(lambda resident: memory)
+
+    def page_bytes(self, decoder: Decoder) -> int:
+        return page_bytes(decoder.attentions)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:

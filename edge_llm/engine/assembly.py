@@ -149,7 +149,8 @@ def _int8_runner(
     from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # only servers keep pages
 
     numeric = replace(runtime, device=device.numerics, placement=device.placement.name)
-    store, identity = open_prefix_store(bundle, numeric), model_identity(bundle, numeric)
+    store = open_prefix_store(bundle, numeric, device.page_bytes(bundle.decoder))
+    identity = model_identity(bundle, numeric)
     return Int8Runner(bundle.config, weights, device, runtime, tables, identity, store, bundle.decoder, watch)
 
 

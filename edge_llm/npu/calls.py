@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.npu.chips import ChipLaw
-from edge_llm.npu.law import Operand, check_call
+from edge_llm.npu.law import Operand, check_call, supports
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,8 @@ class Calls:
         self.launched = 0
         """Operators of the card that were called so far."""
         self._torch = torch
+        self.has_one_mask = supports(law, "_npu_paged_attention_splitfuse_v2")
+        """Whether attention over chunks takes one causal mask for all, and not one for each."""
         self._npu, self._atb = torch.ops.npu, torch.ops.atb
         self._int8 = 1  # the number of torch.int8, which npu_quantize takes instead of the type
 
@@ -48,7 +50,9 @@ class Calls:
         return self._npu.npu_quant_matmul(x1=x, x2=weight, scale=scale, bias=bias, output_dtype=self._torch.float16)
 
     def pack_scale(self, scale: Tensor) -> Tensor:
-        """int64 [N]: float32 [N] cut to 19 bits, in the form that a float16 result wants."""
+        """float32 [N] of 19 bits in the form that the chip wants for a float16 result: packed in int64 [N], or as it is."""
+        if self.law.route("float16").scale == "float32":
+            return scale
         self._check("npu_trans_quant_param", {"scale": _operand(scale)})
         return self._npu.npu_trans_quant_param(scale=scale)
 
@@ -137,16 +141,16 @@ class Calls:
     ) -> None:
         """The rows of several sequences one after the other, ``query_lengths`` int32 [S] of each, which the host holds.
 
-        The last row of a sequence sees ``lengths`` int32 [S] tokens, each row before it one less.
+        The last row of a sequence sees ``lengths`` int32 [S] tokens, each row before it one less.  The mask float16 is
+        [`MASK_SIZE`, `MASK_SIZE`] where `has_one_mask`, else [T, longest length].
         """
-        heads = query.shape[1]
-        self._check_attention(
-            "_npu_paged_attention_splitfuse_v2", query, keys, values, block_table, lengths, out, kv_heads, scale,
-            mask=mask, seq_len=query_lengths,
-        )  # fmt: skip
-        self._atb._npu_paged_attention_splitfuse_v2(
-            query=query, key_cache=keys, value_cache=values, block_table=block_table, context_lens=lengths, mask=mask,
-            seq_len=query_lengths, num_kv_heads=kv_heads, num_heads=heads, scale_value=scale, mask_type=_CAUSAL_MASK, out=out,
+        operator = "_npu_paged_attention_splitfuse_v2" if self.has_one_mask else "_npu_paged_attention_splitfuse"
+        more = {"mask": mask, "seq_len": query_lengths}
+        self._check_attention(operator, query, keys, values, block_table, lengths, out, kv_heads, scale, **more)
+        settings = {"mask_type": _CAUSAL_MASK} if self.has_one_mask else {}
+        getattr(self._atb, operator)(
+            query=query, key_cache=keys, value_cache=values, block_table=block_table, context_lens=lengths,
+            num_kv_heads=kv_heads, num_heads=query.shape[1], scale_value=scale, out=out, **more, **settings,
         )  # fmt: skip
 
     def attend_int8(

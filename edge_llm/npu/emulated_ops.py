@@ -163,6 +163,26 @@ def npu_paged_attention_splitfuse_v2(
         out[rows] = _attention(query[None, rows], k, v, [length], scale_value)[0]
 
 
+def npu_paged_attention_splitfuse(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    mask: Tensor,
+    seq_len: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    out: Tensor,
+) -> None:
+    """The same under a mask [rows, tokens] of their own."""
+    for row, rows, length in _spans(seq_len, context_lens):
+        k, v = (_read(cache, block_table[row : row + 1], length, num_kv_heads) for cache in (key_cache, value_cache))
+        lowered = mask[rows, :length].double()
+        out[rows] = _attention(query[None, rows], k, v, [length + len(lowered) - 1], scale_value, lowered)[0]
+
+
 def npu_incre_flash_attention(
     query: Tensor,
     key: Tensor,
@@ -192,8 +212,10 @@ def _spans(query_lengths: Tensor, lengths: Tensor) -> Iterator[tuple[int, slice,
         start += count
 
 
-def _attention(query: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
-    """Causal attention of the last rows of sequences of ``lengths`` tokens.
+def _attention(
+    query: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, mask: Tensor | float = 0.0
+) -> Tensor:
+    """Causal attention of the last rows of sequences of ``lengths`` tokens; ``mask`` [rows, longest] is added to the scores.
 
     query float16 [sequences, rows, H, D] over keys and values float64 [sequences, KV, longest, D]: float16 as the query.
     """
@@ -202,7 +224,7 @@ def _attention(query: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scal
     sequences, rows, heads, size = query.shape
     kv_heads, longest = k.shape[1:3]
     q = query.double().view(sequences, rows, kv_heads, heads // kv_heads, size).permute(0, 2, 3, 1, 4)
-    scores = scale * (q @ k[:, :, None].transpose(-1, -2))
+    scores = scale * (q @ k[:, :, None].transpose(-1, -2)) + mask
     seen = torch.tensor(lengths)[:, None] - rows + 1 + torch.arange(rows)
     later = torch.arange(longest) >= seen[..., None]
     weights = scores.masked_fill_(later[:, None, None], float("-inf")).softmax(-1)
@@ -226,6 +248,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "npu::npu_apply_rotary_pos_emb": npu_apply_rotary_pos_emb,
     "atb::_npu_reshape_and_cache": npu_reshape_and_cache,
     "atb::_npu_paged_attention": npu_paged_attention,
+    "atb::_npu_paged_attention_splitfuse": npu_paged_attention_splitfuse,
     "atb::_npu_paged_attention_splitfuse_v2": npu_paged_attention_splitfuse_v2,
 }
 

@@ -169,5 +169,8 @@ def _attention_calls(law: ChipLaw, heads: int, kv_heads: int, head_dim: int) -> 
     step: dict[str, Operand | None] = {"query": query, **caches, "block_table": table, "context_lens": one, "out": query}
     settings: dict[str, object] = {"num_kv_heads": kv_heads, "num_heads": heads, "scale_value": head_dim**-0.5}
     yield "_npu_paged_attention", step, settings
-    yield "_npu_paged_attention_splitfuse_v2", {**step, "seq_len": one, "mask": Operand("float16", (2048, 2048))}, settings
+    one_mask = supports(law, "_npu_paged_attention_splitfuse_v2")
+    mask = Operand("float16", (2048, 2048) if one_mask else (1, law.page_tokens))
+    chunk = "_npu_paged_attention_splitfuse" + "_v2" * one_mask
+    yield chunk, {**step, "seq_len": one, "mask": mask}, settings
     yield "_npu_reshape_and_cache", {"key": new, "value": new, **caches, "slot_indices": one}, {}

@@ -166,6 +166,20 @@ def _mm(floats: tuple[str, ...]) -> Operator:
     )
 
 
+def _addmm(floats: tuple[str, ...]) -> Operator:
+    return Operator(
+        "aten",
+        forms=tuple(Form("src", types(self=one, mat1=one, mat2=one)) for one in floats),
+        layouts=(Layout(shapes(self="m n", mat1="m k", mat2="k n"), nz={"mat2": None}),),
+        settings={"beta": 1, "alpha": 1},
+    )
+
+
+_CAT = Operator(  # of a list of tensors, which torch checks itself
+    "aten", forms=(Form("src", types(tensors="-")),), layouts=(Layout(shapes(tensors="")),), settings={"dim": 0}
+)
+
+
 def _elementwise(known: str, second: str = "", **settings: object) -> Operator:
     """Any shape: torch itself says which ones go together.  A number in the place of the ``second`` tensor has no limits."""
     optional = dict.fromkeys(filter(None, (second, "dtype" if "dtype" in settings else "")), f"{known}|-")
@@ -190,7 +204,10 @@ def _index_select(known: str) -> Operator:
 def _aten(known: str, floats: tuple[str, ...]) -> dict[str, Operator]:
     return {
         "mm": _mm(floats),
+        "addmm": _addmm(floats),
         "add": _elementwise(known, "other", alpha=1),
+        "neg": _elementwise(known),
+        "cat": _CAT,
         "mul": _elementwise(known, "other"),
         "gt": _elementwise(known, "other"),
         "abs": _elementwise(known),

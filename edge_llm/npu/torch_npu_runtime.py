@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from importlib.metadata import version as package_version
 from typing import TYPE_CHECKING, Any
 
-from edge_llm.errors import DeviceLost
+from edge_llm.errors import DeviceError, DeviceLost
 from edge_llm.npu.chips import ChipLaw
+from edge_llm.npu.law import supports
 from edge_llm.npu.runtime import Completion, Counters, Work
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class TorchNpuRuntime:
         self._npu: Any = torch.npu  # type: ignore[attr-defined]
         self._npu.set_device(self.device)
         self.software = f"torch_npu {package_version('torch_npu')}, CANN {_cann_version()}"
-        self.attention_missing = _attention_missing(torch.ops.atb)
+        self.attention_missing = _attention_missing(torch.ops.atb, law)
         self._stream = self._npu.Stream(device=self.device)
         self._copies = self._npu.Stream(device=self.device)
 
@@ -86,12 +87,13 @@ def _cann_version() -> str:
     return str(get_cann_version("CANN")) or "of an unknown version"
 
 
-def _attention_missing(operators: Any) -> str:
+def _attention_missing(operators: Any, law: ChipLaw) -> str:
     """[whl] torch_npu loads ATB's operators when it is imported, and goes on without them."""
     if not hasattr(operators, "_npu_paged_attention"):
         return "the package NNAL is missing: install it for this CANN, then `source .../nnal/atb/set_env.sh`"
-    if not hasattr(operators, "_npu_paged_attention_splitfuse_v2"):
-        return "this torch_npu has no attention over chunks: install a newer one, up to 2.13"
+    newest = "_npu_paged_attention_splitfuse_v2"
+    if supports(law, newest) and not hasattr(operators, newest):
+        return f"this torch_npu has no {newest}: install a newer one, up to 2.13"
     return ""
 
 
@@ -124,5 +126,7 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()
-        raise DeviceLost("ascend", reason[0] if reason else "it gave no reason") from error
+        reason = next(iter(str(error).strip().splitlines()), "it gave no reason")
+        if "out of memory" in reason.lower():
+            raise DeviceError(f"the card has no memory left: {reason}; use a smaller --ctx or --card-memory") from error
+        raise DeviceLost("ascend", reason) from error

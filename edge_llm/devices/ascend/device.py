@@ -26,6 +26,7 @@ from edge_llm.devices.split import build_split_op
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
+from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models.layer import Decoder, Rope
 from edge_llm.models.rope import RopeTables
 from edge_llm.npu.calls import Calls
@@ -40,6 +41,8 @@ from edge_llm.weights.base import Weights
 
 log = logging.getLogger("edge_llm.devices")
 FLOAT16, INT8 = "float16", "int8"
+VALUE_BYTES = {FLOAT16: 2, INT8: 1}
+"""Of a key's or value's channel on the card."""
 
 
 class AscendDevice:
@@ -105,7 +108,12 @@ class AscendDevice:
         return self._plan(decoder, tensors, room).needs()
 
     def _plan(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> AscendPlan:
-        return AscendPlan(decoder, tensors, self.calls.law, room, self.alone, 1 if self.keys == INT8 else 2)
+        return AscendPlan(decoder, tensors, self.calls.law, room, self.alone, VALUE_BYTES[self.keys])
+
+    def page_bytes(self, decoder: Decoder) -> int:
+        if not self.alone:
+            return page_bytes(decoder.attentions)
+        return 2 * PAGE_TOKENS * VALUE_BYTES[self.keys] * sum(attention.kv_size for attention in decoder.attentions)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:

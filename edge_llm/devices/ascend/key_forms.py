@@ -6,7 +6,7 @@ scales of every channel through `npu_incre_flash_attention`, whose lengths the h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -91,7 +91,8 @@ class Float16Keys:
         self._runtime = runtime
         self._calls = calls
         self._mask: Any = None
-        run(runtime, self._make_mask)
+        if calls.has_one_mask:
+            run(runtime, self._make_mask)
 
     def cache(self, attention: Attention, blocks: int) -> Tensor:
         tokens = self._calls.law.page_tokens
@@ -112,11 +113,13 @@ class Float16Keys:
         inputs.host("table")[:count, : rows.page_table.shape[1]] = rows.page_table[rows.sequence[starts]]
         query_lengths = self._torch.from_numpy((ends - starts).astype(np.int32))
         table, lengths = inputs.card("table")[:count], inputs.card("lengths")[:count]
+        longest = int(rows.position.max()) + 1
+        mask = self._mask_of(inputs.card("positions")[: rows.count], longest)
 
         def attend(query: Tensor, keys: LayerKeys, attention: Attention) -> Tensor:
             out = self._torch.empty_like(query)
             self._calls.attend_chunk(
-                query, keys.keys, keys.values, attention.kv_heads, attention.head_dim**-0.5, table, lengths, self._mask,
+                query, keys.keys, keys.values, attention.kv_heads, attention.head_dim**-0.5, table, lengths, mask(),
                 query_lengths, out,
             )  # fmt: skip
             return out
@@ -133,6 +136,18 @@ class Float16Keys:
             return out
 
         return attend
+
+    def _mask_of(self, positions: Tensor, longest: int) -> Callable[[], Tensor]:
+        """Gives the mask of rows at ``positions``, which is made once; inside of work."""
+        made: list[Tensor] = [self._mask] if self._calls.has_one_mask else []
+
+        def mask() -> Tensor:
+            if not made:
+                tokens = self._torch.arange(longest, dtype=self._torch.int32).to(self._runtime.device)
+                made.append((tokens[None] > positions[:, None]).to(self._torch.float16) * MASKED)
+            return made[0]
+
+        return mask
 
     def _make_mask(self) -> None:
         ones = self._torch.ones((MASK_SIZE, MASK_SIZE), dtype=self._torch.float16).triu_(1)
