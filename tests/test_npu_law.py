@@ -369,7 +369,7 @@ SENTENCE = re.compile(r"(\w+) refuses (\w+): (.+) is `([^`]*)`; it takes (.+)")
 @given(data=st.data())
 def test_every_refusal_names_chip_operator_subject_value_and_limit(data):
     """Any change of a good call passes, or is refused in one sentence that says all of it."""
-    chip, operator, given_, settings_ = data.draw(st.sampled_from(GOOD)).values
+    chip, operator, given_, settings_ = data.draw(st.sampled_from([one for one in GOOD if one.values[2]])).values
     name = data.draw(st.sampled_from(sorted(name for name, one in given_.items() if one is not None)))
     changed = {**given_, name: data.draw(other(given_[name]))}
     try:
