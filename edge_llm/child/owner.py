@@ -42,7 +42,7 @@ class Child:
     next.  Raises `OSError` when the system does not let it start.
     """
 
-    def __init__(self, owner: object, module: str, *settings: float) -> None:
+    def __init__(self, owner: object, module: str, *settings: float | str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", _START, module, json.dumps(settings), _ROOT, *filter(None, sys.path)],
             stdin=subprocess.PIPE,
