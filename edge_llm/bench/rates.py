@@ -6,7 +6,7 @@ from edge_llm.bench.disk import measure_disk
 from edge_llm.bench.roofs import Costs, measure_layer
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
-from edge_llm.devices.card_cost import together_seconds
+from edge_llm.devices.card_cost import layer_seconds, step_seconds
 from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.formats.bundle import Bundle
 from edge_llm.models.layer import Decoder
@@ -58,12 +58,11 @@ def card_rates(bundle: Bundle, device: EmulatedDevice, chunk: int, here: Rates) 
 
 
 def _alone_seconds(decoder: Decoder, device: EmulatedDevice, rows: int) -> float:
-    """Of all products for ``rows`` rows on the chip alone: one launch for a step, one for each layer of a prompt."""
+    """Of ``rows`` rows on the chip alone: a prompt from its beginning, layer by layer, or a whole step."""
     law, route = device.chip.law, device.chip.route
     if rows > 1:
-        return sum(together_seconds(law, route, rows, layer.linears) for layer in decoder.layers)
-    every = [linear for layer in decoder.layers for linear in layer.linears]
-    return together_seconds(law, route, rows, [*every, decoder.output])
+        return sum(layer_seconds(law, route, layer, rows, rows) for layer in decoder.layers)
+    return step_seconds(law, route, decoder.layers, decoder.output, rows, keys=1)
 
 
 def _card_seconds(decoder: Decoder, device: EmulatedDevice, rows: int) -> float:

@@ -67,7 +67,7 @@ def _card(bundle: Bundle, runtime: RuntimeConfig, device: Device, sizes: WeightS
     twice = sum(layer.held - layer.beside_card for layer in sizes.layers) if device.placement.decodes_on_host else 0
     return {
         "card_bytes": needs.held(streamed),
-        "card_memory_bytes": device.chip.memory.ceiling,
+        "card_memory_bytes": device.chip.memory.most(needs.weights(streamed)),
         "card_streamed_layers": streamed,
         "held_twice_bytes": twice,
     }

@@ -80,15 +80,17 @@ class EmulatedDevice:
             memory = self.chip.memory
             arrays = self.arrays = CardArrays(memory, self.npu_cores[0], self.chip.law.page_tokens)
             whole = WholeCardWeights(weights, self.chip, decoder)
+            memory.weights_are_in()
             ropes = dict.fromkeys(attention.rope for attention in decoder.attentions)
             build = builder(self.build, CardRope(tables.positions, ropes, memory), watch)
             return PlacedModel(decoder, whole, self.placement, build, arrays, room)
         products = CardWeights(weights, load_products(self.chip), len(decoder.layers))
+        self.chip.memory.weights_are_in()
         build = builder(self.build, tables, watch)
         return PlacedModel(decoder, products, self.placement, build, HostArrays(), room)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
-        return self.needs(decoder, tensors, room).streamed(self.chip.memory.ceiling) if self._limited else ()
+        return self.needs(decoder, tensors, room).streamed(self.chip.memory.most) if self._limited else ()
 
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the chip's memory."""

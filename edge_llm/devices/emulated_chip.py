@@ -11,6 +11,7 @@ from edge_llm.devices.card_memory import CardArray, CardMemory
 from edge_llm.devices.card_weights import CardBlock
 from edge_llm.errors import DeviceError
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
+from edge_llm.npu.law import check_product
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import Op
@@ -32,7 +33,7 @@ class CardLinear:
     row_sum: CardArray
     """int32 [N]: sums over K, which the CPU's INT8 kernel wants beside the tiles."""
     bias: CardArray | None
-    """float32 [N] added to the product, or int32 [N] added to the accumulator where the route does so."""
+    """float32 [N] added to the product, or int32 [N] added to the accumulator where the route does so; zeros if it must be."""
     rows: int
     columns: int
 
@@ -55,29 +56,31 @@ class EmulatedChip:
         if linear.tiles.dtype != np.int8:
             raise DeviceError(f"{self.law.soc} takes int8 weights here, not {linear.tiles.dtype}")
         columns, outputs = self.law.padded(linear.columns, linear.rows)
-        self.law.check_product(1, columns, outputs)
+        check_product(self.law, self.route, 1, columns, outputs, bias=linear.bias is not None)
         shape = (outputs // TILE_CHANNELS, columns // TILE_DEPTH, TILE_CHANNELS, TILE_DEPTH)
+        bias = self._bias_or_zeros(linear)
         with self.memory.all_or_nothing():
             return CardLinear(
                 tiles=tiles if tiles is not None and tiles.shape == shape else self.memory.upload(linear.tiles, shape),
                 product_scale=self.memory.upload(self._product_scale(linear), (outputs,)),
                 row_sum=self.memory.upload(linear.row_sum, (outputs,)),
-                bias=None if linear.bias is None else self.memory.upload(self._bias(linear), (outputs,)),
+                bias=None if bias is None else self.memory.upload(bias, (outputs,)),
                 rows=linear.rows,
                 columns=linear.columns,
             )
 
     def reload(self, linear: Int8Weight, card: CardLinear) -> CardLinear:
         """Copy a linear over ``card`` if that has the same shape, else into new memory in its stead."""
-        shape = linear.rows, linear.columns, linear.bias is None
+        bias = self._bias_or_zeros(linear)
+        shape = linear.rows, linear.columns, bias is None
         if shape != (card.rows, card.columns, card.bias is None):
             self.free(card)
             return self.load(linear)
         self.memory.copy_in(linear.tiles, card.tiles)
         self.memory.copy_in(self._product_scale(linear), card.product_scale)
         self.memory.copy_in(linear.row_sum, card.row_sum)
-        if card.bias is not None:
-            self.memory.copy_in(self._bias(linear), card.bias)
+        if card.bias is not None and bias is not None:
+            self.memory.copy_in(bias, card.bias)
         return card
 
     def free(self, card: CardLinear) -> None:
@@ -122,15 +125,17 @@ class EmulatedChip:
             raise DeviceError(f"{self.law.soc} multiplies int8 by int8 here, not {x.dtype} by {linear.tiles.dtype}")
         rows, columns = x.shape
         outputs = linear.product_scale.shape[0]
-        self.law.check_product(rows, columns, outputs)
+        check_product(self.law, self.route, rows, columns, outputs, bias=linear.bias is not None)
         if columns != TILE_DEPTH * linear.tiles.shape[1] or out.shape != (rows, outputs):
             raise DeviceError(
                 f"{self.law.soc} refuses x1 {list(x.shape)} with weights of {TILE_DEPTH * linear.tiles.shape[1]} columns "
                 f"and out {list(out.shape)}: the sizes do not meet"
             )
-        if self.route.call.startswith("npu_quant_matmul"):
-            bias = None if linear.bias is None or self.route.exact else "int32"
-            self.law.check_form(self.route.output, "float32" if self.route.exact else "int64", bias)
+
+    def _bias_or_zeros(self, linear: Int8Weight) -> np.ndarray | None:
+        if linear.bias is None and self.route.needs_bias:
+            return np.zeros(linear.rows, np.int32)
+        return None if linear.bias is None else self._bias(linear)
 
     def _product_scale(self, linear: Int8Weight) -> np.ndarray:
         if self.route.exact:
@@ -159,7 +164,7 @@ class Product:
         self._op = op
         self._columns = op.linear.columns
         columns, outputs = law.padded(op.linear.columns, op.linear.rows)
-        law.check_product(rows, columns, outputs)
+        check_product(law, chip.route, rows, columns, outputs, bias=op.linear.bias)
         self._x = memory.allocate((rows, columns), np.int8)
         if chip.route.exact:
             self._accumulator = memory.allocate((rows, outputs), np.int32)  # counted; the CPU's kernel needs none

@@ -6,6 +6,7 @@ the tensors, not here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.npu.chips import ChipLaw
@@ -18,6 +19,8 @@ ND, NZ = 2, 29
 """Numbers of the storage formats: rows one after the other, and fractals of 16 x 16 (INT8: 16 x 32) values."""
 MASK_SIZE = 2048
 """Rows and columns of the causal mask that chunked attention takes, whatever the length of the sequence."""
+ROTARY_SIZES = (64, 128)
+"""Head sizes that the rotation's operator takes; for others it is made of additions and products."""
 _CAUSAL_MASK = 5  # mask_type of a causal mask that is the same for all chunks
 
 
@@ -41,7 +44,6 @@ class Calls:
             "npu_quant_matmul",
             {"x1": _operand(x), "x2": _operand(weight, nz=nz), "scale": _operand(scale), "bias": _maybe(bias)},
             output_dtype="float16",
-            transposed=nz,
         )
         return self._npu.npu_quant_matmul(x1=x, x2=weight, scale=scale, bias=bias, output_dtype=self._torch.float16)
 
@@ -79,13 +81,15 @@ class Calls:
         self._check("npu_swiglu", {"input": _operand(x)}, dim=-1)
         return self._npu.npu_swiglu(input=x, dim=-1)
 
-    def rotate(self, positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin: Tensor) -> None:
-        """Rotate query [T, H * D] and key float16 in place; positions int32 [T]; cos | sin float16 [positions, D]."""
-        operands = {"positions": positions, "query": query, "key": key, "cos_sin_cache": cos_sin}
-        self._check("_npu_rotary_embedding", _operands(operands), head_size=head_size, is_neox_style=True)
-        self._atb._npu_rotary_embedding(
-            positions=positions, query=query, key=key, head_size=head_size, cos_sin_cache=cos_sin, is_neox_style=True
-        )
+    def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """query [T, H, D] and key [T, KV, D] float16, turned by the angles of their rows, float16 [T, D]."""
+        if query.shape[2] not in ROTARY_SIZES:
+            return _turned(query, cos, sin), _turned(key, cos, sin)
+        cos, sin = cos[None, :, None], sin[None, :, None]
+        operands = {"query": query[None], "key": key[None], "cos": cos, "sin": sin}
+        self._check("npu_apply_rotary_pos_emb", _operands(operands), layout="BSND", rotary_mode="half")
+        query, key = self._npu.npu_apply_rotary_pos_emb(**operands, layout="BSND", rotary_mode="half")
+        return query[0], key[0]
 
     def write_keys(self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Put key and value float16 [T, KV, D] into the caches at ``slots`` int32 [T]: block * 128 + place."""
@@ -112,7 +116,7 @@ class Calls:
     ) -> None:
         """Every row of query float16 [T, H, D] over the first ``lengths`` int32 [T] tokens of its blocks int32 [T, blocks]."""
         heads = query.shape[1]
-        self._check_attention("_npu_paged_attention", query, keys, values, block_table, lengths, out, kv_heads)
+        self._check_attention("_npu_paged_attention", query, keys, values, block_table, lengths, out, kv_heads, scale)
         self._atb._npu_paged_attention(
             query=query, key_cache=keys, value_cache=values, num_kv_heads=kv_heads, num_heads=heads, scale_value=scale,
             block_table=block_table, context_lens=lengths, out=out,
@@ -137,13 +141,42 @@ class Calls:
         """
         heads = query.shape[1]
         self._check_attention(
-            "_npu_paged_attention_splitfuse_v2", query, keys, values, block_table, lengths, out, kv_heads,
+            "_npu_paged_attention_splitfuse_v2", query, keys, values, block_table, lengths, out, kv_heads, scale,
             mask=mask, seq_len=query_lengths,
         )  # fmt: skip
         self._atb._npu_paged_attention_splitfuse_v2(
             query=query, key_cache=keys, value_cache=values, block_table=block_table, context_lens=lengths, mask=mask,
             seq_len=query_lengths, num_kv_heads=kv_heads, num_heads=heads, scale_value=scale, mask_type=_CAUSAL_MASK, out=out,
         )  # fmt: skip
+
+    def attend_int8(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        kv_heads: int,
+        scale: float,
+        block_table: Tensor,
+        lengths: Sequence[int],
+        key_scales: Tensor,
+    ) -> Tensor:
+        """As `attend`, over int8 caches [blocks, 128, KV * D]; float16 scales [2, KV * D] of keys and values.
+
+        The host holds the lengths, so a graph cannot be recorded of it.
+        """
+        rows, heads, size = query.shape
+        operands = {"query": query.view(rows, 1, heads * size), "key": keys, "value": values}
+        operands |= {"block_table": block_table, "antiquant_scale": key_scales}
+        block = keys.shape[1]
+        self._check(
+            "npu_incre_flash_attention", _operands(operands),
+            num_heads=heads, num_key_value_heads=kv_heads, input_layout="BSH", block_size=block,
+        )  # fmt: skip
+        found = self._npu.npu_incre_flash_attention(
+            **operands, actual_seq_lengths=list(lengths), num_heads=heads, num_key_value_heads=kv_heads, scale_value=scale,
+            input_layout="BSH", block_size=block,
+        )  # fmt: skip
+        return found.view(rows, heads, size)
 
     def _check_attention(
         self,
@@ -155,16 +188,26 @@ class Calls:
         lengths: Tensor,
         out: Tensor,
         kv_heads: int,
+        scale: float,
         **more: Tensor,
     ) -> None:
         nz = self.law.keys_are_nz
         operands = _operands({"query": query, "block_table": block_table, "context_lens": lengths, "out": out, **more})
         operands |= {"key_cache": _operand(keys, nz=nz), "value_cache": _operand(values, nz=nz)}
-        self._check(operator, operands, num_kv_heads=kv_heads, num_heads=query.shape[1])
+        self._check(operator, operands, num_kv_heads=kv_heads, num_heads=query.shape[1], scale_value=scale)
 
     def _check(self, operator: str, operands: dict[str, Operand | None], **settings: Any) -> None:
         check_call(self.law, operator, operands, **settings)
         self.launched += 1
+
+
+def _turned(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads of a size that the chip's operator does not take, in float32."""
+    import torch
+
+    first, second = rows.float().chunk(2, -1)
+    other = torch.cat((-second, first), -1)
+    return (rows.float() * cos[:, None].float() + other * sin[:, None].float()).half()
 
 
 def _operand(tensor: Tensor, nz: bool = False) -> Operand:

@@ -6,7 +6,7 @@ Sums are made in float64, so a row's result does not depend on the other rows.  
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.npu.schemas import SCHEMAS
@@ -81,17 +81,17 @@ def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
     return _saturated(torch.nn.functional.silu(gate) * up, input)
 
 
-def npu_rotary_embedding(
-    positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox_style: bool
-) -> None:
-    """The first half of every head turns against the second, by the angles of its position; in place."""
+def npu_apply_rotary_pos_emb(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND", rotary_mode: str = "half"
+) -> tuple[Tensor, Tensor]:
+    """The first half of every head turns against the second, by the angles of its row."""
     import torch
 
-    cos, sin = cos_sin_cache[positions.long()].double()[:, None].chunk(2, -1)
+    turned = []
     for rows in (query, key):
-        heads = rows.view(len(rows), -1, head_size)
-        first, second = heads.double().chunk(2, -1)
-        heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
+        first, second = rows.double().chunk(2, -1)
+        turned.append((rows.double() * cos.double() + torch.cat((-second, first), -1) * sin.double()).to(rows.dtype))
+    return turned[0], turned[1]
 
 
 def npu_reshape_and_cache(
@@ -162,6 +162,33 @@ def npu_paged_attention_splitfuse_v2(
         out[rows] = _attention(query[rows], *cached, scale_value)
 
 
+def npu_incre_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    actual_seq_lengths: Sequence[int],
+    antiquant_scale: Tensor,
+    block_table: Tensor,
+    num_heads: int = 1,
+    scale_value: float = 1.0,
+    num_key_value_heads: int = 0,
+    **_: Any,
+) -> Tensor:
+    """Each row of query [rows, 1, H * D] over int8 keys [blocks, tokens, KV * D], in units of the scales [2, KV * D]."""
+    import torch
+
+    rows = query.view(len(query), num_heads, -1)
+    out = torch.empty_like(rows)
+    k_scale, v_scale = antiquant_scale.double().view(2, num_key_value_heads, 1, -1)
+    for row, length in enumerate(actual_seq_lengths):
+        blocks = block_table[row]
+        k = _read(key[..., None], blocks, int(length), num_key_value_heads) * k_scale
+        v = _read(value[..., None], blocks, int(length), num_key_value_heads) * v_scale
+        out[row : row + 1] = _over(rows[row : row + 1], k, v, scale_value)
+    return out.view(query.shape)
+
+
 def _spans(query_lengths: Tensor, lengths: Tensor) -> Iterator[tuple[int, slice, int]]:
     start = 0
     for row, (count, length) in enumerate(zip(query_lengths.tolist(), lengths.tolist(), strict=True)):
@@ -173,10 +200,15 @@ def _attention(
     query: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, length: int, kv_heads: int, scale: float
 ) -> Tensor:
     """Causal attention of the last rows of a sequence of ``length`` tokens: float16 [rows, H, D]."""
+    return _over(query, *(_read(cache, blocks, length, kv_heads) for cache in (keys, values)), scale)
+
+
+def _over(query: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """The same of keys and values float64 [KV, length, D]."""
     import torch
 
     rows, heads, size = query.shape
-    k, v = (_read(cache, blocks, length, kv_heads) for cache in (keys, values))
+    kv_heads, length, _ = k.shape
     q = query.double().view(rows, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
     scores = scale * (q @ k[:, None].transpose(-1, -2))
     later = torch.ones(rows, length, dtype=torch.bool).triu_(length - rows + 1)
@@ -197,7 +229,8 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "npu::npu_format_cast": npu_format_cast,
     "npu::npu_rms_norm": npu_rms_norm,
     "npu::npu_swiglu": npu_swiglu,
-    "atb::_npu_rotary_embedding": npu_rotary_embedding,
+    "npu::npu_incre_flash_attention": npu_incre_flash_attention,
+    "npu::npu_apply_rotary_pos_emb": npu_apply_rotary_pos_emb,
     "atb::_npu_reshape_and_cache": npu_reshape_and_cache,
     "atb::_npu_paged_attention": npu_paged_attention,
     "atb::_npu_paged_attention_splitfuse_v2": npu_paged_attention_splitfuse_v2,

@@ -1,4 +1,4 @@
-"""A card whose operators the CPU computes: a stream is a thread, a graph is the list of calls that were made while it recorded."""
+"""A card whose operators the CPU computes: a stream is a thread, and a graph is a list of calls, which are made again."""
 
 from __future__ import annotations
 

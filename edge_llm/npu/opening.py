@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 
 from edge_llm.errors import DeviceError
 from edge_llm.npu.chips import CHIPS, ChipLaw, chip_law
@@ -67,7 +66,7 @@ def _real(chip: str | None, environment: Mapping[str, str]) -> Runtime:
 
     runtime = TorchNpuRuntime(law)
     _, total = runtime.memory()
-    runtime.law = replace(law, memory_bytes=total)
+    runtime.law = law.of_memory(total)
     return runtime
 
 

@@ -23,9 +23,17 @@ SCHEMAS = {
         "npu_rms_norm(Tensor input, Tensor gamma, float epsilon=9.9999999999999995e-07) -> (Tensor, Tensor)"
     ),
     "npu::npu_swiglu": "npu_swiglu(Tensor input, int dim=-1) -> Tensor",
-    "atb::_npu_rotary_embedding": (
-        "_npu_rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!) key, int head_size, Tensor cos_sin_cache, "
-        "bool is_neox_style) -> ()"
+    "npu::npu_incre_flash_attention": (
+        "npu_incre_flash_attention(Tensor query, Tensor key, Tensor value, *, Tensor? padding_mask=None, "
+        "Tensor? atten_mask=None, Tensor? pse_shift=None, SymInt[]? actual_seq_lengths=None, Tensor? antiquant_scale=None, "
+        "Tensor? antiquant_offset=None, Tensor? block_table=None, Tensor? dequant_scale1=None, Tensor? quant_scale1=None, "
+        "Tensor? dequant_scale2=None, Tensor? quant_scale2=None, Tensor? quant_offset2=None, Tensor? kv_padding_size=None, "
+        'int num_heads=1, float scale_value=1., str input_layout="BSH", int num_key_value_heads=0, int block_size=0, '
+        "int inner_precise=1) -> Tensor"
+    ),
+    "npu::npu_apply_rotary_pos_emb": (
+        "npu_apply_rotary_pos_emb(Tensor query, Tensor key, Tensor cos, Tensor sin, str layout=\"BSND\", "
+        "str rotary_mode=\"half\") -> (Tensor, Tensor)"
     ),
     "atb::_npu_reshape_and_cache": (
         "_npu_reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.devices.ascend.key_forms import Float16Keys
 from edge_llm.devices.ascend.layers import Layers
 from edge_llm.devices.ascend.linears import Loader, load_products
 from edge_llm.devices.ascend.model import CardModel
@@ -24,10 +25,11 @@ from edge_llm.devices.split import build_split_op
 from edge_llm.errors import DeviceError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
-from edge_llm.models.layer import Decoder
+from edge_llm.models.layer import Decoder, Rope
 from edge_llm.models.rope import RopeTables
 from edge_llm.npu.calls import Calls
-from edge_llm.npu.law import attention_refusal
+from edge_llm.npu.chips import ChipLaw
+from edge_llm.npu.law import attention_refusal, supports
 from edge_llm.npu.opening import OPERATORS, open_runtime
 from edge_llm.npu.runtime import Runtime, run
 from edge_llm.schemes.base import BlockWeights
@@ -42,15 +44,19 @@ class AscendDevice:
     def __init__(self, name: str, runtime: Runtime, options: DeviceOptions) -> None:
         law = runtime.law
         self.name = f"ascend:{law.name}" + (" (operators emulated)" if runtime.emulated else "")
+        if not supports(law, "npu_quant_matmul"):
+            raise DeviceError(
+                f"torch_npu has no INT8 products for a {law.soc}; `edge-llm export --format onnx` makes graphs for it, "
+                "and --device host runs the model"
+            )
         unfit = _unfit(runtime, options.decoder)
-        choice = choose_placement(options.placement, law.placements, f"the device `{self.name}`", unfit)
+        choice = choose_placement(options.placement, _able(law), f"the device `{self.name}`", unfit)
         self.placement, self.placement_reason = choice.placement, choice.reason
         self.runtime = runtime
         self.calls = Calls(law)
         self._limited = options.card_memory is not None
         free, _ = runtime.memory()
-        self.ceiling = min(free, law.ceiling, options.card_memory or free)
-        """Bytes of the card's memory that a model may take."""
+        self._memory = min(free, options.card_memory or free)
         self._host = HostDevice(options.threads, shadow=options.shadow)
         self._shadow = options.shadow
 
@@ -73,14 +79,19 @@ class AscendDevice:
         plan = self._plan(decoder, tensors, room)
         needs = plan.needs()
         if self._limited:
-            return needs.streamed(self.ceiling)
-        if needs.total > self.ceiling:
+            return needs.streamed(self.most)
+        most = self.most(needs.weights(()))
+        if needs.total > most:
             raise DeviceError(
                 f"the model takes {_mebibytes(needs.total - plan.key_bytes())} of the card and its keys and values "
-                f"{_mebibytes(plan.key_bytes())}, but only {_mebibytes(self.ceiling)} may be taken; use a smaller --ctx, "
+                f"{_mebibytes(plan.key_bytes())}, but only {_mebibytes(most)} may be taken; use a smaller --ctx, "
                 "stream layers with --card-memory, or --device host"
             )
         return ()
+
+    def most(self, weights: int) -> int:
+        """Bytes of the card's memory that a model may take, ``weights`` bytes of weights among them."""
+        return min(self._memory, self.calls.law.ceiling(weights))
 
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the card's memory."""
@@ -105,20 +116,21 @@ class AscendDevice:
         self, decoder: Decoder, weights: Weights, loader: Loader, tables: RopeTables, room: Room
     ) -> DeviceModel:
         whole = WholeWeights(weights, loader, decoder)
-        layers = Layers(self.calls, self._ropes(decoder, loader, tables), self._shadow)
+        keys = Float16Keys(self.runtime, self.calls)
+        layers = Layers(self.calls, keys, self._ropes(decoder, loader, tables), self._shadow)
         (embed,) = embedding_part(decoder, HOST).ops
         host = build_op(embed, tables, self._host.pool, self._shadow)
         return CardModel(decoder, whole, layers, host, self.runtime, room)
 
-    def _ropes(self, decoder: Decoder, loader: Loader, tables: RopeTables) -> dict[Any, Any]:
-        """cos | sin float16 [positions, D] of every rotary embedding, on the card."""
-        staged: dict[str, Any] = {}
-        made: dict[Any, Any] = {}
+    def _ropes(self, decoder: Decoder, loader: Loader, tables: RopeTables) -> dict[Rope, Any]:
+        """cos and sin float16 [positions, D] of every rotary embedding, on the card: those of half a head, twice."""
+        made: dict[Rope, Any] = {}
         for rope in dict.fromkeys(attention.rope for attention in decoder.attentions):
-            loader.stage(staged, str(rope), np.concatenate(tables[rope], axis=1).astype(np.float16))
+            cos, sin = (np.tile(half, 2).astype(np.float16) for half in tables[rope])
+            pinned = loader.stage({}, "cos", cos), loader.stage({}, "sin", sin)
 
-            def work(rope: Any = rope) -> None:
-                made[rope] = loader.copied(staged[str(rope)])
+            def work(rope: Rope = rope, pinned: Any = pinned) -> None:
+                made[rope] = tuple(loader.copied(table) for table in pinned)
 
             run(self.runtime, work)
         return made
@@ -126,6 +138,12 @@ class AscendDevice:
 
 def _mebibytes(count: int) -> str:
     return f"{count / 2**20:.0f} MiB"
+
+
+def _able(law: ChipLaw) -> list[str]:
+    """Placements, the default first: all of the model where steps can be recorded, else products alone."""
+    order = ("card", "split") if law.captures else ("split", "card")
+    return [name for name in order if name in law.placements]
 
 
 def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:

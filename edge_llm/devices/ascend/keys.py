@@ -1,62 +1,46 @@
-"""Keys and values in a card's memory: float16 in blocks of 128 tokens, in the form that the chip's attention reads."""
+"""Keys and values in a card's memory, in blocks of 128 tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge_llm.devices.ascend.key_forms import KeyForm, LayerKeys
 from edge_llm.kv.pages import PAGE_TOKENS, pages_for
 from edge_llm.models.layer import Attention
 from edge_llm.npu.calls import Calls
-from edge_llm.npu.chips import ChipLaw
 from edge_llm.npu.runtime import Runtime, run
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-FRACTAL = 16
-FLOAT16_BYTES = 2
-
-
-@dataclass
-class LayerKeys:
-    """One layer's caches: float16 [blocks, KV * D / 16, 128, 16] in fractals, or [blocks, 128, KV, D]."""
-
-    keys: Tensor
-    values: Tensor
-
-
-def cache_shape(attention: Attention, blocks: int, law: ChipLaw) -> tuple[int, ...]:
-    """The shape of the keys, and of the values, of one layer."""
-    if law.keys_are_nz:
-        return blocks, attention.kv_size // FRACTAL, law.page_tokens, FRACTAL
-    return blocks, law.page_tokens, attention.kv_heads, attention.head_dim
 
 
 class CardKeys:
     """The keys and values of all layers for at least ``tokens`` tokens.
 
     One block more than sequences may have takes what rows write that only fill up a static length.  What goes out as host pages
-    is float16 as it lies here, so it comes back without an error.
+    is what lies here, in ``form``, so it comes back without an error.
     """
 
-    def __init__(self, attentions: Sequence[Attention], tokens: int, runtime: Runtime, calls: Calls) -> None:
+    def __init__(
+        self, attentions: Sequence[Attention], tokens: int, form: KeyForm, runtime: Runtime, calls: Calls
+    ) -> None:
         import torch
 
         law = calls.law
         self.page_tokens = law.page_tokens
         self.count = pages_for(tokens, law.page_tokens)
-        self.page_bytes = sum(2 * PAGE_TOKENS * one.kv_size * FLOAT16_BYTES for one in attentions)
+        self.page_bytes = sum(2 * PAGE_TOKENS * one.kv_size * form.dtype.itemsize for one in attentions)
         self.spare_slot = self.count * law.page_tokens
         """Where rows write that only fill up."""
         self._torch = torch
+        self._form = form
         self._runtime = runtime
         self._calls = calls
         self.layers: list[LayerKeys] = []
-        run(runtime, lambda: self.layers.extend(self._new_layer(attention) for attention in attentions))
+        run(runtime, lambda: self.layers.extend(self._new_layer(*each) for each in enumerate(attentions)))
 
     @property
     def nbytes(self) -> int:
@@ -76,20 +60,15 @@ class CardKeys:
                 held = self._blocks(cache, blocks)
                 width = held[0, 0].nbytes
                 start, end = end, end + width
-                held[places] = np.ascontiguousarray(data[:, start:end]).view(np.float16).reshape(-1, *held.shape[2:])
+                held[places] = np.ascontiguousarray(data[:, start:end]).view(held.dtype).reshape(-1, *held.shape[2:])
                 self._write(cache, blocks, held)
 
     def touch(self, pages: int) -> None:
         """A card's memory is taken when it is allocated."""
 
-    def _new_layer(self, attention: Attention) -> LayerKeys:
-        shape = cache_shape(attention, self.count + 1, self._calls.law)
-        keys, values = (
-            self._torch.zeros(shape, dtype=self._torch.float16, device=self._runtime.device) for _ in range(2)
-        )
-        if self._calls.law.keys_are_nz:
-            keys, values = self._calls.to_nz(keys), self._calls.to_nz(values)
-        return LayerKeys(keys, values)
+    def _new_layer(self, index: int, attention: Attention) -> LayerKeys:
+        keys, values = (self._form.cache(attention, self.count + 1) for _ in range(2))
+        return LayerKeys(index, keys, values)
 
     def _caches(self) -> list[Tensor]:
         return [cache for layer in self.layers for cache in (layer.keys, layer.values)]
@@ -101,12 +80,12 @@ class CardKeys:
         return blocks, (which.reshape(-1), np.asarray(pages) % each)
 
     def _blocks(self, cache: Tensor, blocks: np.ndarray) -> np.ndarray:
-        """``blocks`` of a cache by their host pages: float16 [blocks, pages, ...]."""
+        """``blocks`` of a cache by their host pages: [blocks, pages, ...]."""
         chosen = self._torch.from_numpy(blocks.astype(np.int32))
-        host = self._runtime.pinned((len(blocks), *cache.shape[1:]), self._torch.float16)
+        host = self._runtime.pinned((len(blocks), *cache.shape[1:]), self._form.dtype)
 
         def work() -> None:
-            rows = self._calls.to_nd(cache) if self._calls.law.keys_are_nz else cache
+            rows = self._calls.to_nd(cache) if self._form.in_fractals else cache
             self._runtime.copy_out(host, rows.index_select(0, chosen.to(self._runtime.device)))
 
         run(self._runtime, work)
@@ -115,11 +94,11 @@ class CardKeys:
     def _write(self, cache: Tensor, blocks: np.ndarray, held: np.ndarray) -> None:
         """Put ``blocks``, which `_blocks` gave, back."""
         chosen = self._torch.from_numpy(blocks.astype(np.int64))
-        host = self._runtime.pinned((len(blocks), *cache.shape[1:]), self._torch.float16)
+        host = self._runtime.pinned((len(blocks), *cache.shape[1:]), self._form.dtype)
         host.numpy()[...] = self._by_blocks(held, host.numpy().shape)
 
         def work() -> None:
-            fractals = self._calls.law.keys_are_nz
+            fractals = self._form.in_fractals
             rows = self._calls.to_nd(cache) if fractals else cache
             card = self._torch.empty_like(host, device=self._runtime.device)
             self._runtime.copy_in(card, host)
@@ -130,13 +109,13 @@ class CardKeys:
         run(self._runtime, work)
 
     def _by_pages(self, blocks: np.ndarray) -> np.ndarray:
-        if not self._calls.law.keys_are_nz:
+        if not self._form.in_fractals:
             return blocks.reshape(len(blocks), -1, PAGE_TOKENS, *blocks.shape[2:])
         groups, tokens, fractal = blocks.shape[1:]
         split = blocks.reshape(len(blocks), groups, tokens // PAGE_TOKENS, PAGE_TOKENS, fractal)
         return np.ascontiguousarray(split.transpose(0, 2, 1, 3, 4))
 
     def _by_blocks(self, pages: np.ndarray, shape: Any) -> np.ndarray:
-        if not self._calls.law.keys_are_nz:
+        if not self._form.in_fractals:
             return pages.reshape(shape)
         return pages.transpose(0, 2, 1, 3, 4).reshape(shape)

@@ -4,16 +4,16 @@ The residual stream is float32; products, attention and SwiGLU are float16, as t
 
     quantized = round(x * reciprocal);  y = quant_matmul(quantized) + (x[:, hot] in float16) @ hot_weight
 
-so hot channels stay in float16, and what else exceeds the input scale is cut off; `Clipped` counts it.
+so hot channels stay in float16, and what else exceeds the input scale is cut off, and counted in prompts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edge_llm.devices.ascend.keys import LayerKeys
+from edge_llm.devices.ascend.key_forms import Attend, KeyForm, LayerKeys
 from edge_llm.devices.ascend.linears import NpuLinear
 from edge_llm.models.layer import HIDDEN, Attention, Layer, Linear, Norm, Rope, SwiGLU
 from edge_llm.npu.calls import Calls
@@ -55,30 +55,34 @@ class CardLayer:
     """float32."""
 
 
-Attend = Callable[["Tensor", LayerKeys, Attention], "Tensor"]
-"""Attention of query float16 [T, H, D] over a layer's keys, which have those of these rows: float16 [T, H, D]."""
-
-
 @dataclass(frozen=True)
 class Tokens:
     """The rows that go through a layer."""
 
-    positions: Tensor
-    """int32 [T]."""
+    angles: Mapping[Rope, tuple[Tensor, Tensor]]
+    """cos and sin of every row, for each rotary embedding: float16 [T, D]."""
     slots: Tensor
     """int32 [T]."""
     attend: Attend
 
 
-@dataclass
-class Clipped:
-    """How many inputs of linears were cut off, counted where they lie: int64 [1] on the card; None counts nothing."""
+Count = Callable[["Tensor", "Tensor"], None]
+"""Sees x float32 [T, K] and the reciprocals [K] of every linear, to count what is cut off."""
 
-    count: Tensor | None = None
+
+def count_nothing(x: Tensor, reciprocal: Tensor) -> None:
+    """Counting takes a step of one row as many operators as its linears take."""
+
+
+class Clipped:
+    """How many inputs of linears were cut off; ``count`` is int64 [1] on the card."""
+
+    def __init__(self, count: Tensor) -> None:
+        self.count = count
 
     def add(self, x: Tensor, reciprocal: Tensor) -> None:
-        if self.count is not None:
-            self.count += (x * reciprocal).abs().gt(LARGEST).sum()
+        """Count those of x float32 [T, K]; inside of work."""
+        self.count += (x * reciprocal).abs().gt(LARGEST).sum()
 
 
 @dataclass
@@ -86,10 +90,16 @@ class Layers:
     """Runs layers with ``calls``."""
 
     calls: Calls
-    ropes: Mapping[Rope, Tensor]
-    """cos | sin of every position: float16 [positions, D]."""
+    keys: KeyForm
+    ropes: Mapping[Rope, tuple[Tensor, Tensor]]
+    """cos and sin of every position: float16 [positions, D]."""
     shadow: bool = True
-    clipped: Clipped = field(default_factory=Clipped)
+    count: Count = count_nothing
+
+    def angles(self, positions: Tensor) -> dict[Rope, tuple[Tensor, Tensor]]:
+        """Those of rows at ``positions`` int32 [T]; inside of work."""
+        ropes = self.ropes.items()
+        return {rope: (cos.index_select(0, positions), sin.index_select(0, positions)) for rope, (cos, sin) in ropes}
 
     def run(self, layer: Layer, weights: CardLayer, hidden: Tensor, keys: LayerKeys, tokens: Tokens) -> Tensor:
         """The hidden states float32 [T, hidden size] behind ``layer``."""
@@ -116,7 +126,7 @@ class Layers:
             y = _float16(x) @ weight.weight
             return y if weight.bias is None else y + weight.bias
         x = _float32(x)
-        self.clipped.add(x, weight.reciprocal)
+        self.count(x, weight.reciprocal)
         y = self._int8(weight, x)
         if weight.hot_index is None or not self.shadow:
             return y
@@ -144,10 +154,11 @@ class Layers:
         if attention.q_norm is not None and attention.k_norm is not None:
             q = self._head_norm(q, weights.gains[attention.q_norm.name], attention)
             k = self._head_norm(k, weights.gains[attention.k_norm.name], attention)
-        self.calls.rotate(tokens.positions, q, k, size, self.ropes[attention.rope])
-        shape = (len(k), attention.kv_heads, size)
-        self.calls.write_keys(k.view(shape), v.view(shape), keys.keys, keys.values, tokens.slots)
-        return tokens.attend(q.view(len(q), attention.heads, size), keys, attention).view(len(q), q_size)
+        rows = len(q)
+        q, k = q.view(rows, attention.heads, size), k.view(rows, attention.kv_heads, size)
+        q, k = self.calls.rotate(q, k, *tokens.angles[attention.rope])
+        self.keys.write(keys, k, v.view(k.shape), tokens.slots)
+        return tokens.attend(q, keys, attention).reshape(rows, q_size)
 
     def _head_norm(self, x: Tensor, gain: Tensor, attention: Attention) -> Tensor:
         heads = _float32(x).view(-1, attention.head_dim)

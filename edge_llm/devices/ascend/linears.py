@@ -91,7 +91,10 @@ class Loader:
     def linear(self, staged: Mapping[str, Tensor], linear: Int8Weight) -> NpuLinear:
         """The linear on the card; inside of work."""
         weight = self.copied(staged["weight"])
-        weight = self.calls.to_nz(weight).transpose(0, 1) if self.calls.law.weights_are_nz else weight.transpose(0, 1).contiguous()
+        if self.calls.law.weights_are_nz:
+            weight = self.calls.to_nz(weight).transpose(0, 1)
+        else:
+            weight = weight.transpose(0, 1).contiguous()
         scale = self.calls.pack_scale(self.copied(staged["scale"]))
         bias = self.copied(staged["bias"]) if "bias" in staged else None
         return NpuLinear(weight, scale, bias, linear.rows, linear.columns)

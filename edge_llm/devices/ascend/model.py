@@ -6,23 +6,23 @@ What a step reads from the host is one copy, what it gives is another, and the h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_llm.devices.ascend.inputs import Inputs
-from edge_llm.devices.ascend.keys import CardKeys, LayerKeys
-from edge_llm.devices.ascend.layers import CardLayer, Layers, Tokens
+from edge_llm.devices.ascend.key_forms import fill_rows
+from edge_llm.devices.ascend.keys import CardKeys
+from edge_llm.devices.ascend.layers import CardLayer, Clipped, Layers, Tokens
 from edge_llm.devices.ascend.linears import NpuBlock
 from edge_llm.devices.ascend.whole import LAYER, WholeWeights
 from edge_llm.devices.base import Chunk, Room, Rows, RunSubgraph, Task
 from edge_llm.errors import NumericError
 from edge_llm.kv.pages import pages_for
 from edge_llm.kv.sequence import KVPages
-from edge_llm.models.layer import HIDDEN, Attention, Decoder
-from edge_llm.npu.calls import MASK_SIZE, Calls
+from edge_llm.models.layer import HIDDEN, Decoder
 from edge_llm.npu.runtime import Completion, Graph, Runtime, run
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Part
@@ -36,8 +36,6 @@ STEP_ROWS = (1, 2, 4, 8, 16, 32)
 """Rows of steps that have a graph each: a chip has streams and graphs for a few."""
 HEAD_ROWS = STEP_ROWS[-1]
 """Rows whose logits are computed at once."""
-MASKED = -10000.0
-"""[vllm] What a masked score is lowered by."""
 
 
 @dataclass
@@ -48,6 +46,7 @@ class _Flow:
     hidden: Any = None
     """float32 [rows, hidden size] on the card, once work has made it."""
     tokens: Tokens | None = None
+    """Once work has made them."""
     last: Completion | None = None
     """Of the work that was given last."""
     outputs: tuple[np.ndarray, np.ndarray] | None = None
@@ -88,16 +87,22 @@ class CardModel:
         self._layers = layers
         self._embed = embed
         self._runtime = runtime
-        self._calls: Calls = layers.calls
-        self._keys = CardKeys(decoder.attentions, room.tokens, runtime, layers.calls)
+        self._records = layers.calls.law.captures and layers.keys.records
+        self._keys = CardKeys(decoder.attentions, room.tokens, layers.keys, runtime, layers.calls)
         self.kv: KVPages = self._keys
         self._blocks = pages_for(room.positions, self._keys.page_tokens)
         self._longest = room.lengths[-1]
         self._flows: dict[int, _Flow] = {}
         self._steps: dict[int, _Step] = {}
         self._head_rows = runtime.pinned((HEAD_ROWS, decoder.vocab_size), torch.float16)
-        self._mask: Any = None
-        run(runtime, self._make_mask)
+        run(runtime, self._make_counter)
+
+    @property
+    def clipped(self) -> int:
+        """How many inputs of linears were cut off in prompts so far."""
+        host = self._runtime.pinned((1,), self._torch.int64)
+        run(self._runtime, lambda: self._runtime.copy_out(host, self._clipped.count))
+        return int(host[0])
 
     @property
     def sharing(self) -> Sharing:
@@ -135,26 +140,13 @@ class CardModel:
         """Embed the rows and copy what the layers need to know of them."""
         rows, inputs = chunk.rows, flow.inputs
         self._fill(rows, inputs)
-        starts = np.flatnonzero(np.diff(rows.sequence, prepend=-1))
-        ends = np.append(starts[1:], rows.count)
-        count = len(starts)
-        inputs.host("lengths")[:count] = rows.position[ends - 1] + 1
-        inputs.host("table")[:count, : rows.page_table.shape[1]] = rows.page_table[rows.sequence[starts]]
-        query_lengths = self._torch.from_numpy((ends - starts).astype(np.int32))
-
-        def attend(query: Tensor, keys: LayerKeys, attention: Attention) -> Tensor:
-            out = self._torch.empty_like(query)
-            self._calls.attend_chunk(
-                query, keys.keys, keys.values, attention.kv_heads, attention.head_dim**-0.5,
-                inputs.card("table")[:count], inputs.card("lengths")[:count], self._mask, query_lengths, out,
-            )  # fmt: skip
-            return out
-
-        flow.tokens = Tokens(inputs.card("positions")[: rows.count], inputs.card("slots")[: rows.count], attend)
+        attend = self._layers.keys.chunk(rows, inputs)
 
         def work() -> None:
             inputs.copy()
             flow.hidden = inputs.card("hidden")[: rows.count]
+            angles = self._layers.angles(inputs.card("positions")[: rows.count])
+            flow.tokens = Tokens(angles, inputs.card("slots")[: rows.count], attend)
 
         flow.last = self._runtime.enqueue(work)
 
@@ -167,12 +159,13 @@ class CardModel:
 
     def _give_layer(self, layer: int, flow: _Flow) -> None:
         block, keys, description = self.weights.use(layer), self._keys.layers[layer], self.decoder.layers[layer]
-        assert isinstance(block, NpuBlock) and flow.tokens is not None, "a layer before the embedding"
-        tokens, traffic = flow.tokens, block.traffic
+        assert isinstance(block, NpuBlock)
+        traffic = block.traffic
 
         def work() -> None:
+            assert flow.tokens is not None, "a layer before the embedding"
             weights: CardLayer = block.arrays[LAYER]
-            flow.hidden = self._layers.run(description, weights, flow.hidden, keys, tokens)
+            flow.hidden = self._counting.run(description, weights, flow.hidden, keys, flow.tokens)
 
         traffic.used = flow.last = self._runtime.enqueue(work, after=traffic.loaded)
 
@@ -214,12 +207,13 @@ class CardModel:
         count, wanted = chunk.rows.count, chunk.logits
         step = self._step_of(next(rows for rows in STEP_ROWS if rows >= count))
         self._fill_step(chunk, step.inputs)
+        lengths = step.inputs.host("lengths").tolist()
         flow = self._flow(chunk)
 
         def work() -> None:
             step.inputs.copy()
             if step.graph is None:
-                self._compute_step(step)
+                self._compute_step(step, lengths)
             else:
                 step.graph.replay()
             self._runtime.copy_out(step.logits[: len(wanted)], step.made[: len(wanted)])
@@ -240,28 +234,22 @@ class CardModel:
         logits = self._runtime.pinned((rows, self.decoder.vocab_size), self._torch.float16)
         step = _Step(inputs, logits)
         self._fill_up(inputs, 0)
-        if not self._calls.law.captures:
+        if not self._records:
             return step
+        lengths = inputs.host("lengths").tolist()
 
         def prepare() -> None:
             inputs.copy()
-            self._compute_step(step)
+            self._compute_step(step, lengths)
 
         run(self._runtime, prepare)
-        step.graph = self._runtime.capture(lambda: self._compute_step(step))
+        step.graph = self._runtime.capture(lambda: self._compute_step(step, lengths))
         return step
 
-    def _compute_step(self, step: _Step) -> None:
+    def _compute_step(self, step: _Step, lengths: Sequence[int]) -> None:
         inputs = step.inputs
-        lengths, table = inputs.card("lengths"), inputs.card("table")
-
-        def attend(query: Tensor, keys: LayerKeys, attention: Attention) -> Tensor:
-            out = self._torch.empty_like(query)
-            scale = attention.head_dim**-0.5
-            self._calls.attend(query, keys.keys, keys.values, attention.kv_heads, scale, table, lengths, out)
-            return out
-
-        tokens = Tokens(inputs.card("positions"), inputs.card("slots"), attend)
+        attend = self._layers.keys.step(inputs, lengths)
+        tokens = Tokens(self._layers.angles(inputs.card("positions")), inputs.card("slots"), attend)
         hidden = inputs.card("hidden")
         for index, layer in enumerate(self.decoder.layers):
             block = self.weights.use(index)
@@ -274,8 +262,7 @@ class CardModel:
         self._fill(rows, inputs)
         inputs.host("wanted")[: len(wanted)] = wanted
         inputs.host("wanted")[len(wanted) :] = 0
-        inputs.host("lengths")[: rows.count] = rows.position + 1
-        inputs.host("table")[: rows.count, : rows.page_table.shape[1]] = rows.page_table[rows.sequence]
+        fill_rows(rows, inputs)
         self._fill_up(inputs, rows.count)
 
     def _fill(self, rows: Rows, inputs: Inputs) -> None:
@@ -306,9 +293,9 @@ class CardModel:
         """int32 indices on the card."""
         return self._torch.from_numpy(indices.astype(np.int32)).to(self._runtime.device)
 
-    def _make_mask(self) -> None:
-        ones = self._torch.ones((MASK_SIZE, MASK_SIZE), dtype=self._torch.float16).triu_(1)
-        self._mask = (ones * MASKED).to(self._runtime.device)
+    def _make_counter(self) -> None:
+        self._clipped = Clipped(self._torch.zeros(1, dtype=self._torch.int64).to(self._runtime.device))
+        self._counting = replace(self._layers, count=self._clipped.add)
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edge_llm.devices.ascend.keys import FLOAT16_BYTES, cache_shape
 from edge_llm.devices.ascend.model import HEAD_ROWS, STEP_ROWS
 from edge_llm.devices.base import Room
 from edge_llm.devices.card_plan import CardNeeds
@@ -19,6 +17,7 @@ from edge_llm.schemes import int8
 from edge_llm.subgraphs.placement import CARD_SCHEMES
 
 FLOAT_BYTES = 4
+FLOAT16_BYTES = 2
 SCALE_BYTES = 8
 """Of a packed scale."""
 LIVE = 3
@@ -27,25 +26,31 @@ LIVE = 3
 
 @dataclass(frozen=True)
 class AscendPlan:
-    """``decoder``, whose bundle has ``tensors``, on a chip of ``law``, ``alone`` or beside the CPU."""
+    """``decoder``, whose bundle has ``tensors``, on a chip of ``law``, ``alone`` or beside the CPU.
+
+    A value of the keys and values takes ``value_bytes``.
+    """
 
     decoder: Decoder
     tensors: Mapping[str, TensorRange]
     law: ChipLaw
     room: Room
     alone: bool
+    value_bytes: int = FLOAT16_BYTES
 
     def needs(self) -> CardNeeds:
         layers = tuple(self._layer(f"layers.{index}.", layer) for index, layer in enumerate(self.decoder.layers))
-        return CardNeeds(layers, self._whole() if self.alone else self._rows())
+        if not self.alone:
+            return CardNeeds(layers, self._rows())
+        return CardNeeds(layers, self._output() + self._beside_weights(), self._output())
 
     def key_bytes(self) -> int:
         """Of keys and values on the card."""
         if not self.alone:
             return 0
         blocks = pages_for(self.room.tokens, self.law.page_tokens) + 1
-        shapes = (cache_shape(attention, blocks, self.law) for attention in self.decoder.attentions)
-        return sum(2 * self.law.allocation(FLOAT16_BYTES * math.prod(shape)) for shape in shapes)
+        tokens = blocks * self.law.page_tokens
+        return sum(2 * self.law.allocation(self.value_bytes * tokens * one.kv_size) for one in self.decoder.attentions)
 
     def _layer(self, prefix: str, layer: Layer) -> int:
         linears = sum(self._linear(prefix, one) for one in layer.linears if self.alone or one.scheme in CARD_SCHEMES)
@@ -70,19 +75,22 @@ class AscendPlan:
         held = sum(self.law.allocation(rows * columns) for columns, _ in padded for rows in self.room.lengths)
         return held + max(FLOAT16_BYTES * self.room.lengths[-1] * outputs for _, outputs in padded)
 
-    def _whole(self) -> int:
-        """Output matrix, keys, tables, activations and graphs."""
-        decoder, room = self.decoder, self.room
+    def _output(self) -> int:
+        """The output matrix."""
+        decoder = self.decoder
         table = "embedding" if decoder.tied else "output"
-        hot = self.tensors[f"{table}.hot_weight"].nbytes
         columns, rows = self.law.padded(decoder.output.columns, decoder.output.rows)
-        output = self.law.allocation(columns * rows) + self.law.allocation(SCALE_BYTES * rows) + hot
+        product = self.law.allocation(columns * rows) + self.law.allocation(SCALE_BYTES * rows)
+        return product + self.tensors[f"{table}.hot_weight"].nbytes
+
+    def _beside_weights(self) -> int:
+        """Keys, tables, activations and graphs."""
+        decoder, room = self.decoder, self.room
         ropes = {attention.rope for attention in decoder.attentions}
-        tables = sum(FLOAT16_BYTES * room.positions * rope.dim for rope in ropes) + FLOAT16_BYTES * MASK_SIZE**2
+        tables = sum(2 * FLOAT16_BYTES * room.positions * rope.dim for rope in ropes) + FLOAT16_BYTES * MASK_SIZE**2
         blocks = pages_for(room.positions, self.law.page_tokens)
         inputs = FLOAT_BYTES * (decoder.hidden_size + blocks + 4) * (room.lengths[-1] * room.window + sum(STEP_ROWS))
         widest = max(width for layer in decoder.layers for width in layer.widths.values())
-        activations = LIVE * FLOAT_BYTES * widest * room.lengths[-1]
+        activations = LIVE * FLOAT_BYTES * widest * (room.lengths[-1] + sum(STEP_ROWS))
         logits = FLOAT16_BYTES * decoder.vocab_size * 2 * (HEAD_ROWS + sum(STEP_ROWS))
-        graphs = LIVE * FLOAT_BYTES * widest * sum(STEP_ROWS)
-        return output + self.key_bytes() + tables + inputs + activations + logits + graphs
+        return self.key_bytes() + tables + inputs + activations + logits

@@ -1,4 +1,4 @@
-"""INT8 products on a card beside the CPU: rows come from the host in static subgraphs, go back there, and meanwhile it works on."""
+"""INT8 products on a card beside the CPU: rows come from the host and go back there in static subgraphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights of a model that lies on a card as a whole: layers, last norm and output matrix; the embedding stays with the host."""
+"""The weights of a model that lies on a card: layers, last norm and output matrix; the embedding stays with the host."""
 
 from __future__ import annotations
 
