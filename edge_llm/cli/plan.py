@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edge_llm.bench.rates import device_rates
+from edge_llm.bench.rates import device_rates, law_of
 from edge_llm.bench.roofs import Costs
 from edge_llm.cli.options import card_memory_option, context_option, device_option, placement_option, threads_option
 from edge_llm.cli.terminal import say, say_json
@@ -17,6 +17,7 @@ from edge_llm.devices.base import Device
 from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.engine.assembly import fill_defaults, make_device, plan_device, room
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.npu.selftest_report import ESTIMATES, source_of_times
 from edge_llm.paths import find_bundle
 from edge_llm.runner.base import Site
 from edge_llm.subgraphs.placement import PLACEMENTS
@@ -36,7 +37,8 @@ def plan_command(model: str | None, as_json: bool, **options: Any) -> None:
     """Say what of MODEL stays in memory under a budget, what is read from flash per token, and how fast that can be.
 
     Measures the disk, the main memory and a layer's products for a second or two; the speeds are what these allow.
-    With an emulated chip, a layer's products take what the chip is assumed to take, launches and copies included.
+    With a card, emulated or not, a layer's products take what its chip is estimated to take, launches and copies included, or
+    what `edge-llm doctor --selftest` measured on this machine.
     """
     with open_bundle(find_bundle(model)) as bundle:
         runtime = fill_defaults(RuntimeConfig(**options), bundle.config)
@@ -44,7 +46,7 @@ def plan_command(model: str | None, as_json: bool, **options: Any) -> None:
         sizes = WeightSizes.of_bundle(bundle)
         device = make_device(runtime, bundle.decoder)
         plan = plan_device(bundle, runtime, device)
-        card = _card(bundle, runtime, device, sizes)
+        card = _card(bundle, runtime, device, sizes) | _times(device)
         rates = device_rates(bundle, runtime, device)
         costs = Costs.of_bundle(bundle)
         prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
@@ -73,6 +75,12 @@ def _card(bundle: Bundle, runtime: RuntimeConfig, device: Device, sizes: WeightS
     }
 
 
+def _times(device: Device) -> dict[str, str]:
+    """Where the times of the chip of ``device`` come from; empty without a chip."""
+    law = law_of(device)
+    return {} if law is None else {"card_times": source_of_times(law)}
+
+
 def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction) -> dict[str, Any]:
     return {
         "weights_bytes": sizes.total,
@@ -95,7 +103,8 @@ def _text(
     plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction, facts: Mapping[str, Any]
 ) -> str:
     device = facts["device"]
-    assumed = "" if device == "host" else f", assumed of {device}"
+    times = facts.get("card_times", ESTIMATES)
+    assumed = "" if device == "host" else f", assumed of {device}" if times == ESTIMATES else f", {times}"
     token = "" if PLACEMENTS[facts["placement"]].decodes_on_host else f" of weights in a token's products{assumed}"
     rows = [
         ("device", f"{device} ({facts['device_reason']})"),

@@ -29,6 +29,7 @@ from edge_llm.formats.layout import TensorRange
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.npu.chips import chip_law
+from edge_llm.npu.selftest_report import measured_law
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Op, Subgraph
 from edge_llm.subgraphs.placement import AUTO, PLACEMENTS, choose_placement
@@ -53,7 +54,7 @@ class EmulatedDevice:
         memory: int | None = None,
         placement: str = AUTO,
     ) -> None:
-        law = chip_law(chip)
+        law = measured_law(chip_law(chip))
         self.name = f"emulated:{law.name}"
         way = law.route(route)
         # Where products are rounded, a token's keys must not depend on whether it came in a prompt or in a step.
@@ -61,6 +62,7 @@ class EmulatedDevice:
         who = f"the device `{self.name}`" + ("" if way.exact else f" by the route `{way.name}`")
         self.placement, self.placement_reason = choose_placement(placement, able, who)
         self.cpu_cores, self.npu_cores = split_cores(threads)
+        self.cpu_threads = len(self.cpu_cores)
         pool = ThreadPool(len(self.npu_cores), self.npu_cores)
         self.chip = EmulatedChip(law, way, pool, CardMemory(law, memory))
         self._host = HostDevice(len(self.cpu_cores), shadow=shadow, cores=self.cpu_cores)

@@ -59,6 +59,7 @@ PROBES = (
     Probe(probes_beyond.int32_product, needed=False),
     Probe(probes_beyond.row_scales, needed=False),
     Probe(probes_beyond.dynamic_quant, needed=False),
+    Probe(probes_beyond.int8_keys_written, needed=False),
     Probe(probes_beyond.int8_keys, needed=False),
     Probe(probes_beyond.int8_keys_captured, needed=False),
     Probe(probes_beyond.s8gemm, needed=False),

@@ -103,40 +103,30 @@ def dynamic_quant(ground: Ground) -> Figures:
 
 
 class _Int8Keys:
-    """One row of four sequences over INT8 keys in blocks, scaled by channel, with npu_incre_flash_attention."""
+    """One row of four sequences over INT8 keys in blocks, under scales of every channel."""
 
     def __init__(self, ground: Ground) -> None:
-        torch = ground.torch
-        heads, kv_heads, size, tokens, lengths = 8, 2, 128, 128, (1, 37, 128, 129)
-        keys, values = (ground.int8(8, kv_heads, tokens, size) for _ in range(2))
-        scale = ((ground.float32(2, kv_heads, 1, size).abs() + 0.5) / 100).half()
+        heads, kv_heads, size, tokens, lengths = 8, 2, 128, ground.law.page_tokens, (1, 37, 128, 129)
+        keys, values = (ground.int8(8, tokens, kv_heads * size) for _ in range(2))
+        scale = ((ground.float32(2, kv_heads * size).abs() + 0.5) / 100).half()
         table = ground.int32(5, 0, 2, 7, 1, 3, 6, 4).view(4, 2)
-        query = ground.float16(4, heads, 1, size)
+        query = ground.float16(4, heads, size)
         self._ground = ground
-        self._settings = {
-            "num_heads": heads, "scale_value": size**-0.5, "input_layout": "BNSD", "num_key_value_heads": kv_heads,
-            "block_size": tokens, "actual_seq_lengths": list(lengths),
-        }  # fmt: skip
-        self.expected = torch.empty((4, heads, size), dtype=torch.float16)
-        floats = [
-            (cache.float() * scale[which].float()).half().transpose(1, 2).contiguous()
-            for which, cache in enumerate((keys, values))
-        ]
-        emulated_ops.npu_paged_attention(
-            query.view(4, heads, size), *floats, kv_heads, heads, size**-0.5, table, ground.int32(*lengths), self.expected
-        )
-        self._cards = ground.held(query, keys, values, scale, table)
+        self._settings = kv_heads, size**-0.5
+        self._lengths = lengths
+        self.expected = emulated_ops.npu_incre_flash_attention(
+            query.view(4, 1, heads * size), keys, values, actual_seq_lengths=lengths, antiquant_scale=scale, block_table=table,
+            num_heads=heads, scale_value=size**-0.5, num_key_value_heads=kv_heads,
+        ).view(query.shape)  # fmt: skip
+        self._cards = ground.held(query, keys, values, table, scale)
         self.made: Any = None
 
     def run(self) -> None:
-        query, keys, values, scale, table = self._cards
-        operator = self._ground.operator("npu", "npu_incre_flash_attention")
-        self.made = operator(
-            query=query, key=keys, value=values, antiquant_scale=scale, block_table=table, **self._settings
-        )
+        query, keys, values, table, scale = self._cards
+        self.made = self._ground.calls.attend_int8(query, keys, values, *self._settings, table, self._lengths, scale)
 
     def judged(self, found: Any) -> Figures:
-        return near(found.view(self.expected.shape), self.expected, ATTENTION_BOUND)
+        return near(found, self.expected, ATTENTION_BOUND)
 
 
 def int8_keys(ground: Ground) -> Figures:
@@ -152,6 +142,22 @@ def int8_keys_captured(ground: Ground) -> Figures:
     graph, _ = captured(ground, keys.run)
     made = keys.made
     return keys.judged(ground.result(lambda: (graph.replay(), made)[1])) | {"seconds": ground.seconds(graph.replay)}
+
+
+def int8_keys_written(ground: Ground) -> Figures:
+    """New keys quantized under scales of every channel and put into their slots."""
+    cache, slots, rows = ground.int8(4, 128, 256), ground.int32(0, 130, 511), ground.float16(3, 256) * 3
+    reciprocal = 1 / ((ground.float32(256).abs() + 0.5) / 20)
+
+    def work(cache: Any, slots: Any, rows: Any, reciprocal: Any) -> Any:
+        quantized = ground.calls.quantize(rows.to(ground.torch.float32), reciprocal)
+        cache.view(-1, 256).index_copy_(0, slots.to(ground.torch.int64), quantized)
+        return cache
+
+    found = ground.result(work, cache, slots, rows, reciprocal)
+    expected = cache.view(-1, 256).clone()
+    expected[slots.long()] = (rows.float() * reciprocal).round().clamp(-128, 127).to(ground.torch.int8)
+    return equal(found.view(-1, 256), expected)
 
 
 def s8gemm(ground: Ground) -> Figures:

@@ -73,23 +73,23 @@ def swiglu(ground: Ground) -> Figures:
 
 
 def rotate(ground: Ground) -> Figures:
-    """Queries and keys in place, by halves of a head, at any position."""
+    """Queries and keys by halves of a head, at any position; heads of 32 channels turn without an operator of their own."""
     cases = {}
-    for shape in SHAPES:
-        positions = ground.int32(0, 1, 77, 511, 2047)
-        angles = ground.torch.arange(2048.0)[:, None] * 1e4 ** -(ground.torch.arange(shape.size // 2) * 2 / shape.size)
-        cos_sin = ground.torch.cat((angles.cos(), angles.sin()), 1).half()
-        query, key = (ground.float16(len(positions), count * shape.size) for count in (shape.heads, shape.kv_heads))
-
-        def work(positions: Any, query: Any, key: Any, cos_sin: Any, size: int = shape.size) -> tuple[Any, Any]:
-            ground.calls.rotate(positions, query, key, size, cos_sin)
-            return query, key
-
-        found = ground.result(work, positions, query, key, cos_sin)
-        emulated_ops.npu_rotary_embedding(positions, query, key, shape.size, cos_sin, True)
-        for name, one, expected in zip(("query", "key"), found, (query, key), strict=True):
-            cases[f"{name}, heads of {shape.size}"] = near(one, expected, FLOAT16_BOUND)
+    for shape in (*SHAPES, Heads(4, 2, 32)):
+        cos, sin = angles(ground, shape.size, ground.torch.tensor([0, 1, 77, 511, 2047]))
+        query, key = (ground.float16(len(cos), count, shape.size) for count in (shape.heads, shape.kv_heads))
+        found = ground.result(ground.calls.rotate, query, key, cos, sin)
+        turned = emulated_ops.npu_apply_rotary_pos_emb(query[None], key[None], cos[None, :, None], sin[None, :, None])
+        for name, one, expected in zip(("query", "key"), found, turned, strict=True):
+            cases[f"{name}, heads of {shape.size}"] = near(one, expected[0], FLOAT16_BOUND)
     return together(cases)
+
+
+def angles(ground: Ground, size: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin float16 [positions, size], those of half a head twice."""
+    half = positions[:, None] * 1e4 ** -(ground.torch.arange(size // 2) * 2 / size)
+    both = ground.torch.cat((half, half), 1)
+    return both.cos().half(), both.sin().half()
 
 
 @dataclass(frozen=True)

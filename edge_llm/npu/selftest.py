@@ -11,20 +11,18 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from edge_llm.child.owner import Child, ChildEnded
-from edge_llm.errors import DeviceError, StorageError
+from edge_llm.errors import DeviceError
 from edge_llm.npu.probes import PROBES, Probe
-from edge_llm.paths import selftest_folder
 
 OPEN_SECONDS = 300.0
 """Most that finding and opening a card may take."""
 LONGEST_LOG = 2000
-FORMAT = 1
-"""Of the report."""
+MOST_REOPENED = 2
+"""So many times in a row a card that was lost is tried to be opened again."""
 
 Told = Callable[[str, int, int], None]
 """Is told of (probe, how many have ended, how many there are)."""
@@ -37,6 +35,7 @@ class SelfTest:
         self._probes = probes
         self._child: Child | None = None
         self._log = Path()
+        self._refused = 0
 
     def run(self, told: Told = lambda name, done, total: None) -> dict[str, Any]:
         """The chip, and what every probe found.  Raises `DeviceError` when there is no card that can be used."""
@@ -72,10 +71,14 @@ class SelfTest:
 
     def _result(self, probe: Probe) -> dict[str, Any]:
         if self._child is None:
+            if self._refused >= MOST_REOPENED:
+                return {"error": "not asked: the card could not be opened again"}
             opened = self._open()
             if "error" in opened:
                 self._end()
+                self._refused += 1
                 return {"error": f"the card cannot be opened again: {opened['error']}"}
+            self._refused = 0
         return self._asked(f"{probe.run.__module__}:{probe.run.__name__}", probe.seconds)
 
     def _asked(self, question: str, seconds: float) -> dict[str, Any]:
@@ -109,27 +112,3 @@ def _end_of(log: Path) -> str:
             return file.read(LONGEST_LOG).decode(errors="replace").strip()
     except OSError:
         return ""
-
-
-def report_path(chip: str) -> Path:
-    """Where the last report of a chip lies, whether there is one or not."""
-    return selftest_folder() / f"{chip}.json"
-
-
-def save_report(report: dict[str, Any]) -> Path:
-    """Keep ``report`` for `edge_llm.npu.measured`, in place of an earlier one of the same chip."""
-    path = report_path(report["chip"]["name"])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(report, file, indent=2)
-            os.replace(unfinished, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(unfinished)
-            raise
-    except OSError as error:
-        raise StorageError(f"cannot keep the report in `{path}`: {error.strerror}") from None
-    return path

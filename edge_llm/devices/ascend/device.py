@@ -57,6 +57,7 @@ class AscendDevice:
         self._limited = options.card_memory is not None
         free, _ = runtime.memory()
         self._memory = min(free, options.card_memory or free)
+        self.cpu_threads = options.threads
         self._host = HostDevice(options.threads, shadow=options.shadow)
         self._shadow = options.shadow
 
