@@ -79,6 +79,8 @@ class RuntimeConfig:
     """Or the CPUs of this NUMA node; `card` is the node of the Ascend card."""
     placement: str = "auto"
     """What runs where, a name of `edge_llm.subgraphs.placement`; auto: the first that the device lists."""
+    keys: str = "auto"
+    """How keys and values are kept: `int8`, `float16`, or auto, which the device chooses."""
     card_memory: str | None = None
     """Most of the card's memory to take, such as `4GiB`; layers that do not fit are streamed to it.  None: all."""
     context: int | None = None

@@ -92,6 +92,9 @@ BOUND = 0.02
 GAP = 0.04
 """The same between the two best tokens of the reference: further apart, both name the same token."""
 
+INT8_KEYS = 0.2
+"""Of the largest logit: how far INT8 keys under static ranges may be from float16 ones."""
+
 
 @pytest.mark.parametrize("name", [*ON_CARD, "builtin"])
 def test_card_is_close_to_the_reference(bundles, name):
@@ -127,6 +130,26 @@ def test_on_the_card_a_batch_is_as_each_alone(bundles):
     few = runner.run([Segment(runner.open(), cut[:6], 1) for cut in cuts])
     assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
     assert all(np.array_equal(one[min(5, len(one) - 1)], other[0]) for one, other in zip(alone, few, strict=True))
+
+
+def test_int8_keys_are_close_to_float16_ones_and_rows_do_not_depend_on_their_chunks(bundles):
+    bundle = bundles["qk norms"]
+    tokens = tokens_of(bundle, 150)
+    plain = logits(runner_of(bundle, placement="card"), tokens)
+    runner = runner_of(bundle, placement="card", keys="int8")
+    narrow = logits(runner, tokens)
+    assert np.array_equal(narrow, logits(runner_of(bundle, placement="card", keys="int8", chunk=16), tokens, steps=40))
+    error = np.abs(plain - narrow).max() / np.abs(plain).max()
+    print(f"int8 keys: logits differ by at most {error:.4f} of the largest")
+    assert 0 < error < INT8_KEYS
+    assert runner.model.kv.page_bytes * 2 == runner_of(bundle, placement="card").model.kv.page_bytes
+
+
+def test_int8_keys_are_refused_where_the_attention_does_not_take_them(bundles):
+    with pytest.raises(UsageError, match="--kv `int8`.*head_size.*use --kv float16"):
+        runner_of(bundles["tied"], placement="card", keys="int8")
+    with pytest.raises(UsageError, match="--kv `float16`.*the host keeps the keys"):
+        runner_of(bundles["tied"], placement="split", keys="float16")
 
 
 def test_states_are_those_that_the_output_matrix_multiplies(bundles):

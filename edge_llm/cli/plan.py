@@ -103,8 +103,7 @@ def _text(
     plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction, facts: Mapping[str, Any]
 ) -> str:
     device = facts["device"]
-    times = facts.get("card_times", ESTIMATES)
-    assumed = "" if device == "host" else f", assumed of {device}" if times == ESTIMATES else f", {times}"
+    assumed = _assumed(facts)
     token = "" if PLACEMENTS[facts["placement"]].decodes_on_host else f" of weights in a token's products{assumed}"
     rows = [
         ("device", f"{device} ({facts['device_reason']})"),
@@ -126,6 +125,14 @@ def _text(
     if not plan.streamed:
         rows = [row for row in rows if row[0] not in ("streamed", "from flash", "free from")]
     return "\n".join(f"{name:11} {value}" for name, value in rows)
+
+
+def _assumed(facts: Mapping[str, Any]) -> str:
+    """Where the speeds of products come from, behind them."""
+    device, times = facts["device"], facts.get("card_times")
+    if times is None:
+        return "" if device == "host" else ", measured on the host"
+    return f", assumed of {device}" if times == ESTIMATES else f", {times}"
 
 
 def _card_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

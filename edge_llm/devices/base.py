@@ -65,14 +65,20 @@ class Chunk:
 Buffers = MutableMapping[str, Any]
 """Named activations of one chunk: float32 [rows, width], for a card INT8 too; `residual` is what the last quantize cut off."""
 
-RunSubgraph = Callable[[BlockWeights, Buffers, Rows, LayerPages | None], None]
-"""A built subgraph: weights of the layer, buffers and rows of the chunk, pages of the layer (None outside of layers)."""
+Completion = Callable[[], None]
+"""Work that a device goes on with: a call returns when it has ended, or raises what went wrong; so does a second call."""
+
+RunSubgraph = Callable[[BlockWeights, Buffers, Rows, LayerPages | None], Completion | None]
+"""A built subgraph: weights of the layer, buffers and rows of the chunk, pages of the layer (None outside of layers).
+
+It has ended when it returns, unless it returns a completion.
+"""
 
 Watch = Callable[[Subgraph, Op, RunSubgraph], RunSubgraph]
-"""Wraps an operation of a subgraph in something that sees every run of it."""
+"""Wraps an operation of a subgraph in something that sees every run of it, from its start to the end of its work."""
 
-Task = Callable[[], None]
-"""What a lane does in one go."""
+Task = Callable[[], Completion | None]
+"""What a lane does in one go; with a completion it has only sent the work to the device, which does such tasks in order."""
 
 
 class DeviceModel(Protocol):
@@ -99,8 +105,11 @@ class DeviceModel(Protocol):
         """The task of one of `layer_parts`."""
         ...
 
-    def walk(self, blocks: range, chunk: Chunk) -> Task:
-        """The task that carries ``chunk`` through ``blocks``: 0 is the embedding, i + 1 is layer i, the last is the head."""
+    def walk(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
+        """The task that carries ``chunk`` through ``blocks``: 0 is the embedding, i + 1 is layer i, the last is the head.
+
+        All of its work has ended when it returns.
+        """
         ...
 
     def outputs(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
@@ -165,6 +174,8 @@ class DeviceOptions:
     """Add the shadow outliers."""
     placement: str = AUTO
     """A name of `PLACEMENTS`, or auto: the first that the device can do."""
+    keys: str = AUTO
+    """How keys and values are kept: int8, float16, or auto."""
     card_memory: int | None = None
     """Most bytes of the card's own memory; None: what the card has."""
     decoder: Decoder | None = None

@@ -120,7 +120,7 @@ def make_device(runtime: RuntimeConfig, decoder: Decoder) -> Device:
     """
     assert runtime.threads is not None
     card_memory = None if runtime.card_memory is None else parse_memory(runtime.card_memory, 0, "card_memory")
-    options = DeviceOptions(runtime.threads, runtime.shadow, runtime.placement, card_memory, decoder)
+    options = DeviceOptions(runtime.threads, runtime.shadow, runtime.placement, runtime.keys, card_memory, decoder)
     return open_device(runtime.device, options)
 
 

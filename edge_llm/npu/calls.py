@@ -169,7 +169,7 @@ class Calls:
         operands |= {"block_table": block_table, "antiquant_scale": key_scales}
         block = keys.shape[1]
         self._check(
-            "npu_incre_flash_attention", _operands(operands),
+            "npu_incre_flash_attention", _operands(operands), actual_seq_lengths=tuple(lengths), scale_value=scale,
             num_heads=heads, num_key_value_heads=kv_heads, input_layout="BSH", block_size=block,
         )  # fmt: skip
         found = self._npu.npu_incre_flash_attention(

@@ -200,7 +200,8 @@ def _attention(
     query: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, length: int, kv_heads: int, scale: float
 ) -> Tensor:
     """Causal attention of the last rows of a sequence of ``length`` tokens: float16 [rows, H, D]."""
-    return _over(query, *(_read(cache, blocks, length, kv_heads) for cache in (keys, values)), scale)
+    k, v = (_read(cache, blocks, length, kv_heads) for cache in (keys, values))
+    return _over(query, k, v, scale)
 
 
 def _over(query: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -19,6 +19,7 @@ class EmulatedRuntime:
     """The runtime of a chip with ``law``."""
 
     emulated = True
+    attention_missing = ""
 
     def __init__(self, law: ChipLaw) -> None:
         import torch

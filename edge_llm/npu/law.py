@@ -14,7 +14,10 @@ from edge_llm.npu import limits
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
 from edge_llm.npu.rules import Operand, Operator
 
-__all__ = ["OPERATORS", "Operand", "attention_refusal", "check_call", "check_capture", "check_product", "supports"]
+__all__ = [
+    "OPERATORS", "Operand", "attention_refusal", "check_call", "check_capture", "check_product", "int8_keys_refusal",
+    "supports",
+]  # fmt: skip
 
 OPERATORS: dict[str, dict[str, Operator]] = {
     "310p": {
@@ -129,6 +132,23 @@ def attention_refusal(law: ChipLaw, heads: int, kv_heads: int, head_dim: int) ->
     try:
         for operator, operands, settings in _attention_calls(law, heads, kv_heads, head_dim):
             check_call(law, operator, operands, **settings)
+    except DeviceError as error:
+        return str(error)
+    return None
+
+
+def int8_keys_refusal(law: ChipLaw, heads: int, kv_heads: int, head_dim: int) -> str | None:
+    """Why such heads cannot have INT8 keys on the card, in the chip's words; None if they can."""
+    cache = Operand("int8", (1, law.page_tokens, kv_heads * head_dim))
+    operands = {
+        "query": Operand("float16", (1, 1, heads * head_dim)), "key": cache, "value": cache,
+        "antiquant_scale": Operand("float16", (2, kv_heads * head_dim)), "block_table": Operand("int32", (1, 1)),
+    }  # fmt: skip
+    try:
+        check_call(
+            law, "npu_incre_flash_attention", operands, actual_seq_lengths=(1,), scale_value=head_dim**-0.5,
+            num_heads=heads, num_key_value_heads=kv_heads, input_layout="BSH", block_size=law.page_tokens,
+        )  # fmt: skip
     except DeviceError as error:
         return str(error)
     return None

@@ -56,6 +56,8 @@ class Runtime(Protocol):
     counters: Counters
     emulated: bool
     """Whether the CPU computes the operators."""
+    attention_missing: str
+    """Why the operators of attention are not there; empty when they are."""
 
     def memory(self) -> tuple[int, int]:
         """Bytes of the card's memory: free, and in all."""

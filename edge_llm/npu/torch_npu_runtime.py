@@ -26,8 +26,9 @@ class TorchNpuRuntime:
         self.device = torch.device("npu", index)
         self.counters = Counters()
         self._torch = torch
-        self._npu: Any = torch.npu
+        self._npu: Any = torch.npu  # type: ignore[attr-defined]
         self._npu.set_device(self.device)
+        self.attention_missing = _attention_missing(torch.ops.atb)
         self._stream = self._npu.Stream(device=self.device)
         self._copies = self._npu.Stream(device=self.device)
 
@@ -75,6 +76,15 @@ class TorchNpuRuntime:
                 event = self._npu.Event()
                 event.record(stream)
         return _Event(event, self.counters)
+
+
+def _attention_missing(operators: Any) -> str:
+    """[whl] torch_npu loads ATB's operators when it is imported, and goes on without them."""
+    if not hasattr(operators, "_npu_paged_attention"):
+        return "the package NNAL is missing: install it for this CANN, then `source .../nnal/atb/set_env.sh`"
+    if not hasattr(operators, "_npu_paged_attention_splitfuse_v2"):
+        return "this torch_npu has no attention over chunks: install a newer one, up to 2.13"
+    return ""
 
 
 class _Event:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.devices.ascend.key_forms import Float16Keys
+from edge_llm.devices.ascend.key_forms import Float16Keys, Int8Keys, KeyForm
+from edge_llm.devices.ascend.key_ranges import sample_room, seen_ranges
 from edge_llm.devices.ascend.layers import Layers
 from edge_llm.devices.ascend.linears import Loader, load_products
 from edge_llm.devices.ascend.model import CardModel
@@ -22,20 +23,22 @@ from edge_llm.devices.host import HostDevice, build_op
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
 from edge_llm.devices.split import build_split_op
-from edge_llm.errors import DeviceError
+from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
 from edge_llm.models.layer import Decoder, Rope
 from edge_llm.models.rope import RopeTables
 from edge_llm.npu.calls import Calls
 from edge_llm.npu.chips import ChipLaw
-from edge_llm.npu.law import attention_refusal, supports
+from edge_llm.npu.law import attention_refusal, int8_keys_refusal, supports
 from edge_llm.npu.opening import OPERATORS, open_runtime
 from edge_llm.npu.runtime import Runtime, run
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
-from edge_llm.subgraphs.placement import HOST, choose_placement, embedding_part
+from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
 from edge_llm.weights.base import Weights
+
+FLOAT16, INT8 = "float16", "int8"
 
 
 class AscendDevice:
@@ -46,12 +49,14 @@ class AscendDevice:
         self.name = f"ascend:{law.name}" + (" (operators emulated)" if runtime.emulated else "")
         if not supports(law, "npu_quant_matmul"):
             raise DeviceError(
-                f"torch_npu has no INT8 products for a {law.soc}; `edge-llm export --format onnx` makes graphs for it, "
+                f"torch_npu has no INT8 products for an {law.soc}; `edge-llm export --format onnx` makes graphs for it, "
                 "and --device host runs the model"
             )
         unfit = _unfit(runtime, options.decoder)
         choice = choose_placement(options.placement, _able(law), f"the device `{self.name}`", unfit)
         self.placement, self.placement_reason = choice.placement, choice.reason
+        self.keys = _keys(options.keys, law, options.decoder if self.alone else None)
+        """How keys and values are kept: int8 or float16."""
         self.runtime = runtime
         self.calls = Calls(law)
         self._limited = options.card_memory is not None
@@ -99,7 +104,7 @@ class AscendDevice:
         return self._plan(decoder, tensors, room).needs()
 
     def _plan(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> AscendPlan:
-        return AscendPlan(decoder, tensors, self.calls.law, room, self.alone)
+        return AscendPlan(decoder, tensors, self.calls.law, room, self.alone, 1 if self.keys == INT8 else 2)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:
@@ -117,11 +122,19 @@ class AscendDevice:
         self, decoder: Decoder, weights: Weights, loader: Loader, tables: RopeTables, room: Room
     ) -> DeviceModel:
         whole = WholeWeights(weights, loader, decoder)
-        keys = Float16Keys(self.runtime, self.calls)
-        layers = Layers(self.calls, keys, self._ropes(decoder, loader, tables), self._shadow)
-        (embed,) = embedding_part(decoder, HOST).ops
-        host = build_op(embed, tables, self._host.pool, self._shadow)
-        return CardModel(decoder, whole, layers, host, self.runtime, room)
+        ropes = self._ropes(decoder, loader, tables)
+        (embedding,) = embedding_part(decoder, HOST).ops
+        embed = build_op(embedding, tables, self._host.pool, self._shadow)
+
+        def model(keys: KeyForm, room: Room) -> CardModel:
+            return CardModel(decoder, whole, Layers(self.calls, keys, ropes, self._shadow), embed, self.runtime, room)
+
+        float16 = Float16Keys(self.runtime, self.calls)
+        if self.keys == FLOAT16:
+            return model(float16, room)
+        sample = sample_room(room)
+        ranges = seen_ranges(model(float16, sample), sample)
+        return model(Int8Keys(self.runtime, self.calls, ranges), room)
 
     def _ropes(self, decoder: Decoder, loader: Loader, tables: RopeTables) -> dict[Rope, Any]:
         """cos and sin float16 [positions, D] of every rotary embedding, on the card: those of half a head, twice."""
@@ -141,6 +154,22 @@ def _mebibytes(count: int) -> str:
     return f"{count / 2**20:.0f} MiB"
 
 
+def _keys(asked: str, law: ChipLaw, alone: Decoder | None) -> str:
+    """How keys are kept: for a model ``alone`` on the card as ``asked``, beside the CPU as the host keeps them.
+
+    Raises `UsageError` for a form that it cannot have.
+    """
+    if alone is None:
+        if asked == FLOAT16:
+            raise UsageError("--kv `float16`: with --placement split the host keeps the keys, as int8", param="keys")
+        return INT8
+    for attention in alone.attentions if asked == INT8 else ():
+        refusal = int8_keys_refusal(law, attention.heads, attention.kv_heads, attention.head_dim)
+        if refusal is not None:
+            raise UsageError(f"--kv `int8`: {refusal}; use --kv float16", param="keys")
+    return FLOAT16 if asked == AUTO else asked
+
+
 def _able(law: ChipLaw) -> list[str]:
     """Placements, the default first: all of the model where steps can be recorded, else products alone."""
     order = ("card", "split") if law.captures else ("split", "card")
@@ -149,6 +178,8 @@ def _able(law: ChipLaw) -> list[str]:
 
 def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
     """The placements that cannot be for ``decoder``, each with the reason."""
+    if runtime.attention_missing:
+        return {"card": runtime.attention_missing}
     for attention in decoder.attentions if decoder else ():
         refusal = attention_refusal(runtime.law, attention.heads, attention.kv_heads, attention.head_dim)
         if refusal is None and attention.rope.dim != attention.head_dim:

@@ -63,6 +63,15 @@ class CardKeys:
                 held[places] = np.ascontiguousarray(data[:, start:end]).view(held.dtype).reshape(-1, *held.shape[2:])
                 self._write(cache, blocks, held)
 
+    def largest(self) -> list[np.ndarray]:
+        """The largest key and value of every channel: float32 [2, KV * D] of each layer."""
+        caches = [self._by_channels(self._blocks(cache, np.arange(self.count))) for cache in self._caches()]
+        return [np.stack(pair) for pair in zip(caches[::2], caches[1::2], strict=True)]
+
+    def _by_channels(self, pages: np.ndarray) -> np.ndarray:
+        tokens = (0, 1, 3) if self._form.in_fractals else (0, 1, 2)
+        return np.abs(pages.astype(np.float32)).max(axis=tokens).reshape(-1)
+
     def touch(self, pages: int) -> None:
         """A card's memory is taken when it is allocated."""
 

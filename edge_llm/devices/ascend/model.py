@@ -5,7 +5,7 @@ What a step reads from the host is one copy, what it gives is another, and the h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Part
 from edge_llm.subgraphs.placement import CARD, place
 from edge_llm.subgraphs.shelf import Sharing
+from edge_llm.weights.base import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +80,8 @@ class CardModel:
         import torch
 
         self.decoder = decoder
-        self.weights = weights
+        self.weights: Weights = weights
+        self._whole = weights
         self.layer_parts: Sequence[Sequence[Part]] = place(decoder, CARD)
         self.lane = CARD_LANE
         self.take_turns = True
@@ -88,12 +90,13 @@ class CardModel:
         self._embed = embed
         self._runtime = runtime
         self._records = layers.calls.law.captures and layers.keys.records
-        self._keys = CardKeys(decoder.attentions, room.tokens, layers.keys, runtime, layers.calls)
-        self.kv: KVPages = self._keys
-        self._blocks = pages_for(room.positions, self._keys.page_tokens)
+        self.keys = CardKeys(decoder.attentions, room.tokens, layers.keys, runtime, layers.calls)
+        self.kv: KVPages = self.keys
+        self._blocks = pages_for(room.positions, self.keys.page_tokens)
         self._longest = room.lengths[-1]
         self._flows: dict[int, _Flow] = {}
         self._steps: dict[int, _Step] = {}
+        self._steps_taken = 0
         self._head_rows = runtime.pinned((HEAD_ROWS, decoder.vocab_size), torch.float16)
         run(runtime, self._make_counter)
 
@@ -106,12 +109,12 @@ class CardModel:
 
     @property
     def sharing(self) -> Sharing:
-        return Sharing()
+        return Sharing(built=len(self._steps), uses=self._steps_taken, saved_bytes=0)
 
     def part(self, layer: int, part: Part, chunk: Chunk) -> Task:
         return partial(self._layer_in_turn, layer, self._flow(chunk))
 
-    def walk(self, blocks: range, chunk: Chunk) -> Task:
+    def walk(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
         if len(blocks) == len(self.decoder.layers) + 2 and not len(chunk.states) and chunk.rows.count <= STEP_ROWS[-1]:
             return partial(self._step, chunk)
         return partial(self._walk, blocks, chunk)
@@ -158,7 +161,7 @@ class CardModel:
             before()
 
     def _give_layer(self, layer: int, flow: _Flow) -> None:
-        block, keys, description = self.weights.use(layer), self._keys.layers[layer], self.decoder.layers[layer]
+        block, keys, description = self.weights.use(layer), self.keys.layers[layer], self.decoder.layers[layer]
         assert isinstance(block, NpuBlock)
         traffic = block.traffic
 
@@ -192,19 +195,20 @@ class CardModel:
 
         def work() -> None:
             rows = flow.hidden.index_select(0, some)
-            self._runtime.copy_out(host, self._layers.norm(self.decoder.norm, self.weights.gains, rows))
+            self._runtime.copy_out(host, self._layers.norm(self.decoder.norm, self._whole.gains, rows))
 
         self._runtime.enqueue(work)()
         return _finite(host.numpy())
 
     def _head(self, hidden: Any) -> Any:
         """float16 [rows, vocabulary] of hidden float32 [rows, hidden size]."""
-        return self._layers.product(self.weights.output, self._layers.norm(self.decoder.norm, self.weights.gains, hidden))
+        return self._layers.product(self._whole.output, self._layers.norm(self.decoder.norm, self._whole.gains, hidden))
 
     # ---- as one graph ----
 
     def _step(self, chunk: Chunk) -> None:
         count, wanted = chunk.rows.count, chunk.logits
+        self._steps_taken += 1
         step = self._step_of(next(rows for rows in STEP_ROWS if rows >= count))
         self._fill_step(chunk, step.inputs)
         lengths = step.inputs.host("lengths").tolist()
@@ -254,7 +258,7 @@ class CardModel:
         for index, layer in enumerate(self.decoder.layers):
             block = self.weights.use(index)
             assert isinstance(block, NpuBlock)
-            hidden = self._layers.run(layer, block.arrays[LAYER], hidden, self._keys.layers[index], tokens)
+            hidden = self._layers.run(layer, block.arrays[LAYER], hidden, self.keys.layers[index], tokens)
         step.made = self._head(hidden.index_select(0, inputs.card("wanted")))
 
     def _fill_step(self, chunk: Chunk, inputs: Inputs) -> None:
@@ -276,9 +280,9 @@ class CardModel:
     def _fill_up(self, inputs: Inputs, count: int) -> None:
         """The rows from ``count`` on read and write spare memory."""
         inputs.host("positions")[count:] = 0
-        inputs.host("slots")[count:] = self._keys.spare_slot
+        inputs.host("slots")[count:] = self.keys.spare_slot
         inputs.host("lengths")[count:] = 1
-        inputs.host("table")[count:] = self._keys.count
+        inputs.host("table")[count:] = self.keys.count
 
     # ----
 

@@ -109,7 +109,7 @@ def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice,
         hot_weight.append(part.hot_weight.copy())
         if part.bias is not None:
             bias[at] = rounded_bias(part)
-    staged = {"weight": weight, "scale": scale, "reciprocal": reciprocal(last)}
+    staged: dict[str, np.ndarray] = {"weight": weight, "scale": scale, "reciprocal": reciprocal(last)}
     staged |= {} if last.bias is None else {"bias": bias}
     if len(last.hot_index):
         staged |= {"hot_index": last.hot_index.copy(), "hot_weight": np.concatenate(hot_weight, axis=1)}
