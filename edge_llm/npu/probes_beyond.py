@@ -1,6 +1,6 @@
-"""Probes of what the backend does not rely on but would like to know: forms that the documentation refuses or does not speak of.
+"""Probes of what the backend does not rely on but would like to know: forms that documentation refuses or does not speak of.
 
-They call operators past the chip's law.  A refusal is an answer.
+Most call operators past the chip's law.  A refusal is an answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def float_operators(ground: Ground) -> Figures:
         "to float16": (lambda a: a.to(torch.float16), (x,)),
         "to float32": (lambda a: a.to(torch.float32), (half,)),
         "index_select": (lambda a, at: a.index_select(1, at), (x, index)),
-        "index_copy_": (lambda a, at, b: a.index_copy_(1, at.to(torch.int64), b), (x, index, x[:, :3].contiguous())),
+        "index_copy_": (lambda a, at, b: a.index_copy_(0, at.to(torch.int64), b), (x, ground.int32(5, 0), x[6:])),
         "split": (lambda a: tuple(part.contiguous() for part in a.split((32, 16, 16), dim=1)), (half,)),
         "pad int8": (lambda a: torch.nn.functional.pad(a, (0, 32)), (ground.int8(8, 64),)),
         "transpose int8": (lambda a: a.transpose(0, 1).contiguous(), (ground.int8(32, 64),)),
@@ -132,8 +132,7 @@ class _Int8Keys:
 def int8_keys(ground: Ground) -> Figures:
     """Attention over INT8 keys."""
     keys = _Int8Keys(ground)
-    found = ground.result(lambda: (keys.run(), keys.made)[1])
-    return keys.judged(found) | {"seconds": ground.seconds(keys.run)}
+    return keys.judged(ground.after(keys.run, lambda: keys.made)) | {"seconds": ground.seconds(keys.run)}
 
 
 def int8_keys_captured(ground: Ground) -> Figures:
@@ -141,7 +140,7 @@ def int8_keys_captured(ground: Ground) -> Figures:
     keys = _Int8Keys(ground)
     graph, _ = captured(ground, keys.run)
     made = keys.made
-    return keys.judged(ground.result(lambda: (graph.replay(), made)[1])) | {"seconds": ground.seconds(graph.replay)}
+    return keys.judged(ground.after(graph.replay, lambda: made)) | {"seconds": ground.seconds(graph.replay)}
 
 
 def int8_keys_written(ground: Ground) -> Figures:

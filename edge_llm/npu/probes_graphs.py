@@ -43,7 +43,7 @@ def replay(ground: Ground) -> Figures:
         host = ground.runtime.pinned((rows, columns), ground.torch.float32)
         host.copy_(ground.float32(rows, columns))
         replayed = ground.result(lambda host=host: _copied_and_replayed(ground, x, host, graph, product))
-        eager = ground.result(lambda: (chain(), made[0])[1])
+        eager = ground.after(chain, lambda: made[0])
         cases[f"{turn} replay"] = equal(replayed, eager)
     return together(cases, capture_seconds=seconds, replay_seconds=ground.seconds(graph.replay))
 
@@ -52,6 +52,10 @@ def _copied_and_replayed(ground: Ground, card: Any, host: Any, graph: Graph, res
     ground.runtime.copy_in(card, host)
     graph.replay()
     return result
+
+
+def _replayed(ground: Ground, graph: Graph, made: Any) -> Any:
+    return ground.after(graph.replay, lambda: made)
 
 
 def replay_lengths(ground: Ground) -> Figures:
@@ -73,7 +77,7 @@ def replay_lengths(ground: Ground) -> Figures:
         host = ground.runtime.pinned((4,), ground.torch.int32)
         host.copy_(ground.int32(*new))
         replayed = ground.result(lambda host=host: _copied_and_replayed(ground, lengths, host, graph, out))
-        eager = ground.result(lambda: (attend(beside), beside)[1])
+        eager = ground.after(lambda: attend(beside), lambda: beside)
         cases[f"lengths {', '.join(map(str, new))}"] = equal(replayed, eager)
     return together(cases)
 
@@ -128,9 +132,14 @@ class _Layer:
         inner = calls.swiglu(gate_up).to(torch.float32)
         self.made = x + self._product("down", inner, self._wide).to(torch.float32)
 
+    def result(self) -> Any:
+        """Of the last run."""
+        return self.made
+
     def _product(self, name: str, x: Any, reciprocal: Any) -> Any:
         calls = self._ground.calls
-        return calls.quant_matmul(calls.quantize(x, reciprocal), *self._linears[name], None)
+        weight, scale = self._linears[name]
+        return calls.quant_matmul(calls.quantize(x, reciprocal), weight, scale, None)
 
 
 def eager_and_replay(ground: Ground) -> Figures:
@@ -139,10 +148,10 @@ def eager_and_replay(ground: Ground) -> Figures:
     for rows in (1, 32):
         layer = _Layer(ground, rows)
         eager_seconds, given = ground.seconds(layer.run, 20), ground.seconds_to_give(layer.run, 20)
-        eager = ground.result(lambda layer=layer: (layer.run(), layer.made)[1])
+        eager = ground.after(layer.run, layer.result)
         graph, capture = captured(ground, layer.run)
         made = layer.made
-        replayed = ground.result(lambda graph=graph, made=made: (graph.replay(), made)[1])
+        replayed = _replayed(ground, graph, made)
         seconds = {"eager_seconds": eager_seconds, "eager_seconds_to_give": given, "capture_seconds": capture}
         seconds["replay_seconds"] = ground.seconds(graph.replay, 20)
         cases[f"{rows} rows"] = equal(replayed, eager) | seconds
@@ -164,8 +173,8 @@ def many_graphs(ground: Ground) -> Figures:
         graphs[rows] = (captured(ground, many)[0], layer.made)
     seconds = time.perf_counter() - start
     for rows, (graph, made) in graphs.items():
-        replayed = ground.result(lambda graph=graph, made=made: (graph.replay(), made)[1])
-        layer = layers[rows]
-        cases[f"{rows} rows"] = equal(replayed, ground.result(lambda layer=layer: (layer.run(), layer.made)[1]))
+        replayed = _replayed(ground, graph, made)
+        eager = ground.after(layers[rows].run, layers[rows].result)
+        cases[f"{rows} rows"] = equal(replayed, eager)
     free, _ = ground.runtime.memory()
     return together(cases, graphs=len(graphs), layers=repeated, seconds=seconds, free_bytes=free)

@@ -1,4 +1,4 @@
-"""What a probe of the self-test stands on: a card, arrays on it, how long work takes, and how far a result is from what it should be.
+"""What a probe of the self-test stands on: a card, arrays on it, how long work takes, how far a result is from the right one.
 
 A probe is a function of a `Ground` that gives its figures, a mapping for JSON.  What it finds wrong it says under `error`.
 """
@@ -73,6 +73,15 @@ class Ground:
         """What ``work`` makes of copies of ``tensors``, brought to the host: a tensor, or a tuple of them."""
         cards = self.held(*tensors)
         return self.made(lambda: _on_host(work(*cards)))
+
+    def after(self, work: Callable[[], None], made: Callable[[], Any]) -> Any:
+        """What ``made`` gives when ``work`` has been done, brought to the host."""
+
+        def both() -> Any:
+            work()
+            return made()
+
+        return self.result(both)
 
     def seconds(self, work: Callable[[], Any], count: int = 50) -> float:
         """Of ``work`` on the card, one after the other; the host waits for the last."""

@@ -1,4 +1,4 @@
-"""Probes of what is float in a layer: norm, SwiGLU, rotation, attention over keys in blocks, and how keys leave the card and return."""
+"""Probes of what is float in a layer: norm, SwiGLU, rotation, attention over keys in blocks, and keys that leave and return."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ def write_keys(ground: Ground) -> Figures:
         key, value = (ground.float16(len(slots), shape.kv_heads, shape.size) for _ in range(2))
 
         def work(key: Any, value: Any, keys: Any, values: Any, slots: Any) -> tuple[Any, Any]:
-            formed = caches(ground, keys, values)
-            ground.calls.write_keys(key, value, *formed, slots)
-            return tuple(ground.calls.to_nd(one) for one in formed) if ground.law.keys_are_nz else formed
+            keys, values = caches(ground, keys, values)
+            ground.calls.write_keys(key, value, keys, values, slots)
+            return (ground.calls.to_nd(keys), ground.calls.to_nd(values)) if ground.law.keys_are_nz else (keys, values)
 
         found = ground.result(work, key, value, held.keys, held.values, slots)
         emulated_ops.npu_reshape_and_cache(key, value, held.keys, held.values, slots)
@@ -182,7 +182,8 @@ def chunk_attention(ground: Ground) -> Figures:
             query, held.keys, held.values, held.table, ground.int32(*held.lengths), query, counts, shape.kv_heads,
             shape.heads, shape.scale, out=expected,
         )  # fmt: skip
-        cases[f"{shape.heads} heads of {shape.size}"] = near(_attended_chunk(ground, held, counts, query), expected, ATTENTION_BOUND)
+        found = _attended_chunk(ground, held, counts, query)
+        cases[f"{shape.heads} heads of {shape.size}"] = near(found, expected, ATTENTION_BOUND)
     return together(cases)
 
 
@@ -257,4 +258,5 @@ def keys_out_and_back(ground: Ground) -> Figures:
     out, rows, cache = ground.result(work, held.keys, held.values, chosen, other)
     expected = held.keys.clone()
     expected[chosen.long()] = other
-    return together({"out": equal(out, held.keys[chosen.long()]), "rows": equal(rows, expected), "cache": equal(cache, expected)})
+    cases = {"out": equal(out, held.keys[chosen.long()]), "rows": equal(rows, expected), "cache": equal(cache, expected)}
+    return together(cases)

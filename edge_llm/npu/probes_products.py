@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.npu.emulated_ops import FLOAT16_MAX, PACKED, SCALE_BITS
@@ -130,8 +131,8 @@ def weight_formats(ground: Ground) -> Figures:
     def multiply(form: Any) -> Any:
         return quant_matmul(x1=x, x2=form, scale=packed, output_dtype=ground.torch.float16)
 
-    seconds = {f"{name}_seconds": ground.seconds(lambda form=form: multiply(form)) for name, form in forms.items()}
-    found = [ground.result(lambda form=form: multiply(form)) for form in forms.values()]
+    seconds = {f"{name}_seconds": ground.seconds(partial(multiply, form)) for name, form in forms.items()}
+    found = [ground.result(partial(multiply, form)) for form in forms.values()]
     back = ground.result(lambda: ground.calls.to_nd(fractals))
     return together({"product": equal(*found), "way back": equal(back, ground.result(lambda: weight))}, **seconds)
 

@@ -1,7 +1,7 @@
 """The self-test of a card: every probe in turn, whatever becomes of the others, as a report that its owner can send.
 
-Probes run in a child process.  After one that failed in a way that may spoil the next, or ended or blocked its process, the next
-one has a new process.
+Probes run in a child process.  After one that failed in a way that may spoil the next, or that ended or blocked its process,
+the next one has a new process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a card of this machine was measured to do: the report of its self-test is kept, and replaces the estimates of its law."""
+"""What a card of this machine was measured to do: the report of its self-test is kept, and replaces estimates of its law."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def _write(path: Path, text: str) -> None:
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
-        os.replace(unfinished, path)
+        Path(unfinished).replace(path)
     except BaseException:
         with suppress(OSError):
-            os.unlink(unfinished)
+            Path(unfinished).unlink()
         raise
 
 
@@ -76,7 +76,7 @@ def law_with_report(law: ChipLaw, report: Report) -> ChipLaw:
     chip = _part(report, "chip")
     if chip.get("name") != law.name or chip.get("emulated") is not False:
         return law
-    times = {name: value for name, value in _times(law, report).items() if value is not None}
+    times: dict[str, Any] = {name: value for name, value in _times(law, report).items() if value is not None}
     when = report.get("when")
     return replace(law, **times, measured=str(when)[:40] if when else "a day unknown") if times else law
 
