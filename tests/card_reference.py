@@ -66,8 +66,7 @@ def product(weight, x):
     if weight.bias is not None:
         sums = sums + np.rint(weight.bias / scale.astype(float)).astype(np.int64)
     y = float16(np.float32(sums) * scale)
-    hot = float16(float16(x[:, weight.hot_index]).astype(float) @ weight.hot_weight.astype(float))
-    return y if not len(weight.hot_index) else float16(y.astype(float) + hot)
+    return float16(y + float16(x[:, weight.hot_index]).astype(float) @ weight.hot_weight.astype(float))
 
 
 def attend(one: Attention, gains, qkv, tables):

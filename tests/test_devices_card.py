@@ -370,7 +370,6 @@ def test_a_card_has_pages_of_its_own_size(tied):
     [
         ("host", "card", r"`card`: the device `host` does not do it; the device `host` does: host"),
         ("emulated:310p", "host", r"`host`: the device `emulated:310p` does not do it.* does: split, split,host, card"),
-        ("emulated:310p:float16", "split,host", r"`split,host`: .* by the route `float16` does not do it.* does: split, card"),
         ("emulated:310p", "crad", r"`crad`: it is no placement.* does: split, split,host, card"),
     ],
 )

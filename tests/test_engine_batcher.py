@@ -9,6 +9,7 @@ from paged_script import forget
 
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.decoding.draft import no_draft, prompt_lookup
+from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.devices.host import HostDevice
 from edge_llm.engine.batcher import Batcher, Limits
 from edge_llm.engine.generation import Generation
@@ -43,11 +44,17 @@ def weights(bundle):
     return ResidentWeights(bundle)
 
 
-@pytest.fixture(scope="module")
-def make_runner(bundle, weights):
+DEVICES = {
+    "host": lambda: HostDevice(2),
+    "a card that rounds prompts": lambda: EmulatedDevice("310p", 2, route="float16", placement="split,host"),
+}
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def make_runner(request, bundle, weights):
     def make(**runtime):
         runtime = RuntimeConfig(**{"context": CONTEXT, "chunk": 64, **runtime})
-        return Int8Runner(bundle.config, weights, HostDevice(2), runtime, RopeTables(CONTEXT))
+        return Int8Runner(bundle.config, weights, DEVICES[request.param](), runtime, RopeTables(CONTEXT))
 
     return make
 

@@ -32,7 +32,7 @@ from edge_llm.npu.chips import chip_law
 from edge_llm.npu.selftest_report import measured_law
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Op, Subgraph
-from edge_llm.subgraphs.placement import AUTO, PLACEMENTS, choose_placement
+from edge_llm.subgraphs.placement import AUTO, choose_placement
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
 
@@ -57,10 +57,7 @@ class EmulatedDevice:
         law = measured_law(chip_law(chip))
         self.name = f"emulated:{law.name}"
         way = law.route(route)
-        # Where products are rounded, a token's keys must not depend on whether it came in a prompt or in a step.
-        able = [name for name in law.placements if way.exact or PLACEMENTS[name].has_one_cut]
-        who = f"the device `{self.name}`" + ("" if way.exact else f" by the route `{way.name}`")
-        self.placement, self.placement_reason = choose_placement(placement, able, who)
+        self.placement, self.placement_reason = choose_placement(placement, law.placements, f"the device `{self.name}`")
         self.cpu_cores, self.npu_cores = split_cores(threads)
         self.cpu_threads = len(self.cpu_cores)
         pool = ThreadPool(len(self.npu_cores), self.npu_cores)

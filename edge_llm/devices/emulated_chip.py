@@ -16,10 +16,8 @@ from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import Op
 from kernels import ThreadPool
-from kernels.linear import linear_int8
-from kernels.types import TILE_CHANNELS, TILE_DEPTH
-
-FLOAT16_MAX = np.float32(65504.0)
+from kernels.linear import linear_int8, linear_rounded
+from kernels.types import TILE_CHANNELS, TILE_DEPTH, Rounding
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,10 @@ class EmulatedChip:
         self.memory = memory
         self.pool = pool
         """Threads that stand for its cores."""
+
+    @property
+    def rounds(self) -> bool:
+        return not self.route.exact
 
     def load(self, linear: Int8Weight, tiles: CardArray | None = None) -> CardLinear:
         """Copy a linear into new card memory, but for its ``tiles`` if they lie there already.
@@ -108,14 +110,10 @@ class EmulatedChip:
         linear_int8(x.values, linear.tiles.values, outputs, product_scale, row_sum, self.pool, bias=bias, out=out.values)
 
     def _float16_product(self, x: CardArray, linear: CardLinear, out: CardArray) -> None:
-        """(accumulator + bias) * product_scale, saturated and rounded to float16."""
-        product_scale, row_sum = linear.product_scale.values, linear.row_sum.values
-        ones = np.ones_like(product_scale)
-        sums = linear_int8(x.values, linear.tiles.values, len(ones), ones, row_sum, self.pool)
-        if linear.bias is not None:
-            sums += linear.bias.values
-        sums *= product_scale
-        out.values[...] = np.clip(sums, -FLOAT16_MAX, FLOAT16_MAX)
+        """(accumulator + bias) * product_scale, saturated and rounded to float16: the kernel that defines these bits."""
+        rounding = Rounding(linear.product_scale.values, None if linear.bias is None else linear.bias.values)
+        tiles, row_sum = linear.tiles.values, linear.row_sum.values
+        out.values[...] = linear_rounded(x.values, tiles, len(row_sum), rounding, row_sum, self.pool)
 
     def _check(self, x: CardArray, linear: CardLinear, out: CardArray) -> None:
         for name, array in (("x1", x), ("x2", linear.tiles), ("out", out)):
@@ -138,19 +136,12 @@ class EmulatedChip:
         return None if linear.bias is None else self._bias(linear)
 
     def _product_scale(self, linear: Int8Weight) -> np.ndarray:
-        if self.route.exact:
-            return linear.product_scale
-        # Packing cuts the 13 lowest bits off; rounding to the nearest first leaves nothing to cut and half the error.
-        bits = linear.product_scale.view(np.uint32) + np.uint32(0x1000)
-        return (bits & np.uint32(0xFFFFE000)).view(np.float32)
+        return linear.product_scale if self.route.exact else linear.rounding.scale
 
     def _bias(self, linear: Int8Weight) -> np.ndarray:
-        assert linear.bias is not None
-        if self.route.exact:
-            return linear.bias
-        limits = np.iinfo(np.int32)
-        bias = np.rint(linear.bias / self._product_scale(linear).astype(np.float64))
-        return np.clip(bias, limits.min, limits.max).astype(np.int32)
+        bias = linear.bias if self.route.exact else linear.rounding.bias
+        assert bias is not None
+        return bias
 
 
 class Product:

@@ -58,17 +58,22 @@ def _real(chip: str | None, environment: Mapping[str, str]) -> Runtime:
     law = _law_of(tried.chip)
     if chip is not None and chip_law(chip).name != law.name:
         raise DeviceError(f"the card is a {tried.chip} and not a {chip}; use --device ascend")
-    os.environ[AUTOLOAD] = "0"
-    try:
-        import torch_npu  # type: ignore[import-not-found] # noqa: F401
-    except (ImportError, RuntimeError, OSError) as error:
-        raise DeviceError(f"torch_npu cannot be imported: {error}; {DOCTOR}") from error
+    load_torch_npu()
     from edge_llm.npu.torch_npu_runtime import TorchNpuRuntime
 
     runtime = TorchNpuRuntime(law)
     _, total = runtime.memory()
     runtime.law = measured_law(law.of_memory(total))
     return runtime
+
+
+def load_torch_npu() -> None:
+    """Import torch_npu into this process.  Raises `DeviceError` where that fails."""
+    os.environ[AUTOLOAD] = "0"
+    try:
+        import torch_npu  # type: ignore[import-not-found] # noqa: F401
+    except (ImportError, RuntimeError, OSError) as error:
+        raise DeviceError(f"torch_npu cannot be imported: {error}; {DOCTOR}") from error
 
 
 def _law_of(name: str) -> ChipLaw:

@@ -120,11 +120,6 @@ class Placement:
             raise ValueError(f"the placement `{self.name}` has keys and values in two places")
 
     @property
-    def has_one_cut(self) -> bool:
-        """Whether prompts and steps are computed by the same operations."""
-        return self.prefill is self.decode
-
-    @property
     def decodes_on_host(self) -> bool:
         """Whether a card multiplies prompts only, so that the host needs all weights as well."""
         return self.decode is HOST

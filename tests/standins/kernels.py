@@ -22,7 +22,7 @@ Kernel = Callable[..., Any]
 
 # what the card computes of torch itself; each name stands for all its forms that torch_npu implements
 ATEN = (
-    "mm", "add", "add_", "mul", "mul_", "neg", "cat", "index_select", "gt", "abs", "sum", "zero_", "fill_", "clone",
+    "mm", "addmm", "add", "add_", "mul", "mul_", "neg", "cat", "index_select", "gt", "abs", "sum", "zero_", "fill_", "clone",
 )  # fmt: skip
 ON_HOST = {  # operands that the card takes from the host's memory
     "atb::_npu_paged_attention_splitfuse": {"seq_len"},
@@ -93,7 +93,6 @@ def install(implementations: Mapping[str, Kernel], aten: tuple[str, ...] = ATEN)
     A function is called as torch calls a kernel: with the operator's parameters, defaults left out, a dtype as its
     number.  It writes to the operands that the operator writes to.  ``aten`` are run by torch's own CPU kernels.
     """
-    torch.npu.init()
     _runtime.standin_on_kernel(_replay)
     for name, function in implementations.items():
         for operator in _forms(name):

@@ -2,7 +2,7 @@
 
 The residual stream is float32; products, attention and SwiGLU are float16, as the chip gives them.  A linear is
 
-    quantized = round(x * reciprocal);  y = quant_matmul(quantized) + (x[:, hot] in float16) @ hot_weight
+    quantized = round(x * reciprocal);  y = quant_matmul(quantized) + x[:, hot] @ hot_weight
 
 so hot channels stay in float16, and what else exceeds the input scale is cut off, and counted in prompts.
 """
@@ -125,16 +125,14 @@ class Layers:
         if isinstance(weight, FloatLinear):
             y = _float16(x) @ weight.weight
             return y if weight.bias is None else y + weight.bias
-        x = _float32(x)
-        self.count(x, weight.reciprocal)
-        y = self._int8(weight, x)
-        if weight.hot_index is None or not self.shadow:
+        y = self._int8(weight, _float32(x))
+        if weight.hot_index is None or weight.hot_weight is None or not self.shadow:
             return y
-        assert weight.hot_weight is not None
-        return y + _float16(x.index_select(1, weight.hot_index)) @ weight.hot_weight
+        return y.addmm(_float16(x.index_select(1, weight.hot_index)), weight.hot_weight)
 
     def _int8(self, weight: CardLinear, x: Tensor) -> Tensor:
         product = weight.product
+        self.count(x, weight.reciprocal)
         quantized = self.calls.quantize(x, weight.reciprocal)
         missing = product.weight.shape[0] - product.columns
         if missing:
@@ -166,9 +164,10 @@ class Layers:
 
 
 def _pad(x: Tensor, columns: int) -> Tensor:
+    """``x`` [T, K] with ``columns`` columns of zeros behind."""
     import torch
 
-    return torch.nn.functional.pad(x, (0, columns))
+    return torch.cat((x, torch.zeros((len(x), columns), dtype=x.dtype, device=x.device)), dim=1)
 
 
 def _float16(x: Any) -> Any:
