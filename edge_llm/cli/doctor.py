@@ -98,16 +98,16 @@ _UNITS = {
 
 
 def _label(name: str) -> str:
-    for ending in (*_UNITS, "seconds"):
-        if name.endswith(ending):
-            name = name.removesuffix(ending)
+    for unit in (*_UNITS, "seconds"):
+        if unit in name:
+            name = name.replace(unit, "")
             break
-    return name.replace("_seconds", "").replace("_", " ").strip()
+    return " ".join(filter(None, name.split("_")))
 
 
 def _amount(name: str, value: float) -> str:
     for ending, (factor, unit) in _UNITS.items():
-        if name.endswith(ending):
+        if ending in name:
             return f"{factor * value:.4g} {unit}"
     if "seconds" in name:
         return f"{1e6 * value:.1f} us" if value < 1e-3 else f"{1e3 * value:.1f} ms" if value < 1 else f"{value:.1f} s"

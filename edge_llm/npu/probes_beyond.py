@@ -1,6 +1,6 @@
 """Probes of what the backend does not rely on but would like to know: forms that documentation refuses or does not speak of.
 
-Most call operators past the chip's law.  A refusal is an answer.
+A refusal is an answer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_llm.errors import DeviceError
 from edge_llm.npu import emulated_ops
-from edge_llm.npu.probes_graphs import captured
+from edge_llm.npu.probes_graphs import captured, replayed
 from edge_llm.npu.probes_ground import Figures, Ground, compared, equal, near
 from edge_llm.npu.probes_layers import ATTENTION_BOUND, FLOAT16_BOUND
 from edge_llm.npu.probes_products import scales
@@ -140,7 +140,7 @@ def int8_keys_captured(ground: Ground) -> Figures:
     keys = _Int8Keys(ground)
     graph, _ = captured(ground, keys.run)
     made = keys.made
-    return keys.judged(ground.after(graph.replay, lambda: made)) | {"seconds": ground.seconds(graph.replay)}
+    return keys.judged(replayed(ground, graph, made)) | {"seconds": ground.seconds(graph.replay)}
 
 
 def int8_keys_written(ground: Ground) -> Figures:

@@ -42,9 +42,9 @@ def replay(ground: Ground) -> Figures:
     for turn in ("first", "second"):
         host = ground.runtime.pinned((rows, columns), ground.torch.float32)
         host.copy_(ground.float32(rows, columns))
-        replayed = ground.result(lambda host=host: _copied_and_replayed(ground, x, host, graph, product))
+        again = ground.result(lambda host=host: _copied_and_replayed(ground, x, host, graph, product))
         eager = ground.after(chain, lambda: made[0])
-        cases[f"{turn} replay"] = equal(replayed, eager)
+        cases[f"{turn} replay"] = equal(again, eager)
     return together(cases, capture_seconds=seconds, replay_seconds=ground.seconds(graph.replay))
 
 
@@ -54,8 +54,14 @@ def _copied_and_replayed(ground: Ground, card: Any, host: Any, graph: Graph, res
     return result
 
 
-def _replayed(ground: Ground, graph: Graph, made: Any) -> Any:
-    return ground.after(graph.replay, lambda: made)
+def replayed(ground: Ground, graph: Graph, made: Any) -> Any:
+    """What a replay puts into the result ``made`` of the capture, brought to the host."""
+
+    def again() -> None:
+        made.zero_()
+        graph.replay()
+
+    return ground.after(again, lambda: made)
 
 
 def replay_lengths(ground: Ground) -> Figures:
@@ -76,9 +82,9 @@ def replay_lengths(ground: Ground) -> Figures:
     for new in (held.lengths, held.lengths[::-1]):
         host = ground.runtime.pinned((4,), ground.torch.int32)
         host.copy_(ground.int32(*new))
-        replayed = ground.result(lambda host=host: _copied_and_replayed(ground, lengths, host, graph, out))
+        again = ground.result(lambda host=host: _copied_and_replayed(ground, lengths, host, graph, out))
         eager = ground.after(lambda: attend(beside), lambda: beside)
-        cases[f"lengths {', '.join(map(str, new))}"] = equal(replayed, eager)
+        cases[f"lengths {', '.join(map(str, new))}"] = equal(again, eager)
     return together(cases)
 
 
@@ -151,10 +157,10 @@ def eager_and_replay(ground: Ground) -> Figures:
         eager = ground.after(layer.run, layer.result)
         graph, capture = captured(ground, layer.run)
         made = layer.made
-        replayed = _replayed(ground, graph, made)
+        again = replayed(ground, graph, made)
         seconds = {"eager_seconds": eager_seconds, "eager_seconds_to_give": given, "capture_seconds": capture}
         seconds["replay_seconds"] = ground.seconds(graph.replay, 20)
-        cases[f"{rows} rows"] = equal(replayed, eager) | seconds
+        cases[f"{rows} rows"] = equal(again, eager) | seconds
     one = cases["1 rows"]
     said = ("eager_seconds", "eager_seconds_to_give", "replay_seconds", "capture_seconds")
     return together(cases, **{name: one[name] for name in said})
@@ -173,8 +179,7 @@ def many_graphs(ground: Ground) -> Figures:
         graphs[rows] = (captured(ground, many)[0], layer.made)
     seconds = time.perf_counter() - start
     for rows, (graph, made) in graphs.items():
-        replayed = _replayed(ground, graph, made)
-        eager = ground.after(layers[rows].run, layers[rows].result)
-        cases[f"{rows} rows"] = equal(replayed, eager)
+        again = replayed(ground, graph, made)
+        cases[f"{rows} rows"] = equal(again, ground.after(layers[rows].run, layers[rows].result))
     free, _ = ground.runtime.memory()
     return together(cases, graphs=len(graphs), layers=repeated, seconds=seconds, free_bytes=free)

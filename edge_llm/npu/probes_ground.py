@@ -25,6 +25,13 @@ SUM_COLUMNS = 1024
 """So many products of two int8 are summed exactly in float32."""
 
 
+class _Unchecked(Calls):
+    """Calls past the chip's law: a report says what a card takes, and not what we think that it takes."""
+
+    def _check(self, operator: str, operands: Any, **settings: Any) -> None:
+        self.launched += 1
+
+
 class Ground:
     """The card of ``runtime``.  Where its operators are emulated, shapes are small and times mean nothing."""
 
@@ -33,7 +40,7 @@ class Ground:
 
         self.torch = torch
         self.runtime = runtime
-        self.calls = Calls(runtime.law)
+        self.calls = Calls(runtime.law) if runtime.emulated else _Unchecked(runtime.law)
         self.law = runtime.law
         self._random = torch.Generator().manual_seed(SEED)
 
