@@ -5,13 +5,13 @@ A law's times are estimates until a self-test of such a chip has measured them o
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 from edge_llm.bench.disk import measure_disk
 from edge_llm.bench.roofs import Costs, measure_layer
 from edge_llm.config import RuntimeConfig
-from edge_llm.devices.ascend.device import AscendDevice
 from edge_llm.devices.base import Device
 from edge_llm.devices.card_cost import card_costs, layer_seconds, step_seconds
-from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.formats.bundle import Bundle
 from edge_llm.models.layer import Decoder
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
@@ -21,19 +21,25 @@ from edge_llm.weights.plan import Rates
 from kernels import ThreadPool
 from kernels.roofs import read_bandwidth
 
-CardDevice = EmulatedDevice | AscendDevice
+
+@runtime_checkable
+class CardDevice(Device, Protocol):
+    """A card, emulated or not, beside ``cpu_threads`` threads of the CPU."""
+
+    law: ChipLaw
+    route: MatmulRoute
+    """The way its chip multiplies."""
+    cpu_threads: int
+
+    @property
+    def alone(self) -> bool:
+        """Whether the card does everything."""
+        ...
 
 
 def law_of(device: Device) -> ChipLaw | None:
     """The law by which a plan reckons with the chip of ``device``; None without a chip."""
-    return _chip(device)[0] if isinstance(device, CardDevice) else None
-
-
-def _chip(device: CardDevice) -> tuple[ChipLaw, MatmulRoute]:
-    """The chip, and the way it multiplies."""
-    if isinstance(device, EmulatedDevice):
-        return device.chip.law, device.chip.route
-    return device.calls.law, device.calls.law.route("float16")
+    return device.law if isinstance(device, CardDevice) else None
 
 
 def device_rates(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Rates:
@@ -78,7 +84,7 @@ def card_rates(bundle: Bundle, device: CardDevice, chunk: int, here: Rates) -> R
 
 def _alone_seconds(decoder: Decoder, device: CardDevice, rows: int) -> float:
     """Of ``rows`` rows on the chip alone: a prompt from its beginning, layer by layer, or a whole step."""
-    law, route = _chip(device)
+    law, route = device.law, device.route
     if rows > 1:
         return sum(layer_seconds(law, route, layer, rows, rows) for layer in decoder.layers)
     return step_seconds(law, route, decoder.layers, decoder.output, rows, keys=1)
@@ -87,4 +93,4 @@ def _alone_seconds(decoder: Decoder, device: CardDevice, rows: int) -> float:
 def _card_seconds(decoder: Decoder, device: CardDevice, rows: int) -> float:
     """Of the chip's products of all layers for ``rows`` rows."""
     on_card = ((one for one in layer.linears if one.scheme in CARD_SCHEMES) for layer in decoder.layers)
-    return sum(sum(card_costs(*_chip(device), linears, (rows,)).values()) for linears in on_card)
+    return sum(sum(card_costs(device.law, device.route, linears, (rows,)).values()) for linears in on_card)

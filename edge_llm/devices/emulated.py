@@ -57,6 +57,7 @@ class EmulatedDevice:
         law = measured_law(chip_law(chip))
         self.name = f"emulated:{law.name}"
         way = law.route(route)
+        self.law, self.route = law, way
         self.placement, self.placement_reason = choose_placement(placement, law.placements, f"the device `{self.name}`")
         self.cpu_cores, self.npu_cores = split_cores(threads)
         self.cpu_threads = len(self.cpu_cores)
