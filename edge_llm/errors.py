@@ -144,5 +144,10 @@ class DeviceLost(DeviceError):
     code = "device_lost"
 
     def __init__(self, device: str, failure: str) -> None:
-        super().__init__(f"the device `{device}` failed: {failure}; ask again, or start with --device host")
+        super().__init__(f"the device `{device}` failed: {failure}; ask again, or do without it: --device host")
         self.device = device
+        self.failure = failure
+
+    def again(self) -> DeviceLost:
+        """The same error without its traceback, which holds all that the device held."""
+        return DeviceLost(self.device, self.failure)

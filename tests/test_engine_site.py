@@ -23,9 +23,9 @@ WAYS = {
 }
 REASONS = {
     "host": ("host", "host", "the default of the device `host`"),
-    "a chip": ("emulated:310p", "split", "the default of the device `emulated:310p`"),
+    "a chip": ("emulated:310p", "split", EmulatedDevice("310p", 1).placement_reason),
     "asked for": ("emulated:310p:float16", "card", "asked for"),
-    "float": ("host", "host", "--float computes there only"),
+    "float": ("host", "host", "--float has no other"),
 }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import click
 
@@ -15,7 +16,7 @@ from edge_llm.cli.terminal import say, say_json
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
 from edge_llm.devices.emulated import EmulatedDevice
-from edge_llm.engine.assembly import fill_defaults, make_device, plan_device, room
+from edge_llm.engine.assembly import fill_defaults, make_device, or_on_host, plan_device, room
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.npu.selftest_report import ESTIMATES, source_of_times
 from edge_llm.paths import find_bundle
@@ -42,21 +43,32 @@ def plan_command(model: str | None, as_json: bool, **options: Any) -> None:
     """
     with open_bundle(find_bundle(model)) as bundle:
         runtime = fill_defaults(RuntimeConfig(**options), bundle.config)
-        assert runtime.threads is not None
-        sizes = WeightSizes.of_bundle(bundle)
-        device = make_device(runtime, bundle.decoder)
-        plan = plan_device(bundle, runtime, device)
-        card = _card(bundle, runtime, device, sizes) | _times(device)
-        rates = device_rates(bundle, runtime, device)
-        costs = Costs.of_bundle(bundle)
-        prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
-    facts = _facts(plan, sizes, rates, prediction) | {
-        "n_threads": runtime.threads, **asdict(Site.of(runtime, device)), **card,
-    }  # fmt: skip
+        reckoned = or_on_host(runtime, partial(_reckon, bundle))
     if as_json:
-        say_json(facts)
+        say_json(reckoned.facts)
     else:
-        say(_text(plan, sizes, rates, prediction, facts))
+        say(_text(reckoned))
+
+
+class _Reckoned(NamedTuple):
+    plan: MemoryPlan
+    sizes: WeightSizes
+    rates: Rates
+    prediction: Prediction
+    facts: dict[str, Any]
+
+
+def _reckon(bundle: Bundle, runtime: RuntimeConfig) -> _Reckoned:
+    sizes = WeightSizes.of_bundle(bundle)
+    device = make_device(runtime, bundle.decoder)
+    plan = plan_device(bundle, runtime, device)
+    card = _card(bundle, runtime, device, sizes) | _times(device)
+    rates = device_rates(bundle, runtime, device)
+    costs = Costs.of_bundle(bundle)
+    prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
+    facts = _facts(plan, sizes, rates, prediction)
+    facts |= {"n_threads": runtime.threads, **asdict(Site.of(runtime, device)), **card}
+    return _Reckoned(plan, sizes, rates, prediction, facts)
 
 
 def _card(bundle: Bundle, runtime: RuntimeConfig, device: Device, sizes: WeightSizes) -> dict[str, Any]:
@@ -99,9 +111,8 @@ def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Predi
     }
 
 
-def _text(
-    plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction, facts: Mapping[str, Any]
-) -> str:
+def _text(reckoned: _Reckoned) -> str:
+    plan, sizes, rates, prediction, facts = reckoned
     device = facts["device"]
     assumed = _assumed(facts)
     token = "" if PLACEMENTS[facts["placement"]].decodes_on_host else f" of weights in a token's products{assumed}"

@@ -138,6 +138,8 @@ class Device(Protocol):
     """Where models run."""
 
     name: str
+    numerics: str
+    """Names how its numbers come about, such as chip and route: keys of like numerics and placement are the same bits."""
     placement: Placement
     """What runs where."""
     placement_reason: str

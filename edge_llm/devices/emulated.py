@@ -58,6 +58,7 @@ class EmulatedDevice:
         self.name = f"emulated:{law.name}"
         way = law.route(route)
         self.law, self.route = law, way
+        self.numerics = f"{self.name}:{way.name}"
         self.placement, self.placement_reason = choose_placement(placement, law.placements, f"the device `{self.name}`")
         self.cpu_cores, self.npu_cores = split_cores(threads)
         self.cpu_threads = len(self.cpu_cores)

@@ -32,7 +32,7 @@ class HostDevice:
     ``shadow=False`` drops the outliers, to see what they are worth.
     """
 
-    name = "host"
+    name = numerics = "host"
     placement = PLACEMENTS["host"]
     placement_reason = "the default of the device `host`"
 

@@ -28,8 +28,8 @@ def weights_digest(bundle: Bundle) -> str:
 def model_identity(bundle: Bundle, runtime: RuntimeConfig) -> bytes:
     """32 bytes that identify everything that keys and values depend on, except the text.
 
-    That includes the code that computes them, because other code may compute other last bits, and what runs where, which
-    ``runtime`` names as the device does: only a card's products may be inexact.
+    That includes the code that computes them, because other code may compute other last bits, and what runs where:
+    ``runtime`` names the placement and, as its device, the `numerics` of the one that was opened.
     """
     facts = {
         "numerics": numerics_version(),

@@ -263,17 +263,29 @@ def _paged_attention(chip: str, blocks: str, nz: Mapping[str, bool | None], limi
     return Operator("atb", _atb_forms(chip, workspace="uint8|-"), (Layout(named, nz=nz),), _HEADS, limits)
 
 
-def _splitfuse(chip: str, blocks: str, nz: Mapping[str, bool | None], limits: dict[str, Limit]) -> Operator:
-    """Pieces of prompts in one run of tokens; ``seq_len`` is their lengths, on the host, the mask the same for all."""
+def _splitfuse(chip: str, blocks: str, nz: Mapping[str, bool | None], mask: str, limits: dict[str, Limit]) -> Operator:
+    """Pieces of prompts in one run of tokens; ``seq_len`` is their lengths, on the host."""
     tokens = "tokens num_heads head_size"
     named = shapes(
         query=tokens, key_cache=blocks, value_cache=blocks, block_table="sequences table", context_lens="sequences",
-        seq_len="sequences", mask="mask_size mask_size", out=tokens,
+        seq_len="sequences", mask=mask, out=tokens,
     )  # fmt: skip
-    layout = Layout(named, nz=nz, within={"sequences": "tokens"})
+    layout = Layout(named, nz=nz, within={"tokens": "mask_rows", "sequences": "tokens"})
     forms = _atb_forms(chip, seq_len="int32", mask="float16" if chip == "310p" else "float16|bfloat16")
-    sizes = {"block_size": Limit("atb", multiple=16, most=128), "mask_size": Limit("vllm", among=(2048,))}
-    return Operator("atb", forms, (layout,), {**_HEADS, "mask_type": 5}, {**limits, **sizes})
+    return Operator("atb", forms, (layout,), _HEADS, {**limits, "block_size": Limit("atb", multiple=16, most=128)})
+
+
+def _one_mask(splitfuse: Operator) -> Operator:
+    """The same with one causal mask for all pieces, of whatever length."""
+    [layout] = splitfuse.layouts
+    layout = replace(
+        layout,
+        shapes={**layout.shapes, **shapes(mask="2048 2048")},
+        nz={**layout.nz, "mask": False},
+        within={"sequences": "tokens"},
+    )
+    limits = {**splitfuse.limits, "mask_type": Limit("src", among=(5,))}
+    return replace(splitfuse, layouts=(layout,), settings={**_HEADS, "mask_type": 5}, limits=limits)
 
 
 def _atb_forms(chip: str, **more: str) -> tuple[Form, ...]:
@@ -310,8 +322,11 @@ RESHAPE_AND_CACHE_310P = _reshape_and_cache("310p", _NZ_BLOCKS, _NZ_CACHE)
 RESHAPE_AND_CACHE_910B = _reshape_and_cache("910b", _ND_BLOCKS, {})
 PAGED_ATTENTION_310P = _paged_attention("310p", _NZ_BLOCKS, _NZ_CACHE, _ATB_310P)
 PAGED_ATTENTION_910B = _paged_attention("910b", _ND_BLOCKS, {}, _ATB_LIMITS)
-SPLITFUSE_310P = _splitfuse("310p", _NZ_BLOCKS, _NZ_CACHE, _ATB_310P)
-SPLITFUSE_910B = _splitfuse("910b", _ND_BLOCKS, {}, _ATB_LIMITS)
+SPLITFUSE_310P = _splitfuse(  # [vllm] the mask's rows are filled up to a multiple of 16
+    "310p", _NZ_BLOCKS, {**_NZ_CACHE, "mask": True}, "1 mask_columns mask_rows 16", _ATB_310P
+)
+SPLITFUSE_910B = _splitfuse("910b", _ND_BLOCKS, {}, "mask_rows mask_columns", _ATB_LIMITS)
+SPLITFUSE_V2_310P = _one_mask(SPLITFUSE_310P)  # [atb] paged attention has this mask on a 310P only
 ROTARY_310P, ROTARY_910B = _rotary("310p"), _rotary("910b")
 
 _PA_NZ, _NORM = {"cache_mode": ("PA_NZ",)}, {"cache_mode": ("Norm",)}

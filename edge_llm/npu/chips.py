@@ -192,9 +192,10 @@ CHIPS = {
         bandwidth=34e9,  # [recall] LPDDR4X, 34 to 51 GB/s
         bandwidth_share=0.6,  # [assumed]
         copy_rate=10e9,  # [assumed] a copy inside the same memory: read and write share its bandwidth
-        copy_latency=10e-6,  # [assumed]
+        copy_latency=20e-6,  # [assumed] the call, whatever lies behind it
         captures=False,  # [src]
         shares_memory=True,
+        launch_seconds=30e-6,  # [assumed] the cores of a board take twice as long
     ),
     "910b": ChipLaw(
         name="910b",

@@ -113,13 +113,14 @@ def _in_fractals(cache: Tensor) -> bool:
     return cache.shape[3] == FRACTAL and cache.shape[2] >= 64
 
 
-def _read(cache: Tensor, blocks: Tensor, length: int, kv_heads: int) -> Tensor:
-    """The first ``length`` tokens of ``blocks``: float64 [KV, length, D]."""
-    found = cache[blocks.long()]
+def _read(cache: Tensor, table: Tensor, most: int, kv_heads: int) -> Tensor:
+    """The first ``most`` tokens of the blocks of every row of ``table``: float64 [rows, KV, most, D]."""
+    tokens = cache.shape[2] if _in_fractals(cache) else cache.shape[1]
+    found = cache[table[:, : -(-most // tokens)].long()]
     if _in_fractals(cache):
-        found = found.permute(0, 2, 1, 3)
-    tokens = found.reshape(found.shape[0] * found.shape[1], kv_heads, -1)
-    return tokens[:length].double().transpose(0, 1)
+        found = found.transpose(2, 3)
+    rows, blocks = found.shape[:2]
+    return found.reshape(rows, blocks * tokens, kv_heads, -1)[:, :most].double().transpose(1, 2)
 
 
 def npu_paged_attention(
@@ -136,9 +137,9 @@ def npu_paged_attention(
     workspace: Tensor | None = None,
 ) -> None:
     """Each row of query [T, H, D] over the first tokens of its own blocks."""
-    for row, length in enumerate(context_lens.tolist()):
-        cached = (key_cache, value_cache, block_table[row], length, num_kv_heads)
-        out[row : row + 1] = _attention(query[row : row + 1], *cached, scale_value)
+    most = int(context_lens.max())
+    k, v = (_read(cache, block_table, most, num_kv_heads) for cache in (key_cache, value_cache))
+    out.copy_(_attention(query[:, None], k, v, context_lens.tolist(), scale_value)[:, 0])
 
 
 def npu_paged_attention_splitfuse_v2(
@@ -158,8 +159,8 @@ def npu_paged_attention_splitfuse_v2(
 ) -> None:
     """The rows of several sequences, one after the other; the last of each sees all of its tokens."""
     for row, rows, length in _spans(seq_len, context_lens):
-        cached = (key_cache, value_cache, block_table[row], length, num_kv_heads)
-        out[rows] = _attention(query[rows], *cached, scale_value)
+        k, v = (_read(cache, block_table[row : row + 1], length, num_kv_heads) for cache in (key_cache, value_cache))
+        out[rows] = _attention(query[None, rows], k, v, [length], scale_value)[0]
 
 
 def npu_incre_flash_attention(
@@ -176,17 +177,12 @@ def npu_incre_flash_attention(
     **_: Any,
 ) -> Tensor:
     """Each row of query [rows, 1, H * D] over int8 keys [blocks, tokens, KV * D], in units of the scales [2, KV * D]."""
-    import torch
-
-    rows = query.view(len(query), num_heads, -1)
-    out = torch.empty_like(rows)
-    k_scale, v_scale = antiquant_scale.double().view(2, num_key_value_heads, 1, -1)
-    for row, length in enumerate(actual_seq_lengths):
-        blocks = block_table[row]
-        k = _read(key[..., None], blocks, int(length), num_key_value_heads) * k_scale
-        v = _read(value[..., None], blocks, int(length), num_key_value_heads) * v_scale
-        out[row : row + 1] = _over(rows[row : row + 1], k, v, scale_value)
-    return out.view(query.shape)
+    lengths = [int(length) for length in actual_seq_lengths]
+    caches = (_read(cache[..., None], block_table, max(lengths), num_key_value_heads) for cache in (key, value))
+    scales = antiquant_scale.double().view(2, num_key_value_heads, 1, -1)
+    k, v = (read * scale for read, scale in zip(caches, scales, strict=True))
+    rows = query.view(len(query), 1, num_heads, -1)
+    return _attention(rows, k, v, lengths, scale_value).view(query.shape)
 
 
 def _spans(query_lengths: Tensor, lengths: Tensor) -> Iterator[tuple[int, slice, int]]:
@@ -196,25 +192,21 @@ def _spans(query_lengths: Tensor, lengths: Tensor) -> Iterator[tuple[int, slice,
         start += count
 
 
-def _attention(
-    query: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, length: int, kv_heads: int, scale: float
-) -> Tensor:
-    """Causal attention of the last rows of a sequence of ``length`` tokens: float16 [rows, H, D]."""
-    k, v = (_read(cache, blocks, length, kv_heads) for cache in (keys, values))
-    return _over(query, k, v, scale)
+def _attention(query: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
+    """Causal attention of the last rows of sequences of ``lengths`` tokens.
 
-
-def _over(query: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """The same of keys and values float64 [KV, length, D]."""
+    query float16 [sequences, rows, H, D] over keys and values float64 [sequences, KV, longest, D]: float16 as the query.
+    """
     import torch
 
-    rows, heads, size = query.shape
-    kv_heads, length, _ = k.shape
-    q = query.double().view(rows, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
-    scores = scale * (q @ k[:, None].transpose(-1, -2))
-    later = torch.ones(rows, length, dtype=torch.bool).triu_(length - rows + 1)
-    weights = scores.masked_fill_(later, float("-inf")).softmax(-1)
-    return _saturated((weights @ v[:, None]).permute(2, 0, 1, 3).reshape(rows, heads, size), query)
+    sequences, rows, heads, size = query.shape
+    kv_heads, longest = k.shape[1:3]
+    q = query.double().view(sequences, rows, kv_heads, heads // kv_heads, size).permute(0, 2, 3, 1, 4)
+    scores = scale * (q @ k[:, :, None].transpose(-1, -2))
+    seen = torch.tensor(lengths)[:, None] - rows + 1 + torch.arange(rows)
+    later = torch.arange(longest) >= seen[..., None]
+    weights = scores.masked_fill_(later[:, None, None], float("-inf")).softmax(-1)
+    return _saturated((weights @ v[:, :, None]).permute(0, 3, 1, 2, 4).reshape(query.shape), query)
 
 
 def _saturated(values: Tensor, like: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class EmulatedRuntime:
         register()
         self.law = law
         self.device = torch.device("cpu")
+        self.software = f"torch {torch.__version__}, operators emulated"
         self.counters = Counters()
         self._torch = torch
         self._stream = ThreadPoolExecutor(1, "npu stream")

@@ -31,7 +31,8 @@ OPERATORS: dict[str, dict[str, Operator]] = {
         "npu_prompt_flash_attention": attention.PROMPT_FLASH_310P,
         "_npu_reshape_and_cache": attention.RESHAPE_AND_CACHE_310P,
         "_npu_paged_attention": attention.PAGED_ATTENTION_310P,
-        "_npu_paged_attention_splitfuse_v2": attention.SPLITFUSE_310P,
+        "_npu_paged_attention_splitfuse": attention.SPLITFUSE_310P,
+        "_npu_paged_attention_splitfuse_v2": attention.SPLITFUSE_V2_310P,
         "npu_apply_rotary_pos_emb": attention.ROTARY_310P,
         "aclblasS8gemm": limits.S8GEMM,
         **limits.ATEN_310P,
@@ -54,7 +55,7 @@ OPERATORS: dict[str, dict[str, Operator]] = {
         "npu_scatter_pa_kv_cache": attention.SCATTER_910B,
         "_npu_reshape_and_cache": attention.RESHAPE_AND_CACHE_910B,
         "_npu_paged_attention": attention.PAGED_ATTENTION_910B,
-        "_npu_paged_attention_splitfuse_v2": attention.SPLITFUSE_910B,
+        "_npu_paged_attention_splitfuse": attention.SPLITFUSE_910B,
         "npu_apply_rotary_pos_emb": attention.ROTARY_910B,
         **limits.ATEN_910B,
     },
@@ -158,16 +159,15 @@ Call = tuple[str, dict[str, Operand | None], dict[str, object]]
 
 
 def _attention_calls(law: ChipLaw, heads: int, kv_heads: int, head_dim: int) -> Iterator[Call]:
-    """What a step of one sequence calls: attention over blocks of ``law.page_tokens``, the new keys, the rotation."""
+    """What one sequence calls: attention over blocks of ``law.page_tokens`` in a step and in a prompt, and the new keys."""
     query, new = Operand("float16", (1, heads, head_dim)), Operand("float16", (1, kv_heads, head_dim))
     one, table = Operand("int32", (1,)), Operand("int32", (1, 1))
     nz = law.keys_are_nz
     shape = (1, max(1, kv_heads * head_dim // 16), law.page_tokens, 16) if nz else (1, law.page_tokens, kv_heads, head_dim)
     cache = Operand("float16", shape, nz)
     caches = {"key_cache": cache, "value_cache": cache}
-    yield (
-        "_npu_paged_attention",
-        {"query": query, **caches, "block_table": table, "context_lens": one, "out": query},
-        {"num_kv_heads": kv_heads, "num_heads": heads, "scale_value": head_dim**-0.5},
-    )
+    step: dict[str, Operand | None] = {"query": query, **caches, "block_table": table, "context_lens": one, "out": query}
+    settings: dict[str, object] = {"num_kv_heads": kv_heads, "num_heads": heads, "scale_value": head_dim**-0.5}
+    yield "_npu_paged_attention", step, settings
+    yield "_npu_paged_attention_splitfuse_v2", {**step, "seq_len": one, "mask": Operand("float16", (2048, 2048))}, settings
     yield "_npu_reshape_and_cache", {"key": new, "value": new, **caches, "slot_indices": one}, {}

@@ -166,12 +166,14 @@ def _mm(floats: tuple[str, ...]) -> Operator:
     )
 
 
-def _elementwise(known: str, **settings: object) -> Operator:
-    """Any shape: torch itself says which ones go together.  A number in the place of ``other`` has no limits."""
+def _elementwise(known: str, second: str = "", **settings: object) -> Operator:
+    """Any shape: torch itself says which ones go together.  A number in the place of the ``second`` tensor has no limits."""
+    optional = dict.fromkeys(filter(None, (second, "dtype" if "dtype" in settings else "")), f"{known}|-")
+    tensors = {"self": "", second: ""} if second else {"self": ""}
     return Operator(
         "aten",
-        forms=(Form("src", types(self=known, other=f"{known}|-", src=f"{known}|-", dtype=f"{known}|-")),),
-        layouts=(Layout(shapes(self="", other="", src=""), nz={"self": None, "src": None}),),
+        forms=(Form("src", types(self=known, **optional)),),
+        layouts=(Layout(shapes(**tensors), nz=dict.fromkeys(tensors)),),
         settings=settings,
     )
 
@@ -188,13 +190,13 @@ def _index_select(known: str) -> Operator:
 def _aten(known: str, floats: tuple[str, ...]) -> dict[str, Operator]:
     return {
         "mm": _mm(floats),
-        "add": _elementwise(known, alpha=1),
-        "mul": _elementwise(known),
-        "gt": _elementwise(known),
+        "add": _elementwise(known, "other", alpha=1),
+        "mul": _elementwise(known, "other"),
+        "gt": _elementwise(known, "other"),
         "abs": _elementwise(known),
         "sum": _elementwise(known, dim=None, keepdim=False, dtype=None),
-        "copy_": _elementwise(known, non_blocking=False),
-        "to": _elementwise(known, dtype=None, non_blocking=False, copy=False),
+        "copy_": _elementwise(known, "src", non_blocking=False),
+        "to": _elementwise(known, "other", dtype=None, non_blocking=False, copy=False),
         "contiguous": _elementwise(known),
         "view": _elementwise(known, size=None),
         "index_select": _index_select(known),

@@ -64,9 +64,8 @@ class Form:
     limits: Mapping[str, Limit] = field(default_factory=dict)
 
     def mismatches(self, given: Given, settings: Settings) -> list[str]:
-        """The names of what is not of this form, those of operands first."""
-        names = [*given, *(name for name in self.types if name not in given)]
-        return [name for name in names if _value(name, given, settings) not in self.types.get(name, (None,))]
+        """The names of what is not of this form."""
+        return [name for name in {*given, *self.types} if _value(name, given, settings) not in self.types.get(name, (None,))]
 
 
 @dataclass(frozen=True)
@@ -128,14 +127,24 @@ class Operator:
         plainly = next(chain(self._unknown(given, asked), self._missing(settings), _empty(given)), None)
         if plainly is not None:
             return plainly
-        mismatches = [(form.mismatches(given, settings), form) for form in self.forms]
-        fewest = min(len(names) for names, _ in mismatches)
-        best = [(names, form) for names, form in mismatches if len(names) == fewest]
-        if fewest:
-            return _wrong_type(best, given, settings)
-        trials = [_Trial(self, form, layout, given, settings) for _, form in best for layout in self.layouts]
+        forms = [form for form in self.forms if not form.mismatches(given, settings)]
+        if not forms:
+            return self._wrong_type(given, settings)
+        trials = [_Trial(self, form, layout, given, settings) for form in forms for layout in self.layouts]
         problems = min(trials, key=lambda trial: trial.score).problems
         return problems[0] if problems else None
+
+    def _wrong_type(self, given: Given, settings: Settings) -> Problem:
+        """By the forms that are nearest: to what is asked for, to most operands, to what is given, to the first operands."""
+        order = [*self.operands, *self.settings]
+        near: dict[tuple[int, ...], dict[str, list[object]]] = {}
+        for form in self.forms:
+            wrong = sorted(form.mismatches(given, settings), key=order.index)
+            asked = sum(name in self.settings for name in wrong)
+            nearness = asked, len(wrong), wrong[0] not in given, -order.index(wrong[0])
+            near.setdefault(nearness, {}).setdefault(wrong[0], []).extend(form.types.get(wrong[0], (None,)))
+        name, allowed = next(iter(near[min(near)].items()))
+        return Problem(name, _value(name, given, settings), _any_of(allowed))
 
     def _unknown(self, given: Given, asked: Settings) -> Iterator[Problem]:
         for name in (*given, *asked):
@@ -185,12 +194,6 @@ def _empty(given: Given) -> Iterator[Problem]:
             yield Problem(name, operand.shape, "no empty side")
 
 
-def _wrong_type(best: Sequence[tuple[list[str], Form]], given: Given, settings: Settings) -> Problem:
-    first = best[0][0][0]
-    allowed = chain(*(form.types.get(first, (None,)) for names, form in best if names[0] == first))
-    return Problem(first, _value(first, given, settings), _any_of(tuple(allowed)))
-
-
 @functools.cache
 def _parsed(term: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The factors above and below the line of a term such as ``heads*head_size/16``."""
@@ -208,7 +211,7 @@ class _Trial:
         """The operand that a size was read from."""
         placed = list(self._placed())
         fitting = list(self._fitting())
-        limited = list(self._limited({**operator.limits, **form.limits, **layout.limits}))
+        limited = list(chain(*map(self._limited, (operator.limits, form.limits, layout.limits)), self._bounded()))
         self.score = len(placed), len(fitting), len(limited)
         self.problems = [*placed, *limited, *fitting]
 
@@ -274,6 +277,8 @@ class _Trial:
                 value = above // below if above % below == 0 else f"{above}/{below}"
                 if not limit.allows(value):
                     yield Problem(*self._said(term, value), limit.words)
+
+    def _bounded(self) -> Iterator[Problem]:
         for term, bound in self._layout.within.items():
             value, most = self._ratio(term), self._ratio(bound)
             if value is not None and most is not None and value[0] > most[0]:

@@ -56,6 +56,8 @@ class Runtime(Protocol):
     counters: Counters
     emulated: bool
     """Whether the CPU computes the operators."""
+    software: str
+    """Versions of what computes: other ones may give other last bits."""
     attention_missing: str
     """Why the operators of attention are not there; empty when they are."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version as package_version
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.errors import DeviceLost
@@ -28,6 +29,7 @@ class TorchNpuRuntime:
         self._torch = torch
         self._npu: Any = torch.npu  # type: ignore[attr-defined]
         self._npu.set_device(self.device)
+        self.software = f"torch_npu {package_version('torch_npu')}, CANN {_cann_version()}"
         self.attention_missing = _attention_missing(torch.ops.atb)
         self._stream = self._npu.Stream(device=self.device)
         self._copies = self._npu.Stream(device=self.device)
@@ -76,6 +78,12 @@ class TorchNpuRuntime:
                 event = self._npu.Event()
                 event.record(stream)
         return _Event(event, self.counters)
+
+
+def _cann_version() -> str:
+    from torch_npu.npu.utils import get_cann_version  # type: ignore[import-not-found]
+
+    return str(get_cann_version("CANN")) or "of an unknown version"
 
 
 def _attention_missing(operators: Any) -> str:

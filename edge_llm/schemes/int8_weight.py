@@ -58,7 +58,7 @@ class Int8Weight:
         steps = np.divide(self.bias, scale, out=np.zeros(self.rows), where=scale != 0, dtype=np.float64)
         return Rounding(scale, np.clip(np.rint(steps), -most, most).astype(np.int32))
 
-    @property
+    @cached_property
     def rounded(self) -> Self:
         """The same weight with products that end in float16."""
         return replace(self, rounds=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +38,7 @@ from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
 from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
 from edge_llm.weights.base import Weights
 
+log = logging.getLogger("edge_llm.devices")
 FLOAT16, INT8 = "float16", "int8"
 
 
@@ -57,6 +58,7 @@ class AscendDevice:
         self.placement, self.placement_reason = choice.placement, choice.reason
         self.keys = _keys(options.keys, law, options.decoder if self.alone else None)
         """How keys and values are kept: int8 or float16."""
+        self.numerics = f"{self.name}:{self.keys}:{runtime.software}"
         self.runtime = runtime
         self.calls = Calls(law)
         self._limited = options.card_memory is not None
@@ -173,7 +175,7 @@ def _keys(asked: str, law: ChipLaw, alone: Decoder | None) -> str:
 
 def _able(law: ChipLaw) -> list[str]:
     """Placements, the default first: all of the model where steps can be recorded, else products alone."""
-    order = ("card", "split") if law.captures else ("split", "card")
+    order = ("card", "split,host", "split") if law.captures else ("split,host", "split", "card")
     return [name for name in order if name in law.placements]
 
 
@@ -200,5 +202,5 @@ def open_device(name: str, options: DeviceOptions) -> AscendDevice:
         raise DeviceError(f"no device `{shown(name)}`; a card is called `ascend`, or `ascend:CHIP`")
     runtime = open_runtime(chip or None)
     if runtime.emulated:
-        warnings.warn(f"{OPERATORS} is set: PyTorch computes the card's operators on the CPU, slowly", stacklevel=2)
+        log.warning("%s is set: PyTorch computes the card's operators on the CPU, slowly", OPERATORS)
     return AscendDevice(name, runtime, options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_llm.devices.card_weights import CardBlock, CardSlot, Load
+from edge_llm.devices.card_weights import CardBlock, CardSlot, Load, rounded_linears
 from edge_llm.npu.calls import Calls
 from edge_llm.npu.runtime import Completion, Runtime
 from edge_llm.schemes.int8_weight import Int8Weight
@@ -83,9 +83,9 @@ class Loader:
         columns, rows = self.calls.law.padded(linear.columns, linear.rows)
         weight = np.zeros((rows, columns), np.int8)
         weight[: linear.rows, : linear.columns] = unpack_tiles(linear.tiles, linear.rows, linear.columns)
-        arrays = {"weight": weight, "scale": _padded(rounded_scale(linear), rows, np.float32)}
-        if linear.bias is not None:
-            arrays["bias"] = _padded(rounded_bias(linear), rows, np.int32)
+        arrays = {"weight": weight, "scale": _padded(linear.rounding.scale, rows, np.float32)}
+        if linear.rounding.bias is not None:
+            arrays["bias"] = _padded(linear.rounding.bias, rows, np.int32)
         return {kind: self.stage(staging, f"{name}.{kind}", array) for kind, array in arrays.items()}
 
     def linear(self, staged: Mapping[str, Tensor], linear: Int8Weight) -> NpuLinear:
@@ -100,20 +100,6 @@ class Loader:
         return NpuLinear(weight, scale, bias, linear.rows, linear.columns)
 
 
-def rounded_scale(linear: Int8Weight) -> np.ndarray:
-    """The product's scale to 19 bits, rounded to the nearest: packing cuts off what is left."""
-    bits = linear.product_scale.view(np.uint32) + np.uint32(0x1000)
-    return (bits & np.uint32(0xFFFFE000)).view(np.float32)
-
-
-def rounded_bias(linear: Int8Weight) -> np.ndarray:
-    """The bias in units of the accumulator: int32 [N]."""
-    assert linear.bias is not None
-    limits = np.iinfo(np.int32)
-    bias = np.rint(linear.bias / rounded_scale(linear).astype(np.float64))
-    return np.clip(bias, limits.min, limits.max).astype(np.int32)
-
-
 def _padded(values: np.ndarray, length: int, kind: Any) -> np.ndarray:
     padded = np.zeros(length, kind)
     padded[: len(values)] = values
@@ -126,7 +112,7 @@ def int8_linears(host: Weights, index: int) -> dict[str, Int8Weight]:
 
 
 def load_products(loader: Loader) -> Load[NpuLinear]:
-    """Puts the INT8 linears of a layer on the card; the host keeps the rest."""
+    """Puts the INT8 linears of a layer on the card; the host keeps the rest, and rounds what it multiplies as the card does."""
 
     def load(host: Weights, index: int, slot: CardSlot[NpuLinear]) -> NpuBlock:
         traffic = begin(slot)
@@ -140,7 +126,7 @@ def load_products(loader: Loader) -> Load[NpuLinear]:
 
         finish(loader.runtime, traffic, work, streamed=index in host.streamed)
         kept = host.kept(index)
-        return NpuBlock(kept.linears, kept.gains, card=slot.linears, traffic=traffic)
+        return NpuBlock(rounded_linears(kept.linears), kept.gains, card=slot.linears, traffic=traffic)
 
     return load
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_llm.devices.ascend.layers import CardLayer, CardLinear, FloatLinear
-from edge_llm.devices.ascend.linears import Loader, NpuBlock, NpuLinear, begin, finish, rounded_bias, rounded_scale
+from edge_llm.devices.ascend.linears import Loader, NpuBlock, NpuLinear, begin, finish
 from edge_llm.devices.card_weights import CardSlot, CardWeights, Load
 from edge_llm.errors import DeviceError
 from edge_llm.formats.layout import KEY_OFFSET
@@ -105,10 +105,10 @@ def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice,
     for at, part in runs:
         last = part
         weight[at, : part.columns] = unpack_tiles(part.tiles, part.rows, part.columns)
-        scale[at] = rounded_scale(part)
+        scale[at] = part.rounding.scale
         hot_weight.append(part.hot_weight.copy())
-        if part.bias is not None:
-            bias[at] = rounded_bias(part)
+        if part.rounding.bias is not None:
+            bias[at] = part.rounding.bias
     staged: dict[str, np.ndarray] = {"weight": weight, "scale": scale, "reciprocal": reciprocal(last)}
     staged |= {} if last.bias is None else {"bias": bias}
     if len(last.hot_index):
