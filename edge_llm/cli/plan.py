@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from edge_llm.bench.rates import device_rates
+from edge_llm.bench.rates import device_rates, law_of
 from edge_llm.bench.roofs import Costs
 from edge_llm.cli.options import card_memory_option, context_option, device_option, placement_option, threads_option
 from edge_llm.cli.terminal import say, say_json
@@ -18,6 +18,7 @@ from edge_llm.devices.base import Device
 from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.engine.assembly import fill_defaults, make_device, or_on_host, plan_device, room
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.npu.selftest_report import ESTIMATES, source_of_times
 from edge_llm.paths import find_bundle
 from edge_llm.runner.base import Site
 from edge_llm.subgraphs.placement import PLACEMENTS
@@ -37,7 +38,8 @@ def plan_command(model: str | None, as_json: bool, **options: Any) -> None:
     """Say what of MODEL stays in memory under a budget, what is read from flash per token, and how fast that can be.
 
     Measures the disk, the main memory and a layer's products for a second or two; the speeds are what these allow.
-    With an emulated chip, a layer's products take what the chip is assumed to take, launches and copies included.
+    With a card, emulated or not, a layer's products take what its chip is estimated to take, launches and copies included, or
+    what `edge-llm doctor --selftest` measured on this machine.
     """
     with open_bundle(find_bundle(model)) as bundle:
         runtime = fill_defaults(RuntimeConfig(**options), bundle.config)
@@ -60,7 +62,7 @@ def _reckon(bundle: Bundle, runtime: RuntimeConfig) -> _Reckoned:
     sizes = WeightSizes.of_bundle(bundle)
     device = make_device(runtime, bundle.decoder)
     plan = plan_device(bundle, runtime, device)
-    card = _card(bundle, runtime, device, sizes)
+    card = _card(bundle, runtime, device, sizes) | _times(device)
     rates = device_rates(bundle, runtime, device)
     costs = Costs.of_bundle(bundle)
     prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
@@ -85,6 +87,12 @@ def _card(bundle: Bundle, runtime: RuntimeConfig, device: Device, sizes: WeightS
     }
 
 
+def _times(device: Device) -> dict[str, str]:
+    """Where the times of the chip of ``device`` come from; empty without a chip."""
+    law = law_of(device)
+    return {} if law is None else {"card_times": source_of_times(law)}
+
+
 def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction) -> dict[str, Any]:
     return {
         "weights_bytes": sizes.total,
@@ -106,7 +114,7 @@ def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Predi
 def _text(reckoned: _Reckoned) -> str:
     plan, sizes, rates, prediction, facts = reckoned
     device = facts["device"]
-    assumed = f", assumed of {device}" if "card_bytes" in facts else "" if device == "host" else ", measured on the host"
+    assumed = _assumed(facts)
     token = "" if PLACEMENTS[facts["placement"]].decodes_on_host else f" of weights in a token's products{assumed}"
     rows = [
         ("device", f"{device} ({facts['device_reason']})"),
@@ -128,6 +136,14 @@ def _text(reckoned: _Reckoned) -> str:
     if not plan.streamed:
         rows = [row for row in rows if row[0] not in ("streamed", "from flash", "free from")]
     return "\n".join(f"{name:11} {value}" for name, value in rows)
+
+
+def _assumed(facts: Mapping[str, Any]) -> str:
+    """Where the speeds of products come from, behind them."""
+    device, times = facts["device"], facts.get("card_times")
+    if times is None:
+        return "" if device == "host" else ", measured on the host"
+    return f", assumed of {device}" if times == ESTIMATES else f", {times}"
 
 
 def _card_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

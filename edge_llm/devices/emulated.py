@@ -30,6 +30,7 @@ from edge_llm.kv.pages import page_bytes
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.npu.chips import chip_law
+from edge_llm.npu.selftest_report import measured_law
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Op, Subgraph
 from edge_llm.subgraphs.placement import AUTO, choose_placement
@@ -54,12 +55,14 @@ class EmulatedDevice:
         memory: int | None = None,
         placement: str = AUTO,
     ) -> None:
-        law = chip_law(chip)
+        law = measured_law(chip_law(chip))
         self.name = f"emulated:{law.name}"
         way = law.route(route)
+        self.law, self.route = law, way
         self.numerics = f"{self.name}:{way.name}"
         self.placement, self.placement_reason = choose_placement(placement, law.placements, f"the device `{self.name}`")
         self.cpu_cores, self.npu_cores = split_cores(threads)
+        self.cpu_threads = len(self.cpu_cores)
         pool = ThreadPool(len(self.npu_cores), self.npu_cores)
         self.chip = EmulatedChip(law, way, pool, CardMemory(law, memory))
         self._host = HostDevice(len(self.cpu_cores), shadow=shadow, cores=self.cpu_cores)

@@ -88,6 +88,8 @@ class ChipLaw:
     row_tile: int = 16  # [op] the cube multiplies 16 x 32 x 16; other row counts are filled up inside, at full cost
     allocation_multiple: int = 512  # [src] the allocator rounds up to 512 bytes ...
     allocation_pad: int = 32  # [src] ... after adding 32
+    measured: str = ""
+    """When a self-test measured its times; empty: they are estimates."""
 
     @property
     def memory_bytes(self) -> int:

@@ -49,7 +49,7 @@ class AscendDevice:
     """The card of ``runtime`` beside ``options.threads`` threads of the CPU."""
 
     def __init__(self, name: str, runtime: Runtime, options: DeviceOptions) -> None:
-        law = runtime.law
+        law = self.law = runtime.law
         self.name = f"ascend:{law.name}" + (" (operators emulated)" if runtime.emulated else "")
         if not supports(law, "npu_quant_matmul"):
             raise DeviceError(
@@ -67,6 +67,8 @@ class AscendDevice:
         self._limited = options.card_memory is not None
         free, _ = runtime.memory()
         self._memory = min(free, options.card_memory or free)
+        self.route = law.route(FLOAT16)
+        self.cpu_threads = options.threads
         self._host = HostDevice(options.threads, shadow=options.shadow)
         self._shadow = options.shadow
 
