@@ -21,6 +21,7 @@ MASK_SIZE = 2048
 """Rows and columns of the causal mask that chunked attention takes, whatever the length of the sequence."""
 ROTARY_SIZES = (64, 128)
 """Head sizes that the rotation's operator takes; for others it is made of additions and products."""
+_INT8 = 1  # the number of torch.int8, which npu_quantize takes instead of the type
 _CAUSAL_MASK = 5  # mask_type of a causal mask that is the same for all chunks
 
 
@@ -31,13 +32,10 @@ class Calls:
         import torch
 
         self.law = law
-        self.launched = 0
-        """Operators of the card that were called so far."""
         self._torch = torch
         self.has_one_mask = supports(law, "_npu_paged_attention_splitfuse_v2")
         """Whether attention over chunks takes one causal mask for all, and not one for each."""
         self._npu, self._atb = torch.ops.npu, torch.ops.atb
-        self._int8 = 1  # the number of torch.int8, which npu_quantize takes instead of the type
 
     def quant_matmul(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         """float16 [T, N] = (x int8 [T, K] @ weight int8 [K, N] + bias int32 [N]) * scale, as `pack_scale` packed it."""
@@ -62,7 +60,7 @@ class Calls:
             "npu_quantize", {"input": _operand(x), "scales": _operand(reciprocal)}, dtype="int8", axis=-1, div_mode=False
         )
         return self._npu.npu_quantize(
-            input=x, scales=reciprocal, zero_points=None, dtype=self._int8, axis=-1, div_mode=False
+            input=x, scales=reciprocal, zero_points=None, dtype=_INT8, axis=-1, div_mode=False
         )
 
     def to_nz(self, array: Tensor) -> Tensor:
@@ -202,7 +200,6 @@ class Calls:
 
     def _check(self, operator: str, operands: dict[str, Operand | None], **settings: Any) -> None:
         check_call(self.law, operator, operands, **settings)
-        self.launched += 1
 
 
 def _turned(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

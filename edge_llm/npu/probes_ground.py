@@ -29,7 +29,7 @@ class _Unchecked(Calls):
     """Calls past the chip's law: a report says what a card takes, and not what we think that it takes."""
 
     def _check(self, operator: str, operands: Any, **settings: Any) -> None:
-        self.launched += 1
+        """Nothing is refused here."""
 
 
 class Ground:

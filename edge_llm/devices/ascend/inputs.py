@@ -11,8 +11,6 @@ from edge_llm.npu.runtime import Runtime
 if TYPE_CHECKING:
     from torch import Tensor
 
-WORD = 4
-
 
 class Inputs:
     """For ``rows`` rows of ``width`` channels, whose sequences have at most ``blocks`` blocks.

@@ -46,7 +46,6 @@ class Attend(Protocol):
 class KeyForm(Protocol):
     """One way to keep keys and values."""
 
-    name: str
     dtype: Any
     in_fractals: bool
     """Whether caches are [blocks, KV * D / 16, tokens, 16] in the chip's own format, and not [blocks, tokens, KV * D]."""
@@ -84,7 +83,6 @@ class Float16Keys:
     def __init__(self, runtime: Runtime, calls: Calls) -> None:
         import torch
 
-        self.name = f"float16, blocks of {calls.law.page_tokens} tokens"
         self.dtype = torch.float16
         self.in_fractals = calls.law.keys_are_nz
         self._torch = torch
@@ -163,7 +161,6 @@ class Int8Keys:
     def __init__(self, runtime: Runtime, calls: Calls, ranges: Sequence[np.ndarray]) -> None:
         import torch
 
-        self.name = f"int8, blocks of {calls.law.page_tokens} tokens"
         self.dtype = torch.int8
         self._torch = torch
         self._runtime = runtime
