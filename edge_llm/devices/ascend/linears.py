@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_llm.devices.card_weights import CardBlock, CardSlot, Load, rounded_linears
+from edge_llm.devices.card_weights import CardBlock, CardSlot, Load, int8_linears, rounded_linears
 from edge_llm.npu.calls import Calls
 from edge_llm.npu.runtime import Completion, Runtime
 from edge_llm.schemes.int8_weight import Int8Weight
@@ -106,17 +106,12 @@ def _padded(values: np.ndarray, length: int, kind: Any) -> np.ndarray:
     return padded
 
 
-def int8_linears(host: Weights, index: int) -> dict[str, Int8Weight]:
-    """Those of a layer that is in the host's memory."""
-    return {name: linear for name, linear in host.use(index).linears.items() if isinstance(linear, Int8Weight)}
-
-
 def load_products(loader: Loader) -> Load[NpuLinear]:
     """Puts the INT8 linears of a layer on the card; the host keeps the rest, and rounds what it multiplies as the card does."""
 
     def load(host: Weights, index: int, slot: CardSlot[NpuLinear]) -> NpuBlock:
         traffic = begin(slot)
-        linears = int8_linears(host, index)
+        linears = int8_linears(host.use(index))
         staged = {name: loader.stage_linear(traffic.staging, name, linear) for name, linear in linears.items()}
 
         def work() -> None:
