@@ -35,7 +35,7 @@ class NpuLinear:
 
 @dataclass
 class Traffic:
-    """What goes to and from card memory that a slot has."""
+    """What goes to and from the card memory of a slot, and the layer there."""
 
     loaded: Completion | None = None
     """What is in it is there."""
@@ -43,13 +43,14 @@ class Traffic:
     """The last work that reads it."""
     staging: dict[str, Tensor] = field(default_factory=dict)
     """Pinned arrays that its contents pass through."""
+    layer: Any = None
+    """The `CardLayer` in it, once work has made it; None where a slot holds products alone."""
 
 
 @dataclass(frozen=True)
 class NpuBlock(CardBlock[NpuLinear]):
-    """A layer's weights on both sides; ``arrays`` are those on the card that are no linears."""
+    """A layer's weights on both sides."""
 
-    arrays: Mapping[str, Any] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
 
 

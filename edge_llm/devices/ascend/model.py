@@ -15,9 +15,9 @@ import numpy as np
 from edge_llm.devices.ascend.inputs import Inputs
 from edge_llm.devices.ascend.key_forms import fill_rows
 from edge_llm.devices.ascend.keys import CardKeys
-from edge_llm.devices.ascend.layers import CardLayer, Clipped, Layers, Tokens
+from edge_llm.devices.ascend.layers import Clipped, Layers, Tokens
 from edge_llm.devices.ascend.linears import NpuBlock
-from edge_llm.devices.ascend.whole import LAYER, WholeWeights
+from edge_llm.devices.ascend.whole import WholeWeights
 from edge_llm.devices.base import Chunk, Room, Rows, RunSubgraph, Task
 from edge_llm.errors import NumericError
 from edge_llm.kv.pages import pages_for
@@ -167,8 +167,7 @@ class CardModel:
 
         def work() -> None:
             assert flow.tokens is not None, "a layer before the embedding"
-            weights: CardLayer = block.arrays[LAYER]
-            flow.hidden = self._counting.run(description, weights, flow.hidden, keys, flow.tokens)
+            flow.hidden = self._counting.run(description, traffic.layer, flow.hidden, keys, flow.tokens)
 
         traffic.used = flow.last = self._runtime.enqueue(work, after=traffic.loaded)
 
@@ -258,7 +257,7 @@ class CardModel:
         for index, layer in enumerate(self.decoder.layers):
             block = self.weights.use(index)
             assert isinstance(block, NpuBlock)
-            hidden = self._layers.run(layer, block.arrays[LAYER], hidden, self.keys.layers[index], tokens)
+            hidden = self._layers.run(layer, block.traffic.layer, hidden, self.keys.layers[index], tokens)
         step.made = self._head(hidden.index_select(0, inputs.card("wanted")))
 
     def _fill_step(self, chunk: Chunk, inputs: Inputs) -> None:

@@ -24,9 +24,6 @@ from kernels.layout import unpack_tiles
 if TYPE_CHECKING:
     from torch import Tensor
 
-LAYER = "layer"
-"""What the arrays of a block call the layer on the card."""
-
 
 def load_whole(loader: Loader) -> Load[NpuLinear]:
     """Puts all of a layer on the card."""
@@ -36,15 +33,15 @@ def load_whole(loader: Loader) -> Load[NpuLinear]:
         block = host.use(index)
         staged = {name: _stage(loader, traffic.staging, name, linear) for name, linear in block.linears.items()}
         gains = {name: loader.stage(traffic.staging, name, gain) for name, gain in block.gains.items() if name != KEY_OFFSET}
-        linears, arrays = dict(block.linears), slot.tensors.setdefault("arrays", {})
+        linears = dict(block.linears)
 
         def work() -> None:
-            arrays.clear()
+            traffic.layer = None  # its memory is free for the next
             made = {name: _made(loader, staged[name], linear) for name, linear in linears.items()}
-            arrays[LAYER] = CardLayer(made, {name: loader.copied(gain) for name, gain in gains.items()})
+            traffic.layer = CardLayer(made, {name: loader.copied(gain) for name, gain in gains.items()})
 
         finish(loader.runtime, traffic, work, streamed=index in host.streamed)
-        return NpuBlock({}, {}, arrays=arrays, traffic=traffic)
+        return NpuBlock({}, {}, traffic=traffic)
 
     return load
 
