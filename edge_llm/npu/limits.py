@@ -102,6 +102,7 @@ DYNAMIC_QUANT_910B = Operator(  # [op] not on a 310P, where vllm-ascend calls it
     limits={"quant_mode": Limit("op", among=("pertoken",))},
 )
 ND, NZ = 2, 29
+"""Numbers of the storage formats: rows one after the other, and fractals of 16 x 16 (INT8: 16 x 32) values."""
 FORMAT_CAST = Operator(
     "npu",
     forms=(

@@ -127,12 +127,6 @@ class Ground:
 
     # ---- int8 products ----
 
-    def weight(self, weight: Tensor) -> Tensor:
-        """int8 [N, K] of the card as the chip's matmul takes it, [K, N]; inside of work."""
-        if self.law.weights_are_nz:
-            return self.calls.to_nz(weight).transpose(0, 1)
-        return weight.transpose(0, 1).contiguous()
-
     def exact(self, x: Tensor, weight: Tensor) -> Tensor:
         """int32 [T, N] = x int8 [T, K] @ weight int8 [N, K], on the host, by another way than the emulation's."""
         sums = self.torch.zeros((len(x), len(weight)), dtype=self.torch.int32)

@@ -91,11 +91,7 @@ class Loader:
 
     def linear(self, staged: Mapping[str, Tensor], linear: Int8Weight) -> NpuLinear:
         """The linear on the card; inside of work."""
-        weight = self.copied(staged["weight"])
-        if self.calls.law.weights_are_nz:
-            weight = self.calls.to_nz(weight).transpose(0, 1)
-        else:
-            weight = weight.transpose(0, 1).contiguous()
+        weight = self.calls.to_matmul(self.copied(staged["weight"]))
         scale = self.calls.pack_scale(self.copied(staged["scale"]))
         bias = self.copied(staged["bias"]) if "bias" in staged else None
         return NpuLinear(weight, scale, bias, linear.rows, linear.columns)
