@@ -112,7 +112,7 @@ class _Int8Keys:
         table = ground.int32(5, 0, 2, 7, 1, 3, 6, 4).view(4, 2)
         query = ground.float16(4, heads, size)
         self._ground = ground
-        self._settings = kv_heads, size**-0.5
+        self._kv_heads = kv_heads
         self._lengths = lengths
         self.expected = emulated_ops.npu_incre_flash_attention(
             query.view(4, 1, heads * size), keys, values, actual_seq_lengths=lengths, antiquant_scale=scale, block_table=table,
@@ -123,7 +123,7 @@ class _Int8Keys:
 
     def run(self) -> None:
         query, keys, values, table, scale = self._cards
-        self.made = self._ground.calls.attend_int8(query, keys, values, *self._settings, table, self._lengths, scale)
+        self.made = self._ground.calls.attend_int8(query, keys, values, self._kv_heads, table, self._lengths, scale)
 
     def judged(self, found: Any) -> Figures:
         return near(found, self.expected, ATTENTION_BOUND)

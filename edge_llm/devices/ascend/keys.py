@@ -39,8 +39,7 @@ class CardKeys:
         self._form = form
         self._runtime = runtime
         self._calls = calls
-        self.layers: list[LayerKeys] = []
-        run(runtime, lambda: self.layers.extend(self._new_layer(*each) for each in enumerate(attentions)))
+        self.layers = run(runtime, lambda: [self._new_layer(*each) for each in enumerate(attentions)])
 
     @property
     def nbytes(self) -> int:
