@@ -31,11 +31,6 @@ class CardDevice(Device, Protocol):
     """The way its chip multiplies."""
     cpu_threads: int
 
-    @property
-    def alone(self) -> bool:
-        """Whether the card does everything."""
-        ...
-
 
 def law_of(device: Device) -> ChipLaw | None:
     """The law by which a plan reckons with the chip of ``device``; None without a chip."""
@@ -66,7 +61,7 @@ def card_rates(bundle: Bundle, device: CardDevice, chunk: int, here: Rates) -> R
     prompt, a linear that the chip does not multiply takes the CPU the time that import reckons with.
     """
     costs = Costs.of_bundle(bundle)
-    if device.alone:
+    if device.placement.alone:
         seconds = {rows: _alone_seconds(bundle.decoder, device, rows) for rows in (1, chunk)}
         return Rates(here.disk, costs.weight_bytes / seconds[1], chunk * costs.operations / seconds[chunk])
     token, rows = (_card_seconds(bundle.decoder, device, count) for count in (1, chunk))

@@ -81,15 +81,10 @@ class EmulatedDevice:
         self._limited = memory is not None
         self._stream = Lock()  # of products that are launched one by one
 
-    @property
-    def alone(self) -> bool:
-        """Whether the chip does everything."""
-        return self.placement.decode.lane == CARD_LANE
-
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
-        if self.alone:
+        if self.placement.alone:
             memory = self.chip.memory
             arrays = self.arrays = CardArrays(memory, self.npu_cores[0], self.chip.law.page_tokens)
             whole = WholeCardWeights(weights, self.chip, decoder)
@@ -116,7 +111,7 @@ class EmulatedDevice:
         if subgraph.lane != CARD_LANE:
             return self._build_on_cpu(subgraph, tables)
         with self.chip.memory.all_or_nothing():
-            return self._build_whole(subgraph, tables) if self.alone else self._build_products(subgraph)
+            return self._build_whole(subgraph, tables) if self.placement.alone else self._build_products(subgraph)
 
     def costs(self, linears: Iterable[Linear], lengths: Iterable[int]) -> dict[str, float]:
         """Seconds that the chip itself would take for each of its tasks, by cost key ``part/rows``."""
