@@ -42,8 +42,6 @@ class Counters:
 
     copies_in: int = 0
     copies_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
     waits: int = 0
     """Times that the host waited for the card."""
     captures: int = 0

@@ -25,7 +25,7 @@ MARGIN = 1.25
 """Of a channel's static range over the largest value that was seen."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class LayerKeys:
     """One layer's keys and values on the card, and its number."""
 

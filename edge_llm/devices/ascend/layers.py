@@ -71,7 +71,7 @@ Count = Callable[["Tensor", "Tensor"], None]
 
 
 def count_nothing(x: Tensor, reciprocal: Tensor) -> None:
-    """Counting takes a step of one row as many operators as its linears take."""
+    """For steps: counting would be as many operators as their linears are."""
 
 
 class Clipped:
