@@ -156,7 +156,7 @@ def test_int8_keys_are_close_to_float16_ones_and_rows_do_not_depend_on_their_chu
 def test_int8_keys_are_refused_where_the_attention_does_not_take_them(bundles):
     with pytest.raises(UsageError, match="--kv `int8`.*head_size.*use --kv float16"):
         runner_of(bundles["tied"], placement="card", keys="int8")
-    with pytest.raises(UsageError, match="--kv `float16`.*the host keeps the keys"):
+    with pytest.raises(UsageError, match="--kv `float16`.*the host keeps keys and values as int8"):
         runner_of(bundles["tied"], placement="split", keys="float16")
 
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_llm.devices.kv_pages import LayerPages
+from edge_llm.errors import UsageError
+from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import Decoder
@@ -144,6 +146,8 @@ class Device(Protocol):
     """What runs where."""
     placement_reason: str
     """Why it is this one, in a few words."""
+    keys: str
+    """How keys and values are kept: int8 or float16."""
 
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
@@ -168,6 +172,15 @@ class Device(Protocol):
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         """Build a subgraph once; ``tables`` reach over the whole context."""
         ...
+
+
+INT8_KEYS = "int8"
+
+
+def check_int8_keys(asked: str, who: str) -> None:
+    """Raises `UsageError` if another form of keys was asked of ``who``, which has this one."""
+    if asked not in (AUTO, INT8_KEYS):
+        raise UsageError(f"--kv `{shown(asked)}`: {who} keeps keys and values as {INT8_KEYS}", param="keys")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from threading import Lock
 
-from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Room, Rows, RunSubgraph, Watch
+from edge_llm.devices.base import (
+    INT8_KEYS,
+    Buffers,
+    DeviceModel,
+    DeviceOptions,
+    Room,
+    Rows,
+    RunSubgraph,
+    Watch,
+    check_int8_keys,
+)
 from edge_llm.devices.card_arrays import CardArrays
 from edge_llm.devices.card_cost import card_costs
 from edge_llm.devices.card_memory import CardMemory
@@ -44,6 +54,8 @@ class EmulatedDevice:
     ``route`` names another matmul route than the chip's best; ``memory`` is a lower ceiling in bytes than the chip's;
     ``shadow=False`` drops the outliers.  Raises `DeviceError` for an unknown chip or route.
     """
+
+    keys = INT8_KEYS
 
     def __init__(
         self,
@@ -163,6 +175,7 @@ def _check_static(subgraph: Subgraph, rows: Rows) -> None:
 
 def open_device(name: str, options: DeviceOptions) -> EmulatedDevice:
     """The device called ``emulated:CHIP``, or ``emulated:CHIP:ROUTE`` for another matmul route than the chip's best."""
+    check_int8_keys(options.keys, f"the device `{name}`")
     chip, _, route = name.partition(":")[2].partition(":")
     return EmulatedDevice(
         chip,

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Room, Rows, RunSubgraph, Watch
+from edge_llm.devices.base import (
+    INT8_KEYS,
+    Buffers,
+    DeviceModel,
+    DeviceOptions,
+    Room,
+    Rows,
+    RunSubgraph,
+    Watch,
+    check_int8_keys,
+)
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
 from edge_llm.errors import DeviceError, UsageError
@@ -36,6 +46,7 @@ class HostDevice:
     name = numerics = "host"
     placement = PLACEMENTS["host"]
     placement_reason = "the default of the device `host`"
+    keys = INT8_KEYS
 
     def __init__(self, threads: int, *, shadow: bool = True, cores: list[int] | None = None) -> None:
         self.pool = ThreadPool(threads, cores)
@@ -68,6 +79,7 @@ def open_device(name: str, options: DeviceOptions) -> HostDevice:
     if name != HostDevice.name:
         raise DeviceError(f"no device `{shown(name)}`; the host is called `{HostDevice.name}`")
     _, reason = choose_placement(options.placement, (HostDevice.placement.name,), f"the device `{name}`")
+    check_int8_keys(options.keys, f"the device `{name}`")
     if options.card_memory is not None:
         raise UsageError("--card-memory has no meaning on the host; --memory limits its weights", param="card_memory")
     device = HostDevice(options.threads, shadow=options.shadow)

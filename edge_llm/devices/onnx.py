@@ -12,7 +12,17 @@ from threading import Lock
 
 import numpy as np
 
-from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Room, Rows, RunSubgraph, Watch
+from edge_llm.devices.base import (
+    INT8_KEYS,
+    Buffers,
+    DeviceModel,
+    DeviceOptions,
+    Room,
+    Rows,
+    RunSubgraph,
+    Watch,
+    check_int8_keys,
+)
 from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardBlock, CardWeights, load_products
 from edge_llm.devices.cores import on_core, split_cores
@@ -66,6 +76,8 @@ class OnnxDevice:
     """
 
     name = numerics = NAME
+
+    keys = INT8_KEYS
 
     def __init__(self, threads: int, *, shadow: bool = True, memory: int | None = None, placement: str = AUTO) -> None:
         self.placement, self.placement_reason = choose_placement(placement, ABLE, f"the device `{NAME}`")
@@ -150,4 +162,5 @@ def open_device(name: str, options: DeviceOptions) -> OnnxDevice:
     """onnxruntime's CPU provider.  Raises `DeviceError` for a name with parts: there is one."""
     if name != NAME:
         raise DeviceError(f"no device `{shown(name)}`; onnxruntime's CPU provider is called `{NAME}`")
+    check_int8_keys(options.keys, f"the device `{NAME}`")
     return OnnxDevice(options.threads, shadow=options.shadow, memory=options.card_memory, placement=options.placement)

@@ -90,11 +90,14 @@ class Site:
     placement: str
     """What runs where, a name of `edge_llm.subgraphs.placement`."""
     placement_reason: str
+    keys: str
+    """How keys and values are kept."""
 
     @classmethod
     def of(cls, runtime: RuntimeConfig, device: Device) -> Site:
         """``device`` as the filled-in ``runtime`` asked for it."""
-        return cls(runtime.device, runtime.device_reason, device.placement.name, device.placement_reason)
+        placed = device.placement.name, device.placement_reason
+        return cls(runtime.device, runtime.device_reason, *placed, device.keys)
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Site:
@@ -102,7 +105,8 @@ class Site:
         return cls(**{each.name: row[each.name] for each in fields(cls)})
 
     def __str__(self) -> str:
-        return f"device: {self.device} ({self.device_reason}); placement: {self.placement} ({self.placement_reason})"
+        placement = f"placement: {self.placement} ({self.placement_reason})"
+        return f"device: {self.device} ({self.device_reason}); {placement}; keys: {self.keys}"
 
 
 class Runner(Protocol[State]):

@@ -16,7 +16,17 @@ from edge_llm.devices.ascend.model import CardModel
 from edge_llm.devices.ascend.plan import AscendPlan
 from edge_llm.devices.ascend.products import SplitProduct
 from edge_llm.devices.ascend.whole import WholeWeights
-from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Room, Rows, RunSubgraph, Watch
+from edge_llm.devices.base import (
+    INT8_KEYS,
+    Buffers,
+    DeviceModel,
+    DeviceOptions,
+    Room,
+    Rows,
+    RunSubgraph,
+    Watch,
+    check_int8_keys,
+)
 from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardWeights
 from edge_llm.devices.host import HostDevice, build_op
@@ -40,8 +50,8 @@ from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding
 from edge_llm.weights.base import Weights
 
 log = logging.getLogger("edge_llm.devices")
-FLOAT16, INT8 = "float16", "int8"
-VALUE_BYTES = {FLOAT16: 2, INT8: 1}
+FLOAT16_KEYS = "float16"
+VALUE_BYTES = {FLOAT16_KEYS: 2, INT8_KEYS: 1}
 """Of a key's or value's channel on the card."""
 
 
@@ -67,7 +77,7 @@ class AscendDevice:
         self._limited = options.card_memory is not None
         free, _ = runtime.memory()
         self._memory = min(free, options.card_memory or free)
-        self.route = law.route(FLOAT16)
+        self.route = law.route("float16")
         self.cpu_threads = options.threads
         self._host = HostDevice(options.threads, shadow=options.shadow)
         self._shadow = options.shadow
@@ -141,7 +151,7 @@ class AscendDevice:
             return CardModel(decoder, whole, Layers(self.calls, keys, ropes, self._shadow), embed, self.runtime, room)
 
         float16 = Float16Keys(self.runtime, self.calls)
-        if self.keys == FLOAT16:
+        if self.keys == FLOAT16_KEYS:
             return model(float16, room)
         sample = sample_room(room)
         ranges = seen_ranges(model(float16, sample), sample)
@@ -171,14 +181,13 @@ def _keys(asked: str, law: ChipLaw, alone: Decoder | None) -> str:
     Raises `UsageError` for a form that it cannot have.
     """
     if alone is None:
-        if asked == FLOAT16:
-            raise UsageError("--kv `float16`: with --placement split the host keeps the keys, as int8", param="keys")
-        return INT8
-    for attention in alone.attentions if asked == INT8 else ():
+        check_int8_keys(asked, "with --placement split the host")
+        return INT8_KEYS
+    for attention in alone.attentions if asked == INT8_KEYS else ():
         refusal = int8_keys_refusal(law, attention.heads, attention.kv_heads, attention.head_dim)
         if refusal is not None:
             raise UsageError(f"--kv `int8`: {refusal}; use --kv float16", param="keys")
-    return FLOAT16 if asked == AUTO else asked
+    return FLOAT16_KEYS if asked == AUTO else asked
 
 
 def _able(law: ChipLaw) -> list[str]:
