@@ -38,6 +38,7 @@ def float_operators(ground: Ground) -> Figures:
         "transpose int8": (lambda a: a.transpose(0, 1).contiguous(), (ground.int8(32, 64),)),
         "copy_": (lambda a: torch.empty_like(a).copy_(a), (half,)),
         "zeros": (lambda a: torch.zeros_like(a) + a, (half,)),
+        "compare": (lambda a, b: (a[None] > b[:, None]).to(torch.float16), (index, ground.int32(1, 5))),
         "count above": (lambda a: a.abs().gt(1.0).sum(), (x,)),
     }
     errors: dict[str, str] = {}
