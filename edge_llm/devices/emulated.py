@@ -40,7 +40,6 @@ from edge_llm.kv.pages import page_bytes
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.npu.chips import chip_law
-from edge_llm.npu.selftest_report import measured_law
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Op, Subgraph
 from edge_llm.subgraphs.placement import AUTO, choose_placement
@@ -67,7 +66,7 @@ class EmulatedDevice:
         memory: int | None = None,
         placement: str = AUTO,
     ) -> None:
-        law = measured_law(chip_law(chip))
+        law = chip_law(chip)
         self.name = f"emulated:{law.name}"
         way = law.route(route)
         self.law, self.route = law, way

@@ -173,7 +173,7 @@ def attended(ground: Ground, held: Cached, query: Tensor, rows: list[int] | None
 
 
 def chunk_attention(ground: Ground) -> Figures:
-    """Several rows of several sequences at once, with the fixed causal mask."""
+    """Several rows of several sequences at once."""
     cases = {}
     for shape in SHAPES:
         held, counts, query = _chunk(ground, shape)
@@ -195,8 +195,7 @@ def _chunk(ground: Ground, shape: Heads) -> tuple[Cached, Tensor, Tensor]:
 
 
 def _attended_chunk(ground: Ground, held: Cached, counts: Tensor, query: Tensor) -> Tensor:
-    mask = ground.torch.ones((MASK_SIZE, MASK_SIZE), dtype=ground.torch.float16).triu_(1) * MASKED
-    shape, lengths = held.shape, ground.int32(*held.lengths)
+    shape, lengths, mask = held.shape, ground.int32(*held.lengths), _mask(ground, held, counts)
 
     def work(query: Any, keys: Any, values: Any, table: Any, lengths: Any, mask: Any) -> Any:
         out = ground.torch.empty_like(query)
@@ -205,6 +204,16 @@ def _attended_chunk(ground: Ground, held: Cached, counts: Tensor, query: Tensor)
         return out
 
     return ground.result(work, query, held.keys, held.values, held.table, lengths, mask)
+
+
+def _mask(ground: Ground, held: Cached, counts: Tensor) -> Tensor:
+    """The fixed causal mask, or where the chip's operator takes no such, that of every row."""
+    torch = ground.torch
+    if ground.calls.has_one_mask:
+        return torch.ones((MASK_SIZE, MASK_SIZE), dtype=torch.float16).triu_(1) * MASKED
+    spans = zip(counts.tolist(), held.lengths, strict=True)
+    positions = torch.cat([torch.arange(length - count, length) for count, length in spans])
+    return (torch.arange(max(held.lengths)) > positions[:, None]).half() * MASKED
 
 
 def chunk_equals_rows(ground: Ground) -> Figures:
