@@ -96,8 +96,8 @@ def test_in_split_card_and_cpu_work_at_the_same_time(bundles):
 # ---- card ----
 
 BOUND = 0.15
-"""Of the largest logit: how far the card may be from the reference.  Nearly all rows are the same bits; where a sum that is made
-in another order ends a last bit apart, an INT8 value may be rounded the other way, and later tokens see that."""
+"""Of the largest logit: how far the card may be from the reference.  Nearly all rows are the same bits; where a sum that is
+made in another order ends a last bit apart, an INT8 value may be rounded the other way, and later tokens see that."""
 GAP = 0.05
 """The same between the two best tokens of the reference: further apart, both name the same token."""
 
@@ -116,7 +116,7 @@ def test_card_is_close_to_the_reference(bundles, name):
     differ = got.argmax(1) != want.argmax(1)
     same = (got == want).all(axis=1).sum()
     error = np.abs(got - want).max() / largest
-    print(f"{name}: {same} of {len(tokens)} rows are the same bits, {differ.sum()} tokens differ, logits by at most {error:.4f}")
+    print(f"{name}: {same} of {len(tokens)} rows are the same bits, {differ.sum()} tokens differ, logits at most {error:.4f}")
     assert not (differ & (best[:, -1] - best[:, -2] > GAP * largest)).any()
 
 

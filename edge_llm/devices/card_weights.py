@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from edge_llm.models.layer import Decoder
 from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import SLOTS, Weights
@@ -56,7 +57,7 @@ def load_products(card: Card[CardLinearT]) -> Load[CardLinearT]:
     """Puts the INT8 linears of a layer on ``card``; the host keeps the rest, and rounds what it multiplies as ``card`` does."""
 
     def load(host: Weights, index: int, slot: CardSlot[CardLinearT]) -> CardBlock[CardLinearT]:
-        for name, linear in _int8(host.use(index)).items():
+        for name, linear in int8_linears(host.use(index)).items():
             before = slot.linears.pop(name, None)  # gone if its copy fails
             slot.linears[name] = card.load(linear) if before is None else card.reload(linear, before)
         kept = host.kept(index)
@@ -66,13 +67,25 @@ def load_products(card: Card[CardLinearT]) -> Load[CardLinearT]:
     return load
 
 
-def _int8(block: BlockWeights) -> dict[str, Int8Weight]:
+def int8_linears(block: BlockWeights) -> dict[str, Int8Weight]:
+    """Those that a card multiplies."""
     return {name: linear for name, linear in block.linears.items() if isinstance(linear, Int8Weight)}
 
 
 def rounded_linears(linears: Mapping[str, Weight]) -> dict[str, Weight]:
     """``linears`` for a host beside a card that rounds: those in INT8 multiply as the card does."""
     return {name: linear.rounded if isinstance(linear, Int8Weight) else linear for name, linear in linears.items()}
+
+
+def output_blocks(host: Weights, decoder: Decoder) -> Iterator[tuple[slice, Int8Weight]]:
+    """The output matrix in runs of rows; of tied embeddings it is the embedding."""
+    if decoder.tied:
+        yield from host.embedding_blocks()
+        return
+    for rows, block in host.head_blocks():
+        output = block.linears["output"]
+        assert isinstance(output, Int8Weight)
+        yield rows, output
 
 
 @dataclass

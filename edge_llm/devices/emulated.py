@@ -32,7 +32,6 @@ from edge_llm.devices.emulated_chip import CardProduct, EmulatedChip, Product
 from edge_llm.devices.host import HostDevice, build_op
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
-from edge_llm.devices.split import build_split_op
 from edge_llm.devices.whole_card import CardRope, WholeCardWeights
 from edge_llm.errors import DeviceError
 from edge_llm.formats.layout import TensorRange
@@ -123,13 +122,11 @@ class EmulatedDevice:
         return card_costs(self.chip.law, self.chip.route, linears, lengths)
 
     def _build_on_cpu(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
-        pool, shadow = self._host.pool, self._shadow
-        steps = tuple(build_split_op(op, pool, shadow) or build_op(op, tables, pool, shadow) for op in subgraph.ops)
+        on_host = self._host.build(subgraph, tables)
 
         def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
             with on_core(self.cpu_cores[0]):
-                for step in steps:
-                    step(weights, buffers, rows, pages)
+                on_host(weights, buffers, rows, pages)
 
         return run
 
@@ -157,8 +154,7 @@ class EmulatedDevice:
 
     def _step_on_chip(self, op: Op, rows: int, tables: RopeTables) -> RunSubgraph:
         if op.kind != "matmul":
-            pool = self.chip.pool
-            return build_split_op(op, pool, self._shadow) or build_op(op, tables, pool, self._shadow)
+            return build_op(op, tables, self.chip.pool, self._shadow)
         product = CardProduct(self.chip, op, rows)
 
         def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:

@@ -19,6 +19,7 @@ from edge_llm.devices.base import (
 )
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
+from edge_llm.devices.split import build_split_op
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import KEY_OFFSET, TensorRange
@@ -88,7 +89,13 @@ def open_device(name: str, options: DeviceOptions) -> HostDevice:
 
 
 def build_op(op: Op, tables: RopeTables, pool: ThreadPool, shadow: bool) -> RunSubgraph:
-    """``op`` as calls of kernels on ``pool``; without ``shadow`` the outliers are dropped."""
+    """``op`` as calls of kernels on ``pool``; without ``shadow`` the outliers are dropped.
+
+    What is float around a product that a card makes is in `edge_llm.devices.split`.
+    """
+    beside_card = build_split_op(op, pool, shadow)
+    if beside_card is not None:
+        return beside_card
     if isinstance(op.of, Embedding):
         return _build_embedding(op)
     if isinstance(op.of, Norm):

@@ -26,11 +26,10 @@ from edge_llm.devices.base import (
 from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardBlock, CardWeights, load_products
 from edge_llm.devices.cores import on_core, split_cores
-from edge_llm.devices.host import HostDevice, build_op
+from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
 from edge_llm.devices.onnx_product import ZERO, Session, onnx_package, operand_bytes, operands_of, unsigned
-from edge_llm.devices.split import build_split_op
 from edge_llm.errors import DeviceError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
@@ -85,7 +84,6 @@ class OnnxDevice:
             onnx_package(package)
         self.cpu_cores, self.npu_cores = split_cores(threads)
         self._host = HostDevice(len(self.cpu_cores), shadow=shadow, cores=self.cpu_cores)
-        self._shadow = shadow
         self._memory = memory
         self._sessions: dict[tuple[int, int, int, bool], Session] = {}
         self._stream = Lock()  # of products, which share sessions
@@ -108,13 +106,11 @@ class OnnxDevice:
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:
             return self._build_products(subgraph)
-        pool, shadow = self._host.pool, self._shadow
-        steps = tuple(build_split_op(op, pool, shadow) or build_op(op, tables, pool, shadow) for op in subgraph.ops)
+        on_host = self._host.build(subgraph, tables)
 
         def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
             with on_core(self.cpu_cores[0]):
-                for step in steps:
-                    step(weights, buffers, rows, pages)
+                on_host(weights, buffers, rows, pages)
 
         return run
 

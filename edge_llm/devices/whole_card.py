@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from edge_llm.devices.card_memory import CardArray, CardMemory
-from edge_llm.devices.card_weights import CardBlock, CardSlot, CardWeights, Load
+from edge_llm.devices.card_weights import CardBlock, CardSlot, CardWeights, Load, output_blocks
 from edge_llm.devices.emulated_chip import CardLinear, EmulatedChip
 from edge_llm.models.layer import Decoder, Linear, Rope
 from edge_llm.models.rope import RopeTables, rope_tables
@@ -60,7 +60,7 @@ class WholeCardWeights(CardWeights[CardLinear]):
     def __init__(self, host: Weights, chip: EmulatedChip, decoder: Decoder) -> None:
         self._embedding = output = _table(chip, decoder.output, host.embedding_blocks())
         if not decoder.tied:
-            output = _table(chip, decoder.output, ((rows, _int8_output(block)) for rows, block in host.head_blocks()))
+            output = _table(chip, decoder.output, output_blocks(host, decoder))
         norm = {"final_norm": chip.memory.upload(host.head.gains["final_norm"]).values}
         on_chip = chip.load(output, CardArray(output.tiles, 0))
         self._output = slice(0, output.rows), CardBlock({"output": output}, norm, card={"output": on_chip})
@@ -77,12 +77,6 @@ class WholeCardWeights(CardWeights[CardLinear]):
 
     def head_blocks(self) -> Iterator[tuple[slice, BlockWeights]]:
         return iter([self._output])  # as a whole: what limits K of a product does not limit N
-
-
-def _int8_output(head: BlockWeights) -> Int8Weight:
-    output = head.linears["output"]
-    assert isinstance(output, Int8Weight)
-    return output
 
 
 def _table(chip: EmulatedChip, table: Linear, parts: Iterator[tuple[slice, Int8Weight]]) -> Int8Weight:

@@ -70,7 +70,7 @@ def _check_nodes(onnx: ModuleType, with_bias: bool) -> Iterator[Any]:
 
 def _fused_arrays(weight: Int8Weight) -> Arrays:
     """int8 [N, K], as the kernel of a 310P wants it; uint64 [N]; int32 [N]."""
-    scale, bias = _rounding(weight)
+    scale, bias = weight.rounding
     yield "weight", unpack_tiles(weight.tiles, weight.rows, weight.columns)
     yield "scale", scale.view(np.uint32) | _PACKED  # [pack]
     if bias is not None:
@@ -87,7 +87,7 @@ def _fused_nodes(onnx: ModuleType, with_bias: bool) -> Iterator[Any]:
 
 def _plain_arrays(weight: Int8Weight) -> Arrays:
     """int8 [K, N]; uint64 [N], a float32 in the low half [dequant]; int32 [N]."""
-    scale, bias = _rounding(weight)
+    scale, bias = weight.rounding
     yield "weight", np.ascontiguousarray(unpack_tiles(weight.tiles, weight.rows, weight.columns).T)
     yield "scale", scale.view(np.uint32).astype(np.uint64)
     if bias is not None:
@@ -106,17 +106,6 @@ def _plain_nodes(onnx: ModuleType, with_bias: bool) -> Iterator[Any]:
 
 def _quantized(onnx: ModuleType) -> Any:
     return onnx.helper.make_node("AscendQuant", [ROWS], ["quantized"], name="quant", scale=1.0, offset=0.0, round_mode="Round")
-
-
-def _rounding(weight: Int8Weight) -> tuple[np.ndarray, np.ndarray | None]:
-    """The product scale, rounded to 19 bits before packing cuts the others off, and the bias in its steps: int32 or None."""
-    bits = weight.product_scale.view(np.uint32) + np.uint32(0x1000)
-    scale = (bits & np.uint32(0xFFFFE000)).view(np.float32)
-    if weight.bias is None:
-        return scale, None
-    limits = np.iinfo(np.int32)
-    steps = np.rint(weight.bias / scale.astype(np.float64))
-    return scale, np.clip(steps, limits.min, limits.max).astype(np.int32)
 
 
 CHECK = Flavour("check", "int8", "float32", check_arrays, _check_nodes)

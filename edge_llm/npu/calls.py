@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.npu.chips import ChipLaw
-from edge_llm.npu.law import Operand, check_call, supports
+from edge_llm.npu.law import CHUNK_ATTENTION_V2, Operand, check_call, chunk_attention
+from edge_llm.npu.limits import ND, NZ
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ND, NZ = 2, 29
-"""Numbers of the storage formats: rows one after the other, and fractals of 16 x 16 (INT8: 16 x 32) values."""
 MASK_SIZE = 2048
 """Rows and columns of the causal mask that chunked attention takes, whatever the length of the sequence."""
+MASKED = -10000.0
+"""[vllm] What a masked score is lowered by."""
 ROTARY_SIZES = (64, 128)
 """Head sizes that the rotation's operator takes; for others it is made of additions and products."""
+_INT8 = 1  # the number of torch.int8, which npu_quantize takes instead of the type
 _CAUSAL_MASK = 5  # mask_type of a causal mask that is the same for all chunks
 
 
@@ -31,13 +33,11 @@ class Calls:
         import torch
 
         self.law = law
-        self.launched = 0
-        """Operators of the card that were called so far."""
         self._torch = torch
-        self.has_one_mask = supports(law, "_npu_paged_attention_splitfuse_v2")
+        self._chunk_attention = chunk_attention(law)
+        self.has_one_mask = self._chunk_attention == CHUNK_ATTENTION_V2
         """Whether attention over chunks takes one causal mask for all, and not one for each."""
         self._npu, self._atb = torch.ops.npu, torch.ops.atb
-        self._int8 = 1  # the number of torch.int8, which npu_quantize takes instead of the type
 
     def quant_matmul(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         """float16 [T, N] = (x int8 [T, K] @ weight int8 [K, N] + bias int32 [N]) * scale, as `pack_scale` packed it."""
@@ -62,7 +62,7 @@ class Calls:
             "npu_quantize", {"input": _operand(x), "scales": _operand(reciprocal)}, dtype="int8", axis=-1, div_mode=False
         )
         return self._npu.npu_quantize(
-            input=x, scales=reciprocal, zero_points=None, dtype=self._int8, axis=-1, div_mode=False
+            input=x, scales=reciprocal, zero_points=None, dtype=_INT8, axis=-1, div_mode=False
         )
 
     def to_nz(self, array: Tensor) -> Tensor:
@@ -74,6 +74,12 @@ class Calls:
         """``array``, which lies in fractals, in rows."""
         self._check("npu_format_cast", {"input": _operand(array, nz=True)}, acl_format=ND)
         return self._npu.npu_format_cast(input=array, acl_format=ND)
+
+    def to_matmul(self, weight: Tensor) -> Tensor:
+        """int8 [N, K] as `quant_matmul` takes it: [K, N]."""
+        if self.law.weights_are_nz:
+            return self.to_nz(weight).transpose(0, 1)
+        return weight.transpose(0, 1).contiguous()
 
     def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         """float32 [T, K] of float32 [T, K] and float32 [K]."""
@@ -144,11 +150,12 @@ class Calls:
         The last row of a sequence sees ``lengths`` int32 [S] tokens, each row before it one less.  The mask float16 is
         [`MASK_SIZE`, `MASK_SIZE`] where `has_one_mask`, else [T, longest length].
         """
-        operator = "_npu_paged_attention_splitfuse_v2" if self.has_one_mask else "_npu_paged_attention_splitfuse"
         more = {"mask": mask, "seq_len": query_lengths}
-        self._check_attention(operator, query, keys, values, block_table, lengths, out, kv_heads, scale, **more)
+        self._check_attention(
+            self._chunk_attention, query, keys, values, block_table, lengths, out, kv_heads, scale, **more
+        )
         settings = {"mask_type": _CAUSAL_MASK} if self.has_one_mask else {}
-        getattr(self._atb, operator)(
+        getattr(self._atb, self._chunk_attention)(
             query=query, key_cache=keys, value_cache=values, block_table=block_table, context_lens=lengths,
             num_kv_heads=kv_heads, num_heads=query.shape[1], scale_value=scale, out=out, **more, **settings,
         )  # fmt: skip
@@ -202,7 +209,13 @@ class Calls:
 
     def _check(self, operator: str, operands: dict[str, Operand | None], **settings: Any) -> None:
         check_call(self.law, operator, operands, **settings)
-        self.launched += 1
+
+
+def causal_mask() -> Tensor:
+    """The one mask of `Calls.attend_chunk`, float16 [`MASK_SIZE`, `MASK_SIZE`] in host memory."""
+    import torch
+
+    return torch.ones((MASK_SIZE, MASK_SIZE), dtype=torch.float16).triu_(1) * MASKED
 
 
 def _turned(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from edge_llm.errors import DeviceError
 GIB = 2**30
 INT8_COLUMNS = 32  # [op] an NZ fractal holds 32 int8 along K; [geir] GEMM: K aligned to 32 for int8
 INT8_OUTPUTS = 16  # [op] and 16 along N
+FRACTAL = 16  # [op] and 16 float16 either way
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,12 @@ class ChipLaw:
     def padded(self, columns: int, outputs: int) -> tuple[int, int]:
         """K and N filled up with zeros to what the chip takes."""
         return _round_up(columns, INT8_COLUMNS), _round_up(outputs, INT8_OUTPUTS)
+
+    def cache_shape(self, blocks: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """Of float16 keys, or values, of a layer in ``blocks`` blocks; [blocks, KV * D / 16, tokens, 16] where they are NZ."""
+        if self.keys_are_nz:
+            return blocks, max(1, kv_heads * head_dim // FRACTAL), self.page_tokens, FRACTAL
+        return blocks, self.page_tokens, kv_heads, head_dim
 
     def allocation(self, nbytes: int) -> int:
         """Bytes that the allocator takes for an array of ``nbytes`` bytes."""

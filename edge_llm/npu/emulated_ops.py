@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edge_llm.npu.chips import FRACTAL
 from edge_llm.npu.schemas import SCHEMAS
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ SCALE_BITS = 0xFFFFE000
 """Of a float32, what a packed scale keeps: 19 bits."""
 PACKED = 1 << 46
 """Set in every packed scale."""
-FRACTAL = 16
 
 
 def npu_quant_matmul(

@@ -15,8 +15,8 @@ from edge_llm.npu.chips import ChipLaw, MatmulRoute
 from edge_llm.npu.rules import Operand, Operator
 
 __all__ = [
-    "OPERATORS", "Operand", "attention_refusal", "check_call", "check_capture", "check_product", "int8_keys_refusal",
-    "supports",
+    "CHUNK_ATTENTION_V2", "OPERATORS", "Operand", "attention_refusal", "check_call", "check_capture", "check_product",
+    "chunk_attention", "int8_keys_refusal", "supports",
 ]  # fmt: skip
 
 OPERATORS: dict[str, dict[str, Operator]] = {
@@ -61,6 +61,7 @@ OPERATORS: dict[str, dict[str, Operator]] = {
     },
 }
 """By chip and by the operator's own name."""
+CHUNK_ATTENTION, CHUNK_ATTENTION_V2 = "_npu_paged_attention_splitfuse", "_npu_paged_attention_splitfuse_v2"
 MOST_PASSED = 4096
 """Calls that are remembered; a step of a model has a few hundred, and its shapes change with its rows."""
 _passed: set[tuple[object, ...]] = set()
@@ -69,6 +70,11 @@ _passed: set[tuple[object, ...]] = set()
 def supports(law: ChipLaw, operator: str) -> bool:
     """Whether the chip has ``operator``."""
     return operator in OPERATORS[law.name]
+
+
+def chunk_attention(law: ChipLaw) -> str:
+    """The operator for attention over chunks of prompts: under one causal mask for all where the chip has that."""
+    return CHUNK_ATTENTION_V2 if supports(law, CHUNK_ATTENTION_V2) else CHUNK_ATTENTION
 
 
 def check_call(law: ChipLaw, operator: str, operands: Mapping[str, Operand | None], **settings: object) -> None:
@@ -162,15 +168,12 @@ def _attention_calls(law: ChipLaw, heads: int, kv_heads: int, head_dim: int) -> 
     """What one sequence calls: attention over blocks of ``law.page_tokens`` in a step and in a prompt, and the new keys."""
     query, new = Operand("float16", (1, heads, head_dim)), Operand("float16", (1, kv_heads, head_dim))
     one, table = Operand("int32", (1,)), Operand("int32", (1, 1))
-    nz = law.keys_are_nz
-    shape = (1, max(1, kv_heads * head_dim // 16), law.page_tokens, 16) if nz else (1, law.page_tokens, kv_heads, head_dim)
-    cache = Operand("float16", shape, nz)
+    cache = Operand("float16", law.cache_shape(1, kv_heads, head_dim), law.keys_are_nz)
     caches = {"key_cache": cache, "value_cache": cache}
     step: dict[str, Operand | None] = {"query": query, **caches, "block_table": table, "context_lens": one, "out": query}
     settings: dict[str, object] = {"num_kv_heads": kv_heads, "num_heads": heads, "scale_value": head_dim**-0.5}
     yield "_npu_paged_attention", step, settings
-    one_mask = supports(law, "_npu_paged_attention_splitfuse_v2")
-    mask = Operand("float16", (2048, 2048) if one_mask else (1, law.page_tokens))
-    chunk = "_npu_paged_attention_splitfuse" + "_v2" * one_mask
+    chunk = chunk_attention(law)
+    mask = Operand("float16", (2048, 2048) if chunk == CHUNK_ATTENTION_V2 else (1, law.page_tokens))
     yield chunk, {**step, "seq_len": one, "mask": mask}, settings
     yield "_npu_reshape_and_cache", {"key": new, "value": new, **caches, "slot_indices": one}, {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from edge_llm.npu.chips import INT8_COLUMNS, INT8_OUTPUTS
 from edge_llm.npu.rules import NO_DEFAULT, Form, Layout, Limit, Operator, shapes, types
 
-LAST_DIM = Limit("op", most=65535)
 INT8_SIDES = {"k": Limit("op geir", multiple=INT8_COLUMNS, most=65535), "n": Limit("op", multiple=INT8_OUTPUTS)}
 """K is the last dimension of the rows; N only where the weight is not an (n, k) that is handed over transposed."""
 LAST_N = {"n": Limit("op", multiple=INT8_OUTPUTS, most=65535)}
@@ -103,6 +102,7 @@ DYNAMIC_QUANT_910B = Operator(  # [op] not on a 310P, where vllm-ascend calls it
     limits={"quant_mode": Limit("op", among=("pertoken",))},
 )
 ND, NZ = 2, 29
+"""Numbers of the storage formats: rows one after the other, and fractals of 16 x 16 (INT8: 16 x 32) values."""
 FORMAT_CAST = Operator(
     "npu",
     forms=(

@@ -69,7 +69,7 @@ def int32_product(ground: Ground) -> Figures:
 
     def work(x: Any, weight: Any, scale: Any) -> Any:
         operator = ground.operator("npu", "npu_quant_matmul")
-        return operator(x1=x, x2=ground.weight(weight), scale=scale, output_dtype=ground.torch.int32)
+        return operator(x1=x, x2=ground.calls.to_matmul(weight), scale=scale, output_dtype=ground.torch.int32)
 
     if ground.runtime.emulated:
         raise DeviceError("the emulated matmul gives float16 only")
@@ -83,7 +83,7 @@ def row_scales(ground: Ground) -> Figures:
 
     def work(x: Any, weight: Any, scale: Any, rows: Any) -> Any:
         operator = ground.operator("npu", "npu_quant_matmul")
-        weight = ground.weight(weight)
+        weight = ground.calls.to_matmul(weight)
         return operator(x1=x, x2=weight, scale=scale, pertoken_scale=rows, output_dtype=ground.torch.float16)
 
     if ground.runtime.emulated:

@@ -8,10 +8,7 @@ from typing import Any
 from edge_llm.npu.probes_ground import Figures, Ground, equal, together
 from edge_llm.npu.probes_layers import EPS, Heads, angles, cached, caches, lengths_of
 from edge_llm.npu.probes_products import scales
-from edge_llm.npu.runtime import Graph, run
-
-STEP_ROWS = (1, 2, 4, 8, 16, 32)
-"""Rows of the graphs that a model captures."""
+from edge_llm.npu.runtime import GRAPH_ROWS, Graph, run
 
 
 def captured(ground: Ground, work: Any) -> tuple[Graph, float]:
@@ -29,7 +26,7 @@ def replay(ground: Ground) -> Figures:
         ground.float32(rows, columns), ground.float32(columns), ground.torch.full((columns,), 20.0),
         ground.int8(outputs, columns), scales(ground, outputs),
     )  # fmt: skip
-    weight, packed = ground.made(lambda: (ground.weight(weight), ground.calls.pack_scale(scale)))
+    weight, packed = ground.made(lambda: (ground.calls.to_matmul(weight), ground.calls.pack_scale(scale)))
     made: list[Any] = []
 
     def chain() -> None:
@@ -117,7 +114,7 @@ class _Layer:
 
     def _linear(self, columns: int, outputs: int) -> Any:
         weight, scale = self._ground.held(self._ground.int8(outputs, columns), scales(self._ground, outputs))
-        return self._ground.made(lambda: (self._ground.weight(weight), self._ground.calls.pack_scale(scale)))
+        return self._ground.made(lambda: (self._ground.calls.to_matmul(weight), self._ground.calls.pack_scale(scale)))
 
     def run(self) -> None:
         """The layer for `x`; `made` has the result."""
@@ -168,7 +165,7 @@ def eager_and_replay(ground: Ground) -> Figures:
 
 def many_graphs(ground: Ground) -> Figures:
     """As many graphs as a model captures, of several layers each, all kept; each replays what it is for."""
-    layers = {rows: _Layer(ground, rows) for rows in STEP_ROWS[: ground.size(len(STEP_ROWS), 2)]}
+    layers = {rows: _Layer(ground, rows) for rows in GRAPH_ROWS[: ground.size(len(GRAPH_ROWS), 2)]}
     repeated = ground.size(24, 2)
     graphs, cases, start = {}, {}, time.perf_counter()
     for rows, layer in layers.items():

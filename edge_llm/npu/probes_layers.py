@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.npu import emulated_ops
-from edge_llm.npu.calls import MASK_SIZE
+from edge_llm.npu.calls import MASKED, causal_mask
 from edge_llm.npu.probes_ground import Figures, Ground, compared, equal, near, together
 from edge_llm.npu.probes_products import alone_and_among
 
@@ -18,7 +18,6 @@ FLOAT32_BOUND = 1e-5
 FLOAT16_BOUND = 2e-3
 ATTENTION_BOUND = 1e-2
 """Of the largest value: a chip may sum probabilities in float16."""
-MASKED = -10000.0
 BLOCKS = 8
 
 
@@ -35,10 +34,7 @@ class Heads:
         return float(self.size**-0.5)
 
     def cache_shape(self, ground: Ground, blocks: int) -> tuple[int, ...]:
-        tokens = ground.law.page_tokens
-        if ground.law.keys_are_nz:
-            return blocks, self.kv_heads * self.size // 16, tokens, 16
-        return blocks, tokens, self.kv_heads, self.size
+        return ground.law.cache_shape(blocks, self.kv_heads, self.size)
 
 
 SHAPES = (Heads(14, 2, 64), Heads(32, 8, 128))
@@ -210,7 +206,7 @@ def _mask(ground: Ground, held: Cached, counts: Tensor) -> Tensor:
     """The fixed causal mask, or where the chip's operator takes no such, that of every row."""
     torch = ground.torch
     if ground.calls.has_one_mask:
-        return torch.ones((MASK_SIZE, MASK_SIZE), dtype=torch.float16).triu_(1) * MASKED
+        return causal_mask()
     spans = zip(counts.tolist(), held.lengths, strict=True)
     positions = torch.cat([torch.arange(length - count, length) for count, length in spans])
     return (torch.arange(max(held.lengths)) > positions[:, None]).half() * MASKED

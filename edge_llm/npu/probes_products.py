@@ -44,7 +44,7 @@ def product(ground: Ground, rows: int, columns: int, outputs: int, bias: bool) -
     given = (x, weight, scale) + (() if offset is None else (offset,))
 
     def work(x: Any, weight: Any, scale: Any, offset: Any = None) -> Any:
-        return ground.calls.quant_matmul(x, ground.weight(weight), ground.calls.pack_scale(scale), offset)
+        return ground.calls.quant_matmul(x, ground.calls.to_matmul(weight), ground.calls.pack_scale(scale), offset)
 
     return equal(ground.result(work, *given), rounded(ground.exact(x, weight), scale, offset))
 
@@ -78,7 +78,7 @@ def saturation(ground: Ground) -> Figures:
     bias = torch.full((32,), 2**24 + 1, dtype=torch.int32)
 
     def work(x: Any, weight: Any, scale: Any, bias: Any) -> tuple[Any, Any]:
-        weight, packed = ground.weight(weight), ground.calls.pack_scale(scale)
+        weight, packed = ground.calls.to_matmul(weight), ground.calls.pack_scale(scale)
         small = ground.calls.pack_scale(scale * 2.0**-14)
         return ground.calls.quant_matmul(x, weight, packed, None), ground.calls.quant_matmul(x, weight, small, bias)
 
@@ -155,7 +155,7 @@ def product_speed(ground: Ground) -> Figures:
 
 def _speed(ground: Ground, rows: int, columns: int, outputs: int) -> Figures:
     x, weight, scale = ground.held(ground.int8(rows, columns), ground.int8(outputs, columns), scales(ground, outputs))
-    weight, packed = ground.made(lambda: (ground.weight(weight), ground.calls.pack_scale(scale)))
+    weight, packed = ground.made(lambda: (ground.calls.to_matmul(weight), ground.calls.pack_scale(scale)))
     seconds = ground.seconds(lambda: ground.calls.quant_matmul(x, weight, packed, None))
     return {
         "seconds": seconds,
@@ -188,7 +188,7 @@ def rows_of_products(ground: Ground) -> Figures:
     floats, float_weight = ground.float16(most, columns), ground.float16(columns, outputs)
 
     def int8(x: Any, weight: Any, scale: Any) -> Any:
-        return ground.calls.quant_matmul(x, ground.weight(weight), ground.calls.pack_scale(scale), None)
+        return ground.calls.quant_matmul(x, ground.calls.to_matmul(weight), ground.calls.pack_scale(scale), None)
 
     return together(
         {

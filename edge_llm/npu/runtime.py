@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Work = Callable[[], None]
+GRAPH_ROWS = (1, 2, 4, 8, 16, 32)
+"""Rows of steps that have a graph each: a chip has streams and graphs for a few."""
 
 
 class Completion(Protocol):

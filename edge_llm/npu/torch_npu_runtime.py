@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_llm.errors import DeviceError, DeviceLost
 from edge_llm.npu.chips import ChipLaw
-from edge_llm.npu.law import supports
+from edge_llm.npu.law import chunk_attention
 from edge_llm.npu.runtime import Completion, Counters, Work
 
 if TYPE_CHECKING:
@@ -91,9 +91,8 @@ def _attention_missing(operators: Any, law: ChipLaw) -> str:
     """[whl] torch_npu loads ATB's operators when it is imported, and goes on without them."""
     if not hasattr(operators, "_npu_paged_attention"):
         return "the package NNAL is missing: install it for this CANN, then `source .../nnal/atb/set_env.sh`"
-    newest = "_npu_paged_attention_splitfuse_v2"
-    if supports(law, newest) and not hasattr(operators, newest):
-        return f"this torch_npu has no {newest}: install a newer one, up to 2.13"
+    if not hasattr(operators, chunk_attention(law)):
+        return f"this torch_npu has no {chunk_attention(law)}: install a newer one, up to 2.13"
     return ""
 
 

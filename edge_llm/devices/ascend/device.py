@@ -16,23 +16,11 @@ from edge_llm.devices.ascend.model import CardModel
 from edge_llm.devices.ascend.plan import AscendPlan
 from edge_llm.devices.ascend.products import SplitProduct
 from edge_llm.devices.ascend.whole import WholeWeights
-from edge_llm.devices.base import (
-    INT8_KEYS,
-    Buffers,
-    DeviceModel,
-    DeviceOptions,
-    Room,
-    Rows,
-    RunSubgraph,
-    Watch,
-    check_int8_keys,
-)
+from edge_llm.devices.base import INT8_KEYS, DeviceModel, DeviceOptions, Room, RunSubgraph, Watch, check_int8_keys
 from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardWeights
 from edge_llm.devices.host import HostDevice, build_op
-from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
-from edge_llm.devices.split import build_split_op
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
@@ -44,7 +32,6 @@ from edge_llm.npu.chips import ChipLaw
 from edge_llm.npu.law import attention_refusal, int8_keys_refusal, supports
 from edge_llm.npu.opening import OPERATORS, open_runtime
 from edge_llm.npu.runtime import Runtime, run
-from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
 from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
 from edge_llm.weights.base import Weights
@@ -130,14 +117,7 @@ class AscendDevice:
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:
             return SplitProduct(self.runtime, self.calls, subgraph).run
-        pool, shadow = self._host.pool, self._shadow
-        steps = tuple(build_split_op(op, pool, shadow) or build_op(op, tables, pool, shadow) for op in subgraph.ops)
-
-        def run_steps(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-            for step in steps:
-                step(weights, buffers, rows, pages)
-
-        return run_steps
+        return self._host.build(subgraph, tables)
 
     def _open_whole(
         self, decoder: Decoder, weights: Weights, loader: Loader, tables: RopeTables, room: Room

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +11,6 @@ from edge_llm.npu.runtime import Runtime
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-WORD = 4
 
 
 class Inputs:
@@ -24,22 +23,23 @@ class Inputs:
     def __init__(self, rows: int, width: int, blocks: int, runtime: Runtime) -> None:
         import torch
 
-        sizes = {"hidden": rows * width, "positions": rows, "slots": rows, "wanted": rows, "lengths": rows}
-        sizes["table"] = rows * blocks
-        shapes = {"hidden": (rows, width), "table": (rows, blocks)}
-        self._host = runtime.pinned((sum(sizes.values()),), torch.int32)
-        self._card = torch.zeros(sum(sizes.values()), dtype=torch.int32, device=runtime.device)
+        numbers = dict.fromkeys(("positions", "slots", "wanted", "lengths"), (rows,))
+        shapes: dict[str, tuple[int, ...]] = {"hidden": (rows, width), **numbers, "table": (rows, blocks)}
+        words = sum(map(math.prod, shapes.values()))
+        self._host = runtime.pinned((words,), torch.int32)
+        self._card = torch.zeros(words, dtype=torch.int32, device=runtime.device)
         self._runtime = runtime
         self._on_host: dict[str, np.ndarray] = {}
         self._on_card: dict[str, Tensor] = {}
         start = 0
-        for name, size in sizes.items():
-            at, start = slice(start, start + size), start + size
+        for name, shape in shapes.items():
+            at = slice(start, start + math.prod(shape))
+            start = at.stop
             host, card = self._host.numpy()[at], self._card[at]
             if name == "hidden":
                 host, card = host.view(np.float32), card.view(torch.float32)
-            self._on_host[name] = host.reshape(shapes.get(name, (rows,)))
-            self._on_card[name] = card.view(shapes.get(name, (rows,)))
+            self._on_host[name] = host.reshape(shape)
+            self._on_card[name] = card.view(shape)
 
     def host(self, name: str) -> np.ndarray:
         """The array of this name in pinned memory, to be written."""

@@ -15,15 +15,12 @@ import numpy as np
 from edge_llm.devices.ascend.inputs import Inputs
 from edge_llm.devices.base import Rows
 from edge_llm.models.layer import Attention
-from edge_llm.npu.calls import MASK_SIZE, Calls
+from edge_llm.npu.calls import MASKED, Calls, causal_mask
 from edge_llm.npu.runtime import Runtime, run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FRACTAL = 16
-MASKED = -10000.0
-"""[vllm] What a masked score is lowered by."""
 MARGIN = 1.25
 """Of a channel's static range over the largest value that was seen."""
 
@@ -46,7 +43,6 @@ class Attend(Protocol):
 class KeyForm(Protocol):
     """One way to keep keys and values."""
 
-    name: str
     dtype: Any
     in_fractals: bool
     """Whether caches are [blocks, KV * D / 16, tokens, 16] in the chip's own format, and not [blocks, tokens, KV * D]."""
@@ -84,7 +80,6 @@ class Float16Keys:
     def __init__(self, runtime: Runtime, calls: Calls) -> None:
         import torch
 
-        self.name = f"float16, blocks of {calls.law.page_tokens} tokens"
         self.dtype = torch.float16
         self.in_fractals = calls.law.keys_are_nz
         self._torch = torch
@@ -95,12 +90,9 @@ class Float16Keys:
             run(runtime, self._make_mask)
 
     def cache(self, attention: Attention, blocks: int) -> Tensor:
-        tokens = self._calls.law.page_tokens
-        if not self.in_fractals:
-            shape = (blocks, tokens, attention.kv_heads, attention.head_dim)
-            return self._torch.zeros(shape, dtype=self.dtype, device=self._runtime.device)
-        shape = (blocks, attention.kv_size // FRACTAL, tokens, FRACTAL)
-        return self._calls.to_nz(self._torch.zeros(shape, dtype=self.dtype, device=self._runtime.device))
+        shape = self._calls.law.cache_shape(blocks, attention.kv_heads, attention.head_dim)
+        zeros = self._torch.zeros(shape, dtype=self.dtype, device=self._runtime.device)
+        return self._calls.to_nz(zeros) if self.in_fractals else zeros
 
     def write(self, layer: LayerKeys, key: Tensor, value: Tensor, slots: Tensor) -> None:
         self._calls.write_keys(key, value, layer.keys, layer.values, slots)
@@ -150,8 +142,7 @@ class Float16Keys:
         return mask
 
     def _make_mask(self) -> None:
-        ones = self._torch.ones((MASK_SIZE, MASK_SIZE), dtype=self._torch.float16).triu_(1)
-        self._mask = (ones * MASKED).to(self._runtime.device)
+        self._mask = causal_mask().to(self._runtime.device)
 
 
 class Int8Keys:
@@ -163,7 +154,6 @@ class Int8Keys:
     def __init__(self, runtime: Runtime, calls: Calls, ranges: Sequence[np.ndarray]) -> None:
         import torch
 
-        self.name = f"int8, blocks of {calls.law.page_tokens} tokens"
         self.dtype = torch.int8
         self._torch = torch
         self._runtime = runtime

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_llm.devices.card_weights import CardBlock, CardSlot, Load, rounded_linears
+from edge_llm.devices.card_weights import CardBlock, CardSlot, Load, int8_linears, rounded_linears
 from edge_llm.npu.calls import Calls
 from edge_llm.npu.runtime import Completion, Runtime
 from edge_llm.schemes.int8_weight import Int8Weight
@@ -35,7 +35,7 @@ class NpuLinear:
 
 @dataclass
 class Traffic:
-    """What goes to and from card memory that a slot has."""
+    """What goes to and from the card memory of a slot, and the layer there."""
 
     loaded: Completion | None = None
     """What is in it is there."""
@@ -43,13 +43,14 @@ class Traffic:
     """The last work that reads it."""
     staging: dict[str, Tensor] = field(default_factory=dict)
     """Pinned arrays that its contents pass through."""
+    layer: Any = None
+    """The `CardLayer` in it, once work has made it; None where a slot holds products alone."""
 
 
 @dataclass(frozen=True)
 class NpuBlock(CardBlock[NpuLinear]):
-    """A layer's weights on both sides; ``arrays`` are those on the card that are no linears."""
+    """A layer's weights on both sides."""
 
-    arrays: Mapping[str, Any] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
 
 
@@ -90,11 +91,7 @@ class Loader:
 
     def linear(self, staged: Mapping[str, Tensor], linear: Int8Weight) -> NpuLinear:
         """The linear on the card; inside of work."""
-        weight = self.copied(staged["weight"])
-        if self.calls.law.weights_are_nz:
-            weight = self.calls.to_nz(weight).transpose(0, 1)
-        else:
-            weight = weight.transpose(0, 1).contiguous()
+        weight = self.calls.to_matmul(self.copied(staged["weight"]))
         scale = self.calls.pack_scale(self.copied(staged["scale"]))
         bias = self.copied(staged["bias"]) if "bias" in staged else None
         return NpuLinear(weight, scale, bias, linear.rows, linear.columns)
@@ -106,17 +103,12 @@ def _padded(values: np.ndarray, length: int, kind: Any) -> np.ndarray:
     return padded
 
 
-def int8_linears(host: Weights, index: int) -> dict[str, Int8Weight]:
-    """Those of a layer that is in the host's memory."""
-    return {name: linear for name, linear in host.use(index).linears.items() if isinstance(linear, Int8Weight)}
-
-
 def load_products(loader: Loader) -> Load[NpuLinear]:
     """Puts the INT8 linears of a layer on the card; the host keeps the rest, and rounds what it multiplies as the card does."""
 
     def load(host: Weights, index: int, slot: CardSlot[NpuLinear]) -> NpuBlock:
         traffic = begin(slot)
-        linears = int8_linears(host, index)
+        linears = int8_linears(host.use(index))
         staged = {name: loader.stage_linear(traffic.staging, name, linear) for name, linear in linears.items()}
 
         def work() -> None:

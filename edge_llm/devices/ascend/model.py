@@ -15,15 +15,15 @@ import numpy as np
 from edge_llm.devices.ascend.inputs import Inputs
 from edge_llm.devices.ascend.key_forms import fill_rows
 from edge_llm.devices.ascend.keys import CardKeys
-from edge_llm.devices.ascend.layers import CardLayer, Clipped, Layers, Tokens
+from edge_llm.devices.ascend.layers import Clipped, Layers, Tokens
 from edge_llm.devices.ascend.linears import NpuBlock
-from edge_llm.devices.ascend.whole import LAYER, WholeWeights
+from edge_llm.devices.ascend.whole import WholeWeights
 from edge_llm.devices.base import Chunk, Room, Rows, RunSubgraph, Task
 from edge_llm.errors import NumericError
 from edge_llm.kv.pages import pages_for
 from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import HIDDEN, Decoder
-from edge_llm.npu.runtime import Completion, Graph, Runtime, run
+from edge_llm.npu.runtime import GRAPH_ROWS, Completion, Graph, Runtime, run
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Part
 from edge_llm.subgraphs.placement import CARD, place
@@ -33,9 +33,7 @@ from edge_llm.weights.base import Weights
 if TYPE_CHECKING:
     from torch import Tensor
 
-STEP_ROWS = (1, 2, 4, 8, 16, 32)
-"""Rows of steps that have a graph each: a chip has streams and graphs for a few."""
-HEAD_ROWS = STEP_ROWS[-1]
+HEAD_ROWS = GRAPH_ROWS[-1]
 """Rows whose logits are computed at once."""
 
 
@@ -115,7 +113,7 @@ class CardModel:
         return partial(self._layer_in_turn, layer, self._flow(chunk))
 
     def walk(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
-        if len(blocks) == len(self.decoder.layers) + 2 and not len(chunk.states) and chunk.rows.count <= STEP_ROWS[-1]:
+        if len(blocks) == len(self.decoder.layers) + 2 and not len(chunk.states) and chunk.rows.count <= GRAPH_ROWS[-1]:
             return partial(self._step, chunk)
         return partial(self._walk, blocks, chunk)
 
@@ -167,8 +165,7 @@ class CardModel:
 
         def work() -> None:
             assert flow.tokens is not None, "a layer before the embedding"
-            weights: CardLayer = block.arrays[LAYER]
-            flow.hidden = self._counting.run(description, weights, flow.hidden, keys, flow.tokens)
+            flow.hidden = self._counting.run(description, traffic.layer, flow.hidden, keys, flow.tokens)
 
         traffic.used = flow.last = self._runtime.enqueue(work, after=traffic.loaded)
 
@@ -209,7 +206,7 @@ class CardModel:
     def _step(self, chunk: Chunk) -> None:
         count, wanted = chunk.rows.count, chunk.logits
         self._steps_taken += 1
-        step = self._step_of(next(rows for rows in STEP_ROWS if rows >= count))
+        step = self._step_of(next(rows for rows in GRAPH_ROWS if rows >= count))
         self._fill_step(chunk, step.inputs)
         lengths = step.inputs.host("lengths").tolist()
         flow = self._flow(chunk)
@@ -258,7 +255,7 @@ class CardModel:
         for index, layer in enumerate(self.decoder.layers):
             block = self.weights.use(index)
             assert isinstance(block, NpuBlock)
-            hidden = self._layers.run(layer, block.arrays[LAYER], hidden, self.keys.layers[index], tokens)
+            hidden = self._layers.run(layer, block.traffic.layer, hidden, self.keys.layers[index], tokens)
         step.made = self._head(hidden.index_select(0, inputs.card("wanted")))
 
     def _fill_step(self, chunk: Chunk, inputs: Inputs) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edge_llm.devices.ascend.model import HEAD_ROWS, STEP_ROWS
+from edge_llm.devices.ascend.model import HEAD_ROWS
 from edge_llm.devices.base import Room
 from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.formats.layout import TensorRange
@@ -13,6 +13,7 @@ from edge_llm.kv.pages import pages_for
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.npu.calls import MASK_SIZE
 from edge_llm.npu.chips import ChipLaw
+from edge_llm.npu.runtime import GRAPH_ROWS
 from edge_llm.schemes import int8
 from edge_llm.subgraphs.placement import CARD_SCHEMES
 
@@ -89,8 +90,8 @@ class AscendPlan:
         ropes = {attention.rope for attention in decoder.attentions}
         tables = sum(2 * FLOAT16_BYTES * room.positions * rope.dim for rope in ropes) + FLOAT16_BYTES * MASK_SIZE**2
         blocks = pages_for(room.positions, self.law.page_tokens)
-        inputs = FLOAT_BYTES * (decoder.hidden_size + blocks + 4) * (room.lengths[-1] * room.window + sum(STEP_ROWS))
+        inputs = FLOAT_BYTES * (decoder.hidden_size + blocks + 4) * (room.lengths[-1] * room.window + sum(GRAPH_ROWS))
         widest = max(width for layer in decoder.layers for width in layer.widths.values())
-        activations = LIVE * FLOAT_BYTES * widest * (room.lengths[-1] + sum(STEP_ROWS))
-        logits = FLOAT16_BYTES * decoder.vocab_size * 2 * (HEAD_ROWS + sum(STEP_ROWS))
+        activations = LIVE * FLOAT_BYTES * widest * (room.lengths[-1] + sum(GRAPH_ROWS))
+        logits = FLOAT16_BYTES * decoder.vocab_size * 2 * (HEAD_ROWS + sum(GRAPH_ROWS))
         return self.key_bytes() + tables + inputs + activations + logits

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_llm.devices.ascend.layers import CardLayer, CardLinear, FloatLinear
 from edge_llm.devices.ascend.linears import Loader, NpuBlock, NpuLinear, begin, finish
-from edge_llm.devices.card_weights import CardSlot, CardWeights, Load
+from edge_llm.devices.card_weights import CardSlot, CardWeights, Load, output_blocks
 from edge_llm.errors import DeviceError
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Decoder
@@ -23,9 +24,6 @@ from kernels.layout import unpack_tiles
 if TYPE_CHECKING:
     from torch import Tensor
 
-LAYER = "layer"
-"""What the arrays of a block call the layer on the card."""
-
 
 def load_whole(loader: Loader) -> Load[NpuLinear]:
     """Puts all of a layer on the card."""
@@ -36,15 +34,14 @@ def load_whole(loader: Loader) -> Load[NpuLinear]:
         linears = {name: _clipped(linear) for name, linear in block.linears.items()}
         staged = {name: _stage(loader, traffic.staging, name, linear) for name, linear in linears.items()}
         gains = {name: loader.stage(traffic.staging, name, gain) for name, gain in block.gains.items() if name != KEY_OFFSET}
-        arrays = slot.tensors.setdefault("arrays", {})
 
         def work() -> None:
-            arrays.clear()
+            traffic.layer = None  # its memory is free for the next
             made = {name: _made(loader, staged[name], linear) for name, linear in linears.items()}
-            arrays[LAYER] = CardLayer(made, {name: loader.copied(gain) for name, gain in gains.items()})
+            traffic.layer = CardLayer(made, {name: loader.copied(gain) for name, gain in gains.items()})
 
         finish(loader.runtime, traffic, work, streamed=index in host.streamed)
-        return NpuBlock({}, {}, arrays=arrays, traffic=traffic)
+        return NpuBlock({}, {}, traffic=traffic)
 
     return load
 
@@ -88,19 +85,12 @@ class WholeWeights(CardWeights[NpuLinear]):
     """All weights of ``decoder`` on a card, but for the embedding."""
 
     def __init__(self, host: Weights, loader: Loader, decoder: Decoder) -> None:
-        runs = host.embedding_blocks() if decoder.tied else ((rows, _output(block)) for rows, block in host.head_blocks())
-        self.output = _output_matrix(loader, decoder, runs)
+        self.output = _output_matrix(loader, decoder, output_blocks(host, decoder))
         self.gains: dict[str, Tensor] = {}
         norm = loader.stage({}, "final_norm", host.head.gains["final_norm"])
         run(loader.runtime, lambda: self.gains.update(final_norm=loader.copied(norm)))
         host.forget_tables()
         super().__init__(host, load_whole(loader), len(decoder.layers))
-
-
-def _output(head: Any) -> Int8Weight:
-    output = head.linears["output"]
-    assert isinstance(output, Int8Weight)
-    return output
 
 
 def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice, Int8Weight]]) -> CardLinear:
@@ -122,10 +112,7 @@ def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice,
     pinned: dict[str, Tensor] = {}
     for name, array in staged.items():
         loader.stage(pinned, name, array)
-    whole = Int8Weight(
-        last.tiles, decoder.output.rows, decoder.output.columns, last.input_scale, last.weight_scale, last.row_sum,
-        last.hot_index, last.hot_weight, last.bias,
-    )  # fmt: skip
+    whole = replace(last, rows=decoder.output.rows)
     made: list[Any] = []
     run(loader.runtime, lambda: made.append(_made(loader, pinned, whole)))
     return made[0]
