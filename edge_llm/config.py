@@ -61,11 +61,17 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
 
+ASKED_FOR = "asked for"
+"""Why something was chosen that was named."""
+
+
 @dataclass(frozen=True)
 class RuntimeConfig:
     """How a model is run on this machine.  ``None`` means: chosen from the model and the machine at load."""
 
     device: str = "auto"
+    device_reason: str = ASKED_FOR
+    """Why `device` is this one, in a few words."""
     threads: int | None = None
     cpus: str | None = None
     """CPUs to run on, such as `0-3,8`.  None: those that the process may use."""
@@ -73,6 +79,8 @@ class RuntimeConfig:
     """Or the CPUs of this NUMA node; `card` is the node of the Ascend card."""
     placement: str = "auto"
     """What runs where, a name of `edge_llm.subgraphs.placement`; auto: the first that the device lists."""
+    keys: str = "auto"
+    """How keys and values are kept: `int8`, `float16`, or auto, which the device chooses."""
     card_memory: str | None = None
     """Most of the card's memory to take, such as `4GiB`; layers that do not fit are streamed to it.  None: all."""
     context: int | None = None

@@ -18,6 +18,7 @@ A message names the value that was refused and the way out.  Faces print ``error
     ├── Unavailable                     exit 1   the model is still loading, or the service is shutting down
     ├── NumericError                    exit 1   not-a-number or infinity where a number is needed
     └── DeviceError                     exit 1   a device is missing, or refused a subgraph
+        └── DeviceLost                  exit 1   a device failed in the middle, and computes nothing more
 """
 
 from __future__ import annotations
@@ -135,3 +136,18 @@ class DeviceError(EdgeLLMError):
     """A device is missing, or refused a subgraph."""
 
     code = "device_error"
+
+
+class DeviceLost(DeviceError):
+    """A device failed in the middle, and computes nothing more: a model on it runs elsewhere, or not at all."""
+
+    code = "device_lost"
+
+    def __init__(self, device: str, failure: str) -> None:
+        super().__init__(f"the device `{device}` failed: {failure}; ask again, or do without it: --device host")
+        self.device = device
+        self.failure = failure
+
+    def again(self) -> DeviceLost:
+        """The same error without its traceback, which holds all that the device held."""
+        return DeviceLost(self.device, self.failure)

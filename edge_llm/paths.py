@@ -58,6 +58,11 @@ def prefix_cache_folder() -> Path:
     return _possible_folder(home() / "prefix-cache")
 
 
+def selftest_folder() -> Path:
+    """Folder of what cards of this machine were measured to do: a report per chip."""
+    return _possible_folder(home() / "selftest")
+
+
 def _possible_folder(folder: Path) -> Path:
     """``folder`` if it is one or can be made."""
     for path in (folder, *folder.parents):

@@ -64,6 +64,17 @@ def linear_int8(
     out: _F32 | None,
     /,
 ) -> _F32: ...
+def linear_rounded(
+    q: _I8,
+    tiles: _I8,
+    n: int,
+    scale: _F32,
+    bias: _I32 | None,
+    row_sum: _I32,
+    pool: ThreadPool,
+    out: _F32 | None,
+    /,
+) -> _F32: ...
 def hot_product(x: _F32, hot: _I32, hot_weight: _F16, pool: ThreadPool, out: _F32 | None, /) -> _F32: ...
 def merge(
     y: _F32,
@@ -92,6 +103,8 @@ class Int8Linear:
         hot: _I32,
         hot_weight: _F16,
         bias: _F32 | None,
+        rounded_scale: _F32 | None = None,
+        rounded_bias: _I32 | None = None,
         /,
     ) -> None: ...
     @property

@@ -10,6 +10,10 @@ when it is made, it keeps its arrays, which must not change. `input_scale` is th
 f32[N] always input_scale * weight_scale, `tiles` is made by `kernels.layout.pack_tiles`, `hot` i32[H] ascends and may be
 empty (then `hot_weight` is f16[0, N]). A row's result does not depend on the other rows, on the number of threads or on the
 instruction set. `kernels.reference` defines every function.
+
+A card may end its products in float16. `Int8Linear(..., None, *rounding)`, with a `Rounding` in place of the bias, is a
+weight with such products: `linear` has linear_rounded in the place of linear_int8, and what is merged is float32 as ever.
+
 All raise ValueError, naming the argument, for a wrong type, shape or order, and for a non-finite activation.
 """
 
@@ -17,9 +21,19 @@ from __future__ import annotations
 
 from kernels import _native
 from kernels._native import Int8Linear, ThreadPool
-from kernels.types import F16, F32, I8, I32, Residual
+from kernels.types import F16, F32, I8, I32, Residual, Rounding
 
-__all__ = ["Int8Linear", "Residual", "hot_product", "linear", "linear_int8", "merge", "quantize"]
+__all__ = [
+    "Int8Linear",
+    "Residual",
+    "Rounding",
+    "hot_product",
+    "linear",
+    "linear_int8",
+    "linear_rounded",
+    "merge",
+    "quantize",
+]
 
 
 def quantize(
@@ -57,6 +71,13 @@ def linear_int8(
     `row_sum` is `kernels.layout.row_sums(tiles, n)`.
     """
     return _native.linear_int8(q, tiles, n, product_scale, row_sum, pool, bias, out)
+
+
+def linear_rounded(
+    q: I8, tiles: I8, n: int, rounding: Rounding, row_sum: I32, pool: ThreadPool, *, out: F32 | None = None
+) -> F32:
+    """The float16 that `rounding` makes of q[M, K] @ W[N, K].T -> [M, N], as float32."""
+    return _native.linear_rounded(q, tiles, n, *rounding, row_sum, pool, out)
 
 
 def hot_product(x: F32, hot: I32, hot_weight: F16, pool: ThreadPool, *, out: F32 | None = None) -> F32:

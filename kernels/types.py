@@ -25,3 +25,10 @@ class Residual(NamedTuple):
     row_start: I64  # [M+1]
     column: I32  # [R], ascending inside a row
     value: F32  # [R], in units of the input scale
+
+
+class Rounding(NamedTuple):
+    """How a product ends in float16: float16(clamp(float32(dot + bias) * scale, -65504, 65504)), half to even."""
+
+    scale: F32  # [N]
+    bias: I32 | None  # [N], |bias| + 127 * 127 * K < 2^31: the sum is an int32 whatever the activations are

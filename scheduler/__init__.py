@@ -51,6 +51,19 @@ The same policies run the real tasks, one worker per lane, and `execute` returns
 >>> [span.name for span in trace.on("stove")]
 ['heat pie', 'heat soup']
 
+A lane may also be a device that works on its own.  Its tasks send work there and return a completion, with which the task
+ends; the lane's next ready task is sent meanwhile, and spans and costs are of the work:
+
+>>> from concurrent.futures import ThreadPoolExecutor
+>>> with ThreadPoolExecutor(1) as dishwasher:
+...     def wash():
+...         return dishwasher.submit(work).result
+...     washing = TaskGraph()
+...     for load in ("plates", "pots"):
+...         _ = washing.add(f"wash {load}", "dishwasher", wash, cost_key="wash")
+...     print([span.name for span in execute(washing).spans])
+['wash plates', 'wash pots']
+
 Read on in `tasks`, `policy`, `simulate`, `execute`, `trace`, `follow`; these use `graph_state`, `cost` and `bounds`;
 `beam` and `exact` search for the best order.  Source: llm.npu (ASPLOS 2025, arXiv 2407.05858), section 3.4,
 out-of-order subgraph execution.
@@ -74,11 +87,12 @@ from scheduler.policy import (
     smallest,
 )
 from scheduler.simulate import simulate
-from scheduler.tasks import Task, TaskGraph
+from scheduler.tasks import Completion, Task, TaskGraph
 from scheduler.trace import Span, Trace
 
 __all__ = [
     "Cancelled",
+    "Completion",
     "CostModel",
     "Found",
     "GraphState",

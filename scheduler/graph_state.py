@@ -41,6 +41,11 @@ class GraphState:
 
     # -- for policies -----------------------------------------------------------------------------------------------
 
+    @property
+    def running(self) -> int:
+        """How many tasks have started and not finished."""
+        return len(self._started) - (len(self.graph) - self.left)
+
     def seconds(self, task: Task) -> float:
         """The predicted duration of a task."""
         return self.cost.predict(task.cost_key, task.lane)
@@ -93,7 +98,7 @@ class GraphState:
                 insort(self.ready[follower.lane], follower, key=lambda task: self._position[task.name])
 
     def stalled(self) -> ValueError:
-        """The error to raise when every lane is idle, work is left, and the policy starts none of it."""
+        """The error to raise when every lane is idle, no task runs, work is left, and the policy starts none of it."""
         ready = ", ".join(f"`{task.name}`" for tasks in self.ready.values() for task in tasks)
         return ValueError(f"the policy left every lane idle with {ready} ready")
 

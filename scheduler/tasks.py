@@ -13,6 +13,10 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
+from typing import TypeAlias
+
+Completion: TypeAlias = Callable[[], None]
+"""Work that goes on elsewhere: a call returns when it has ended, or raises what went wrong; so does a second call."""
 
 
 def nothing() -> None:
@@ -21,13 +25,16 @@ def nothing() -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)  # a task equals only itself: closures cannot be compared
 class Task:
-    """One piece of work: its name, its lane, the tasks it waits for, its cost key, its function."""
+    """One piece of work: its name, its lane, the tasks it waits for, its cost key, its function.
+
+    The work has ended when the function returns, or, if that returns a `Completion`, when that does.
+    """
 
     name: str
     lane: str
     after: tuple[str, ...] = ()
     cost_key: str = ""  # tasks of one kind share a key and the learned duration
-    run: Callable[[], None] = nothing
+    run: Callable[[], Completion | None] = nothing
 
 
 class TaskGraph:
@@ -68,7 +75,7 @@ class TaskGraph:
         self,
         name: str,
         lane: str,
-        run: Callable[[], None] = nothing,
+        run: Callable[[], Completion | None] = nothing,
         *,
         after: Iterable[str] = (),
         cost_key: str | None = None,

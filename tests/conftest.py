@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     import anthropic
     import openai
+    from standins import Card
 
     from edge_llm.engine.engine import Engine
 
@@ -92,6 +93,17 @@ def claude(url: str, keys: tuple[str, ...]) -> anthropic.Anthropic:
     import anthropic
 
     return anthropic.Anthropic(base_url=url, api_key=(*keys, "x")[0], max_retries=0)
+
+
+# ---- an Ascend card that is not there
+
+
+@pytest.fixture(scope="session")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
+    """Stand-ins for Ascend's libraries, for processes with the real torch_npu."""
+    from standins import Card
+
+    return Card(tmp_path_factory.mktemp("ascend"))
 
 
 # ---- models on disk

@@ -1,15 +1,15 @@
 """Runs one ONNX file in a process of its own, which may be emulated: needs nothing of edge-llm.
 
-    python onnx_product.py GRAPH ARRAYS.npz RESULT.npy [initializer ...]
+    python onnx_product.py GRAPH ARRAYS.npz RESULT.npy
 
-ARRAYS has `rows` and the initializers; it says on stdout whether uint8 rows saturate here.
+ARRAYS has the inputs and the initializers; it says on stdout whether uint8 rows and int8 weights saturate here.
 """
 
 import sys
 
 import numpy as np
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, load
 
 
 def session(graph, initializers, *, x64="0", how="add_external_initializers"):
@@ -40,7 +40,7 @@ def saturates():
 
 if __name__ == "__main__":
     arrays = dict(np.load(sys.argv[2]))
-    rows = arrays.pop("rows")
-    results = [session(sys.argv[1], arrays, x64=x64).run(None, {"rows": rows})[0] for x64 in "01"]
+    inputs = {one.name: arrays.pop(one.name) for one in load(sys.argv[1], load_external_data=False).graph.input}
+    results = [session(sys.argv[1], arrays, x64=x64).run(None, inputs)[0] for x64 in "01"]
     np.save(sys.argv[3], np.stack(results))
     print("saturates" if saturates() else "exact")

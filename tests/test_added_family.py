@@ -17,7 +17,7 @@ from edge_llm.models.layer import HIDDEN, Layer, Linear, SourceRows
 from edge_llm.models.weights import layer_shapes
 from edge_llm.runner.base import Segment
 
-SPLIT, CARD = ({"device": "emulated:310p", "placement": placement} for placement in ("split", "card"))
+SPLIT, CARD = ({"device": "emulated:310p:s8gemm", "placement": placement} for placement in ("split", "card"))
 
 
 class MlpFirst:

@@ -74,7 +74,7 @@ def test_the_manifest_names_it(bundle):
 
 
 @pytest.mark.parametrize("way", [
-    {"chunk": 16}, {"memory": "300KiB"}, {"device": "emulated:310p"}, {"device": "emulated:310p", "placement": "card"},
+    {"chunk": 16}, {"memory": "300KiB"}, {"device": "emulated:910b"}, {"device": "emulated:910b", "placement": "card"},
 ])  # fmt: skip
 def test_every_way_gives_the_same(bundle, way):
     assert np.array_equal(logits(bundle, **way), logits(bundle))

@@ -64,7 +64,8 @@ def test_run_json_is_one_object_with_the_documented_keys(call, tiny_bundle):
     code, out, _ = call("run", tiny_bundle, "hello", "--max-tokens", 5, "--ignore-eos", "--json")
     answer = json.loads(out)
     assert code == 0
-    assert set(answer) == {"text", "reasoning", "tokens", "finish_reason", "usage", "timings"}
+    place = {"device", "device_reason", "placement", "placement_reason", "keys"}
+    assert set(answer) == {"text", "reasoning", "tokens", "finish_reason", "usage", "timings"} | place
     assert (answer["finish_reason"], len(answer["tokens"])) == ("length", 5)
     assert answer["usage"]["completion_tokens"] == 5
 

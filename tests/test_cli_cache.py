@@ -14,6 +14,7 @@ from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.prefix_cache import open_prefix_store
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kv.pages import page_bytes
 from edge_llm.kv.prefix_page import pages_of
 from edge_llm.paths import builtin_bundle, bundle_path, prefix_cache_folder
 
@@ -31,7 +32,8 @@ def call(capsys):
 
 def keep(folder, pages):
     """Store ``pages`` pages of a text for the model in ``folder``."""
-    store = open_prefix_store(open_bundle(folder), RuntimeConfig(prefix_cache="64MiB"))
+    bundle = open_bundle(folder)
+    store = open_prefix_store(bundle, RuntimeConfig(prefix_cache="64MiB"), page_bytes(bundle.decoder.attentions))
     found = list(pages_of(store.identity, range(16 * pages)))
     store.write(found, np.zeros((pages, store.page_bytes), np.uint8))
     store.close()

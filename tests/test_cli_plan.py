@@ -93,7 +93,8 @@ def test_plan_for_a_chip_says_that_it_is_assumed(capsys: pytest.CaptureFixture[s
 def test_a_faster_chip_is_faster_and_the_disk_is_the_machine_s() -> None:
     here = Rates(disk=1e9, memory=1e10, operations=1.0)
     with open_bundle(find_bundle(None)) as bundle:
-        slow, middle, fast = (card_rates(bundle, EmulatedDevice(chip, 1), 256, here) for chip in ("310b", "310p", "910b"))
+        chips = (EmulatedDevice(chip, 1, route="float16") for chip in ("310b", "310p", "910b"))
+        slow, middle, fast = (card_rates(bundle, chip, 256, here) for chip in chips)
     assert slow.operations < middle.operations < fast.operations < chip_law("910b").int8_rate
     assert slow.memory < middle.memory < fast.memory < chip_law("910b").bandwidth
     assert {slow.disk, middle.disk, fast.disk} == {here.disk}

@@ -9,6 +9,9 @@ from paged_script import forget
 
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.decoding.draft import no_draft, prompt_lookup
+from edge_llm.devices import open_device
+from edge_llm.devices.base import DeviceOptions
+from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.devices.host import HostDevice
 from edge_llm.engine.batcher import Batcher, Limits
 from edge_llm.engine.generation import Generation
@@ -28,6 +31,14 @@ TEXTS = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def operators_emulated():
+    """Of an Ascend card."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGE_LLM_NPU_OPS", "emulated")
+        yield
+
+
 @pytest.fixture(scope="module")
 def bundle():
     return open_bundle(builtin_bundle())
@@ -43,11 +54,26 @@ def weights(bundle):
     return ResidentWeights(bundle)
 
 
-@pytest.fixture(scope="module")
-def make_runner(bundle, weights):
+def ascend(placement):
+    return lambda: open_device("ascend", DeviceOptions(2, placement=placement))
+
+
+DEVICES = {
+    "host": lambda: HostDevice(2),
+    "a card that rounds prompts": lambda: EmulatedDevice("310p", 2, route="float16", placement="split,host"),
+    "ascend, prompts": ascend("split,host"),
+    "ascend, the whole model": ascend("card"),
+}
+
+
+SMALL_PAGES = [name for name in DEVICES if name != "ascend, the whole model"]  # those hold 16 tokens, and not 128
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def make_runner(request, bundle, weights):
     def make(**runtime):
         runtime = RuntimeConfig(**{"context": CONTEXT, "chunk": 64, **runtime})
-        return Int8Runner(bundle.config, weights, HostDevice(2), runtime, RopeTables(CONTEXT))
+        return Int8Runner(bundle.config, weights, DEVICES[request.param](), runtime, RopeTables(CONTEXT))
 
     return make
 
@@ -135,6 +161,7 @@ def test_preempted_is_each_alone(make_runner, tokenizer, prompts, alone):
     assert runner.memory.has_room(CONTEXT // 2)
 
 
+@pytest.mark.parametrize("make_runner", SMALL_PAGES, indirect=True)
 def test_a_second_run_takes_the_pages_of_the_first(make_runner, tokenizer, prompts, alone):
     runner = make_runner()
     long = prompts[-1]
@@ -196,6 +223,7 @@ def test_cancelled_ends_once_and_gives_everything_back(make_runner, tokenizer, p
     assert runner.memory.pages.free + forget(runner.memory) == free
 
 
+@pytest.mark.parametrize("make_runner", SMALL_PAGES, indirect=True)
 def test_what_cannot_fit_is_refused_at_once(make_runner, tokenizer, prompts):
     batch = batcher(make_runner(kv_tokens=64))
     with pytest.raises(OutOfMemory, match="the KV cache holds `64` tokens and the request needs"):
@@ -203,6 +231,7 @@ def test_what_cannot_fit_is_refused_at_once(make_runner, tokenizer, prompts):
     assert batch.waiting == 0
 
 
+@pytest.mark.parametrize("make_runner", SMALL_PAGES, indirect=True)
 @pytest.mark.parametrize("drafter", [no_draft, prompt_lookup(length=1)])
 def test_an_answer_that_outgrows_the_memory_alone_ends_by_length(make_runner, tokenizer, prompts, alone, drafter):
     prompt, (tokens, _, _) = prompts[0], alone[0]

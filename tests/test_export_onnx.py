@@ -16,24 +16,24 @@ import numpy as np
 import pytest
 from odd_layers import INNER, ODD, WIDTH, attention, norm, o, qkv
 from odd_layers import linear as linear_of
+from onnx_weights import POOL, random_weight, some_rows
 
 from edge_llm.cli.main import run
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.export import exporter
 from edge_llm.export.exporter import export_onnx
+from edge_llm.export.flavours import CHECK, check_arrays
 from edge_llm.export.graphs import product_graph
-from edge_llm.export.initializers import arrays_of, write_products
+from edge_llm.export.initializers import write_products
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.models.layer import HIDDEN, Layer, Linear, SwiGLU
 from edge_llm.paths import find_bundle
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.resident import ResidentWeights
-from kernels import ThreadPool, linear
-from kernels.layout import pack_tiles, row_sums
+from kernels import linear
 
-POOL = ThreadPool(1)
 LENGTHS = (1, 8, 32)
 WHY = "the extra `onnx` is not installed"
 
@@ -77,19 +77,8 @@ def read_initializers(folder: Path, layer: dict[str, Any], part: str) -> dict[st
     }
 
 
-def some_rows(count: int, columns: int) -> np.ndarray:
-    """Random INT8 rows; the first is extreme in every entry, and so is every second one behind it."""
-    generator = np.random.default_rng([count, columns])
-    rows = generator.integers(-127, 128, (count, columns)).astype(np.int8)
-    rows[::2] = np.where(generator.random((len(rows[::2]), columns)) < 0.5, -127, 127)
-    rows[0] = 127
-    return rows
-
-
 def expected(rows: np.ndarray, weight: Int8Weight) -> np.ndarray:
-    return linear.linear_int8(
-        rows, weight.tiles, weight.rows, weight.product_scale, weight.row_sum, POOL, bias=weight.bias
-    )
+    return linear.linear_int8(rows, weight.tiles, weight.rows, weight.product_scale, weight.row_sum, POOL, bias=weight.bias)
 
 
 def assert_same_bits(found: np.ndarray, wanted: np.ndarray) -> None:
@@ -113,9 +102,7 @@ def test_every_layer_through_the_same_graphs(exported: Path, bundle: Bundle, ses
                 assert_same_bits(session(graph, initializers).run(None, {"rows": rows})[0], expected(rows, weight))
 
 
-def test_another_layer_has_its_own_result_whatever_is_set(
-    exported: Path, bundle: Bundle, session: Callable[..., Any]
-) -> None:
+def test_another_layer_has_its_own_result_whatever_is_set(exported: Path, bundle: Bundle, session: Callable[..., Any]) -> None:
     """`add_initializer` is for sessions without `session.x64quantprecision`, as the docstring of the package says."""
     layer, weights = index_of(exported)["layers"][1], ResidentWeights(bundle)
     first, second = (weights.use(number).linears["down"] for number in (0, 1))
@@ -145,28 +132,10 @@ def test_graphs_are_valid_and_hold_no_weights(exported: Path, onnx: Any) -> None
     assert set(operators) <= {plain, (*plain, "Add")}
 
 
-def random_weight(rows: int, columns: int, bias: bool, extreme: int = 0) -> Int8Weight:
-    """A weight [rows, columns], ``extreme`` in every entry if that is not 0."""
-    generator = np.random.default_rng([rows, columns, bias])
-    matrix = generator.integers(-127, 128, (rows, columns)).astype(np.int8)
-    tiles = pack_tiles(np.full_like(matrix, extreme) if extreme else matrix)
-    return Int8Weight(
-        tiles=tiles,
-        rows=rows,
-        columns=columns,
-        input_scale=0.037,
-        weight_scale=(generator.random(rows) * 1e-3).astype(np.float32),
-        row_sum=row_sums(tiles, rows),
-        hot_index=np.zeros(0, np.int32),
-        hot_weight=np.zeros((0, rows), np.float16),
-        bias=generator.standard_normal(rows).astype(np.float32) if bias else None,
-    )
-
-
 def written_graph(folder: Path, weight: Int8Weight, length: int) -> Path:
-    product = write_products(folder / "weight.bin", {"part": weight})["part"]
+    product = write_products(folder / "weight.bin", {"part": weight}, check_arrays)["part"]
     graph = folder / f"part-{length}.onnx"
-    graph.write_bytes(product_graph("part", length, product, "weight.bin"))
+    graph.write_bytes(product_graph(CHECK, "part", (length, weight.columns), weight.rows, product, "weight.bin"))
     return graph
 
 
@@ -183,7 +152,7 @@ def test_any_shape_and_any_values(
     weight = random_weight(n, k, bias, extreme)
     graph, rows = written_graph(tmp_path, weight, m), some_rows(m, k)
     for x64 in "01":
-        for initializers in ({}, dict(arrays_of(weight))):
+        for initializers in ({}, dict(check_arrays(weight))):
             found = session(graph, initializers, x64=x64).run(None, {"rows": rows})[0]
             assert_same_bits(found, expected(rows, weight))
 
@@ -238,7 +207,7 @@ def test_without_vnni(extreme: int, tmp_path: Path) -> None:
     """On an emulated CPU with AVX2, on which uint8 rows are seen to saturate."""
     weight, rows = random_weight(33, 301, True, extreme), some_rows(8, 301)
     graph, arrays, result = written_graph(tmp_path, weight, 8), tmp_path / "arrays.npz", tmp_path / "result.npy"
-    np.savez(arrays, rows=rows, **dict(arrays_of(weight)))
+    np.savez(arrays, rows=rows, **dict(check_arrays(weight)))
     script = Path(__file__).with_name("onnx_product.py")
     command = ["qemu-x86_64", "-cpu", "Haswell", sys.executable, script, graph, arrays, result]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -249,6 +218,20 @@ def test_without_vnni(extreme: int, tmp_path: Path) -> None:
         pytest.skip("this qemu-x86_64 does not emulate AVX2")
     for found in np.load(result):
         assert_same_bits(found, expected(rows, weight))
+
+
+@pytest.mark.usefixtures("onnx")
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_what_the_readme_says_makes_a_fallback_visible(exported: Path) -> None:
+    """Without it, a provider that is not there is replaced by the CPU's."""
+    import onnxruntime
+
+    graph, wanted = str(exported / "qkv-8.onnx"), ["CANNExecutionProvider"]
+    assert onnxruntime.InferenceSession(graph, providers=wanted).get_providers()[0] == "CPUExecutionProvider"
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    with pytest.raises(Exception, match="fallback to CPU EP has been explicitly disabled"):
+        onnxruntime.InferenceSession(graph, options, providers=wanted)
 
 
 # ---- the command
@@ -271,6 +254,7 @@ def test_the_default_place_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     assert run(["export", "builtin", "--chunk", "1"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["builtin-onnx"]
+    assert "disable_cpu_ep_fallback" in (tmp_path / "builtin-onnx" / "README.md").read_text()
 
 
 @pytest.mark.usefixtures("onnx")

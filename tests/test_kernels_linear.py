@@ -1,5 +1,6 @@
 """The INT8 linear: equal to the reference and to its own parts, bit for bit, on every ISA, at any thread and row count."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ class Problem(NamedTuple):
     arguments: tuple[Any, ...]  # tiles .. hot_weight of `linear`
     bias: reference.F32
     add: reference.F32
+    rounding: reference.Rounding
 
 
 def problem(m: int, n: int, k: int, hot: int = 0, outliers: float = 0.02) -> Problem:
@@ -47,7 +49,21 @@ def problem(m: int, n: int, k: int, hot: int = 0, outliers: float = 0.02) -> Pro
     product_scale = (generator.random(n) * 1e-3).astype(np.float32)
     arguments = (tiles, n, 0.03, product_scale, layout.row_sums(tiles, n), hot_index, hot_weight)
     bias, add = generator.standard_normal(n).astype(np.float32), generator.standard_normal((m, n)).astype(np.float32)
-    return Problem(x, weight, arguments, bias, add)
+    return Problem(x, weight, arguments, bias, add, rounding_of(n, k))
+
+
+def rounding_of(n: int, k: int) -> reference.Rounding:
+    """Scales under which products reach from subnormal float16 to beyond its range; some biases as large as may be."""
+    generator = np.random.default_rng([n, k])
+    scale = ((1 + generator.random(n)) * 2.0 ** generator.integers(-36, 4, n)).astype(np.float32)
+    most = 2**31 - 1 - 127 * 127 * k
+    bias = np.where(generator.random(n) < 0.2, generator.choice([-most, most], n), generator.integers(-99999, 99999, n))
+    return reference.Rounding(scale, bias.astype(np.int32))
+
+
+def ends_of(data: Problem) -> list[dict[str, Any]]:
+    """How a product may end: with a bias, rounded, and either without a bias."""
+    return [{"bias": data.bias}, {"rounding": data.rounding}, {}, {"rounding": data.rounding._replace(bias=None)}]
 
 
 def assert_same_bits(actual: reference.F32, expected: reference.F32) -> None:
@@ -57,11 +73,11 @@ def assert_same_bits(actual: reference.F32, expected: reference.F32) -> None:
 
 def multiply(
     x: Any, tiles: Any, n: int, input_scale: float, product_scale: Any, row_sum: Any, hot: Any, hot_weight: Any,
-    pool: kernels.ThreadPool, *, bias: Any = None, k: int | None = None, **options: Any,
+    pool: kernels.ThreadPool, *, bias: Any = None, rounding: Any = (), k: int | None = None, **options: Any,
 ) -> reference.F32:  # fmt: skip
     """`linear.linear` with a weight of these parts; ``k`` is its columns where x is not what it should be."""
     columns = x.shape[1] if k is None else k
-    weight = linear.Int8Linear(tiles, n, columns, input_scale, product_scale, row_sum, hot, hot_weight, bias)
+    weight = linear.Int8Linear(tiles, n, columns, input_scale, product_scale, row_sum, hot, hot_weight, bias, *rounding)
     return linear.linear(x, weight, pool, **options)
 
 
@@ -184,14 +200,102 @@ def test_linear_int8_equals_the_reference(isa: str, pools: list[kernels.ThreadPo
             assert_same_bits(out, expected)
 
 
-@pytest.mark.parametrize("multiply", [linear.linear_int8, reference.linear_int8])
-def test_minus_128_is_refused(isa: str, pools: list[kernels.ThreadPool], multiply: Any) -> None:
-    tiles, n, _, product_scale, row_sum, _, _ = problem(3, 20, 30).arguments
+@pytest.mark.parametrize("module", [linear, reference])
+def test_minus_128_is_refused(isa: str, pools: list[kernels.ThreadPool], module: Any) -> None:
+    data = problem(3, 20, 30)
+    tiles, n, _, product_scale, row_sum, _, _ = data.arguments
     q = np.zeros((3, 30), np.int8)
     q[2, 29] = -128
-    extra = (pools[0],) if multiply is linear.linear_int8 else ()
+    pool = (pools[0],) if module is linear else ()
     with pytest.raises(ValueError, match="`q` holds `-128`"):
-        multiply(q, tiles, n, product_scale, row_sum, *extra)
+        module.linear_int8(q, tiles, n, product_scale, row_sum, *pool)
+    with pytest.raises(ValueError, match="`q` holds `-128`"):
+        module.linear_rounded(q, tiles, n, data.rounding, row_sum, *pool)
+
+
+# ---- the product rounded to float16 -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [1, 2, 7, 13, 64])
+def test_linear_rounded_equals_the_reference(isa: str, pools: list[kernels.ThreadPool], m: int) -> None:
+    data = problem(m, 75, 150)
+    tiles, n, _, _, row_sum, _, _ = data.arguments
+    q, _ = reference.quantize(data.x, 0.03, NO_HOT)
+    for rounding in (data.rounding, data.rounding._replace(bias=None)):
+        expected = reference.linear_rounded(q, tiles, n, rounding, row_sum)
+        out = np.empty((m, n), np.float32)
+        for pool in pools:
+            assert_same_bits(linear.linear_rounded(q, tiles, n, rounding, row_sum, pool), expected)
+            assert linear.linear_rounded(q, tiles, n, rounding, row_sum, pool, out=out) is out
+            assert_same_bits(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("total", "scale", "rounded"),
+    [
+        (2049, 1.0, 2048),  # a tie goes to the even one
+        (2051, 1.0, 2052),
+        (-2051, 1.0, -2052),
+        (65519, 1.0, 65504),  # what would round to infinity is within the range before
+        (65519, -1.0, -65504),
+        (2**31 - 1, 1.0, 65504),
+        (1 - 2**31, 3e38, -65504),  # also where float32 ends
+        (2**24 + 1, 2.0**-24, 1.0),  # the sum becomes float32 before it is scaled
+        (1, 2.0**-25, 0.0),  # a tie between 0 and the smallest float16
+        (3, 2.0**-25, 2.0**-23),
+        (-1, 2.0**-26, -0.0),
+    ],
+)
+def test_how_a_sum_is_rounded(
+    isa: str, pools: list[kernels.ThreadPool], total: int, scale: float, rounded: float
+) -> None:
+    tiles = layout.pack_tiles(np.ones((3, 0), np.int8))
+    bias, scales = np.full(3, total, np.int32), np.full(3, scale, np.float32)
+    expected = np.full((2, 3), rounded, np.float32)
+    arguments = (np.zeros((2, 0), np.int8), tiles, 3, linear.Rounding(scales, bias), np.zeros(3, np.int32))
+    assert_same_bits(reference.linear_rounded(*arguments), expected)
+    assert_same_bits(linear.linear_rounded(*arguments, pools[1]), expected)
+
+
+def test_product_and_bias_are_added_exactly(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    """Neither is a float32: each has more bits, and their sum does not."""
+    q, weight = np.full((1, 2048), 127, np.int8), np.full((17, 2048), 127, np.int8)
+    tiles, dot = layout.pack_tiles(weight), 127 * 127 * 2048
+    rounding = linear.Rounding(np.ones(17, np.float32), np.arange(17, dtype=np.int32) - dot)
+    found = linear.linear_rounded(q, tiles, 17, rounding, layout.row_sums(tiles, 17), pools[1])
+    assert dot > 2**24 and found.tolist() == [list(range(17))]
+
+
+def test_a_bias_leaves_room_for_every_product(pools: list[kernels.ThreadPool]) -> None:
+    data = problem(3, 20, 30)
+    tiles, _, _, _, row_sum, _, _ = data.arguments
+    scale, q, most = np.ones(20, np.float32), np.full((3, 30), 127, np.int8), 2**31 - 1 - 127 * 127 * 30
+    for bias in (most, -most):
+        rounding = linear.Rounding(scale, np.full(20, bias, np.int32))
+        expected = reference.linear_rounded(q, tiles, 20, rounding, row_sum)
+        assert_same_bits(linear.linear_rounded(q, tiles, 20, rounding, row_sum, pools[0]), expected)
+    for bias in (most + 1, -most - 1, -(2**31)):
+        rounding = linear.Rounding(scale, np.full(20, bias, np.int32))
+        with pytest.raises(ValueError, match="`rounded_bias`"):
+            linear.linear_rounded(q, tiles, 20, rounding, row_sum, pools[0])
+        with pytest.raises(ValueError, match="`rounded_bias`"):
+            multiply(data.x, *data.arguments, pools[0], rounding=rounding)
+        with pytest.raises(ValueError, match="`rounded_bias`"):
+            reference.linear_rounded(q, tiles, 20, rounding, row_sum)
+
+
+def test_a_rounding_that_does_not_fit_is_refused(pools: list[kernels.ThreadPool]) -> None:
+    data = problem(3, 20, 30)
+    scale, bias = data.rounding
+    for name, wrong in {
+        "rounded_scale": [(scale[:19], bias), (scale.astype(np.float64), bias), (None, bias)],
+        "rounded_bias": [(scale, bias[:19]), (scale, bias.astype(np.int64)), (scale, scale)],
+    }.items():
+        for rounding in wrong:
+            with pytest.raises(ValueError, match=name):
+                multiply(data.x, *data.arguments, pools[0], rounding=rounding)
+    with pytest.raises(ValueError, match="no `bias`"):
+        multiply(data.x, *data.arguments, pools[0], bias=data.bias, rounding=data.rounding)
 
 
 # ---- the fused linear ---------------------------------------------------------------------------------------------
@@ -202,11 +306,11 @@ SHAPES = [(1, 16, 4, 0), (1, 50, 67, 1), (2, 64, 64, 2), (5, 47, 130, 3), (13, 1
 @pytest.mark.parametrize(("m", "n", "k", "hot"), SHAPES)
 def test_linear_equals_the_reference(isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int, hot: int) -> None:
     data = problem(m, n, k, hot)
-    for options in ({}, {"bias": data.bias}, {"add": data.add}, {"bias": data.bias, "add": data.add}):
-        for shadow in (True, False):
-            expected = reference.linear(data.x, *data.arguments, shadow=shadow, **options)
-            for pool in pools:
-                assert_same_bits(multiply(data.x, *data.arguments, pool, shadow=shadow, **options), expected)
+    for end, more, shadow in itertools.product(ends_of(data), ({}, {"add": data.add}), (True, False)):
+        options = end | more | {"shadow": shadow}
+        expected = reference.linear(data.x, *data.arguments, **options)
+        for pool in pools:
+            assert_same_bits(multiply(data.x, *data.arguments, pool, **options), expected)
 
 
 @pytest.mark.parametrize(("m", "n", "k", "hot"), SHAPES)
@@ -215,15 +319,17 @@ def test_linear_equals_its_parts(isa: str, pools: list[kernels.ThreadPool], m: i
     tiles, _, input_scale, product_scale, row_sum, hot_index, hot_weight = data.arguments
     for pool in pools:
         q, residual = linear.quantize(data.x, input_scale, hot_index, pool)
-        product = linear.linear_int8(q, tiles, n, product_scale, row_sum, pool, bias=data.bias)
+        whole = linear.linear_int8(q, tiles, n, product_scale, row_sum, pool, bias=data.bias)
+        rounded = linear.linear_rounded(q, tiles, n, data.rounding, row_sum, pool)
         hot_sum = linear.hot_product(data.x, hot_index, hot_weight, pool)
         assert_same_bits(hot_sum, reference.hot_product(data.x, hot_index, hot_weight))
-        for add in (None, data.add):
-            y, expected = product.copy(), product.copy()
-            linear.merge(y, hot_sum if hot else None, residual, tiles, k, product_scale, pool, add=add)
-            reference.merge(expected, hot_sum if hot else None, residual, tiles, k, product_scale, add=add)
-            assert_same_bits(y, expected)
-            assert_same_bits(multiply(data.x, *data.arguments, pool, bias=data.bias, add=add), y)
+        for product, end in zip((whole, rounded), ends_of(data), strict=False):
+            for add in (None, data.add):
+                y, expected = product.copy(), product.copy()
+                linear.merge(y, hot_sum if hot else None, residual, tiles, k, product_scale, pool, add=add)
+                reference.merge(expected, hot_sum if hot else None, residual, tiles, k, product_scale, add=add)
+                assert_same_bits(y, expected)
+                assert_same_bits(multiply(data.x, *data.arguments, pool, **end, add=add), y)
 
 
 def test_merge_leaves_out_what_is_not_there(isa: str, pools: list[kernels.ThreadPool]) -> None:
@@ -262,8 +368,8 @@ def test_swiglu_of_the_halves(isa: str, pools: list[kernels.ThreadPool], m: int,
     n += n % 2  # 32 gate and up channels and their multiples go through the tiles, others by way of the whole product
     data = problem(m, n, k, hot)
     gain = np.random.default_rng(k).standard_normal(k).astype(np.float32)
-    for shadow in (True, False):
-        options = {"bias": data.bias, "shadow": shadow, "gain": gain, "eps": 1e-6}
+    for end, shadow in itertools.product(ends_of(data)[:2], (True, False)):
+        options = end | {"shadow": shadow, "gain": gain, "eps": 1e-6}
         expected = reference.swiglu(reference.linear(data.x, *data.arguments, **options))
         assert_same_bits(reference.linear(data.x, *data.arguments, **options, swiglu=True), expected)
         for pool in pools:
@@ -286,22 +392,24 @@ def test_wrong_options_are_refused(pools: list[kernels.ThreadPool]) -> None:
 
 def test_a_row_does_not_depend_on_its_neighbours(isa: str, pools: list[kernels.ThreadPool]) -> None:
     data = problem(64, 208, 320, 8)
-    whole = multiply(data.x, *data.arguments, pools[0], bias=data.bias, add=data.add)
-    for first, last in [(0, 1), (5, 6), (63, 64), (3, 10), (10, 23), (20, 52)]:
-        for pool in pools:
-            part = multiply(data.x[first:last], *data.arguments, pool, bias=data.bias, add=data.add[first:last])
-            assert_same_bits(part, whole[first:last])
+    for end in ends_of(data)[:2]:
+        whole = multiply(data.x, *data.arguments, pools[0], **end, add=data.add)
+        for first, last in [(0, 1), (5, 6), (63, 64), (3, 10), (10, 23), (20, 52)]:
+            for pool in pools:
+                part = multiply(data.x[first:last], *data.arguments, pool, **end, add=data.add[first:last])
+                assert_same_bits(part, whole[first:last])
 
 
 def test_all_isa_variants_agree_at_a_larger_shape(pools: list[kernels.ThreadPool]) -> None:
     data = problem(150, 530, 1203, 30)
-    chosen, results = kernels.isa(), []
-    for name in kernels.isa_variants():
-        kernels.use_isa(name)
-        results += [multiply(data.x, *data.arguments, pool, bias=data.bias, add=data.add) for pool in pools]
-    kernels.use_isa(chosen)
-    for result in results[1:]:
-        assert_same_bits(result, results[0])
+    for end in ends_of(data)[:2]:
+        chosen, results = kernels.isa(), []
+        for name in kernels.isa_variants():
+            kernels.use_isa(name)
+            results += [multiply(data.x, *data.arguments, pool, **end, add=data.add) for pool in pools]
+        kernels.use_isa(chosen)
+        for result in results[1:]:
+            assert_same_bits(result, results[0])
 
 
 def test_every_element_may_overflow(isa: str, pools: list[kernels.ThreadPool]) -> None:

@@ -15,7 +15,9 @@ import pytest
 from paged_script import forget
 from prefix_writer import IDENTITY, PAGE_BYTES, TEXTS, data_of, text
 
+from edge_llm import devices
 from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.engine.assembly import load_runner
@@ -487,6 +489,10 @@ def greedy(runner, prompt):
     return known[len(prompt) :], cached
 
 
+def opened(bundle, runtime):
+    return open_prefix_store(bundle, runtime, page_bytes(bundle.decoder.attentions))
+
+
 SYSTEM = "You are a helpful assistant that answers in one short sentence. " * 6
 
 
@@ -497,16 +503,16 @@ def test_cold_is_cached_is_restored(bundle, answer):
     assert {cached for _, cached in cold} == {0}
     tokens = [one for one, _ in cold]
 
-    first = answer(*prompts, store=open_prefix_store(bundle, runtime))
+    first = answer(*prompts, store=opened(bundle, runtime))
     assert [one for one, _ in first] == tokens
     assert [cached > 0 for _, cached in first] == [False, True, False]
 
-    restored = answer(*prompts, store=open_prefix_store(bundle, runtime))
+    restored = answer(*prompts, store=opened(bundle, runtime))
     assert [one for one, _ in restored] == tokens
     assert all(cached % PAGE_TOKENS == 0 and cached > 0 for _, cached in restored)
     assert restored[0][1] >= first[1][1]
 
-    store = open_prefix_store(bundle, runtime)
+    store = opened(bundle, runtime)
     for number, path in enumerate(sorted(store.folder.glob("*.page"))):
         if number % 3 == 0:
             flip(path, 500 + number)
@@ -516,9 +522,9 @@ def test_cold_is_cached_is_restored(bundle, answer):
 
 
 def test_the_cache_is_off_unless_asked_for(bundle):
-    assert open_prefix_store(bundle, RuntimeConfig()) is None
-    assert open_prefix_store(bundle, RuntimeConfig(prefix_cache="0")) is None
-    assert open_prefix_store(bundle, RuntimeConfig(prefix_cache="1GiB", float_path=True)) is None
+    assert opened(bundle, RuntimeConfig()) is None
+    assert opened(bundle, RuntimeConfig(prefix_cache="0")) is None
+    assert opened(bundle, RuntimeConfig(prefix_cache="1GiB", float_path=True)) is None
 
 
 def test_what_changes_the_numbers_changes_the_identity(bundle, monkeypatch):
@@ -529,12 +535,13 @@ def test_what_changes_the_numbers_changes_the_identity(bundle, monkeypatch):
     assert plain != model_identity(bundle, RuntimeConfig())
 
 
-def test_pages_of_another_placement_are_not_taken(bundle):
-    """Each placement has its own: where products are rounded to float16, two need not give the same bits."""
+@pytest.fixture
+def cached(bundle):
+    """``cached(device)``: how many tokens of a prompt a new runner there finds; it leaves them for the next."""
     tokens = Tokenizer.from_folder(bundle.folder, bundle.config.vocab_size).encode(SYSTEM)
 
-    def cached(placement):
-        where = RuntimeConfig(device="emulated:310p:float16", placement=placement, prefix_cache="64MiB", context=256, threads=2)
+    def cached_(device, placement="auto"):
+        where = RuntimeConfig(device=device, placement=placement, prefix_cache="64MiB", context=256, threads=2)
         runner, _ = load_runner(bundle, where, 200)
         sequence = runner.memory.open(tokens)
         found = sequence.length
@@ -544,7 +551,22 @@ def test_pages_of_another_placement_are_not_taken(bundle):
         runner.memory._disk.close()
         return found
 
-    assert [cached(placement) > 0 for placement in ("split", "auto", "card")] == [False, True, False]
+    return cached_
+
+
+def test_pages_of_another_placement_are_not_taken(cached):
+    """Each placement has its own: where products are rounded to float16, two need not give the same bits."""
+    found = [cached("emulated:310p:float16", placement) > 0 for placement in ("split", "auto", "card")]
+    assert found == [False, True, False]
+
+
+def test_pages_of_other_numerics_are_not_taken_though_the_device_has_the_same_name(cached):
+    """What is behind a name, such as the chip of a card, may be another one after a reboot."""
+    found = []
+    for route in ("s8gemm", "float16", "s8gemm"):
+        devices.add_device("card", lambda name, options, route=route: EmulatedDevice("310p", options.threads, route=route))
+        found.append(cached("card") > 0)
+    assert found == [False, False, True]
 
 
 @pytest.mark.parametrize("name", ["_native*.so", "rope.py", "linear.py", "sequence.py", "kv_pages.py"])

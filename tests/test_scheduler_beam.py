@@ -124,7 +124,7 @@ def test_planned_runs_real_tasks_and_many_runs_at_once():
     graph = TaskGraph()
     for i in range(12):
         lane, after = "ab"[i % 2], [str(i - 3)] if i >= 3 else []
-        graph.add(str(i), lane, lambda i=i: (time.sleep(1e-4), ran.append(str(i))), after=after)
+        graph.add(str(i), lane, lambda i=i: time.sleep(1e-4) or ran.append(str(i)), after=after)
     runs = [threading.Thread(target=execute, args=(graph, policy)) for _ in range(2)]
     for run in runs:
         run.start()

@@ -195,12 +195,24 @@ def test_a_placement_keeps_keys_and_values_in_one_place():
 
 def test_a_placement_is_chosen_by_name_among_what_the_device_does():
     able = ("split", "card")
-    assert choose_placement("auto", able, "the card") is PLACEMENTS["split"]
-    assert choose_placement("card", able, "the card") is PLACEMENTS["card"]
+    assert choose_placement("auto", able, "the card") == (PLACEMENTS["split"], "the default of the card")
+    assert choose_placement("card", able, "the card") == (PLACEMENTS["card"], "asked for")
     for name, why in (("host", "the card does not do it"), ("elsewhere", "it is no placement")):
         with pytest.raises(UsageError, match=f"--placement `{name}`: {why}; the card does: split, card") as refused:
             choose_placement(name, able, "the card")
         assert refused.value.param == "placement"
+
+
+def test_a_placement_that_does_not_fit_the_model_is_passed_over_or_refused_with_the_reason():
+    able, unfit = ("card", "split"), {"card": "head size 8: attention takes multiples of 16"}
+    assert choose_placement("auto", able, "the card", unfit) == (PLACEMENTS["split"], unfit["card"])
+    assert choose_placement("split", able, "the card", unfit) == (PLACEMENTS["split"], "asked for")
+    with pytest.raises(UsageError, match="--placement `card`: head size 8: .* of 16; the card does: split$"):
+        choose_placement("card", able, "the card", unfit)
+    with pytest.raises(UsageError, match="--placement `host`: the card does not do it; the card does: split$"):
+        choose_placement("host", able, "the card", unfit)
+    with pytest.raises(UsageError, match="--placement `auto`: head size 8: .* of 16; the card does: none$"):
+        choose_placement("auto", able[:1], "the card", unfit)
 
 
 # ---- who waits for whom ----

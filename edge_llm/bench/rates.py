@@ -1,20 +1,45 @@
-"""The rates that a plan reckons with: this machine's, measured; where a card multiplies, the chip's, assumed from its law."""
+"""The rates that a plan reckons with: this machine's, measured; where a card multiplies, the chip's, by its law.
+
+A law's times are estimates until a self-test of such a chip has measured them on this machine.
+"""
 
 from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
 
 from edge_llm.bench.disk import measure_disk
 from edge_llm.bench.roofs import Costs, measure_layer
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
-from edge_llm.devices.card_cost import together_seconds
-from edge_llm.devices.emulated import EmulatedDevice
+from edge_llm.devices.card_cost import card_costs, layer_seconds, step_seconds
 from edge_llm.formats.bundle import Bundle
 from edge_llm.models.layer import Decoder
+from edge_llm.npu.chips import ChipLaw, MatmulRoute
 from edge_llm.schemes import int8, linear_tensors, scheme_of
 from edge_llm.subgraphs.placement import CARD_SCHEMES
 from edge_llm.weights.plan import Rates
 from kernels import ThreadPool
 from kernels.roofs import read_bandwidth
+
+
+@runtime_checkable
+class CardDevice(Device, Protocol):
+    """A card, emulated or not, beside ``cpu_threads`` threads of the CPU."""
+
+    law: ChipLaw
+    route: MatmulRoute
+    """The way its chip multiplies."""
+    cpu_threads: int
+
+    @property
+    def alone(self) -> bool:
+        """Whether the card does everything."""
+        ...
+
+
+def law_of(device: Device) -> ChipLaw | None:
+    """The law by which a plan reckons with the chip of ``device``; None without a chip."""
+    return device.law if isinstance(device, CardDevice) else None
 
 
 def device_rates(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Rates:
@@ -23,7 +48,7 @@ def device_rates(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Rate
     pool = ThreadPool(runtime.threads)
     here = read_bandwidth(pool)
     disk = measure_disk(bundle)
-    if isinstance(device, EmulatedDevice):
+    if isinstance(device, CardDevice):
         return card_rates(bundle, device, runtime.chunk, Rates(disk, here, 0.0))
     return Rates(disk, here, measure_layer(bundle.decoder.layers[0], pool, runtime.chunk) / _slowness(bundle.decoder))
 
@@ -34,7 +59,7 @@ def _slowness(decoder: Decoder) -> float:
     return sum(scheme_of(linear).cost(linear) for linear in linears) / sum(int8.cost(linear) for linear in linears)
 
 
-def card_rates(bundle: Bundle, device: EmulatedDevice, chunk: int, here: Rates) -> Rates:
+def card_rates(bundle: Bundle, device: CardDevice, chunk: int, here: Rates) -> Rates:
     """The rates beside the chip of ``device``: it does what its placement says; all else is the machine's, of ``here``.
 
     ``memory`` is the bytes of all weights of a token over the seconds of its products, launches and copies included.  In a
@@ -48,7 +73,7 @@ def card_rates(bundle: Bundle, device: EmulatedDevice, chunk: int, here: Rates) 
     beside = {name: one for name, one in bundle.decoder.linears().items() if one.scheme not in CARD_SCHEMES}
     names = [f"{name}.{tensor}" for name, one in beside.items() for tensor, _, _ in linear_tensors(one, 0)]
     beside_bytes = sum(bundle.tensors[name].nbytes for name in names)
-    beside_seconds = 1e-6 * sum(scheme_of(one).cost(one) for one in beside.values()) / len(device.cpu_cores)
+    beside_seconds = 1e-6 * sum(scheme_of(one).cost(one) for one in beside.values()) / device.cpu_threads
     on_card = costs.weight_bytes / (token + (costs.logit_operations / 2 + beside_bytes) / here.memory)
     return Rates(
         disk=here.disk,
@@ -57,16 +82,15 @@ def card_rates(bundle: Bundle, device: EmulatedDevice, chunk: int, here: Rates) 
     )
 
 
-def _alone_seconds(decoder: Decoder, device: EmulatedDevice, rows: int) -> float:
-    """Of all products for ``rows`` rows on the chip alone: one launch for a step, one for each layer of a prompt."""
-    law, route = device.chip.law, device.chip.route
+def _alone_seconds(decoder: Decoder, device: CardDevice, rows: int) -> float:
+    """Of ``rows`` rows on the chip alone: a prompt from its beginning, layer by layer, or a whole step."""
+    law, route = device.law, device.route
     if rows > 1:
-        return sum(together_seconds(law, route, rows, layer.linears) for layer in decoder.layers)
-    every = [linear for layer in decoder.layers for linear in layer.linears]
-    return together_seconds(law, route, rows, [*every, decoder.output])
+        return sum(layer_seconds(law, route, layer, rows, rows) for layer in decoder.layers)
+    return step_seconds(law, route, decoder.layers, decoder.output, rows, keys=1)
 
 
-def _card_seconds(decoder: Decoder, device: EmulatedDevice, rows: int) -> float:
+def _card_seconds(decoder: Decoder, device: CardDevice, rows: int) -> float:
     """Of the chip's products of all layers for ``rows`` rows."""
     on_card = ((one for one in layer.linears if one.scheme in CARD_SCHEMES) for layer in decoder.layers)
-    return sum(sum(device.costs(linears, (rows,)).values()) for linears in on_card)
+    return sum(sum(card_costs(device.law, device.route, linears, (rows,)).values()) for linears in on_card)

@@ -6,7 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import kernels
@@ -21,6 +21,7 @@ from edge_llm.bench.roofs import Costs, Roofs, measure_roofs, shares
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.assembly import load_runner
 from edge_llm.formats.bundle import Bundle
+from edge_llm.runner.base import Site
 from edge_llm.runner.runner import Int8Runner
 
 NOISY = 0.05
@@ -82,7 +83,7 @@ def _with_threads(
     started = time.perf_counter()
     runner, runtime = load_runner(settings.bundle, runtime, settings.context)
     streamed = runner.model.weights.streamed_bytes if isinstance(runner, Int8Runner) else 0
-    facts = _Facts(settings, runtime, firsts, time.perf_counter() - started, surroundings, streamed)
+    facts = _Facts(settings, runtime, runner.site, firsts, time.perf_counter() - started, surroundings, streamed)
     disk_meter = DiskMeter(settings.bundle if streamed else None)
     load_peak = peak_rss_bytes()
     own = OwnRunner(runner, settings.bundle.config.vocab_size)
@@ -169,6 +170,7 @@ class _Facts:
 
     settings: BenchSettings
     runtime: RuntimeConfig
+    site: Site
     firsts: dict[str, FirstToken]
     load_seconds: float
     surroundings: dict[str, Any]
@@ -182,7 +184,8 @@ class _Facts:
             "peer": None,
             "peer_version": None,
             "peer_build": None,
-            "backends": runtime.device,
+            "backends": self.site.device,
+            **asdict(self.site),
             "model_filename": settings.bundle.folder.name,
             "model_type": f"{settings.label} {numbers}",
             "model_size": settings.bundle.size,
@@ -206,6 +209,7 @@ class _Facts:
             "peer_version": spec.engine.version,
             "peer_build": peer.build,
             "backends": spec.backend,
+            **dict.fromkeys(field.name for field in fields(Site)),
             "model_type": f"{self.settings.label} {facts.pop('numbers')}",
             **facts,
             "n_batch": self.settings.peer_batch,

@@ -24,6 +24,8 @@ _START = (
     "import sys, json, importlib; module, settings, *sys.path = sys.argv[1:]; "
     "importlib.import_module(module).serve(*json.loads(settings))"
 )
+MOST_END_SECONDS = 10.0
+"""Most that is waited for a process to end; in a driver that hangs, it ends when the driver lets it."""
 _ROOT = str(Path(__file__).parents[2])
 
 
@@ -42,7 +44,7 @@ class Child:
     next.  Raises `OSError` when the system does not let it start.
     """
 
-    def __init__(self, owner: object, module: str, *settings: float) -> None:
+    def __init__(self, owner: object, module: str, *settings: float | str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", _START, module, json.dumps(settings), _ROOT, *filter(None, sys.path)],
             stdin=subprocess.PIPE,
@@ -128,7 +130,8 @@ def _end(process: subprocess.Popen[bytes], started_by: int) -> None:
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its session is its own: what it forked ends too
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(MOST_END_SECONDS)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

@@ -133,6 +133,7 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "parameters": describe(config).parameters,
         "weights_bytes": bundle.size,
         "kv_bytes_per_token": page_bytes(describe(config).attentions) // PAGE_TOKENS,
+        "kv_bytes_per_token_float16": sum(4 * attention.kv_size for attention in describe(config).attentions),
         "model": asdict(config),
         "folds": fold_report(bundle),
         "shadow": shadow_report(bundle),

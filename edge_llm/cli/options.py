@@ -22,13 +22,24 @@ float_option = click.option(
 )
 
 device_option = click.option(
-    "--device", default="auto", show_default=True, help="Where the model runs: host, emulated:CHIP (such as 310p), or auto."
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Where the model runs: host, emulated:CHIP (such as 310p), onnx (products in onnxruntime), or auto.",
 )
 placement_option = click.option(
     "--placement",
     default="auto",
     show_default=True,
     help="What a card computes: split (INT8 products), split,host (those of prompts alone) or card (everything).",
+)
+keys_option = click.option(
+    "--kv",
+    "keys",
+    type=click.Choice(["auto", "int8", "float16"]),
+    default="auto",
+    show_default=True,
+    help="How keys and values are kept; the host has int8, a model on a card either.",
 )
 card_memory_option = click.option(
     "--card-memory", help="Most of the card's memory to take (4GiB); layers that do not fit are streamed to it."
@@ -41,6 +52,7 @@ chunk_option = click.option("--chunk", type=WHOLE, default=256, show_default=Tru
 _PLACE = (
     device_option,
     placement_option,
+    keys_option,
     card_memory_option,
     click.option("--cpus", help="CPUs to run on, such as 0-3,8."),
     click.option("--numa", help="Run on the CPUs of this NUMA node; `card`: of the node of the Ascend card."),
@@ -77,12 +89,12 @@ MAX_GRAMMAR_BYTES = 4 << 20
 
 
 def runtime_options(command: Command) -> Command:
-    """Add --threads --device --placement --card-memory --cpus --numa --memory --ctx --chunk --draft --float."""
+    """Add --threads --device --placement --kv --card-memory --cpus --numa --memory --ctx --chunk --draft --float."""
     return add_options(command, threads_option, *_PLACE, _DRAFT, float_option)
 
 
 def place_options(command: Command) -> Command:
-    """Add --device --placement --card-memory --cpus --numa --memory --ctx --chunk."""
+    """Add --device --placement --kv --card-memory --cpus --numa --memory --ctx --chunk."""
     return add_options(command, *_PLACE)
 
 
@@ -126,7 +138,8 @@ def _is_file(value: str) -> bool:
 
 
 _RUNTIME = (
-    "device", "placement", "card_memory", "cpus", "numa", "memory", "threads", "context", "chunk", "draft", "float_path",
+    "device", "placement", "keys", "card_memory", "cpus", "numa", "memory", "threads", "context", "chunk", "draft",
+    "float_path",
 )  # fmt: skip
 """Options that are a part of the `RuntimeConfig`."""
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
+from functools import partial
+from typing import Any, NamedTuple
 
 import click
 
-from edge_llm.bench.rates import device_rates
+from edge_llm.bench.rates import device_rates, law_of
 from edge_llm.bench.roofs import Costs
 from edge_llm.cli.options import card_memory_option, context_option, device_option, placement_option, threads_option
 from edge_llm.cli.terminal import say, say_json
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
 from edge_llm.devices.emulated import EmulatedDevice
-from edge_llm.engine.assembly import fill_defaults, make_device, plan_device, room
+from edge_llm.engine.assembly import fill_defaults, make_device, or_on_host, plan_device, room
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.npu.selftest_report import ESTIMATES, source_of_times
 from edge_llm.paths import find_bundle
+from edge_llm.runner.base import Site
 from edge_llm.subgraphs.placement import PLACEMENTS
 from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Work, layer_ranges, predict
 
@@ -34,25 +38,37 @@ def plan_command(model: str | None, as_json: bool, **options: Any) -> None:
     """Say what of MODEL stays in memory under a budget, what is read from flash per token, and how fast that can be.
 
     Measures the disk, the main memory and a layer's products for a second or two; the speeds are what these allow.
-    With an emulated chip, a layer's products take what the chip is assumed to take, launches and copies included.
+    With a card, emulated or not, a layer's products take what its chip is estimated to take, launches and copies included, or
+    what `edge-llm doctor --selftest` measured on this machine.
     """
     with open_bundle(find_bundle(model)) as bundle:
         runtime = fill_defaults(RuntimeConfig(**options), bundle.config)
-        assert runtime.threads is not None
-        sizes = WeightSizes.of_bundle(bundle)
-        device = make_device(runtime)
-        plan = plan_device(bundle, runtime, device)
-        card = _card(bundle, runtime, device, sizes)
-        rates = device_rates(bundle, runtime, device)
-        costs = Costs.of_bundle(bundle)
-        prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
-    facts = _facts(plan, sizes, rates, prediction) | {
-        "device": runtime.device, "n_threads": runtime.threads, "placement": device.placement.name, **card,
-    }  # fmt: skip
+        reckoned = or_on_host(runtime, partial(_reckon, bundle))
     if as_json:
-        say_json(facts)
+        say_json(reckoned.facts)
     else:
-        say(_text(plan, sizes, rates, prediction, facts))
+        say(_text(reckoned))
+
+
+class _Reckoned(NamedTuple):
+    plan: MemoryPlan
+    sizes: WeightSizes
+    rates: Rates
+    prediction: Prediction
+    facts: dict[str, Any]
+
+
+def _reckon(bundle: Bundle, runtime: RuntimeConfig) -> _Reckoned:
+    sizes = WeightSizes.of_bundle(bundle)
+    device = make_device(runtime, bundle.decoder)
+    plan = plan_device(bundle, runtime, device)
+    card = _card(bundle, runtime, device, sizes) | _times(device)
+    rates = device_rates(bundle, runtime, device)
+    costs = Costs.of_bundle(bundle)
+    prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
+    facts = _facts(plan, sizes, rates, prediction)
+    facts |= {"n_threads": runtime.threads, **asdict(Site.of(runtime, device)), **card}
+    return _Reckoned(plan, sizes, rates, prediction, facts)
 
 
 def _card(bundle: Bundle, runtime: RuntimeConfig, device: Device, sizes: WeightSizes) -> dict[str, Any]:
@@ -65,10 +81,16 @@ def _card(bundle: Bundle, runtime: RuntimeConfig, device: Device, sizes: WeightS
     twice = sum(layer.held - layer.beside_card for layer in sizes.layers) if device.placement.decodes_on_host else 0
     return {
         "card_bytes": needs.held(streamed),
-        "card_memory_bytes": device.chip.memory.ceiling,
+        "card_memory_bytes": device.chip.memory.most(needs.weights(streamed)),
         "card_streamed_layers": streamed,
         "held_twice_bytes": twice,
     }
+
+
+def _times(device: Device) -> dict[str, str]:
+    """Where the times of the chip of ``device`` come from; empty without a chip."""
+    law = law_of(device)
+    return {} if law is None else {"card_times": source_of_times(law)}
 
 
 def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction) -> dict[str, Any]:
@@ -89,13 +111,14 @@ def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Predi
     }
 
 
-def _text(
-    plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction, facts: Mapping[str, Any]
-) -> str:
+def _text(reckoned: _Reckoned) -> str:
+    plan, sizes, rates, prediction, facts = reckoned
     device = facts["device"]
-    assumed = "" if device == "host" else f", assumed of {device}"
+    assumed = _assumed(facts)
     token = "" if PLACEMENTS[facts["placement"]].decodes_on_host else f" of weights in a token's products{assumed}"
     rows = [
+        ("device", f"{device} ({facts['device_reason']})"),
+        ("placement", f"{facts['placement']} ({facts['placement_reason']})"),
         ("weights", f"{_mebibytes(sizes.total)}, of which {_mebibytes(plan.held_bytes)} are held in memory"),
         *_card_rows(facts),
         ("resident", f"{len(plan.resident)} layers: {layer_ranges(plan.resident) or 'none'}"),
@@ -115,11 +138,18 @@ def _text(
     return "\n".join(f"{name:11} {value}" for name, value in rows)
 
 
+def _assumed(facts: Mapping[str, Any]) -> str:
+    """Where the speeds of products come from, behind them."""
+    device, times = facts["device"], facts.get("card_times")
+    if times is None:
+        return "" if device == "host" else ", measured on the host"
+    return f", assumed of {device}" if times == ESTIMATES else f", {times}"
+
+
 def _card_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "card_bytes" not in facts:
         return []
     rows = [
-        ("placement", facts["placement"]),
         ("card", f"{_mebibytes(facts['card_bytes'])} of {_mebibytes(facts['card_memory_bytes'])} are taken"),
     ]
     if facts["held_twice_bytes"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -38,7 +39,7 @@ from edge_llm.talk.outcome import AnswerSyntax
 @click.option("--system", type=TEXT, help="System message, for a model with a chat template.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, reasoning, tokens, usage, timings.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, reasoning, tokens, usage, timings, device.")
 def run_command(model: str | None, prompt: str | None, system: str | None, raw: bool, as_json: bool, **options: Any) -> None:
     """Answer PROMPT with MODEL (default: the built-in model) and print the answer.
 
@@ -56,7 +57,7 @@ def run_command(model: str | None, prompt: str | None, system: str | None, raw: 
     params = generation_params(options | {"grammar": grammar}, engine.defaults)
     request, syntax = _request(engine, text, system, raw, params)
     if as_json:
-        say_json(_as_dict(engine.answer(request), syntax), indent=None)
+        say_json(_as_dict(engine.answer(request), syntax) | asdict(engine.runner.site), indent=None)
     else:
         _print_stream(engine, request, syntax)
 

@@ -1,6 +1,6 @@
 """A device holds arrays, builds static subgraphs, runs them, and counts its memory; a file of its own opens it.
 
-A device is found by its name: the host by `host`, an emulated chip by `emulated:CHIP`.
+A device is found by its name: the host by `host`, an emulated chip by `emulated:CHIP`, onnxruntime by `onnx`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ class _DeviceFile(Protocol):
     open_device: OpenDevice
 
 
-_FILES = {"host": "edge_llm.devices.host", "emulated": "edge_llm.devices.emulated"}
+_FILES = {
+    "host": "edge_llm.devices.host",
+    "emulated": "edge_llm.devices.emulated",
+    "ascend": "edge_llm.devices.ascend.device",
+    "onnx": "edge_llm.devices.onnx",
+}
 """Kinds of devices and the modules that have them, which are imported when a device is opened."""
-_FORMS = {"host": "host", "emulated": "emulated:CHIP"}
+_FORMS = {"host": "host", "emulated": "emulated:CHIP", "ascend": "ascend", "onnx": "onnx"}
 _ADDED: dict[str, OpenDevice] = {}
 
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_llm.devices.kv_pages import LayerPages
+from edge_llm.errors import UsageError
+from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import Decoder
@@ -65,14 +67,20 @@ class Chunk:
 Buffers = MutableMapping[str, Any]
 """Named activations of one chunk: float32 [rows, width], for a card INT8 too; `residual` is what the last quantize cut off."""
 
-RunSubgraph = Callable[[BlockWeights, Buffers, Rows, LayerPages | None], None]
-"""A built subgraph: weights of the layer, buffers and rows of the chunk, pages of the layer (None outside of layers)."""
+Completion = Callable[[], None]
+"""Work that a device goes on with: a call returns when it has ended, or raises what went wrong; so does a second call."""
+
+RunSubgraph = Callable[[BlockWeights, Buffers, Rows, LayerPages | None], Completion | None]
+"""A built subgraph: weights of the layer, buffers and rows of the chunk, pages of the layer (None outside of layers).
+
+It has ended when it returns, unless it returns a completion.
+"""
 
 Watch = Callable[[Subgraph, Op, RunSubgraph], RunSubgraph]
-"""Wraps an operation of a subgraph in something that sees every run of it."""
+"""Wraps an operation of a subgraph in something that sees every run of it, from its start to the end of its work."""
 
-Task = Callable[[], None]
-"""What a lane does in one go."""
+Task = Callable[[], Completion | None]
+"""What a lane does in one go; with a completion it has only sent the work to the device, which does such tasks in order."""
 
 
 class DeviceModel(Protocol):
@@ -99,8 +107,11 @@ class DeviceModel(Protocol):
         """The task of one of `layer_parts`."""
         ...
 
-    def walk(self, blocks: range, chunk: Chunk) -> Task:
-        """The task that carries ``chunk`` through ``blocks``: 0 is the embedding, i + 1 is layer i, the last is the head."""
+    def walk(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
+        """The task that carries ``chunk`` through ``blocks``: 0 is the embedding, i + 1 is layer i, the last is the head.
+
+        All of its work has ended when it returns.
+        """
         ...
 
     def outputs(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
@@ -129,8 +140,14 @@ class Device(Protocol):
     """Where models run."""
 
     name: str
+    numerics: str
+    """Names how its numbers come about, such as chip and route: keys of like numerics and placement are the same bits."""
     placement: Placement
     """What runs where."""
+    placement_reason: str
+    """Why it is this one, in a few words."""
+    keys: str
+    """How keys and values are kept: int8 or float16."""
 
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
@@ -148,9 +165,22 @@ class Device(Protocol):
         """
         ...
 
+    def page_bytes(self, decoder: Decoder) -> int:
+        """Bytes of a host page of keys and values of ``decoder`` here."""
+        ...
+
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         """Build a subgraph once; ``tables`` reach over the whole context."""
         ...
+
+
+INT8_KEYS = "int8"
+
+
+def check_int8_keys(asked: str, who: str) -> None:
+    """Raises `UsageError` if another form of keys was asked of ``who``, which has this one."""
+    if asked not in (AUTO, INT8_KEYS):
+        raise UsageError(f"--kv `{shown(asked)}`: {who} keeps keys and values as {INT8_KEYS}", param="keys")
 
 
 @dataclass(frozen=True)
@@ -163,5 +193,9 @@ class DeviceOptions:
     """Add the shadow outliers."""
     placement: str = AUTO
     """A name of `PLACEMENTS`, or auto: the first that the device can do."""
+    keys: str = AUTO
+    """How keys and values are kept: int8, float16, or auto."""
     card_memory: int | None = None
     """Most bytes of the card's own memory; None: what the card has."""
+    decoder: Decoder | None = None
+    """The model that will be opened, where it is known: a placement may not do every shape."""

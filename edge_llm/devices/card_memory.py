@@ -51,11 +51,12 @@ class CardArray:
 class CardMemory:
     """Allocates card arrays up to a ceiling, the chip's or a lower one; threads may share it.
 
-    ``held`` bytes are taken now, ``peak`` were at most.
+    ``held`` bytes are taken now, ``peak`` were at most.  Weights may take all; see `weights_are_in`.
     """
 
     def __init__(self, law: ChipLaw, ceiling: int | None = None) -> None:
-        self.ceiling = law.ceiling if ceiling is None else min(ceiling, law.ceiling)
+        self._lowered = law.memory_bytes if ceiling is None else ceiling
+        self.ceiling = min(self._lowered, law.memory_bytes)
         self.held = 0
         self.peak = 0
         self.copied_in = 0
@@ -64,6 +65,14 @@ class CardMemory:
         self._law = law
         self._lock = Lock()
         self._thread = local()
+
+    def most(self, weights: int) -> int:
+        """Bytes that arrays may take in all, ``weights`` bytes of weights that lie there for good among them."""
+        return min(self._lowered, self._law.ceiling(weights))
+
+    def weights_are_in(self) -> None:
+        """From now on, a share of what the weights left free stays with graphs and with workspaces of operators."""
+        self.ceiling = self.most(self.held)
 
     def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> CardArray:
         """A zeroed array.  Raises `DeviceError` when it does not fit below the ceiling; nothing is held then."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_llm.devices.base import Room
@@ -32,30 +32,38 @@ class CardNeeds:
     layers: tuple[int, ...]
     fixed: int
     """Of all but the layers: workspaces of products and, where the card does everything, tables, keys, values, activations."""
+    tables: int = 0
+    """Those of `fixed` that are weights."""
 
     @property
     def total(self) -> int:
         return self.fixed + sum(self.layers)
 
-    def streamed(self, ceiling: int) -> tuple[int, ...]:
-        """The layers that are streamed through `SLOTS` slots so that all fits below ``ceiling`` bytes; () if it does anyway.
+    def streamed(self, most: Callable[[int], int]) -> tuple[int, ...]:
+        """The layers that are streamed through `SLOTS` slots so that all fits; () if it does anyway.
 
-        Raises `UsageError` that names the least that works.
+        ``most`` says how many bytes all may take, by how many of them are resident weights.  Raises `UsageError` that names
+        the least that works.
         """
-        if self.total <= ceiling:
+        if self.total <= most(self.weights(())):
             return ()
         count = len(self.layers)
         plans = [spread(streamed, count) for streamed in range(SLOTS + 1, count + 1)]
-        fitting = (layers for layers in plans if self.held(layers) <= ceiling)
+        fitting = (layers for layers in plans if self.held(layers) <= most(self.weights(layers)))
         found = next(fitting, None)
         if found is None:
             least = min((self.held(layers) for layers in plans), default=self.total)
+            ceiling = most(self.weights(range(count)))
             raise UsageError(
                 f"{ceiling} bytes of card memory are too little for this model; the least that works is {least} bytes "
                 f"({math.ceil(least / 2**20)}MiB); a shorter --ctx or --chunk takes less",
                 param="card_memory",
             )
         return found
+
+    def weights(self, streamed: Sequence[int]) -> int:
+        """Bytes of weights that lie on the card for good when these layers are streamed."""
+        return self.tables + sum(nbytes for index, nbytes in enumerate(self.layers) if index not in streamed)
 
     def held(self, streamed: Sequence[int]) -> int:
         """Bytes in all when these layers are streamed."""
@@ -82,7 +90,10 @@ class CardPlan:
         products = [linear for layer in kinds for linear in _products(layer)]
         workspace = sum(self._workspace(linear, rows) for linear in products for rows in self.room.lengths)
         layers = tuple(self._layer(index, layer) for index, layer in enumerate(self.decoder.layers))
-        return CardNeeds(layers, workspace + (self._all_but_layers() if self._alone else 0))
+        if not self._alone:
+            return CardNeeds(layers, workspace)
+        tables = self._tables()
+        return CardNeeds(layers, workspace + tables + self._arrays(), tables)
 
     @property
     def _alone(self) -> bool:
@@ -96,7 +107,8 @@ class CardPlan:
     def _linear(self, linear: Linear) -> int:
         """Tiles, scales, row sums and bias of an INT8 linear."""
         columns, outputs = self.law.padded(linear.columns, linear.rows)
-        return self.law.allocation(columns * outputs) + (3 if linear.bias else 2) * self.law.allocation(4 * outputs)
+        vectors = 3 if linear.bias or self.route.needs_bias else 2
+        return self.law.allocation(columns * outputs) + vectors * self.law.allocation(4 * outputs)
 
     def _beside(self, prefix: str, layer: Layer) -> int:
         """The tensors of a layer, but for tiles that its products share."""
@@ -116,19 +128,22 @@ class CardPlan:
         results = 2 * allocation(4 * rows * outputs) if self.route.exact else allocation(2 * rows * outputs)
         return allocation(rows * columns) + results
 
-    def _all_but_layers(self) -> int:
-        """Tables, keys and values, rotary tables, activations and the output matrix's workspace."""
-        decoder, law, room = self.decoder, self.law, self.room
+    def _tables(self) -> int:
+        """Embedding, output matrix and last norm; beside its tensors the output matrix has vectors as products want them."""
+        decoder, law = self.decoder, self.law
         tables = [one for name, one in self.tensors.items() if name.split(".")[0] in ("embedding", "output", "final_norm")]
         columns, outputs = law.padded(decoder.hidden_size, decoder.vocab_size)
-        vectors = sum(law.allocation(tensor.nbytes) for tensor in tables if not tensor.name.endswith(".tiles"))
+        tensors = sum(law.allocation(tensor.nbytes) for tensor in tables if not tensor.name.endswith(".tiles"))
+        return (1 if decoder.tied else 2) * law.allocation(columns * outputs) + tensors + 3 * law.allocation(4 * outputs)
+
+    def _arrays(self) -> int:
+        """Keys and values, rotary tables, activations and the output matrix's workspace."""
+        decoder, law, room = self.decoder, self.law, self.room
         pages = pages_for(room.tokens, law.page_tokens) * law.page_tokens // PAGE_TOKENS
         ropes = {attention.rope for attention in decoder.attentions}
         rows = max(length for length in room.lengths if length <= HEAD_ROWS)
         return (
-            (1 if decoder.tied else 2) * law.allocation(columns * outputs)
-            + 2 * vectors  # those of the output matrix lie beside each of its runs as well
-            + pages * page_bytes(decoder.attentions)
+            pages * page_bytes(decoder.attentions)
             + sum(room.positions * rope.dim * FLOAT_BYTES for rope in ropes)
             + activation_bytes(decoder, self.placement, room.lengths[-1], room.window)
             + room.lengths[-1] * decoder.hidden_size * FLOAT_BYTES  # states

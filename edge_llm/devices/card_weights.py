@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from edge_llm.schemes.base import BlockWeights
+from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import SLOTS, Weights
 from edge_llm.weights.ring import Ring
@@ -18,6 +18,11 @@ CardLinearT = TypeVar("CardLinearT")
 
 class Card(Protocol[CardLinearT]):
     """What multiplies INT8 linears in its own memory."""
+
+    @property
+    def rounds(self) -> bool:
+        """Whether its products end in float16, as `Int8Weight.rounding` says."""
+        ...
 
     def load(self, linear: Int8Weight) -> CardLinearT:
         """Copy a linear into new card memory."""
@@ -48,20 +53,26 @@ Load = Callable[[Weights, int, "CardSlot[CardLinearT]"], "CardBlock[CardLinearT]
 
 
 def load_products(card: Card[CardLinearT]) -> Load[CardLinearT]:
-    """Puts the INT8 linears of a layer on ``card``; the host keeps the rest."""
+    """Puts the INT8 linears of a layer on ``card``; the host keeps the rest, and rounds what it multiplies as ``card`` does."""
 
     def load(host: Weights, index: int, slot: CardSlot[CardLinearT]) -> CardBlock[CardLinearT]:
         for name, linear in _int8(host.use(index)).items():
             before = slot.linears.pop(name, None)  # gone if its copy fails
             slot.linears[name] = card.load(linear) if before is None else card.reload(linear, before)
         kept = host.kept(index)
-        return CardBlock(kept.linears, kept.gains, card=slot.linears)
+        linears = rounded_linears(kept.linears) if card.rounds else kept.linears
+        return CardBlock(linears, kept.gains, card=slot.linears)
 
     return load
 
 
 def _int8(block: BlockWeights) -> dict[str, Int8Weight]:
     return {name: linear for name, linear in block.linears.items() if isinstance(linear, Int8Weight)}
+
+
+def rounded_linears(linears: Mapping[str, Weight]) -> dict[str, Weight]:
+    """``linears`` for a host beside a card that rounds: those in INT8 multiply as the card does."""
+    return {name: linear.rounded if isinstance(linear, Int8Weight) else linear for name, linear in linears.items()}
 
 
 @dataclass

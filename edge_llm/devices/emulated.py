@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from threading import Lock
 
-from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Room, Rows, RunSubgraph, Watch
+from edge_llm.devices.base import (
+    INT8_KEYS,
+    Buffers,
+    DeviceModel,
+    DeviceOptions,
+    Room,
+    Rows,
+    RunSubgraph,
+    Watch,
+    check_int8_keys,
+)
 from edge_llm.devices.card_arrays import CardArrays
 from edge_llm.devices.card_cost import card_costs
 from edge_llm.devices.card_memory import CardMemory
@@ -26,12 +36,14 @@ from edge_llm.devices.split import build_split_op
 from edge_llm.devices.whole_card import CardRope, WholeCardWeights
 from edge_llm.errors import DeviceError
 from edge_llm.formats.layout import TensorRange
+from edge_llm.kv.pages import page_bytes
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.npu.chips import chip_law
+from edge_llm.npu.selftest_report import measured_law
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Op, Subgraph
-from edge_llm.subgraphs.placement import AUTO, PLACEMENTS, choose_placement
+from edge_llm.subgraphs.placement import AUTO, choose_placement
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
 
@@ -43,6 +55,8 @@ class EmulatedDevice:
     ``shadow=False`` drops the outliers.  Raises `DeviceError` for an unknown chip or route.
     """
 
+    keys = INT8_KEYS
+
     def __init__(
         self,
         chip: str,
@@ -53,14 +67,14 @@ class EmulatedDevice:
         memory: int | None = None,
         placement: str = AUTO,
     ) -> None:
-        law = chip_law(chip)
+        law = measured_law(chip_law(chip))
         self.name = f"emulated:{law.name}"
         way = law.route(route)
-        # Where products are rounded, a token's keys must not depend on whether it came in a prompt or in a step.
-        able = [name for name in law.placements if way.exact or PLACEMENTS[name].has_one_cut]
-        who = f"the device `{self.name}`" + ("" if way.exact else f" by the route `{way.name}`")
-        self.placement = choose_placement(placement, able, who)
+        self.law, self.route = law, way
+        self.numerics = f"{self.name}:{way.name}"
+        self.placement, self.placement_reason = choose_placement(placement, law.placements, f"the device `{self.name}`")
         self.cpu_cores, self.npu_cores = split_cores(threads)
+        self.cpu_threads = len(self.cpu_cores)
         pool = ThreadPool(len(self.npu_cores), self.npu_cores)
         self.chip = EmulatedChip(law, way, pool, CardMemory(law, memory))
         self._host = HostDevice(len(self.cpu_cores), shadow=shadow, cores=self.cpu_cores)
@@ -80,19 +94,24 @@ class EmulatedDevice:
             memory = self.chip.memory
             arrays = self.arrays = CardArrays(memory, self.npu_cores[0], self.chip.law.page_tokens)
             whole = WholeCardWeights(weights, self.chip, decoder)
+            memory.weights_are_in()
             ropes = dict.fromkeys(attention.rope for attention in decoder.attentions)
             build = builder(self.build, CardRope(tables.positions, ropes, memory), watch)
             return PlacedModel(decoder, whole, self.placement, build, arrays, room)
         products = CardWeights(weights, load_products(self.chip), len(decoder.layers))
+        self.chip.memory.weights_are_in()
         build = builder(self.build, tables, watch)
         return PlacedModel(decoder, products, self.placement, build, HostArrays(), room)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
-        return self.needs(decoder, tensors, room).streamed(self.chip.memory.ceiling) if self._limited else ()
+        return self.needs(decoder, tensors, room).streamed(self.chip.memory.most) if self._limited else ()
 
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the chip's memory."""
         return CardPlan(decoder, tensors, self.placement, self.chip.law, self.chip.route, room).needs()
+
+    def page_bytes(self, decoder: Decoder) -> int:
+        return page_bytes(decoder.attentions)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane != CARD_LANE:
@@ -156,6 +175,7 @@ def _check_static(subgraph: Subgraph, rows: Rows) -> None:
 
 def open_device(name: str, options: DeviceOptions) -> EmulatedDevice:
     """The device called ``emulated:CHIP``, or ``emulated:CHIP:ROUTE`` for another matmul route than the chip's best."""
+    check_int8_keys(options.keys, f"the device `{name}`")
     chip, _, route = name.partition(":")[2].partition(":")
     return EmulatedDevice(
         chip,

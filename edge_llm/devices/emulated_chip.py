@@ -11,14 +11,13 @@ from edge_llm.devices.card_memory import CardArray, CardMemory
 from edge_llm.devices.card_weights import CardBlock
 from edge_llm.errors import DeviceError
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
+from edge_llm.npu.law import check_product
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import Op
 from kernels import ThreadPool
-from kernels.linear import linear_int8
-from kernels.types import TILE_CHANNELS, TILE_DEPTH
-
-FLOAT16_MAX = np.float32(65504.0)
+from kernels.linear import linear_int8, linear_rounded
+from kernels.types import TILE_CHANNELS, TILE_DEPTH, Rounding
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class CardLinear:
     row_sum: CardArray
     """int32 [N]: sums over K, which the CPU's INT8 kernel wants beside the tiles."""
     bias: CardArray | None
-    """float32 [N] added to the product, or int32 [N] added to the accumulator where the route does so."""
+    """float32 [N] added to the product, or int32 [N] added to the accumulator where the route does so; zeros if it must be."""
     rows: int
     columns: int
 
@@ -47,6 +46,10 @@ class EmulatedChip:
         self.pool = pool
         """Threads that stand for its cores."""
 
+    @property
+    def rounds(self) -> bool:
+        return not self.route.exact
+
     def load(self, linear: Int8Weight, tiles: CardArray | None = None) -> CardLinear:
         """Copy a linear into new card memory, but for its ``tiles`` if they lie there already.
 
@@ -55,29 +58,31 @@ class EmulatedChip:
         if linear.tiles.dtype != np.int8:
             raise DeviceError(f"{self.law.soc} takes int8 weights here, not {linear.tiles.dtype}")
         columns, outputs = self.law.padded(linear.columns, linear.rows)
-        self.law.check_product(1, columns, outputs)
+        check_product(self.law, self.route, 1, columns, outputs, bias=linear.bias is not None)
         shape = (outputs // TILE_CHANNELS, columns // TILE_DEPTH, TILE_CHANNELS, TILE_DEPTH)
+        bias = self._bias_or_zeros(linear)
         with self.memory.all_or_nothing():
             return CardLinear(
                 tiles=tiles if tiles is not None and tiles.shape == shape else self.memory.upload(linear.tiles, shape),
                 product_scale=self.memory.upload(self._product_scale(linear), (outputs,)),
                 row_sum=self.memory.upload(linear.row_sum, (outputs,)),
-                bias=None if linear.bias is None else self.memory.upload(self._bias(linear), (outputs,)),
+                bias=None if bias is None else self.memory.upload(bias, (outputs,)),
                 rows=linear.rows,
                 columns=linear.columns,
             )
 
     def reload(self, linear: Int8Weight, card: CardLinear) -> CardLinear:
         """Copy a linear over ``card`` if that has the same shape, else into new memory in its stead."""
-        shape = linear.rows, linear.columns, linear.bias is None
+        bias = self._bias_or_zeros(linear)
+        shape = linear.rows, linear.columns, bias is None
         if shape != (card.rows, card.columns, card.bias is None):
             self.free(card)
             return self.load(linear)
         self.memory.copy_in(linear.tiles, card.tiles)
         self.memory.copy_in(self._product_scale(linear), card.product_scale)
         self.memory.copy_in(linear.row_sum, card.row_sum)
-        if card.bias is not None:
-            self.memory.copy_in(self._bias(linear), card.bias)
+        if card.bias is not None and bias is not None:
+            self.memory.copy_in(bias, card.bias)
         return card
 
     def free(self, card: CardLinear) -> None:
@@ -105,14 +110,10 @@ class EmulatedChip:
         linear_int8(x.values, linear.tiles.values, outputs, product_scale, row_sum, self.pool, bias=bias, out=out.values)
 
     def _float16_product(self, x: CardArray, linear: CardLinear, out: CardArray) -> None:
-        """(accumulator + bias) * product_scale, saturated and rounded to float16."""
-        product_scale, row_sum = linear.product_scale.values, linear.row_sum.values
-        ones = np.ones_like(product_scale)
-        sums = linear_int8(x.values, linear.tiles.values, len(ones), ones, row_sum, self.pool)
-        if linear.bias is not None:
-            sums += linear.bias.values
-        sums *= product_scale
-        out.values[...] = np.clip(sums, -FLOAT16_MAX, FLOAT16_MAX)
+        """(accumulator + bias) * product_scale, saturated and rounded to float16: the kernel that defines these bits."""
+        rounding = Rounding(linear.product_scale.values, None if linear.bias is None else linear.bias.values)
+        tiles, row_sum = linear.tiles.values, linear.row_sum.values
+        out.values[...] = linear_rounded(x.values, tiles, len(row_sum), rounding, row_sum, self.pool)
 
     def _check(self, x: CardArray, linear: CardLinear, out: CardArray) -> None:
         for name, array in (("x1", x), ("x2", linear.tiles), ("out", out)):
@@ -122,30 +123,25 @@ class EmulatedChip:
             raise DeviceError(f"{self.law.soc} multiplies int8 by int8 here, not {x.dtype} by {linear.tiles.dtype}")
         rows, columns = x.shape
         outputs = linear.product_scale.shape[0]
-        self.law.check_product(rows, columns, outputs)
+        check_product(self.law, self.route, rows, columns, outputs, bias=linear.bias is not None)
         if columns != TILE_DEPTH * linear.tiles.shape[1] or out.shape != (rows, outputs):
             raise DeviceError(
                 f"{self.law.soc} refuses x1 {list(x.shape)} with weights of {TILE_DEPTH * linear.tiles.shape[1]} columns "
                 f"and out {list(out.shape)}: the sizes do not meet"
             )
-        if self.route.call.startswith("npu_quant_matmul"):
-            bias = None if linear.bias is None or self.route.exact else "int32"
-            self.law.check_form(self.route.output, "float32" if self.route.exact else "int64", bias)
+
+    def _bias_or_zeros(self, linear: Int8Weight) -> np.ndarray | None:
+        if linear.bias is None and self.route.needs_bias:
+            return np.zeros(linear.rows, np.int32)
+        return None if linear.bias is None else self._bias(linear)
 
     def _product_scale(self, linear: Int8Weight) -> np.ndarray:
-        if self.route.exact:
-            return linear.product_scale
-        # Packing cuts the 13 lowest bits off; rounding to the nearest first leaves nothing to cut and half the error.
-        bits = linear.product_scale.view(np.uint32) + np.uint32(0x1000)
-        return (bits & np.uint32(0xFFFFE000)).view(np.float32)
+        return linear.product_scale if self.route.exact else linear.rounding.scale
 
     def _bias(self, linear: Int8Weight) -> np.ndarray:
-        assert linear.bias is not None
-        if self.route.exact:
-            return linear.bias
-        limits = np.iinfo(np.int32)
-        bias = np.rint(linear.bias / self._product_scale(linear).astype(np.float64))
-        return np.clip(bias, limits.min, limits.max).astype(np.int32)
+        bias = linear.bias if self.route.exact else linear.rounding.bias
+        assert bias is not None
+        return bias
 
 
 class Product:
@@ -159,7 +155,7 @@ class Product:
         self._op = op
         self._columns = op.linear.columns
         columns, outputs = law.padded(op.linear.columns, op.linear.rows)
-        law.check_product(rows, columns, outputs)
+        check_product(law, chip.route, rows, columns, outputs, bias=op.linear.bias)
         self._x = memory.allocate((rows, columns), np.int8)
         if chip.route.exact:
             self._accumulator = memory.allocate((rows, outputs), np.int32)  # counted; the CPU's kernel needs none

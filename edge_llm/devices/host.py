@@ -6,12 +6,23 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edge_llm.devices.base import Buffers, DeviceModel, DeviceOptions, Room, Rows, RunSubgraph, Watch
+from edge_llm.devices.base import (
+    INT8_KEYS,
+    Buffers,
+    DeviceModel,
+    DeviceOptions,
+    Room,
+    Rows,
+    RunSubgraph,
+    Watch,
+    check_int8_keys,
+)
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import KEY_OFFSET, TensorRange
+from edge_llm.kv.pages import page_bytes
 from edge_llm.models.layer import Attention, Decoder, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
@@ -32,8 +43,10 @@ class HostDevice:
     ``shadow=False`` drops the outliers, to see what they are worth.
     """
 
-    name = "host"
+    name = numerics = "host"
     placement = PLACEMENTS["host"]
+    placement_reason = "the default of the device `host`"
+    keys = INT8_KEYS
 
     def __init__(self, threads: int, *, shadow: bool = True, cores: list[int] | None = None) -> None:
         self.pool = ThreadPool(threads, cores)
@@ -47,6 +60,9 @@ class HostDevice:
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         return ()
+
+    def page_bytes(self, decoder: Decoder) -> int:
+        return page_bytes(decoder.attentions)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         steps = tuple(build_op(op, tables, self.pool, self._shadow) for op in subgraph.ops)
@@ -62,10 +78,13 @@ def open_device(name: str, options: DeviceOptions) -> HostDevice:
     """The host.  Raises `DeviceError` for a name with parts: there is one host; `UsageError` for what only cards have."""
     if name != HostDevice.name:
         raise DeviceError(f"no device `{shown(name)}`; the host is called `{HostDevice.name}`")
-    choose_placement(options.placement, (HostDevice.placement.name,), f"the device `{name}`")
+    _, reason = choose_placement(options.placement, (HostDevice.placement.name,), f"the device `{name}`")
+    check_int8_keys(options.keys, f"the device `{name}`")
     if options.card_memory is not None:
         raise UsageError("--card-memory has no meaning on the host; --memory limits its weights", param="card_memory")
-    return HostDevice(options.threads, shadow=options.shadow)
+    device = HostDevice(options.threads, shadow=options.shadow)
+    device.placement_reason = reason
+    return device
 
 
 def build_op(op: Op, tables: RopeTables, pool: ThreadPool, shadow: bool) -> RunSubgraph:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edge_llm.devices.base import Buffers, Chunk, Room, Rows, RunSubgraph, Task, Watch, static_length
+from edge_llm.devices.base import Buffers, Chunk, Completion, Room, Rows, RunSubgraph, Task, Watch, static_length
 from edge_llm.devices.kv_pages import MakeArray, PagedKV
 from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import HIDDEN, Attention, Decoder
@@ -133,14 +133,14 @@ class PlacedModel:
         subgraph, slot = self._subgraphs.get(part, chunk.rows.static), self._slot(chunk)
         launch, use, pages = self._arrays.launch, self.weights.use, self._pages.layers[layer]
 
-        def run() -> None:
+        def run() -> Completion | None:
             assert slot.rows is not None, "a layer before the embedding"
             with launch():
-                subgraph(use(layer), slot.buffers, slot.rows, pages)
+                return subgraph(use(layer), slot.buffers, slot.rows, pages)
 
         return run
 
-    def walk(self, blocks: range, chunk: Chunk) -> Task:
+    def walk(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
         return self._launched(*(self._block(block, chunk) for block in blocks))
 
     def outputs(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +149,7 @@ class PlacedModel:
         assert found is not None, "outputs of a chunk that has not been through the head, or asked for twice"
         return found
 
-    def _launched(self, *tasks: Task) -> Task:
+    def _launched(self, *tasks: Callable[[], None]) -> Callable[[], None]:
         """``tasks`` one after the other, sent to the device in one go."""
 
         def run() -> None:
@@ -159,7 +159,7 @@ class PlacedModel:
 
         return run
 
-    def _block(self, block: int, chunk: Chunk) -> Task:
+    def _block(self, block: int, chunk: Chunk) -> Callable[[], None]:
         slot = self._slot(chunk)
         if block == 0:
             return partial(self._embed, chunk, slot)
@@ -173,13 +173,13 @@ class PlacedModel:
         table, places = self.weights.embedding_rows(slot.rows.tokens)
         run = self._subgraphs.get(self._embedding, chunk.rows.static)
         rows = slot.rows if places is slot.rows.tokens else replace(slot.rows, tokens=places)
-        run(BlockWeights({"embedding": table}, {}), slot.buffers, rows, None)
+        _wait(run(BlockWeights({"embedding": table}, {}), slot.buffers, rows, None))
 
     def _run_layer(self, layer: int, steps: Sequence[RunSubgraph], slot: _Slot) -> None:
         assert slot.rows is not None, "a layer before the embedding"
         weights, pages = self.weights.use(layer), self._pages.layers[layer]
         for step in steps:
-            step(weights, slot.buffers, slot.rows, pages)
+            _wait(step(weights, slot.buffers, slot.rows, pages))
 
     def _finish(self, chunk: Chunk, slot: _Slot) -> None:
         """The head of ``chunk``: what its rows are wanted for."""
@@ -208,7 +208,7 @@ class PlacedModel:
         buffers: Buffers = {HIDDEN: hidden, self.decoder.output.writes: out}
         for name, width in head.between.items():
             buffers[name] = empty((len(hidden), width), np.float32)
-        self._subgraphs.get(head.part, rows.static)(weights, buffers, rows, None)
+        _wait(self._subgraphs.get(head.part, rows.static)(weights, buffers, rows, None))
         if out is not logits:
             logits[:] = out
 
@@ -220,7 +220,7 @@ class PlacedModel:
         with self._arrays.workspace() as empty:
             normed = empty(hidden.shape, np.float32)
             norm = self._subgraphs.get(self._final_norm, rows.static)
-            norm(self.weights.head, {HIDDEN: hidden, self.decoder.norm.writes: normed}, rows, None)
+            _wait(norm(self.weights.head, {HIDDEN: hidden, self.decoder.norm.writes: normed}, rows, None))
             return self._arrays.to_host(normed)
 
     def _wanted(self, wanted: np.ndarray, slot: _Slot) -> tuple[np.ndarray, Rows]:
@@ -263,6 +263,12 @@ class PlacedModel:
         return self._arrays.buffers(self._lengths[-1], widths)
 
 
+def _wait(completion: Completion | None) -> None:
+    """Wait for what a subgraph sent to the device: the next step reads it."""
+    if completion is not None:
+        completion()
+
+
 def builder(
     build: Callable[[Subgraph, RopeTables], RunSubgraph], tables: RopeTables, watch: Watch | None
 ) -> Callable[[Subgraph], RunSubgraph]:
@@ -271,7 +277,7 @@ def builder(
         return lambda subgraph: build(subgraph, tables)
 
     def build_watched(subgraph: Subgraph) -> RunSubgraph:
-        steps = [watch(subgraph, op, build(replace(subgraph, ops=(op,)), tables)) for op in subgraph.ops]
+        steps = [watch(subgraph, op, _awaited(build(replace(subgraph, ops=(op,)), tables))) for op in subgraph.ops]
 
         def run(*given: Any) -> None:
             for step in steps:
@@ -280,6 +286,15 @@ def builder(
         return run
 
     return build_watched
+
+
+def _awaited(step: RunSubgraph) -> RunSubgraph:
+    """``step``, which returns when its work has ended."""
+
+    def run(*given: Any) -> None:
+        _wait(step(*given))
+
+    return run
 
 
 def takes_turns(layer_parts: Sequence[Sequence[Part]]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -63,7 +62,8 @@ class WholeCardWeights(CardWeights[CardLinear]):
         if not decoder.tied:
             output = _table(chip, decoder.output, ((rows, _int8_output(block)) for rows, block in host.head_blocks()))
         norm = {"final_norm": chip.memory.upload(host.head.gains["final_norm"]).values}
-        self._runs = tuple(_output_runs(chip, output, norm))
+        on_chip = chip.load(output, CardArray(output.tiles, 0))
+        self._output = slice(0, output.rows), CardBlock({"output": output}, norm, card={"output": on_chip})
         host.forget_tables()
         super().__init__(host, load_whole(chip), len(decoder.layers))
         self.head = BlockWeights({}, norm)
@@ -76,7 +76,7 @@ class WholeCardWeights(CardWeights[CardLinear]):
         return self._embedding, tokens
 
     def head_blocks(self) -> Iterator[tuple[slice, BlockWeights]]:
-        return iter(self._runs)
+        return iter([self._output])  # as a whole: what limits K of a product does not limit N
 
 
 def _int8_output(head: BlockWeights) -> Int8Weight:
@@ -115,23 +115,3 @@ def _table(chip: EmulatedChip, table: Linear, parts: Iterator[tuple[slice, Int8W
         None if bias is None else bias.values,
         first.residual,
     )
-
-
-def _output_runs(
-    chip: EmulatedChip, output: Int8Weight, gains: Mapping[str, np.ndarray]
-) -> Iterator[tuple[slice, CardBlock[CardLinear]]]:
-    """The output matrix in runs of rows that the chip multiplies at once."""
-    most = chip.law.max_last_dim // TILE_CHANNELS * TILE_CHANNELS
-    for start in range(0, output.rows, most):
-        at = slice(start, min(start + most, output.rows))
-        tiles = CardArray(output.tiles[start // TILE_CHANNELS : -(-at.stop // TILE_CHANNELS)], 0)
-        run = replace(
-            output,
-            tiles=tiles.values,
-            rows=at.stop - start,
-            weight_scale=output.weight_scale[at],
-            row_sum=output.row_sum[at],
-            hot_weight=chip.memory.upload(np.ascontiguousarray(output.hot_weight[:, at])).values,
-            bias=None if output.bias is None else output.bias[at],
-        )
-        yield at, CardBlock({"output": run}, gains, card={"output": chip.load(run, tiles)})

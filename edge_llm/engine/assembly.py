@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import logging
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import ASKED_FOR, ModelConfig, RuntimeConfig
 from edge_llm.devices import check_device, open_device
 from edge_llm.devices.base import Device, DeviceOptions, Room, Watch
 from edge_llm.devices.model import activation_bytes
 from edge_llm.engine.affinity import bind
-from edge_llm.engine.cores import total_memory, usable_cores
-from edge_llm.errors import UsageError
+from edge_llm.engine.auto_device import AutoDevice, find_device
+from edge_llm.engine.cores import free_memory, total_memory, usable_cores
+from edge_llm.errors import DeviceError, DeviceLost, OutOfMemory, UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models import describe
+from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.progress import StageProgress
 from edge_llm.runner.base import Runner
@@ -28,6 +34,9 @@ from edge_llm.weights.plan import MemoryPlan, StagingPlan, WeightSizes, plan_mem
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.staged import StagedWeights
 from edge_llm.weights.streamed import StreamedWeights
+
+log = logging.getLogger("edge_llm.engine")
+Result = TypeVar("Result")
 
 
 def load_runner(
@@ -57,7 +66,9 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
     Raises `UsageError` for options that contradict each other or the model, `DeviceError` for an unknown device.
     """
     bind(runtime.cpus, runtime.numa)
-    device = "host" if runtime.device == "auto" else runtime.device
+    if runtime.device == "auto":
+        runtime = replace(runtime, device="host") if runtime.float_path else _on_found_device(runtime)
+    device = runtime.device
     check_device(device)
     if runtime.float_path and runtime.memory is not None:
         raise UsageError("--memory has no meaning with --float, which reads the source's own weights", param="memory")
@@ -74,7 +85,34 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
     if runtime.kv_memory is not None:
         tokens = PAGE_TOKENS * (parse_memory(runtime.kv_memory, total_memory()) // page_bytes(describe(config).attentions))
         kv_tokens = max(context, tokens)
-    return replace(runtime, device=device, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens)
+    return replace(runtime, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens)
+
+
+def _on_found_device(runtime: RuntimeConfig) -> RuntimeConfig:
+    found = _found_device()
+    return replace(runtime, device=found.device, device_reason=found.reason)
+
+
+@functools.cache
+def _found_device() -> AutoDevice:
+    """What `auto` stands for in this process, said once where a card is here and not used."""
+    found = find_device()
+    if found.remedy:
+        log.warning("--device auto uses the host: %s; %s", found.reason, found.remedy)
+    return found
+
+
+def or_on_host(runtime: RuntimeConfig, work: Callable[[RuntimeConfig], Result]) -> Result:
+    """What ``work`` makes of the filled-in ``runtime``; on the host where `auto` chose a card that refuses, which is said."""
+    try:
+        return work(runtime)
+    except DeviceError as error:
+        if runtime.device == "host" or runtime.device_reason == ASKED_FOR:
+            raise
+        refusal = f"the device `{runtime.device}` refuses: {error}"
+    gc.collect()  # what the card was given so far
+    log.warning("--device auto uses the host: %s", refusal)
+    return work(host_runtime(runtime, refusal))
 
 
 DEFAULT_CONTEXT = 32768
@@ -96,28 +134,65 @@ def int8_runner(
     bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None = None, watch: Watch | None = None
 ) -> Runner[Any]:
     """The INT8 runner on the device and over the weights that ``runtime`` asks for."""
+    return or_on_host(runtime, lambda runtime: _int8_runner(bundle, runtime, progress, watch))
+
+
+def _int8_runner(
+    bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None, watch: Watch | None
+) -> Runner[Any]:
     assert runtime.context is not None
-    device = make_device(runtime)
+    device = make_device(runtime, bundle.decoder)
     weights = make_weights(bundle, runtime, device, progress)
     tables = RopeTables(runtime.context)
     if not runtime.prefix_cache:
         return Int8Runner(bundle.config, weights, device, runtime, tables, decoder=bundle.decoder, watch=watch)
     from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # only servers keep pages
 
-    runtime = replace(runtime, placement=device.placement.name)
-    store = open_prefix_store(bundle, runtime)
-    identity = model_identity(bundle, runtime)
+    numeric = replace(runtime, device=device.numerics, placement=device.placement.name)
+    store = open_prefix_store(bundle, numeric, device.page_bytes(bundle.decoder))
+    identity = model_identity(bundle, numeric)
     return Int8Runner(bundle.config, weights, device, runtime, tables, identity, store, bundle.decoder, watch)
 
 
-def make_device(runtime: RuntimeConfig) -> Device:
-    """The device that the filled-in ``runtime`` names.
+def run_on_host(bundle: Bundle, runtime: RuntimeConfig, lost: DeviceLost) -> Runner[Any]:
+    """A runner of ``bundle`` on the host, else as the filled-in ``runtime`` says; nobody holds the one that was ``lost``.
+
+    Raises `OutOfMemory` where the host has no room for the weights, and what loading raises.
+    """
+    gc.collect()
+    on_host = host_runtime(runtime, f"the device `{lost.device}` failed: {lost.failure}")
+    _check_room(bundle, on_host)
+    runner = make_runner(bundle, on_host)
+    log.warning("the device `%s` failed: %s; the host answers from now on", lost.device, lost.failure)
+    return runner
+
+
+def host_runtime(runtime: RuntimeConfig, reason: str) -> RuntimeConfig:
+    """``runtime`` on the host, for this ``reason``."""
+    return replace(runtime, device="host", device_reason=reason, placement="auto", keys="auto", card_memory=None)
+
+
+def _check_room(bundle: Bundle, runtime: RuntimeConfig) -> None:
+    """Raise `OutOfMemory` unless the weights fit into the host's free memory: the system would kill us for trying."""
+    total = WeightSizes.of_bundle(bundle).total
+    needed = total if runtime.memory is None else min(total, parse_memory(runtime.memory, total))
+    free = free_memory()
+    if needed > free:
+        raise OutOfMemory(f"the weights take {_mebibytes(needed)} and the host has {_mebibytes(free)} free; try --memory 50%")
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB"
+
+
+def make_device(runtime: RuntimeConfig, decoder: Decoder) -> Device:
+    """The device that the filled-in ``runtime`` names, for the model ``decoder``.
 
     Raises `DeviceError` for one that this version does not have, `UsageError` for a placement that it cannot do.
     """
     assert runtime.threads is not None
     card_memory = None if runtime.card_memory is None else parse_memory(runtime.card_memory, 0, "card_memory")
-    options = DeviceOptions(runtime.threads, runtime.shadow, runtime.placement, card_memory)
+    options = DeviceOptions(runtime.threads, runtime.shadow, runtime.placement, runtime.keys, card_memory, decoder)
     return open_device(runtime.device, options)
 
 

@@ -7,6 +7,9 @@ runs out, the one that came last gives its pages back and is computed again late
 Texts to embed are work for the background: they come after all answers, take little of a step that answers wait for, and
 are the first to give way.
 
+When the device is lost, the work of that step ends with its error, another runner takes the place, and all other work is
+computed there.
+
 Every piece of work ends once: with its last delta, or with the exception that its own part of a step raised.
 """
 
@@ -21,7 +24,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_llm.engine.request import Delta
-from edge_llm.errors import OutOfMemory
+from edge_llm.engine.runner_place import Replace, RunnerPlace, no_other
+from edge_llm.errors import DeviceLost, OutOfMemory
 from edge_llm.runner.base import Cancelled, Memory, Runner, Segment
 
 log = logging.getLogger("edge_llm.engine")
@@ -111,17 +115,21 @@ Told = Generator[tuple[Work, Item], None, None]
 
 
 class Batcher:
-    """Runs work on ``runner`` within ``limits``; called by one thread at a time."""
+    """Runs work on ``runner``, or on what ``replace`` gives for it, within ``limits``; called by one thread at a time."""
 
-    def __init__(self, runner: Runner[Any], limits: Limits) -> None:
-        self._runner = runner
-        self._memory = runner.memory
+    def __init__(self, runner: Runner[Any], limits: Limits, replace: Replace = no_other) -> None:
+        self._place = RunnerPlace(runner, replace)
         self._limits = limits
         self._answers = _Line()
         self._background = _Line()
         self._ended: deque[tuple[Work, Item]] = deque()  # ends that the caller of `step` has not got yet
         self.preempted = 0
         """Times that work gave its pages back before it was done."""
+
+    @property
+    def runner(self) -> Runner[Any]:
+        """What computes now."""
+        return self._place.runner
 
     @property
     def running(self) -> int:
@@ -136,7 +144,8 @@ class Batcher:
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._ended) or any(line.running or line.waiting for line in (self._answers, self._background))
+        lines = (self._answers, self._background)
+        return bool(self._ended or self._lost) or any(line.running or line.waiting for line in lines)
 
     @property
     def hungry(self) -> bool:
@@ -165,6 +174,7 @@ class Batcher:
         Whoever stops listening closes it: what was computed and not told is computed again.
         """
         yield from self.drop_cancelled()
+        self._recover()
         self._admit()
         step = self._next_step()
         yield from self._tell()
@@ -193,6 +203,21 @@ class Batcher:
     # -- who runs -----------------------------------------------------------------------------------------------------
 
     @property
+    def _memory(self) -> Memory[Any]:
+        return self.runner.memory
+
+    @property
+    def _lost(self) -> DeviceLost | None:
+        return self._place.lost
+
+    def _recover(self) -> None:
+        """If the device is lost, have another runner compute anew all that ran; interrupted, the next step does it."""
+        if self._lost is not None:
+            for work in reversed(self._running):
+                self._preempt(work)
+            self._place.fill(self._lost)
+
+    @property
     def _running(self) -> list[Work]:
         """All that run; the last is preempted first."""
         return [*self._answers.running, *self._background.running]
@@ -210,7 +235,7 @@ class Batcher:
             pass
 
     def _start(self, line: _Line) -> bool:
-        """Start the first of ``line`` that waits; false if there is no memory for it."""
+        """Start the first of ``line`` that waits; false if there is no memory for it, or no device any more."""
         work = line.waiting[0]
         try:
             if self._running and not self._memory.has_room(len(work.known) + 1):
@@ -220,7 +245,7 @@ class Batcher:
             line.running.append(work)
         except Exception as error:
             self._end(work, error)
-        return True
+        return self._lost is None
 
     def _preempt(self, work: Work) -> None:
         line = self._line(work)
@@ -244,7 +269,7 @@ class Batcher:
 
     def _end(self, work: Work, item: Item) -> None:
         self._remove(work)
-        self._ended.append((work, item))
+        self._ended.append((work, self._place.lose(item) if isinstance(item, DeviceLost) else item))
 
     def _tell(self) -> Iterator[tuple[Work, Item]]:
         while self._ended:
@@ -264,7 +289,7 @@ class Batcher:
             budget -= self._add(step, work, max(1, budget - others))
         self._fill(step, prompts, budget)
         self._fill(step, self._background.running, limits.background_tokens if answers or prompts else limits.step_tokens)
-        return [(work, segment) for work, segment in step if work.sequence is segment.sequence]
+        return [] if self._lost else [(work, segment) for work, segment in step if work.sequence is segment.sequence]
 
     def _fill(self, step: Step, works: Sequence[Work], budget: int) -> None:
         for work in [*works]:
@@ -273,7 +298,7 @@ class Batcher:
 
     def _add(self, step: Step, work: Work, most: int) -> int:
         """Add at most ``most`` tokens of ``work`` to ``step``, if it still runs and there is memory: how many."""
-        if work.sequence is None:  # it gave way to an older one
+        if work.sequence is None or self._lost:  # it gave way to an older one, or all will be computed elsewhere
             return 0
         try:
             segment = work.segment(most)
@@ -309,16 +334,22 @@ class Batcher:
     def _run(self, step: Step) -> list[np.ndarray | Exception]:
         """The rows of every segment.  When the step fails, each runs alone, so that only those to blame get the error."""
         try:
-            return [*self._runner.run([segment for _, segment in step], cancel=lambda: _unwanted(step))]
+            return [*self.runner.run([segment for _, segment in step], cancel=lambda: _unwanted(step))]
         except Cancelled:
             raise
         except Exception as error:
-            return [error] if len(step) == 1 else [self._run_alone(segment) for _, segment in step]
+            if len(step) == 1 or isinstance(error, DeviceLost):
+                return [error] * len(step)
+        outcomes: list[np.ndarray | Exception] = []
+        for _, segment in step:
+            lost = outcomes and isinstance(outcomes[-1], DeviceLost)
+            outcomes.append(outcomes[-1] if lost else self._run_alone(segment))
+        return outcomes
 
     def _run_alone(self, segment: Segment[Any]) -> np.ndarray | Exception:
         """Never cancelled, because what was computed for the others before it would be lost."""
         try:
-            return self._runner.run([segment])[0]
+            return self.runner.run([segment])[0]
         except Exception as error:
             return error
 
@@ -339,6 +370,8 @@ class Batcher:
             raise
         try:
             work.keep(self._memory)
+        except DeviceLost as error:
+            self._place.lose(error)
         except Exception as error:  # a help for later requests, of which this one needs nothing
             log.warning("computed pages could not be kept for later requests: %r", error)
         finally:  # its last delta is told, whatever interrupts this thread

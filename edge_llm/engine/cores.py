@@ -1,8 +1,9 @@
-"""How many threads a model gets when nobody says."""
+"""What this process may take of the machine: cores and memory."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -33,3 +34,26 @@ def _cgroup_quota() -> int | None:
 def total_memory() -> int:
     """Bytes of this machine's main memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_memory() -> int:
+    """Bytes of main memory that this process may still take: what the machine has, bounded by the cgroup's limit."""
+    import psutil  # slow to import
+
+    return min(psutil.virtual_memory().available, _cgroup_room())
+
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def _cgroup_room() -> int:
+    """Bytes below the cgroup's limit; what it holds of files is not counted, because the system gives that up first."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit == "max":
+            return sys.maxsize
+        held = int((_CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        return max(0, int(limit) - held + int(stat["inactive_file"]))
+    except (OSError, ValueError, KeyError):
+        return sys.maxsize

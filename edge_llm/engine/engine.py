@@ -14,7 +14,8 @@ from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.driver import Driver
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Answer, Delta, Finish, Request
-from edge_llm.errors import ContextOverflow, UsageError
+from edge_llm.engine.runner_place import Replace, Vacancy, no_other
+from edge_llm.errors import ContextOverflow, EdgeLLMError, UsageError
 from edge_llm.runner.base import Cancel, Runner
 from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ class Engine:
         load_ms: float,
         limits: Limits | None = None,
         make_drafter: Callable[[], Drafter] = prompt_lookup,
+        replace_runner: Replace = no_other,
     ) -> None:
         self.name = name
         self.config = config
@@ -51,11 +53,20 @@ class Engine:
         self.template = template
         self.defaults = defaults
         """The model author's sampling defaults."""
-        self.runner = runner
         self.load_ms = load_ms
-        self.batcher = Batcher(runner, limits or Limits())
+        self.batcher = Batcher(runner, limits or Limits(), replace_runner)
         self.driver = Driver(self.batcher)
         self._make_drafter = make_drafter
+
+    @property
+    def runner(self) -> Runner[Any]:
+        """What computes the model: another one after its device was lost."""
+        return self.batcher.runner
+
+    @property
+    def refusal(self) -> EdgeLLMError | None:
+        """Why every request is refused; None as long as there is a runner."""
+        return self.runner.refusal if isinstance(self.runner, Vacancy) else None
 
     def chat_request(
         self,

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
-from edge_llm.engine.assembly import fill_defaults, int8_runner, make_runner
+from edge_llm.engine.assembly import fill_defaults, int8_runner, make_runner, run_on_host
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.draft_model import model_drafter
 from edge_llm.engine.engine import Engine
@@ -54,6 +55,7 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Stag
         load_ms=1e3 * (time.perf_counter() - started),
         limits=Limits(step_tokens=runtime.chunk * runtime.window, mixed_tokens=runtime.chunk),
         make_drafter=drafter,
+        replace_runner=partial(run_on_host, bundle, runtime),
     )
 
 

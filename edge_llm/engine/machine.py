@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kernels
+from edge_llm.devices.host import HostDevice
+from edge_llm.engine.auto_device import AutoDevice, choose_device
 from edge_llm.engine.cores import usable_cores
 from edge_llm.errors import StorageError
 from edge_llm.npu.finding import Finding
@@ -19,7 +21,9 @@ from edge_llm.paths import models_folder
 
 def examine() -> list[Finding]:
     """Everything that is worth knowing, in the order a person would ask."""
-    return [*_software(), *_processor(), *_memory_and_disk(), *ascend_findings(AscendMachine())]
+    machine = AscendMachine()
+    card = ascend_findings(machine)
+    return [*_software(), *_processor(), *_memory_and_disk(), *card, *_device(choose_device(machine, card))]
 
 
 def _software() -> Iterator[Finding]:
@@ -33,6 +37,18 @@ def _processor() -> Iterator[Finding]:
     fast = kernels.isa() != "portable"
     advice = "" if fast else "x86-64 with AVX2 and FMA is much faster; this processor runs the portable kernels"
     yield Finding("kernels", f"{kernels.isa()} (of {', '.join(kernels.isa_variants())})", good=fast, advice=advice)
+
+
+def _device(auto: AutoDevice) -> Iterator[Finding]:
+    """What a model gets that nobody says anything of."""
+    yield Finding("device", f"{auto.device} ({auto.reason})")
+    yield Finding("placement", _placement(auto.device))
+
+
+def _placement(device: str) -> str:
+    if device == HostDevice.name:
+        return f"{HostDevice.placement.name} ({HostDevice.placement_reason})"
+    return "the first that the chip lists and the model's shape allows; `edge-llm plan MODEL` says which and why"
 
 
 def cpu_name() -> str:

@@ -11,7 +11,6 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.engine.numerics import numerics_version
 from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.kv.pages import page_bytes
 from edge_llm.kv.prefix_store import PrefixStore
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, prefix_cache_folder
 from edge_llm.weights.budget import parse_memory
@@ -28,8 +27,8 @@ def weights_digest(bundle: Bundle) -> str:
 def model_identity(bundle: Bundle, runtime: RuntimeConfig) -> bytes:
     """32 bytes that identify everything that keys and values depend on, except the text.
 
-    That includes the code that computes them, because other code may compute other last bits, and what runs where, which
-    ``runtime`` names as the device does: only a card's products may be inexact.
+    That includes the code that computes them, because other code may compute other last bits, and what runs where:
+    ``runtime`` names the placement and, as its device, the `numerics` of the one that was opened.
     """
     facts = {
         "numerics": numerics_version(),
@@ -41,10 +40,10 @@ def model_identity(bundle: Bundle, runtime: RuntimeConfig) -> bytes:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
-def open_prefix_store(bundle: Bundle, runtime: RuntimeConfig) -> PrefixStore | None:
-    """The stored pages of the model, within the budget that ``runtime`` names; None when the cache is off.
+def open_prefix_store(bundle: Bundle, runtime: RuntimeConfig, page_bytes: int) -> PrefixStore | None:
+    """The stored pages of the model, of ``page_bytes`` bytes each; None when the cache is off.
 
-    Raises `UsageError` for an invalid budget.
+    ``runtime`` names the budget.  Raises `UsageError` for an invalid budget.
     """
     budget = parse_budget(runtime.prefix_cache or "0")
     if budget == 0 or runtime.float_path:
@@ -56,8 +55,7 @@ def open_prefix_store(bundle: Bundle, runtime: RuntimeConfig) -> PrefixStore | N
         "weights": weights_digest(bundle),
         "numerics": numerics_version(),
     }
-    size = page_bytes(bundle.decoder.attentions)
-    return PrefixStore(prefix_cache_folder(), model_identity(bundle, runtime), size, budget, label)
+    return PrefixStore(prefix_cache_folder(), model_identity(bundle, runtime), page_bytes, budget, label)
 
 
 def is_usable(label: Mapping[str, str]) -> bool:

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_llm.convert.staging import Staging
+from edge_llm.devices.onnx_product import OPSET, onnx_package
 from edge_llm.errors import UnsupportedModel, UsageError
-from edge_llm.export.graphs import OPSET, onnx_package, product_graph
+from edge_llm.export.beside import SCRIPT, Compiled, readme, script
+from edge_llm.export.flavours import CHECK, Flavour
+from edge_llm.export.graphs import product_graph
 from edge_llm.export.initializers import Product, write_products
 from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
@@ -44,14 +47,20 @@ class Exported:
     """Linears of the layers that are not INT8, and have no graph."""
 
 
-def export_onnx(bundle: Bundle, folder: Path, lengths: Sequence[int], progress: StageProgress = ignore) -> Exported:
+def export_onnx(
+    bundle: Bundle,
+    folder: Path,
+    lengths: Sequence[int],
+    progress: StageProgress = ignore,
+    flavour: Flavour = CHECK,
+) -> Exported:
     """Write one graph per (part, length) of the INT8 products of ``bundle``'s layers into the new ``folder``.
 
     The parts are those that a card multiplies when a prompt is split between it and the CPU.  The folder appears whole or not
     at all.  Raises `UsageError` (a folder that is there, a package that is not), `UnsupportedModel` (nothing to export),
     `CorruptBundle` or `StorageError`.
     """
-    onnx_package()
+    onnx_package(error=UsageError)
     folder = folder.absolute()
     if os.path.lexists(folder):
         raise _taken(folder)
@@ -59,7 +68,7 @@ def export_onnx(bundle: Bundle, folder: Path, lengths: Sequence[int], progress: 
     if not any(parts):
         raise UnsupportedModel(f"`{shown(bundle.folder.name)}` has no INT8 linear in its layers; there is nothing to export")
     with Staging(folder) as staging:
-        export = _Export(bundle, staging.path, tuple(lengths), progress)
+        export = _Export(bundle, staging.path, tuple(lengths), progress, flavour)
         export.write(parts)
         nbytes = sum(path.stat().st_size for path in staging.path.rglob("*") if path.is_file())
         if not staging.publish(replace=False):
@@ -88,6 +97,8 @@ class _Graph:
     name: str
     product: Product
     file: str
+    columns: int
+    outputs: int
 
 
 @dataclass
@@ -98,8 +109,10 @@ class _Export:
     folder: Path
     lengths: tuple[int, ...]
     progress: StageProgress
+    flavour: Flavour
     graphs: dict[tuple[Any, ...], _Graph] = field(default_factory=dict)
-    """By part and the kinds of its initializers: layers whose products have other shapes have other graphs."""
+    """By part and the kinds of its initializers: layers whose products have other shapes have other graphs.  What is compiled
+    finds another layer's initializers in the places where the first layer's are, so there these count as well."""
 
     def write(self, parts: Sequence[Sequence[Linear]]) -> None:
         with storage_errors(self.folder):
@@ -111,7 +124,10 @@ class _Export:
         for done, graph in enumerate(self.graphs.values(), 1):
             self._write_graph(graph)
             self.progress("graphs", done, len(self.graphs))
-        self._write_file(INDEX, json.dumps(self._index(layers, self.on_host(parts)), indent=1).encode())
+        self._write_file(INDEX, json.dumps(self._index(layers, self.on_host(parts)), indent=1))
+        self._write_file("README.md", readme(self.flavour, self.lengths))
+        if self.flavour.chip is not None:
+            self._write_file(SCRIPT, script(self.flavour.chip, [list(self._compiled(layer)) for layer in layers]))
 
     def on_host(self, parts: Sequence[Sequence[Linear]]) -> tuple[str, ...]:
         """The linears of the layers that are not among ``parts``."""
@@ -124,44 +140,54 @@ class _Export:
         file = f"{INITIALIZERS}/{block}.bin"
         opened = layer_weights(self.bundle, self.bundle.read_block(block), index).linears
         weights = {linear.name: _int8(opened[linear.name]) for linear in linears}
-        products = write_products(self.folder / file, weights)
+        products = write_products(self.folder / file, weights, self.flavour.arrays)
         found = {name: self._part(name, weights[name], product, file) for name, product in products.items()}
         return {"layer": index, "file": file, "parts": found}
 
     def _part(self, name: str, weight: Int8Weight, product: Product, file: str) -> dict[str, Any]:
         return {
-            "graph": self._graph(name, product, file).name,
+            "graph": self._graph(name, weight, product, file).name,
             "input_scale": weight.input_scale,
             "initializers": [initializer.record() for initializer in product],
         }
 
-    def _graph(self, part: str, product: Product, file: str) -> _Graph:
-        key = part, *(initializer.kind for initializer in product)
+    def _graph(self, part: str, weight: Int8Weight, product: Product, file: str) -> _Graph:
+        key = part, *(initializer if self.flavour.chip else initializer.kind for initializer in product)
         if key not in self.graphs:
             taken = {graph.name for graph in self.graphs.values()}
             names = chain([part], (f"{part}.{number}" for number in count(2)))
-            self.graphs[key] = _Graph(next(name for name in names if name not in taken), product, file)
+            name = next(name for name in names if name not in taken)
+            self.graphs[key] = _Graph(name, product, file, weight.columns, weight.rows)
         return self.graphs[key]
+
+    def _compiled(self, layer: Mapping[str, Any]) -> Iterator[Compiled]:
+        """What the compiler makes of ``layer``, an entry of the index."""
+        graphs = {graph.name: graph for graph in self.graphs.values()}
+        for part in layer["parts"].values():
+            graph = graphs[part["graph"]]
+            for length, file in self._files(graph).items():
+                yield Compiled(layer["layer"], Path(file).stem, layer["file"], graph.file, (length, graph.columns))
 
     def _write_graph(self, graph: _Graph) -> None:
         for length, file in self._files(graph).items():
-            self._write_file(file, product_graph(graph.name, length, graph.product, graph.file))
+            rows = length, graph.columns
+            self._write_file(file, product_graph(self.flavour, graph.name, rows, graph.outputs, graph.product, graph.file))
 
     def _files(self, graph: _Graph) -> dict[int, str]:
         return {length: f"{graph.name}-{length}.onnx" for length in self.lengths}
 
-    def _write_file(self, name: str, data: bytes) -> None:
+    def _write_file(self, name: str, data: bytes | str) -> None:
         path = self.folder / name
         with storage_errors(path), path.open("xb") as out:
-            out.write(data)
+            out.write(data.encode() if isinstance(data, str) else data)
             out.flush()
             os.fsync(out.fileno())
 
     def _index(self, layers: Sequence[Mapping[str, Any]], on_host: Sequence[str]) -> dict[str, Any]:
         graphs = {
             graph.name: {
-                "columns": graph.product[0].shape[0],
-                "outputs": graph.product[0].shape[1],
+                "columns": graph.columns,
+                "outputs": graph.outputs,
                 "files": {str(length): file for length, file in self._files(graph).items()},
             }
             for graph in self.graphs.values()
@@ -169,7 +195,7 @@ class _Export:
         return {
             "format": "edge-llm ONNX products",
             "version": VERSION,
-            "flavour": "check",
+            "flavour": self.flavour.name,
             "opset": OPSET,
             "model": self.bundle.folder.resolve().name,
             "lengths": self.lengths,

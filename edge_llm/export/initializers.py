@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 from edge_llm.formats.bundle_writer import storage_errors
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, align
 from edge_llm.schemes.int8_weight import Int8Weight
-from kernels.layout import unpack_tiles
 
 
 @dataclass(frozen=True)
@@ -40,16 +39,10 @@ Product = tuple[Initializer, ...]
 """The initializers of one product in order."""
 
 
-def arrays_of(weight: Int8Weight) -> Iterator[tuple[str, np.ndarray]]:
-    """The initializers of the product ``float32(rows @ weight) * scale (+ bias)``: int8 [K, N], float32 [N], float32 [N]."""
-    yield "weight", np.ascontiguousarray(unpack_tiles(weight.tiles, weight.rows, weight.columns).T)
-    yield "scale", weight.product_scale
-    if weight.bias is not None:
-        yield "bias", weight.bias
-
-
-def write_products(path: Path, weights: Mapping[str, Int8Weight]) -> dict[str, Product]:
-    """Write the initializers of ``weights`` into the new file ``path``; where they lie, by the same names.
+def write_products(
+    path: Path, weights: Mapping[str, Int8Weight], arrays: Callable[[Int8Weight], Iterator[tuple[str, np.ndarray]]]
+) -> dict[str, Product]:
+    """Write the ``arrays`` of ``weights`` into the new file ``path``; where they lie, by the same names.
 
     Each begins on a page of its own, so that a runtime may map it.  Raises `StorageError`.
     """
@@ -57,7 +50,7 @@ def write_products(path: Path, weights: Mapping[str, Int8Weight]) -> dict[str, P
     with storage_errors(path), path.open("xb") as out:
         for name, weight in weights.items():
             product = []
-            for initializer, array in arrays_of(weight):
+            for initializer, array in arrays(weight):
                 offset = align(out.tell(), BLOCK_ALIGNMENT)
                 out.write(bytes(offset - out.tell()))
                 out.write(array.data)

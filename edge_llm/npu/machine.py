@@ -20,7 +20,7 @@ from pathlib import Path
 from edge_llm.npu.chips import CHIPS
 from edge_llm.npu.finding import Finding
 from edge_llm.npu.packages import AUTOLOAD, Imported, Package, find_package, import_torch_npu, package_findings
-from edge_llm.npu.pci import PciCard, names_in, pci_cards, small_text
+from edge_llm.npu.pci import PciCard, card_nodes, names_in, pci_cards, small_text
 
 PCI_CHIPS = {"0xd100": "310", "0xd500": "310P", "0xd801": "910", "0xd802": "910B", "0xd803": "910_93"}
 """Chip by PCI device number [web: a log collector for these cards]; the 310B of a board is on no bus."""
@@ -82,8 +82,7 @@ class AscendMachine:
     @property
     def nodes(self) -> list[str]:
         """Device files of cards: davinci0, davinci1, ..."""
-        found = [name for name in names_in(self.at("/dev")) if re.fullmatch("davinci[0-9]{1,4}", name)]
-        return sorted(found, key=lambda name: int(name.removeprefix("davinci")))
+        return card_nodes(self.at("/dev"))
 
     @property
     def toolkit(self) -> str:
@@ -93,6 +92,13 @@ class AscendMachine:
 
 def ascend_findings(machine: AscendMachine) -> list[Finding]:
     """All that a card's owner wants to know; a single line where there is no card."""
+    found = file_findings(machine)
+    tried = machine.nodes and all(find_package(name, machine.search) for name in ("torch", "torch_npu"))
+    return [*found, *_import(machine)] if tried else found
+
+
+def file_findings(machine: AscendMachine) -> list[Finding]:
+    """The same without an import of torch_npu, which takes seconds."""
     cards, nodes = pci_cards(machine.at("/sys")), machine.nodes
     torch, torch_npu = find_package("torch", machine.search), find_package("torch_npu", machine.search)
     if not cards and not nodes:
@@ -110,7 +116,6 @@ def ascend_findings(machine: AscendMachine) -> list[Finding]:
         _nnal(machine),
         *package_findings(torch, torch_npu),
         *_autoload(machine, torch_npu),
-        *(_import(machine) if nodes and torch and torch_npu else ()),
     ]
 
 

@@ -1,7 +1,8 @@
-"""Ascend cards on the PCI bus, as Linux shows them in /sys: they are there before any driver is."""
+"""Ascend cards as Linux shows them: on the PCI bus in /sys before any driver is there, then as device files in /dev."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def pci_cards(system: Path) -> list[PciCard]:
     """Every Ascend card below ``system`` (/sys), by address."""
     devices = system / "bus/pci/devices"
     return [_card(devices / name) for name in names_in(devices) if _is_card(devices / name)]
+
+
+def card_nodes(devices: Path) -> list[str]:
+    """Device files of cards in ``devices`` (/dev): davinci0, davinci1, ..."""
+    found = [name for name in names_in(devices) if re.fullmatch("davinci[0-9]{1,4}", name)]
+    return sorted(found, key=lambda name: int(name.removeprefix("davinci")))
 
 
 def _is_card(device: Path) -> bool:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
+
+from edge_llm.config import RuntimeConfig
+
+if TYPE_CHECKING:
+    from edge_llm.devices.base import Device
 
 Cancel = Callable[[], bool]
 """Asked between tasks; true means: stop, the answer is no longer wanted."""
@@ -75,11 +80,41 @@ class Memory(Protocol[State]):
         ...
 
 
+@dataclass(frozen=True)
+class Site:
+    """Where a model runs, and why there."""
+
+    device: str
+    """As `--device` takes it."""
+    device_reason: str
+    placement: str
+    """What runs where, a name of `edge_llm.subgraphs.placement`."""
+    placement_reason: str
+    keys: str
+    """How keys and values are kept."""
+
+    @classmethod
+    def of(cls, runtime: RuntimeConfig, device: Device) -> Site:
+        """``device`` as the filled-in ``runtime`` asked for it."""
+        placed = device.placement.name, device.placement_reason
+        return cls(runtime.device, runtime.device_reason, *placed, device.keys)
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Site:
+        """What a mapping says that has every field among its keys."""
+        return cls(**{each.name: row[each.name] for each in fields(cls)})
+
+    def __str__(self) -> str:
+        placement = f"placement: {self.placement} ({self.placement_reason})"
+        return f"device: {self.device} ({self.device_reason}); {placement}; keys: {self.keys}"
+
+
 class Runner(Protocol[State]):
     """Runs the model."""
 
     context: int
     """Longest sequence in tokens."""
+    site: Site
 
     @property
     def memory(self) -> Memory[State]:

@@ -11,7 +11,7 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import ContextOverflow
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache
-from edge_llm.runner.base import Cancel, Cancelled, Segment
+from edge_llm.runner.base import Cancel, Cancelled, Segment, Site
 
 
 class FloatSequence(FloatCache):
@@ -67,6 +67,8 @@ class FloatRunner:
 
     chunk = 128
     """Tokens between two questions whether to stop."""
+
+    site = Site("host", "--float runs there only", "host", "--float has no other", "float32")
 
     def __init__(self, model: Model, context: int) -> None:
         self.context = context

@@ -16,7 +16,7 @@ from edge_llm.kv.sequence import SequencePages
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
-from edge_llm.runner.base import Cancel, Cancelled, Segment
+from edge_llm.runner.base import Cancel, Cancelled, Segment, Site
 from edge_llm.runner.decode import decode_graph
 from edge_llm.runner.order import choose_policy
 from edge_llm.runner.prefill import prefill_graph
@@ -52,6 +52,7 @@ class Int8Runner:
     ) -> None:
         self.config = config
         self.context = runtime.context or config.context
+        self.site = Site.of(runtime, device)
         self._lengths = chunk_lengths(runtime.chunk, self.context)
         self._window = runtime.window
         room = Room(runtime.kv_tokens or self.context, self.context, self._lengths, runtime.window)

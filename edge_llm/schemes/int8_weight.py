@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
 from kernels import ThreadPool, linear
-from kernels.types import Residual
+from kernels.types import Residual, Rounding
+
+_WIDEST_PAD = 256
+"""A card fills K up with zeros, to a multiple of at most this many."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,34 @@ class Int8Weight:
     bias: np.ndarray | None = None
     residual: bool = True
     """The cold residual is added; else what overflows is clipped."""
+    rounds: bool = False
+    """The product ends in float16 as `rounding` says: the weight multiplies as a card does."""
 
     @cached_property
     def product_scale(self) -> np.ndarray:
         """input_scale * weight_scale, what an int32 sum is multiplied with: float32 [N]."""
         return np.asarray(np.float32(self.input_scale) * self.weight_scale)
+
+    @cached_property
+    def rounding(self) -> Rounding:
+        """What a card that ends its products in float16 is given: the product scale of 19 bits, the bias in its steps.
+
+        A card cuts the 13 lowest bits of a scale off; rounding them away first leaves nothing to cut and half the error.  It
+        adds the bias to the accumulator in int32, so a bias is clipped to what leaves room there for any product.
+        """
+        bits = self.product_scale.view(np.uint32) + np.uint32(0x1000)
+        scale = (bits & np.uint32(0xFFFFE000)).view(np.float32)
+        if self.bias is None:
+            return Rounding(scale, None)
+        columns = -(-self.columns // _WIDEST_PAD) * _WIDEST_PAD
+        most = np.iinfo(np.int32).max - 127 * 127 * columns
+        steps = np.divide(self.bias, scale, out=np.zeros(self.rows), where=scale != 0, dtype=np.float64)
+        return Rounding(scale, np.clip(np.rint(steps), -most, most).astype(np.int32))
+
+    @cached_property
+    def rounded(self) -> Self:
+        """The same weight with products that end in float16."""
+        return replace(self, rounds=True)
 
     @cached_property
     def native(self) -> linear.Int8Linear:
@@ -48,7 +75,7 @@ class Int8Weight:
             self.row_sum,
             self.hot_index,
             self.hot_weight,
-            self.bias,
+            *((None, *self.rounding) if self.rounds else (self.bias,)),
         )
 
     def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:

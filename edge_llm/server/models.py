@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -37,5 +38,6 @@ def _entry(host: ModelHost, name: str) -> dict[str, Any]:
         "n_params": describe(engine.config).parameters,
         "n_embd": engine.config.hidden_size,
         "n_vocab": engine.config.vocab_size,
+        **asdict(engine.runner.site),
     }
     return entry

@@ -11,7 +11,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from edge_llm.errors import ContextOverflow, EdgeLLMError, ModelNotFound, OutOfMemory, Overloaded, Unavailable, UsageError
+from edge_llm.errors import (
+    ContextOverflow,
+    DeviceLost,
+    EdgeLLMError,
+    ModelNotFound,
+    OutOfMemory,
+    Overloaded,
+    Unavailable,
+    UsageError,
+)
 from edge_llm.files import shown
 from edge_llm.server import limits
 
@@ -23,6 +32,7 @@ _STATUS: tuple[tuple[type[EdgeLLMError], int, str], ...] = (
     (ModelNotFound, 404, "not_found_error"),
     (Overloaded, 429, "rate_limit_error"),
     (Unavailable, 503, "unavailable_error"),
+    (DeviceLost, 503, "unavailable_error"),
     (EdgeLLMError, 500, "server_error"),
 )
 _HTTP_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 500: "server_error"}

@@ -10,11 +10,14 @@ from starlette.responses import JSONResponse, PlainTextResponse
 import edge_llm
 from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
+from edge_llm.server.problems import problem_of
 
 
 async def health(request: Request) -> JSONResponse:
-    """200 when requests are answered; 503 with the progress while the model loads."""
+    """200 when requests are answered; 503 with the progress while the model loads, or with what keeps it from running."""
     host: ModelHost = request.app.state.host
+    if host.ready and host.engine.refusal is not None:
+        return JSONResponse({"status": "error", **problem_of(host.engine.refusal).openai()}, 503)
     if host.ready:
         return JSONResponse({"status": "ok"})
     stage, done, total = host.progress

@@ -7,9 +7,11 @@ anything runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from edge_llm.config import ASKED_FOR
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.models.layer import HIDDEN, Attention, Decoder, Embedding, Layer, Linear, Norm, Operation, SwiGLU, read_by
@@ -118,11 +120,6 @@ class Placement:
             raise ValueError(f"the placement `{self.name}` has keys and values in two places")
 
     @property
-    def has_one_cut(self) -> bool:
-        """Whether prompts and steps are computed by the same operations."""
-        return self.prefill is self.decode
-
-    @property
     def decodes_on_host(self) -> bool:
         """Whether a card multiplies prompts only, so that the host needs all weights as well."""
         return self.decode is HOST
@@ -141,17 +138,31 @@ PLACEMENTS = {
 AUTO = "auto"
 
 
-def choose_placement(name: str, able: Sequence[str], who: str) -> Placement:
+class Choice(NamedTuple):
+    """A placement, and why it is this one."""
+
+    placement: Placement
+    reason: str
+
+
+def choose_placement(name: str, able: Sequence[str], who: str, unfit: Mapping[str, str] | None = None) -> Choice:
     """The placement ``name``, one of those that ``who`` is ``able`` to do; `auto` is the first of them.
 
-    Raises `UsageError` for any other.
+    ``unfit`` are those of them that cannot be for this model, each with the reason: `auto` passes over them.  Raises
+    `UsageError` for any other.
     """
+    unfit = unfit or {}
+    fit = [one for one in able if one not in unfit]
+    if name == AUTO and fit:
+        missed = [unfit[one] for one in able[: able.index(fit[0])]]
+        return Choice(PLACEMENTS[fit[0]], "; ".join(missed) or f"the default of {who}")
+    if name in fit:
+        return Choice(PLACEMENTS[name], ASKED_FOR)
     if name == AUTO:
-        return PLACEMENTS[able[0]]
-    if name not in able:
-        known = "it is no placement" if name not in PLACEMENTS else f"{who} does not do it"
-        raise UsageError(f"--placement `{shown(name)}`: {known}; {who} does: {', '.join(able)}", param="placement")
-    return PLACEMENTS[name]
+        reason = "; ".join(unfit.values())
+    else:
+        reason = unfit.get(name, f"{who} does not do it") if name in PLACEMENTS else "it is no placement"
+    raise UsageError(f"--placement `{shown(name)}`: {reason}; {who} does: {', '.join(fit) or 'none'}", param="placement")
 
 
 def place(decoder: Decoder, cut: Cut) -> tuple[tuple[Part, ...], ...]:

@@ -65,15 +65,31 @@ const float* read_channel_floats(nb::handle value, const char* name, int64_t cha
   return array.data;
 }
 
+const int32_t* read_channel_integers(nb::handle value, const char* name, int64_t channels) {
+  const auto array = read<int32_t, 1>(value, name);
+  expect_shape(array, name, {channels});
+  return array.data;
+}
+
 Int8Weight read_scaled_weight(nb::handle tiles_arg, int64_t n, int64_t columns, nb::handle product_scale_arg,
                               nb::handle row_sum_arg, nb::handle bias_arg) {
   Int8Weight weight = read_weight(tiles_arg, n, columns);
   weight.product_scale = read_channel_floats(product_scale_arg, "product_scale", n);
-  const auto row_sum = read<int32_t, 1>(row_sum_arg, "row_sum");
-  expect_shape(row_sum, "row_sum", {n});
-  weight.row_sum = row_sum.data;
+  weight.row_sum = read_channel_integers(row_sum_arg, "row_sum", n);
   if (!bias_arg.is_none()) weight.bias = read_channel_floats(bias_arg, "bias", n);
   return weight;
+}
+
+// What makes a product a rounded one. The sum of accumulator and bias must be an int32 whatever the activations are.
+void read_rounding(Int8Weight& weight, nb::handle scale_arg, nb::handle bias_arg) {
+  weight.rounded_scale = read_channel_floats(scale_arg, "rounded_scale", weight.channels);
+  if (bias_arg.is_none()) return;
+  weight.rounded_bias = read_channel_integers(bias_arg, "rounded_bias", weight.channels);
+  const int64_t most = INT32_MAX - 127 * 127 * weight.columns;
+  for (int64_t n = 0; n < weight.channels; ++n)
+    if (weight.rounded_bias[n] > most || weight.rounded_bias[n] < -most)
+      refuse("`rounded_bias` must be in -" + std::to_string(most) + ".." + std::to_string(most) + " beside " +
+             std::to_string(weight.columns) + " columns; got `" + std::to_string(weight.rounded_bias[n]) + "`");
 }
 
 template <class T>
@@ -112,11 +128,9 @@ nb::tuple quantize(nb::handle x_arg, double input_scale, nb::handle hot_arg, Thr
   return nb::make_tuple(q, to_array(row_start), to_array(column), to_array(value));
 }
 
-nb::object linear_int8(nb::handle q_arg, nb::handle tiles_arg, int64_t n, nb::handle product_scale_arg, nb::handle row_sum_arg,
-                       ThreadPool& pool, nb::handle bias_arg, nb::handle out_arg) {
-  const auto q = read<int8_t, 2>(q_arg, "q");
-  const Int8Weight weight = read_scaled_weight(tiles_arg, n, q.shape[1], product_scale_arg, row_sum_arg, bias_arg);
-  nb::object out = output<float, 2>(out_arg, "out", {q.shape[0], n});
+// The product of q and a weight, which has its columns.
+nb::object quantized_product(const Array<const int8_t, 2>& q, const Int8Weight& weight, ThreadPool& pool, nb::handle out_arg) {
+  nb::object out = output<float, 2>(out_arg, "out", {q.shape[0], weight.channels});
   auto* out_data = data_of<float, 2>(out);
   bool in_range;
   {
@@ -125,6 +139,22 @@ nb::object linear_int8(nb::handle q_arg, nb::handle tiles_arg, int64_t n, nb::ha
   }
   if (!in_range) refuse("`q` holds `-128`; int8 activations are symmetric, in [-127, 127]");
   return out;
+}
+
+nb::object linear_int8(nb::handle q_arg, nb::handle tiles, int64_t n, nb::handle product_scale, nb::handle row_sum,
+                       ThreadPool& pool, nb::handle bias, nb::handle out) {
+  const auto q = read<int8_t, 2>(q_arg, "q");
+  return quantized_product(q, read_scaled_weight(tiles, n, q.shape[1], product_scale, row_sum, bias), pool, out);
+}
+
+nb::object linear_rounded(nb::handle q_arg, nb::handle tiles, int64_t n, nb::handle scale, nb::handle bias, nb::handle row_sum,
+                          ThreadPool& pool, nb::handle out) {
+  const auto q = read<int8_t, 2>(q_arg, "q");
+  Int8Weight weight = read_weight(tiles, n, q.shape[1]);
+  weight.row_sum = read_channel_integers(row_sum, "row_sum", n);
+  read_rounding(weight, scale, bias);
+  weight.product_scale = weight.rounded_scale;  // that of a residual, of which there is none
+  return quantized_product(q, weight, pool, out);
 }
 
 nb::object hot_product(nb::handle x_arg, nb::handle hot_arg, nb::handle hot_weight_arg, ThreadPool& pool,
@@ -189,12 +219,17 @@ struct Int8Linear {
 };
 
 void make_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, double input_scale, nb::handle product_scale,
-                 nb::handle row_sum, nb::handle hot_arg, nb::handle hot_weight_arg, nb::handle bias) {
-  const Int8Weight weight = read_scaled_weight(tiles, n, k, product_scale, row_sum, bias);
+                 nb::handle row_sum, nb::handle hot_arg, nb::handle hot_weight_arg, nb::handle bias, nb::handle rounded_scale,
+                 nb::handle rounded_bias) {
+  Int8Weight weight = read_scaled_weight(tiles, n, k, product_scale, row_sum, bias);
+  if (!rounded_scale.is_none()) read_rounding(weight, rounded_scale, rounded_bias);
+  if (rounded_scale.is_none() ? !rounded_bias.is_none() : !bias.is_none())
+    refuse("a product that is rounded has `rounded_scale` and no `bias`, any other no `rounded_bias`");
   const auto hot = read_hot(hot_arg, k);
   const auto hot_weight = read_hot_weight(hot_weight_arg, hot.shape[0], n);
   std::vector<nb::object> arrays;
-  for (nb::handle array : {tiles, product_scale, row_sum, hot_arg, hot_weight_arg, bias}) arrays.push_back(nb::borrow(array));
+  for (nb::handle array : {tiles, product_scale, row_sum, hot_arg, hot_weight_arg, bias, rounded_scale, rounded_bias})
+    arrays.push_back(nb::borrow(array));
   new (self) Int8Linear{std::move(arrays), weight, read_input_scale(input_scale), hot, hot_weight};
 }
 
@@ -242,10 +277,12 @@ void bind_linear(nb::module_& module) {
   const nb::arg number, pool, flag;
   module.def("quantize", &quantize, any, number, any, pool, flag, any, number);
   module.def("linear_int8", &linear_int8, any, any, number, any, any, pool, any, any);
+  module.def("linear_rounded", &linear_rounded, any, any, number, any, any, any, pool, any);
   module.def("hot_product", &hot_product, any, any, any, pool, any);
   module.def("merge", &merge, any, any, any, any, any, any, number, any, pool, any);
   nb::class_<Int8Linear>(module, "Int8Linear")
-      .def("__init__", &make_linear, any, number, number, number, any, any, any, any, any)
+      .def("__init__", &make_linear, any, number, number, number, any, any, any, any, any,
+           nb::arg() = nb::none(), nb::arg() = nb::none())
       .def_prop_ro("rows", [](const Int8Linear& self) { return self.weight.channels; })
       .def_prop_ro("columns", [](const Int8Linear& self) { return self.weight.columns; });
   module.def("linear", &linear, any, nb::arg(), pool, any, flag, any, any, number, flag);

@@ -103,8 +103,8 @@ __attribute__((noinline)) void hot_tile(const float* hot_x, int64_t hot_count, c
   });
 }
 
-// Rows m..m+R of P panels of `weight`, from panel `first` on: product and epilogue.
-template <int R, int P, int Unroll>
+// Rows m..m+R of P panels of `weight`, from panel `first` on: product, rounded as a card does it or not, and epilogue.
+template <int R, int P, int Unroll, bool Rounded>
 void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const uint16_t* hot_weight, int64_t m, int64_t first,
                  const TileOutput& to) {
   const int64_t panel_bytes = weight.blocks() * kTileBytes;
@@ -126,6 +126,14 @@ void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const uint16_
     if constexpr (Int8Dot::kOffsetBits != 0) {
       const i32x16 excess = shift_left(load_lanes_i32(weight.row_sum + at, lanes[p]), Int8Dot::kOffsetBits);
       unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { dot[r][p] = sub_i32(dot[r][p], excess); });
+    }
+    if constexpr (Rounded) {
+      const f32x16 scale = load_some(weight.rounded_scale + at, lanes[p]);
+      const i32x16 bias = weight.rounded_bias == nullptr ? broadcast_i32(0) : load_lanes_i32(weight.rounded_bias + at, lanes[p]);
+      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+        y[r][p] = saturated_f16(mul(from_i32(add_i32(dot[r][p], bias)), scale));
+      });
+      return;
     }
     unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { y[r][p] = mul(from_i32(dot[r][p]), product_scale[p]); });
     if (weight.bias != nullptr) {
@@ -158,14 +166,16 @@ void output_tile(const LinearPlan& plan, int64_t m, int64_t first) {
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
     unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { __builtin_prefetch(plan.out + at + r * width + p * kTileChannels, 1); });
   });
+  const auto tile =
+      plan.weight.rounded_scale == nullptr ? &linear_tile<R, P, Unroll, false> : &linear_tile<R, P, Unroll, true>;
   if (plan.up.channels == 0) {
     const float* add = plan.add == nullptr ? nullptr : plan.add + at;
-    return linear_tile<R, P, Unroll>(plan, plan.weight, plan.hot_weight, m, first, {plan.out + at, add, width});
+    return tile(plan, plan.weight, plan.hot_weight, m, first, {plan.out + at, add, width});
   }
   constexpr int kWidth = P * kTileChannels;
   alignas(64) float gate[R * kWidth], up[R * kWidth];
-  linear_tile<R, P, Unroll>(plan, plan.weight, plan.hot_weight, m, first, {gate, nullptr, kWidth});
-  linear_tile<R, P, Unroll>(plan, plan.up, plan.hot_weight + width, m, first, {up, nullptr, kWidth});
+  tile(plan, plan.weight, plan.hot_weight, m, first, {gate, nullptr, kWidth});
+  tile(plan, plan.up, plan.hot_weight + width, m, first, {up, nullptr, kWidth});
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < kWidth; n += kLanes)
       store(plan.out + at + r * width + n, swiglu(load(gate + r * kWidth + n), load(up + r * kWidth + n)));
@@ -394,6 +404,8 @@ static bool linear_swiglu(const QuantizeInput& input, const Int8Weight& weight, 
   plan.up.product_scale = weight.product_scale + width;
   plan.up.row_sum = weight.row_sum + width;
   plan.up.bias = weight.bias == nullptr ? nullptr : weight.bias + width;
+  plan.up.rounded_scale = weight.rounded_scale == nullptr ? nullptr : weight.rounded_scale + width;
+  plan.up.rounded_bias = weight.rounded_bias == nullptr ? nullptr : weight.rounded_bias + width;
   return quantized_product(input, plan, pool);
 }
 

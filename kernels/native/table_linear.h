@@ -40,6 +40,9 @@ struct QuantizeInput {
 };
 
 // An INT8 weight and what turns its integer product into floats.
+//
+// As it is: y = float(dot) * product_scale (+ bias). Rounded, as a card that ends in float16 gives it:
+//   y = float16(clamp(float(dot + rounded_bias) * rounded_scale, -65504, 65504)), and there is no bias besides.
 struct Int8Weight {
   const int8_t* tiles;         // [ceil(N/16), ceil(K/4), 16, 4], zero padded
   int64_t channels;            // N
@@ -47,6 +50,8 @@ struct Int8Weight {
   const float* product_scale;  // [N] input scale * weight scale
   const int32_t* row_sum;      // [N] sum of W[n, :]
   const float* bias;           // [N] or null
+  const float* rounded_scale;  // [N], or null where the product is not rounded
+  const int32_t* rounded_bias; // [N] or null; |rounded_bias| + 127 * 127 * K < 2^31
   int64_t panels() const { return (channels + kTileChannels - 1) / kTileChannels; }
   int64_t blocks() const { return (columns + kTileDepth - 1) / kTileDepth; }
 };
@@ -66,7 +71,7 @@ struct MergeArgs {
 struct LinearKernels {
   // q[M, K]; residual_rows[M] and each worker's pool.extend() hold the residual. False: an activation is not finite.
   bool (*quantize)(const QuantizeInput& input, int8_t* q, ResidualRow* residual_rows, ThreadPool& pool);
-  // out[M, N] = float(q[M, K] . W) * product_scale (+ bias). False: q holds -128, which the symmetric range excludes.
+  // out[M, N] = the product of q[M, K] and W, rounded or not, see Int8Weight. False: q holds -128, which the symmetric range excludes.
   bool (*linear_int8)(const int8_t* q, int64_t rows, const Int8Weight& weight, float* out, ThreadPool& pool);
   // out[m, :] = 0; out[m, :] = fma(x[m, hot[h]], hot_weight[h, :], out[m, :]) for h ascending; hot_weight f16[H, N]
   void (*hot_product)(float* out, const float* x, int64_t rows, int64_t columns, int64_t channels, const int32_t* hot,

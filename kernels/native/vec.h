@@ -516,6 +516,13 @@ EDGE_INLINE float reduce_max(f32x16 a) {
 
 EDGE_INLINE f32x16 clamp(f32x16 a, f32x16 low, f32x16 high) { return min(max(a, low), high); }
 
+// The nearest float16, half to even; beyond its range (and for NaN) an end of it.
+EDGE_INLINE f32x16 saturated_f16(f32x16 a) {
+  uint16_t half[kLanes];
+  to_f16(half, clamp(a, broadcast(-65504.0f), broadcast(65504.0f)));
+  return from_f16(half);
+}
+
 // Partial loads of narrow types: n lanes, the rest +0. Never read past p[n-1].
 EDGE_INLINE f32x16 from_i8_partial(const int8_t* p, int n) {
   int8_t lanes[kLanes] = {};

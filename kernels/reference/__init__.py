@@ -24,7 +24,7 @@ from kernels.reference.attention import (
     values_of,
 )
 from kernels.reference.layout import crc32c, gather_rows, pack_tiles, row_sums, unpack_tiles
-from kernels.reference.linear import hot_product, linear, linear_int8, merge, quantize
+from kernels.reference.linear import hot_product, linear, linear_int8, linear_rounded, merge, quantize
 from kernels.reference.numeric import (
     LANES,
     fma,
@@ -35,7 +35,7 @@ from kernels.reference.numeric import (
 )
 from kernels.reference.pointwise import exp, head_norm, rms_norm, rope, swiglu
 from kernels.reference.sampling import sampling_candidates, sampling_draw, sampling_masses
-from kernels.types import F16, F32, I8, I32, I64, TILE_CHANNELS, TILE_DEPTH, Residual
+from kernels.types import F16, F32, I8, I32, I64, TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
 
 __all__ = [
     "F16",
@@ -52,6 +52,7 @@ __all__ = [
     "TILE_CHANNELS",
     "TILE_DEPTH",
     "Residual",
+    "Rounding",
     "append_kv",
     "crc32c",
     "exp",
@@ -66,6 +67,7 @@ __all__ = [
     "lane_sum",
     "linear",
     "linear_int8",
+    "linear_rounded",
     "merge",
     "pack_tiles",
     "paged_attention",

@@ -7,7 +7,7 @@ import numpy as np
 from kernels.reference.layout import unpack_tiles
 from kernels.reference.numeric import fma, into
 from kernels.reference.pointwise import _swiglu, rms_norm
-from kernels.types import F16, F32, I8, I32, Residual
+from kernels.types import F16, F32, I8, I32, Residual, Rounding
 
 
 def quantize(
@@ -43,15 +43,33 @@ def linear_int8(
     `row_sum` i32[N] serves variants that shift the activations to unsigned; it never changes the result.
     Raises ValueError for a -128 in q: the range is symmetric, [-127, 127].
     """
+    y = _dot(q, tiles, n).astype(np.float32) * product_scale
+    if bias is not None:
+        y = y + bias
+    return into(out, y)
+
+
+def linear_rounded(q: I8, tiles: I8, n: int, rounding: Rounding, row_sum: I32, *, out: F32 | None = None) -> F32:
+    """The same sums as a card ends them: float16(clamp(float32(dot + bias) * scale, -65504, 65504)), as float32 -> [M, N].
+
+    dot + bias is exact; a bias that leaves an accumulator of K products no room in int32 is refused.
+    """
+    total = _dot(q, tiles, n)
+    if rounding.bias is not None:
+        if (np.abs(rounding.bias.astype(np.int64)) > np.iinfo(np.int32).max - 127 * 127 * q.shape[1]).any():
+            raise ValueError("`rounded_bias` leaves no room for the product")
+        total = total + rounding.bias
+    with np.errstate(over="ignore"):
+        y = np.clip(total.astype(np.float32) * rounding.scale, np.float32(-65504), np.float32(65504))
+    return into(out, y.astype(np.float16).astype(np.float32))
+
+
+def _dot(q: I8, tiles: I8, n: int) -> I32:
     if q.size and q.min() == -128:
         raise ValueError("`q` holds `-128`; int8 activations are symmetric, in [-127, 127]")
     weight = unpack_tiles(tiles, n, q.shape[1])
     # float64 holds every int32 sum exactly, and is the quick way to multiply in NumPy.
-    dot = (q.astype(np.float64) @ weight.astype(np.float64).T).astype(np.int32)
-    y = dot.astype(np.float32) * product_scale
-    if bias is not None:
-        y = y + bias
-    return into(out, y)
+    return (q.astype(np.float64) @ weight.astype(np.float64).T).astype(np.int32)
 
 
 def hot_product(x: F32, hot: I32, hot_weight: F16, *, out: F32 | None = None) -> F32:
@@ -107,6 +125,7 @@ def linear(
     hot_weight: F16,
     *,
     bias: F32 | None = None,
+    rounding: Rounding | None = None,
     add: F32 | None = None,
     shadow: bool = True,
     gain: F32 | None = None,
@@ -116,14 +135,18 @@ def linear(
 ) -> F32:
     """quantize (after rms_norm with `gain`) -> linear_int8 -> merge with hot_product and add[M, N]; x[M, K] -> [M, N].
 
-    `product_scale` is input_scale * weight_scale. Without `shadow` the hot columns and the residual are lost.
+    `product_scale` is input_scale * weight_scale. With `rounding`, in place of a bias, the product is that of
+    linear_rounded. Without `shadow` the hot columns and the residual are lost.
     With `swiglu`, which excludes `add`, the result is swiglu(y) [M, N/2].
     """
     if swiglu and add is not None:
         raise ValueError("`swiglu` takes no `add`")
     normed = x if gain is None else rms_norm(x, gain, eps)
     q, residual = quantize(normed, input_scale, hot, residual=shadow)
-    y = linear_int8(q, tiles, n, product_scale, row_sum, bias=bias)
+    if rounding is None:
+        y = linear_int8(q, tiles, n, product_scale, row_sum, bias=bias)
+    else:
+        y = linear_rounded(q, tiles, n, rounding, row_sum)
     hot_sum = hot_product(normed, hot, hot_weight) if shadow and len(hot) else None
     merge(y, hot_sum, residual, tiles, x.shape[1], product_scale, add=add)
     return into(out, _swiglu(y) if swiglu else y)

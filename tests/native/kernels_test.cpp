@@ -3,6 +3,8 @@
 //   kernels_test [variant ...]    the variants that must run here, no more and no fewer
 //
 // The last line has a digest of all results. It is the same on every machine, so runs on two of them can be compared.
+#include <cmath>
+
 #include "check.h"
 #include "layout.h"
 #include "vec_ops_table.h"
@@ -73,6 +75,9 @@ void test_vec(Report& report) {
 
 // ---- linear ------------------------------------------------------------------------------------------------------
 
+enum class End { kPlain, kBias, kRounded, kRoundedBias };  // how an integer product becomes a float
+constexpr End kEnds[] = {End::kPlain, End::kBias, End::kRounded, End::kRoundedBias};
+
 struct LinearProblem {
   int64_t m, n, k;
   float input_scale;
@@ -83,9 +88,15 @@ struct LinearProblem {
   Array<int32_t> row_sum, hot;
   Array<uint16_t> hot_weight;
   Array<float> bias, add;
+  Array<float> rounded_scale;  // its products reach from subnormal float16 to beyond its range
+  Array<int32_t> rounded_bias;
 
-  edge::Int8Weight view(bool with_bias) const {
-    return {tiles.data(), n, k, product_scale.data(), row_sum.data(), with_bias ? bias.data() : nullptr};
+  edge::Int8Weight view(End end) const {
+    edge::Int8Weight weight = {tiles.data(), n, k, product_scale.data(), row_sum.data(), nullptr, nullptr, nullptr};
+    if (end == End::kBias) weight.bias = bias.data();
+    if (end == End::kRounded || end == End::kRoundedBias) weight.rounded_scale = rounded_scale.data();
+    if (end == End::kRoundedBias) weight.rounded_bias = rounded_bias.data();
+    return weight;
   }
   edge::QuantizeInput input(bool residual) const {
     return {x.data(), m, k, input_scale, hot.data(), hot.size(), residual, nullptr, 0.0f};
@@ -122,6 +133,15 @@ LinearProblem linear_problem(int64_t m, int64_t n, int64_t k, int64_t hot, Value
   for (uint16_t& w : p.hot_weight) w = random.half();
   p.bias = random.floats(n, 1.0f);
   p.add = random.floats(m * n, 1.0f);
+  p.rounded_scale = Array<float>(n);
+  for (float& scale : p.rounded_scale) {
+    const float mantissa = 1.0f + random.unit();
+    scale = std::ldexp(mantissa, static_cast<int>(random.between(-36, 4)));
+  }
+  const int32_t most = static_cast<int32_t>(INT32_MAX - 127 * 127 * k);
+  p.rounded_bias = Array<int32_t>(n);
+  for (int32_t& bias : p.rounded_bias)
+    bias = random.chance(20) ? (random.chance(50) ? most : -most) : static_cast<int32_t>(random.between(-99999, 99999));
   return p;
 }
 
@@ -144,23 +164,32 @@ Residual read_residual(const std::vector<edge::ResidualRow>& rows, ThreadPool& p
   return out;
 }
 
-// float(q . W^T) * product_scale (+ bias) as written on paper.
-Array<float> plain_linear(const Array<int8_t>& q, const LinearProblem& p, bool with_bias) {
+// The nearest float16 within its range, half to even: a multiple of the step that float16 has there.
+float nearest_half(float x) {
+  x = std::min(65504.0f, std::max(-65504.0f, x));
+  const float step = std::ldexp(1.0f, std::max(x == 0.0f ? -14 : std::ilogb(x), -14) - 10);
+  return __builtin_rintf(x / step) * step;
+}
+
+// q . W^T as written on paper, with the end that the product has.
+Array<float> plain_linear(const Array<int8_t>& q, const LinearProblem& p, End end) {
   Array<float> out(p.m * p.n);
   for (int64_t m = 0; m < p.m; ++m)
     for (int64_t n = 0; n < p.n; ++n) {
       int32_t dot = 0;
       for (int64_t c = 0; c < p.k; ++c) dot += q[m * p.k + c] * p.weight[n * p.k + c];
-      const float y = static_cast<float>(dot) * p.product_scale[n];
-      out[m * p.n + n] = with_bias ? y + p.bias[n] : y;
+      if (end == End::kRoundedBias) dot += p.rounded_bias[n];
+      const bool rounded = end == End::kRounded || end == End::kRoundedBias;
+      const float y = static_cast<float>(dot) * (rounded ? p.rounded_scale[n] : p.product_scale[n]);
+      out[m * p.n + n] = rounded ? nearest_half(y) : end == End::kBias ? y + p.bias[n] : y;
     }
   return out;
 }
 
 // The fused linear, its parts one by one, and that both agree.
-void run_linear(const KernelTable& table, Result& result, const LinearProblem& p, ThreadPool& pool, bool with_bias) {
+void run_linear(const KernelTable& table, Result& result, const LinearProblem& p, ThreadPool& pool, End end) {
   const edge::LinearKernels& kernel = table.linear;
-  const edge::Int8Weight weight = p.view(with_bias);
+  const edge::Int8Weight weight = p.view(end);
   Array<float> fused(p.m * p.n, -1.0f), plain(p.m * p.n, -1.0f);
   result.add_flag(kernel.linear(p.input(true), weight, p.hot_weight.data(), p.add.data(), fused.data(), pool));
   result.add_flag(kernel.linear(p.input(false), weight, nullptr, nullptr, plain.data(), pool));
@@ -171,7 +200,7 @@ void run_linear(const KernelTable& table, Result& result, const LinearProblem& p
   const Residual residual = read_residual(rows, pool);
   Array<float> parts(p.m * p.n, -1.0f);
   result.add_flag(kernel.linear_int8(q.data(), p.m, weight, parts.data(), pool));
-  result.expect(same_bits(parts, plain_linear(q, p, with_bias)), "linear_int8 is not the plain product");
+  result.expect(same_bits(parts, plain_linear(q, p, end)), "linear_int8 is not the plain product");
   result.expect(same_bits(parts, plain), "linear without shadow is not linear_int8");
   Array<float> hot_sum(p.m * p.n, -1.0f);
   kernel.hot_product(hot_sum.data(), p.x.data(), p.m, p.k, p.n, p.hot.data(), p.hot.size(), p.hot_weight.data(), pool);
@@ -188,9 +217,9 @@ void run_linear(const KernelTable& table, Result& result, const LinearProblem& p
 }
 
 // Rows normed on the way, SwiGLU on the way: each as the steps one by one.
-void run_linear_fused(const KernelTable& table, Result& result, const LinearProblem& p, ThreadPool& pool) {
+void run_linear_fused(const KernelTable& table, Result& result, const LinearProblem& p, ThreadPool& pool, End end) {
   const edge::LinearKernels& kernel = table.linear;
-  const edge::Int8Weight weight = p.view(true);
+  const edge::Int8Weight weight = p.view(end);
   const Array<float> gain = Random(static_cast<uint64_t>(p.k)).floats(p.k, 1.0f);
   const float eps = 1e-5f;
   Array<float> normed(p.m * p.k), y(p.m * p.n, -1.0f), activated(p.m * p.n / 2, -1.0f), fused(p.m * p.n / 2, -1.0f);
@@ -213,25 +242,25 @@ void test_linear(Report& report) {
     for (int64_t m : kRowCounts) {
       const LinearProblem p = linear_problem(m, s.n, s.k, s.hot, Values::kCommon);
       report.compare(name_of("linear", {m, s.n, s.k, s.hot}), [&](const KernelTable& table, Result& result) {
-        run_linear(table, result, p, pool_of(1), m % 2 == 0);
+        for (End end : kEnds) run_linear(table, result, p, pool_of(1), end);
       });
     }
   for (int64_t m : kRowCounts) {
     const LinearProblem p = linear_problem(m, 160, 70, 2, Values::kCommon);
     report.compare(name_of("norm, linear, swiglu", {m}), [&](const KernelTable& table, Result& result) {
-      run_linear_fused(table, result, p, pool_of(m % 2 == 0 ? 1 : 3));
+      for (End end : kEnds) run_linear_fused(table, result, p, pool_of(m % 2 == 0 ? 1 : 3), end);
     });
   }
   for (int64_t m : {1, 2, 3, 4, 6, 7, 20}) {
     const LinearProblem p = linear_problem(m, 19, 1030, 0, Values::kExtreme);
     report.compare(name_of("linear of extremes", {m}), [&](const KernelTable& table, Result& result) {
-      run_linear(table, result, p, pool_of(1), false);
+      for (End end : kEnds) run_linear(table, result, p, pool_of(1), end);
     });
   }
   for (int64_t m : {1, 9, 65}) {  // enough work for the pool to share it out
     const LinearProblem p = linear_problem(m, 330, 517, 4, Values::kCommon);
     report.compare(name_of("linear on three threads", {m}), [&](const KernelTable& table, Result& result) {
-      run_linear(table, result, p, pool_of(3), true);
+      for (End end : {End::kBias, End::kRoundedBias}) run_linear(table, result, p, pool_of(3), end);
     });
   }
 }
@@ -259,12 +288,12 @@ void test_quantize(Report& report) {
         LinearProblem p = linear_problem(3, 5, 37, 0, Values::kCommon);
         p.x[37 + at] = bad;
         Array<float> out(15, 7.0f);
-        result.expect(!table.linear.linear(p.input(true), p.view(false), nullptr, nullptr, out.data(), pool_of(1)),
+        result.expect(!table.linear.linear(p.input(true), p.view(End::kPlain), nullptr, nullptr, out.data(), pool_of(1)),
                       "a value that is not finite is taken");
         result.expect(same_bits(out, Array<float>(15, 7.0f)), "the output of a refused call is touched");
         Array<int8_t> q(3 * 37, int8_t{1});
         q[37 + at] = -128;
-        result.expect(!table.linear.linear_int8(q.data(), 3, p.view(false), out.data(), pool_of(1)), "-128 is taken");
+        result.expect(!table.linear.linear_int8(q.data(), 3, p.view(End::kPlain), out.data(), pool_of(1)), "-128 is taken");
       }
     result.add_flag(true);
   });

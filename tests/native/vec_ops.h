@@ -54,6 +54,7 @@ static void float_ops(const VecOperands& at, Writer& out) {
   out.selected(max(a, b));
   out.selected(min(a, b));
   out.selected(clamp(a, b, c));
+  out.computed(saturated_f16(a));
   out.selected(abs(a));
   out.selected(select_less(a, b, c, a));
   out.selected(broadcast(reduce_max(a)));

@@ -49,8 +49,9 @@ def lanes_command(n_prompt: tuple[int, ...], policies: str, repetitions: int, **
     with open_bundle(bench_model(options).folder) as bundle:
         runner = load_int8_runner(bundle, runtime, max(n_prompt))
         runs = [run for length in n_prompt if length for run in lanes.compare(runner, length, names, repetitions)]
-        sharing = runner.model.sharing
+        sharing, site = runner.model.sharing, runner.site
     show(lanes.rows(runs), output_form(options), lanes.markdown)
+    note(str(site))
     note(
         f"{sharing.built} subgraphs were built for {sharing.uses} uses; one for each chunk and layer would have held "
         f"{sharing.saved_bytes / 2**20:.0f} MiB more"

@@ -34,6 +34,7 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.runner.base import Site
 
 REFUSED = {
     "-fa": "attention never holds the whole score matrix, so there is nothing to switch; a peer takes it in its name, "
@@ -204,10 +205,19 @@ def _measure(settings: BenchSettings, old: Sequence[Row], output: str, show_prog
     finally:  # what was measured before an interrupt or a failure is worth showing
         if rows and output != "jsonl":
             click.echo(render(rows, output))
-    for row in rows:
-        if output == "md" and "breakdown" in row:
-            click.echo("\n" + breakdown.table(row["breakdown"]))
+    if output == "md":
+        _add_to_table(rows)
     return rows
+
+
+def _add_to_table(rows: Sequence[Row]) -> None:
+    """What no column has: where the model ran and why (on stderr, so that tables paste), and where the time went."""
+    ours = [row for row in rows if not row["peer"]]
+    for site in dict.fromkeys(str(Site.of_row(row)) for row in ours):
+        note(site)
+    for row in ours:
+        if "breakdown" in row:
+            click.echo("\n" + breakdown.table(row["breakdown"]))
 
 
 def _silent(_: str) -> None:

@@ -1,0 +1,39 @@
+"""The static range of every channel of keys and values, for INT8 keys: the largest that a sample of tokens shows.
+
+The sample is drawn from the whole vocabulary by a fixed seed, so the ranges of a model are always the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from edge_llm.devices.ascend.model import CardModel
+from edge_llm.devices.base import Chunk, Room, Rows, static_length
+
+SAMPLE = 512
+"""Tokens; less where the context is shorter."""
+
+
+def sample_room(room: Room) -> Room:
+    """The room that a sample needs."""
+    return replace(room, tokens=min(SAMPLE, room.positions), window=1)
+
+
+def seen_ranges(model: CardModel, room: Room) -> list[np.ndarray]:
+    """Of every layer float32 [2, KV * D]: the largest key and value of each channel, over a sample that ``model`` computes."""
+    tokens = np.random.default_rng(0).integers(0, model.decoder.vocab_size, room.tokens).astype(np.int64)
+    for first in range(0, room.tokens, room.lengths[-1]):
+        model.walk(range(len(model.decoder.layers) + 1), _chunk(tokens, first, model, room))()
+    return model.keys.largest()
+
+
+def _chunk(tokens: np.ndarray, first: int, model: CardModel, room: Room) -> Chunk:
+    """The ``tokens`` from ``first`` on of one sequence, which has all pages in order."""
+    at = np.arange(first, min(first + room.lengths[-1], len(tokens)))
+    table = np.arange(model.keys.count, dtype=np.int32)[None]
+    sequence, position = np.zeros(len(at), np.int32), at.astype(np.int32)
+    rows = Rows(static_length(len(at), room.lengths), tokens[at], sequence, position, at, table)
+    nothing = np.empty(0, np.int64)
+    return Chunk(0, rows, nothing, nothing)

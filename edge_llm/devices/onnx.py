@@ -1,0 +1,166 @@
+"""onnxruntime's CPU provider beside this machine's CPU: it multiplies INT8 rows by INT8 weights in static ONNX graphs.
+
+All that is float runs on the CPU's lane, as beside a card (placement *split*); by default decode steps run there as a whole
+(*split,host*).  Products are exact, so logits are the host's, bit for bit.  onnxruntime's copy of the weights is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+
+from edge_llm.devices.base import (
+    INT8_KEYS,
+    Buffers,
+    DeviceModel,
+    DeviceOptions,
+    Room,
+    Rows,
+    RunSubgraph,
+    Watch,
+    check_int8_keys,
+)
+from edge_llm.devices.card_plan import CardNeeds
+from edge_llm.devices.card_weights import CardBlock, CardWeights, load_products
+from edge_llm.devices.cores import on_core, split_cores
+from edge_llm.devices.host import HostDevice, build_op
+from edge_llm.devices.kv_pages import LayerPages
+from edge_llm.devices.model import HostArrays, PlacedModel, builder
+from edge_llm.devices.onnx_product import ZERO, Session, onnx_package, operand_bytes, operands_of, unsigned
+from edge_llm.devices.split import build_split_op
+from edge_llm.errors import DeviceError
+from edge_llm.files import shown
+from edge_llm.formats.layout import TensorRange
+from edge_llm.kv.pages import page_bytes
+from edge_llm.models.layer import Decoder, Layer
+from edge_llm.models.rope import RopeTables
+from edge_llm.schemes.base import BlockWeights
+from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.subgraphs.ops import CARD_LANE, Op, Subgraph
+from edge_llm.subgraphs.placement import AUTO, CARD_SCHEMES, choose_placement
+from edge_llm.weights.base import Weights
+
+NAME = "onnx"
+ABLE = ("split,host", "split")
+"""Placements, the default first."""
+
+
+@dataclass(frozen=True)
+class OnnxLinear:
+    """An INT8 linear as onnxruntime takes it."""
+
+    operands: Mapping[str, np.ndarray]
+
+
+class OnnxLinears:
+    """Makes onnxruntime's copies of INT8 linears, whose products it does not round."""
+
+    rounds = False
+
+    def load(self, linear: Int8Weight) -> OnnxLinear:
+        return OnnxLinear(operands_of(linear))
+
+    def reload(self, linear: Int8Weight, card: OnnxLinear) -> OnnxLinear:
+        before = card.operands["weight"]
+        return OnnxLinear(operands_of(linear, before if before.shape == (linear.columns, linear.rows) else None))
+
+
+class OnnxDevice:
+    """onnxruntime and the CPU's lane with half of ``threads`` cores each, at least one.
+
+    ``memory`` is a ceiling in bytes for onnxruntime's copy of the weights; ``shadow=False`` drops the outliers.  Raises
+    `DeviceError` when a package is not installed.
+    """
+
+    name = numerics = NAME
+
+    keys = INT8_KEYS
+
+    def __init__(self, threads: int, *, shadow: bool = True, memory: int | None = None, placement: str = AUTO) -> None:
+        self.placement, self.placement_reason = choose_placement(placement, ABLE, f"the device `{NAME}`")
+        for package in ("onnx", "onnxruntime"):
+            onnx_package(package)
+        self.cpu_cores, self.npu_cores = split_cores(threads)
+        self._host = HostDevice(len(self.cpu_cores), shadow=shadow, cores=self.cpu_cores)
+        self._shadow = shadow
+        self._memory = memory
+        self._sessions: dict[tuple[int, int, int, bool], Session] = {}
+        self._stream = Lock()  # of products, which share sessions
+
+    def open(
+        self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
+    ) -> DeviceModel:
+        products = CardWeights(weights, load_products(OnnxLinears()), len(decoder.layers))
+        return PlacedModel(decoder, products, self.placement, builder(self.build, tables, watch), HostArrays(), room)
+
+    def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
+        memory = self._memory
+        if memory is None:
+            return ()
+        return CardNeeds(tuple(_layer_bytes(layer) for layer in decoder.layers), fixed=0).streamed(lambda resident: memory)
+
+    def page_bytes(self, decoder: Decoder) -> int:
+        return page_bytes(decoder.attentions)
+
+    def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
+        if subgraph.lane == CARD_LANE:
+            return self._build_products(subgraph)
+        pool, shadow = self._host.pool, self._shadow
+        steps = tuple(build_split_op(op, pool, shadow) or build_op(op, tables, pool, shadow) for op in subgraph.ops)
+
+        def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+            with on_core(self.cpu_cores[0]):
+                for step in steps:
+                    step(weights, buffers, rows, pages)
+
+        return run
+
+    def _build_products(self, subgraph: Subgraph) -> RunSubgraph:
+        steps = tuple(_Product(self._session(op, subgraph.rows), op, subgraph.rows) for op in subgraph.ops)
+
+        def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+            with self._stream, on_core(self.npu_cores[0]):
+                for step in steps:
+                    step.run(weights, buffers, rows.count)
+
+        return run
+
+    def _session(self, op: Op, rows: int) -> Session:
+        linear = op.linear
+        shape = rows, linear.columns, linear.rows, bool(linear.bias)
+        if shape not in self._sessions:
+            *sizes, bias = shape
+            self._sessions[shape] = Session(*sizes, with_bias=bias, cores=self.npu_cores)
+        return self._sessions[shape]
+
+
+def _layer_bytes(layer: Layer) -> int:
+    return sum(operand_bytes(one.columns, one.rows) for one in layer.linears if one.scheme in CARD_SCHEMES)
+
+
+class _Product:
+    """One INT8 product of a static subgraph, and the rows that it takes."""
+
+    def __init__(self, session: Session, op: Op, rows: int) -> None:
+        self._session = session
+        self._name = op.linear.name
+        self._reads, self._writes = op.reads[0], op.writes[0]
+        self._rows = np.full((rows, op.linear.columns), ZERO, np.uint8)
+
+    def run(self, weights: BlockWeights, buffers: Buffers, count: int) -> None:
+        """The product of ``count`` rows; the other static rows hold what was there before."""
+        assert isinstance(weights, CardBlock), "the weights are not with onnxruntime"
+        unsigned(buffers[self._reads][:count], self._rows[:count])
+        product = self._session.run(self._rows, weights.card[self._name].operands)
+        buffers[self._writes][:count] = product[:count]
+
+
+def open_device(name: str, options: DeviceOptions) -> OnnxDevice:
+    """onnxruntime's CPU provider.  Raises `DeviceError` for a name with parts: there is one."""
+    if name != NAME:
+        raise DeviceError(f"no device `{shown(name)}`; onnxruntime's CPU provider is called `{NAME}`")
+    check_int8_keys(options.keys, f"the device `{NAME}`")
+    return OnnxDevice(options.threads, shadow=options.shadow, memory=options.card_memory, placement=options.placement)

@@ -1,0 +1,132 @@
+"""A card through torch_npu: streams, events, pinned memory and captured graphs are those of `torch.npu`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version as package_version
+from typing import TYPE_CHECKING, Any
+
+from edge_llm.errors import DeviceError, DeviceLost
+from edge_llm.npu.chips import ChipLaw
+from edge_llm.npu.law import supports
+from edge_llm.npu.runtime import Completion, Counters, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TorchNpuRuntime:
+    """The runtime of card ``index``, which has a chip of ``law``; torch_npu is loaded."""
+
+    emulated = False
+
+    def __init__(self, law: ChipLaw, index: int = 0) -> None:
+        import torch
+
+        self.law = law
+        self.device = torch.device("npu", index)
+        self.counters = Counters()
+        self._torch = torch
+        self._npu: Any = torch.npu  # type: ignore[attr-defined]
+        self._npu.set_device(self.device)
+        self.software = f"torch_npu {package_version('torch_npu')}, CANN {_cann_version()}"
+        self.attention_missing = _attention_missing(torch.ops.atb, law)
+        self._stream = self._npu.Stream(device=self.device)
+        self._copies = self._npu.Stream(device=self.device)
+
+    def memory(self) -> tuple[int, int]:
+        free, total = self._npu.mem_get_info(self.device)
+        return int(free), int(total)
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        return self._torch.zeros(shape, dtype=dtype).pin_memory()
+
+    def enqueue(self, work: Work, after: Completion | None = None) -> Completion:
+        return self._given(self._stream, work, after)
+
+    def load(self, work: Work, after: Completion | None = None) -> Completion:
+        return self._given(self._copies, work, after)
+
+    def copy_in(self, card: Tensor, host: Tensor) -> None:
+        card.copy_(host, non_blocking=True)
+        self.counters.copies_in += 1
+        self.counters.bytes_in += host.nbytes
+
+    def copy_out(self, host: Tensor, card: Tensor) -> None:
+        host.copy_(card, non_blocking=True)
+        self.counters.copies_out += 1
+        self.counters.bytes_out += card.nbytes
+
+    def capture(self, work: Work) -> _NpuGraph:
+        graph = self._npu.NPUGraph()
+        with _failures(), self._torch.inference_mode():
+            self._npu.set_device(self.device)
+            self._npu.synchronize()
+            with self._npu.graph(graph, stream=self._stream):
+                work()
+        self.counters.captures += 1
+        return _NpuGraph(graph, self.counters)
+
+    def _given(self, stream: Any, work: Work, after: Completion | None) -> Completion:
+        with _failures(), self._torch.inference_mode():
+            self._npu.set_device(self.device)  # a thread that is new to the card has none
+            with self._npu.stream(stream):
+                if after is not None:
+                    assert isinstance(after, _Event), "a completion of another card"
+                    stream.wait_event(after.event)
+                work()
+                event = self._npu.Event()
+                event.record(stream)
+        return _Event(event, self.counters)
+
+
+def _cann_version() -> str:
+    from torch_npu.npu.utils import get_cann_version  # type: ignore[import-not-found]
+
+    return str(get_cann_version("CANN")) or "of an unknown version"
+
+
+def _attention_missing(operators: Any, law: ChipLaw) -> str:
+    """[whl] torch_npu loads ATB's operators when it is imported, and goes on without them."""
+    if not hasattr(operators, "_npu_paged_attention"):
+        return "the package NNAL is missing: install it for this CANN, then `source .../nnal/atb/set_env.sh`"
+    newest = "_npu_paged_attention_splitfuse_v2"
+    if supports(law, newest) and not hasattr(operators, newest):
+        return f"this torch_npu has no {newest}: install a newer one, up to 2.13"
+    return ""
+
+
+class _Event:
+    """A completion that a stream can wait for too."""
+
+    def __init__(self, event: Any, counters: Counters) -> None:
+        self.event = event
+        self._counters = counters
+
+    def __call__(self) -> None:
+        self._counters.waits += 1
+        with _failures():
+            self.event.synchronize()
+
+
+class _NpuGraph:
+    def __init__(self, graph: Any, counters: Counters) -> None:
+        self._graph = graph
+        self._counters = counters
+
+    def replay(self) -> None:
+        self._counters.replays += 1
+        self._graph.replay()
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """What torch_npu raises, as one of the tree's errors."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = next(iter(str(error).strip().splitlines()), "it gave no reason")
+        if "out of memory" in reason.lower():
+            raise DeviceError(f"the card has no memory left: {reason}; use a smaller --ctx or --card-memory") from error
+        raise DeviceLost("ascend", reason) from error

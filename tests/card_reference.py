@@ -1,0 +1,96 @@
+"""What a model on a card computes, slow and obvious: float64, rounded where the card's operators round, keys without pages."""
+
+import numpy as np
+
+from edge_llm.models.layer import HIDDEN, Attention, Linear, Norm, SwiGLU
+from edge_llm.models.rope import RopeTables
+from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.weights.resident import ResidentWeights
+from kernels.layout import unpack_tiles
+
+LARGEST = 65504.0
+
+
+def logits_of(bundle, tokens):
+    """float32 [len(tokens), vocabulary]."""
+    decoder, weights = bundle.decoder, ResidentWeights(bundle)
+    tables = RopeTables(len(tokens))
+    table, places = weights.embedding_rows(np.array(tokens))
+    dense = unpack_tiles(table.tiles, table.rows, table.columns)
+    hidden = dense[places].astype(np.float32) * table.weight_scale[places, None]
+    hidden[:, table.hot_index] = table.hot_weight[:, places].T
+    for index, layer in enumerate(decoder.layers):
+        hidden = run_layer(layer, weights.use(index), hidden, tables)
+    (_, head), *_ = weights.head_blocks()
+    normed = norm(decoder.norm, head.gains, hidden)
+    return float16(product(head.linears["output"], normed)).astype(np.float32)
+
+
+def run_layer(layer, block, hidden, tables):
+    buffers = {HIDDEN: hidden}
+    for one in layer.operations:
+        x = buffers[one.reads]
+        if isinstance(one, Norm):
+            y = norm(one, block.gains, x)
+        elif isinstance(one, Linear):
+            y = product(block.linears[one.name], x)
+            y = np.float32(buffers[one.adds]) + np.float32(y) if one.adds else y
+        elif isinstance(one, SwiGLU):
+            gate, up = np.split(float16(x).astype(float), 2, axis=1)
+            y = float16(gate / (1 + np.exp(-gate)) * up)
+        else:
+            y = attend(one, block.gains, float16(x), tables)
+        buffers[one.writes] = y
+    return buffers[HIDDEN]
+
+
+def float16(x):
+    return np.clip(x, -LARGEST, LARGEST).astype(np.float16)
+
+
+def norm(one, gains, x):
+    x = x.astype(float)
+    return np.float32(x / np.sqrt((x * x).mean(-1, keepdims=True) + one.eps) * gains[one.gain.name])
+
+
+def product(weight, x):
+    x = np.float32(x)
+    if not isinstance(weight, Int8Weight):
+        y = float16(float16(x).astype(float) @ weight.weight.astype(float))
+        return y if weight.bias is None else float16(y.astype(float) + float16(weight.bias))
+    reciprocal = np.full(weight.columns, np.float32(1) / np.float32(weight.input_scale), np.float32)
+    reciprocal[weight.hot_index] = 0
+    quantized = np.clip(np.rint(x * reciprocal), -128, 127).astype(np.int64)
+    sums = quantized @ unpack_tiles(weight.tiles, weight.rows, weight.columns).astype(np.int64).T
+    scale = ((weight.product_scale.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    if weight.bias is not None:
+        sums = sums + np.rint(weight.bias / scale.astype(float)).astype(np.int64)
+    y = float16(np.float32(sums) * scale)
+    return float16(y + float16(x[:, weight.hot_index]).astype(float) @ weight.hot_weight.astype(float))
+
+
+def attend(one: Attention, gains, qkv, tables):
+    count, size = len(qkv), one.head_dim
+    q, k, v = np.split(qkv, [one.q_size, one.q_size + one.kv_size], axis=1)
+    q, k, v = (rows.reshape(count, -1, size) for rows in (q, k, v))
+    if one.q_norm is not None:
+        q, k = (head_norm(rows, gains[gain.name], one.eps) for rows, gain in ((q, one.q_norm), (k, one.k_norm)))
+    q, k = (rotated(rows, *(table[:count] for table in tables[one.rope])) for rows in (q, k))
+    group = one.heads // one.kv_heads
+    k, v = (np.repeat(rows.astype(float), group, axis=1) for rows in (k, v))
+    scores = np.einsum("thd,shd->hts", q.astype(float), k) * size**-0.5
+    scores[:, np.triu(np.ones((count, count), bool), 1)] = -np.inf
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    scores /= scores.sum(-1, keepdims=True)
+    return float16(np.einsum("hts,shd->thd", scores, v)).reshape(count, -1)
+
+
+def head_norm(rows, gain, eps):
+    x = np.float32(rows).astype(float)
+    return float16(np.float32(x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * gain))
+
+
+def rotated(rows, cos, sin):
+    cos, sin = (table.astype(np.float16).astype(float)[:, None] for table in (cos, sin))
+    first, second = np.split(rows.astype(float), 2, axis=-1)
+    return float16(np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1))

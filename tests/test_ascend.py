@@ -1,0 +1,336 @@
+"""`--device ascend` with its operators computed by PyTorch on the CPU: the same code that runs a card, from the other side."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from card_reference import logits_of
+from test_devices_card import SHAPES, tokens_of
+
+from edge_llm.bench.synthetic import write_random
+from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.devices import open_device
+from edge_llm.devices.base import DeviceOptions
+from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
+from edge_llm.errors import DeviceError, UsageError
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.npu.emulated_runtime import EmulatedRuntime
+from edge_llm.npu.law import OPERATORS
+from edge_llm.runner.base import Segment
+
+BUILTIN = Path(__file__).resolve().parents[1] / "edge_llm" / "builtin"
+FLOAT16 = "emulated:310p:float16"
+STEPS = 6
+SHAPES = SHAPES | {
+    "heads of 8": ModelConfig(
+        family="llama", vocab_size=97, hidden_size=64, intermediate_size=172, num_layers=3, num_heads=8,
+        num_kv_heads=4, head_dim=8, context=640, norm_eps=1e-5, rope_theta=1e4, tied_embeddings=True,
+    ),
+    "qk norms": ModelConfig(
+        family="qwen3", vocab_size=131, hidden_size=48, intermediate_size=100, num_layers=3, num_heads=4,
+        num_kv_heads=2, head_dim=32, context=640, norm_eps=1e-6, rope_theta=1e6, qk_norm=True,
+    ),
+}  # fmt: skip
+ON_CARD = ["tied", "qk norms"]
+"""Shapes that the attention of a 310P takes."""
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    monkeypatch.setenv("EDGE_LLM_NPU_OPS", "emulated")
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    found = {}
+    for name, shape in SHAPES.items():
+        folder = tmp_path_factory.mktemp("bundle")
+        write_random(folder, shape, seed=3)
+        found[name] = open_bundle(folder)
+    return found
+
+
+def runner_of(bundle, **options):
+    runtime = {"threads": 2, "context": 512, "chunk": 64, "kv_tokens": 1536, "device": "ascend", **options}
+    return load_runner(bundle, RuntimeConfig(**runtime), 300)[0]
+
+
+def logits(runner, tokens, steps=STEPS):
+    """Of a prompt of all but ``steps`` of ``tokens``, and of a step for each of the others."""
+    sequence = runner.open()
+    rows = [runner.forward(sequence, tokens[:-steps], wanted=len(tokens) - steps)]
+    rows += [runner.forward(sequence, [token]) for token in tokens[-steps:]]
+    sequence.close()
+    return np.concatenate(rows)
+
+
+# ---- split ----
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("way", [{}, {"chunk": 8}, {"window": 1}, {"shadow": False}], ids=str)
+def test_split_gives_the_bits_of_the_emulated_chip(bundles, name, way):
+    bundle = bundles[name]
+    tokens = tokens_of(bundle, 100)
+    ours = logits(runner_of(bundle, placement="split", **way), tokens)
+    assert np.array_equal(ours, logits(runner_of(bundle, device=FLOAT16, placement="split", **way), tokens))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_steps_of_split_may_be_the_hosts(bundles, name):
+    tokens = tokens_of(bundles[name], 100)
+    plain = logits(runner_of(bundles[name], placement="split"), tokens)
+    assert np.array_equal(plain, logits(runner_of(bundles[name], placement="split,host"), tokens, steps=30))
+
+
+def test_in_split_card_and_cpu_work_at_the_same_time(bundles):
+    traces = []
+    runner = runner_of(bundles["tied"], placement="split", window=4, chunk=32)
+    runner.on_trace = traces.append
+    runner.forward(runner.open(), tokens_of(bundles["tied"], 128))
+    card, cpu = (traces[0].on(lane) for lane in ("npu", "cpu"))
+    assert any(one.start < other.end and other.start < one.end for one in card for other in cpu)
+
+
+# ---- card ----
+
+BOUND = 0.02
+"""Of the largest logit: how far the card may be from the reference, whose sums are made in another order."""
+GAP = 0.04
+"""The same between the two best tokens of the reference: further apart, both name the same token."""
+
+INT8_KEYS = 0.2
+"""Of the largest logit: how far INT8 keys under static ranges may be from float16 ones."""
+
+
+@pytest.mark.parametrize("name", [*ON_CARD, "builtin"])
+def test_card_is_close_to_the_reference(bundles, name):
+    bundle = open_bundle(BUILTIN) if name == "builtin" else bundles[name]
+    tokens = tokens_of(bundle, 120)
+    want, got = logits_of(bundle, tokens), logits(runner_of(bundle, placement="card"), tokens)
+    largest = np.abs(want).max()
+    assert np.abs(got - want).max() <= BOUND * largest
+    best = np.sort(want, axis=1)
+    differ = got.argmax(1) != want.argmax(1)
+    print(f"{name}: {differ.sum()} of {len(tokens)} tokens differ, logits by at most {np.abs(got - want).max() / largest:.4f}")
+    assert not (differ & (best[:, -1] - best[:, -2] > GAP * largest)).any()
+
+
+@pytest.mark.parametrize("name", ON_CARD)
+@pytest.mark.parametrize(
+    "way", [{"chunk": 8}, {"chunk": 200}, {"window": 1}, {"threads": 1}], ids=str
+)
+def test_on_the_card_rows_do_not_depend_on_their_chunks(bundles, name, way):
+    bundle = bundles[name]
+    tokens = tokens_of(bundle, 100)
+    plain = logits(runner_of(bundle, placement="card"), tokens)
+    assert np.array_equal(plain, logits(runner_of(bundle, placement="card", **way), tokens))
+    assert np.array_equal(plain, logits(runner_of(bundle, placement="card", **way), tokens, steps=40))
+
+
+def test_on_the_card_a_batch_is_as_each_alone(bundles):
+    runner = runner_of(bundles["tied"], placement="card")
+    tokens = tokens_of(bundles["tied"], 90)
+    cuts = [tokens[:70], tokens[5:12], tokens[40:75], tokens[3:4]]
+    alone = [runner.forward(runner.open(), cut, wanted=len(cut)) for cut in cuts]
+    together = runner.run([Segment(runner.open(), cut, len(cut)) for cut in cuts])
+    few = runner.run([Segment(runner.open(), cut[:6], 1) for cut in cuts])
+    assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
+    assert all(np.array_equal(one[min(5, len(one) - 1)], other[0]) for one, other in zip(alone, few, strict=True))
+
+
+def test_int8_keys_are_close_to_float16_ones_and_rows_do_not_depend_on_their_chunks(bundles):
+    bundle = bundles["qk norms"]
+    tokens = tokens_of(bundle, 150)
+    plain = logits(runner_of(bundle, placement="card"), tokens)
+    runner = runner_of(bundle, placement="card", keys="int8")
+    narrow = logits(runner, tokens)
+    assert np.array_equal(narrow, logits(runner_of(bundle, placement="card", keys="int8", chunk=16), tokens, steps=40))
+    error = np.abs(plain - narrow).max() / np.abs(plain).max()
+    print(f"int8 keys: logits differ by at most {error:.4f} of the largest")
+    assert 0 < error < INT8_KEYS
+    assert runner.model.kv.page_bytes * 2 == runner_of(bundle, placement="card").model.kv.page_bytes
+
+
+def test_int8_keys_are_refused_where_the_attention_does_not_take_them(bundles):
+    with pytest.raises(UsageError, match="--kv `int8`.*head_size.*use --kv float16"):
+        runner_of(bundles["tied"], placement="card", keys="int8")
+    with pytest.raises(UsageError, match="--kv `float16`.*the host keeps keys and values as int8"):
+        runner_of(bundles["tied"], placement="split", keys="float16")
+
+
+def test_states_are_those_that_the_output_matrix_multiplies(bundles):
+    runner = runner_of(bundles["tied"], placement="card")
+    tokens = tokens_of(bundles["tied"], 50)
+    (states,) = runner.run([Segment(runner.open(), tokens, 50, states=True)])
+    (few,) = runner.run([Segment(runner.open(), tokens[:9], 3, states=True)])
+    assert states.shape == (50, 64) and np.array_equal(states[6:9], few)
+
+
+def test_a_step_is_one_copy_in_one_replay_one_copy_out_and_one_wait(bundles):
+    runner = runner_of(bundles["tied"], placement="card")
+    counters = runner.model._runtime.counters
+    sequences = [runner.open() for _ in range(3)]
+    for length, sequence in zip((5, 130, 60), sequences, strict=True):
+        runner.forward(sequence, tokens_of(bundles["tied"], length))
+    for turn in range(4):
+        segments = [Segment(sequence, [turn], 1) for sequence in sequences]
+        runner.run(segments)
+        before = (counters.copies_in, counters.copies_out, counters.replays, counters.waits, counters.captures)
+        runner.run(segments)
+        after = (counters.copies_in, counters.copies_out, counters.replays, counters.waits, counters.captures)
+        assert [new - old for old, new in zip(before, after, strict=True)] == [1, 1, 1, 1, 0]
+
+
+def test_every_number_of_rows_has_one_graph(bundles):
+    runner = runner_of(bundles["tied"], placement="card", kv_tokens=32 * 128)
+    counters = runner.model._runtime.counters
+    for rows in [*range(1, 33), *range(1, 33)]:
+        sequences = [runner.open() for _ in range(rows)]
+        runner.run([Segment(sequence, tokens_of(bundles["tied"], 1), 1) for sequence in sequences])
+        for sequence in sequences:
+            sequence.close()
+    assert counters.captures == 6
+
+
+@pytest.mark.parametrize("placement", ["split", "card"])
+def test_streamed_layers_give_the_same(bundles, placement):
+    bundle = bundles["tied"]
+    tokens = tokens_of(bundle, 100)
+    plain = logits(runner_of(bundle, placement=placement), tokens)
+    options = {"threads": 2, "context": 512, "chunk": 64, "kv_tokens": 1536, "device": "ascend", "placement": placement}
+    runtime = fill_defaults(RuntimeConfig(**options), bundle.config)
+    needs = make_device(runtime, bundle.decoder).needs(bundle.decoder, bundle.tensors, room(runtime))
+    streamed = runner_of(bundle, placement=placement, card_memory=str(needs.total - sum(needs.layers[:2])))
+    assert streamed.model.weights.streamed
+    assert np.array_equal(plain, logits(streamed, tokens))
+
+
+def test_pages_go_out_and_come_back_as_they_were(bundles):
+    bundle = bundles["tied"]
+    tokens = tokens_of(bundle, 200)
+    one, other = (runner_of(bundle, placement="card") for _ in range(2))
+    held, empty = one.open(), other.open()
+    want = one.forward(held, tokens)
+    other.memory.reserve(empty, 200)
+    pages = np.arange(200 // 16)
+    other.model.kv.write_pages(empty.host_pages(pages)[::-1], one.model.kv.read_pages(held.host_pages(pages)[::-1]))
+    empty.length = 16 * len(pages)
+    assert np.array_equal(other.forward(empty, tokens[empty.length :]), want)
+
+
+def kept(bundle, tokens, **options):
+    """How many of ``tokens`` a new runner finds on disk, and their logits; it leaves them for the next."""
+    runner = runner_of(bundle, prefix_cache="64MiB", **options)
+    sequence = runner.memory.open(tokens)
+    found = sequence.length
+    logits = runner.forward(sequence, tokens[found:])
+    runner.memory.keep(sequence, tokens)
+    sequence.close()
+    runner.memory._disk.close()
+    return found, logits
+
+
+def test_pages_on_disk_are_taken_by_the_same_numeric_alone_and_give_the_same(bundles):
+    bundle = bundles["qk norms"]
+    tokens = tokens_of(bundle, 300)
+    for options in ({"placement": "card"}, {"placement": "card", "keys": "int8"}, {"placement": "split"}):
+        nothing, first = kept(bundle, tokens, **options)
+        some, second = kept(bundle, tokens, **options)
+        assert nothing == 0 and some >= 256 and np.array_equal(first, second)
+
+
+def test_what_is_cut_off_is_counted(bundles):
+    bundle = bundles["tied"]
+    runner = runner_of(bundle, placement="card")
+    assert runner.model.clipped == 0
+    runner.forward(runner.open(), tokens_of(bundle, 100))
+    assert 0 < runner.model.clipped < 100 * 6 * (3 * 64 + 96)
+
+
+# ---- what is called ----
+
+
+@pytest.mark.parametrize("chip", ["310p", "910b"])
+def test_every_operator_that_a_model_calls_is_in_the_law_of_its_chip(bundles, chip, monkeypatch):
+    """Those of torch too; moving, naming and making arrays takes no operator of the chip."""
+    seen = watch_operators(monkeypatch)
+    for placement in ("split", "card"):
+        runner = runner_of(bundles["qk norms"], device=f"ascend:{chip}", placement=placement)
+        logits(runner, tokens_of(bundles["qk norms"], 100))
+    law = OPERATORS[chip]
+    unknown = {name for name in seen if name not in law and name.rstrip("_") not in law} - PLAIN
+    assert not unknown and {"npu_quant_matmul", "index_select", "addmm"} <= set(seen)
+
+
+PLAIN = {
+    "empty", "empty_like", "zeros", "ones", "arange", "split_with_sizes", "slice", "select", "transpose", "unsqueeze", "view",
+    "reshape", "chunk", "detach", "alias", "triu_", "matmul", "_to_copy", "clone", "expand", "permute", "_unsafe_view",
+}  # fmt: skip
+
+
+def watch_operators(monkeypatch):
+    """The names of all operators that work for a card calls from now on."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.add(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    def watched(work):
+        def run():
+            with Watch():
+                work()
+
+        return run
+
+    given = EmulatedRuntime._given
+    monkeypatch.setattr(EmulatedRuntime, "_given", lambda self, thread, work, after: given(self, thread, watched(work), after))
+    return seen
+
+
+# ---- which placement ----
+
+
+def test_a_shape_that_the_attention_refuses_falls_back_by_name(bundles):
+    runner = runner_of(bundles["heads of 8"])
+    assert runner.site.placement.startswith("split") and "8" in runner.site.placement_reason
+    assert runner_of(bundles["tied"]).site.placement == "card"
+    with pytest.raises(UsageError, match="8.*does: split"):
+        runner_of(bundles["heads of 8"], placement="card")
+
+
+# ---- what is refused ----
+
+
+def test_too_little_memory_is_said_with_both_sizes(bundles):
+    with pytest.raises(UsageError, match=r"least that works is \d+ bytes"):
+        runner_of(bundles["tied"], card_memory="4096")
+    config = SHAPES["tied"]
+    with pytest.raises(DeviceError, match=r"takes \d+ MiB of the card and its keys and values \d+ MiB, but only \d+ MiB"):
+        runner_of(bundles["tied"], placement="card", kv_tokens=10**9)
+    assert config.num_layers == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("ascend:", "called `ascend`"), ("ascend:310p:x", "called `ascend`"), ("ascend:999", "no chip `999`")],
+)
+def test_names_that_no_card_has(name, words):
+    with pytest.raises(DeviceError, match=re.escape(words)):
+        open_device(name, DeviceOptions(1))
+
+
+def test_the_variable_takes_one_value(monkeypatch):
+    monkeypatch.setenv("EDGE_LLM_NPU_OPS", "fast")
+    with pytest.raises(DeviceError, match="`fast`.*`emulated`"):
+        open_device("ascend", DeviceOptions(1))
+
+
+def test_emulation_is_said(caplog):
+    device = open_device("ascend", DeviceOptions(1))
+    assert "EDGE_LLM_NPU_OPS is set" in caplog.text and "emulated" in device.name
