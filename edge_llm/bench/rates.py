@@ -5,14 +5,17 @@ A law's times are estimates until a self-test of such a chip has measured them o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from edge_llm.bench.disk import measure_disk
 from edge_llm.bench.roofs import Costs, measure_layer
 from edge_llm.config import RuntimeConfig
-from edge_llm.devices.base import Device
+from edge_llm.devices.base import Device, Room
 from edge_llm.devices.card_cost import card_costs, layer_seconds, step_seconds
+from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.formats.bundle import Bundle
+from edge_llm.formats.layout import TensorRange
 from edge_llm.models.layer import Decoder
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
 from edge_llm.npu.selftest_report import measured_law
@@ -35,6 +38,14 @@ class CardDevice(Device, Protocol):
     @property
     def alone(self) -> bool:
         """Whether the card does everything."""
+        ...
+
+    def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
+        """What the model takes of the card's memory."""
+        ...
+
+    def most(self, weights: int) -> int:
+        """Bytes of the card's memory that a model may take, ``weights`` bytes of weights among them."""
         ...
 
 

@@ -104,6 +104,10 @@ class EmulatedDevice:
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         return self.needs(decoder, tensors, room).streamed(self.chip.memory.most) if self._limited else ()
 
+    def most(self, weights: int) -> int:
+        """Bytes of the chip's memory that a model may take, ``weights`` bytes of weights among them."""
+        return self.chip.memory.most(weights)
+
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the chip's memory."""
         return CardPlan(decoder, tensors, self.placement, self.chip.law, self.chip.route, room).needs()
