@@ -247,11 +247,11 @@ def test_pages_on_disk_are_taken_by_the_same_numeric_alone_and_give_the_same(bun
 def test_what_is_cut_off_is_counted(bundles):
     bundle = open_bundle(BUILTIN)
     runner = runner_of(bundle, placement="card")
-    assert runner.model.clipped == 0
+    assert runner.clipped == 0
     tokens = tokens_of(bundle, 200)
     runner.forward(runner.open(), tokens)
     inputs = len(tokens) * sum(linear.columns for layer in bundle.decoder.layers for linear in layer.linears)
-    assert 0 < runner.model.clipped < inputs / 1000
+    assert 0 < runner.clipped < inputs / 1000
 
 
 # ---- what is called ----
