@@ -71,7 +71,8 @@ def perplexity_command(
                 model, runtime, tokens, min(window, runner.context), bos, lambda done, total: draw("shares", done, total)
             )
     if as_json:
-        say_json(asdict(quality) | {"shares": shares and asdict(shares)} | asdict(runner.site) | {"clipped_inputs": runner.clipped}, indent=None)
+        facts = {"shares": shares and asdict(shares), "clipped_inputs": runner.clipped}
+        say_json(asdict(quality) | facts | asdict(runner.site), indent=None)
     else:
         say(f"{_table(quality)}\n{_shares(shares) if shares else _place(runner)}")
 
