@@ -58,6 +58,7 @@ def product(weight, x):
     if not isinstance(weight, Int8Weight):
         y = float16(float16(x).astype(float) @ weight.weight.astype(float))
         return y if weight.bias is None else float16(y.astype(float) + float16(weight.bias))
+    weight = weight.clipped
     reciprocal = np.full(weight.columns, np.float32(1) / np.float32(weight.input_scale), np.float32)
     reciprocal[weight.hot_index] = 0
     quantized = np.clip(np.rint(x * reciprocal), -128, 127).astype(np.int64)

@@ -98,11 +98,12 @@ def test_in_split_card_and_cpu_work_at_the_same_time(bundles):
 
 # ---- card ----
 
-BOUND = 0.02
-"""Of the largest logit: how far the card may be from the reference, whose sums are made in another order."""
-GAP = 0.04
+BOUND = 0.15
+"""Of the largest logit: how far the card may be from the reference.  Nearly all rows are the same bits; where a sum that is
+made in another order ends a last bit apart, an INT8 value may be rounded the other way, and later tokens see that."""
+GAP = 0.05
 """The same between the two best tokens of the reference: further apart, both name the same token."""
-INT8_KEYS = 0.2
+INT8_KEYS = 0.25
 """Of the largest logit: how far INT8 keys under static ranges may be from float16 ones."""
 
 
@@ -115,7 +116,9 @@ def test_card_is_close_to_the_reference(bundles, name):
     assert np.abs(got - want).max() <= BOUND * largest
     best = np.sort(want, axis=1)
     differ = got.argmax(1) != want.argmax(1)
-    print(f"{name}: {differ.sum()} of {len(tokens)} tokens differ, logits by at most {np.abs(got - want).max() / largest:.4f}")
+    same = (got == want).all(axis=1).sum()
+    error = np.abs(got - want).max() / largest
+    print(f"{name}: {same} of {len(tokens)} rows are the same bits, {differ.sum()} tokens differ, logits at most {error:.4f}")
     assert not (differ & (best[:, -1] - best[:, -2] > GAP * largest)).any()
 
 
@@ -243,11 +246,13 @@ def test_pages_on_disk_are_taken_by_the_same_numeric_alone_and_give_the_same(bun
 
 
 def test_what_is_cut_off_is_counted(bundles):
-    bundle = bundles["tied"]
+    bundle = open_bundle(BUILTIN)
     runner = runner_of(bundle, placement="card")
-    assert runner.model.clipped == 0
-    runner.forward(runner.open(), tokens_of(bundle, 100))
-    assert 0 < runner.model.clipped < 100 * 6 * (3 * 64 + 96)
+    assert runner.clipped == 0
+    tokens = tokens_of(bundle, 200)
+    runner.forward(runner.open(), tokens)
+    inputs = len(tokens) * sum(linear.columns for layer in bundle.decoder.layers for linear in layer.linears)
+    assert 0 < runner.clipped < inputs / 1000
 
 
 # ---- what is called ----

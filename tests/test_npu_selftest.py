@@ -18,6 +18,7 @@ from edge_llm.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.npu.opening import open_runtime
 from edge_llm.npu.probes import PROBES, Probe
 from edge_llm.npu.probes_ground import Ground
+from edge_llm.npu.probes_products import packed_scale
 from edge_llm.npu.selftest import SelfTest
 from edge_llm.npu.selftest_report import law_with_report, measured_law, report_path, save_report, saved_report
 from edge_llm.paths import selftest_folder
@@ -39,17 +40,13 @@ def grounds():
     return {chip: Ground(EmulatedRuntime(chip_law(chip))) for chip in ("310p", "910b")}
 
 
-OF_A_310P = {"chunk_attention", "chunk_equals_rows"}
-"""Probes of an operator that a 910B does not have by its law."""
-
-
 @pytest.mark.parametrize(
     ("chip", "probe"),
     [
         pytest.param(chip, probe, id=f"{chip}-{probe.name}")
         for probe in PROBES
         for chip in ("310p", "910b")
-        if probe.name not in NOT_EMULATED | (OF_A_310P if chip == "910b" else set())
+        if probe.name not in NOT_EMULATED
     ],
 )
 def test_a_probe_is_content_with_emulated_operators(grounds, chip, probe):
@@ -76,7 +73,6 @@ def flipped(values):
 
 WRONG = {
     "quant_matmul": ("quant_matmul", "output_matrix", "saturation"),
-    "pack_scale": ("packed_scale",),
     "quantize": ("quantize", "int8_keys_written"),
     "rms_norm": ("rms_norm",),
     "swiglu": ("swiglu",),
@@ -93,6 +89,14 @@ def test_a_wrong_operator_is_seen(monkeypatch, call, name):
     monkeypatch.setattr(ground.calls, call, lambda *values: flipped(right(*values)))
     (probe,) = (probe for probe in PROBES if probe.name == name)
     assert probe.run(ground)["error"]
+
+
+def test_scales_that_are_rounded_and_not_cut_are_seen(monkeypatch):
+    ground = Ground(EmulatedRuntime(chip_law("310p")))
+    right = ground.operator("npu", "npu_trans_quant_param")
+    rounded = lambda scale: right(scale=(scale.view(ground.torch.int32) + 0x1000).view(ground.torch.float32))  # noqa: E731
+    monkeypatch.setattr(ground, "operator", lambda space, name: rounded)
+    assert "packed otherwise" in packed_scale(ground)["error"]
 
 
 @pytest.mark.parametrize(

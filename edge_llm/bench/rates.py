@@ -5,16 +5,20 @@ A law's times are estimates until a self-test of such a chip has measured them o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from edge_llm.bench.disk import measure_disk
 from edge_llm.bench.roofs import Costs, measure_layer
 from edge_llm.config import RuntimeConfig
-from edge_llm.devices.base import Device
+from edge_llm.devices.base import Device, Room
 from edge_llm.devices.card_cost import card_costs, layer_seconds, step_seconds
+from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.formats.bundle import Bundle
+from edge_llm.formats.layout import TensorRange
 from edge_llm.models.layer import Decoder
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
+from edge_llm.npu.selftest_report import measured_law
 from edge_llm.schemes import int8, linear_tensors, scheme_of
 from edge_llm.subgraphs.placement import CARD_SCHEMES
 from edge_llm.weights.plan import Rates
@@ -31,10 +35,18 @@ class CardDevice(Device, Protocol):
     """The way its chip multiplies."""
     cpu_threads: int
 
+    def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
+        """What the model takes of the card's memory."""
+        ...
+
+    def most(self, weights: int) -> int:
+        """Bytes of the card's memory that a model may take, ``weights`` bytes of weights among them."""
+        ...
+
 
 def law_of(device: Device) -> ChipLaw | None:
-    """The law by which a plan reckons with the chip of ``device``; None without a chip."""
-    return device.law if isinstance(device, CardDevice) else None
+    """The law by which a plan reckons with the chip of ``device``, its times measured if they were; None without a chip."""
+    return measured_law(device.law) if isinstance(device, CardDevice) else None
 
 
 def device_rates(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Rates:
@@ -60,11 +72,11 @@ def card_rates(bundle: Bundle, device: CardDevice, chunk: int, here: Rates) -> R
     ``memory`` is the bytes of all weights of a token over the seconds of its products, launches and copies included.  In a
     prompt, a linear that the chip does not multiply takes the CPU the time that import reckons with.
     """
-    costs = Costs.of_bundle(bundle)
+    costs, law, route = Costs.of_bundle(bundle), measured_law(device.law), device.route
     if device.placement.alone:
-        seconds = {rows: _alone_seconds(bundle.decoder, device, rows) for rows in (1, chunk)}
+        seconds = {rows: _alone_seconds(bundle.decoder, law, route, rows) for rows in (1, chunk)}
         return Rates(here.disk, costs.weight_bytes / seconds[1], chunk * costs.operations / seconds[chunk])
-    token, rows = (_card_seconds(bundle.decoder, device, count) for count in (1, chunk))
+    token, rows = (_card_seconds(bundle.decoder, law, route, count) for count in (1, chunk))
     beside = {name: one for name, one in bundle.decoder.linears().items() if one.scheme not in CARD_SCHEMES}
     names = [f"{name}.{tensor}" for name, one in beside.items() for tensor, _, _ in linear_tensors(one, 0)]
     beside_bytes = sum(bundle.tensors[name].nbytes for name in names)
@@ -77,15 +89,14 @@ def card_rates(bundle: Bundle, device: CardDevice, chunk: int, here: Rates) -> R
     )
 
 
-def _alone_seconds(decoder: Decoder, device: CardDevice, rows: int) -> float:
+def _alone_seconds(decoder: Decoder, law: ChipLaw, route: MatmulRoute, rows: int) -> float:
     """Of ``rows`` rows on the chip alone: a prompt from its beginning, layer by layer, or a whole step."""
-    law, route = device.law, device.route
     if rows > 1:
         return sum(layer_seconds(law, route, layer, rows, rows) for layer in decoder.layers)
     return step_seconds(law, route, decoder.layers, decoder.output, rows, keys=1)
 
 
-def _card_seconds(decoder: Decoder, device: CardDevice, rows: int) -> float:
+def _card_seconds(decoder: Decoder, law: ChipLaw, route: MatmulRoute, rows: int) -> float:
     """Of the chip's products of all layers for ``rows`` rows."""
     on_card = ((one for one in layer.linears if one.scheme in CARD_SCHEMES) for layer in decoder.layers)
-    return sum(sum(card_costs(device.law, device.route, linears, (rows,)).values()) for linears in on_card)
+    return sum(sum(card_costs(law, route, linears, (rows,)).values()) for linears in on_card)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from edge_llm.bench.quality import Quality, compare
 from edge_llm.bench.shares import Shares, measure_shares
+from edge_llm.cli.options import device_option, keys_option, placement_option
 from edge_llm.cli.terminal import progress_bar, say, say_json
 from edge_llm.cli.values import WHOLE, Whole
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.load import load_comparison
 from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.files import read_file
+from edge_llm.runner.base import Runner
 
 MAX_TEXT_BYTES = 64 << 20
 
@@ -25,6 +28,9 @@ MAX_TEXT_BYTES = 64 << 20
 @click.option("--window", type=Whole(2), default=512, show_default=True, help="Tokens per window.")
 @click.option("--max-tokens", type=Whole(2), help="Use only the first tokens of FILE.")
 @click.option("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
+@device_option
+@placement_option
+@keys_option
 @click.option("--parse-special", is_flag=True, help="Control tokens spelled in FILE are control tokens (rendered chats).")
 @click.option("--no-shadow", is_flag=True, help="Drop the shadow outliers, to see what they are worth.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -34,18 +40,24 @@ def perplexity_command(
     window: int,
     max_tokens: int | None,
     threads: int | None,
+    device: str,
+    placement: str,
+    keys: str,
     parse_special: bool,
     no_shadow: bool,
     as_json: bool,
 ) -> None:
-    """Perplexity of MODEL on the text FILE: the INT8 path beside the float path on the source's own weights."""
+    """Perplexity of MODEL on the text FILE: the INT8 path beside the float path on the source's own weights.
+
+    On the host it also tells what the divergence comes from.
+    """
     try:
         text = read_file(file, MAX_TEXT_BYTES).decode("utf-8")
     except EdgeLLMError as error:
         raise UsageError(f"cannot read the text: {error}", param="file") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"`{file}` is not UTF-8 text (byte {error.start})", param="file") from error
-    runtime = RuntimeConfig(threads=threads, shadow=not no_shadow)
+    runtime = RuntimeConfig(threads=threads, shadow=not no_shadow, device=device, placement=placement, keys=keys)
     tokenizer, runner, oracle = load_comparison(model, runtime)
     tokens = tokenizer.encode(text, parse_special=parse_special)[:max_tokens]
     bos = tokenizer.bos_id if tokenizer.add_bos else None
@@ -53,13 +65,20 @@ def perplexity_command(
         quality = compare(
             runner, oracle, tokens, min(window, runner.context), bos, lambda done, total: draw("perplexity", done, total)
         )
-        shares = measure_shares(
-            model, runtime, tokens, min(window, runner.context), bos, lambda done, total: draw("shares", done, total)
-        )
+        shares = None
+        if runner.site.device == "host":
+            shares = measure_shares(
+                model, runtime, tokens, min(window, runner.context), bos, lambda done, total: draw("shares", done, total)
+            )
     if as_json:
-        say_json(asdict(quality) | {"shares": asdict(shares)}, indent=None)
+        facts = {"shares": shares and asdict(shares), "clipped_inputs": runner.clipped}
+        say_json(asdict(quality) | facts | asdict(runner.site), indent=None)
     else:
-        say(f"{_table(quality)}\n{_shares(shares)}")
+        say(f"{_table(quality)}\n{_shares(shares) if shares else _place(runner)}")
+
+
+def _place(runner: Runner[Any]) -> str:
+    return f"inputs cut off      {runner.clipped:10d}\n{runner.site}"
 
 
 def _shares(shares: Shares) -> str:

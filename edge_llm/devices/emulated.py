@@ -39,7 +39,6 @@ from edge_llm.kv.pages import page_bytes
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.npu.chips import chip_law
-from edge_llm.npu.selftest_report import measured_law
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import CARD_LANE, Op, Subgraph
 from edge_llm.subgraphs.placement import AUTO, choose_placement
@@ -66,7 +65,7 @@ class EmulatedDevice:
         memory: int | None = None,
         placement: str = AUTO,
     ) -> None:
-        law = measured_law(chip_law(chip))
+        law = chip_law(chip)
         self.name = f"emulated:{law.name}"
         way = law.route(route)
         self.law, self.route = law, way
@@ -99,6 +98,10 @@ class EmulatedDevice:
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         return self.needs(decoder, tensors, room).streamed(self.chip.memory.most) if self._limited else ()
+
+    def most(self, weights: int) -> int:
+        """Bytes of the chip's memory that a model may take, ``weights`` bytes of weights among them."""
+        return self.chip.memory.most(weights)
 
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the chip's memory."""

@@ -10,7 +10,6 @@ from edge_llm.errors import DeviceError
 from edge_llm.npu.chips import CHIPS, ChipLaw, chip_law
 from edge_llm.npu.packages import AUTOLOAD, find_package, import_torch_npu, package_findings
 from edge_llm.npu.runtime import Runtime
-from edge_llm.npu.selftest_report import measured_law
 
 OPERATORS = "EDGE_LLM_NPU_OPS"
 """Environment variable: `emulated` has PyTorch compute the card's operators on the CPU, to try the code without a card."""
@@ -63,7 +62,7 @@ def _real(chip: str | None, environment: Mapping[str, str]) -> Runtime:
 
     runtime = TorchNpuRuntime(law)
     _, total = runtime.memory()
-    runtime.law = measured_law(law.of_memory(total))
+    runtime.law = law.of_memory(total)
     return runtime
 
 

@@ -33,10 +33,12 @@ def float_operators(ground: Ground) -> Figures:
         "index_select": (lambda a, at: a.index_select(1, at), (x, index)),
         "index_copy_": (lambda a, at, b: a.index_copy_(0, at.to(torch.int64), b), (x, ground.int32(5, 0), x[6:])),
         "split": (lambda a: tuple(part.contiguous() for part in a.split((32, 16, 16), dim=1)), (half,)),
+        "cat": (lambda a: torch.cat((-a[:, 32:], a[:, :32]), -1), (x,)),
         "pad int8": (lambda a: torch.nn.functional.pad(a, (0, 32)), (ground.int8(8, 64),)),
         "transpose int8": (lambda a: a.transpose(0, 1).contiguous(), (ground.int8(32, 64),)),
         "copy_": (lambda a: torch.empty_like(a).copy_(a), (half,)),
         "zeros": (lambda a: torch.zeros_like(a) + a, (half,)),
+        "compare": (lambda a, b: (a[None] > b[:, None]).to(torch.float16), (index, ground.int32(1, 5))),
         "count above": (lambda a: a.abs().gt(1.0).sum(), (x,)),
     }
     errors: dict[str, str] = {}

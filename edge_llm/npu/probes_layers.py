@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.npu import emulated_ops
-from edge_llm.npu.calls import causal_mask
+from edge_llm.npu.calls import MASKED, causal_mask
 from edge_llm.npu.probes_ground import Figures, Ground, compared, equal, near, together
 from edge_llm.npu.probes_products import alone_and_among
 
@@ -166,7 +166,7 @@ def attended(ground: Ground, held: Cached, query: Tensor, rows: list[int] | None
 
 
 def chunk_attention(ground: Ground) -> Figures:
-    """Several rows of several sequences at once, with the fixed causal mask."""
+    """Several rows of several sequences at once."""
     cases = {}
     for shape in SHAPES:
         held, counts, query = _chunk(ground, shape)
@@ -188,13 +188,23 @@ def _chunk(ground: Ground, shape: Heads) -> tuple[Cached, Tensor, Tensor]:
 
 
 def _attended_chunk(ground: Ground, held: Cached, counts: Tensor, query: Tensor) -> Tensor:
-    shape, lengths = held.shape, ground.int32(*held.lengths)
+    shape, lengths, mask = held.shape, ground.int32(*held.lengths), _mask(ground, held, counts)
 
     def work(query: Any, keys: Any, values: Any, table: Any, lengths: Any, mask: Any) -> Any:
         formed = caches(ground, keys, values)
         return ground.calls.attend_chunk(query, *formed, shape.kv_heads, table, lengths, mask, counts)
 
-    return ground.result(work, query, held.keys, held.values, held.table, lengths, causal_mask())
+    return ground.result(work, query, held.keys, held.values, held.table, lengths, mask)
+
+
+def _mask(ground: Ground, held: Cached, counts: Tensor) -> Tensor:
+    """The fixed causal mask, or where the chip's operator takes no such, that of every row."""
+    torch = ground.torch
+    if ground.calls.has_one_mask:
+        return causal_mask()
+    spans = zip(counts.tolist(), held.lengths, strict=True)
+    positions = torch.cat([torch.arange(length - count, length) for count, length in spans])
+    return (torch.arange(max(held.lengths)) > positions[:, None]).half() * MASKED
 
 
 def chunk_equals_rows(ground: Ground) -> Figures:

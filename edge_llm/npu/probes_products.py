@@ -20,17 +20,21 @@ LARGE = (1024, 4096, 8192)
 
 
 def rounded(sums: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """float16 of (int32 sums + int32 bias) * the first 19 bits of a float32 scale, saturated."""
-    import torch
-
-    kept = ((scale.view(torch.int32).long() & SCALE_BITS) & 0xFFFFFFFF).to(torch.int32).view(torch.float32)
+    """float16 of (int32 sums + int32 bias) * scale, saturated."""
     added = sums if bias is None else sums + bias
-    return (added.float() * kept).clamp(-FLOAT16_MAX, FLOAT16_MAX).half()
+    return (added.float() * scale).clamp(-FLOAT16_MAX, FLOAT16_MAX).half()
 
 
 def scales(ground: Ground, count: int) -> Tensor:
-    """Such that products are of the size of activations."""
-    return ground.float32(count).abs() * 1e-4 + 1e-5
+    """Of 19 bits, such that products are of the size of activations."""
+    return first_bits(ground.float32(count).abs() * 1e-4 + 1e-5)
+
+
+def first_bits(scale: Tensor) -> Tensor:
+    """Positive float32 without what packing cuts off."""
+    import torch
+
+    return (scale.view(torch.int32).long() & SCALE_BITS).to(torch.int32).view(torch.float32)
 
 
 def product(ground: Ground, rows: int, columns: int, outputs: int, bias: bool) -> Figures:
@@ -91,8 +95,8 @@ def packed_scale(ground: Ground) -> Figures:
     """The bits of packed scales: 19 bits of a float32, cut and not rounded, and bit 46."""
     torch = ground.torch
     edge = torch.tensor([0x3F800FFF, 0x3F801000, 0x3F801FFF, 0x3F802000, 0x00800000], dtype=torch.int32).view(torch.float32)
-    scale = torch.cat((edge, scales(ground, 1019)))
-    found = ground.result(ground.calls.pack_scale, scale)
+    scale = torch.cat((edge, ground.float32(1019).abs()))
+    found = ground.result(lambda scale: ground.operator("npu", "npu_trans_quant_param")(scale=scale), scale)
     figures = compared(found, (scale.view(torch.int32).long() & SCALE_BITS) | PACKED)
     figures["first"] = [f"{int(value) & (2**64 - 1):#x}" for value in found[:5]]
     if figures["differing"]:

@@ -94,8 +94,9 @@ def install(implementations: Mapping[str, Kernel], aten: tuple[str, ...] = ATEN)
     number.  It writes to the operands that the operator writes to.  ``aten`` are run by torch's own CPU kernels.
     """
     _runtime.standin_on_kernel(_replay)
+    nnal = hasattr(torch.ops.atb, "_npu_paged_attention")
     for name, function in implementations.items():
-        for operator in _forms(name):
+        for operator in _forms(name) if nnal or not name.startswith("atb::") else ():
             _override(operator, _Kernel(operator, function))
     for operator in (form for name in aten for form in _forms(f"aten::{name}")):
         _override(operator, _Kernel(operator, operator))

@@ -4,7 +4,8 @@ The residual stream is float32; products, attention and SwiGLU are float16, as t
 
     quantized = round(x * reciprocal);  y = quant_matmul(quantized) + x[:, hot] @ hot_weight
 
-so hot channels stay in float16, and what else exceeds the input scale is cut off, and counted in prompts.
+so hot channels stay in float16.  What else exceeds the input scale, a wider one than where the residual is added back, is cut
+off, and counted in prompts.
 """
 
 from __future__ import annotations

@@ -100,7 +100,6 @@ class CardModel:
 
     @property
     def clipped(self) -> int:
-        """How many inputs of linears were cut off in prompts so far."""
         host = self._runtime.pinned((1,), self._torch.int64)
         run(self._runtime, lambda: self._runtime.copy_out(host, self._clipped.total))
         return int(host[0])

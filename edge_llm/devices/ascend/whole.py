@@ -31,9 +31,9 @@ def load_whole(loader: Loader) -> Load[NpuLinear]:
     def load(host: Weights, index: int, slot: CardSlot[NpuLinear]) -> NpuBlock:
         traffic = begin(slot)
         block = host.use(index)
-        staged = {name: _stage(loader, traffic.staging, name, linear) for name, linear in block.linears.items()}
+        linears = {name: _clipped(linear) for name, linear in block.linears.items()}
+        staged = {name: _stage(loader, traffic.staging, name, linear) for name, linear in linears.items()}
         gains = {name: loader.stage(traffic.staging, name, gain) for name, gain in block.gains.items() if name != KEY_OFFSET}
-        linears = dict(block.linears)
 
         def work() -> None:
             traffic.layer = None  # its memory is free for the next
@@ -44,6 +44,11 @@ def load_whole(loader: Loader) -> Load[NpuLinear]:
         return NpuBlock({}, {}, traffic=traffic)
 
     return load
+
+
+def _clipped(linear: Weight) -> Weight:
+    """``linear`` for a card, which adds no residual."""
+    return linear.clipped if isinstance(linear, Int8Weight) else linear
 
 
 def _stage(loader: Loader, staging: dict[str, Tensor], name: str, linear: Weight) -> dict[str, Tensor]:
@@ -96,8 +101,8 @@ def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice,
     columns, rows = loader.calls.law.padded(decoder.output.columns, decoder.output.rows)
     weight, scale, bias = np.zeros((rows, columns), np.int8), np.zeros(rows, np.float32), np.zeros(rows, np.int32)
     hot_weight: list[np.ndarray] = []
-    for at, part in runs:
-        last = part
+    for at, stored in runs:
+        last = part = stored.clipped
         weight[at, : part.columns] = unpack_tiles(part.tiles, part.rows, part.columns)
         scale[at] = part.rounding.scale
         hot_weight.append(part.hot_weight.copy())

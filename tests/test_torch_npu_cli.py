@@ -1,0 +1,68 @@
+"""Commands of a user with an Ascend card: the real torch_npu on stand-ins for Ascend's libraries, and what may be missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from standins import Card
+
+pytestmark = pytest.mark.torch_npu
+PROMPT = ("run", "builtin", "What is the KV cache?", "-n", "24", "--temperature", "0", "--threads", "1")
+
+
+@pytest.fixture
+def command(card: Card, tmp_path):
+    """``command(*arguments, **settings)``: exit code, standard output and the lines of standard error."""
+
+    def run(*arguments: str, device: str = "ascend", **settings: Any) -> tuple[int, str, list[str]]:
+        kernels = "edge_llm.npu.emulated_ops"
+        environment = card.environment(**{"kernels": kernels, "EDGE_LLM_HOME": str(tmp_path), **settings})
+        given = [sys.executable, "-m", "edge_llm", *arguments, "--device", device]
+        done = subprocess.run(given, capture_output=True, text=True, env=environment, timeout=300, check=False)
+        return done.returncode, done.stdout, done.stderr.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("placement", ["split", "card"])
+def test_the_builtin_model_answers_as_on_the_host(command, placement):
+    code, said, errors = command(*PROMPT, "--placement", placement)
+    assert code == 0, errors
+    assert said == command(*PROMPT, device="host")[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"devices": 0}, "torch_npu sees no card"),
+        ({"cann": None}, "torch_npu cannot be imported: ImportError: lib"),
+        ({"soc": "Ascend310B4"}, "no INT8 products for an Ascend310B4"),
+        ({"soc": "Ascend950PR"}, "the chip `Ascend950PR` is unknown"),
+    ],
+    ids=["no card", "no CANN", "310B", "unknown chip"],
+)
+def test_what_is_missing_is_said_in_one_line(command, settings, words):
+    code, said, errors = command(*PROMPT, **settings)
+    assert (code, said) == (1, "") and len(errors) == 1
+    assert errors[0].startswith("error: ") and words in errors[0]
+
+
+def test_without_nnal_a_model_is_split_and_the_reason_is_said(command):
+    code, said, errors = command(*PROMPT, "--json", nnal=False)
+    assert code == 0, errors
+    site = json.loads(said)
+    assert site["placement"].startswith("split") and "NNAL is missing" in site["placement_reason"]
+    code, _, errors = command(*PROMPT, "--placement", "card", nnal=False)
+    assert code == 2 and len(errors) == 1 and "NNAL is missing" in errors[0]
+
+
+def test_an_operator_that_fails_ends_the_command_with_one_line(command):
+    code, _, errors = command(*PROMPT, fail="aclrtMemcpyAsync@70=507899")
+    assert code == 1 and errors[-1].startswith("error: the device `ascend` failed: ") and "--device host" in errors[-1]
+    assert not any("Traceback" in line for line in errors)
