@@ -72,7 +72,7 @@ Count = Callable[["Tensor", "Tensor"], None]
 
 
 def count_nothing(x: Tensor, reciprocal: Tensor) -> None:
-    """For steps: counting would be as many operators as their linears are."""
+    """For steps, where counting would launch several operators more for every linear."""
 
 
 class Clipped:
@@ -86,7 +86,7 @@ class Clipped:
         self.total += (x * reciprocal).abs().gt(LARGEST).sum()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Layers:
     """Runs layers with ``calls``."""
 
