@@ -27,7 +27,7 @@ from edge_llm.devices.card_cost import card_costs
 from edge_llm.devices.card_memory import CardMemory
 from edge_llm.devices.card_plan import CardNeeds, CardPlan
 from edge_llm.devices.card_weights import CardWeights, load_products
-from edge_llm.devices.cores import on_core, split_cores
+from edge_llm.devices.cores import bound, on_core, split_cores
 from edge_llm.devices.emulated_chip import CardProduct, EmulatedChip, Product
 from edge_llm.devices.host import HostDevice, build_op
 from edge_llm.devices.kv_pages import LayerPages
@@ -112,22 +112,13 @@ class EmulatedDevice:
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane != CARD_LANE:
-            return self._build_on_cpu(subgraph, tables)
+            return bound(self._host.build(subgraph, tables), self.cpu_cores[0])
         with self.chip.memory.all_or_nothing():
             return self._build_whole(subgraph, tables) if self.placement.alone else self._build_products(subgraph)
 
     def costs(self, linears: Iterable[Linear], lengths: Iterable[int]) -> dict[str, float]:
         """Seconds that the chip itself would take for each of its tasks, by cost key ``part/rows``."""
         return card_costs(self.chip.law, self.chip.route, linears, lengths)
-
-    def _build_on_cpu(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
-        on_host = self._host.build(subgraph, tables)
-
-        def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-            with on_core(self.cpu_cores[0]):
-                on_host(weights, buffers, rows, pages)
-
-        return run
 
     def _build_products(self, subgraph: Subgraph) -> RunSubgraph:
         steps = tuple(Product(self.chip, op, subgraph.rows) for op in subgraph.ops)

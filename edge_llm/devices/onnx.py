@@ -24,7 +24,7 @@ from edge_llm.devices.base import (
 )
 from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardBlock, CardWeights, load_products
-from edge_llm.devices.cores import on_core, split_cores
+from edge_llm.devices.cores import bound, on_core, split_cores
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
@@ -101,13 +101,7 @@ class OnnxDevice:
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:
             return self._build_products(subgraph)
-        on_host = self._host.build(subgraph, tables)
-
-        def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-            with on_core(self.cpu_cores[0]):
-                on_host(weights, buffers, rows, pages)
-
-        return run
+        return bound(self._host.build(subgraph, tables), self.cpu_cores[0])
 
     def _build_products(self, subgraph: Subgraph) -> RunSubgraph:
         steps = tuple(_Product(self._session(op, subgraph.rows), op, subgraph.rows) for op in subgraph.ops)

@@ -95,14 +95,14 @@ class AscendDevice:
 
     def most(self, weights: int) -> int:
         """Bytes of the card's memory that a model may take, ``weights`` bytes of weights among them."""
-        return min(self._memory, self.calls.law.ceiling(weights))
+        return min(self._memory, self.law.ceiling(weights))
 
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the card's memory."""
         return self._plan(decoder, tensors, room).needs()
 
     def _plan(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> AscendPlan:
-        return AscendPlan(decoder, tensors, self.calls.law, room, self.placement.alone, VALUE_BYTES[self.keys])
+        return AscendPlan(decoder, tensors, self.law, room, self.placement.alone, VALUE_BYTES[self.keys])
 
     def page_bytes(self, decoder: Decoder) -> int:
         if not self.placement.alone:
