@@ -18,8 +18,8 @@ from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import TensorRange
 from edge_llm.models.layer import Decoder
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
-from edge_llm.npu.selftest_report import measured_law
 from edge_llm.schemes import int8, linear_tensors, scheme_of
+from edge_llm.selftest.report import measured_law
 from edge_llm.subgraphs.placement import CARD_SCHEMES
 from edge_llm.weights.plan import Rates
 from kernels import ThreadPool

@@ -17,9 +17,9 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
 from edge_llm.engine.assembly import fill_defaults, make_device, or_on_host, plan_device, room
 from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.npu.selftest_report import ESTIMATES, source_of_times
 from edge_llm.paths import find_bundle
 from edge_llm.runner.base import Site
+from edge_llm.selftest.report import ESTIMATES, source_of_times
 from edge_llm.subgraphs.placement import PLACEMENTS
 from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Work, layer_ranges, predict
 

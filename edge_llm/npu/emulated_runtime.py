@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edge_llm.errors import DeviceError, DeviceLost
 from edge_llm.npu.chips import ChipLaw
 from edge_llm.npu.emulated_ops import register
+from edge_llm.npu.law import check_capture
 from edge_llm.npu.runtime import Completion, Counters, Work
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class EmulatedRuntime:
         self.counters.copies_out += 1
 
     def capture(self, work: Work) -> RecordedGraph:
+        check_capture(self.law)
         graph = RecordedGraph(self)
         self._given(self._stream, lambda: graph.record(work), None)()
         self.counters.captures += 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_llm.errors import DeviceError, DeviceLost
 from edge_llm.npu.chips import ChipLaw
-from edge_llm.npu.law import chunk_attention
+from edge_llm.npu.law import check_capture, chunk_attention
 from edge_llm.npu.runtime import Completion, Counters, Work
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class TorchNpuRuntime:
         self.counters.copies_out += 1
 
     def capture(self, work: Work) -> _NpuGraph:
+        check_capture(self.law)
         graph = self._npu.NPUGraph()
         with _failures(), self._torch.inference_mode():
             self._npu.set_device(self.device)

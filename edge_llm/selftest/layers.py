@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge_llm.npu import emulated_ops
 from edge_llm.npu.calls import MASKED, causal_mask
-from edge_llm.npu.probes_ground import Figures, Ground, compared, equal, near, together
-from edge_llm.npu.probes_products import alone_and_among
+from edge_llm.selftest.ground import Figures, Ground, compared, equal, near, together
+from edge_llm.selftest.products import alone_and_among
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,10 +10,10 @@ from typing import Any
 
 from edge_llm.errors import DeviceError
 from edge_llm.npu import emulated_ops
-from edge_llm.npu.probes_graphs import captured, replayed
-from edge_llm.npu.probes_ground import Figures, Ground, compared, equal, near
-from edge_llm.npu.probes_layers import ATTENTION_BOUND, FLOAT16_BOUND
-from edge_llm.npu.probes_products import scales
+from edge_llm.selftest.graphs import captured, replayed
+from edge_llm.selftest.ground import Figures, Ground, compared, equal, near
+from edge_llm.selftest.layers import ATTENTION_BOUND, FLOAT16_BOUND
+from edge_llm.selftest.products import scales
 
 ROWS, COLUMNS, OUTPUTS = 32, 896, 1152
 

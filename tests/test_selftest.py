@@ -16,12 +16,12 @@ from edge_llm.errors import DeviceError
 from edge_llm.npu.chips import CHIPS, chip_law
 from edge_llm.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.npu.opening import open_runtime
-from edge_llm.npu.probes import PROBES, Probe
-from edge_llm.npu.probes_ground import Ground
-from edge_llm.npu.probes_products import packed_scale
-from edge_llm.npu.selftest import SelfTest
-from edge_llm.npu.selftest_report import law_with_report, measured_law, report_path, save_report, saved_report
 from edge_llm.paths import selftest_folder
+from edge_llm.selftest.ground import Ground
+from edge_llm.selftest.probes import PROBES, Probe
+from edge_llm.selftest.products import packed_scale
+from edge_llm.selftest.report import law_with_report, measured_law, report_path, save_report, saved_report
+from edge_llm.selftest.runs import SelfTest
 
 NOT_EMULATED = {"int32_product", "row_scales", "dynamic_quant", "s8gemm"}
 """Questions that emulated operators have no answer to."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from edge_llm.npu.probes_ground import Figures, Ground, equal, together
-from edge_llm.npu.probes_layers import EPS, Heads, angles, cached, caches, lengths_of
-from edge_llm.npu.probes_products import scales
 from edge_llm.npu.runtime import GRAPH_ROWS, Graph, run
+from edge_llm.selftest.ground import Figures, Ground, equal, together
+from edge_llm.selftest.layers import EPS, Heads, angles, cached, caches, lengths_of
+from edge_llm.selftest.products import scales
 
 
 def captured(ground: Ground, work: Any) -> tuple[Graph, float]:
