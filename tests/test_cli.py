@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 from edge_llm.cli.main import VERBS, run
 from edge_llm.convert.importer import import_model
+from edge_llm.devices import device_forms
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +52,13 @@ def test_every_verb_explains_itself(call, verb):
     code, out, _ = call(verb, "--help")
     assert code == 0
     assert out.startswith("Usage:")
+
+
+def test_help_names_every_device(call):
+    code, out, _ = call("run", "--help")
+    listed = " ".join(out.split()).partition("--device TEXT")[2].partition("--placement")[0]
+    assert code == 0
+    assert [form for form in (*device_forms(), "auto") if not re.search(rf"\b{form}\b", listed)] == []
 
 
 def test_run_prints_the_answer_and_nothing_else_on_stdout(call, tiny_bundle):
@@ -271,6 +280,7 @@ MISTAKES = {
     "float path on a card": (("run", "{bundle}", "hi", "--float", "--placement", "card"), 2, "--float does not do it"),
     "float path and no placement": (("run", "{bundle}", "hi", "--float", "--placement", "crad"), 2, "it is no placement"),
     "float path in card memory": (("run", "{bundle}", "hi", "--float", "--card-memory", "1GiB"), 2, "--card-memory has no"),
+    "a share of a card": (("run", "{bundle}", "hi", "--device", "emulated:310p", "--card-memory", "5%"), 2, "write 300MiB"),
     "unknown device": (("run", "{bundle}", "hi", "--device", "toaster"), 1, "no device `toaster`"),
     "draft model with other tokens": (("run", "{bundle}", "hi", "--draft", "builtin"), 2, "has another tokenizer"),
     "system without a template": (("run", "{bundle}", "hi", "--system", "x", "--raw"), 2, "--system"),

@@ -49,6 +49,14 @@ def test_nonsense_is_refused(text: str | int) -> None:
     assert error.value.param == "memory"
 
 
+def test_a_refusal_names_the_forms_that_hold() -> None:
+    with pytest.raises(UsageError, match="write 300MiB, 1.5GB or a number of bytes$") as error:
+        parse_memory("5%", None, "card_memory")  # nothing to have a share of
+    assert error.value.param == "card_memory"
+    with pytest.raises(UsageError, match="or 50% of main memory$"):
+        parse_memory("5x", 1000, "kv_memory", of="main memory")
+
+
 @given(st.integers(1, 2**30), st.sampled_from(list(UNITS)), st.sampled_from(["", " "]))
 def test_whole_numbers_mean_exactly_themselves(number: int, unit: str, space: str) -> None:
     assert parse_memory(f"{number}{space}{unit}", 7) == number * UNITS[unit]

@@ -82,7 +82,8 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
         raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for")
     kv_tokens = runtime.kv_tokens
     if runtime.kv_memory is not None:
-        tokens = PAGE_TOKENS * (parse_memory(runtime.kv_memory, total_memory()) // page_bytes(describe(config).attentions))
+        most = parse_memory(runtime.kv_memory, total_memory(), "kv_memory", of="main memory")
+        tokens = PAGE_TOKENS * (most // page_bytes(describe(config).attentions))
         kv_tokens = max(context, tokens)
     return replace(runtime, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens)
 
@@ -190,7 +191,7 @@ def make_device(runtime: RuntimeConfig, decoder: Decoder) -> Device:
     Raises `DeviceError` for one that this version does not have, `UsageError` for a placement that it cannot do.
     """
     assert runtime.threads is not None
-    card_memory = None if runtime.card_memory is None else parse_memory(runtime.card_memory, 0, "card_memory")
+    card_memory = None if runtime.card_memory is None else parse_memory(runtime.card_memory, None, "card_memory")
     options = DeviceOptions(runtime.threads, runtime.shadow, runtime.placement, runtime.keys, card_memory, decoder)
     return open_device(runtime.device, options)
 

@@ -74,11 +74,9 @@ def parse_budget(text: str) -> int:
     if text.strip().lower() in _OFF:
         return 0
     try:
-        if "%" not in text:
-            return parse_memory(text, 0)
+        return parse_memory(text, None)
     except UsageError:
-        pass
-    raise UsageError(
-        f"`{text[:40]}` is an invalid size for the prefix cache; write 1GiB, 300MiB, a number of bytes, or 0 for none",
-        param="prefix_cache",
-    )
+        raise UsageError(
+            f"`{text[:40]}` is an invalid size for the prefix cache; write 1GiB, 300MiB, a number of bytes, or 0 for none",
+            param="prefix_cache",
+        ) from None

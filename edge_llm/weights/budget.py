@@ -15,20 +15,19 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*|%)", re.ASCII)
 MAX_BYTES = 2**60
 
 
-def parse_memory(text: str | int, weights_bytes: int, param: str = "memory") -> int:
-    """Bytes that ``text`` means: ``300MiB``, ``1.5GB``, ``2G`` (of 1024^3), ``50%`` of ``weights_bytes``, or plain bytes.
+def parse_memory(text: str | int, whole: int | None, param: str = "memory", *, of: str = "the weights") -> int:
+    """Bytes that ``text`` means: ``300MiB``, ``1.5GB``, ``2G`` (of 1024^3), ``50%`` of ``whole``, or plain bytes.
 
-    ``param`` is the option that an error names.
+    Without a ``whole`` there are no shares.  An error names ``param``, the option, and ``of``, what the whole is.
 
     Raises `UsageError` for any other text, for 0 and for more than 2^60 bytes.
     """
     found = _SIZE.fullmatch(str(text).strip().lower()) if len(str(text)) <= 40 else None
-    if found is None or (found[2] != "%" and found[2] not in _FACTORS):
-        raise UsageError(
-            f"`{str(text)[:40]}` is an invalid amount of memory; write 300MiB, 1.5GB, a number of bytes, or 50% of the weights",
-            param=param,
-        )
-    factor = weights_bytes / 100 if found[2] == "%" else _FACTORS[found[2]]
+    factors = _FACTORS if whole is None else {**_FACTORS, "%": whole / 100}
+    if found is None or found[2] not in factors:
+        forms = "300MiB, 1.5GB or a number of bytes" if whole is None else f"300MiB, 1.5GB, a number of bytes, or 50% of {of}"
+        raise UsageError(f"`{str(text)[:40]}` is an invalid amount of memory; write {forms}", param=param)
+    factor = factors[found[2]]
     nbytes = math.floor(float(found[1]) * factor) if "." in found[1] or found[2] == "%" else int(found[1]) * int(factor)
     if not 1 <= nbytes <= MAX_BYTES:
         raise UsageError(f"{param.replace('_', ' ')} must be between 1 byte and 2^60 bytes, got `{text}`", param=param)

@@ -40,7 +40,8 @@ from edge_llm.runner.order import AUTO
 def lanes_command(n_prompt: tuple[int, ...], policies: str, repetitions: int, **options: Any) -> None:
     """Run prompts under scheduling policies, in turns.
 
-    What lanes there are is up to the device: `cpu`, `npu` with an emulated chip, `flash` with --memory.
+    What lanes there are is up to the device: `cpu`, `npu` where a card, an emulated one or onnxruntime multiplies, `flash`
+    with --memory.
     """
     if not any(n_prompt):
         raise UsageError("nothing to run: give -p a number above 0", param="n_prompt")
