@@ -25,7 +25,8 @@ device_option = click.option(
     "--device",
     default="auto",
     show_default=True,
-    help="Where the model runs: host, emulated:CHIP (such as 310p), onnx (products in onnxruntime), or auto.",
+    help="Where the model runs: host, ascend, emulated:CHIP (such as 310p), onnx (products in onnxruntime), "
+    "om:FOLDER (compiled products on a 310B), or auto.",
 )
 placement_option = click.option(
     "--placement",
