@@ -171,6 +171,11 @@ def sampling_candidates(
     logits: _F32, best: float, temperature: float, top_k: int, top_p: float, min_p: float, /
 ) -> tuple[_I64, _I64]: ...
 
+# ---- floats (bind_floats.cpp) ----
+
+def float_product(x: _F32, weight: _F32, pool: ThreadPool, /) -> _F32: ...
+def float_exp(x: _F32, pool: ThreadPool, /) -> _F32: ...
+
 # ---- pointwise (bind_pointwise.cpp) ----
 
 def rms_norm(

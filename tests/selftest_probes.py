@@ -1,4 +1,4 @@
-"""Probes of tests/test_npu_selftest.py, which the child process of the self-test imports by this file's name."""
+"""Probes of tests/test_selftest.py, which the child process of the self-test imports by this file's name."""
 
 import os
 import signal

@@ -222,7 +222,7 @@ def test_what_was_loaded_before_a_failure_is_given_back(bundle: Bundle, changed:
     with pytest.raises(DeviceError) as error:
         runner_of(bundle, device=f"om:{changed}")
     assert f"Ascend310B4 does not load `{last}`: pyACL's code 145011, EE1001" in str(error.value)
-    assert "`SOC=Ascend310B4 sh atc.sh` compiles for this one" in str(error.value) and "MiB" in str(error.value)
+    assert "`SOC=Ascend310B4 sh atc.sh` compiles for this one" in str(error.value)
     del error
     gc.collect()
     assert pyacl.in_use == 0
@@ -259,8 +259,8 @@ def test_a_chip_that_fails_ends_its_requests_and_the_host_answers_the_others(
 
 
 def test_too_little_memory_is_refused_before_anything_is_loaded(bundle: Bundle, folder: Path, pyacl: PyAcl) -> None:
-    message = r"the OM files of 1, 8, 16 rows take \d+ bytes, more than 1000, .* fewer numbers"
-    with pytest.raises(UsageError, match=message) as error:
+    message = r"the OM files of 1, 8, 16 rows take \d+ bytes, and only 1000 may be taken; .* fewer numbers"
+    with pytest.raises(DeviceError, match=message) as error:
         runner_of(bundle, device=f"om:{folder}", card_memory="1000")
     taken = int(str(error.value).partition("take ")[2].partition(" ")[0])
     assert not pyacl.in_use
@@ -399,7 +399,8 @@ def test_the_command_says_what_the_emulated_chip_says(
     assert said[0]["text"] and said[0]["text"] == said[1]["text"]
     assert said[0]["device"] == f"om:{exported}" and said[0]["placement"] == "split,host"
     assert run(["plan", "builtin", "--device", f"om:{exported}", "--ctx", "8", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["card_times"]
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["card_times"] and 0 < planned["card_bytes"] < planned["card_memory_bytes"]
 
 
 def test_the_device_file_loads_no_pyacl() -> None:

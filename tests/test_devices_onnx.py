@@ -228,9 +228,9 @@ def test_a_copy_goes_over_one_of_the_same_shape() -> None:
     linears = onnx_device.OnnxLinears()
     loaded = linears.load(first)
     again = linears.reload(second, loaded)
-    assert again.operands["weight"] is loaded.operands["weight"]
-    assert np.array_equal(again.operands["weight"], operands_of(second)["weight"])
-    assert np.array_equal(linears.reload(other, again).operands["weight"], operands_of(other)["weight"])
+    assert again["weight"] is loaded["weight"]
+    assert np.array_equal(again["weight"], operands_of(second)["weight"])
+    assert np.array_equal(linears.reload(other, again)["weight"], operands_of(other)["weight"])
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="VNNI is of x86-64 alone")

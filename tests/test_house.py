@@ -21,7 +21,7 @@ FLOORS = {
     "edge_llm.formats": 5,
     "edge_llm.kv": 6, "edge_llm.weights": 6, "edge_llm.sources": 6, "edge_llm.npu": 6,
     "edge_llm.subgraphs": 7,
-    "edge_llm.devices": 8,
+    "edge_llm.devices": 8, "edge_llm.selftest": 8,
     "edge_llm.runner": 9,
     "edge_llm.engine": 10, "edge_llm.convert": 10,
     "edge_llm.talk": 11, "edge_llm.export": 11,
@@ -34,7 +34,7 @@ LONGEST_CHAIN = 15
 SCHEDULER_IMPORTERS = {"edge_llm.runner", "edge_llm.bench"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
 BANNED_MODULES = {"pickle", "marshal", "shelve", "diskcache"}
-TORCH_USERS = ("edge_llm.npu.", "edge_llm.devices.ascend.")
+TORCH_USERS = ("edge_llm.npu.", "edge_llm.selftest.", "edge_llm.devices.ascend.")
 
 
 def modules():

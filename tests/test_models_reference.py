@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from another_processor import run_on_another_processor
 from model_files import VOCAB_SIZE, random_tensors, tiny_config, write_model
 
 from edge_llm.config import ModelConfig
@@ -176,6 +179,32 @@ def test_rope_tables_are_plain_angles() -> None:
     assert cos.dtype == sin.dtype == np.float32
     assert cos[3, 0] == np.float32(np.cos(3.0))
     assert sin[99, 4] == np.float32(np.sin(99 * 10000 ** (-0.5)))
+
+
+def digest_of_tables() -> str:
+    from edge_llm.config import RopeScaling
+    from edge_llm.models.layer import Rope
+
+    ropes = [
+        Rope(8, 1e4), Rope(64, 1e6), Rope(128, 5e5), Rope(128, 5e5, RopeScaling(8.0, 1.0, 4.0, 8192)), Rope(96, 1e11),
+    ]  # fmt: skip
+    tables = [table for rope in ropes for positions in (1, 127, 129, 32768) for table in rope_tables(rope, positions)]
+    return hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest()
+
+
+def test_rope_tables_are_the_same_on_every_processor() -> None:
+    digest = digest_of_tables()
+    assert digest == "a04993a73f3c3a056ca87df73f112ca2673ac818dc44442ecbdaac3f7f2adc8c"
+    script = f"import hashlib\nfrom edge_llm.models.rope import rope_tables\n{inspect.getsource(digest_of_tables)}"
+    assert run_on_another_processor(f"{script}\nprint(digest_of_tables())").strip() == digest
+
+
+def test_rope_tables_do_not_depend_on_their_length() -> None:
+    rope = describe(load_config(tiny_config())).layers[0].attention.rope
+    whole = rope_tables(rope, 300)
+    for positions in (1, 128, 129, 256):
+        for table, long_table in zip(rope_tables(rope, positions), whole, strict=True):
+            np.testing.assert_array_equal(table, long_table[:positions])
 
 
 def test_tables_grow_with_the_sequence(tiny_model: Callable[..., Path]) -> None:

@@ -20,7 +20,7 @@ import edge_llm
 import kernels
 from edge_llm.bench.measure import SEED
 from edge_llm.engine.cores import usable_cores
-from edge_llm.engine.machine import cpu_name
+from edge_llm.engine.processor import Processor
 
 BUSY_CORES = 0.25
 """Cores in use by others from which a measurement is doubtful."""
@@ -44,7 +44,7 @@ def environment() -> dict[str, Any]:
         "argv": shlex.join(["edge-llm", *sys.argv[1:]]),
         "time": utc_now(),
         "seed": SEED,
-        "cpu": cpu_name(),
+        "cpu": Processor().name,
         "machine": platform.machine(),
         "isa": kernels.isa(),
         "isa_variants": kernels.isa_variants(),

@@ -5,18 +5,21 @@ A law's times are estimates until a self-test of such a chip has measured them o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from edge_llm.bench.disk import measure_disk
 from edge_llm.bench.roofs import Costs, measure_layer
 from edge_llm.config import RuntimeConfig
-from edge_llm.devices.base import Device
+from edge_llm.devices.base import Device, Room
 from edge_llm.devices.card_cost import card_costs, layer_seconds, step_seconds
+from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.formats.bundle import Bundle
+from edge_llm.formats.layout import TensorRange
 from edge_llm.models.layer import Decoder
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
-from edge_llm.npu.selftest_report import measured_law
 from edge_llm.schemes import int8, linear_tensors, scheme_of
+from edge_llm.selftest.report import measured_law
 from edge_llm.subgraphs.placement import CARD_SCHEMES
 from edge_llm.weights.plan import Rates
 from kernels import ThreadPool
@@ -32,9 +35,12 @@ class CardDevice(Device, Protocol):
     """The way its chip multiplies."""
     cpu_threads: int
 
-    @property
-    def alone(self) -> bool:
-        """Whether the card does everything."""
+    def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
+        """What the model takes of the card's memory."""
+        ...
+
+    def most(self, weights: int) -> int:
+        """Bytes of the card's memory that a model may take, ``weights`` bytes of weights among them."""
         ...
 
 
@@ -67,7 +73,7 @@ def card_rates(bundle: Bundle, device: CardDevice, chunk: int, here: Rates) -> R
     prompt, a linear that the chip does not multiply takes the CPU the time that import reckons with.
     """
     costs, law, route = Costs.of_bundle(bundle), measured_law(device.law), device.route
-    if device.alone:
+    if device.placement.alone:
         seconds = {rows: _alone_seconds(bundle.decoder, law, route, rows) for rows in (1, chunk)}
         return Rates(here.disk, costs.weight_bytes / seconds[1], chunk * costs.operations / seconds[chunk])
     token, rows = (_card_seconds(bundle.decoder, law, route, count) for count in (1, chunk))

@@ -40,8 +40,8 @@ _MARKS: dict[bool | None, str] = {True: "+", False: "!", None: "-"}
 def _selftest(as_json: bool) -> None:
     import edge_llm
     from edge_llm.bench.environment import utc_now
-    from edge_llm.npu.selftest import SelfTest
-    from edge_llm.npu.selftest_report import save_report
+    from edge_llm.selftest.report import save_report
+    from edge_llm.selftest.runs import SelfTest
 
     with progress_bar() as draw:
         found = SelfTest().run(lambda name, done, total: draw("self-test", done, total))

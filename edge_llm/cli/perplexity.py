@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,6 +17,7 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.engine.load import load_comparison
 from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.files import read_file
+from edge_llm.runner.base import Runner
 
 MAX_TEXT_BYTES = 64 << 20
 
@@ -69,9 +71,14 @@ def perplexity_command(
                 model, runtime, tokens, min(window, runner.context), bos, lambda done, total: draw("shares", done, total)
             )
     if as_json:
-        say_json(asdict(quality) | {"shares": shares and asdict(shares)} | asdict(runner.site), indent=None)
+        facts = {"shares": shares and asdict(shares), "clipped_inputs": runner.clipped}
+        say_json(asdict(quality) | facts | asdict(runner.site), indent=None)
     else:
-        say(f"{_table(quality)}\n{_shares(shares) if shares else runner.site}")
+        say(f"{_table(quality)}\n{_shares(shares) if shares else _place(runner)}")
+
+
+def _place(runner: Runner[Any]) -> str:
+    return f"inputs cut off      {runner.clipped:10d}\n{runner.site}"
 
 
 def _shares(shares: Shares) -> str:

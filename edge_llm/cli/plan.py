@@ -9,18 +9,17 @@ from typing import Any, NamedTuple
 
 import click
 
-from edge_llm.bench.rates import device_rates, law_of
+from edge_llm.bench.rates import CardDevice, device_rates, law_of
 from edge_llm.bench.roofs import Costs
 from edge_llm.cli.options import card_memory_option, context_option, device_option, placement_option, threads_option
 from edge_llm.cli.terminal import say, say_json
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
-from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.engine.assembly import fill_defaults, make_device, or_on_host, plan_device, room
 from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.npu.selftest_report import ESTIMATES, source_of_times
 from edge_llm.paths import find_bundle
 from edge_llm.runner.base import Site
+from edge_llm.selftest.report import ESTIMATES, source_of_times
 from edge_llm.subgraphs.placement import PLACEMENTS
 from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Work, layer_ranges, predict
 
@@ -73,7 +72,7 @@ def _reckon(bundle: Bundle, runtime: RuntimeConfig) -> _Reckoned:
 
 def _card(bundle: Bundle, runtime: RuntimeConfig, device: Device, sizes: WeightSizes) -> dict[str, Any]:
     """What lies on the card of ``device``, and what lies on the host a second time; empty without a card."""
-    if not isinstance(device, EmulatedDevice):
+    if not isinstance(device, CardDevice):
         return {}
     space = room(runtime)
     needs = device.needs(bundle.decoder, bundle.tensors, space)
@@ -81,7 +80,7 @@ def _card(bundle: Bundle, runtime: RuntimeConfig, device: Device, sizes: WeightS
     twice = sum(layer.held - layer.beside_card for layer in sizes.layers) if device.placement.decodes_on_host else 0
     return {
         "card_bytes": needs.held(streamed),
-        "card_memory_bytes": device.chip.memory.most(needs.weights(streamed)),
+        "card_memory_bytes": device.most(needs.weights(streamed)),
         "card_streamed_layers": streamed,
         "held_twice_bytes": twice,
     }

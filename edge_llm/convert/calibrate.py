@@ -18,11 +18,12 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file
 from edge_llm.models.layer import Layer
-from edge_llm.models.reference import layer_forward, rms_norm, rotate
+from edge_llm.models.reference import SAME_BITS, layer_forward, rms_norm, rotate
 from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.models.weights import LayerWeights
 from edge_llm.quant.profile import ChannelStatistics
 from edge_llm.text.tokenizer import Tokenizer
+from kernels.floats import product
 
 BUILTIN_TEXT = Path(__file__).parent / "calibration.txt"
 PASSAGE_BREAK = "\n%%\n"
@@ -85,7 +86,7 @@ def run_layer(
         inputs: dict[str, np.ndarray] = {}
         # what overflows shows up as a non-finite input of the next linear, which the statistics refuse by name
         with np.errstate(all="ignore"):
-            return layer_forward(state, layer, weights, tables, None, inputs.__setitem__), inputs
+            return layer_forward(state, layer, weights, tables, None, inputs.__setitem__, arithmetic=SAME_BITS), inputs
 
     seen = {linear.name: ChannelStatistics(linear.columns, f"{name}.{linear.name}") for linear in layer.linears}
     after = []
@@ -112,7 +113,7 @@ def key_offset(layer: Layer, weights: LayerWeights, seen: ChannelStatistics, con
     """
     attention, linear = layer.attention, weights.linears[layer.projection.name]
     rows = slice(attention.q_size, attention.q_size + attention.kv_size)
-    keys = seen.rows()[~seen.sinks()] @ linear.weight[rows].T
+    keys = product(seen.rows()[~seen.sinks()], linear.weight[rows])
     if linear.bias is not None:
         keys += linear.bias[rows]
     keys = keys.reshape(-1, attention.kv_heads, attention.head_dim)

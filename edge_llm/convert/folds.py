@@ -23,12 +23,13 @@ from edge_llm.convert.layer_folds import (
     places,
 )
 from edge_llm.models.layer import Attention, Layer, Linear, SwiGLU
-from edge_llm.models.reference import apply_float, attend, split_heads
+from edge_llm.models.reference import SAME_BITS, apply_float, attend, split_heads
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights
 from edge_llm.quant.folding import POWERS, Fold, channel_level, column_length, even_factors, spread
 from edge_llm.quant.profile import ChannelStatistics, error_with_shadow
 from edge_llm.quant.scheme import rounded_kv
+from kernels.floats import product
 
 _ATTENDED_SEQUENCES = 4
 """Sequences on which the error of keys and values is measured."""
@@ -107,7 +108,7 @@ def judged(layer: Layer, weights: LayerWeights, linear: Linear, seen: Seen) -> n
     weight = weights.linears[linear.name].weight
     if not any(isinstance(reader, Attention | SwiGLU) for reader in layer.readers(linear)):
         return weight
-    level = channel_level(seen[linear.name].thinned(_ROWS).rows() @ weight.T, 0.5).astype(np.float32)
+    level = channel_level(product(seen[linear.name].thinned(_ROWS).rows(), weight), 0.5).astype(np.float32)
     return np.asarray(weight / np.where(level > 0, level, 1)[:, None])
 
 
@@ -165,7 +166,7 @@ def _attended(layer: Layer, weights: LayerWeights, calibration: Calibration, poo
 
     def run(x: np.ndarray) -> _Heads:
         cos, sin = (table[: len(x)] for table in calibration.tables[attention.rope])
-        qkv = apply_float(projection, weights.linears[projection.name], x)
+        qkv = apply_float(weights.linears[projection.name], x, SAME_BITS)
         q, k, v = split_heads(attention, weights.gains, qkv, cos, sin)
         k = k - offset
         return _Heads(q, k, v, _attend(q, k, v))
@@ -229,13 +230,14 @@ def _fold_values(heads: Sequence[_Heads], weight: np.ndarray, attention: Attenti
 
 def _attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Attention of a whole sequence, everything float32 [T, heads, head_dim]."""
-    return attend(queries, keys.swapaxes(0, 1), values.swapaxes(0, 1), 0)
+    return attend(queries, keys.swapaxes(0, 1), values.swapaxes(0, 1), 0, SAME_BITS)
 
 
 def _pairs(x: np.ndarray) -> np.ndarray:
     """Lengths of the rotation pairs of x [..., head_dim], [..., head_dim / 2]."""
     half = x.shape[-1] // 2
-    return np.hypot(x[..., :half], x[..., half:])
+    squares = np.square(x, dtype=np.float64)
+    return np.sqrt(squares[..., :half] + squares[..., half:]).astype(np.float32)
 
 
 def _energy_by_kv_head(x: np.ndarray, kv_heads: int) -> np.ndarray:

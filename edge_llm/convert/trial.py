@@ -35,6 +35,7 @@ from edge_llm.runner.rows import pack
 from edge_llm.schemes import BlockWeights, Weight, int8, scheme_of
 from edge_llm.subgraphs.placement import HOST, embedding_part, head_part, place
 from edge_llm.subgraphs.shelf import SubgraphShelf
+from kernels.floats import exp, exp64, log64, product
 
 Choice = Mapping[str, Treatment]
 """The treatment of every linear."""
@@ -145,8 +146,8 @@ class _Trial:
         run_head = self._shelf.get(self._head, self._rows.static)
 
         def divergences(rows: np.ndarray) -> list[float]:
-            wanted = _log_softmax(states[rows] @ output.T)
-            likely = np.exp(wanted)
+            wanted = _log_softmax(product(states[rows], output))
+            likely = exp(wanted)
             found = []
             for head, state in zip(heads, self._states, strict=True):
                 logits = np.empty_like(wanted)
@@ -170,7 +171,7 @@ def _percent(divergence: float) -> float:
     """The rise of perplexity that a mean KL ``divergence`` stands for; raises `NumericError` if it is not a number."""
     if not math.isfinite(divergence):
         raise NumericError("the predictions on the calibration text are not numbers; the source's weights are damaged")
-    return 100.0 * math.expm1(min(max(0.0, divergence), WORST_DIVERGENCE))
+    return 100.0 * (float(exp64(min(max(0.0, divergence), WORST_DIVERGENCE))) - 1.0)
 
 
 def _kind(treatment: Treatment) -> tuple[str, bytes]:
@@ -186,5 +187,5 @@ def _open(linear: Linear, arrays: Mapping[str, np.ndarray], bias: np.ndarray | N
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     """Log-probabilities float32 [n, vocab] of ``logits`` [n, vocab], in place."""
     logits -= logits.max(axis=1, keepdims=True)
-    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    logits -= log64(exp(logits).sum(axis=1, keepdims=True)).astype(np.float32)
     return logits

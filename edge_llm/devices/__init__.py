@@ -1,7 +1,7 @@
 """A device holds arrays, builds static subgraphs, runs them, and counts its memory; a file of its own opens it.
 
-A device is found by its name: the host by `host`, an emulated chip by `emulated:CHIP`, onnxruntime by `onnx`,
-compiled products by `om:FOLDER`.
+A device is found by its name: the host by `host`, an emulated chip by `emulated:CHIP`, an Ascend card by
+`ascend`, onnxruntime by `onnx`, compiled products by `om:FOLDER`.
 """
 
 from __future__ import annotations

@@ -99,6 +99,11 @@ class DeviceModel(Protocol):
     """Pages of keys and values by their numbers, of as many tokens as the device likes."""
 
     @property
+    def clipped(self) -> int:
+        """Inputs of linears that were cut off in prompts so far, where what INT8 does not hold is not added back."""
+        ...
+
+    @property
     def sharing(self) -> Sharing:
         """What sharing subgraphs between chunks and layers saved so far."""
         ...

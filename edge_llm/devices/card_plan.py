@@ -14,7 +14,6 @@ from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes, pages_for
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
-from edge_llm.subgraphs.ops import CARD_LANE
 from edge_llm.subgraphs.placement import CARD_SCHEMES, Placement
 from edge_llm.weights.base import SLOTS
 from edge_llm.weights.plan import spread
@@ -90,19 +89,15 @@ class CardPlan:
         products = [linear for layer in kinds for linear in _products(layer)]
         workspace = sum(self._workspace(linear, rows) for linear in products for rows in self.room.lengths)
         layers = tuple(self._layer(index, layer) for index, layer in enumerate(self.decoder.layers))
-        if not self._alone:
+        if not self.placement.alone:
             return CardNeeds(layers, workspace)
         tables = self._tables()
         return CardNeeds(layers, workspace + tables + self._arrays(), tables)
 
-    @property
-    def _alone(self) -> bool:
-        return self.placement.decode.lane == CARD_LANE
-
     def _layer(self, index: int, layer: Layer) -> int:
         """The INT8 linears of a layer; where the card does everything, its other tensors as well."""
         linears = sum(self._linear(linear) for linear in _products(layer))
-        return linears + (self._beside(f"layers.{index}.", layer) if self._alone else 0)
+        return linears + (self._beside(f"layers.{index}.", layer) if self.placement.alone else 0)
 
     def _linear(self, linear: Linear) -> int:
         """Tiles, scales, row sums and bias of an INT8 linear."""

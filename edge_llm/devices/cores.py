@@ -6,6 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from edge_llm.devices.base import Buffers, Rows, RunSubgraph
+from edge_llm.devices.kv_pages import LayerPages
+from edge_llm.schemes.base import BlockWeights
+
 
 def split_cores(threads: int) -> tuple[list[int], list[int]]:
     """Cores for the CPU's lane and for the chip: of ``threads`` half each, the odd one to the chip; of one, the same."""
@@ -29,3 +33,13 @@ def on_core(core: int) -> Iterator[None]:
     finally:
         with suppress(OSError):
             os.sched_setaffinity(0, before)
+
+
+def bound(on_cpu: RunSubgraph, core: int) -> RunSubgraph:
+    """``on_cpu`` with the thread that calls it on ``core``."""
+
+    def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
+        with on_core(core):
+            on_cpu(weights, buffers, rows, pages)
+
+    return run

@@ -27,7 +27,7 @@ from edge_llm.devices.card_cost import card_costs
 from edge_llm.devices.card_memory import CardMemory
 from edge_llm.devices.card_plan import CardNeeds, CardPlan
 from edge_llm.devices.card_weights import CardWeights, load_products
-from edge_llm.devices.cores import on_core, split_cores
+from edge_llm.devices.cores import bound, on_core, split_cores
 from edge_llm.devices.emulated_chip import CardProduct, EmulatedChip, Product
 from edge_llm.devices.host import HostDevice, build_op
 from edge_llm.devices.kv_pages import LayerPages
@@ -80,15 +80,10 @@ class EmulatedDevice:
         self._limited = memory is not None
         self._stream = Lock()  # of products that are launched one by one
 
-    @property
-    def alone(self) -> bool:
-        """Whether the chip does everything."""
-        return self.placement.decode.lane == CARD_LANE
-
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
-        if self.alone:
+        if self.placement.alone:
             memory = self.chip.memory
             arrays = self.arrays = CardArrays(memory, self.npu_cores[0], self.chip.law.page_tokens)
             whole = WholeCardWeights(weights, self.chip, decoder)
@@ -104,6 +99,10 @@ class EmulatedDevice:
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         return self.needs(decoder, tensors, room).streamed(self.chip.memory.most) if self._limited else ()
 
+    def most(self, weights: int) -> int:
+        """Bytes of the chip's memory that a model may take, ``weights`` bytes of weights among them."""
+        return self.chip.memory.most(weights)
+
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the chip's memory."""
         return CardPlan(decoder, tensors, self.placement, self.chip.law, self.chip.route, room).needs()
@@ -113,22 +112,13 @@ class EmulatedDevice:
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane != CARD_LANE:
-            return self._build_on_cpu(subgraph, tables)
+            return bound(self._host.build(subgraph, tables), self.cpu_cores[0])
         with self.chip.memory.all_or_nothing():
-            return self._build_whole(subgraph, tables) if self.alone else self._build_products(subgraph)
+            return self._build_whole(subgraph, tables) if self.placement.alone else self._build_products(subgraph)
 
     def costs(self, linears: Iterable[Linear], lengths: Iterable[int]) -> dict[str, float]:
         """Seconds that the chip itself would take for each of its tasks, by cost key ``part/rows``."""
         return card_costs(self.chip.law, self.chip.route, linears, lengths)
-
-    def _build_on_cpu(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
-        on_host = self._host.build(subgraph, tables)
-
-        def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-            with on_core(self.cpu_cores[0]):
-                on_host(weights, buffers, rows, pages)
-
-        return run
 
     def _build_products(self, subgraph: Subgraph) -> RunSubgraph:
         steps = tuple(Product(self.chip, op, subgraph.rows) for op in subgraph.ops)

@@ -98,6 +98,8 @@ class _Head:
 class PlacedModel:
     """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs."""
 
+    clipped = 0
+
     def __init__(
         self,
         decoder: Decoder,

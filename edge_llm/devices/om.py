@@ -7,6 +7,7 @@ weights in each compiled number of rows, so only those numbers are loaded that c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,20 +24,20 @@ from edge_llm.devices.base import (
     Watch,
     check_int8_keys,
 )
+from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardBlock, CardSlot, CardWeights, Load, int8_linears, rounded_linears
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
 from edge_llm.devices.om_folder import OmFile, OmFolder, read_om_folder
-from edge_llm.errors import DeviceError, UsageError
+from edge_llm.errors import DeviceError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import page_bytes
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
-from edge_llm.npu.chips import ChipLaw
 from edge_llm.npu.law import check_product
-from edge_llm.npu.om_models import Chip, Model, Models, open_chip
+from edge_llm.npu.om_models import Chip, Compiled, Model, Models, open_chip, shared_bytes
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import CARD_LANE, Op, Subgraph
@@ -60,27 +61,24 @@ class OmDevice:
     keys = INT8_KEYS
 
     def __init__(self, folder: OmFolder, chip: Chip, options: DeviceOptions) -> None:
-        law = self.law = folder.law
+        law = folder.law
         if not chip.name.lower().startswith(f"ascend{law.name}"):
             raise DeviceError(f"`{shown(folder.path)}` is compiled for {law.soc}, and the chip here is {shown(chip.name)}")
         self.name = self.numerics = f"{NAME}:{law.name}"
         self.placement, self.placement_reason = choose_placement(options.placement, ABLE, f"the device `{self.name}`")
+        self.law = law.of_memory(_main_memory()) if law.shares_memory else law
         self.route = law.route(ROUTE)
         self.cpu_threads = options.threads
         self._folder = folder
+        self._known: dict[OmFile, Compiled] = {}
         self._chip = chip
         self._memory = options.card_memory
         self._host = HostDevice(options.threads, shadow=options.shadow)
 
-    @property
-    def alone(self) -> bool:
-        """Whether the chip does everything: it does not."""
-        return False
-
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
-        loaded = _loaded(self._chip, self.name, self.law, self._files(room))
+        loaded = self._load(self._files(room))
         _check_layers(loaded, weights, self._host.pool)
         products = CardWeights(weights, _loader(loaded), len(decoder.layers))
         return PlacedModel(decoder, products, self.placement, builder(self.build, tables, watch), HostArrays(), room)
@@ -88,10 +86,27 @@ class OmDevice:
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         """None: the chip's weights are in the OM files.  Raises `DeviceError` for those of another model, and missing ones."""
         self._folder.check_model(decoder, tensors)
-        files = self._files(room)
-        if self._memory is not None:
-            self._check_memory(files, self._memory)
+        needs = self.needs(decoder, tensors, room)
+        most = self.most(needs.weights(()))
+        if needs.total > most:
+            lengths = ", ".join(str(length) for length in self._folder.compiled(room.lengths))
+            raise DeviceError(
+                f"the OM files of {lengths} rows take {needs.total} bytes, and only {most} may be taken; nothing of them is "
+                "streamed: compile fewer numbers of rows, raise --card-memory, or use --device host"
+            )
         return ()
+
+    def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
+        """What the model takes of the chip's memory."""
+        files = self._files(room)
+        layers = [0] * len(decoder.layers)
+        for file in files:
+            layers[file.layer] += self._compiled(file).weights
+        return CardNeeds(tuple(layers), sum(shared_bytes([self._compiled(file) for file in files])))
+
+    def most(self, weights: int) -> int:
+        """Bytes of the chip's memory that a model may take, ``weights`` bytes of weights among them."""
+        return self.law.ceiling(weights) if self._memory is None else self._memory
 
     def page_bytes(self, decoder: Decoder) -> int:
         return page_bytes(decoder.attentions)
@@ -115,26 +130,27 @@ class OmDevice:
         lengths = self._folder.compiled(room.lengths)
         return [file for file in self._folder.files if file.length in lengths]
 
-    def _check_memory(self, files: Sequence[OmFile], most: int) -> None:
-        taken = sum(self._chip.sizes(file.path).weights for file in files)
-        if taken > most:
-            lengths = ", ".join(str(length) for length in sorted({file.length for file in files}))
-            raise UsageError(
-                f"--card-memory: the OM files of {lengths} rows take {taken} bytes, more than {most}, and nothing of them is "
-                "streamed; compile fewer numbers of rows, or use --device host",
-                param="card_memory",
-            )
+    def _compiled(self, file: OmFile) -> Compiled:
+        """``file`` as the chip knows it, which reads it once."""
+        if file not in self._known:
+            sizes = (VALUE_BYTES * file.length * width for width in (file.columns, file.outputs))
+            self._known[file] = self._chip.look_at(file.path, *sizes)
+        return self._known[file]
+
+    def _load(self, files: Sequence[OmFile]) -> Loaded:
+        """All ``files`` on the chip."""
+        for file in files:
+            sizes = self.law.padded(file.columns, file.outputs)
+            check_product(self.law, self.route, file.length, *sizes, bias=True)
+        loaded: dict[int, dict[str, dict[int, Model]]] = {}
+        models = Models(self._chip, self.name).load([self._compiled(file) for file in files])
+        for file, model in zip(files, models, strict=True):
+            loaded.setdefault(file.layer, {}).setdefault(file.part, {})[file.length] = model
+        return loaded
 
 
-def _loaded(chip: Chip, who: str, law: ChipLaw, files: Sequence[OmFile]) -> Loaded:
-    """All ``files`` on the chip."""
-    for file in files:
-        check_product(law, law.route(ROUTE), file.length, *law.padded(file.columns, file.outputs), bias=True)
-    sizes = [(one.path, VALUE_BYTES * one.length * one.columns, VALUE_BYTES * one.length * one.outputs) for one in files]
-    loaded: dict[int, dict[str, dict[int, Model]]] = {}
-    for file, model in zip(files, Models(chip, who).load(sizes), strict=True):
-        loaded.setdefault(file.layer, {}).setdefault(file.part, {})[file.length] = model
-    return loaded
+def _main_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _loader(loaded: Loaded) -> Load[Mapping[int, Model]]:

@@ -7,7 +7,6 @@ All that is float runs on the CPU's lane, as beside a card (placement *split*); 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
@@ -25,7 +24,7 @@ from edge_llm.devices.base import (
 )
 from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardBlock, CardWeights, load_products
-from edge_llm.devices.cores import on_core, split_cores
+from edge_llm.devices.cores import bound, on_core, split_cores
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
@@ -47,11 +46,8 @@ ABLE = ("split,host", "split")
 """Placements, the default first."""
 
 
-@dataclass(frozen=True)
-class OnnxLinear:
-    """An INT8 linear as onnxruntime takes it."""
-
-    operands: Mapping[str, np.ndarray]
+Operands = dict[str, np.ndarray]
+"""An INT8 linear as onnxruntime takes it."""
 
 
 class OnnxLinears:
@@ -59,12 +55,12 @@ class OnnxLinears:
 
     rounds = False
 
-    def load(self, linear: Int8Weight) -> OnnxLinear:
-        return OnnxLinear(operands_of(linear))
+    def load(self, linear: Int8Weight) -> Operands:
+        return operands_of(linear)
 
-    def reload(self, linear: Int8Weight, card: OnnxLinear) -> OnnxLinear:
-        before = card.operands["weight"]
-        return OnnxLinear(operands_of(linear, before if before.shape == (linear.columns, linear.rows) else None))
+    def reload(self, linear: Int8Weight, card: Operands) -> Operands:
+        before = card["weight"]
+        return operands_of(linear, before if before.shape == (linear.columns, linear.rows) else None)
 
 
 class OnnxDevice:
@@ -75,7 +71,6 @@ class OnnxDevice:
     """
 
     name = numerics = NAME
-
     keys = INT8_KEYS
 
     def __init__(self, threads: int, *, shadow: bool = True, memory: int | None = None, placement: str = AUTO) -> None:
@@ -106,13 +101,7 @@ class OnnxDevice:
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:
             return self._build_products(subgraph)
-        on_host = self._host.build(subgraph, tables)
-
-        def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-            with on_core(self.cpu_cores[0]):
-                on_host(weights, buffers, rows, pages)
-
-        return run
+        return bound(self._host.build(subgraph, tables), self.cpu_cores[0])
 
     def _build_products(self, subgraph: Subgraph) -> RunSubgraph:
         steps = tuple(_Product(self._session(op, subgraph.rows), op, subgraph.rows) for op in subgraph.ops)
@@ -125,12 +114,11 @@ class OnnxDevice:
         return run
 
     def _session(self, op: Op, rows: int) -> Session:
-        linear = op.linear
-        shape = rows, linear.columns, linear.rows, bool(linear.bias)
-        if shape not in self._sessions:
-            *sizes, bias = shape
-            self._sessions[shape] = Session(*sizes, with_bias=bias, cores=self.npu_cores)
-        return self._sessions[shape]
+        columns, outputs, with_bias = op.linear.columns, op.linear.rows, bool(op.linear.bias)
+        kind = rows, columns, outputs, with_bias
+        if kind not in self._sessions:
+            self._sessions[kind] = Session(rows, columns, outputs, with_bias=with_bias, cores=self.npu_cores)
+        return self._sessions[kind]
 
 
 def _layer_bytes(layer: Layer) -> int:
@@ -150,7 +138,7 @@ class _Product:
         """The product of ``count`` rows; the other static rows hold what was there before."""
         assert isinstance(weights, CardBlock), "the weights are not with onnxruntime"
         unsigned(buffers[self._reads][:count], self._rows[:count])
-        product = self._session.run(self._rows, weights.card[self._name].operands)
+        product = self._session.run(self._rows, weights.card[self._name])
         buffers[self._writes][:count] = product[:count]
 
 

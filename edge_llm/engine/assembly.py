@@ -26,7 +26,6 @@ from edge_llm.progress import StageProgress
 from edge_llm.runner.base import Runner
 from edge_llm.runner.rows import chunk_lengths
 from edge_llm.runner.runner import Int8Runner
-from edge_llm.subgraphs.ops import CARD_LANE
 from edge_llm.subgraphs.placement import choose_placement
 from edge_llm.weights.base import Weights
 from edge_llm.weights.budget import parse_memory
@@ -229,7 +228,7 @@ def stage_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Sta
     sizes = WeightSizes.of_bundle(bundle)
     budget = None if runtime.memory is None else parse_memory(runtime.memory, sizes.total)
     streamed = device.streamed(bundle.decoder, bundle.tensors, room(runtime))
-    return plan_staging(sizes, streamed, budget, whole=device.placement.decode.lane == CARD_LANE)
+    return plan_staging(sizes, streamed, budget, whole=device.placement.alone)
 
 
 def plan_device(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> MemoryPlan:

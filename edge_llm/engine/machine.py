@@ -7,12 +7,11 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-import kernels
 from edge_llm.devices.host import HostDevice
 from edge_llm.engine.auto_device import AutoDevice, choose_device
 from edge_llm.engine.cores import usable_cores
+from edge_llm.engine.processor import Processor, processor_findings
 from edge_llm.errors import StorageError
 from edge_llm.npu.finding import Finding
 from edge_llm.npu.machine import AscendMachine, ascend_findings
@@ -23,7 +22,8 @@ def examine() -> list[Finding]:
     """Everything that is worth knowing, in the order a person would ask."""
     machine = AscendMachine()
     card = ascend_findings(machine)
-    return [*_software(), *_processor(), *_memory_and_disk(), *card, *_device(choose_device(machine, card))]
+    host = [*_software(), *processor_findings(Processor()), *_threads(), *_memory_and_disk()]
+    return [*host, *card, *_device(choose_device(machine, card))]
 
 
 def _software() -> Iterator[Finding]:
@@ -31,12 +31,8 @@ def _software() -> Iterator[Finding]:
     yield Finding("python", sys.version.split()[0], good=True)
 
 
-def _processor() -> Iterator[Finding]:
-    yield Finding("processor", f"{cpu_name()} ({platform.machine()})")
+def _threads() -> Iterator[Finding]:
     yield Finding("threads", f"{usable_cores()} used by default, {len(os.sched_getaffinity(0))} allowed", good=True)
-    fast = kernels.isa() != "portable"
-    advice = "" if fast else "x86-64 with AVX2 and FMA is much faster; this processor runs the portable kernels"
-    yield Finding("kernels", f"{kernels.isa()} (of {', '.join(kernels.isa_variants())})", good=fast, advice=advice)
 
 
 def _device(auto: AutoDevice) -> Iterator[Finding]:
@@ -49,16 +45,6 @@ def _placement(device: str) -> str:
     if device == HostDevice.name:
         return f"{HostDevice.placement.name} ({HostDevice.placement_reason})"
     return "the first that the chip lists and the model's shape allows; `edge-llm plan MODEL` says which and why"
-
-
-def cpu_name() -> str:
-    """The processor as it calls itself."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Hardware"))]
-    return names[0] if names else "unknown"
 
 
 def _memory_and_disk() -> Iterator[Finding]:

@@ -49,6 +49,8 @@ class RunnerPlace:
 class Vacancy:
     """A runner, and its memory, that computes nothing: it lets requests queue until there is a ``refusal``."""
 
+    clipped = 0
+
     def __init__(self, before: Runner[Any]) -> None:
         self.context: int = before.context
         self.site: Site = before.site

@@ -1,13 +1,15 @@
 """The whole decoder in NumPy float32: the oracle for every faster path, and what calibration runs.
 
 Naive on purpose and read top-down; the fast paths are compared with it, never the other way round.  The same
-functions serve the importer a layer at a time (`layer_forward` with ``observe``) and ``--float`` (`FloatModel`).
+functions serve the importer a layer at a time (`layer_forward` with ``observe``) and ``--float`` (`FloatModel`).  The importer
+has them multiply in a fixed order (`SAME_BITS`), so that a bundle does not depend on the processor that it was made on.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,11 +28,27 @@ from edge_llm.models.weights import (
     read_layer,
     read_output,
 )
+from kernels import floats
 
 Observe = Callable[[str, np.ndarray], None]
 
 _QUERY_BLOCK = 256
 """Queries per attention block: bounds the score matrix to [heads, 256, tokens]."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What processors do differently, in float32."""
+
+    product: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    """x [..., M, K], weight [..., N, K] -> [..., M, N]."""
+    exp: Callable[[np.ndarray], np.ndarray]
+
+
+NUMPY = Arithmetic(lambda x, weight: x @ weight.swapaxes(-1, -2), np.exp)
+"""By all cores; the last bits are the processor's."""
+SAME_BITS = Arithmetic(floats.product, floats.exp)
+"""By the calling thread; the same bits on every processor."""
 
 
 class FloatKV:
@@ -89,13 +107,13 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.concatenate([x1 * c - x2 * s, x2 * c + x1 * s], axis=-1)
 
 
-def silu(x: np.ndarray) -> np.ndarray:
+def silu(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
     """x / (1 + exp(-x)), without overflow."""
     with np.errstate(over="ignore"):
-        return x / (1.0 + np.exp(-x))
+        return x / (1.0 + arithmetic.exp(-x))
 
 
-def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, past: int) -> np.ndarray:
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, past: int, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
     """Causal grouped attention: q [T, Hq, D] at positions past.., k and v [Hkv, past + T, D] -> [T, Hq, D]."""
     tokens, heads, dim = q.shape
     kv_heads = k.shape[0]
@@ -106,13 +124,13 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, past: int) -> np.ndarray
     for start in range(0, tokens, _QUERY_BLOCK):
         stop = min(start + _QUERY_BLOCK, tokens)
         seen = past + stop
-        scores = grouped[:, :, start:stop] @ k[:, None, :seen].swapaxes(-1, -2) * scale
+        scores = arithmetic.product(grouped[:, :, start:stop], k[:, None, :seen]) * scale
         hidden = np.arange(seen) > past + np.arange(start, stop)[:, None]
         scores[:, :, hidden] = -np.inf
         scores -= scores.max(axis=-1, keepdims=True)
-        np.exp(scores, out=scores)
+        scores = arithmetic.exp(scores)
         scores /= scores.sum(axis=-1, keepdims=True)
-        result[:, :, start:stop] = scores @ v[:, None, :seen]
+        result[:, :, start:stop] = arithmetic.product(scores, v[:, None, :seen].swapaxes(-1, -2))
     return out
 
 
@@ -122,9 +140,9 @@ Keep = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """What is kept of keys (rotated) and values, each [T, kv heads, head_dim]."""
 
 
-def apply_float(linear: Linear, weights: FloatLinear, x: np.ndarray) -> np.ndarray:
+def apply_float(weights: FloatLinear, x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
     """x @ W.T (+ bias)."""
-    y: np.ndarray = x @ weights.weight.T
+    y = arithmetic.product(x, weights.weight)
     return y if weights.bias is None else y + weights.bias
 
 
@@ -141,14 +159,15 @@ def layer_forward(
     past: FloatKV | None = None,
     observe: Observe | None = None,
     *,
-    apply: ApplyLinear = apply_float,
+    apply: ApplyLinear | None = None,
     keep: Keep = keep_all,
+    arithmetic: Arithmetic = NUMPY,
 ) -> np.ndarray:
     """One decoder layer on x [T, hidden] -> [T, hidden].
 
     ``past`` holds the tokens before x and takes x's keys and values; None starts a sequence.  The tables cover at least
     past + T positions.  ``observe(name, input)`` sees the float input of every linear.  ``apply`` computes
-    the linears' products; ``keep`` says what is remembered of keys and values.
+    the linears' products (default: by ``arithmetic``); ``keep`` says what is remembered of keys and values.
     """
     kv = past if past is not None else FloatKV(layer.attention)
     buffers = {HIDDEN: x}
@@ -159,26 +178,33 @@ def layer_forward(
         elif isinstance(operation, Linear):
             if observe is not None:
                 observe(operation.name, y)
-            y = apply(operation, weights.linears[operation.name], y)
+            linear = weights.linears[operation.name]
+            y = apply_float(linear, y, arithmetic) if apply is None else apply(operation, linear, y)
             y = buffers[operation.adds] + y if operation.adds else y
         elif isinstance(operation, Attention):
-            y = _attention(operation, weights.gains, y, tables[operation.rope], kv, keep)
+            y = _attention(operation, weights.gains, y, tables[operation.rope], kv, keep, arithmetic)
         else:
             gate, up = np.split(y, 2, axis=1)
-            y = silu(gate) * up
+            y = silu(gate, arithmetic) * up
         buffers[operation.writes] = y
     return buffers[HIDDEN]
 
 
 def _attention(
-    attention: Attention, gains: Mapping[str, np.ndarray], qkv: np.ndarray, rope: Tables, past: FloatKV, keep: Keep
+    attention: Attention,
+    gains: Mapping[str, np.ndarray],
+    qkv: np.ndarray,
+    rope: Tables,
+    past: FloatKV,
+    keep: Keep,
+    arithmetic: Arithmetic,
 ) -> np.ndarray:
     """[T, q | k | v] -> [T, heads * head_dim], over all tokens that ``past`` holds and these."""
     start = past.length
     cos, sin = (table[start : start + len(qkv)] for table in rope)
     q, k, v = split_heads(attention, gains, qkv, cos, sin)
     keys, values = past.append(*keep(k, v))
-    return attend(q, keys, values, start).reshape(len(qkv), -1)
+    return attend(q, keys, values, start, arithmetic).reshape(len(qkv), -1)
 
 
 def split_heads(

@@ -1,25 +1,47 @@
-"""Rotary position embedding: the angles of every position, with Llama 3's stretching of slow waves."""
+"""Rotary position embedding: the angles of every position, with Llama 3's stretching of slow waves.
+
+Keys are stored and models imported with these tables, so they have the same bits on every machine; NumPy's powers, cosines and
+sines have not.
+"""
 
 from __future__ import annotations
 
 import math
+from decimal import Context, Decimal
 
 import numpy as np
 
 from edge_llm.config import RopeScaling
 from edge_llm.models.layer import Rope
+from kernels.floats import cos_sin64
 
 Tables = tuple[np.ndarray, np.ndarray]
 """Cosines and sines of every position's angles, each float32 [positions, dim / 2]."""
+_BLOCK = 128
+"""Positions whose angles are the sum of one coarse and one fine angle."""
+_EXACT = Context(prec=40)
 
 
 def rope_tables(rope: Rope, positions: int) -> Tables:
     """The tables of ``positions`` positions; computed in float64."""
-    frequency = rope.theta ** (-np.arange(0, rope.dim, 2) / rope.dim)
-    if rope.scaling is not None:
-        frequency = _llama3_frequencies(frequency, rope.scaling)
-    angle = np.arange(positions)[:, None] * frequency
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    frequency = _frequencies(rope)
+    fine_cos, fine_sin = cos_sin64(np.arange(_BLOCK)[:, None] * frequency)
+    coarse = cos_sin64(np.arange(0, positions, _BLOCK)[:, None] * frequency)
+    cos, sin = np.empty((2, positions, len(frequency)), np.float32)
+    for block, (c, s) in enumerate(zip(*coarse, strict=True)):  # cos(a + b) and sin(a + b)
+        rows = slice(block * _BLOCK, min((block + 1) * _BLOCK, positions))
+        count = rows.stop - rows.start
+        cos[rows] = (c * fine_cos - s * fine_sin)[:count]
+        sin[rows] = (s * fine_cos + c * fine_sin)[:count]
+    return cos, sin
+
+
+def _frequencies(rope: Rope) -> np.ndarray:
+    """Radians per position of every wave, float64 [dim / 2]."""
+    theta, dim = Decimal(rope.theta), Decimal(rope.dim)
+    powers = [_EXACT.power(theta, _EXACT.divide(Decimal(-channel), dim)) for channel in range(0, rope.dim, 2)]
+    frequency = np.array(powers, np.float64)
+    return frequency if rope.scaling is None else _llama3_frequencies(frequency, rope.scaling)
 
 
 class RopeTables:

@@ -119,17 +119,13 @@ class Calls:
         keys: Tensor,
         values: Tensor,
         kv_heads: int,
-        scale: float,
         block_table: Tensor,
         lengths: Tensor,
-        out: Tensor,
-    ) -> None:
+    ) -> Tensor:
         """Every row of query float16 [T, H, D] over the first ``lengths`` int32 [T] tokens of its blocks int32 [T, blocks]."""
-        heads = query.shape[1]
-        self._check_attention("_npu_paged_attention", query, keys, values, block_table, lengths, out, kv_heads, scale)
-        self._atb._npu_paged_attention(
-            query=query, key_cache=keys, value_cache=values, num_kv_heads=kv_heads, num_heads=heads, scale_value=scale,
-            block_table=block_table, context_lens=lengths, out=out,
+        return self._attend(
+            "_npu_paged_attention", kv_heads, query=query, key_cache=keys, value_cache=values, block_table=block_table,
+            context_lens=lengths,
         )  # fmt: skip
 
     def attend_chunk(
@@ -138,26 +134,19 @@ class Calls:
         keys: Tensor,
         values: Tensor,
         kv_heads: int,
-        scale: float,
         block_table: Tensor,
         lengths: Tensor,
         mask: Tensor,
         query_lengths: Tensor,
-        out: Tensor,
-    ) -> None:
+    ) -> Tensor:
         """The rows of several sequences one after the other, ``query_lengths`` int32 [S] of each, which the host holds.
 
         The last row of a sequence sees ``lengths`` int32 [S] tokens, each row before it one less.  The mask float16 is
         [`MASK_SIZE`, `MASK_SIZE`] where `has_one_mask`, else [T, longest length].
         """
-        more = {"mask": mask, "seq_len": query_lengths}
-        self._check_attention(
-            self._chunk_attention, query, keys, values, block_table, lengths, out, kv_heads, scale, **more
-        )
-        settings = {"mask_type": _CAUSAL_MASK} if self.has_one_mask else {}
-        getattr(self._atb, self._chunk_attention)(
-            query=query, key_cache=keys, value_cache=values, block_table=block_table, context_lens=lengths,
-            num_kv_heads=kv_heads, num_heads=query.shape[1], scale_value=scale, out=out, **more, **settings,
+        return self._attend(
+            self._chunk_attention, kv_heads, query=query, key_cache=keys, value_cache=values, block_table=block_table,
+            context_lens=lengths, mask=mask, seq_len=query_lengths,
         )  # fmt: skip
 
     def attend_int8(
@@ -166,7 +155,6 @@ class Calls:
         keys: Tensor,
         values: Tensor,
         kv_heads: int,
-        scale: float,
         block_table: Tensor,
         lengths: Sequence[int],
         key_scales: Tensor,
@@ -178,34 +166,27 @@ class Calls:
         rows, heads, size = query.shape
         operands = {"query": query.view(rows, 1, heads * size), "key": keys, "value": values}
         operands |= {"block_table": block_table, "antiquant_scale": key_scales}
-        block = keys.shape[1]
+        settings = {
+            "num_heads": heads, "num_key_value_heads": kv_heads, "scale_value": size**-0.5, "input_layout": "BSH",
+            "block_size": keys.shape[1],
+        }  # fmt: skip
         self._check(
-            "npu_incre_flash_attention", _operands(operands), actual_seq_lengths=tuple(lengths), scale_value=scale,
-            num_heads=heads, num_key_value_heads=kv_heads, input_layout="BSH", block_size=block,
-        )  # fmt: skip
-        found = self._npu.npu_incre_flash_attention(
-            **operands, actual_seq_lengths=list(lengths), num_heads=heads, num_key_value_heads=kv_heads, scale_value=scale,
-            input_layout="BSH", block_size=block,
-        )  # fmt: skip
+            "npu_incre_flash_attention", _operands(operands), actual_seq_lengths=tuple(lengths), **settings
+        )
+        found = self._npu.npu_incre_flash_attention(**operands, actual_seq_lengths=list(lengths), **settings)
         return found.view(rows, heads, size)
 
-    def _check_attention(
-        self,
-        operator: str,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        block_table: Tensor,
-        lengths: Tensor,
-        out: Tensor,
-        kv_heads: int,
-        scale: float,
-        **more: Tensor,
-    ) -> None:
-        nz = self.law.keys_are_nz
-        operands = _operands({"query": query, "block_table": block_table, "context_lens": lengths, "out": out, **more})
-        operands |= {"key_cache": _operand(keys, nz=nz), "value_cache": _operand(values, nz=nz)}
-        self._check(operator, operands, num_kv_heads=kv_heads, num_heads=query.shape[1], scale_value=scale)
+    def _attend(self, operator: str, kv_heads: int, **tensors: Tensor) -> Tensor:
+        """Attention of ATB, by the names of its operators: float16 as the query."""
+        _, heads, size = tensors["query"].shape
+        tensors["out"] = out = self._torch.empty_like(tensors["query"])
+        settings = {"num_kv_heads": kv_heads, "num_heads": heads, "scale_value": size**-0.5}
+        settings |= {"mask_type": _CAUSAL_MASK} if operator == CHUNK_ATTENTION_V2 else {}
+        operands = _operands(tensors)
+        operands |= {name: _operand(tensors[name], nz=self.law.keys_are_nz) for name in ("key_cache", "value_cache")}
+        self._check(operator, operands, **settings)
+        getattr(self._atb, operator)(**tensors, **settings)
+        return out
 
     def _check(self, operator: str, operands: dict[str, Operand | None], **settings: Any) -> None:
         check_call(self.law, operator, operands, **settings)

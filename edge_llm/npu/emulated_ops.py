@@ -108,8 +108,7 @@ def npu_reshape_and_cache(
 
 
 def _in_fractals(cache: Tensor) -> bool:
-    """Whether a cache is [blocks, KV * D / 16, tokens, 16] and not [blocks, tokens, KV, D]: the chip that has the one form
-    has blocks of more than 16 tokens and the other has not."""
+    """Whether a cache is [blocks, KV * D / 16, tokens, 16] and not [blocks, tokens, KV, D], KV < 64."""
     return cache.shape[3] == FRACTAL and cache.shape[2] >= 64
 
 

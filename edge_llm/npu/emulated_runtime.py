@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edge_llm.errors import DeviceError, DeviceLost
 from edge_llm.npu.chips import ChipLaw
 from edge_llm.npu.emulated_ops import register
+from edge_llm.npu.law import check_capture
 from edge_llm.npu.runtime import Completion, Counters, Work
 
 if TYPE_CHECKING:
@@ -48,14 +49,13 @@ class EmulatedRuntime:
     def copy_in(self, card: Tensor, host: Tensor) -> None:
         card.copy_(host)
         self.counters.copies_in += 1
-        self.counters.bytes_in += host.nbytes
 
     def copy_out(self, host: Tensor, card: Tensor) -> None:
         host.copy_(card)
         self.counters.copies_out += 1
-        self.counters.bytes_out += card.nbytes
 
     def capture(self, work: Work) -> RecordedGraph:
+        check_capture(self.law)
         graph = RecordedGraph(self)
         self._given(self._stream, lambda: graph.record(work), None)()
         self.counters.captures += 1

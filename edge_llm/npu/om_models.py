@@ -30,9 +30,12 @@ BY_SYSTEM = 0  # [py] load_from_file_with_mem: memory that is 0 is the system's 
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Bytes that a model takes on the chip."""
+class Compiled:
+    """A file with a model, and bytes: of its input and its output, and what it takes on the chip."""
 
+    path: Path
+    input: int
+    output: int
     workspace: int
     weights: int
 
@@ -42,23 +45,23 @@ class Chip:
 
     def __init__(self) -> None:
         self.acl = _pyacl()
-        given = self.acl.init()
-        if given != REPEATED:
-            self._check(given, "acl.init")
+        code = self.acl.init()
+        if code != REPEATED:
+            self._check(code, "acl.init")
         self._check(self.acl.rt.set_device(DEVICE), "acl.rt.set_device")
-        context, given = self.acl.rt.create_context(DEVICE)
-        self._check(given, "acl.rt.create_context")
+        context, code = self.acl.rt.create_context(DEVICE)
+        self._check(code, "acl.rt.create_context")
         self.context: int = context
         self.name = str(self.acl.get_soc_name())
         """Such as Ascend310B4."""
         weakref.finalize(self, _leave, self.acl, context)
 
-    def sizes(self, path: Path) -> Sizes:
-        """What the model at ``path`` will take.  Raises `DeviceError`."""
-        workspace, weights, given = self.acl.mdl.query_size(str(path))
-        if given:
-            raise DeviceError(f"`{shown(path)}` is no model that {self.name} takes: {self.reason(given)}; compile it again")
-        return Sizes(workspace, weights)
+    def look_at(self, path: Path, taken: int, given: int) -> Compiled:
+        """The model at ``path``, which takes and gives so many bytes.  Raises `DeviceError` for what is none."""
+        workspace, weights, code = self.acl.mdl.query_size(str(path))
+        if code:
+            raise DeviceError(f"`{shown(path)}` is no model that {self.name} takes: {self.reason(code)}; compile it again")
+        return Compiled(path, taken, given, workspace, weights)
 
     def enter(self) -> None:
         """Let the calling thread use the chip: loading, running and unloading are of one context [c]."""
@@ -69,9 +72,9 @@ class Chip:
         said = str(self.acl.get_recent_err_msg() or "").strip()  # [py] once after each failure, or they pile up
         return f"pyACL's code {code}" + (f", {shown(said.splitlines()[0])}" if said else "")
 
-    def _check(self, given: int, call: str) -> None:
-        if given:
-            raise DeviceError(f"the chip cannot be used: {call} failed with {self.reason(given)}; is `npu-smi info` content?")
+    def _check(self, code: int, call: str) -> None:
+        if code:
+            raise DeviceError(f"the chip cannot be used: {call} failed with {self.reason(code)}; does `npu-smi info` show it?")
 
 
 @functools.cache
@@ -131,44 +134,41 @@ class Models:
         weakref.finalize(self, _give_back, chip, self._held)
         chip.enter()
 
-    def load(self, files: Sequence[tuple[Path, int, int]]) -> list[Model]:
-        """The models at the paths of ``files``, which take and give so many bytes; called once.
+    def load(self, files: Sequence[Compiled]) -> list[Model]:
+        """The models in ``files``; called once.
 
         Raises `DeviceError` for one that the chip does not take, and when there is no room.
         """
-        sizes = [self._chip.sizes(path) for path, _, _ in files]
-        total = sum(one.weights for one in sizes)
-        workspace = max(one.workspace for one in sizes)
-        self._input = self._malloc(max(taken for _, taken, _ in files))
-        self._output = self._malloc(max(given for _, _, given in files))
+        taken, given, workspace = shared_bytes(files)
+        self._input, self._output = self._malloc(taken), self._malloc(given)
         self._workspace = self._malloc(workspace) if workspace else BY_SYSTEM
-        return [self._load(*file, workspace, total) for file in files]
+        return [self._load(file, workspace) for file in files]
 
     def run(self, model: Model, rows: np.ndarray, product: np.ndarray) -> None:
         """As `Model.run`."""
         mdl, rt = self._acl.mdl, self._acl.rt
         with self._running:
-            self._chip.enter()
+            self._done(rt.set_context(self._chip.context), "acl.rt.set_context")
             self._done(rt.memcpy(self._input, rows.nbytes, rows.ctypes.data, rows.nbytes, TO_DEVICE), "acl.rt.memcpy")
             self._done(mdl.execute(model.number, model.inputs, model.outputs), f"acl.mdl.execute of `{model.path.name}`")
             self._done(rt.memcpy(product.ctypes.data, product.nbytes, self._output, product.nbytes, TO_HOST), "acl.rt.memcpy")
 
-    def _load(self, path: Path, taken: int, given: int, workspace: int, total: int) -> Model:
-        mdl = self._acl.mdl
+    def _load(self, file: Compiled, workspace: int) -> Model:
+        mdl, path = self._acl.mdl, file.path
         # [py] models that run in series may share a workspace as large as the largest of them
         number, code = mdl.load_from_file_with_mem(str(path), self._workspace, workspace, BY_SYSTEM, BY_SYSTEM)
         if code:
             raise DeviceError(
                 f"{self._chip.name} does not load `{shown(path)}`: {self._chip.reason(code)}; it was compiled for another "
-                f"chip (`SOC={self._chip.name} sh atc.sh` compiles for this one), or there is no room: "
-                f"the weights of all files take {total / 2**20:.0f} MiB"
+                f"chip (`SOC={self._chip.name} sh atc.sh` compiles for this one), or there is no room for its {file.weights} "
+                "bytes: compile fewer numbers of rows, or use --device host"
             )
         self._held.callback(mdl.unload, number)
-        self._check_sizes(path, number, taken, given)
-        return Model(self, path, number, self._dataset(self._input, taken), self._dataset(self._output, given))
+        self._check_sizes(file, number)
+        return Model(self, path, number, self._dataset(self._input, file.input), self._dataset(self._output, file.output))
 
-    def _check_sizes(self, path: Path, number: int, taken: int, given: int) -> None:
-        mdl = self._acl.mdl
+    def _check_sizes(self, file: Compiled, number: int) -> None:
+        mdl, path = self._acl.mdl, file.path
         description = mdl.create_desc()
         try:
             code = mdl.get_desc(description, number)
@@ -177,10 +177,10 @@ class Models:
             found = mdl.get_input_size_by_index(description, 0), mdl.get_output_size_by_index(description, 0)
         finally:
             mdl.destroy_desc(description)
-        if found != (taken, given):
+        if found != (file.input, file.output):
             raise DeviceError(
-                f"`{shown(path)}` takes {found[0]} bytes and gives {found[1]}, and the export's graph takes {taken} and gives "
-                f"{given}: it was compiled from another one; compile it again"
+                f"`{shown(path)}` takes {found[0]} bytes and gives {found[1]}, and the export's graph takes {file.input} and "
+                f"gives {file.output}: it was compiled from another one; compile it again"
             )
 
     def _malloc(self, size: int) -> int:
@@ -203,6 +203,11 @@ class Models:
     def _done(self, code: int, call: str) -> None:
         if code:
             raise DeviceLost(self._who, f"{call} failed with {self._chip.reason(code)}")
+
+
+def shared_bytes(files: Sequence[Compiled]) -> tuple[int, int, int]:
+    """Bytes of the input, the output and the workspace that the models in ``files`` share: each of the largest."""
+    return max(one.input for one in files), max(one.output for one in files), max(one.workspace for one in files)
 
 
 def _give_back(chip: Chip, held: ExitStack) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from edge_llm.npu.chips import ChipLaw
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Work = Callable[[], None]
+Made = TypeVar("Made")
 GRAPH_ROWS = (1, 2, 4, 8, 16, 32)
 """Rows of steps that have a graph each: a chip has streams and graphs for a few."""
 
@@ -41,8 +42,6 @@ class Counters:
 
     copies_in: int = 0
     copies_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
     waits: int = 0
     """Times that the host waited for the card."""
     captures: int = 0
@@ -92,6 +91,8 @@ class Runtime(Protocol):
         ...
 
 
-def run(runtime: Runtime, work: Work) -> None:
-    """Do ``work`` and wait for it."""
-    runtime.enqueue(work)()
+def run(runtime: Runtime, work: Callable[[], Made]) -> Made:
+    """Do ``work``, wait for it, and give what it made."""
+    made: list[Made] = []
+    runtime.enqueue(lambda: made.append(work()))()
+    return made[0]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_llm.errors import DeviceError, DeviceLost
 from edge_llm.npu.chips import ChipLaw
-from edge_llm.npu.law import chunk_attention
+from edge_llm.npu.law import check_capture, chunk_attention
 from edge_llm.npu.runtime import Completion, Counters, Work
 
 if TYPE_CHECKING:
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class TorchNpuRuntime:
-    """The runtime of card ``index``, which has a chip of ``law``; torch_npu is loaded."""
+    """The runtime of the first card, which has a chip of ``law``; torch_npu is loaded."""
 
     emulated = False
 
-    def __init__(self, law: ChipLaw, index: int = 0) -> None:
+    def __init__(self, law: ChipLaw) -> None:
         import torch
 
         self.law = law
-        self.device = torch.device("npu", index)
+        self.device = torch.device("npu", 0)
         self.counters = Counters()
         self._torch = torch
         self._npu: Any = torch.npu  # type: ignore[attr-defined]
@@ -51,14 +51,13 @@ class TorchNpuRuntime:
     def copy_in(self, card: Tensor, host: Tensor) -> None:
         card.copy_(host, non_blocking=True)
         self.counters.copies_in += 1
-        self.counters.bytes_in += host.nbytes
 
     def copy_out(self, host: Tensor, card: Tensor) -> None:
         host.copy_(card, non_blocking=True)
         self.counters.copies_out += 1
-        self.counters.bytes_out += card.nbytes
 
     def capture(self, work: Work) -> _NpuGraph:
+        check_capture(self.law)
         graph = self._npu.NPUGraph()
         with _failures(), self._torch.inference_mode():
             self._npu.set_device(self.device)

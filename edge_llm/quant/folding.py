@@ -21,10 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from kernels.floats import exp64, log64, power64
+
 POWERS = (0.5, 0.75)
-"""Powers that are tried, beside leaving the channels as they are."""
-_WIDEST = 2.0**40
-"""Bound on a factor, so that folded weights stay far from float32's ends."""
+"""Powers that are tried, beside leaving the channels as they are; p is even for each."""
+_WIDEST = 27.725887222397812  # 40 ln 2
+"""Bound on a factor's logarithm, so that folded weights stay far from float32's ends."""
+_ROWS = 1024
+"""Rows of a weight that are squared at a time."""
 
 
 def channel_level(x: np.ndarray, power: float) -> np.ndarray:
@@ -34,15 +38,25 @@ def channel_level(x: np.ndarray, power: float) -> np.ndarray:
     largest = magnitudes.max(axis=0, initial=0.0).astype(np.float64)
     unit = np.where(largest > 0.0, largest, 1.0)
     shares = np.square(magnitudes / unit.astype(np.float32))
-    shares = shares if p == 2.0 else shares ** np.float32(p / 2.0)
-    return np.asarray(largest * shares.mean(axis=0, dtype=np.float64) ** (1.0 / p))
+    raised = shares
+    for _ in range(round(p / 2.0) - 1):
+        raised = raised * shares
+    return np.asarray(largest * power64(raised.mean(axis=0, dtype=np.float64), 1.0 / p))
 
 
 def column_length(weight: np.ndarray) -> np.ndarray:
     """Euclidean length of every column of ``weight`` [N, K], float64 [K]."""
     largest = float(np.abs(weight).max(initial=0.0)) or 1.0
     scaled = weight / np.float32(largest)  # a square of a float32 may overflow
-    return np.asarray(largest * np.sqrt(np.einsum("nk,nk->k", scaled, scaled, dtype=np.float64)))
+    return np.asarray(largest * np.sqrt(column_energy(scaled)))
+
+
+def column_energy(weight: np.ndarray) -> np.ndarray:
+    """Squared length of every column of ``weight`` [N, K], float64 [K], added row by row."""
+    energy = np.zeros(weight.shape[1])
+    for start in range(0, len(weight), _ROWS):
+        energy += np.square(weight[start : start + _ROWS], dtype=np.float64).sum(axis=0)
+    return energy
 
 
 def even_factors(level: np.ndarray, length: np.ndarray, power: float) -> np.ndarray:
@@ -52,8 +66,8 @@ def even_factors(level: np.ndarray, length: np.ndarray, power: float) -> np.ndar
     """
     heard = (level > 0.0) & (length > 0.0)
     logs = np.zeros(level.shape)
-    logs[heard] = power * np.log(level[heard]) - (1.0 - power) * np.log(length[heard])
-    return np.exp(np.clip(logs, -np.log(_WIDEST), np.log(_WIDEST))).astype(np.float32)
+    logs[heard] = power * log64(level[heard]) - (1.0 - power) * log64(length[heard])
+    return exp64(np.clip(logs, -_WIDEST, _WIDEST)).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -77,4 +91,4 @@ class Fold:
 
 def spread(factors: np.ndarray) -> float:
     """Geometric standard deviation of ``factors``."""
-    return float(np.exp(np.log(factors.astype(np.float64)).std()))
+    return float(exp64(log64(factors).std()))

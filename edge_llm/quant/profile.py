@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 
 from edge_llm.errors import NumericError
-from edge_llm.quant.folding import Fold
+from edge_llm.quant.folding import Fold, column_energy
 from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, QuantizedWeight, quantize_weight
 from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, product_cost, shadow_cost
 from kernels import ThreadPool
+from kernels.floats import product
 from kernels.linear import Int8Linear, linear
 
 HOT_FACTOR = 4.0
@@ -145,7 +146,7 @@ class ScaleSearch:
             return
         energy = np.ones(statistics.columns) if weight_energy is None else weight_energy.astype(np.float64)
         sample = regular[:: -(-regular.size // most_values)]
-        output = float(np.square(sample, dtype=np.float64).mean(axis=0) @ energy)
+        output = float((np.square(sample, dtype=np.float64).mean(axis=0) * energy).sum())
         sample, energy = sample[:, cold], energy[cold]
         least = max(largest / _WIDEST, 1e-20) / LIMIT
         self._scales = np.maximum(np.percentile(sample, PERCENTILES) / LIMIT, least)
@@ -174,8 +175,8 @@ def _errors(steps: np.ndarray, energy: np.ndarray) -> tuple[float, float, float]
     """
     over = steps > LIMIT + 0.5
     lost = np.square(steps - np.minimum(np.rint(steps), LIMIT))
-    clipped = np.where(over, lost, 0.0).mean(axis=0, dtype=np.float64) @ energy
-    return float(lost.mean(axis=0, dtype=np.float64) @ energy - clipped), float(clipped), float(over.mean())
+    clipped = float((np.where(over, lost, 0.0).mean(axis=0, dtype=np.float64) * energy).sum())
+    return float((lost.mean(axis=0, dtype=np.float64) * energy).sum()) - clipped, clipped, float(over.mean())
 
 
 def largest_scale(statistics: ChannelStatistics) -> float:
@@ -192,7 +193,7 @@ def treatments(
     ``judged`` is the same weight with every row scaled by its importance (default: ``weight`` itself).
     """
     judged = weight if judged is None else judged
-    energy = np.einsum("nk,nk->k", judged, judged)
+    energy = column_energy(judged)
     no_hot: np.ndarray = np.empty(0, np.int32)
     hot = _that_fit(_that_fit(choose_hot(statistics), weight), judged)
     sample = _Sample(statistics, judged)
@@ -211,7 +212,7 @@ def error_with_shadow(statistics: ChannelStatistics, weight: np.ndarray, exact: 
     A tenth more time counts as much as a tenth more error.  ``exact`` [tokens, K] is the input that gives the wanted output,
     where it differs from the collected one.
     """
-    energy = np.einsum("nk,nk->k", weight, weight)
+    energy = column_energy(weight)
     sample = _Sample(statistics, weight, exact)
     product = product_cost(*weight.shape)
 
@@ -254,7 +255,7 @@ class _Sample:
         step = max(1, len(x) // count)
         self.rows = np.ascontiguousarray(x[::step][:count])
         self._weight = weight
-        self._wanted = (self.rows if exact is None else exact[::step][:count]) @ weight.T
+        self._wanted = product(self.rows if exact is None else exact[::step][:count], weight)
         self._quantized: QuantizedWeight | None = None
 
     def treat(self, shadow: str, hot: np.ndarray, input_scale: float) -> Treatment:

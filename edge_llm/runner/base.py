@@ -121,6 +121,11 @@ class Runner(Protocol[State]):
         """Where its sequences live."""
         ...
 
+    @property
+    def clipped(self) -> int:
+        """Inputs of linears that a card cut off in prompts so far."""
+        ...
+
     def open(self) -> State:
         """An empty sequence."""
         ...

@@ -68,6 +68,7 @@ class FloatRunner:
     chunk = 128
     """Tokens between two questions whether to stop."""
 
+    clipped = 0
     site = Site("host", "--float runs there only", "host", "--float has no other", "float32")
 
     def __init__(self, model: Model, context: int) -> None:

@@ -67,6 +67,10 @@ class Int8Runner:
         self.on_trace: Callable[[scheduler.Trace], None] | None = None
         """Called with the trace of every graph that ran, to see where the time goes."""
 
+    @property
+    def clipped(self) -> int:
+        return self.model.clipped
+
     def open(self) -> SequencePages:
         return self.memory.open()
 

@@ -120,6 +120,11 @@ class Placement:
             raise ValueError(f"the placement `{self.name}` has keys and values in two places")
 
     @property
+    def alone(self) -> bool:
+        """Whether a card does everything."""
+        return self.decode.lane == CARD_LANE
+
+    @property
     def decodes_on_host(self) -> bool:
         """Whether a card multiplies prompts only, so that the host needs all weights as well."""
         return self.decode is HOST

@@ -54,4 +54,5 @@ NB_MODULE(_native, module) {
   bind_attention(module);
   bind_pointwise(module);
   bind_sampling(module);
+  bind_floats(module);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "table_attention.h"
+#include "table_floats.h"
 #include "table_linear.h"
 #include "table_pointwise.h"
 #include "table_sampling.h"
@@ -15,6 +16,7 @@ struct KernelTable {
   AttentionKernels attention;
   PointwiseKernels pointwise;
   SamplingKernels sampling;
+  FloatKernels floats;
 };
 
 }  // namespace edge

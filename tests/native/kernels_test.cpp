@@ -544,6 +544,32 @@ void test_swiglu(Report& report) {
   });
 }
 
+// ---- floats ------------------------------------------------------------------------------------------------------
+
+void test_floats(Report& report) {
+  struct Shape { int64_t m, n, k; };
+  for (const Shape& s : {Shape{1, 1, 1}, Shape{5, 7, 15}, Shape{4, 4, 16}, Shape{9, 13, 49}, Shape{130, 9, 1030}}) {
+    Random random(static_cast<uint64_t>(s.m * 1009 + s.k));
+    const Array<float> x = random.floats(s.m * s.k, 3.0f), weight = random.floats(s.n * s.k, 2.0f);
+    report.compare(name_of("float product", {s.m, s.n, s.k}), [&](const KernelTable& table, Result& result) {
+      Array<float> out(s.m * s.n), halves(s.m * s.n);
+      table.floats.product({x.data(), s.m, weight.data(), s.n, s.k, out.data()}, 0, s.n);
+      table.floats.product({x.data(), s.m, weight.data(), s.n, s.k, halves.data()}, 0, s.n / 2);
+      table.floats.product({x.data(), s.m, weight.data(), s.n, s.k, halves.data()}, s.n / 2, s.n);
+      result.expect(same_bits(out, halves), "a channel depends on the others");
+      result.add(out);
+    });
+  }
+  for (int64_t count : {1, 15, 16, 50}) {
+    const Array<float> x = Random(static_cast<uint64_t>(count)).floats(count, 100.0f);
+    report.compare(name_of("exp", {count}), [&](const KernelTable& table, Result& result) {
+      Array<float> out(count);
+      table.floats.exp(x.data(), out.data(), 0, count);
+      result.add(out);
+    });
+  }
+}
+
 // ---- sampling ------------------------------------------------------------------------------------------------------
 
 void test_sampling(Report& report) {
@@ -648,6 +674,7 @@ int main(int count, char** arguments) {
   test_norm(report);
   test_rope(report);
   test_swiglu(report);
+  test_floats(report);
   test_sampling(report);
   test_roofs(report);
   test_crc32c(report);

@@ -57,7 +57,7 @@ class AscendDevice:
         unfit = _unfit(runtime, options.decoder)
         choice = choose_placement(options.placement, _able(law), f"the device `{self.name}`", unfit)
         self.placement, self.placement_reason = choice.placement, choice.reason
-        self.keys = _keys(options.keys, law, options.decoder if self.alone else None)
+        self.keys = _keys(options.keys, law, options.decoder if self.placement.alone else None)
         """How keys and values are kept: int8 or float16."""
         self.numerics = f"{self.name}:{self.keys}:{runtime.software}"
         self.runtime = runtime
@@ -70,16 +70,11 @@ class AscendDevice:
         self._host = HostDevice(options.threads, shadow=options.shadow)
         self._shadow = options.shadow
 
-    @property
-    def alone(self) -> bool:
-        """Whether the card does everything."""
-        return self.placement.decode.lane == CARD_LANE
-
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
         loader = Loader(self.runtime, self.calls)
-        if self.alone:
+        if self.placement.alone:
             return self._open_whole(decoder, weights, loader, tables, room)
         products = CardWeights(weights, load_products(loader), len(decoder.layers))
         build = builder(self.build, tables, watch)
@@ -101,17 +96,17 @@ class AscendDevice:
 
     def most(self, weights: int) -> int:
         """Bytes of the card's memory that a model may take, ``weights`` bytes of weights among them."""
-        return min(self._memory, self.calls.law.ceiling(weights))
+        return min(self._memory, self.law.ceiling(weights))
 
     def needs(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> CardNeeds:
         """What the model takes of the card's memory."""
         return self._plan(decoder, tensors, room).needs()
 
     def _plan(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> AscendPlan:
-        return AscendPlan(decoder, tensors, self.calls.law, room, self.alone, VALUE_BYTES[self.keys])
+        return AscendPlan(decoder, tensors, self.law, room, self.placement.alone, VALUE_BYTES[self.keys])
 
     def page_bytes(self, decoder: Decoder) -> int:
-        if not self.alone:
+        if not self.placement.alone:
             return page_bytes(decoder.attentions)
         return 2 * PAGE_TOKENS * VALUE_BYTES[self.keys] * sum(attention.kv_size for attention in decoder.attentions)
 
@@ -140,16 +135,9 @@ class AscendDevice:
 
     def _ropes(self, decoder: Decoder, loader: Loader, tables: RopeTables) -> dict[Rope, Any]:
         """cos and sin float16 [positions, D] of every rotary embedding, on the card: those of half a head, twice."""
-        made: dict[Rope, Any] = {}
-        for rope in dict.fromkeys(attention.rope for attention in decoder.attentions):
-            cos, sin = (np.tile(half, 2).astype(np.float16) for half in tables[rope])
-            pinned = loader.stage({}, "cos", cos), loader.stage({}, "sin", sin)
-
-            def work(rope: Rope = rope, pinned: Any = pinned) -> None:
-                made[rope] = tuple(loader.copied(table) for table in pinned)
-
-            run(self.runtime, work)
-        return made
+        ropes = dict.fromkeys(attention.rope for attention in decoder.attentions)
+        pinned = {rope: [loader.pinned(np.tile(half, 2).astype(np.float16)) for half in tables[rope]] for rope in ropes}
+        return run(self.runtime, lambda: {rope: tuple(map(loader.copied, pair)) for rope, pair in pinned.items()})
 
 
 def _mebibytes(count: int) -> str:

@@ -25,7 +25,7 @@ MARGIN = 1.25
 """Of a channel's static range over the largest value that was seen."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class LayerKeys:
     """One layer's keys and values on the card, and its number."""
 
@@ -85,9 +85,7 @@ class Float16Keys:
         self._torch = torch
         self._runtime = runtime
         self._calls = calls
-        self._mask: Any = None
-        if calls.has_one_mask:
-            run(runtime, self._make_mask)
+        self._mask = run(runtime, lambda: causal_mask().to(runtime.device)) if calls.has_one_mask else None
 
     def cache(self, attention: Attention, blocks: int) -> Tensor:
         shape = self._calls.law.cache_shape(blocks, attention.kv_heads, attention.head_dim)
@@ -109,12 +107,9 @@ class Float16Keys:
         mask = self._mask_of(inputs.card("positions")[: rows.count], longest)
 
         def attend(query: Tensor, keys: LayerKeys, attention: Attention) -> Tensor:
-            out = self._torch.empty_like(query)
-            self._calls.attend_chunk(
-                query, keys.keys, keys.values, attention.kv_heads, attention.head_dim**-0.5, table, lengths, mask(),
-                query_lengths, out,
-            )  # fmt: skip
-            return out
+            return self._calls.attend_chunk(
+                query, keys.keys, keys.values, attention.kv_heads, table, lengths, mask(), query_lengths
+            )
 
         return attend
 
@@ -122,16 +117,13 @@ class Float16Keys:
         table, on_card = inputs.card("table"), inputs.card("lengths")
 
         def attend(query: Tensor, keys: LayerKeys, attention: Attention) -> Tensor:
-            out = self._torch.empty_like(query)
-            scale = attention.head_dim**-0.5
-            self._calls.attend(query, keys.keys, keys.values, attention.kv_heads, scale, table, on_card, out)
-            return out
+            return self._calls.attend(query, keys.keys, keys.values, attention.kv_heads, table, on_card)
 
         return attend
 
     def _mask_of(self, positions: Tensor, longest: int) -> Callable[[], Tensor]:
         """Gives the mask of rows at ``positions``, which is made once; inside of work."""
-        made: list[Tensor] = [self._mask] if self._calls.has_one_mask else []
+        made = [] if self._mask is None else [self._mask]
 
         def mask() -> Tensor:
             if not made:
@@ -140,9 +132,6 @@ class Float16Keys:
             return made[0]
 
         return mask
-
-    def _make_mask(self) -> None:
-        self._mask = causal_mask().to(self._runtime.device)
 
 
 class Int8Keys:
@@ -186,10 +175,8 @@ class Int8Keys:
         table = inputs.card("table")[: len(lengths)]
 
         def attend(query: Tensor, keys: LayerKeys, attention: Attention) -> Tensor:
-            scale, scales = attention.head_dim**-0.5, self._scales[keys.index]
-            return self._calls.attend_int8(
-                query, keys.keys, keys.values, attention.kv_heads, scale, table, lengths, scales
-            )
+            scales = self._scales[keys.index]
+            return self._calls.attend_int8(query, keys.keys, keys.values, attention.kv_heads, table, lengths, scales)
 
         return attend
 

@@ -39,12 +39,11 @@ class CardKeys:
         self._form = form
         self._runtime = runtime
         self._calls = calls
-        self.layers: list[LayerKeys] = []
-        run(runtime, lambda: self.layers.extend(self._new_layer(*each) for each in enumerate(attentions)))
+        self.layers = run(runtime, lambda: [self._new_layer(*each) for each in enumerate(attentions)])
 
     @property
     def nbytes(self) -> int:
-        return sum(int(cache.nbytes) for layer in self.layers for cache in (layer.keys, layer.values))
+        return sum(int(cache.nbytes) for cache in self._caches())
 
     def read_pages(self, pages: np.ndarray) -> np.ndarray:
         blocks, places = self._places(pages)
@@ -54,14 +53,11 @@ class CardKeys:
     def write_pages(self, pages: np.ndarray, data: np.ndarray) -> None:
         blocks, places = self._places(pages)
         end = 0
-        for layer in self.layers:
-            for name in ("keys", "values"):
-                cache = getattr(layer, name)
-                held = self._blocks(cache, blocks)
-                width = held[0, 0].nbytes
-                start, end = end, end + width
-                held[places] = np.ascontiguousarray(data[:, start:end]).view(held.dtype).reshape(-1, *held.shape[2:])
-                self._write(cache, blocks, held)
+        for cache in self._caches():
+            held = self._blocks(cache, blocks)
+            start, end = end, end + held[0, 0].nbytes
+            held[places] = np.ascontiguousarray(data[:, start:end]).view(held.dtype).reshape(-1, *held.shape[2:])
+            self._write(cache, blocks, held)
 
     def largest(self) -> list[np.ndarray]:
         """The largest key and value of every channel: float32 [2, KV * D] of each layer."""

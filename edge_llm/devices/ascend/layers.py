@@ -72,21 +72,21 @@ Count = Callable[["Tensor", "Tensor"], None]
 
 
 def count_nothing(x: Tensor, reciprocal: Tensor) -> None:
-    """Counting takes a step of one row as many operators as its linears take."""
+    """For steps, where counting would launch several operators more for every linear."""
 
 
 class Clipped:
-    """How many inputs of linears were cut off; ``count`` is int64 [1] on the card."""
+    """How many inputs of linears were cut off; ``total`` is int64 [1] on the card."""
 
-    def __init__(self, count: Tensor) -> None:
-        self.count = count
+    def __init__(self, total: Tensor) -> None:
+        self.total = total
 
     def add(self, x: Tensor, reciprocal: Tensor) -> None:
         """Count those of x float32 [T, K]; inside of work."""
-        self.count += (x * reciprocal).abs().gt(LARGEST).sum()
+        self.total += (x * reciprocal).abs().gt(LARGEST).sum()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Layers:
     """Runs layers with ``calls``."""
 

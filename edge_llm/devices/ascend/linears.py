@@ -73,6 +73,10 @@ class Loader:
         held.numpy()[...] = array
         return held
 
+    def pinned(self, array: np.ndarray) -> Tensor:
+        """``array`` in pinned memory of its own."""
+        return self.stage({}, "", array)
+
     def copied(self, host: Tensor) -> Tensor:
         """A pinned array in new memory of the card; inside of work."""
         card = self._torch.empty(tuple(host.shape), dtype=host.dtype, device=self.runtime.device)

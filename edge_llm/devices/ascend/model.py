@@ -100,9 +100,8 @@ class CardModel:
 
     @property
     def clipped(self) -> int:
-        """How many inputs of linears were cut off in prompts so far."""
         host = self._runtime.pinned((1,), self._torch.int64)
-        run(self._runtime, lambda: self._runtime.copy_out(host, self._clipped.count))
+        run(self._runtime, lambda: self._runtime.copy_out(host, self._clipped.total))
         return int(host[0])
 
     @property
@@ -179,7 +178,7 @@ class CardModel:
                 made = self._head(flow.hidden.index_select(0, some))
                 self._runtime.copy_out(self._head_rows[: len(some)], made)
 
-            self._runtime.enqueue(work)()
+            run(self._runtime, work)
             logits[first : first + len(some)] = self._head_rows.numpy()[: len(some)]
         return _finite(logits)
 
@@ -194,7 +193,7 @@ class CardModel:
             rows = flow.hidden.index_select(0, some)
             self._runtime.copy_out(host, self._layers.norm(self.decoder.norm, self._whole.gains, rows))
 
-        self._runtime.enqueue(work)()
+        run(self._runtime, work)
         return _finite(host.numpy())
 
     def _head(self, hidden: Any) -> Any:
@@ -269,7 +268,7 @@ class CardModel:
     def _fill(self, rows: Rows, inputs: Inputs) -> None:
         """Embeddings, positions and slots of ``rows``."""
         table, places = self.weights.embedding_rows(rows.tokens)
-        looked_up = Rows(rows.static, places, rows.sequence, rows.position, rows.slots, rows.page_table)
+        looked_up = replace(rows, tokens=places)
         self._embed(BlockWeights({"embedding": table}, {}), {HIDDEN: inputs.host("hidden")}, looked_up, None)
         inputs.host("positions")[: rows.count] = rows.position
         inputs.host("slots")[: rows.count] = rows.slots

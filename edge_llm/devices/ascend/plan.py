@@ -37,7 +37,7 @@ class AscendPlan:
     law: ChipLaw
     room: Room
     alone: bool
-    value_bytes: int = FLOAT16_BYTES
+    value_bytes: int
 
     def needs(self) -> CardNeeds:
         layers = tuple(self._layer(f"layers.{index}.", layer) for index, layer in enumerate(self.decoder.layers))

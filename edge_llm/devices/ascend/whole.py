@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -67,9 +67,13 @@ def _stage(loader: Loader, staging: dict[str, Tensor], name: str, linear: Weight
 
 def _made(loader: Loader, staged: Mapping[str, Tensor], linear: Weight) -> CardLinear | FloatLinear:
     """The linear on the card; inside of work."""
-    if not isinstance(linear, Int8Weight):
-        bias = loader.copied(staged["bias"]) if "bias" in staged else None
-        return FloatLinear(loader.copied(staged["weight"]), bias)
+    if isinstance(linear, Int8Weight):
+        return _made_int8(loader, staged, linear)
+    bias = loader.copied(staged["bias"]) if "bias" in staged else None
+    return FloatLinear(loader.copied(staged["weight"]), bias)
+
+
+def _made_int8(loader: Loader, staged: Mapping[str, Tensor], linear: Int8Weight) -> CardLinear:
     hot = {name: loader.copied(staged[name]) for name in ("hot_index", "hot_weight") if name in staged}
     return CardLinear(loader.linear(staged, linear), loader.copied(staged["reciprocal"]), **hot)
 
@@ -86,9 +90,8 @@ class WholeWeights(CardWeights[NpuLinear]):
 
     def __init__(self, host: Weights, loader: Loader, decoder: Decoder) -> None:
         self.output = _output_matrix(loader, decoder, output_blocks(host, decoder))
-        self.gains: dict[str, Tensor] = {}
-        norm = loader.stage({}, "final_norm", host.head.gains["final_norm"])
-        run(loader.runtime, lambda: self.gains.update(final_norm=loader.copied(norm)))
+        norm = loader.pinned(host.head.gains["final_norm"])
+        self.gains = {"final_norm": run(loader.runtime, lambda: loader.copied(norm))}
         host.forget_tables()
         super().__init__(host, load_whole(loader), len(decoder.layers))
 
@@ -105,14 +108,10 @@ def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice,
         hot_weight.append(part.hot_weight.copy())
         if part.rounding.bias is not None:
             bias[at] = part.rounding.bias
-    staged: dict[str, np.ndarray] = {"weight": weight, "scale": scale, "reciprocal": reciprocal(last)}
-    staged |= {} if last.bias is None else {"bias": bias}
+    arrays: dict[str, np.ndarray] = {"weight": weight, "scale": scale, "reciprocal": reciprocal(last)}
+    arrays |= {} if last.bias is None else {"bias": bias}
     if len(last.hot_index):
-        staged |= {"hot_index": last.hot_index.copy(), "hot_weight": np.concatenate(hot_weight, axis=1)}
-    pinned: dict[str, Tensor] = {}
-    for name, array in staged.items():
-        loader.stage(pinned, name, array)
+        arrays |= {"hot_index": last.hot_index.copy(), "hot_weight": np.concatenate(hot_weight, axis=1)}
+    pinned = {name: loader.pinned(array) for name, array in arrays.items()}
     whole = replace(last, rows=decoder.output.rows)
-    made: list[Any] = []
-    run(loader.runtime, lambda: made.append(_made(loader, pinned, whole)))
-    return made[0]
+    return run(loader.runtime, lambda: _made_int8(loader, pinned, whole))

@@ -66,15 +66,11 @@ class Ground:
 
     def held(self, *tensors: Tensor) -> list[Any]:
         """Copies on the card, which stay there."""
-        copies: list[Any] = []
-        run(self.runtime, lambda: copies.extend(tensor.to(self.runtime.device, copy=True) for tensor in tensors))
-        return copies
+        return run(self.runtime, lambda: [tensor.to(self.runtime.device, copy=True) for tensor in tensors])
 
     def made(self, work: Callable[[], Any]) -> Any:
         """What ``work`` makes on the card."""
-        found: list[Any] = []
-        run(self.runtime, lambda: found.append(work()))
-        return found[0]
+        return run(self.runtime, work)
 
     def result(self, work: Callable[..., Any], *tensors: Tensor) -> Any:
         """What ``work`` makes of copies of ``tensors``, brought to the host: a tensor, or a tuple of them."""

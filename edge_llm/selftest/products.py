@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.npu.emulated_ops import FLOAT16_MAX, PACKED, SCALE_BITS
-from edge_llm.npu.probes_ground import Figures, Ground, compared, equal, near, together
+from edge_llm.selftest.ground import Figures, Ground, compared, equal, near, together
 
 if TYPE_CHECKING:
     from torch import Tensor

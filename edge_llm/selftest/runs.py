@@ -16,7 +16,7 @@ from typing import Any
 
 from edge_llm.child.owner import Child, ChildEnded
 from edge_llm.errors import DeviceError
-from edge_llm.npu.probes import PROBES, Probe
+from edge_llm.selftest.probes import PROBES, Probe
 
 OPEN_SECONDS = 300.0
 """Most that finding and opening a card may take."""
@@ -64,7 +64,7 @@ class SelfTest:
     def _open(self) -> dict[str, Any]:
         """The chip, or why it cannot be opened."""
         try:
-            self._child = Child(self, "edge_llm.npu.selftest_child", str(self._log))
+            self._child = Child(self, "edge_llm.selftest.child", str(self._log))
         except OSError as error:
             return {"error": f"no process can be started: {error.strerror}"}
         return self._asked("", OPEN_SECONDS)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge_llm.npu import emulated_ops
 from edge_llm.npu.calls import MASKED, causal_mask
-from edge_llm.npu.probes_ground import Figures, Ground, compared, equal, near, together
-from edge_llm.npu.probes_products import alone_and_among
+from edge_llm.selftest.ground import Figures, Ground, compared, equal, near, together
+from edge_llm.selftest.products import alone_and_among
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,10 +160,7 @@ def attended(ground: Ground, held: Cached, query: Tensor, rows: list[int] | None
         lengths, table = lengths[rows], table[rows]
 
     def work(query: Any, keys: Any, values: Any, table: Any, lengths: Any) -> Any:
-        out = ground.torch.empty_like(query)
-        formed = caches(ground, keys, values)
-        ground.calls.attend(query, *formed, held.shape.kv_heads, held.shape.scale, table, lengths, out)
-        return out
+        return ground.calls.attend(query, *caches(ground, keys, values), held.shape.kv_heads, table, lengths)
 
     return ground.result(work, query, held.keys, held.values, table, lengths)
 
@@ -194,10 +191,8 @@ def _attended_chunk(ground: Ground, held: Cached, counts: Tensor, query: Tensor)
     shape, lengths, mask = held.shape, ground.int32(*held.lengths), _mask(ground, held, counts)
 
     def work(query: Any, keys: Any, values: Any, table: Any, lengths: Any, mask: Any) -> Any:
-        out = ground.torch.empty_like(query)
         formed = caches(ground, keys, values)
-        ground.calls.attend_chunk(query, *formed, shape.kv_heads, shape.scale, table, lengths, mask, counts, out)
-        return out
+        return ground.calls.attend_chunk(query, *formed, shape.kv_heads, table, lengths, mask, counts)
 
     return ground.result(work, query, held.keys, held.values, held.table, lengths, mask)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from edge_llm.errors import DeviceError
 from edge_llm.npu import emulated_ops
-from edge_llm.npu.probes_graphs import captured, replayed
-from edge_llm.npu.probes_ground import Figures, Ground, compared, equal, near
-from edge_llm.npu.probes_layers import ATTENTION_BOUND, FLOAT16_BOUND
-from edge_llm.npu.probes_products import scales
+from edge_llm.selftest.graphs import captured, replayed
+from edge_llm.selftest.ground import Figures, Ground, compared, equal, near
+from edge_llm.selftest.layers import ATTENTION_BOUND, FLOAT16_BOUND
+from edge_llm.selftest.products import scales
 
 ROWS, COLUMNS, OUTPUTS = 32, 896, 1152
 
@@ -114,7 +114,7 @@ class _Int8Keys:
         table = ground.int32(5, 0, 2, 7, 1, 3, 6, 4).view(4, 2)
         query = ground.float16(4, heads, size)
         self._ground = ground
-        self._settings = kv_heads, size**-0.5
+        self._kv_heads = kv_heads
         self._lengths = lengths
         self.expected = emulated_ops.npu_incre_flash_attention(
             query.view(4, 1, heads * size), keys, values, actual_seq_lengths=lengths, antiquant_scale=scale, block_table=table,
@@ -125,7 +125,7 @@ class _Int8Keys:
 
     def run(self) -> None:
         query, keys, values, table, scale = self._cards
-        self.made = self._ground.calls.attend_int8(query, keys, values, *self._settings, table, self._lengths, scale)
+        self.made = self._ground.calls.attend_int8(query, keys, values, self._kv_heads, table, self._lengths, scale)
 
     def judged(self, found: Any) -> Figures:
         return near(found, self.expected, ATTENTION_BOUND)

@@ -15,7 +15,7 @@ from edge_llm.errors import DeviceError, DeviceLost, EdgeLLMError
 from edge_llm.npu.opening import open_runtime
 
 if TYPE_CHECKING:
-    from edge_llm.npu.probes_ground import Ground
+    from edge_llm.selftest.ground import Ground
 
 NO_FALLBACK = "TORCH_NPU_FALLBACK_CPU_DISABLE"
 """Environment variable: an operator that the card lacks raises, where it would be computed by the CPU without a word."""
@@ -55,7 +55,7 @@ def _reply(question: str, grounds: list[Ground]) -> dict[str, Any]:
 
 def _opened() -> Ground:
     runtime = open_runtime(None)
-    from edge_llm.npu.probes_ground import Ground
+    from edge_llm.selftest.ground import Ground
 
     return Ground(runtime)
 

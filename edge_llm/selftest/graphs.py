@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from edge_llm.npu.probes_ground import Figures, Ground, equal, together
-from edge_llm.npu.probes_layers import EPS, Heads, angles, cached, caches, lengths_of
-from edge_llm.npu.probes_products import scales
 from edge_llm.npu.runtime import GRAPH_ROWS, Graph, run
+from edge_llm.selftest.ground import Figures, Ground, equal, together
+from edge_llm.selftest.layers import EPS, Heads, angles, cached, caches, lengths_of
+from edge_llm.selftest.products import scales
 
 
 def captured(ground: Ground, work: Any) -> tuple[Graph, float]:
@@ -69,18 +69,19 @@ def replay_lengths(ground: Ground) -> Figures:
         ground.float16(4, shape.heads, shape.size), held.keys, held.values, held.table, ground.int32(1, 1, 1, 1)
     )
     keys, values = ground.made(lambda: caches(ground, keys, values))
-    out, beside = ground.made(lambda: (ground.torch.empty_like(query), ground.torch.empty_like(query)))
+    made: list[Any] = []
 
-    def attend(to: Any) -> None:
-        ground.calls.attend(query, keys, values, shape.kv_heads, shape.scale, table, lengths, to)
+    def attend() -> None:
+        made[:] = [ground.calls.attend(query, keys, values, shape.kv_heads, table, lengths)]
 
-    graph, _ = captured(ground, lambda: attend(out))
+    graph, _ = captured(ground, attend)
+    out = made[0]
     cases = {}
     for new in (held.lengths, held.lengths[::-1]):
         host = ground.runtime.pinned((4,), ground.torch.int32)
         host.copy_(ground.int32(*new))
         again = ground.result(lambda host=host: _copied_and_replayed(ground, lengths, host, graph, out))
-        eager = ground.after(lambda: attend(beside), lambda: beside)
+        eager = ground.after(attend, lambda: made[0])
         cases[f"lengths {', '.join(map(str, new))}"] = equal(again, eager)
     return together(cases)
 
@@ -126,10 +127,7 @@ class _Layer:
         of_rows = (table.index_select(0, self._positions) for table in (self._cos, self._sin))
         query, k = calls.rotate(q, k, *of_rows)
         calls.write_keys(k, v, self._keys, self._values, self._slots)
-        out = torch.empty_like(query)
-        calls.attend(
-            query, self._keys, self._values, self.shape.kv_heads, self.shape.scale, self._table, self._lengths, out
-        )
+        out = calls.attend(query, self._keys, self._values, self.shape.kv_heads, self._table, self._lengths)
         x = self.x + self._product("o", out.view(len(q), self.hidden).to(torch.float32), self._narrow).to(torch.float32)
         gate_up = self._product("gate_up", calls.rms_norm(x, self._gain, EPS), self._narrow)
         inner = calls.swiglu(gate_up).to(torch.float32)

@@ -6,8 +6,8 @@ import statistics
 import time
 from typing import Any
 
-from edge_llm.npu.probes_ground import ROUNDS, Figures, Ground, equal
 from edge_llm.npu.runtime import run
+from edge_llm.selftest.ground import ROUNDS, Figures, Ground, equal
 
 COPIED = 64 << 20
 ALLOCATED = 1 << 30

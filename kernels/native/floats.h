@@ -1,0 +1,65 @@
+// Float products and exponentials for what is computed before a model is INT8. An output of the product is sixteen chains of
+// fma over the columns and the fixed tree, whatever the tile it falls in.
+#pragma once
+
+#include "pointwise.h"
+#include "table_floats.h"
+#include "vec.h"
+
+namespace edge {
+namespace EDGE_VARIANT {
+
+// Sums that the registers hold: R rows by P channels.
+#if defined(__AVX512F__)
+constexpr int kFloatRows = 4, kFloatChannels = 4;
+#else
+constexpr int kFloatRows = 2, kFloatChannels = 3;
+#endif
+
+template <int R, int P>
+void float_tile(const FloatProduct& a, int64_t m, int64_t n) {
+  const float* x = a.x + m * a.columns;
+  const float* weight = a.weight + n * a.columns;
+  f32x16 sum[R][P];
+  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { sum[r][p] = zero(); }); });
+  each_vector(a.columns, [&](int64_t k, int lanes) EDGE_INLINE_LAMBDA {
+    f32x16 w[P];
+    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { w[p] = load_some(weight + p * a.columns + k, lanes); });
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+      const f32x16 value = load_some(x + r * a.columns + k, lanes);
+      unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { sum[r][p] = fma(value, w[p], sum[r][p]); });
+    });
+  });
+  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { a.out[(m + r) * a.channels + n + p] = reduce_add(sum[r][p]); });
+  });
+}
+
+template <int P>
+void float_rows(const FloatProduct& a, int64_t begin, int64_t end, int64_t n) {
+  int64_t m = begin;
+  for (; m + kFloatRows <= end; m += kFloatRows) float_tile<kFloatRows, P>(a, m, n);
+  for (; m < end; ++m) float_tile<1, P>(a, m, n);
+}
+
+// In blocks of rows that stay in a core's L2 while the channels pass by.
+static void float_product(const FloatProduct& a, int64_t begin, int64_t end) {
+  constexpr int64_t kBlockBytes = 512 << 10;
+  const int64_t row_bytes = max_i64(1, a.columns) * static_cast<int64_t>(sizeof(float));
+  const int64_t block = max_i64(kFloatRows, kBlockBytes / row_bytes);
+  for (int64_t m = 0; m < a.rows; m += block) {
+    const int64_t stop = min_i64(a.rows, m + block);
+    int64_t n = begin;
+    for (; n + kFloatChannels <= end; n += kFloatChannels) float_rows<kFloatChannels>(a, m, stop, n);
+    for (; n < end; ++n) float_rows<1>(a, m, stop, n);
+  }
+}
+
+static void float_exp(const float* x, float* out, int64_t begin, int64_t end) {
+  each_vector(end - begin, [&](int64_t i, int n) { store_some(out + begin + i, exp(load_some(x + begin + i, n)), n); });
+}
+
+constexpr FloatKernels float_kernels = {float_product, float_exp};
+
+}  // namespace EDGE_VARIANT
+}  // namespace edge
