@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 from odd_layers import INNER, ODD, WIDTH, attention, norm, o, qkv
 from odd_layers import linear as linear_of
 from onnx_weights import random_weight, some_rows
+from stand_in_cann import compiled, evaluated, onnx
 
 from edge_llm.cli.main import run
 from edge_llm.devices.emulated import EmulatedDevice
@@ -35,8 +35,6 @@ from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.resident import ResidentWeights
 from kernels.layout import unpack_tiles
 
-onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
-reference = pytest.importorskip("onnx.reference")
 LENGTHS = (1, 8)
 OPERATORS = {
     "310p": [("AscendQuant", "QuantBatchMatMul")],
@@ -61,65 +59,6 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
 def exported(bundle: Bundle, flavour: Flavour, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export") / flavour.name
     return export_onnx(bundle, folder, LENGTHS, flavour=flavour).folder
-
-
-# ---- CANN's operators, as hicann/ops-nn documents them
-
-
-class AscendQuant(reference.op_run.OpRun):  # type: ignore[name-defined, misc]
-    """rint(x * scale + offset), saturated to INT8."""
-
-    def _run(self, x: Any, scale: Any = None, offset: Any = None, round_mode: Any = None) -> Any:
-        assert x.dtype == np.float16 and round_mode == "Round"
-        return (np.clip(np.rint(x * np.float32(scale) + np.float32(offset)), -128, 127).astype(np.int8),)
-
-
-class QuantBatchMatMul(reference.op_run.OpRun):  # type: ignore[name-defined, misc]
-    """(x1 @ x2 + bias) * scale in float16; the third optional input, an offset, is absent."""
-
-    def _run(
-        self, x1: Any, x2: Any, scale: Any, offset: Any = None, bias: Any = None,
-        dtype: Any = None, transpose_x1: Any = None, transpose_x2: Any = None,
-    ) -> Any:  # fmt: skip
-        assert (x1.dtype, x2.dtype, scale.dtype) == (np.int8, np.int8, np.uint64)
-        assert offset is None and (bias is None or bias.dtype == np.int32)
-        assert (dtype, transpose_x1, transpose_x2) == (1, 0, 1)
-        assert ((scale >> np.uint64(32)) == 1 << 14).all() and not (scale & np.uint64(0x1FFF)).any()
-        sums = x1.astype(np.int32) @ x2.T.astype(np.int32)
-        return (dequantized(sums if bias is None else sums + bias, scale),)
-
-
-class MatMul(reference.op_run.OpRun):  # type: ignore[name-defined, misc]
-    """INT8 into int32."""
-
-    def _run(self, a: Any, b: Any) -> Any:
-        assert a.dtype == b.dtype == np.int8
-        return (a.astype(np.int32) @ b.astype(np.int32),)
-
-
-class AscendDequant(reference.op_run.OpRun):  # type: ignore[name-defined, misc]
-    """x * deq_scale in float16."""
-
-    def _run(self, x: Any, scale: Any, dtype: Any = None) -> Any:
-        assert x.dtype == np.int32 and scale.dtype == np.uint64 and dtype == 1
-        assert not (scale >> np.uint64(32)).any()
-        return (dequantized(x, scale),)
-
-
-def dequantized(sums: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    assert sums.dtype == np.int32
-    values = sums.astype(np.float32) * (scale & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)
-    return np.clip(values, -65504, 65504).astype(np.float16)
-
-
-NEW = [AscendQuant, QuantBatchMatMul, MatMul, AscendDequant]
-for operator in NEW:
-    operator.op_domain = ""
-
-
-def evaluated(model: Any, rows: np.ndarray) -> np.ndarray:
-    found: np.ndarray = reference.ReferenceEvaluator(model, new_ops=NEW).run(None, {"rows": rows.astype(np.float16)})[0]
-    return found
 
 
 def emulated(weight: Int8Weight, rows: np.ndarray) -> np.ndarray:
@@ -232,31 +171,7 @@ def test_there_is_a_flavour_for_every_chip() -> None:
     assert {name: one.chip for name, one in FLAVOURS.items()} == {"check": None, **CHIPS}
 
 
-# ---- the compiler, or what stands for it: it keeps what it was given
-
-
-ATC = """#!/bin/sh
-for argument in "$@"; do
-  case $argument in --model=*) model=${argument#*=} ;; --output=*) output=${argument#*=} ;; esac
-done
-mkdir -p "$KEPT/$(basename "$output")"
-cp -r "$(dirname "$model")"/initializers "$model" "$KEPT/$(basename "$output")"
-echo "$@" >> "$KEPT/calls"
-"""
-
-
-def compiled(exported: Path, kept: Path, *arguments: str, **environment: str) -> list[str]:
-    """The calls of `atc`."""
-    kept.mkdir(parents=True)
-    atc = kept / "bin" / "atc"
-    atc.parent.mkdir()
-    atc.write_text(ATC)
-    atc.chmod(0o755)
-    path = f"{atc.parent}:{os.environ['PATH']}"
-    command = ["sh", str(exported / "atc.sh"), *arguments]
-    subprocess.run(command, check=True, env={**os.environ, "PATH": path, "KEPT": str(kept), **environment}, cwd="/")
-    assert not (exported / "om" / "work").exists()
-    return (kept / "calls").read_text().splitlines()
+# ---- the compiler
 
 
 def kept_arrays(kept: Path, layer: int, graph: str) -> dict[str, np.ndarray]:
@@ -319,7 +234,8 @@ def test_layers_of_other_shapes_are_compiled_with_their_own(
     layers = [Layer("", ODD["plain"]), Layer("", wide), Layer("", ODD["plain"])]
     weights = [{one.name: random_weight(one.rows, one.columns, one.bias) for one in layer.linears} for layer in layers]
     monkeypatch.setattr(exporter, "layer_weights", lambda _, __, index: BlockWeights(weights[index], {}))
-    odd: Any = SimpleNamespace(folder=Path("odd"), decoder=SimpleNamespace(layers=layers), read_block=lambda name: {})
+    decoder = SimpleNamespace(layers=layers)
+    odd: Any = SimpleNamespace(folder=Path("odd"), decoder=decoder, tensors={}, read_block=lambda name: {})
     folder, kept = export_onnx(odd, tmp_path / "out", (4,), flavour=flavour).folder, tmp_path / "kept"
     compiled(folder, kept)
     for number, layer in enumerate(index_of(folder)["layers"]):

@@ -165,7 +165,8 @@ def test_layers_of_other_shapes_have_graphs_of_their_own(
     layers = [Layer("", ODD["plain"]), Layer("", wide), Layer("", ODD["plain"])]
     weights = [{one.name: random_weight(one.rows, one.columns, one.bias) for one in layer.linears} for layer in layers]
     monkeypatch.setattr(exporter, "layer_weights", lambda _, __, index: BlockWeights(weights[index], {}))
-    odd: Any = SimpleNamespace(folder=Path("odd"), decoder=SimpleNamespace(layers=layers), read_block=lambda name: {})
+    decoder = SimpleNamespace(layers=layers)
+    odd: Any = SimpleNamespace(folder=Path("odd"), decoder=decoder, tensors={}, read_block=lambda name: {})
     folder = export_onnx(odd, tmp_path / "out", (4,)).folder
     index = index_of(folder)
     used = [{part: said["graph"] for part, said in layer["parts"].items()} for layer in index["layers"]]

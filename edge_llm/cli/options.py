@@ -25,8 +25,8 @@ device_option = click.option(
     "--device",
     default="auto",
     show_default=True,
-    help="Where the model runs: host, ascend (a card), emulated:CHIP (such as 310p), onnx (products in onnxruntime), or auto: "
-    "ascend if a card is here and lacks nothing, else host.",
+    help="Where the model runs: host, ascend (a card), emulated:CHIP (such as 310p), onnx (products in onnxruntime), "
+    "om:FOLDER (compiled products), or auto: ascend if a card is here and lacks nothing, else host.",
 )
 placement_option = click.option(
     "--placement",

@@ -149,7 +149,7 @@ def _card_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "card_bytes" not in facts:
         return []
     rows = [
-        ("card", f"{_mebibytes(facts['card_bytes'])} of {_mebibytes(facts['card_memory_bytes'])} are taken"),
+        ("card", f"{_mebibytes(facts['card_bytes'])} are taken, of {_mebibytes(facts['card_memory_bytes'])} at most"),
     ]
     if facts["held_twice_bytes"]:
         rows.append(("twice", f"{_mebibytes(facts['held_twice_bytes'])} lie on both sides, because the host decodes"))

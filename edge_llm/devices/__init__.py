@@ -1,7 +1,7 @@
 """A device holds arrays, builds static subgraphs, runs them, and counts its memory; a file of its own opens it.
 
 A device is found by its name: the host by `host`, an emulated chip by `emulated:CHIP`, an Ascend card by
-`ascend`, onnxruntime by `onnx`.
+`ascend`, onnxruntime by `onnx`, compiled products by `om:FOLDER`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _FILES = {
     "emulated": "edge_llm.devices.emulated",
     "ascend": "edge_llm.devices.ascend.device",
     "onnx": "edge_llm.devices.onnx",
+    "om": "edge_llm.devices.om",
 }
 """Kinds of devices and the modules that have them, which are imported when a device is opened."""
-_FORMS = {"host": "host", "emulated": "emulated:CHIP", "ascend": "ascend", "onnx": "onnx"}
+_FORMS = {"host": "host", "emulated": "emulated:CHIP", "ascend": "ascend", "onnx": "onnx", "om": "om:FOLDER"}
 _ADDED: dict[str, OpenDevice] = {}
 
 

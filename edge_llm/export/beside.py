@@ -129,6 +129,11 @@ bits. Nothing of this was compiled or run by us so far: compare a product with t
 `sh atc.sh` runs `atc` for each layer, part and number of rows; the commands are in there. It needs CANN's toolkit and no card.
 The weights become a part of each OM file, so compile only the numbers of rows that you run: `ROWS=256 sh atc.sh`.
 
+## Run it
+
+`edge-llm run MODEL --device om:FOLDER`, where the chip is and this folder lies, after `source` of CANN's `set_env.sh`. MODEL is
+the very bundle that was exported.
+
 ## Did something fall back to the CPU?
 
 - onnxruntime does not know these operators: it refuses the graphs, and runs nothing of them on the CPU.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_llm.convert.staging import Staging
+from edge_llm.devices.om_folder import FORMAT, INDEX, VERSION
 from edge_llm.devices.onnx_product import OPSET, onnx_package
 from edge_llm.errors import UnsupportedModel, UsageError
 from edge_llm.export.beside import SCRIPT, Compiled, readme, script
@@ -20,6 +21,7 @@ from edge_llm.export.initializers import Product, write_products
 from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.bundle_writer import storage_errors
+from edge_llm.formats.layout import tensors_digest
 from edge_llm.models.layer import Linear
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.schemes import Weight
@@ -28,9 +30,7 @@ from edge_llm.subgraphs.ops import CARD_LANE, Part
 from edge_llm.subgraphs.placement import SPLIT, place
 from edge_llm.weights.resident import layer_weights
 
-INDEX = "index.json"
 INITIALIZERS = "initializers"
-VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -193,11 +193,12 @@ class _Export:
             for graph in self.graphs.values()
         }
         return {
-            "format": "edge-llm ONNX products",
+            "format": FORMAT,
             "version": VERSION,
             "flavour": self.flavour.name,
             "opset": OPSET,
             "model": self.bundle.folder.resolve().name,
+            "tensors": tensors_digest(self.bundle.tensors),
             "lengths": self.lengths,
             "graphs": graphs,
             "layers": list(layers),

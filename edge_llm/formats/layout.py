@@ -6,6 +6,8 @@ tensors on 64-byte boundaries, so a block is one aligned read and its tensors ar
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -108,6 +110,12 @@ def layer_tensors(layer: Layer, hot: Mapping[str, int]) -> Iterator[TensorSpec]:
 
 def _linear_specs(prefix: str, linear: Linear, hot: int) -> list[TensorSpec]:
     return [(prefix + name, dtype, shape) for name, dtype, shape in linear_tensors(linear, hot)]
+
+
+def tensors_digest(tensors: Mapping[str, TensorRange]) -> str:
+    """SHA-256 of the names, shapes and checksums of a bundle's ``tensors``: the same for the same weights alone."""
+    facts = sorted((name, one.dtype, one.shape, one.crc32c) for name, one in tensors.items())
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def align(offset: int, alignment: int) -> int:

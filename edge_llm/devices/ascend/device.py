@@ -50,8 +50,9 @@ class AscendDevice:
         self.name = f"ascend:{law.name}" + (" (operators emulated)" if runtime.emulated else "")
         if not supports(law, "npu_quant_matmul"):
             raise DeviceError(
-                f"torch_npu has no INT8 products for an {law.soc}; `edge-llm export --format onnx` makes graphs for it, "
-                "and --device host runs the model"
+                f"torch_npu has no INT8 products for an {law.soc}; `edge-llm export --format onnx --flavour {law.name}` makes "
+                "graphs for it, which --device om:FOLDER runs once they are compiled (docs/onnx.md), and --device host runs "
+                "the model without"
             )
         unfit = _unfit(runtime, options.decoder)
         choice = choose_placement(options.placement, _able(law), f"the device `{self.name}`", unfit)
