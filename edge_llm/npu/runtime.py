@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from edge_llm.npu.chips import ChipLaw
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Work = Callable[[], None]
+Made = TypeVar("Made")
 
 
 class Completion(Protocol):
@@ -93,3 +94,10 @@ class Runtime(Protocol):
 def run(runtime: Runtime, work: Work) -> None:
     """Do ``work`` and wait for it."""
     runtime.enqueue(work)()
+
+
+def made(runtime: Runtime, make: Callable[[], Made]) -> Made:
+    """What ``make`` makes on the card, in order with all work; outside of work nothing waits for what the card does."""
+    found: list[Made] = []
+    run(runtime, lambda: found.append(make()))
+    return found[0]

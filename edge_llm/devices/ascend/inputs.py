@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_llm.npu.runtime import Runtime
+from edge_llm.npu.runtime import Runtime, made
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +27,9 @@ class Inputs:
         sizes = {"hidden": rows * width, "positions": rows, "slots": rows, "wanted": rows, "lengths": rows}
         sizes["table"] = rows * blocks
         shapes = {"hidden": (rows, width), "table": (rows, blocks)}
-        self._host = runtime.pinned((sum(sizes.values()),), torch.int32)
-        self._card = torch.zeros(sum(sizes.values()), dtype=torch.int32, device=runtime.device)
+        words = sum(sizes.values())
+        self._host = runtime.pinned((words,), torch.int32)
+        self._card = made(runtime, lambda: torch.empty(words, dtype=torch.int32, device=runtime.device))
         self._runtime = runtime
         self._on_host: dict[str, np.ndarray] = {}
         self._on_card: dict[str, Tensor] = {}

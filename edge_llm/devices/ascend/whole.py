@@ -13,7 +13,7 @@ from edge_llm.devices.card_weights import CardSlot, CardWeights, Load
 from edge_llm.errors import DeviceError
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Decoder
-from edge_llm.npu.runtime import run
+from edge_llm.npu.runtime import made, run
 from edge_llm.schemes.base import Weight
 from edge_llm.schemes.float16 import Float16Weight
 from edge_llm.schemes.int8_weight import Int8Weight
@@ -120,6 +120,6 @@ def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice,
         last.tiles, decoder.output.rows, decoder.output.columns, last.input_scale, last.weight_scale, last.row_sum,
         last.hot_index, last.hot_weight, last.bias,
     )  # fmt: skip
-    made: list[Any] = []
-    run(loader.runtime, lambda: made.append(_made(loader, pinned, whole)))
-    return made[0]
+    output = made(loader.runtime, lambda: _made(loader, pinned, whole))
+    assert isinstance(output, CardLinear)
+    return output
