@@ -14,7 +14,7 @@ from test_ascend import BOUND, BUILTIN, FLOAT16, ON_CARD, SHAPES, logits
 
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import GenerationParams, RuntimeConfig
-from edge_llm.engine.assembly import load_runner
+from edge_llm.engine.assembly import fill_defaults, load_runner, make_device
 from edge_llm.engine.load import load_engine
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.runner.base import Segment
@@ -214,3 +214,26 @@ def test_a_card_that_answers_nothing_any_more_costs_one_request_and_not_the_proc
     host = load_engine(BUILTIN, RuntimeConfig(threads=1, context=128, device="host"))
     assert first.startswith("DeviceLost: ") and device == "host"
     assert then == host.answer(host.text_request(PROMPT, PARAMS)).text
+
+
+def memory_left(folder: str) -> list[int]:
+    """What a model may take of the card before the first one, and after each one that was opened, used and dropped."""
+    from standins import kernels
+
+    from edge_llm.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.npu.opening import load_torch_npu
+
+    load_torch_npu()
+    kernels.install(IMPLEMENTATIONS)
+    bundle = open_bundle(Path(folder) / "tied")
+    runtime = fill_defaults(RuntimeConfig(threads=1, context=512, device="ascend"), bundle.config)
+    left = [make_device(runtime, bundle.decoder).most(0)]  # type: ignore[attr-defined]
+    for placement in ("card", "split"):
+        logits(runner_of(bundle, placement=placement), tokens_of(bundle))
+        left.append(make_device(runtime, bundle.decoder).most(0))  # type: ignore[attr-defined]
+    return left
+
+
+def test_a_model_that_is_gone_leaves_its_memory_to_the_next(card, bundles):
+    left = card.run(memory_left, str(bundles), memory=40 << 20)
+    assert left[0] > 0 and set(left) == {left[0]}

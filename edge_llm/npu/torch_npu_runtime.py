@@ -40,6 +40,7 @@ class TorchNpuRuntime:
 
     def memory(self) -> tuple[int, int]:
         with _failures():
+            self._npu.empty_cache()  # what models left that are gone is free, and torch_npu keeps it
             free, total = self._npu.mem_get_info(self.device)
         return int(free), int(total)
 
