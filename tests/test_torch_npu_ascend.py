@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +13,11 @@ from card_reference import logits_of
 from test_ascend import BOUND, BUILTIN, FLOAT16, ON_CARD, SHAPES, logits
 
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import RuntimeConfig
-from edge_llm.engine.assembly import load_runner
+from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.engine.assembly import fill_defaults, load_runner, make_device
+from edge_llm.engine.load import load_engine
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.runner.base import Segment
 
 if TYPE_CHECKING:
     from standins import Card
@@ -44,6 +48,7 @@ def facts(folder: str) -> dict[str, Any]:
         if name in ON_CARD:
             found[name, "card"] = logits(runner_of(bundle, placement="card"), tokens)
     found["step"] = step_counts(open_bundle(Path(folder) / "tied"), kernels)
+    found["on the default stream"] = +kernels.default_stream_calls
     found["builtin"] = logits(runner_of(open_bundle(BUILTIN), placement="card"), tokens_of(open_bundle(BUILTIN)))
     return found
 
@@ -99,3 +104,136 @@ def test_a_step_is_one_copy_in_one_replay_one_copy_out_and_one_wait(found):
     print(f"a step replays {kernels // STEPS} kernels")
     assert kernels % STEPS == 0
     assert set(counted) == {"async_in_bytes", "async_out_bytes"}, "no other copy, wait, launch or capture"
+
+
+def test_all_that_the_card_does_is_in_order_with_the_work_that_it_was_given(found):
+    """What a stream does for itself may be done later than what another stream does behind it."""
+    assert not found["on the default stream"]
+
+
+# ---- a card that fails
+
+BREAKABLE = (
+    "aclrtMalloc", "aclrtMemcpy", "aclrtMemcpyAsync", "aclrtRecordEvent", "aclrtSynchronizeEvent", "aclrtSynchronizeStream",
+    "aclrtGetMemInfo", "aclmdlRIExecuteAsync",
+)  # fmt: skip
+"""Functions of the runtime whose failure torch_npu hands on: it dies itself of one to lock memory or to choose the card."""
+
+
+ALL = (*BREAKABLE, "aclrtFree", "aclrtFreeHost", "aclrtStreamWaitEvent", "aclrtQueryEventStatus")
+NOTHING = ",".join(f"{function}=507899" for function in ALL)
+PROMPT = "Once upon a time there was"
+PARAMS = GenerationParams(max_tokens=8, ignore_eos=True)
+
+
+def failures(folder: str) -> dict[tuple[str, str, str], str]:
+    """What is raised where a function of the runtime fails from some point on, by placement, function and point."""
+    from standins import kernels
+
+    from edge_llm.npu import opening
+    from edge_llm.npu.emulated_ops import IMPLEMENTATIONS
+
+    opening.load_torch_npu()
+    kernels.install(IMPLEMENTATIONS)
+    tried = opening.import_torch_npu({**os.environ})
+    opening.import_torch_npu = lambda environment: tried  # type: ignore[assignment] # seconds each time
+    bundle = open_bundle(Path(folder) / "tied")
+    return {
+        (placement, function, point): raised(kernels, f"{function}=507899", working(bundle, placement, point))
+        for placement in ("split", "card")
+        for function in BREAKABLE
+        for point in ("load", "prompt", "states", "step", "pages")
+    }
+
+
+def working(bundle: Bundle, placement: str, point: str) -> Callable[[], Any]:
+    """What a model does at this ``point``."""
+    if point == "load":
+        return lambda: runner_of(bundle, placement=placement)
+    runner, tokens = runner_of(bundle, placement=placement), tokens_of(bundle)
+    sequence = runner.open()
+    if point == "prompt":
+        return lambda: runner.forward(sequence, tokens)
+    runner.forward(sequence, tokens)
+    if point == "step":
+        runner.forward(sequence, [1])
+        return lambda: runner.forward(sequence, [2])
+    if point == "states":
+        return lambda: runner.run([Segment(sequence, tokens[:3], 2, states=True)])
+    return lambda: runner.model.kv.read_pages(sequence.host_pages(np.arange(2)))
+
+
+def raised(kernels: Any, rule: str, work: Callable[[], Any]) -> str:
+    """The name and the text of what ``work`` raises under the ``rule``; empty where it does not need what fails."""
+    kernels.fail_runtime(rule)
+    try:
+        work()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        kernels.fail_runtime("")
+    return ""
+
+
+def test_wherever_the_card_fails_it_is_lost_by_name(card, bundles):
+    found = card.run(failures, str(bundles))
+    told = {place: text for place, text in found.items() if text}
+    assert {placement for placement, *_ in told} == {"split", "card"}
+    assert {point for *_, point in told} == {"load", "prompt", "states", "step", "pages"}
+    strange = {place: text for place, text in told.items() if not text.startswith("DeviceLost: the device `ascend` failed: ")}
+    assert not strange
+    assert not [text for text in told.values() if "\n" in text]
+
+
+def lost_for_good(placement: str) -> tuple[str, str, str]:
+    """What the request says in whose middle the card answers nothing any more, what the next one is told, and by whom."""
+    from standins import kernels
+
+    from edge_llm.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.npu.opening import load_torch_npu
+
+    load_torch_npu()
+    kernels.install(IMPLEMENTATIONS)
+    runtime = RuntimeConfig(threads=1, context=128, device="ascend", placement=placement, draft="none")
+    engine = load_engine(BUILTIN, runtime)
+    deltas = engine.stream(engine.text_request(PROMPT, PARAMS))
+    next(deltas)
+    first = raised(kernels, "", lambda: break_card(kernels, deltas))
+    kernels.fail_runtime(NOTHING)
+    return first, engine.answer(engine.text_request(PROMPT, PARAMS)).text, engine.runner.site.device
+
+
+def break_card(kernels: Any, deltas: Iterator[Any]) -> None:
+    kernels.fail_runtime(NOTHING)
+    list(deltas)
+
+
+@pytest.mark.parametrize("placement", ["split", "card"])
+def test_a_card_that_answers_nothing_any_more_costs_one_request_and_not_the_process(card, placement):
+    first, then, device = card.run(lost_for_good, placement)
+    host = load_engine(BUILTIN, RuntimeConfig(threads=1, context=128, device="host"))
+    assert first.startswith("DeviceLost: ") and device == "host"
+    assert then == host.answer(host.text_request(PROMPT, PARAMS)).text
+
+
+def memory_left(folder: str) -> list[int]:
+    """What a model may take of the card before the first one, and after each one that was opened, used and dropped."""
+    from standins import kernels
+
+    from edge_llm.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.npu.opening import load_torch_npu
+
+    load_torch_npu()
+    kernels.install(IMPLEMENTATIONS)
+    bundle = open_bundle(Path(folder) / "tied")
+    runtime = fill_defaults(RuntimeConfig(threads=1, context=512, device="ascend"), bundle.config)
+    left = [make_device(runtime, bundle.decoder).most(0)]  # type: ignore[attr-defined]
+    for placement in ("card", "split"):
+        logits(runner_of(bundle, placement=placement), tokens_of(bundle))
+        left.append(make_device(runtime, bundle.decoder).most(0))  # type: ignore[attr-defined]
+    return left
+
+
+def test_a_model_that_is_gone_leaves_its_memory_to_the_next(card, bundles):
+    left = card.run(memory_left, str(bundles), memory=40 << 20)
+    assert left[0] > 0 and set(left) == {left[0]}

@@ -92,7 +92,7 @@ class Runtime(Protocol):
 
 
 def run(runtime: Runtime, work: Callable[[], Made]) -> Made:
-    """Do ``work``, wait for it, and give what it made."""
+    """Do ``work``, wait for it, and give what it made; outside of work nothing waits for what the card does."""
     made: list[Made] = []
     runtime.enqueue(lambda: made.append(work()))()
     return made[0]

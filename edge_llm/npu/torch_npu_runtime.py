@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version as package_version
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from edge_llm.errors import DeviceError, DeviceLost
 from edge_llm.npu.chips import ChipLaw
@@ -29,18 +31,24 @@ class TorchNpuRuntime:
         self.counters = Counters()
         self._torch = torch
         self._npu: Any = torch.npu  # type: ignore[attr-defined]
-        self._npu.set_device(self.device)
+        with _failures():
+            self._npu.set_device(self.device)
+            self._stream = self._npu.Stream(device=self.device)
+            self._copies = self._npu.Stream(device=self.device)
         self.software = f"torch_npu {package_version('torch_npu')}, CANN {_cann_version()}"
         self.attention_missing = _attention_missing(torch.ops.atb, law)
-        self._stream = self._npu.Stream(device=self.device)
-        self._copies = self._npu.Stream(device=self.device)
 
     def memory(self) -> tuple[int, int]:
-        free, total = self._npu.mem_get_info(self.device)
+        with _failures():
+            self._npu.empty_cache()  # what models left that are gone is free, and torch_npu keeps it
+            free, total = self._npu.mem_get_info(self.device)
         return int(free), int(total)
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
-        return self._torch.zeros(shape, dtype=dtype).pin_memory()
+        with _failures():
+            array = self._torch.zeros(shape, dtype=dtype).pin_memory()
+        _pinned[id(array)] = array
+        return array
 
     def enqueue(self, work: Work, after: Completion | None = None) -> Completion:
         return self._given(self._stream, work, after)
@@ -118,6 +126,20 @@ class _NpuGraph:
         self._graph.replay()
 
 
+_pinned: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+"""Pinned arrays that are in use, by their identity."""
+_kept: dict[int, Tensor] = {}
+"""Those that were in use when a card was lost."""
+
+
+def _keep_pinned() -> None:
+    """Keep what is pinned until the process is gone: freed, torch_npu asks a lost card about it and ends the process [run]."""
+    if not _kept:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))  # nor is it freed when Python ends
+    arrays = [array for array in (held() for held in _pinned.valuerefs()) if array is not None]
+    _kept.update({id(array): array for array in arrays})
+
+
 @contextmanager
 def _failures() -> Iterator[None]:
     """What torch_npu raises, as one of the tree's errors."""
@@ -127,4 +149,5 @@ def _failures() -> Iterator[None]:
         reason = next(iter(str(error).strip().splitlines()), "it gave no reason")
         if "out of memory" in reason.lower():
             raise DeviceError(f"the card has no memory left: {reason}; use a smaller --ctx or --card-memory") from error
+        _keep_pinned()
         raise DeviceLost("ascend", reason) from error

@@ -33,6 +33,7 @@ ND_FORMATS = (0, 2)  # of memory that lies as torch thinks
 calls: Counter[str] = Counter()  # kernels that ran, by operator; those of a replay are among the replayed ones only
 captured_calls: Counter[str] = Counter()
 replayed_calls: Counter[str] = Counter()
+default_stream_calls: Counter[str] = Counter()  # of the calls, those on the stream that nothing waits for by itself
 
 _runtime = ctypes.CDLL("libascendcl.so")
 _runtime.standin_counter_name.restype = ctypes.c_char_p
@@ -147,6 +148,7 @@ class _Kernel:
         _fail_if_told(self.name)
         self._check_devices(operands)
         stream = torch.npu.current_stream().npu_stream
+        default_stream_calls[self.name] += stream == torch.npu.default_stream().npu_stream
         error = ctypes.c_int()
         if _runtime.standin_begin_kernel(stream, error):
             results = self._record(stream, arguments, named)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_llm.npu.runtime import Runtime
+from edge_llm.npu.runtime import Runtime, run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ class Inputs:
         shapes: dict[str, tuple[int, ...]] = {"hidden": (rows, width), **numbers, "table": (rows, blocks)}
         words = sum(map(math.prod, shapes.values()))
         self._host = runtime.pinned((words,), torch.int32)
-        self._card = torch.zeros(words, dtype=torch.int32, device=runtime.device)
+        self._card = run(runtime, lambda: torch.empty(words, dtype=torch.int32, device=runtime.device))
         self._runtime = runtime
         self._on_host: dict[str, np.ndarray] = {}
         self._on_card: dict[str, Tensor] = {}

@@ -172,10 +172,10 @@ class CardModel:
         """float32 [wanted, vocabulary]."""
         logits = np.empty((len(wanted), self.decoder.vocab_size), np.float32)
         for first in range(0, len(wanted), HEAD_ROWS):
-            some = self._on_card(wanted[first : first + HEAD_ROWS])
+            some = self._indices(wanted[first : first + HEAD_ROWS])
 
             def work(some: Any = some) -> None:
-                made = self._head(flow.hidden.index_select(0, some))
+                made = self._head(flow.hidden.index_select(0, some.to(self._runtime.device)))
                 self._runtime.copy_out(self._head_rows[: len(some)], made)
 
             run(self._runtime, work)
@@ -186,11 +186,11 @@ class CardModel:
         """Normed last hidden states: float32 [wanted, hidden size]."""
         if not len(wanted):
             return np.empty((0, self.decoder.hidden_size), np.float32)
-        some = self._on_card(wanted)
+        some = self._indices(wanted)
         host = self._runtime.pinned((len(wanted), self.decoder.hidden_size), self._torch.float32)
 
         def work() -> None:
-            rows = flow.hidden.index_select(0, some)
+            rows = flow.hidden.index_select(0, some.to(self._runtime.device))
             self._runtime.copy_out(host, self._layers.norm(self.decoder.norm, self._whole.gains, rows))
 
         run(self._runtime, work)
@@ -289,9 +289,9 @@ class CardModel:
             flow = self._flows[chunk.index] = _Flow(inputs)
         return flow
 
-    def _on_card(self, indices: np.ndarray) -> Any:
-        """int32 indices on the card."""
-        return self._torch.from_numpy(indices.astype(np.int32)).to(self._runtime.device)
+    def _indices(self, rows: np.ndarray) -> Any:
+        """Numbers of ``rows`` as the card takes them, still on the host."""
+        return self._torch.from_numpy(rows.astype(np.int32))
 
     def _make_counter(self) -> None:
         self._clipped = Clipped(self._torch.zeros(1, dtype=self._torch.int64).to(self._runtime.device))

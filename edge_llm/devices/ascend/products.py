@@ -13,7 +13,7 @@ from edge_llm.devices.base import Buffers, Rows
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.errors import DeviceError
 from edge_llm.npu.calls import Calls
-from edge_llm.npu.runtime import Completion, Runtime
+from edge_llm.npu.runtime import Completion, Runtime, run
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Op, Subgraph
 
@@ -47,11 +47,10 @@ class SplitProduct:
         self._runtime = runtime
         self._calls = calls
         columns, outputs = calls.law.padded(op.linear.columns, op.linear.rows)
-        self._x = torch.zeros((subgraph.rows, columns), dtype=torch.int8, device=runtime.device)
+        rows = (subgraph.rows, columns)
+        self._x = run(runtime, lambda: torch.empty(rows, dtype=torch.int8, device=runtime.device))
         self._slots = [
-            _Slot(
-                runtime.pinned((subgraph.rows, columns), torch.int8), runtime.pinned((subgraph.rows, outputs), torch.float16)
-            )
+            _Slot(runtime.pinned(rows, torch.int8), runtime.pinned((subgraph.rows, outputs), torch.float16))
             for _ in range(IN_FLIGHT)
         ]
         self._turn = 0
