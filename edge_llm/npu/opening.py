@@ -41,14 +41,14 @@ def _emulated(law: ChipLaw) -> Runtime:
 
 def _check_torch() -> None:
     if find_package("torch", tuple(sys.path)) is None:
-        raise DeviceError("the package torch is not installed; `pip install torch==2.13.0` is its CPU build")
+        raise DeviceError("the package torch is not installed; `pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu` is its CPU build")
 
 
 def _real(chip: str | None, environment: Mapping[str, str]) -> Runtime:
     search = tuple(sys.path)
     for finding in package_findings(find_package("torch", search), find_package("torch_npu", search)):
         if finding.good is False:
-            raise DeviceError(f"no Ascend card can be used: {finding.name} {finding.value}; {finding.advice}; {DOCTOR}")
+            raise DeviceError(f"no Ascend card can be used: {finding.name} {finding.value}; {finding.advice}, or use --device host; {DOCTOR}")
     tried = import_torch_npu(environment)
     if not tried.works:
         raise DeviceError(f"torch_npu cannot be imported: {tried.line}; {DOCTOR}")
@@ -56,7 +56,7 @@ def _real(chip: str | None, environment: Mapping[str, str]) -> Runtime:
         raise DeviceError(f"torch_npu sees no card; {DOCTOR}")
     law = _law_of(tried.chip)
     if chip is not None and chip_law(chip).name != law.name:
-        raise DeviceError(f"the card is a {tried.chip} and not a {chip}; use --device ascend")
+        raise DeviceError(f"the card is an {tried.chip} and not a {chip}; use --device ascend")
     load_torch_npu()
     from edge_llm.npu.torch_npu_runtime import TorchNpuRuntime
 

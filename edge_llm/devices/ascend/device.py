@@ -184,6 +184,8 @@ def open_device(name: str, options: DeviceOptions) -> AscendDevice:
     Raises `DeviceError` when there is no card that can be used, with the remedy.
     """
     _, _, chip = name.partition(":")
+    if chip.isdecimal():
+        raise DeviceError(f"no device `{shown(name)}`; set ASCEND_RT_VISIBLE_DEVICES=`{chip}` and use --device ascend")
     if ":" in chip or (":" in name and not chip):
         raise DeviceError(f"no device `{shown(name)}`; a card is called `ascend`, or `ascend:CHIP`")
     runtime = open_runtime(chip or None)
