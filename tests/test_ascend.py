@@ -322,7 +322,12 @@ def test_too_little_memory_is_said_with_both_sizes(bundles):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("ascend:", "called `ascend`"), ("ascend:310p:x", "called `ascend`"), ("ascend:1", "ASCEND_RT_VISIBLE_DEVICES=`1`"), ("ascend:9x", "no chip `9x`")],
+    [
+        ("ascend:", "called `ascend`"),
+        ("ascend:310p:x", "called `ascend`"),
+        ("ascend:1", "ASCEND_RT_VISIBLE_DEVICES=`1`"),
+        ("ascend:9x", "no chip `9x`"),
+    ],
 )
 def test_names_that_no_card_has(name, words):
     with pytest.raises(DeviceError, match=re.escape(words)):

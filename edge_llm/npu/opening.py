@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from edge_llm.errors import DeviceError
 from edge_llm.npu.chips import CHIPS, ChipLaw, chip_law
-from edge_llm.npu.packages import AUTOLOAD, find_package, import_torch_npu, package_findings
+from edge_llm.npu.packages import AUTOLOAD, CPU_WHEELS, find_package, import_torch_npu, package_findings
 from edge_llm.npu.runtime import Runtime
 
 OPERATORS = "EDGE_LLM_NPU_OPS"
@@ -41,14 +41,15 @@ def _emulated(law: ChipLaw) -> Runtime:
 
 def _check_torch() -> None:
     if find_package("torch", tuple(sys.path)) is None:
-        raise DeviceError("the package torch is not installed; `pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu` is its CPU build")
+        raise DeviceError(f"the package torch is not installed; its CPU build is `pip install torch==2.13.0 {CPU_WHEELS}`")
 
 
 def _real(chip: str | None, environment: Mapping[str, str]) -> Runtime:
     search = tuple(sys.path)
     for finding in package_findings(find_package("torch", search), find_package("torch_npu", search)):
         if finding.good is False:
-            raise DeviceError(f"no Ascend card can be used: {finding.name} {finding.value}; {finding.advice}, or use --device host; {DOCTOR}")
+            gap = f"{finding.name} {finding.value}; {finding.advice}"
+            raise DeviceError(f"no Ascend card can be used: {gap}, or use --device host; {DOCTOR}")
     tried = import_torch_npu(environment)
     if not tried.works:
         raise DeviceError(f"torch_npu cannot be imported: {tried.line}; {DOCTOR}")

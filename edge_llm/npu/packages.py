@@ -26,7 +26,7 @@ OLDEST, NEWEST = (2, 10), (2, 13)  # [src] releases for CANN 9.1; [vllm] 2.10 is
 PROBE_SECONDS = 90.0  # [run] the import takes 4 s on an idle x86-64 machine; boards are slower
 LONGEST_LINE = 300
 _PAIR = "install torch (its CPU build) and torch_npu of the same version, 2.10 to 2.13"
-_CPU_WHEELS = "--index-url https://download.pytorch.org/whl/cpu"
+CPU_WHEELS = "--index-url https://download.pytorch.org/whl/cpu"
 _MARK = "cards that torch_npu sees:"
 _SCRIPT = (
     "import torch, torch_npu; count = torch.npu.device_count(); "
@@ -83,7 +83,7 @@ def _torch(torch: Package | None) -> Finding:
     if torch.built_for or local:
         value = f"{torch.version}, built for {torch.built_for or 'another accelerator'}"
         plain = torch.version.partition("+")[0]
-        return Finding("torch", value, good=False, advice=f"`pip install torch=={plain} {_CPU_WHEELS}`")  # [whl] ERR00007
+        return Finding("torch", value, good=False, advice=f"`pip install torch=={plain} {CPU_WHEELS}`")  # [whl] ERR00007
     return Finding("torch", torch.version, good=True)
 
 
@@ -96,7 +96,7 @@ def _torch_npu(torch_npu: Package | None, torch: Package | None) -> Finding:
     if release < OLDEST:
         return Finding("torch_npu", f"{torch_npu.version}: too old", good=False, advice=_PAIR)
     if torch is not None and torch.release not in (None, release):  # [whl] torch_npu 2.13.0 asks for torch==2.13.0.*
-        advice = f"`pip install 'torch=={release[0]}.{release[1]}.*' {_CPU_WHEELS}`, or the torch_npu of torch's release"
+        advice = f"`pip install 'torch=={release[0]}.{release[1]}.*' {CPU_WHEELS}`, or the torch_npu of torch's release"
         return Finding("torch_npu", f"{torch_npu.version} does not fit torch {torch.version}", good=False, advice=advice)
     if release > NEWEST:
         return Finding("torch_npu", f"{torch_npu.version}: newer than what was tried", advice=f"if it fails, {_PAIR}")
