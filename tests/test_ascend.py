@@ -9,10 +9,11 @@ from card_reference import logits_of
 from test_devices_card import SHAPES, tokens_of
 
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
+from edge_llm.engine.load import load_engine
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.npu.emulated_runtime import EmulatedRuntime
@@ -311,6 +312,15 @@ def test_a_shape_that_the_attention_refuses_falls_back_by_name(bundles):
 
 
 # ---- what is refused ----
+
+
+def test_a_draft_model_runs_on_the_host_however_the_card_keeps_its_keys(bundles):
+    options = {"placement": "card", "keys": "float16", "context": 128, "threads": 1}
+    alone, helped = (
+        load_engine(BUILTIN, RuntimeConfig(device="ascend", draft=draft, **options)) for draft in ("none", str(BUILTIN))
+    )
+    prompt = alone.token_request(tokens_of(bundles["tied"], 20), GenerationParams(max_tokens=12, ignore_eos=True))
+    assert alone.answer(prompt).tokens == helped.answer(prompt).tokens
 
 
 def test_too_little_memory_is_said_with_both_sizes(bundles):

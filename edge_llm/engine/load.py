@@ -14,7 +14,7 @@ from typing import Any
 from edge_llm.config import RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
-from edge_llm.engine.assembly import fill_defaults, int8_runner, make_runner, run_on_host
+from edge_llm.engine.assembly import fill_defaults, host_runtime, int8_runner, make_runner, run_on_host
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.draft_model import model_drafter
 from edge_llm.engine.engine import Engine
@@ -79,8 +79,8 @@ def make_drafter(runtime: RuntimeConfig, target: Path) -> Callable[[], Drafter]:
         raise UsageError(f"the draft model `{runtime.draft}` has another tokenizer than the model it would help", param="draft")
     bundle = open_bundle(folder)
     context = min(bundle.config.context, runtime.context or bundle.config.context)
-    on_host = replace(runtime, device="host", placement="auto", memory=None, card_memory=None)
-    runner = make_runner(bundle, replace(on_host, context=context, draft="none"))
+    on_host = host_runtime(runtime, "a draft model runs there")
+    runner = make_runner(bundle, replace(on_host, memory=None, context=context, draft="none"))
     return lambda: model_drafter(runner)
 
 

@@ -228,5 +228,5 @@ def chip_law(name: str) -> ChipLaw:
     """The law of the chip called ``name`` (310p, 310b or 910b, in either case).  Raises `DeviceError` for any other."""
     law = CHIPS.get(name.lower())
     if law is None:
-        raise DeviceError(f"no chip `{name}` to emulate; there are: {', '.join(CHIPS)}")
+        raise DeviceError(f"no chip `{name}`; there are: {', '.join(CHIPS)}")
     return law
