@@ -200,14 +200,23 @@ def test_every_number_of_rows_has_one_graph(bundles):
     assert counters.captures == 6
 
 
-@pytest.mark.parametrize("placement", ["split", "card"])
-def test_streamed_layers_give_the_same(bundles, placement):
-    bundle = bundles["tied"]
+@pytest.mark.parametrize(
+    ("name", "placed"),
+    [
+        ("tied", {"placement": "split"}),
+        ("tied", {"placement": "card"}),
+        ("qk norms", {"placement": "card", "keys": "float16"}),
+        ("qk norms", {"placement": "card", "keys": "int8"}),
+    ],
+    ids=str,
+)
+def test_streamed_layers_give_the_same(bundles, name, placed):
+    bundle = bundles[name]
     tokens = tokens_of(bundle, 100)
-    plain = logits(runner_of(bundle, placement=placement), tokens)
-    runtime = fill_defaults(runtime_of(placement=placement), bundle.config)
+    plain = logits(runner_of(bundle, **placed), tokens)
+    runtime = fill_defaults(runtime_of(**placed), bundle.config)
     needs = make_device(runtime, bundle.decoder).needs(bundle.decoder, bundle.tensors, room(runtime))
-    streamed = runner_of(bundle, placement=placement, card_memory=str(needs.total - sum(needs.layers[:2])))
+    streamed = runner_of(bundle, **placed, card_memory=str(needs.total - sum(needs.layers[: len(needs.layers) // 3])))
     assert streamed.model.weights.streamed
     assert np.array_equal(plain, logits(streamed, tokens))
 

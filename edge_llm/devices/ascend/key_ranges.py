@@ -25,8 +25,17 @@ def seen_ranges(model: CardModel, room: Room) -> list[np.ndarray]:
     """Of every layer float32 [2, KV * D]: the largest key and value of each channel, over a sample that ``model`` computes."""
     tokens = np.random.default_rng(0).integers(0, model.decoder.vocab_size, room.tokens).astype(np.int64)
     for first in range(0, room.tokens, room.lengths[-1]):
-        model.walk(range(len(model.decoder.layers) + 1), _chunk(tokens, first, model, room))()
+        _compute(model, _chunk(tokens, first, model, room))
     return model.keys.largest()
+
+
+def _compute(model: CardModel, chunk: Chunk) -> None:
+    """Carry ``chunk`` through all layers; those that are streamed come one by one."""
+    model.walk(range(1), chunk)()
+    for layer in range(len(model.decoder.layers)):
+        model.weights.request(layer)
+        model.weights.wait(layer)
+        model.walk(range(layer + 1, layer + 2), chunk)()
 
 
 def _chunk(tokens: np.ndarray, first: int, model: CardModel, room: Room) -> Chunk:
