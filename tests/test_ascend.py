@@ -255,6 +255,17 @@ def test_pages_on_disk_are_taken_by_the_same_numeric_alone_and_give_the_same(bun
         assert nothing == 0 and some >= 256 and np.array_equal(first, second)
 
 
+def test_pages_of_int8_keys_serve_whatever_the_context_is(bundles):
+    bundle = bundles["qk norms"]
+    tokens = tokens_of(bundle, 200)
+    options = {"placement": "card", "keys": "int8"}
+    runner = runner_of(bundle, context=512, **options)
+    plain = runner.forward(runner.open(), tokens)
+    kept(bundle, tokens, context=320, **options)
+    some, found = kept(bundle, tokens, context=512, **options)
+    assert some and np.array_equal(plain, found)
+
+
 def test_what_is_cut_off_is_counted(bundles):
     bundle = open_bundle(BUILTIN)
     runner = runner_of(bundle, placement="card")

@@ -119,19 +119,19 @@ class AscendDevice:
         self, decoder: Decoder, weights: Weights, loader: Loader, tables: RopeTables, room: Room
     ) -> DeviceModel:
         whole = WholeWeights(weights, loader, decoder)
-        ropes = self._ropes(decoder, loader, tables)
         (embedding,) = embedding_part(decoder, HOST).ops
         embed = build_op(embedding, tables, self._host.pool, self._shadow)
 
-        def model(keys: KeyForm, room: Room) -> CardModel:
+        def model(keys: KeyForm, tables: RopeTables, room: Room) -> CardModel:
+            ropes = self._ropes(decoder, loader, tables)
             return CardModel(decoder, whole, Layers(self.calls, keys, ropes, self._shadow), embed, self.runtime, room)
 
         float16 = Float16Keys(self.runtime, self.calls)
         if self.keys == FLOAT16_KEYS:
-            return model(float16, room)
+            return model(float16, tables, room)
         sample = sample_room(room)
-        ranges = seen_ranges(model(float16, sample), sample)
-        return model(Int8Keys(self.runtime, self.calls, ranges), room)
+        ranges = seen_ranges(model(float16, RopeTables(sample.positions), sample), sample)
+        return model(Int8Keys(self.runtime, self.calls, ranges), tables, room)
 
     def _ropes(self, decoder: Decoder, loader: Loader, tables: RopeTables) -> dict[Rope, Any]:
         """cos and sin float16 [positions, D] of every rotary embedding, on the card: those of half a head, twice."""

@@ -1,6 +1,7 @@
 """The static range of every channel of keys and values, for INT8 keys: the largest that a sample of tokens shows.
 
-The sample is drawn from the whole vocabulary by a fixed seed, so the ranges of a model are always the same.
+The sample is drawn from the whole vocabulary by a fixed seed, and as long in any context, so the ranges of a model are always
+the same: keys of other ranges are other numbers.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from edge_llm.devices.ascend.model import CardModel
 from edge_llm.devices.base import Chunk, Room, Rows, static_length
 
 SAMPLE = 512
-"""Tokens; less where the context is shorter."""
+"""Tokens."""
 
 
 def sample_room(room: Room) -> Room:
     """The room that a sample needs."""
-    return replace(room, tokens=min(SAMPLE, room.positions), window=1)
+    return replace(room, tokens=SAMPLE, positions=SAMPLE, window=1)
 
 
 def seen_ranges(model: CardModel, room: Room) -> list[np.ndarray]:
