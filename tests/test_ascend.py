@@ -14,11 +14,12 @@ from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
 from edge_llm.engine.load import load_engine
-from edge_llm.errors import DeviceError, UsageError
+from edge_llm.errors import DeviceError, NumericError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.npu.law import OPERATORS
 from edge_llm.runner.base import Segment
+from edge_llm.schemes.int8_weight import Int8Weight
 
 BUILTIN = Path(__file__).resolve().parents[1] / "edge_llm" / "builtin"
 FLOAT16 = "emulated:310p:float16"
@@ -264,6 +265,30 @@ def test_pages_of_int8_keys_serve_whatever_the_context_is(bundles):
     kept(bundle, tokens, context=320, **options)
     some, found = kept(bundle, tokens, context=512, **options)
     assert some and np.array_equal(plain, found)
+
+
+@pytest.mark.parametrize("rows", [1, 20, 70])
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_rows_that_are_no_numbers_any_more_are_refused_and_the_next_are_not(bundles, rows, wanted):
+    """Also a row that is not wanted: its keys are seen by those that are."""
+    runner = runner_of(bundles["tied"], placement="card")
+    plain = runner.forward(runner.open(), tokens_of(bundles["tied"], rows))
+    fill, bad = runner.model._fill, []
+    runner.model._fill = lambda rows, inputs: (fill(rows, inputs), inputs.host("hidden")[0].fill(bad[0] if bad else 0))
+    for bad[:] in ([np.nan], [np.inf], [-np.inf]):
+        sequence = runner.open()
+        with pytest.raises(NumericError, match="not finite"):
+            runner.forward(sequence, tokens_of(bundles["tied"], rows), wanted=wanted)
+        assert sequence.length == 0
+    runner.model._fill = fill
+    assert np.array_equal(plain, runner.forward(runner.open(), tokens_of(bundles["tied"], rows)))
+
+
+@pytest.mark.parametrize("placement", ["split", "card"])
+def test_weights_that_are_no_numbers_are_refused_by_name(bundles, placement, monkeypatch):
+    monkeypatch.setattr(Int8Weight, "product_scale", property(lambda weight: np.full(weight.rows, np.nan, np.float32)))
+    with pytest.raises(NumericError, match=r"`(qkv|output)\.scale` of the model's weights is not finite"):
+        runner_of(bundles["qk norms"], placement=placement)
 
 
 def test_what_is_cut_off_is_counted(bundles):

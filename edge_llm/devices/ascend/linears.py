@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_llm.devices.card_weights import CardBlock, CardSlot, Load, int8_linears, rounded_linears
+from edge_llm.errors import NumericError
 from edge_llm.npu.calls import Calls
 from edge_llm.npu.runtime import Completion, Runtime
 from edge_llm.schemes.int8_weight import Int8Weight
@@ -65,7 +66,11 @@ class Loader:
         self._torch = torch
 
     def stage(self, staging: dict[str, Tensor], name: str, array: np.ndarray) -> Tensor:
-        """``array`` in pinned memory: that of the array which had this name, type and shape before, or new."""
+        """``array`` in pinned memory: that of the array which had this name, type and shape before, or new.
+
+        Raises `NumericError` for what is not finite: the card's products of INT8 would not show it.
+        """
+        _check_finite(name, array)
         kind = self._torch.from_numpy(np.empty(0, array.dtype)).dtype
         held = staging.get(name)
         if held is None or tuple(held.shape) != array.shape or held.dtype != kind:
@@ -89,7 +94,8 @@ class Loader:
         weight = np.zeros((rows, columns), np.int8)
         weight[: linear.rows, : linear.columns] = unpack_tiles(linear.tiles, linear.rows, linear.columns)
         arrays = {"weight": weight, "scale": _padded(linear.rounding.scale, rows, np.float32)}
-        if linear.rounding.bias is not None:
+        if linear.bias is not None and linear.rounding.bias is not None:
+            _check_finite(f"{name}.bias", linear.bias)
             arrays["bias"] = _padded(linear.rounding.bias, rows, np.int32)
         return {kind: self.stage(staging, f"{name}.{kind}", array) for kind, array in arrays.items()}
 
@@ -99,6 +105,11 @@ class Loader:
         scale = self.calls.pack_scale(self.copied(staged["scale"]))
         bias = self.copied(staged["bias"]) if "bias" in staged else None
         return NpuLinear(weight, scale, bias, linear.rows, linear.columns)
+
+
+def _check_finite(name: str, array: np.ndarray) -> None:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise NumericError(f"`{name}` of the model's weights is not finite, or not in the range of float16")
 
 
 def _padded(values: np.ndarray, length: int, kind: Any) -> np.ndarray:

@@ -95,6 +95,7 @@ class CardModel:
         self._flows: dict[int, _Flow] = {}
         self._steps: dict[int, _Step] = {}
         self._steps_taken = 0
+        self._trouble = runtime.pinned((1,), torch.float32)
         self._head_rows = runtime.pinned((HEAD_ROWS, decoder.vocab_size), torch.float16)
         run(runtime, self._make_counter)
 
@@ -132,6 +133,7 @@ class CardModel:
             elif block <= len(self.decoder.layers):
                 self._give_layer(block - 1, flow)
             else:
+                self._check_rows(flow)
                 flow.outputs = self._logits(chunk.logits, flow), self._states(chunk.states, flow)
         if flow.last is not None:
             flow.last()
@@ -168,6 +170,11 @@ class CardModel:
 
         traffic.used = flow.last = self._runtime.enqueue(work, after=traffic.loaded)
 
+    def _check_rows(self, flow: _Flow) -> None:
+        """Raises `NumericError` where the rows are not numbers any more, wanted or not: products of INT8 do not show it."""
+        run(self._runtime, lambda: self._runtime.copy_out(self._trouble, _trouble(flow.hidden).reshape(1)))
+        _finite(self._trouble.numpy())
+
     def _logits(self, wanted: np.ndarray, flow: _Flow) -> np.ndarray:
         """float32 [wanted, vocabulary]."""
         logits = np.empty((len(wanted), self.decoder.vocab_size), np.float32)
@@ -203,7 +210,8 @@ class CardModel:
     # ---- as one graph ----
 
     def _step(self, chunk: Chunk) -> None:
-        count, wanted = chunk.rows.count, chunk.logits
+        count, wanted = chunk.rows.count, len(chunk.logits)
+        given = max(1, wanted)  # trouble of any row shows in any
         self._steps_taken += 1
         step = self._step_of(next(rows for rows in GRAPH_ROWS if rows >= count))
         self._fill_step(chunk, step.inputs)
@@ -216,12 +224,12 @@ class CardModel:
                 self._compute_step(step, lengths)
             else:
                 step.graph.replay()
-            self._runtime.copy_out(step.logits[: len(wanted)], step.made[: len(wanted)])
+            self._runtime.copy_out(step.logits[:given], step.made[:given])
 
         flow.last = self._runtime.enqueue(work)
         flow.last()
-        logits = step.logits.numpy()[: len(wanted)].astype(np.float32)
-        flow.outputs = _finite(logits), np.empty((0, self.decoder.hidden_size), np.float32)
+        logits = _finite(step.logits.numpy()[:given].astype(np.float32))
+        flow.outputs = logits[:wanted], np.empty((0, self.decoder.hidden_size), np.float32)
 
     def _step_of(self, rows: int) -> _Step:
         if rows not in self._steps:
@@ -255,7 +263,7 @@ class CardModel:
             block = self.weights.use(index)
             assert isinstance(block, NpuBlock)
             hidden = self._layers.run(layer, block.traffic.layer, hidden, self.keys.layers[index], tokens)
-        step.made = self._head(hidden.index_select(0, inputs.card("wanted")))
+        step.made = self._head(hidden.index_select(0, inputs.card("wanted"))) + _trouble(hidden).to(self._torch.float16)
 
     def _fill_step(self, chunk: Chunk, inputs: Inputs) -> None:
         rows, wanted = chunk.rows, chunk.logits
@@ -274,7 +282,8 @@ class CardModel:
         inputs.host("slots")[: rows.count] = rows.slots
 
     def _fill_up(self, inputs: Inputs, count: int) -> None:
-        """The rows from ``count`` on read and write spare memory."""
+        """The rows from ``count`` on are zeros, and read and write spare memory."""
+        inputs.host("hidden")[count:] = 0
         inputs.host("positions")[count:] = 0
         inputs.host("slots")[count:] = self.keys.spare_slot
         inputs.host("lengths")[count:] = 1
@@ -298,7 +307,12 @@ class CardModel:
         self._counting = replace(self._layers, count=self._clipped.add)
 
 
+def _trouble(hidden: Tensor) -> Tensor:
+    """0 where all is finite, else not a number."""
+    return (hidden * 0).sum()
+
+
 def _finite(values: np.ndarray) -> np.ndarray:
     if not np.isfinite(values).all():
-        raise NumericError("logits of the card are not finite: the model's activations left the range of float16")
+        raise NumericError("numbers of the card are not finite: the model's activations left the range of float16")
     return values

@@ -90,7 +90,7 @@ class WholeWeights(CardWeights[NpuLinear]):
 
     def __init__(self, host: Weights, loader: Loader, decoder: Decoder) -> None:
         self.output = _output_matrix(loader, decoder, output_blocks(host, decoder))
-        norm = loader.pinned(host.head.gains["final_norm"])
+        norm = loader.stage({}, "final_norm", host.head.gains["final_norm"])
         self.gains = {"final_norm": run(loader.runtime, lambda: loader.copied(norm))}
         host.forget_tables()
         super().__init__(host, load_whole(loader), len(decoder.layers))
@@ -112,6 +112,6 @@ def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice,
     arrays |= {} if last.bias is None else {"bias": bias}
     if len(last.hot_index):
         arrays |= {"hot_index": last.hot_index.copy(), "hot_weight": np.concatenate(hot_weight, axis=1)}
-    pinned = {name: loader.pinned(array) for name, array in arrays.items()}
+    pinned = {name: loader.stage({}, f"output.{name}", array) for name, array in arrays.items()}
     whole = replace(last, rows=decoder.output.rows)
     return run(loader.runtime, lambda: _made_int8(loader, pinned, whole))
