@@ -16,7 +16,8 @@ from edge_llm.decoding.guided import Constraint, check_grammar
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
-from edge_llm.talk.tool_calls import CallArguments, CallBegun, ToolCallParser
+from edge_llm.talk.pieces import CallArguments, CallBegun
+from edge_llm.talk.tool_calls import ToolCallParser
 from edge_llm.talk.tool_formats import (
     HERMES,
     LLAMA,

@@ -16,7 +16,8 @@ from edge_llm.decoding.guided import Constraint
 from edge_llm.decoding.token_table import TokenTable
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Request
-from edge_llm.talk.tool_calls import CallBegun, ToolCallParser
+from edge_llm.talk.pieces import CallBegun
+from edge_llm.talk.tool_calls import ToolCallParser
 from edge_llm.talk.tool_formats import HERMES, calls_grammar
 from edge_llm.text.tokenizer import IncrementalDecoder, SpecialTokens, Tokenizer
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = {
     "kernels": 0, "scheduler": 0, "edge_llm.errors": 0, "edge_llm.child": 0,
     "edge_llm.config": 1, "edge_llm.paths": 1, "edge_llm.files": 1, "edge_llm.progress": 1,
-    "edge_llm.strict_json": 2, "edge_llm.models": 2,
+    "edge_llm.strict_json": 2, "edge_llm.models": 2, "edge_llm.chats": 2,
     "edge_llm.text": 3, "edge_llm.quant": 3, "edge_llm.decoding": 3,
     "edge_llm.schemes": 4,
     "edge_llm.formats": 5,
@@ -25,9 +25,10 @@ FLOORS = {
     "edge_llm.runner": 9,
     "edge_llm.engine": 10, "edge_llm.convert": 10,
     "edge_llm.talk": 11, "edge_llm.export": 11,
-    "edge_llm.llm": 12, "edge_llm.bench": 12, "edge_llm.server": 12,
-    "edge_llm.cli": 13,
-    "app": 14,
+    "edge_llm.llm": 12, "edge_llm.bench": 12, "edge_llm.server": 12, "edge_llm.providers": 12,
+    "edge_llm.tui": 13,
+    "edge_llm.cli": 14,
+    "app": 15,
 }  # fmt: skip
 LONGEST_CHAIN = 15
 """Modules of which each imports the next when it is loaded: to understand the first, one may have to read all the others."""

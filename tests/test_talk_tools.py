@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_llm.talk.tool_calls import CallArguments, CallBegun, Said, ToolCallParser
+from edge_llm.talk.pieces import CallArguments, CallBegun, Said
+from edge_llm.talk.tool_calls import ToolCallParser
 from edge_llm.talk.tool_formats import HERMES, LLAMA, MISTRAL, PLAIN, format_of
 
 NAMES = frozenset(("get_weather", "now"))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from edge_llm.cli.terminal import think, write
 from edge_llm.engine.request import Delta
 from edge_llm.talk.outcome import AnswerSyntax
-from edge_llm.talk.reasoning import Thought
-from edge_llm.talk.tool_calls import Said
+from edge_llm.talk.pieces import Said, Thought
 
 
 class Printer:

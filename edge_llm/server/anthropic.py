@@ -27,9 +27,8 @@ from edge_llm.server.thinking import Thinks
 from edge_llm.strict_json import is_deeper
 from edge_llm.talk.conversation import conversation_request, plain_messages, plain_text
 from edge_llm.talk.formats import checked_grammar, response_format
-from edge_llm.talk.outcome import AnswerPiece, AnswerSyntax, Outcome
-from edge_llm.talk.reasoning import Thought
-from edge_llm.talk.tool_calls import CallArguments, CallBegun
+from edge_llm.talk.outcome import AnswerSyntax, Outcome
+from edge_llm.talk.pieces import AnswerPiece, CallArguments, CallBegun, Thought
 from edge_llm.talk.tools import ToolUse
 from edge_llm.talk.wish import Setting
 from edge_llm.text.tokenizer import Tokenizer

@@ -25,9 +25,8 @@ from edge_llm.server.schemas import Sampling, Streaming, choices
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, chat_logprobs, new_id, openai_usage, timings
 from edge_llm.server.stream import DONE, event
 from edge_llm.talk.conversation import conversation_request
-from edge_llm.talk.outcome import AnswerPiece, AnswerSyntax, Outcome
-from edge_llm.talk.reasoning import Thought
-from edge_llm.talk.tool_calls import CallBegun, Said
+from edge_llm.talk.outcome import AnswerSyntax, Outcome
+from edge_llm.talk.pieces import AnswerPiece, CallBegun, Said, Thought
 from edge_llm.talk.tools import ToolUse
 
 

@@ -25,9 +25,8 @@ from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
 from edge_llm.talk.conversation import conversation_request, plain_messages
 from edge_llm.talk.formats import checked_grammar, response_format
-from edge_llm.talk.outcome import AnswerPiece, AnswerSyntax, Outcome
-from edge_llm.talk.reasoning import Thought
-from edge_llm.talk.tool_calls import CallArguments, CallBegun
+from edge_llm.talk.outcome import AnswerSyntax, Outcome
+from edge_llm.talk.pieces import AnswerPiece, CallArguments, CallBegun, Thought
 from edge_llm.talk.tools import ToolUse
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Answer, Delta, Finish, Request
-from edge_llm.talk.reasoning import CLOSE, OPEN, ReasoningSplitter, Thought, ThoughtCounter
-from edge_llm.talk.tool_calls import CallArguments, CallBegun, Said, ToolCallParser
+from edge_llm.talk.pieces import AnswerPiece, CallBegun, Said, Thought
+from edge_llm.talk.reasoning import CLOSE, OPEN, ReasoningSplitter, ThoughtCounter
+from edge_llm.talk.tool_calls import ToolCallParser
 from edge_llm.talk.tools import ToolUse
 from edge_llm.text.tokenizer import Tokenizer
 
-AnswerPiece = Thought | Said | CallBegun | CallArguments
 _TAIL = 64
 """Tokens at a prompt's end that may open a thought."""
 

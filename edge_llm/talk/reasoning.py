@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 OPEN, CLOSE = "<think>", "</think>"
-
-
-@dataclass(frozen=True)
-class Thought:
-    """A piece of what the model thinks."""
-
-    text: str
 
 
 class ThoughtCounter:

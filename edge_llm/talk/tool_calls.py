@@ -6,10 +6,11 @@ import itertools
 import json
 import re
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from edge_llm.strict_json import MAX_DEPTH, is_deeper, is_unicode
+from edge_llm.talk.pieces import CallArguments, CallBegun, Said
 from edge_llm.talk.reasoning import held_back
 from edge_llm.talk.tool_formats import ToolFormat
 
@@ -18,30 +19,6 @@ _HEAD = re.compile(
     rf'\{{\s*(?:"(?:type|id)"\s*:\s*{_STRING}\s*,\s*)*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*\{{'
 )
 """A call's object up to the brace that opens its arguments."""
-
-
-@dataclass(frozen=True)
-class Said:
-    """A piece of the answer's text."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class CallBegun:
-    """Call number ``index`` of the answer begins."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True)
-class CallArguments:
-    """A piece of the arguments of call number ``index``, as JSON text."""
-
-    index: int
-    text: str
 
 
 SpokenPiece = Said | CallBegun | CallArguments

@@ -1,0 +1,90 @@
+"""A chat is a tree of messages: an answer that is made again, or a prompt that is edited, is a sibling of what it replaces.
+
+What is shown is a *path*: the messages from the first one to the chat's leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["user", "assistant"]
+State = Literal["growing", "whole", "stopped", "failed"]
+"""How far a message is: an answer grows until it is whole, stopped by the person, or cut off by an error."""
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A text file that a message brings along."""
+
+    name: str
+    text: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of the text."""
+        return len(self.text.encode())
+
+
+@dataclass(frozen=True)
+class Message:
+    """One thing that somebody said.  Its id is unique among all chats, and grows with time."""
+
+    id: int
+    chat: int
+    parent: int | None
+    role: Role
+    text: str
+    thought: str = ""
+    attachments: tuple[Attachment, ...] = ()
+    model: str = ""
+    """Who said it; empty for the person."""
+    state: State = "whole"
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """What the answer took: the fields of a provider's figures that are known."""
+    created: float = 0.0
+    """Seconds since 1970."""
+
+    @property
+    def content(self) -> str:
+        """What a model is given: the attachments, then the text."""
+        files = (f"File `{each.name}`:\n```\n{each.text.rstrip()}\n```\n\n" for each in self.attachments)
+        return "".join((*files, self.text))
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What is known of a chat without its messages."""
+
+    id: int
+    title: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """As the face that made the chat wrote them; JSON."""
+    leaf: int | None = None
+    """The last message of the path that is shown."""
+    created: float = 0.0
+    changed: float = 0.0
+
+
+def path_to(messages: Iterable[Message], leaf: int | None) -> list[Message]:
+    """The messages from the first one to ``leaf``."""
+    by_id = {message.id: message for message in messages}
+    path: list[Message] = []
+    while leaf is not None and (message := by_id.get(leaf)) is not None:
+        path.append(message)
+        leaf = message.parent
+    return path[::-1]
+
+
+def siblings(messages: Iterable[Message], message: Message) -> list[Message]:
+    """All that follow the same message as ``message`` with the same role, itself included, oldest first."""
+    same = [other for other in messages if other.parent == message.parent and other.role == message.role]
+    return sorted(same, key=lambda other: other.id)
+
+
+def newest_leaf(messages: Sequence[Message], start: int) -> int:
+    """The leaf below the message ``start`` that one reaches by the newest follower at every step."""
+    while followers := [message.id for message in messages if message.parent == start]:
+        start = max(followers)
+    return start

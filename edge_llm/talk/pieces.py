@@ -1,0 +1,39 @@
+"""What an answer is made of, as it comes: thoughts, text and calls of tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A piece of what the model thinks."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """A piece of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallBegun:
+    """Call number ``index`` of the answer begins."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """A piece of the arguments of call number ``index``, as JSON text."""
+
+    index: int
+    text: str
+
+
+AnswerPiece = Thought | Said | CallBegun | CallArguments
