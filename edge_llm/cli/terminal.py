@@ -12,15 +12,11 @@ from typing import Any
 
 import click
 
+from edge_llm.files import printable
 from edge_llm.progress import StageProgress
 
 SAY_PROGRESS_SECONDS = 30.0
 """How often a log is told how far a long stage is."""
-
-
-def printable(text: str) -> str:
-    """``text`` without control characters: what comes from a model must not move the cursor or talk to the terminal."""
-    return "".join(char for char in text if char in "\n\t" or ((char.isprintable() or char.isspace()) and char != "\r"))
 
 
 def write(text: str) -> None:
