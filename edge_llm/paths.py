@@ -63,6 +63,11 @@ def selftest_folder() -> Path:
     return _possible_folder(home() / "selftest")
 
 
+def chats_file() -> Path:
+    """File that keeps what people said and were told."""
+    return home() / "chats.sqlite3"
+
+
 def _possible_folder(folder: Path) -> Path:
     """``folder`` if it is one or can be made."""
     for path in (folder, *folder.parents):

@@ -67,6 +67,15 @@ class Chat:
     changed: float = 0.0
 
 
+@dataclass(frozen=True)
+class FoundChat:
+    """A chat in a list."""
+
+    chat: Chat
+    excerpt: str = ""
+    """Where the text that was looked for is said, in one line; empty when only the title has it, or nothing was looked for."""
+
+
 def path_to(messages: Iterable[Message], leaf: int | None) -> list[Message]:
     """The messages from the first one to ``leaf``."""
     by_id = {message.id: message for message in messages}
