@@ -26,9 +26,10 @@ from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle, mode
 from edge_llm.progress import StageProgress
 from edge_llm.providers.base import Ask, Ended, Facts, Fetch, Figures, ModelRow, Piece, Provider, Reply, Wanted
 from edge_llm.providers.batches import Bell, in_batches, joined, readable
-from edge_llm.talk.conversation import NO_TEMPLATE, conversation_request, plain_messages
+from edge_llm.talk.conversation import NO_TEMPLATE, conversation_request, conversation_text, plain_messages
 from edge_llm.talk.outcome import AnswerReader, AnswerSyntax
 from edge_llm.talk.pieces import Said, Thought
+from edge_llm.talk.reasoning import CLOSE, OPEN
 from edge_llm.talk.wish import Wish, wish_of
 
 if TYPE_CHECKING:
@@ -101,13 +102,14 @@ class LocalProvider:
         """``ask`` in tokens, and how to read what answers it; takes as long as the conversation."""
         engine = self._running()
         wish = wish_of(ask.thinking, "thinking")
-        return conversation_request(
-            engine,
-            plain_messages([dict(message) for message in ask.messages]),
-            _changed(engine.defaults, ask.sampling),
-            begun=ask.continues,
-            variables=None if wish is None else wish.variables(engine.template.source),
-        )
+        variables = {} if wish is None else wish.variables(engine.template.source)
+        messages = plain_messages([dict(message) for message in ask.messages])
+        if not messages:
+            raise UsageError("there is no message to answer", param="messages")
+        if ask.continues:
+            messages = _behind_thoughts(engine, messages, variables)
+        params = _changed(engine.defaults, ask.sampling)
+        return conversation_request(engine, messages, params, begun=ask.continues, variables=variables)
 
     def submit(self, request: Request) -> DeltaStream:
         """The answer to ``request`` as it comes."""
@@ -224,6 +226,16 @@ class LocalReply:
         if self._stream is not None:
             self._stream.cancel()
         self._stream = self._failure = None
+
+
+def _behind_thoughts(engine: Engine, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """``messages`` whose last one, the beginning of an answer, closes the thought that a template opens before it."""
+    begun = messages[-1]["content"]
+    if OPEN not in engine.template.source or OPEN in begun or CLOSE in begun:
+        return messages
+    if not conversation_text(engine, messages[:-1], variables=variables).rstrip().endswith(OPEN):
+        return messages
+    return [*messages[:-1], messages[-1] | {"content": f"\n{CLOSE}\n\n{begun}"}]
 
 
 def _changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
