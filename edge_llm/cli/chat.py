@@ -16,7 +16,7 @@ from edge_llm.engine.engine import Engine
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Finish
 from edge_llm.errors import EdgeLLMError
-from edge_llm.talk.conversation import conversation_request
+from edge_llm.talk.conversation import NO_TEMPLATE, conversation_request
 
 HELP = """\
 /help          this list
@@ -58,7 +58,7 @@ class Conversation:
         if interactive:
             note(f"{self._engine.name}: context {self._engine.runner.context} tokens. /help lists the commands.")
         if self._engine.template.is_default:
-            note("This model brings no chat template and may not be made for chatting; it gets plain `role: text` lines.")
+            note(NO_TEMPLATE)
         for line in _typed_lines() if interactive else read_lines():
             if line.startswith("/"):
                 if not self._obey(line):
