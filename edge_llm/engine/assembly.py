@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from edge_llm.config import ASKED_FOR, ModelConfig, RuntimeConfig
+from edge_llm.config import ASKED_FOR, DEFAULT_CONTEXT, ModelConfig, RuntimeConfig
 from edge_llm.devices import check_device, open_device
 from edge_llm.devices.base import Device, DeviceOptions, Room, Watch
 from edge_llm.devices.model import activation_bytes
@@ -113,10 +113,6 @@ def or_on_host(runtime: RuntimeConfig, work: Callable[[RuntimeConfig], Result]) 
     gc.collect()  # what the card was given so far
     log.warning("--device auto uses the host: %s", refusal)
     return work(host_runtime(runtime, refusal))
-
-
-DEFAULT_CONTEXT = 32768
-"""Context when none is asked for and the model has more; pages get memory only when tokens are written."""
 
 
 def make_runner(
