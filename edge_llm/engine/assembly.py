@@ -142,7 +142,7 @@ def _int8_runner(
     tables = RopeTables(runtime.context)
     if not runtime.prefix_cache:
         return Int8Runner(bundle.config, weights, device, runtime, tables, decoder=bundle.decoder, watch=watch)
-    from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # only servers keep pages
+    from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # few starts keep pages
 
     numeric = replace(runtime, device=device.numerics, placement=device.placement.name)
     store = open_prefix_store(bundle, numeric, device.page_bytes(bundle.decoder))
