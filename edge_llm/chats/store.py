@@ -19,6 +19,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,23 +172,31 @@ class ChatStore:
         Raises `StorageError` when the chat or the parent was deleted meanwhile.
         """
         now = time.time()
+        said = Message(0, chat_id, parent, role, text, thought, tuple(attachments), model, state, {}, now)
         with self._writing():
             self._require_chat(chat_id)
             if parent is not None:
                 self._require_message(chat_id, parent)
-            made = self._db.execute(
-                f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, '{{}}', ?)",
-                (chat_id, parent, role, _unicode(text), _unicode(thought), _unicode(model), state, now),
-            ).lastrowid
-            self._db.executemany(
-                "INSERT INTO attachments VALUES (?, ?, ?, ?)",
-                ((made, at, _unicode(each.name), _unicode(each.text)) for at, each in enumerate(attachments)),
-            )
-            self._db.execute("UPDATE chats SET leaf = ?, changed = ? WHERE id = ?", (made, now, chat_id))
+            made = self._insert(said)
+            self._db.execute("UPDATE chats SET leaf = ?, changed = ? WHERE id = ?", (made.id, now, chat_id))
             if role == "user":
                 self._name(chat_id, text)
-            row = self._db.execute(f"SELECT {_MESSAGE} FROM messages WHERE id = ?", (made,)).fetchone()
-            return _message(row, tuple(Attachment(_unicode(each.name), _unicode(each.text)) for each in attachments))
+        return made
+
+    def take_in(self, chat: Chat, messages: Sequence[Message]) -> Chat:
+        """A copy of a chat from elsewhere (`export.from_json`) with ids of its own; nobody lets its answers grow."""
+        ids: dict[int | None, int | None] = {None: None}
+        with self._writing():
+            made = self._db.execute(
+                "INSERT INTO chats (title, titled_by, created, changed, settings) VALUES (?, 'person', ?, ?, ?)",
+                (_unicode(chat.title), chat.created, time.time(), json.dumps(dict(chat.settings))),
+            ).lastrowid
+            for each in messages:
+                state: State = "stopped" if each.state == "growing" else each.state
+                copy = replace(each, chat=made or 0, parent=ids[each.parent], state=state)
+                ids[each.id] = self._insert(copy).id
+            self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (ids[chat.leaf], made))
+            return self._require_chat(made)
 
     def put(self, message: Message) -> None:
         """Write a message that its maker has numbered, or what has become of it.  Raises `ChatGone` when its chat is."""
@@ -283,6 +292,19 @@ class ChatStore:
     def _require_message(self, chat_id: int, message_id: int) -> None:
         if not self._db.execute("SELECT 1 FROM messages WHERE id = ? AND chat = ?", (message_id, chat_id)).fetchone():
             raise StorageError("this message was deleted in another terminal; open the chat again to see what is left")
+
+    def _insert(self, said: Message) -> Message:
+        """The message as it is stored, with its id."""
+        values = (said.chat, said.parent, said.role, _unicode(said.text), _unicode(said.thought), _unicode(said.model))
+        made = self._db.execute(
+            f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*values, said.state, json.dumps(dict(said.figures)), said.created),
+        ).lastrowid
+        files = tuple(Attachment(_unicode(each.name), _unicode(each.text)) for each in said.attachments)
+        rows = ((made, at, each.name, each.text) for at, each in enumerate(files))
+        self._db.executemany("INSERT INTO attachments VALUES (?, ?, ?, ?)", rows)
+        row = self._db.execute(f"SELECT {_MESSAGE} FROM messages WHERE id = ?", (made,)).fetchone()
+        return _message(row, files)
 
     def _set(self, change: str, value: str, chat_id: int) -> None:
         with self._writing():
