@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--system", type=TEXT, help="System message.")
 @click.option("--url", help="Chat with a server instead: any that speaks OpenAI's chat completions.")
 @api_key_options("Key for the server of --url")
-@click.option("--new", is_flag=True, help="Begin a new chat; default: go on with the last one, unless you name a model or settings.")
+@click.option("--new", is_flag=True, help="Begin a new chat; else the last one goes on, unless you name a model or settings.")
 @click.option("--plain", is_flag=True, help="Line by line, without a full screen; so it is in a pipe.")
 @click.pass_context
 def chat_command(
