@@ -113,7 +113,7 @@ def refusals(path: Path | None) -> Iterator[None]:
     except sqlite3.Error as failure:
         reason = _REASONS.get(_kind(failure), f"SQLite says: {failure}")
     except OSError as failure:
-        reason = f"{failure.strerror}; check its permissions, {_ELSEWHERE}"
+        reason = f"{failure.strerror}; check the place and its permissions, {_ELSEWHERE}"
     else:
         return
     raise StorageError(f"cannot use the chats in {f'`{shown(path)}`' if path else 'memory'}: {reason}")
@@ -146,14 +146,14 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA foreign_keys = ON")
-    with writing(db):
+    with transaction(db):
         _migrate(db)
         _index(db)
 
 
 @contextlib.contextmanager
-def writing(db: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """All that is written within, or nothing."""
+def transaction(db: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """All that is done within, or nothing; what is read is of one moment."""
     db.execute(begin)
     try:
         yield
@@ -220,7 +220,7 @@ def _set_aside(path: Path) -> str:
     for suffix in (*_SIDE_FILES, ""):  # the file last: a new one must never meet the old one's -wal
         with contextlib.suppress(FileNotFoundError):
             _beside(path, suffix).rename(_beside(aside, suffix))
-    return f"The saved chats were damaged: they are kept in `{shown(aside)}`, and a new file was begun."
+    return f"The saved chats were damaged: they are kept in `{shown(aside, 4000)}`, and a new file was begun."
 
 
 def _free_name(path: Path) -> Path:

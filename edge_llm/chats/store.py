@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edge_llm.chats.database import TIMEOUT, connect, connect_memory, has_index, refusals, writing
+from edge_llm.chats.database import TIMEOUT, connect, connect_memory, has_index, refusals, transaction
 from edge_llm.chats.titles import UNTITLED, title_of
 from edge_llm.chats.tree import Attachment, Chat, FoundChat, Message, Role, State, newest_leaf
 from edge_llm.errors import StorageError, UsageError
@@ -102,7 +102,7 @@ class ChatStore:
 
         A word is found inside of words too, whatever its case.
         """
-        words = _unicode(search).replace("\0", " ").split()
+        words = _unicode(search).split()
         if not words:
             with self._reading():
                 rows = self._db.execute(f"SELECT {_CHAT} FROM chats ORDER BY changed DESC, id DESC LIMIT ?", (limit,))
@@ -144,7 +144,7 @@ class ChatStore:
 
     def messages(self, chat_id: int) -> list[Message]:
         """The whole tree, oldest first."""
-        with self._reading(), writing(self._db, "BEGIN"):  # both of one moment
+        with self._reading(), transaction(self._db, "BEGIN"):
             attached: dict[int, list[Attachment]] = {}
             for message, name, text in self._db.execute(
                 """SELECT message, name, attachments.text FROM attachments JOIN messages ON messages.id = message
@@ -273,7 +273,7 @@ class ChatStore:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        with self._reading(), writing(self._db):
+        with self._reading(), transaction(self._db):
             yield
 
     def _data_version(self) -> int:
@@ -360,8 +360,8 @@ def _place(path: Path | None) -> tuple[int, int] | None:
 
 
 def _unicode(text: str) -> str:
-    """``text`` without halves of surrogate pairs, which have no UTF-8."""
-    return text.encode("utf-8", "replace").decode()
+    """``text`` without halves of surrogate pairs, which have no UTF-8, and without NULs, at which SQLite stops to look."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 def _chat(row: Sequence[Any]) -> Chat:
