@@ -44,6 +44,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 
 _INDEX = """CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (
     text, content = 'said', content_rowid = 'id', tokenize = 'trigram')"""
+_PROBE = "SELECT count(*) FROM words WHERE words MATCH 'any'"
 _REBUILD = "INSERT INTO words (words) VALUES ('rebuild')"
 _FORGET = "INSERT INTO words (words, rowid, text) SELECT 'delete', old.id, old.text"
 _LEARN = "INSERT INTO words (rowid, text) SELECT new.id, new.text"
@@ -176,7 +177,7 @@ def _index(db: sqlite3.Connection) -> None:
     """Keep an index of words where this SQLite can.  Where it cannot, none is kept: the next one that can begins it anew."""
     try:
         db.execute(_INDEX)
-        db.execute("SELECT count(*) FROM words WHERE words MATCH 'any'")
+        db.execute(_PROBE)
     except sqlite3.OperationalError as failure:
         if _kind(failure) != sqlite3.SQLITE_ERROR:
             raise

@@ -33,6 +33,7 @@ class OpenChat:
         self._messages = {message.id: message for message in messages}
         self._written = chat if stored else None
         self._dirty: dict[int, Message] = {}
+        self._renamed = False
         self._removed: list[int] = []
         self._last_id = max(self._messages, default=0)
         self._saving = threading.Lock()
@@ -94,7 +95,9 @@ class OpenChat:
         self._change(leaf=newest_leaf(self.messages, message_id))
 
     def rename(self, title: str) -> None:
+        """Give the chat a title, which stays."""
         self._change(title=title)
+        self._renamed = True
 
     def set_settings(self, settings: Mapping[str, Any]) -> None:
         self._change(settings=settings)
@@ -130,18 +133,25 @@ class OpenChat:
             except ChatGone:
                 self._written = None
                 self._dirty = dict(sorted(self._messages.items()))
+                self._renamed = bool(self._chat.title)
                 self._write()
 
     def _write(self) -> None:
         if not self._messages and self._written is None:
             return
-        if (chat := self._chat) is not self._written:
-            self._store.put_chat(chat)
-            self._written = chat
+        chat, before = self._chat, self._written or self._store.create(self._chat.settings, self._chat.id)
         for message in [*self._dirty.values()]:
             self._store.put(message)
             if self._dirty.get(message.id) is message:  # else it has grown meanwhile
                 del self._dirty[message.id]
         while self._removed:
-            self._store.remove(self._removed[0])
+            self._store.delete_message(self._removed[0])
             self._removed.pop(0)
+        if chat.settings != before.settings:
+            self._store.set_settings(chat.id, chat.settings)
+        if self._renamed:
+            self._store.rename(chat.id, chat.title)
+            self._renamed = False
+        if chat.leaf != before.leaf:
+            self._store.set_leaf(chat.id, chat.leaf)
+        self._written = chat

@@ -1,4 +1,4 @@
-"""What one chat has otherwise than the command line: its model, system message, sampling, thoughts, and how the model is run."""
+"""What one chat has otherwise than the command line: its model, system message, sampling, thoughts, and how it is run."""
 
 from __future__ import annotations
 
@@ -119,16 +119,19 @@ class ChatSettings:
 
     def _with(self, setting: Setting, value: Any) -> ChatSettings:
         if setting.part == "chat":
-            return replace(self, **{setting.name: value})
+            return self._replaced(setting.name, value)
         inside = {**getattr(self, setting.part), setting.name: value}
         (GenerationParams if setting.part == "sampling" else RuntimeConfig)(**inside)  # raises what is wrong with it
-        return replace(self, **{setting.part: inside})
+        return self._replaced(setting.part, inside)
 
     def _without(self, setting: Setting) -> ChatSettings:
         if setting.part == "chat":
-            return replace(self, **{setting.name: "" if setting.name == "system" else None})
+            return self._replaced(setting.name, "" if setting.name == "system" else None)
         inside = {name: value for name, value in getattr(self, setting.part).items() if name != setting.name}
-        return replace(self, **{setting.part: inside})
+        return self._replaced(setting.part, inside)
+
+    def _replaced(self, name: str, value: Any) -> ChatSettings:
+        return replace(self, **{name: value})
 
 
 def shown_value(value: Any) -> str:

@@ -19,6 +19,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ _INDEXED = 3
 """Characters that a word needs to be looked up in the index of trigrams."""
 _EXCERPT = 80
 """Characters of an excerpt."""
+
+
+class ChatGone(StorageError):
+    """The chat was deleted by another terminal."""
 
 
 class ChatStore:
@@ -77,15 +82,15 @@ class ChatStore:
 
     # ---- chats
 
-    def create(self, settings: Mapping[str, Any]) -> Chat:
-        """An empty chat; its first prompt names it."""
+    def create(self, settings: Mapping[str, Any], chat_id: int | None = None) -> Chat:
+        """An empty chat, with an id of its maker's if one is given; its first prompt names it.  One that is there stays."""
         now = time.time()
         with self._writing():
             made = self._db.execute(
-                "INSERT INTO chats (title, created, changed, settings) VALUES (?, ?, ?, ?)",
-                (UNTITLED, now, now, json.dumps(dict(settings))),
+                "INSERT OR IGNORE INTO chats (id, title, created, changed, settings) VALUES (?, ?, ?, ?, ?)",
+                (chat_id, UNTITLED, now, now, json.dumps(dict(settings))),
             )
-            return self._require_chat(made.lastrowid)
+            return self._require_chat(made.lastrowid if chat_id is None else chat_id)
 
     def chat(self, chat_id: int) -> Chat | None:
         """The chat with this id, unless it is deleted."""
@@ -167,23 +172,51 @@ class ChatStore:
         Raises `StorageError` when the chat or the parent was deleted meanwhile.
         """
         now = time.time()
+        said = Message(0, chat_id, parent, role, text, thought, tuple(attachments), model, state, {}, now)
         with self._writing():
             self._require_chat(chat_id)
             if parent is not None:
                 self._require_message(chat_id, parent)
-            made = self._db.execute(
-                f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, '{{}}', ?)",
-                (chat_id, parent, role, _unicode(text), _unicode(thought), _unicode(model), state, now),
-            ).lastrowid
-            self._db.executemany(
-                "INSERT INTO attachments VALUES (?, ?, ?, ?)",
-                ((made, at, _unicode(each.name), _unicode(each.text)) for at, each in enumerate(attachments)),
-            )
-            self._db.execute("UPDATE chats SET leaf = ?, changed = ? WHERE id = ?", (made, now, chat_id))
+            made = self._insert(said)
+            self._db.execute("UPDATE chats SET leaf = ?, changed = ? WHERE id = ?", (made.id, now, chat_id))
             if role == "user":
                 self._name(chat_id, text)
-            row = self._db.execute(f"SELECT {_MESSAGE} FROM messages WHERE id = ?", (made,)).fetchone()
-            return _message(row, tuple(Attachment(_unicode(each.name), _unicode(each.text)) for each in attachments))
+        return made
+
+    def take_in(self, chat: Chat, messages: Sequence[Message]) -> Chat:
+        """A copy of a chat from elsewhere (`export.from_json`) with ids of its own; nobody lets its answers grow."""
+        ids: dict[int | None, int | None] = {None: None}
+        with self._writing():
+            made = self._db.execute(
+                "INSERT INTO chats (title, titled_by, created, changed, settings) VALUES (?, 'person', ?, ?, ?)",
+                (_unicode(chat.title), chat.created, time.time(), json.dumps(dict(chat.settings))),
+            ).lastrowid
+            for each in messages:
+                state: State = "stopped" if each.state == "growing" else each.state
+                copy = replace(each, chat=made or 0, parent=ids[each.parent], state=state)
+                ids[each.id] = self._insert(copy).id
+            self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (ids[chat.leaf], made))
+            return self._require_chat(made)
+
+    def put(self, message: Message) -> None:
+        """Write a message that its maker has numbered, or what has become of it.  Raises `ChatGone` when its chat is."""
+        with self._writing():
+            if self._find_chat(message.chat) is None:
+                raise ChatGone("this chat was deleted in another terminal; begin a new one to go on")
+            figures = json.dumps(dict(message.figures))
+            self._db.execute(
+                f"""INSERT INTO messages ({_MESSAGE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
+                SET text = excluded.text, thought = excluded.thought, state = excluded.state, figures = excluded.figures""",
+                (message.id, message.chat, message.parent, message.role, _unicode(message.text), _unicode(message.thought),
+                 _unicode(message.model), message.state, figures, message.created),
+            )  # fmt: skip
+            self._db.executemany(
+                "INSERT OR IGNORE INTO attachments VALUES (?, ?, ?, ?)",
+                ((message.id, at, _unicode(each.name), _unicode(each.text)) for at, each in enumerate(message.attachments)),
+            )
+            self._db.execute("UPDATE chats SET changed = ? WHERE id = ?", (time.time(), message.chat))
+            if message.role == "user":
+                self._name(message.chat, message.text)
 
     def grow(self, message_id: int, text: str, thought: str, state: State, figures: Mapping[str, Any]) -> bool:
         """Replace what an answer says so far.  False: it was deleted meanwhile, and stays so."""
@@ -259,6 +292,19 @@ class ChatStore:
     def _require_message(self, chat_id: int, message_id: int) -> None:
         if not self._db.execute("SELECT 1 FROM messages WHERE id = ? AND chat = ?", (message_id, chat_id)).fetchone():
             raise StorageError("this message was deleted in another terminal; open the chat again to see what is left")
+
+    def _insert(self, said: Message) -> Message:
+        """The message as it is stored, with its id."""
+        values = (said.chat, said.parent, said.role, _unicode(said.text), _unicode(said.thought), _unicode(said.model))
+        made = self._db.execute(
+            f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*values, said.state, json.dumps(dict(said.figures)), said.created),
+        ).lastrowid
+        files = tuple(Attachment(_unicode(each.name), _unicode(each.text)) for each in said.attachments)
+        rows = ((made, at, each.name, each.text) for at, each in enumerate(files))
+        self._db.executemany("INSERT INTO attachments VALUES (?, ?, ?, ?)", rows)
+        row = self._db.execute(f"SELECT {_MESSAGE} FROM messages WHERE id = ?", (made,)).fetchone()
+        return _message(row, files)
 
     def _set(self, change: str, value: str, chat_id: int) -> None:
         with self._writing():

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edge_llm.cli.answer import Printer
-from edge_llm.cli.options import generation_options, generation_params, runtime_config, runtime_options
+from edge_llm.cli.options import generation_options, generation_params, prefix_cache_option, runtime_config, runtime_options
 from edge_llm.cli.piped import read_lines
 from edge_llm.cli.terminal import has_person, note, quiet_progress, say
 from edge_llm.cli.values import TEXT
@@ -30,6 +30,7 @@ HELP = """\
 @click.argument("model", required=False)
 @generation_options
 @runtime_options
+@prefix_cache_option
 @click.option("--system", type=TEXT, help="System message.")
 def chat_command(model: str | None, system: str | None, **options: Any) -> None:
     """Chat with MODEL (default: the built-in model).

@@ -15,6 +15,7 @@ from edge_llm.cli.options import (
     generation_params,
     grammar_of,
     grammar_options,
+    prefix_cache_option,
     runtime_config,
     runtime_options,
 )
@@ -36,6 +37,7 @@ from edge_llm.talk.outcome import AnswerSyntax
 @generation_options
 @grammar_options
 @runtime_options
+@prefix_cache_option
 @click.option("--system", type=TEXT, help="System message, for a model with a chat template.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token.")

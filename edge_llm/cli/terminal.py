@@ -17,6 +17,8 @@ from edge_llm.progress import StageProgress
 
 SAY_PROGRESS_SECONDS = 30.0
 """How often a log is told how far a long stage is."""
+LINES_PER_SECOND = 20
+"""At most so many lines of a stage go to a program, beside its first and its last."""
 
 
 def write(text: str) -> None:
@@ -87,6 +89,39 @@ def _say_stages(clock: Callable[[], float] = time.monotonic) -> StageProgress:
         else:
             return
         said[stage] = now
+
+    return say
+
+
+progress_option = click.option(
+    "--progress",
+    "progress_form",
+    type=click.Choice(["auto", "json"]),
+    default="auto",
+    show_default=True,
+    help='auto: for a person.  json: lines {"stage", "done", "total"} on stderr, for a program; its other lines are notes.',
+)
+
+
+@contextmanager
+def progress_as(form: str) -> Iterator[StageProgress]:
+    """A callback (stage, done, total) that shows progress as `progress_option` says."""
+    if form == "json":
+        yield _progress_lines()
+        return
+    with progress_bar() as draw:
+        yield draw
+
+
+def _progress_lines(clock: Callable[[], float] = time.monotonic) -> StageProgress:
+    said: dict[str, float] = {}
+
+    def say(stage: str, done: int, total: int) -> None:
+        now = clock()
+        if stage in said and done < total and now - said[stage] < 1 / LINES_PER_SECOND:
+            return
+        said[stage] = now
+        note(json.dumps({"stage": stage, "done": done, "total": total}))  # which flushes
 
     return say
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
-from textual import on
+from textual import events, on
 from textual.app import App, ComposeResult, SystemCommand
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
@@ -14,9 +14,9 @@ from textual.widgets import Footer, Markdown, Static
 
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.store import ChatStore
-from edge_llm.errors import EdgeLLMError, StorageError
+from edge_llm.errors import StorageError
 from edge_llm.files import printable
-from edge_llm.providers.base import Catalogue, Figures
+from edge_llm.providers.base import Figures
 from edge_llm.tui.actions import Actions
 from edge_llm.tui.activity import activity, situation
 from edge_llm.tui.chat_list import ChatList
@@ -27,7 +27,7 @@ from edge_llm.tui.inside import InsidePanel
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.options import ChatOptions
 from edge_llm.tui.prompt import Prompt, PromptArea
-from edge_llm.tui.session import Session, reason
+from edge_llm.tui.session import OpenCatalogue, Session, reason
 from edge_llm.tui.status import Estimate, StatusLine
 from edge_llm.tui.transcript import Transcript
 
@@ -36,23 +36,25 @@ OpenStore = Callable[[], tuple[ChatStore, str]]
 TICK_SECONDS = 0.1
 SAVE_AGAIN_SECONDS = 5.0
 TWICE_SECONDS = 1.5
+NARROW = 90
+"""Columns below which the look inside and the list of chats take the place of the chat."""
 HISTORY = 500
 """Earlier prompts that Up reaches."""
 
 
 class ChatApp(App[None]):
-    """Chats with the models of ``catalogue``; ``open_store`` is called behind the first frame."""
+    """Chats with the models of a catalogue; it and the stored chats are opened behind the first frame."""
 
     CSS_PATH = "style.tcss"
     TITLE = "edge-llm"
     BINDINGS = [*bindings()]
 
-    def __init__(self, catalogue: Catalogue, open_store: OpenStore, options: ChatOptions) -> None:
+    def __init__(self, open_catalogue: OpenCatalogue, open_store: OpenStore, options: ChatOptions) -> None:
         super().__init__()
         self.options = options
         self._open_store = open_store
         self.transcript = Transcript()
-        self.session = Session(catalogue, self.transcript, self.tell, self._see_answer)
+        self.session = Session(open_catalogue, self.transcript, self.tell, self._see_answer)
         self.actions = Actions(self)
         self._completer = Completer(self.actions)
         self._estimate = Estimate()
@@ -87,12 +89,26 @@ class ChatApp(App[None]):
         self.set_keymap(dict(self.options.keys))
         if self.options.theme:
             self.actions.theme_named(self.options.theme)
-        self.chat_list.display = self.options.sidebar
-        self.inside.display = False
+        self.show_chats(self.options.sidebar)
+        self.show_inside(False)
         self.prompt.area.focus()
         self.set_interval(TICK_SECONDS, self._tick)
         self.set_interval(SAVE_AGAIN_SECONDS, self.session.save_all)
         self.call_after_refresh(lambda: self.do(self._begin()))
+
+    def on_resize(self, event: events.Resize) -> None:
+        """A narrow terminal has room for one thing at a time."""
+        self.screen_stack[0].set_class(event.size.width < NARROW, "narrow")
+
+    def show_inside(self, shown: bool) -> None:
+        """Open or close the look inside."""
+        self.inside.display = shown
+        self.screen_stack[0].set_class(shown, "inside")
+
+    def show_chats(self, shown: bool) -> None:
+        """Open or close the list of chats."""
+        self.chat_list.display = shown
+        self.screen_stack[0].set_class(shown, "listing")
 
     async def _begin(self) -> None:
         """Behind the first frame: the chats, and then the model."""
@@ -188,7 +204,7 @@ class ChatApp(App[None]):
 
     @on(ChatList.Left)
     def left(self) -> None:
-        self.chat_list.display = self.options.sidebar
+        self.show_chats(self.options.sidebar)
         self.prompt.area.focus()
 
     @on(Markdown.LinkClicked)
@@ -197,13 +213,13 @@ class ChatApp(App[None]):
         copy(self, event.href)
         self.tell(f"Copied: {event.href}")
 
-    async def action_help_quit(self) -> None:
+    def action_help_quit(self) -> None:
         """Ctrl+C stops an answer; twice in a row leaves."""
         now = time.monotonic()
         if self.session.stop():
             return
         if now - self._asked_to_leave < TWICE_SECONDS:
-            await self.action_command("quit")
+            self.do(self.actions.run("quit", ""))
             return
         self._asked_to_leave = now
         self.tell("Ctrl+C once more leaves.")
@@ -217,5 +233,3 @@ class ChatApp(App[None]):
 def _plain(text: str) -> str:
     return text.replace("\n", " ")
 
-
-__all__ = ["ChatApp", "EdgeLLMError"]

@@ -39,5 +39,8 @@ def copy(app: App[Any], text: str) -> None:
 
 
 def _run(command: tuple[str, ...], text: str) -> None:
+    nowhere = subprocess.DEVNULL
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(command, input=text.encode(), timeout=_SECONDS, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            command, input=text.encode("utf-8", "replace"), timeout=_SECONDS, check=False, stdout=nowhere, stderr=nowhere
+        )

@@ -43,7 +43,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("continue", "go on where the last answer ends", key="ctrl+t"),
     Command("edit", "write the last prompt anew and send it again", key="ctrl+e"),
     Command("branch", "a new chat that begins like this one"),
-    Command("copy", "copy the last answer; `code` copies its next block of code, `all` the whole chat", "[code|all]", key="ctrl+y"),
+    Command("copy", "copy the last answer, its next block of code, or the whole chat", "[code|all]", key="ctrl+y"),
     Command("editor", "write the prompt in $EDITOR", key="ctrl+g"),
     Command("attach", "attach a text file, like @FILE in a prompt", "FILE"),
     Command("system", "what the model is told before the first message", "[TEXT]"),

@@ -13,7 +13,7 @@ from edge_llm.chats.settings import ChatSettings
 class ChatOptions:
     """How the chat opens."""
 
-    settings: ChatSettings = ChatSettings()
+    settings: ChatSettings = field(default_factory=ChatSettings)
     """Of every new chat."""
     resume: bool = True
     """Open the chat that changed last, not a new one."""

@@ -11,7 +11,7 @@ from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message as Event
-from textual.widgets import OptionList, TextArea
+from textual.widgets import OptionList, Static, TextArea
 from textual.widgets.option_list import Option
 
 from edge_llm.files import printable
@@ -129,11 +129,18 @@ class Prompt(Vertical):
         choices.can_focus = False
         choices.display = False
         yield choices
+        yield Static(id="attached", markup=False)
         yield PromptArea()
 
     @property
     def area(self) -> PromptArea:
         return self.query_one(PromptArea)
+
+    def say(self, text: str) -> None:
+        """Say above the prompt what goes with it; nothing hides the line."""
+        line = self.query_one("#attached", Static)
+        line.update(Content(text))
+        line.display = bool(text)
 
     @property
     def _choices(self) -> OptionList:

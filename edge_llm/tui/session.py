@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.settings import ChatSettings
@@ -14,10 +14,12 @@ from edge_llm.chats.store import ChatStore
 from edge_llm.chats.tree import Attachment, Message, path_to
 from edge_llm.errors import EdgeLLMError, StorageError, Unavailable
 from edge_llm.providers.base import Ask, Catalogue, Figures, Provider, Wanted
+from edge_llm.progress import StageProgress
 from edge_llm.tui.answering import Answering
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.transcript import Transcript
 
+OpenCatalogue = Callable[[], Catalogue]
 Tell = Callable[[str, str], None]
 """Tells the person (text, severity: information, warning or error)."""
 
@@ -42,8 +44,9 @@ class Session:
     An answer goes on when another chat is shown.  ``tell`` speaks to the person, ``on_answer`` hears what an answer took.
     """
 
-    def __init__(self, catalogue: Catalogue, transcript: Transcript, tell: Tell, on_answer: Callable[[Figures], None]) -> None:
-        self.catalogue = catalogue
+    def __init__(self, open_catalogue: OpenCatalogue, transcript: Transcript, tell: Tell, on_answer: Callable[[Figures], None]) -> None:
+        self.catalogue = cache(open_catalogue)
+        """The models that there are; called in a thread, as its first call loads much."""
         self.store = ChatStore.in_memory()
         self.chat = OpenChat.new(self.store, {})
         self.provider: Provider | None = None
@@ -71,7 +74,7 @@ class Session:
         try:
             if old is not None:
                 await in_thread(old.close)
-            provider = await in_thread(self.catalogue.open, wanted, partial(self._see_load, number))
+            provider = await in_thread(self._open, wanted, partial(self._see_load, number))
         except Exception as error:
             if number == self._load_number:
                 self._wanted, self.loading = None, None
@@ -85,6 +88,9 @@ class Session:
         self._ready.set()
         for note in provider.facts.notes:
             self._tell(note, "warning")
+
+    def _open(self, wanted: Wanted, progress: StageProgress) -> Provider:
+        return self.catalogue().open(wanted, progress)
 
     async def load_for(self, settings: ChatSettings) -> None:
         """Load what a chat with ``settings`` wants, unless it is there or on its way."""
@@ -135,7 +141,7 @@ class Session:
             await in_thread(chat.save)
         except StorageError as error:
             if chat.chat.id not in self._unsaved:
-                self._tell(f"This chat is not saved: {error}\nIt stays here, and is saved as soon as that is possible.", "error")
+                self._tell(f"This chat is not saved: {error}\nIt stays here, and is saved when that is possible.", "error")
             self._unsaved[chat.chat.id] = chat
             return False
         if self._unsaved.pop(chat.chat.id, None) is not None:
