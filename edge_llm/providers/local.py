@@ -10,10 +10,10 @@ import gc
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.config import RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import Engine
@@ -26,6 +26,8 @@ from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle, mode
 from edge_llm.progress import StageProgress
 from edge_llm.providers.base import Ask, Ended, Facts, Fetch, Figures, ModelRow, Piece, Provider, Reply, Wanted
 from edge_llm.providers.batches import Bell, in_batches, joined, readable
+from edge_llm.providers.fetch import fetch
+from edge_llm.providers.settings import changed, differences
 from edge_llm.talk.conversation import NO_TEMPLATE, conversation_request, conversation_text, plain_messages
 from edge_llm.talk.outcome import AnswerReader, AnswerSyntax
 from edge_llm.talk.pieces import Said, Thought
@@ -34,8 +36,6 @@ from edge_llm.talk.wish import Wish, wish_of
 
 if TYPE_CHECKING:
     from edge_llm.engine.inside import Inside
-
-Settings = TypeVar("Settings", GenerationParams, RuntimeConfig)
 
 
 class LocalCatalogue:
@@ -50,13 +50,13 @@ class LocalCatalogue:
         return [_row(BUILTIN_MODEL_NAME), *(_row(path.name) for path in inside)]
 
     def open(self, wanted: Wanted, progress: StageProgress) -> Provider:
-        runtime = _changed(self._runtime, wanted.runtime)
+        runtime = changed(self._runtime, wanted.runtime)
         engine = load_engine(wanted.model, runtime, progress)
         with open_bundle(find_bundle(wanted.model)) as bundle:
             return LocalProvider(engine, generation_defaults(bundle.generation_config).left_out)
 
     def fetch(self, source: str) -> Fetch:
-        raise UsageError(f"`{source}` cannot be fetched here; run `edge-llm import {source}`", param="source")
+        return fetch(source)
 
 
 def _row(name: str) -> ModelRow:
@@ -108,7 +108,7 @@ class LocalProvider:
             raise UsageError("there is no message to answer", param="messages")
         if ask.continues:
             messages = _behind_thoughts(engine, messages, variables)
-        params = _changed(engine.defaults, ask.sampling)
+        params = changed(engine.defaults, ask.sampling)
         return conversation_request(engine, messages, params, begun=ask.continues, variables=variables)
 
     def submit(self, request: Request) -> DeltaStream:
@@ -128,7 +128,7 @@ class LocalProvider:
             engine.name,
             engine.runner.context,
             str(engine.runner.site),
-            _differences(engine.defaults),
+            differences(engine.defaults),
             can_switch_thinking=bool(Wish(False).variables(engine.template.source)),
             notes=tuple(notes),
         )
@@ -236,17 +236,3 @@ def _behind_thoughts(engine: Engine, messages: list[dict[str, Any]], variables: 
     if not conversation_text(engine, messages[:-1], variables=variables).rstrip().endswith(OPEN):
         return messages
     return [*messages[:-1], messages[-1] | {"content": f"\n{CLOSE}\n\n{begun}"}]
-
-
-def _changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    try:
-        return replace(settings, **changes)
-    except TypeError as error:
-        raise UsageError(f"a setting cannot be used: {error}") from None
-
-
-def _differences(params: GenerationParams) -> dict[str, Any]:
-    """What ``params`` have otherwise than a plain greedy answer."""
-    plain = GenerationParams()
-    values = {each.name: getattr(params, each.name) for each in fields(params)}
-    return {name: value for name, value in values.items() if value != getattr(plain, name)}

@@ -40,8 +40,9 @@ def conversation_request(
     With ``begun`` the last message is the beginning of the answer.  A grammar in ``params`` is the form of what the model
     says where it calls none of ``tools``; it may think before.  ``variables`` go to the template.
     """
-    messages, prefix = list(messages), ""
+    messages, prefix, variables = list(messages), "", dict(variables or {})
     if begun:
+        variables.pop("add_generation_prompt", None)  # clients say no for the message that goes on: here it is the answer's
         if not messages or messages[-1]["role"] != "assistant":
             raise UsageError("the last message must be the assistant's to be continued", param="messages")
         prefix, messages = messages[-1]["content"], messages[:-1]
