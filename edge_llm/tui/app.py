@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from textual import events, on
 from textual.app import App, ComposeResult, SystemCommand
@@ -30,6 +31,9 @@ from edge_llm.tui.prompt import Prompt, PromptArea
 from edge_llm.tui.session import OpenCatalogue, Session, reason
 from edge_llm.tui.status import Estimate, StatusLine
 from edge_llm.tui.transcript import Transcript
+
+if TYPE_CHECKING:
+    from edge_llm.engine.inside import Inside
 
 OpenStore = Callable[[], tuple[ChatStore, str]]
 """Opens the chats; gives them, and what the person should know about them."""
@@ -144,7 +148,7 @@ class ChatApp(App[None]):
         level = severity if severity in ("warning", "error") else "information"
         self.notify(printable(text), severity=level, timeout=12 if level == "error" else 6, markup=False)  # type: ignore[arg-type]
 
-    def _look(self) -> object:
+    def _look(self) -> Inside | None:
         return None if self.session.provider is None else self.session.provider.look()
 
     def _see_answer(self, figures: Figures) -> None:
