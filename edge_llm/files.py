@@ -44,6 +44,11 @@ def shown(value: object, limit: int = 120) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
+def printable(text: str) -> str:
+    """``text`` without control characters: what comes from a model must not move the cursor or talk to the terminal."""
+    return "".join(char for char in text if char in "\n\t" or ((char.isprintable() or char.isspace()) and char != "\r"))
+
+
 def status(path: Path) -> os.stat_result | None:
     """What the system knows of ``path``; None when nothing is there.  Raises `StorageError` when it may not be seen."""
     try:

@@ -91,6 +91,17 @@ def _no_folder(path: Path) -> str:
     return f"`{path}` is not a folder; move it away, or set EDGE_LLM_HOME to a folder"
 
 
+def model_folders() -> list[tuple[str, Path]]:
+    """Names and folders of the models that are here, the built-in one first; what lies in a folder is not looked at."""
+    folder = models_folder()
+    try:
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+        imported = [(path.name, path) for path in inside if path.name[0] != "." and path.is_dir()]
+    except OSError as error:
+        raise StorageError(f"cannot list `{folder}`: {error.strerror}; check its permissions") from None
+    return [(BUILTIN_MODEL_NAME, builtin_bundle()), *imported]
+
+
 def builtin_bundle() -> Path:
     """The bundle that ships inside the package."""
     return Path(__file__).parent / "builtin"

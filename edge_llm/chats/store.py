@@ -39,6 +39,10 @@ _EXCERPT = 80
 """Characters of an excerpt."""
 
 
+class ChatGone(StorageError):
+    """The chat was deleted by another terminal."""
+
+
 class ChatStore:
     """All chats of one file, or of this process's memory.  Close it when done."""
 
@@ -78,15 +82,15 @@ class ChatStore:
 
     # ---- chats
 
-    def create(self, settings: Mapping[str, Any]) -> Chat:
-        """An empty chat; its first prompt names it."""
+    def create(self, settings: Mapping[str, Any], chat_id: int | None = None) -> Chat:
+        """An empty chat, with an id of its maker's if one is given; its first prompt names it.  One that is there stays."""
         now = time.time()
         with self._writing():
             made = self._db.execute(
-                "INSERT INTO chats (title, created, changed, settings) VALUES (?, ?, ?, ?)",
-                (UNTITLED, now, now, json.dumps(dict(settings))),
+                "INSERT OR IGNORE INTO chats (id, title, created, changed, settings) VALUES (?, ?, ?, ?, ?)",
+                (chat_id, UNTITLED, now, now, json.dumps(dict(settings))),
             )
-            return self._require_chat(made.lastrowid)
+            return self._require_chat(made.lastrowid if chat_id is None else chat_id)
 
     def chat(self, chat_id: int) -> Chat | None:
         """The chat with this id, unless it is deleted."""
@@ -193,6 +197,26 @@ class ChatStore:
                 ids[each.id] = self._insert(copy).id
             self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (ids[chat.leaf], made))
             return self._require_chat(made)
+
+    def put(self, message: Message) -> None:
+        """Write a message that its maker has numbered, or what has become of it.  Raises `ChatGone` when its chat is."""
+        with self._writing():
+            if self._find_chat(message.chat) is None:
+                raise ChatGone("this chat was deleted in another terminal; begin a new one to go on")
+            figures = json.dumps(dict(message.figures))
+            self._db.execute(
+                f"""INSERT INTO messages ({_MESSAGE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
+                SET text = excluded.text, thought = excluded.thought, state = excluded.state, figures = excluded.figures""",
+                (message.id, message.chat, message.parent, message.role, _unicode(message.text), _unicode(message.thought),
+                 _unicode(message.model), message.state, figures, message.created),
+            )  # fmt: skip
+            self._db.executemany(
+                "INSERT OR IGNORE INTO attachments VALUES (?, ?, ?, ?)",
+                ((message.id, at, _unicode(each.name), _unicode(each.text)) for at, each in enumerate(message.attachments)),
+            )
+            self._db.execute("UPDATE chats SET changed = ? WHERE id = ?", (time.time(), message.chat))
+            if message.role == "user":
+                self._name(message.chat, message.text)
 
     def grow(self, message_id: int, text: str, thought: str, state: State, figures: Mapping[str, Any]) -> bool:
         """Replace what an answer says so far.  False: it was deleted meanwhile, and stays so."""

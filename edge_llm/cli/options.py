@@ -49,6 +49,9 @@ context_option = click.option(
     "--ctx", "context", type=WHOLE, help="Context in tokens; default: the model's own, at most 32768."
 )
 chunk_option = click.option("--chunk", type=WHOLE, default=256, show_default=True, help="Longest prefill chunk in tokens.")
+prefix_cache_option = click.option(
+    "--prefix-cache", metavar="SIZE", help="Disk for keys and values of prompts, for the next start (1GiB).  Default: none."
+)
 
 _PLACE = (
     device_option,
@@ -140,7 +143,7 @@ def _is_file(value: str) -> bool:
 
 _RUNTIME = (
     "device", "placement", "keys", "card_memory", "cpus", "numa", "memory", "threads", "context", "chunk", "draft",
-    "float_path",
+    "float_path", "prefix_cache",
 )  # fmt: skip
 """Options that are a part of the `RuntimeConfig`."""
 

@@ -15,6 +15,7 @@ from edge_llm.cli.options import (
     generation_params,
     grammar_of,
     grammar_options,
+    prefix_cache_option,
     runtime_config,
     runtime_options,
 )
@@ -36,6 +37,7 @@ from edge_llm.talk.outcome import AnswerSyntax
 @generation_options
 @grammar_options
 @runtime_options
+@prefix_cache_option
 @click.option("--system", type=TEXT, help="System message, for a model with a chat template.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token.")
@@ -88,11 +90,12 @@ def _as_dict(answer: Answer, syntax: AnswerSyntax) -> dict[str, Any]:
 
 
 def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> None:
-    printer = Printer(syntax)
+    printer, reader = Printer(), syntax.reader()
 
     def shown() -> Iterator[Delta]:
         for delta in engine.stream(request):
-            printer.show(delta)
+            for piece in reader.read(delta):
+                printer.show(piece)
             yield delta
 
     try:
@@ -100,6 +103,7 @@ def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> Non
     except (KeyboardInterrupt, EdgeLLMError):
         say()
         raise
+    printer.end()
     if not printer.said.endswith("\n"):
         say()
     if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():

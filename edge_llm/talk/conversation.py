@@ -20,6 +20,8 @@ from edge_llm.talk.tool_formats import after_thought
 from edge_llm.talk.tools import ToolUse, control_token
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+NO_TEMPLATE = "This model brings no chat template and may not be made for chatting; it gets plain `role: text` lines."
+"""What a person should know before chatting with a model whose template is the default."""
 _KEPT = ("name", "tool_call_id", "reasoning_content")
 """Fields of a message that a template may use."""
 
