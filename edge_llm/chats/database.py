@@ -63,7 +63,7 @@ _REASONS = {
     sqlite3.SQLITE_BUSY: "another program holds it; try again in a moment, or close that program",
     sqlite3.SQLITE_LOCKED: "another program holds it; try again in a moment, or close that program",
     sqlite3.SQLITE_FULL: f"the disk is full; make room and try again, {_ELSEWHERE}",
-    sqlite3.SQLITE_IOERR: f"the disk failed; check it and try again, {_ELSEWHERE}",
+    sqlite3.SQLITE_IOERR: f"the disk refused; check it and the room on it, and try again, {_ELSEWHERE}",
     sqlite3.SQLITE_READONLY: f"it cannot be written; check its permissions, {_ELSEWHERE}",
     sqlite3.SQLITE_PERM: f"it cannot be written; check its permissions, {_ELSEWHERE}",
     sqlite3.SQLITE_CANTOPEN: f"it cannot be opened; check its permissions and the room on the disk, {_ELSEWHERE}",
