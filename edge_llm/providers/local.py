@@ -35,7 +35,7 @@ from edge_llm.talk.reasoning import CLOSE, OPEN
 from edge_llm.talk.wish import Wish, wish_of
 
 if TYPE_CHECKING:
-    from edge_llm.engine.inside import Inside, look
+    from edge_llm.engine.inside import Inside
 
 
 class LocalCatalogue:
@@ -88,7 +88,7 @@ class LocalProvider:
         return LocalReply(self, ask)
 
     def look(self) -> Inside | None:
-        return None if (engine := self._engine) is None else look(engine)
+        return None
 
     def close(self) -> None:
         with self._closing:
@@ -171,10 +171,7 @@ class LocalReply:
 
     @property
     def prompt_progress(self) -> tuple[int, int] | None:
-        if self._stream is None:
-            return None
-        done, total = self._stream.prompt_done
-        return None if done >= total else (done, total)
+        return None
 
     async def _prepared(self) -> tuple[Request, AnswerSyntax] | None:
         """The request and how to read its answer; None if it is cancelled before."""

@@ -67,7 +67,7 @@ class MessageView(Vertical, can_focus=True):
         else:
             self._body = _markdown(message.text)
             yield self._body
-        yield Static(self._ending(), classes="ending", markup=False)
+            yield Static(self._ending(), classes="ending", markup=False)
 
     @property
     def code_blocks(self) -> list[str]:
@@ -129,7 +129,8 @@ class MessageView(Vertical, can_focus=True):
         self.message = message
         if self.is_attached:
             self.query_one(".who", Static).update(Content(self._heading()))
-            self.query_one(".ending", Static).update(Content(self._ending()))
+            for ending in self.query(".ending").results(Static):
+                ending.update(Content(self._ending()))
 
     def _stream(self, body: Markdown) -> MarkdownStream:
         if body not in self._streams:

@@ -52,7 +52,10 @@ class PromptArea(TextArea):
             self.key = key
 
     def __init__(self) -> None:
-        super().__init__(compact=True, soft_wrap=True, tab_behavior="focus", id="prompt", highlight_cursor_line=False)
+        super().__init__(
+            compact=True, soft_wrap=True, tab_behavior="focus", highlight_cursor_line=False, id="prompt",
+            placeholder="Ask anything.  / lists commands, @ attaches a file, F1 helps",
+        )  # fmt: skip
         self.completing = False
         """Completions are listed: Tab, Up, Down and Escape are theirs, and so is Enter."""
         self.earlier: list[str] = []

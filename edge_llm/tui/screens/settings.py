@@ -60,4 +60,4 @@ class SettingsForm(ModalScreen[ChatSettings | None]):
 
     def _placeholder(self, name: str, help_: str) -> str:
         default = shown_value(self._defaults.get(name))
-        return f"{default}  ({help_})" if default else help_
+        return f"{default} · {help_}" if default else help_
