@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
+from edge_llm.engine.cores import free_memory
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import Engine
+from edge_llm.engine.library import InstalledModel, installed_models
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Delta, Finish, Request
 from edge_llm.engine.service import BatchingService
-from edge_llm.errors import EdgeLLMError, Unavailable, UsageError
+from edge_llm.errors import Unavailable, UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle, models_folder
+from edge_llm.paths import find_bundle
 from edge_llm.progress import StageProgress
 from edge_llm.providers.base import Ask, Ended, Facts, Fetch, Figures, ModelRow, Piece, Provider, Reply, Wanted
 from edge_llm.providers.batches import Bell, in_batches, joined, readable
@@ -45,9 +47,8 @@ class LocalCatalogue:
         self._runtime = runtime
 
     def rows(self) -> Sequence[ModelRow]:
-        folder = models_folder()
-        inside = sorted(path for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
-        return [_row(BUILTIN_MODEL_NAME), *(_row(path.name) for path in inside)]
+        free = free_memory()
+        return [_row(model, free) for model in installed_models()]
 
     def open(self, wanted: Wanted, progress: StageProgress) -> Provider:
         runtime = changed(self._runtime, wanted.runtime)
@@ -59,13 +60,10 @@ class LocalCatalogue:
         return fetch(source)
 
 
-def _row(name: str) -> ModelRow:
-    folder = builtin_bundle() if name == BUILTIN_MODEL_NAME else models_folder() / name
-    try:
-        with open_bundle(folder) as bundle:
-            return ModelRow(name, bundle.size, context=bundle.config.context)
-    except EdgeLLMError as error:
-        return ModelRow(name, problem=str(error))
+def _row(model: InstalledModel, free: int) -> ModelRow:
+    if model.problem is not None:
+        return ModelRow(model.name, problem=model.problem)
+    return ModelRow(model.name, model.weights_bytes, model.precision, model.context, model.fits(free))
 
 
 class LocalProvider:
