@@ -19,6 +19,9 @@ class ThreadPool:
     def __init__(self, threads: int, cpus: list[int] | None = None) -> None: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def overflow(self) -> int:
+        """Activation values that overflowed in `quantize` and `linear` so far and were kept in a residual."""
 
 def isa() -> str: ...
 def isa_variants() -> list[str]: ...
@@ -47,6 +50,9 @@ class RangeReader:
     def start(
         self, fd: int, out: npt.NDArray[np.uint8], offset: int, ends: _I64, urgent: bool = False
     ) -> Reading: ...
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read since it was made."""
 
 # ---- linear, roofs (bind_linear.cpp) ----
 

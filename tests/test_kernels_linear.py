@@ -102,6 +102,31 @@ def test_quantize_equals_the_reference(isa: str, pools: list[kernels.ThreadPool]
     assert residual.column.size == residual.value.size == 0
 
 
+@pytest.mark.parametrize(("m", "k", "hot"), [(1, 130, 7), (3, 515, 1), (40, 515, 9)])
+def test_a_pool_counts_what_overflows(isa: str, m: int, k: int, hot: int) -> None:
+    data = problem(m, 32, k, hot)
+    data.x[-1, np.setdiff1d(np.arange(k), data.arguments[5])[[0, -1]]] = 99
+    _, residual = reference.quantize(data.x, 0.03, data.arguments[5])
+    gain = np.full(k, 2, np.float32)
+    _, of_normed = reference.quantize(data.x, 0.03, data.arguments[5], gain=gain, eps=1e-5)
+    assert len(residual.column)
+    for threads in (1, 3):
+        pool = kernels.ThreadPool(threads)
+        linear.quantize(data.x, 0.03, data.arguments[5], pool)
+        assert pool.overflow == len(residual.column)
+        multiply(data.x, *data.arguments, pool)
+        multiply(data.x, *data.arguments, pool, swiglu=True)
+        assert pool.overflow == 3 * len(residual.column)
+        multiply(data.x, *data.arguments, pool, gain=gain, eps=1e-5)
+        assert pool.overflow == 3 * len(residual.column) + len(of_normed.column)
+        counted = pool.overflow
+        linear.quantize(data.x, 0.03, data.arguments[5], pool, residual=False)
+        multiply(data.x, *data.arguments, pool, shadow=False)
+        with pytest.raises(ValueError, match="non-finite"):
+            multiply(np.where(data.x > 3, np.inf, data.x).astype(np.float32) * 40, *data.arguments, pool)
+        assert pool.overflow == counted
+
+
 def test_quantize_rounds_half_to_even_and_cuts_at_127(isa: str, pools: list[kernels.ThreadPool]) -> None:
     x = np.array([[0.5, 1.5, -0.5, -2.5, 126.5, 127.4, 127.5, 127.6, -127.5, -130, 1e6, 0]], np.float32)
     q, residual = linear.quantize(x, 1.0, NO_HOT, pools[0])

@@ -154,6 +154,11 @@ class Device(Protocol):
     keys: str
     """How keys and values are kept: int8 or float16."""
 
+    @property
+    def overflow(self) -> int | None:
+        """Activation values that overflowed INT8 so far and were added back; None where nobody counts.  Any thread may ask."""
+        ...
+
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:

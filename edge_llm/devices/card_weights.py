@@ -126,6 +126,10 @@ class CardWeights(Generic[CardLinearT]):
     def nbytes(self) -> int:
         return self._host.nbytes
 
+    @property
+    def read_bytes(self) -> int:
+        return self._host.read_bytes
+
     def use(self, index: int) -> BlockWeights:
         return self._resident[index] if index in self._resident else self._ring.use(index)
 

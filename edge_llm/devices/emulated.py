@@ -80,6 +80,10 @@ class EmulatedDevice:
         self._limited = memory is not None
         self._stream = Lock()  # of products that are launched one by one
 
+    @property
+    def overflow(self) -> int | None:
+        return None if self.placement.alone else self._host.overflow
+
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:

@@ -53,6 +53,10 @@ class HostDevice:
         self.pool = ThreadPool(threads, cores)
         self._shadow = shadow
 
+    @property
+    def overflow(self) -> int | None:
+        return self.pool.overflow
+
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:

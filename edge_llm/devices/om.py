@@ -75,6 +75,10 @@ class OmDevice:
         self._memory = options.card_memory
         self._host = HostDevice(options.threads, shadow=options.shadow)
 
+    @property
+    def overflow(self) -> int | None:
+        return self._host.overflow
+
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:

@@ -83,6 +83,10 @@ class OnnxDevice:
         self._sessions: dict[tuple[int, int, int, bool], Session] = {}
         self._stream = Lock()  # of products, which share sessions
 
+    @property
+    def overflow(self) -> int | None:
+        return self._host.overflow
+
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:

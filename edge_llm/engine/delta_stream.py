@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
-from edge_llm.engine.request import Delta, Request
+from edge_llm.engine.request import Delta, PromptProgress, Request
 
 
 class Answering(Protocol):
@@ -27,12 +27,19 @@ class Answering(Protocol):
         """Stop at once; the stream ends with the finish reason ``cancelled``.  No effect on a stream that has ended."""
         ...
 
+    @property
+    def prompt_done(self) -> tuple[int, int]:
+        """Tokens of the prompt that are computed, cached ones included, and all of them; any thread may ask at any time."""
+        ...
+
 
 class DeltaStream:
     """An `Answering` that one thread fills: `put` deltas, the last one with ``finish``, or `fail`."""
 
     def __init__(self, request: Request, on_cancel: Callable[[DeltaStream], None]) -> None:
         self.request = request
+        self.progress = PromptProgress(len(request.prompt))
+        """That of the generation which fills it."""
         self._on_cancel = on_cancel
         self._items: deque[Delta | BaseException] = deque()
         self._changed = threading.Condition()
@@ -50,6 +57,10 @@ class DeltaStream:
     def cancelled(self) -> bool:
         """Whether the caller wants no more of it."""
         return self._cancelled
+
+    @property
+    def prompt_done(self) -> tuple[int, int]:
+        return self.progress.done, self.progress.total
 
     @property
     def ready(self) -> bool:

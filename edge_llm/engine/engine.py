@@ -10,9 +10,11 @@ from edge_llm.config import GenerationParams, ModelConfig
 from edge_llm.decoding.draft import Drafter, prompt_lookup
 from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.batcher import Batcher, Limits
+from edge_llm.engine.counters import Counters
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.driver import Driver
 from edge_llm.engine.generation import Generation
+from edge_llm.engine.inside import ModelFacts
 from edge_llm.engine.request import Answer, Delta, Finish, Request
 from edge_llm.engine.runner_place import Replace, Vacancy, no_other
 from edge_llm.errors import ContextOverflow, EdgeLLMError, UsageError
@@ -46,6 +48,7 @@ class Engine:
         limits: Limits | None = None,
         make_drafter: Callable[[], Drafter] = prompt_lookup,
         replace_runner: Replace = no_other,
+        facts: ModelFacts | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -54,6 +57,9 @@ class Engine:
         self.defaults = defaults
         """The model author's sampling defaults."""
         self.load_ms = load_ms
+        self.counters = Counters()
+        """Of all its answers."""
+        self.facts = facts or ModelFacts()
         self.batcher = Batcher(runner, limits or Limits(), replace_runner)
         self.driver = Driver(self.batcher)
         self._make_drafter = make_drafter
@@ -104,6 +110,7 @@ class Engine:
             load_ms=self.load_ms,
             drafter=self._make_drafter(),
             cancelled=cancelled,
+            counters=self.counters,
         )
 
     def prepare(self, request: Request, cancel: Cancel = never) -> tuple[Generation, DeltaStream]:
@@ -112,7 +119,9 @@ class Engine:
         ``cancel`` is asked between chunks and tokens, by whichever thread runs the step.
         """
         stream = DeltaStream(request, self.driver.tidy)
-        return self.generation(request, lambda: stream.cancelled or cancel()), stream
+        generation = self.generation(request, lambda: stream.cancelled or cancel())
+        stream.progress = generation.progress
+        return generation, stream
 
     def stream(self, request: Request, cancel: Cancel = never) -> Iterator[Delta]:
         """Answer ``request`` piece by piece; closing the iterator stops.

@@ -14,7 +14,8 @@ from edge_llm.decoding.logprobs import token_logprobs
 from edge_llm.decoding.processors import make_processors
 from edge_llm.decoding.sampler import Sampler, make_sampler
 from edge_llm.decoding.stop import StopStrings
-from edge_llm.engine.request import Delta, Finish, Request, Timings, Usage
+from edge_llm.engine.counters import Counters
+from edge_llm.engine.request import Delta, Finish, PromptProgress, Request, Timings, Usage
 from edge_llm.errors import OutOfMemory
 from edge_llm.runner.base import Memory, Segment
 from edge_llm.text.tokenizer import IncrementalDecoder, Tokenizer
@@ -39,6 +40,7 @@ class Generation:
         drafter: Drafter = no_draft,
         sampler: Sampler | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        counters: Counters | None = None,
     ) -> None:
         params = request.params
         self.request = request
@@ -49,6 +51,9 @@ class Generation:
         self.cancelled = cancelled
         self.most_tokens = most_tokens if params.max_tokens is None else min(most_tokens, params.max_tokens)
         self.finished = False
+        self.progress = PromptProgress(len(request.prompt))
+        """Of its prompt; any thread may look."""
+        self._counters = counters or Counters()
         self._load_ms = load_ms
         self._drafter = drafter
         self._guesses: list[int] = []
@@ -80,12 +85,15 @@ class Generation:
     def start(self, memory: Memory[Any]) -> None:
         """Run in a sequence of ``memory``, which may know a beginning of the text already."""
         self.sequence = memory.open(self.known)
+        self._reached(self.sequence.length)
         if self._cached_tokens is None:
             self._cached_tokens = self.sequence.length
+            self._counters.begin(len(self.request.prompt), self._cached_tokens)
 
     def segment(self, most: int) -> Segment[Any]:
         """At most ``most`` tokens to compute next, guesses included, and how many of the last of them need logits."""
         self._guesses = []
+        self._reached(self.sequence.length)
         ahead = self.known[self.sequence.length : self.sequence.length + most]
         if self.sequence.length + len(ahead) < len(self.known):
             return Segment(self.sequence, ahead, 0)
@@ -98,17 +106,21 @@ class Generation:
         """Choose a token from each row of ``logits`` as long as the guess behind it was right: float32 [wanted, vocab]."""
         if self._first_token_at is None:
             self._first_token_at = time.perf_counter()
+        self._reached(len(self.request.prompt))
+        self._drafted += len(self._guesses)
+        self._counters.drafted_tokens += len(self._guesses)
         right = 0
         for row, guess in zip(logits, [*self._guesses, None], strict=True):
             token = self._choose(row)
             self.known.append(token)
+            self._counters.generated_tokens += 1
             yield from self._deltas(token, row)
             if self.finished or token != guess:
                 break
             right += 1
+            self._accepted += 1
+            self._counters.accepted_tokens += 1
         self._trust.learn(len(self._guesses), right)
-        self._drafted += len(self._guesses)
-        self._accepted += right
         self._guesses = []
         self.sequence.truncate(min(self.sequence.length, len(self.known) - 1))
 
@@ -127,6 +139,10 @@ class Generation:
     def strand(self, error: OutOfMemory) -> Delta | OutOfMemory:
         """Its end when there is not enough memory for it alone: an answer that has begun is as long as it can be."""
         return self.end("length") if self.generated else error
+
+    def _reached(self, length: int) -> None:
+        """Keys and values of ``length`` tokens are there."""
+        self.progress.done = min(length, self.progress.total)
 
     def _choose(self, logits: np.ndarray) -> int:
         adjusted = logits

@@ -18,6 +18,7 @@ from edge_llm.engine.assembly import fill_defaults, host_runtime, int8_runner, m
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.draft_model import model_drafter
 from edge_llm.engine.engine import Engine
+from edge_llm.engine.inside import model_facts
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
@@ -56,6 +57,7 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Stag
         limits=Limits(step_tokens=runtime.chunk * runtime.window, mixed_tokens=runtime.chunk),
         make_drafter=drafter,
         replace_runner=partial(run_on_host, bundle, runtime),
+        facts=model_facts(bundle, runtime),
     )
 
 

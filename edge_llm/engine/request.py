@@ -19,6 +19,15 @@ class Request:
     """The answer goes on in the middle of the prompt's text, so its leading space belongs to it."""
 
 
+@dataclass
+class PromptProgress:
+    """How much of a prompt is computed: written by the thread that computes it, read by any."""
+
+    total: int
+    done: int = 0
+    """Cached tokens are among them.  It falls only when a request gives its pages back and begins again."""
+
+
 @dataclass(frozen=True)
 class Usage:
     """Tokens that a request took."""

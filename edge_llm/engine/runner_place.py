@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from edge_llm.errors import DeviceError, DeviceLost, EdgeLLMError
 from edge_llm.runner.base import Runner, Site
+from edge_llm.runner.inside import RunnerInside
 
 log = logging.getLogger("edge_llm.engine")
 
@@ -69,6 +70,9 @@ class Vacancy:
 
     def state(self) -> Mapping[str, int]:
         return {}
+
+    def look(self) -> RunnerInside:
+        return RunnerInside()
 
     def open(self, tokens: Sequence[int] = ()) -> NoReturn:
         self._refuse()

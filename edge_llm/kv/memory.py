@@ -15,6 +15,9 @@ from edge_llm.kv.sequence import KVPages, SequencePages
 if TYPE_CHECKING:
     from edge_llm.kv.prefix_store import PrefixStore  # only servers keep pages, and bring OpenSSL for it
 
+PAGE_STATES = FREE, USED, SHARED, CACHED = range(4)
+"""Free; of one running sequence; of several; of none, and known by its text only."""
+
 READY_PAGES = 256
 """As many of the pages on disk get memory at the start; during an answer that would take as long as to read them."""
 
@@ -76,6 +79,18 @@ class KVMemory:
         capacity = self.pages.pages * self.pages.page_tokens
         if tokens > capacity:
             raise OutOfMemory(f"the KV cache holds `{capacity}` tokens and the request needs `{tokens}`; raise --kv-memory")
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page over all layers."""
+        return self._kv.page_bytes * self.pages.page_tokens // PAGE_TOKENS
+
+    def page_states(self) -> bytes:
+        """One of `PAGE_STATES` for every page; any thread may ask, and see a page that is just changing hands."""
+        known = np.frombuffer(self._prefix.known(), np.uint8)
+        holders = np.array(self.pages.all_holders())
+        sequences = np.minimum(holders - known, 2)
+        return bytes(np.where(sequences > 0, sequences, np.where(holders > 0, CACHED, FREE)).astype(np.uint8))
 
     def state(self) -> Mapping[str, int]:
         """Numbers of pages: all, free, and known by their text; with a disk, also its counts."""

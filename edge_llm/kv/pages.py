@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from edge_llm.errors import OutOfMemory
@@ -33,7 +34,7 @@ class PageAllocator:
         self.pages = pages
         self.page_tokens = page_tokens
         self._free_bits = (1 << pages) - 1
-        self._holders = [0] * pages
+        self._holders = array("l", bytes(8 * pages))  # copied in one go by those who watch
 
     @property
     def free(self) -> int:
@@ -63,6 +64,10 @@ class PageAllocator:
     def holders(self, page: int) -> int:
         """The number of holders of ``page``; 0 when it is free."""
         return self._holders[page]
+
+    def all_holders(self) -> array[int]:
+        """The number of holders of every page at one moment; any thread may ask."""
+        return self._holders[:]
 
     def share(self, pages: Sequence[int]) -> None:
         """Add one holder to each of ``pages``, which must be held already."""

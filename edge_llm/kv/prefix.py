@@ -48,10 +48,15 @@ class PrefixIndex:
         self._identity = identity
         self._most_pages = most_pages
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()  # least recently used first
+        self._known = bytearray(pages.pages)  # 1 for each page of an entry
 
     def __len__(self) -> int:
         """Pages known."""
         return len(self._entries)
+
+    def known(self) -> bytes:
+        """1 for every page that is known by its text, else 0, at one moment; any thread may ask."""
+        return bytes(self._known)
 
     def match(self, tokens: Sequence[int]) -> list[int]:
         """The pages that hold the longest known beginning of ``tokens``; the caller is a holder of each from now on."""
@@ -75,6 +80,7 @@ class PrefixIndex:
                     break
                 self._pages.share([page])
                 self._entries[key] = _Entry(int(page), page_tokens)
+                self._known[page] = 1
             chain.append(key)
         self._touch(chain)
         self.evict(len(self._entries) - self._most_pages, only_free=False)
@@ -85,7 +91,9 @@ class PrefixIndex:
             return 0
         chosen = list(islice(self._free() if only_free else self._entries, count))
         for key in chosen:
-            self._pages.release([self._entries.pop(key).page])
+            page = self._entries.pop(key).page
+            self._known[page] = 0
+            self._pages.release([page])
         return len(chosen)
 
     def evictable(self, most: int | None = None) -> int:

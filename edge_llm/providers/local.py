@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.engine.cores import free_memory
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import Engine
+from edge_llm.engine.inside import Inside, look
 from edge_llm.engine.library import InstalledModel, installed_models
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Delta, Finish, Request
@@ -35,9 +36,6 @@ from edge_llm.talk.outcome import AnswerReader, AnswerSyntax
 from edge_llm.talk.pieces import Said, Thought
 from edge_llm.talk.reasoning import CLOSE, OPEN
 from edge_llm.talk.wish import Wish, wish_of
-
-if TYPE_CHECKING:
-    from edge_llm.engine.inside import Inside
 
 
 class LocalCatalogue:
@@ -86,7 +84,8 @@ class LocalProvider:
         return LocalReply(self, ask)
 
     def look(self) -> Inside | None:
-        return None
+        engine = self._engine
+        return None if engine is None else look(engine)
 
     def close(self) -> None:
         with self._closing:
@@ -142,6 +141,8 @@ class LocalReply:
         self._prepared_after = 0.0
         self._given_up = asyncio.get_running_loop().create_future()
         self._stream: DeltaStream | None = None
+        self._answers = False
+        """The prompt is through: deltas have come."""
         self._failure: BaseException | None = None
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Piece]]:
@@ -169,7 +170,8 @@ class LocalReply:
 
     @property
     def prompt_progress(self) -> tuple[int, int] | None:
-        return None
+        stream = self._stream
+        return None if stream is None or self._answers else stream.prompt_done
 
     async def _prepared(self) -> tuple[Request, AnswerSyntax] | None:
         """The request and how to read its answer; None if it is cancelled before."""
@@ -194,6 +196,7 @@ class LocalReply:
             raise self._failure
         text: list[str] = []
         finish: Finish | None = None
+        self._answers = True
         try:
             while (delta := stream.poll()) is not None:
                 text.append(delta.text)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from edge_llm.config import RuntimeConfig
+from edge_llm.runner.inside import RunnerInside
 
 if TYPE_CHECKING:
     from edge_llm.devices.base import Device
@@ -124,6 +125,10 @@ class Runner(Protocol[State]):
     @property
     def clipped(self) -> int:
         """Inputs of linears that a card cut off in prompts so far."""
+        ...
+
+    def look(self) -> RunnerInside:
+        """What goes on in it; may be called by any thread while another one runs a step, and never waits for it."""
         ...
 
     def open(self) -> State:

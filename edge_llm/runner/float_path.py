@@ -12,6 +12,7 @@ from edge_llm.errors import ContextOverflow
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache
 from edge_llm.runner.base import Cancel, Cancelled, Segment, Site
+from edge_llm.runner.inside import RunnerInside
 
 
 class FloatSequence(FloatCache):
@@ -75,6 +76,9 @@ class FloatRunner:
         self.context = context
         self.memory = FloatMemory(model.decoder)
         self._model = model
+
+    def look(self) -> RunnerInside:
+        return RunnerInside()
 
     def open(self) -> FloatSequence:
         return self.memory.open()

@@ -18,6 +18,7 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancel, Cancelled, Segment, Site
 from edge_llm.runner.decode import decode_graph
+from edge_llm.runner.inside import PromptWindows, RunnerInside, look_at_pages, look_at_weights
 from edge_llm.runner.order import choose_policy
 from edge_llm.runner.prefill import prefill_graph
 from edge_llm.runner.rows import chunk_lengths, pack
@@ -66,10 +67,17 @@ class Int8Runner:
         """What tasks took so far, by kind and lane; the policy looks ahead with it."""
         self.on_trace: Callable[[scheduler.Trace], None] | None = None
         """Called with the trace of every graph that ran, to see where the time goes."""
+        self._device = device
+        self._prompt = PromptWindows()
 
     @property
     def clipped(self) -> int:
         return self.model.clipped
+
+    def look(self) -> RunnerInside:
+        pages, disk = look_at_pages(self.memory)
+        weights = look_at_weights(self.model.weights)
+        return RunnerInside(self._prompt.look(), pages, disk, self._device.overflow, self.clipped, **weights)
 
     def open(self) -> SequencePages:
         return self.memory.open()
@@ -80,7 +88,7 @@ class Int8Runner:
             self._reserve(segments)
             chunks = list(pack(segments, self._lengths, self._window))
             windows = [chunks[first : first + self._window] for first in range(0, len(chunks), self._window)]
-            outputs = [output for window in windows for output in self._run_window(window, cancel)]
+            outputs = [output for window in windows for output in self._run_window(window, segments, cancel)]
         except BaseException:
             for segment, start in zip(segments, starts, strict=True):
                 segment.sequence.truncate(start)
@@ -101,13 +109,16 @@ class Int8Runner:
                 raise ContextOverflow(end, self.context)
             self.memory.reserve(segment.sequence, end)
 
-    def _run_window(self, chunks: Sequence[Chunk], cancel: Cancel | None) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Compute a window of chunks: the logits and the states that are wanted of each."""
+    def _run_window(
+        self, chunks: Sequence[Chunk], segments: Sequence[Segment[SequencePages]], cancel: Cancel | None
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Compute a window of chunks of ``segments``: the logits and the states that are wanted of each."""
         with _numeric_errors():
             if len(chunks) == 1 and chunks[0].rows.count <= STEP_ROWS:
                 self._execute(decode_graph(chunks[0], self.model), cancel)
             else:
-                self._execute(prefill_graph(chunks, self.model), cancel)
+                trace = self._execute(prefill_graph(chunks, self.model), cancel)
+                self._prompt.add(segments, trace, sum(chunk.rows.count for chunk in chunks))
                 self._head(chunks)
         return [self.model.outputs(chunk) for chunk in chunks]
 
@@ -116,7 +127,7 @@ class Int8Runner:
         for chunk in chunks:
             self.model.walk(range(head, head + 1), chunk)()
 
-    def _execute(self, graph: scheduler.TaskGraph, cancel: Cancel | None) -> None:
+    def _execute(self, graph: scheduler.TaskGraph, cancel: Cancel | None) -> scheduler.Trace:
         try:
             trace = scheduler.execute(graph, self.policy, cost=self.cost, cancel=cancel)
         except scheduler.Cancelled:
@@ -124,6 +135,7 @@ class Int8Runner:
         self.cost.learn(trace)
         if self.on_trace is not None:
             self.on_trace(trace)
+        return trace
 
     def _dealt(
         self, segments: Sequence[Segment[SequencePages]], outputs: Sequence[tuple[np.ndarray, np.ndarray]]

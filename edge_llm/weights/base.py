@@ -83,3 +83,8 @@ class Weights(Protocol):
     def nbytes(self) -> int:
         """Bytes of memory that the weights hold."""
         ...
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that were read from flash since all that is resident was there.  Any thread may ask."""
+        ...

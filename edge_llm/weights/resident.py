@@ -22,6 +22,7 @@ class ResidentWeights:
     """
 
     streamed_bytes = 0
+    read_bytes = 0
     slots = 0
 
     def __init__(self, bundle: Bundle, progress: CountProgress | None = None, streams: tuple[int, ...] = ()) -> None:

@@ -42,7 +42,7 @@ class StreamedWeights:
         self.slots = plan.slots
         self.nbytes = plan.held_bytes
         self._bundle = bundle
-        reader = range_reader()
+        self._flash = reader = range_reader()
         self._reader = BlockReader(bundle, reader, file)
         tensors = self._read_resident(plan, progress)
         self.embedding, output = table_weights(bundle, tensors)
@@ -56,6 +56,11 @@ class StreamedWeights:
                 self._tables["output"] = FlashTable(path, bundle.tensors["output.tiles"], output, reader, file)
         self._resident = {index: layer_weights(bundle, tensors, index) for index in plan.resident}
         self._ring = _layer_ring(bundle, plan, self._reader)
+        self._loaded_bytes = reader.read_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        return self._flash.read_bytes - self._loaded_bytes
 
     def use(self, index: int) -> BlockWeights:
         return self._resident[index] if index in self._resident else self._ring.use(index)

@@ -61,7 +61,8 @@ void bind_range_reader(nb::module_& module) {
   nb::class_<RangeReader>(module, "RangeReader")
       .def("__init__", &make_reader, nb::arg("threads"), nb::arg("request_bytes"))
       .def("start", &start, nb::arg("fd"), nb::arg("out"), nb::arg("offset"), nb::arg("ends"),
-           nb::arg("urgent") = false);
+           nb::arg("urgent") = false)
+      .def_prop_ro("read_bytes", &RangeReader::read_bytes);
 }
 
 }  // namespace edge

@@ -363,7 +363,7 @@ static bool quantized_product(const QuantizeInput& input, LinearPlan& plan, Thre
   plan.hot_x = hot_x;
   if (input.residual) plan.residual_rows = residual_rows;
   const float* factor = factors_of(input, pool);
-  return linear_product(plan, pool, [&](int worker) {
+  const bool finite = linear_product(plan, pool, [&](int worker) {
     return [&, writer = ResidualWriter(pool, worker)](int64_t begin, int64_t end) mutable {
       bool finite = true;
       for (int64_t m = begin; m < end; ++m) {
@@ -375,6 +375,8 @@ static bool quantized_product(const QuantizeInput& input, LinearPlan& plan, Thre
       return finite;
     };
   });
+  if (finite) count_overflow(input, residual_rows, pool);
+  return finite;
 }
 
 static LinearPlan plan_of(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, float* out) {

@@ -36,7 +36,8 @@ NB_MODULE(_native, module) {
 
   nb::class_<ThreadPool>(module, "ThreadPool")
       .def("__init__", &make_pool, nb::arg("threads"), nb::arg("cpus") = nb::none())
-      .def_prop_ro("threads", &ThreadPool::threads);
+      .def_prop_ro("threads", &ThreadPool::threads)
+      .def_prop_ro("overflow", &ThreadPool::overflow);
 
   module.def("isa", [] { return std::string(kernels().name); });
   module.def("isa_variants", &isa_variants);

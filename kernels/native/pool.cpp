@@ -225,6 +225,8 @@ struct ThreadPool::State {
   std::mutex error_mutex;
   std::exception_ptr error;
 
+  std::atomic<int64_t> overflow{0};
+
   std::mutex lease;
   int spin_microseconds = kSpinMicroseconds;
   std::vector<Buffer> scratch;
@@ -407,6 +409,10 @@ void* ThreadPool::scratch(int worker, size_t bytes) { return state_->scratch[sta
 void* ThreadPool::extend(int worker, size_t bytes) { return state_->extended[static_cast<size_t>(worker)].extend(bytes); }
 
 void* ThreadPool::shared_scratch(int slot, size_t bytes) { return state_->shared[slot].reserve(bytes); }
+
+int64_t ThreadPool::overflow() const { return state_->overflow.load(std::memory_order_relaxed); }
+
+void ThreadPool::add_overflow(int64_t values) { state_->overflow.fetch_add(values, std::memory_order_relaxed); }
 
 void ThreadPool::lock() { state_->lease.lock(); }
 

@@ -95,6 +95,10 @@ class ThreadPool {
   static constexpr int kSharedSlots = 8;
   void* shared_scratch(int slot, size_t bytes);
 
+  // Activation values that overflowed and were kept in a residual, since the pool was made. Any thread may ask.
+  int64_t overflow() const;
+  void add_overflow(int64_t values);
+
   void lock();
   void unlock();
 

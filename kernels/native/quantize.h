@@ -119,10 +119,18 @@ static bool prepare_rows(int64_t rows, int64_t columns, ThreadPool& pool, const 
   return refused == 0;
 }
 
+// Once per call, by the caller: the loops that find what overflows know nothing of it.
+static void count_overflow(const QuantizeInput& input, const ResidualRow* residual_rows, ThreadPool& pool) {
+  if (!input.residual) return;
+  int64_t values = 0;
+  for (int64_t m = 0; m < input.rows; ++m) values += residual_rows[m].count;
+  if (values != 0) pool.add_overflow(values);
+}
+
 static bool quantize(const QuantizeInput& input, int8_t* q, ResidualRow* residual_rows, ThreadPool& pool) {
   const int64_t columns = input.columns;
   const float* factor = factors_of(input, pool);
-  return prepare_rows(input.rows, columns, pool, [&](int worker) {
+  const bool finite = prepare_rows(input.rows, columns, pool, [&](int worker) {
     return [&, writer = ResidualWriter(pool, worker)](int64_t begin, int64_t end) mutable {
       bool finite = true;
       for (int64_t m = begin; m < end; ++m)
@@ -134,6 +142,8 @@ static bool quantize(const QuantizeInput& input, int8_t* q, ResidualRow* residua
       return finite;
     };
   });
+  if (finite) count_overflow(input, residual_rows, pool);
+  return finite;
 }
 
 }  // namespace EDGE_VARIANT

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -98,6 +99,9 @@ class RangeReader {
     finished_.wait(lock, [&] { return job.finished(); });
   }
 
+  // Bytes read since it was made. Any thread may ask.
+  int64_t read_bytes() const { return read_.load(std::memory_order_relaxed); }
+
  private:
   static constexpr int64_t kPage = 4096;
 
@@ -116,6 +120,7 @@ class RangeReader {
       lock.unlock();
       if (more) wanted_.notify_one();
       const bool good = fill(*job, begin, end);
+      if (good) read_.fetch_add(end - begin, std::memory_order_relaxed);
       const std::vector<RangeJob::Part> parts = good ? check(*job, begin, end) : std::vector<RangeJob::Part>();
       lock.lock();
       --job->running;
@@ -154,6 +159,7 @@ class RangeReader {
   }
 
   const int64_t request_bytes_;
+  std::atomic<int64_t> read_{0};
   std::vector<std::thread> threads_;
   std::mutex mutex_;  // guards all below, and the progress of every range
   std::condition_variable wanted_, finished_;

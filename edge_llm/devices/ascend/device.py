@@ -70,6 +70,10 @@ class AscendDevice:
         self._host = HostDevice(options.threads, shadow=options.shadow)
         self._shadow = options.shadow
 
+    @property
+    def overflow(self) -> int | None:
+        return None if self.placement.alone else self._host.overflow
+
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
