@@ -132,6 +132,34 @@ def test_an_answer_that_goes_on_is_no_thought(thinker, length):
     assert text_of(pieces) and not text_of(pieces, Thought)
 
 
+def test_the_prompts_progress_is_told_until_it_is_through(provider):
+    long = Ask(({"role": "user", "content": "Tell me a story. " * 60},), GREEDY)
+    async def watched():
+        reply, seen = provider.ask(long), []
+        assert reply.prompt_progress is None
+        following = asyncio.ensure_future(batches_of(reply))
+        while not following.done():
+            seen.append(reply.prompt_progress)
+            await asyncio.sleep(0)
+        return seen, reply.prompt_progress, await following
+
+    seen, after, _ = asyncio.run(watched())
+    told = [step for step in seen if step is not None]
+    assert told == sorted(told) and all(0 <= done <= total == told[0][1] for done, total in told)
+    assert told and after is None
+
+
+def test_what_goes_on_inside_is_seen_while_it_answers(provider):
+    async def watched():
+        reply = provider.ask(ENDLESS)
+        async for _ in reply:
+            found = provider.look()
+            reply.cancel()
+        return found
+
+    assert asyncio.run(watched()).kv_bytes > 0
+
+
 # ---- stopping
 
 

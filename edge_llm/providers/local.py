@@ -11,18 +11,21 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
+from edge_llm.engine.cores import free_memory
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import Engine
+from edge_llm.engine.inside import Inside, look
+from edge_llm.engine.library import InstalledModel, installed_models
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Delta, Finish, Request
 from edge_llm.engine.service import BatchingService
-from edge_llm.errors import EdgeLLMError, Unavailable, UsageError
+from edge_llm.errors import Unavailable, UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle, models_folder
+from edge_llm.paths import find_bundle
 from edge_llm.progress import StageProgress
 from edge_llm.providers.base import Ask, Ended, Facts, Fetch, Figures, ModelRow, Piece, Provider, Reply, Wanted
 from edge_llm.providers.batches import Bell, in_batches, joined, readable
@@ -34,9 +37,6 @@ from edge_llm.talk.pieces import Said, Thought
 from edge_llm.talk.reasoning import CLOSE, OPEN
 from edge_llm.talk.wish import Wish, wish_of
 
-if TYPE_CHECKING:
-    from edge_llm.engine.inside import Inside
-
 
 class LocalCatalogue:
     """The models that are imported here; ``runtime`` is how they are run where a chat wants nothing else."""
@@ -45,9 +45,8 @@ class LocalCatalogue:
         self._runtime = runtime
 
     def rows(self) -> Sequence[ModelRow]:
-        folder = models_folder()
-        inside = sorted(path for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
-        return [_row(BUILTIN_MODEL_NAME), *(_row(path.name) for path in inside)]
+        free = free_memory()
+        return [_row(model, free) for model in installed_models()]
 
     def open(self, wanted: Wanted, progress: StageProgress) -> Provider:
         runtime = changed(self._runtime, wanted.runtime)
@@ -59,13 +58,10 @@ class LocalCatalogue:
         return fetch(source)
 
 
-def _row(name: str) -> ModelRow:
-    folder = builtin_bundle() if name == BUILTIN_MODEL_NAME else models_folder() / name
-    try:
-        with open_bundle(folder) as bundle:
-            return ModelRow(name, bundle.size, context=bundle.config.context)
-    except EdgeLLMError as error:
-        return ModelRow(name, problem=str(error))
+def _row(model: InstalledModel, free: int) -> ModelRow:
+    if model.problem is not None:
+        return ModelRow(model.name, problem=model.problem)
+    return ModelRow(model.name, model.weights_bytes, model.precision, model.context, model.fits(free))
 
 
 class LocalProvider:
@@ -88,7 +84,8 @@ class LocalProvider:
         return LocalReply(self, ask)
 
     def look(self) -> Inside | None:
-        return None
+        engine = self._engine
+        return None if engine is None else look(engine)
 
     def close(self) -> None:
         with self._closing:
@@ -144,6 +141,8 @@ class LocalReply:
         self._prepared_after = 0.0
         self._given_up = asyncio.get_running_loop().create_future()
         self._stream: DeltaStream | None = None
+        self._answers = False
+        """The prompt is through: deltas have come."""
         self._failure: BaseException | None = None
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Piece]]:
@@ -171,7 +170,8 @@ class LocalReply:
 
     @property
     def prompt_progress(self) -> tuple[int, int] | None:
-        return None
+        stream = self._stream
+        return None if stream is None or self._answers else stream.prompt_done
 
     async def _prepared(self) -> tuple[Request, AnswerSyntax] | None:
         """The request and how to read its answer; None if it is cancelled before."""
@@ -196,6 +196,7 @@ class LocalReply:
             raise self._failure
         text: list[str] = []
         finish: Finish | None = None
+        self._answers = True
         try:
             while (delta := stream.poll()) is not None:
                 text.append(delta.text)
