@@ -1,6 +1,7 @@
 """The only file that knows folders and environment variables.
 
 ``EDGE_LLM_HOME`` moves everything (models, history, caches); without it the platform's user data folder is used.
+``EDGE_LLM_CONFIG`` names another config file; without it there is one in ``EDGE_LLM_HOME``, or in the user's config folder.
 """
 
 from __future__ import annotations
@@ -41,6 +42,23 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def config_file() -> Path:
+    """The person's config file, which need not exist."""
+    if named := named_config_file():
+        return named
+    if chosen := os.environ.get("EDGE_LLM_HOME"):
+        return expanded(chosen).absolute() / "config.toml"
+    from platformdirs import user_config_path
+
+    return user_config_path("edge-llm", appauthor=False) / "config.toml"
+
+
+def named_config_file() -> Path | None:
+    """The config file that the environment names, if it does: one that must be there."""
+    chosen = os.environ.get("EDGE_LLM_CONFIG")
+    return expanded(chosen).absolute() if chosen else None
 
 
 def models_folder() -> Path:

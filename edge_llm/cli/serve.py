@@ -9,7 +9,7 @@ import click
 
 from edge_llm.cli import process
 from edge_llm.cli.keys import api_key_options, api_keys
-from edge_llm.cli.options import runtime_config, runtime_options
+from edge_llm.cli.options import runtime_config, runtime_options, shared
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import Real, Whole
 
@@ -26,7 +26,7 @@ from edge_llm.cli.values import Real, Whole
 @click.option("--drain", type=Real(0, 3600), default=30.0, show_default=True, help="Seconds to let answers end.")
 @click.option("--batch-window", type=Real(0, 10_000), default=0.0, help="Milliseconds to wait for company.")
 @click.option("--kv-memory", default="1GiB", show_default=True, help="For keys and values of all requests.")
-@click.option("--prefix-cache", default="1GiB", show_default=True, help="Disk for keys and values of prompts; 0 keeps none.")
+@shared("--prefix-cache", default="1GiB", show_default=True, help="Disk for keys and values of prompts; 0 keeps none.")
 @runtime_options
 def serve_command(
     model: str | None,

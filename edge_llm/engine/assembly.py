@@ -79,7 +79,7 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
         raise UsageError("--card-memory has no meaning with --float, which runs on the host", param="card_memory")
     context = runtime.context or min(config.context, DEFAULT_CONTEXT)
     if context > config.context:
-        raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for")
+        raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for", param="context")
     kv_tokens = runtime.kv_tokens
     if runtime.kv_memory is not None:
         most = parse_memory(runtime.kv_memory, total_memory(), "kv_memory", of="main memory")

@@ -71,10 +71,14 @@ def _flat(ctx: click.Context, param: click.Parameter, value: tuple[tuple[int, ..
     return tuple(dict.fromkeys(number for numbers in value for number in numbers))
 
 
-def numbers_option(*names: str, default: str | None = None, help: str) -> Callable[[Command], Command]:
+def numbers_option(
+    *names: str, default: str | None = None, help: str, cls: type[click.Option] = click.Option
+) -> Callable[[Command], Command]:
     """An option that takes a list of numbers, and may be repeated."""
     defaults = None if default is None else [default]
-    return click.option(*names, type=_Numbers(), multiple=True, callback=_flat, default=defaults, show_default=True, help=help)
+    return click.option(
+        *names, cls=cls, type=_Numbers(), multiple=True, callback=_flat, default=defaults, show_default=True, help=help
+    )
 
 
 # -- the model and how it is run --------------------------------------------------------------------------------------
