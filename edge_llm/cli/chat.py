@@ -17,6 +17,7 @@ from edge_llm.cli.terminal import has_person
 from edge_llm.cli.values import TEXT
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.errors import UsageError
+from edge_llm.user_config import read_user_config
 
 if TYPE_CHECKING:
     from edge_llm.chats.store import ChatStore
@@ -63,9 +64,14 @@ def chat_command(
 
 def _full_screen(open_catalogue: Callable[[], Catalogue], settings: ChatSettings, *, new: bool) -> None:
     from edge_llm.tui.app import ChatApp
+    from edge_llm.tui.keys import check_keys
     from edge_llm.tui.options import ChatOptions
 
-    options = ChatOptions(settings, resume=not new, folder=Path.cwd())
+    config = read_user_config()
+    check_keys(config.keys)
+    options = ChatOptions(
+        settings, resume=not new, theme=config.theme or "", keys=config.keys, sidebar=bool(config.sidebar), folder=Path.cwd()
+    )
     ChatApp(open_catalogue, _open_chats, options).run()
 
 

@@ -25,6 +25,7 @@ from edge_llm.tui.clipboard import copy
 from edge_llm.tui.commands import COMMANDS, bindings, parse
 from edge_llm.tui.complete import Completer
 from edge_llm.tui.inside import InsidePanel
+from edge_llm.tui.keys import bindings_of
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.options import ChatOptions
 from edge_llm.tui.prompt import Prompt, PromptArea
@@ -91,6 +92,8 @@ class ChatApp(App[None]):
 
     def on_mount(self) -> None:
         self.set_keymap(dict(self.options.keys))
+        for key, action, description in bindings_of(self.options.keys):
+            self.bind(key, action, description=description, show=False)
         if self.options.theme:
             self.actions.screen.theme_named(self.options.theme)
         self.show_chats(self.options.sidebar)

@@ -22,10 +22,10 @@ class ChatList(Vertical):
     """Lists chats beside the transcript; what the person does with one is told as an event."""
 
     BINDINGS = [
-        Binding("escape", "leave", "Back", id="chats.leave"),
+        Binding("escape", "leave", "Back", id="chats_leave"),
         Binding("ctrl+n", "new", "New", show=False),
-        Binding("f6", "act('rename')", "Rename", id="chats.rename"),
-        Binding("delete", "act('delete')", "Delete", id="chats.delete"),
+        Binding("f6", "act('rename')", "Rename", id="chats_rename"),
+        Binding("delete", "act('delete')", "Delete", id="chats_delete"),
         Binding("down", "down", show=False),
     ]
 

@@ -23,16 +23,16 @@ class MessageView(Vertical, can_focus=True):
     """Shows one message.  `grow` adds to it while it streams, `finish` draws it once more as a whole."""
 
     BINDINGS = [
-        Binding("c", "act('copy')", "Copy", id="message.copy"),
-        Binding("y", "act('copy_code')", "Copy code", id="message.copy_code"),
-        Binding("e", "act('edit')", "Edit", id="message.edit"),
-        Binding("r", "act('regenerate')", "Again", id="message.regenerate"),
-        Binding("g", "act('continue')", "Go on", id="message.continue"),
-        Binding("b", "act('branch')", "Branch", id="message.branch"),
-        Binding("d", "act('delete')", "Delete", id="message.delete"),
-        Binding("t", "thought", "Thought", id="message.thought"),
-        Binding("left", "act('previous')", "Other version", show=False, id="message.previous"),
-        Binding("right", "act('next')", "Other version", show=False, id="message.next"),
+        Binding("c", "act('copy')", "Copy", id="message_copy"),
+        Binding("y", "act('copy_code')", "Copy code", id="message_copy_code"),
+        Binding("e", "act('edit')", "Edit", id="message_edit"),
+        Binding("r", "act('regenerate')", "Again", id="message_regenerate"),
+        Binding("g", "act('continue')", "Go on", id="message_continue"),
+        Binding("b", "act('branch')", "Branch", id="message_branch"),
+        Binding("d", "act('delete')", "Delete", id="message_delete"),
+        Binding("t", "thought", "Thought", id="message_thought"),
+        Binding("left", "act('previous')", "Other version", show=False, id="message_previous"),
+        Binding("right", "act('next')", "Other version", show=False, id="message_next"),
     ]
 
     class Act(Event):

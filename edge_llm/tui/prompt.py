@@ -35,7 +35,7 @@ Complete = Callable[[str], tuple[int, Sequence[Completion]]]
 class PromptArea(TextArea):
     """The text itself.  Enter sends, Ctrl+J and Shift+Enter begin a new line."""
 
-    BINDINGS = [Binding("ctrl+j,shift+enter", "newline", "New line", show=False, id="prompt.newline")]
+    BINDINGS = [Binding("ctrl+j,shift+enter", "newline", "New line", show=False, id="prompt_newline")]
 
     class Sent(Event):
         """The person sends ``text``."""
