@@ -22,7 +22,7 @@ from edge_llm.errors import StorageError, UsageError
 from edge_llm.paths import chats_file
 
 ROOT = Path(__file__).resolve().parents[1]
-HOSTILE = "\x1b]0;owned\x07[bold red]not markup[/] \u202egnp.exe \x00 <b> `" + "'\" -- %_"
+HOSTILE = "\x1b]0;owned\x07[bold red]not markup[/] \u202egnp.exe <b> `" + "'\" -- %_"
 
 
 @pytest.fixture
@@ -87,11 +87,13 @@ def test_a_message_comes_back_as_it_was_written(store, opened):
     assert kept.settings == {"system": HOSTILE, "temperature": 0.5, "nested": {"list": [1, None, True]}}
 
 
-def test_half_of_a_surrogate_pair_does_not_lose_the_message(store):
+def test_what_is_no_text_does_not_lose_the_message(store):
     chat = store.create({})
     assert store.add(chat.id, None, "user", "a \ud83d b", attachments=[Attachment("\udcff", "\udcff")]).text == "a ? b"
     assert store.messages(chat.id)[0].attachments == (Attachment("?", "?"),)
     assert store.chats("\ud83d ???") == []
+    assert store.add(chat.id, None, "user", "before \0 behind").text == "before \ufffd behind"
+    assert len(store.chats("behind")) == len(store.chats("before \0")) == 1
 
 
 def test_the_first_prompt_names_a_chat_and_a_person_names_it_for_good(store):
@@ -184,7 +186,8 @@ def test_a_copy_of_a_chat_from_elsewhere_has_ids_of_its_own(store):
     copy = store.take_in(store.chat(chat.id), store.messages(chat.id))
     old = path_to(store.messages(chat.id), answer.id)
     new = path_to(store.messages(copy.id), copy.leaf)
-    assert [(each.role, each.text, each.attachments) for each in new] == [(each.role, each.text, each.attachments) for each in old]
+    said = [[(each.role, each.text, each.attachments) for each in path] for path in (old, new)]
+    assert said[0] == said[1]
     assert {each.id for each in new}.isdisjoint(each.id for each in old)
     assert new[-1].state == "stopped"
 
@@ -205,7 +208,7 @@ def library(request, monkeypatch, path):
     for title, text in [
         ("Snakes", "How do I sort a LIST in Python?"),
         ("Kitchen", "今天天气怎么样，晚饭吃什么"),
-        ("Discount", "100% off_sale \"quoted\" it's (here) NEAR* -minus"),
+        ("Discount", '100% off_sale "quoted" it\'s (here) NEAR* -minus'),
         ("Привет", "Ещё один ПРИМЕР"),
     ]:
         chat = store.create({})
@@ -252,7 +255,7 @@ def test_any_text_can_be_looked_for(text):
     store = ChatStore.in_memory()
     chat = store.create({})
     store.add(chat.id, None, "user", f"before {text} after")
-    assert store.chats(f"before {' '.join(text.split())}") != [] or "\0" in text or any("\ud800" <= c < "\ue000" for c in text)
+    assert [found.chat.id for found in store.chats(f"before {text}")] == [chat.id]
     assert store.chats(text + " is not there at all") == []
     store.close()
 
@@ -531,7 +534,8 @@ def refuse_by_file_size(store, path):
 
 
 @pytest.mark.parametrize(
-    ("refuse", "told"), [(refuse_by_pages, "the disk is full; make room"), (refuse_by_file_size, "the disk f")]
+    ("refuse", "told"),
+    [(refuse_by_pages, "the disk is full; make room"), (refuse_by_file_size, "the disk (is full|refused); ")],
 )
 def test_a_full_disk_is_told_and_the_same_call_works_when_there_is_room(path, store, opened, refuse, told):
     chat = filled(store, 6)
@@ -560,7 +564,7 @@ def test_a_file_that_was_moved_away_takes_nothing_more_until_it_is_back(path, st
     assert store.add(chat.id, chat.leaf, "user", "x") in store.messages(chat.id)
 
 
-@pytest.mark.parametrize("place", ["/proc/nowhere/chats.sqlite3", "/dev/null/chats.sqlite3"])
+@pytest.mark.parametrize("place", ["/proc/nowhere/chats.sqlite3", "/proc/chats.sqlite3", "/dev/null/chats.sqlite3"])
 def test_a_place_that_cannot_be_written_is_told(place):
     with pytest.raises(StorageError, match="set EDGE_LLM_HOME"):
         ChatStore.open(Path(place))

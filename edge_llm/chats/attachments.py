@@ -21,9 +21,10 @@ MOST_BYTES = 1 << 20
 _LOOKED_AT = 10_000
 """Names of a folder that completion looks at."""
 
-_WORD = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([^\s"]+))')
-_BEHIND = ",;:!?)]}'.…"
-"""What may follow a path in a sentence and is none of it."""
+_WORD = re.compile(r'(?<![A-Za-z0-9._%+@/`-])@(?:"([^"\n]+)"|([^\s"]+))')
+_BEHIND = ",;:!?)]}'.…，。；：！？、）】』」"
+_MOST_BEHIND = 8
+"""What may follow a path in a sentence and is none of it, and how much of it."""
 
 
 def read_attachment(path: Path) -> Attachment:
@@ -76,7 +77,9 @@ def completions(prefix: str, base: Path, limit: int = 50) -> list[str]:
 def _shorter(word: str) -> Iterator[str]:
     """``word``, and without the marks at its end, one less each time."""
     yield word
-    while word[-1:] in _BEHIND and len(word) > 1:
+    for _ in range(_MOST_BEHIND):
+        if len(word) < 2 or word[-1] not in _BEHIND:
+            return
         word = word[:-1]
         yield word
 

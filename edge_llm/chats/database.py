@@ -63,7 +63,7 @@ _REASONS = {
     sqlite3.SQLITE_BUSY: "another program holds it; try again in a moment, or close that program",
     sqlite3.SQLITE_LOCKED: "another program holds it; try again in a moment, or close that program",
     sqlite3.SQLITE_FULL: f"the disk is full; make room and try again, {_ELSEWHERE}",
-    sqlite3.SQLITE_IOERR: f"the disk failed; check it and try again, {_ELSEWHERE}",
+    sqlite3.SQLITE_IOERR: f"the disk refused; check it and the room on it, and try again, {_ELSEWHERE}",
     sqlite3.SQLITE_READONLY: f"it cannot be written; check its permissions, {_ELSEWHERE}",
     sqlite3.SQLITE_PERM: f"it cannot be written; check its permissions, {_ELSEWHERE}",
     sqlite3.SQLITE_CANTOPEN: f"it cannot be opened; check its permissions and the room on the disk, {_ELSEWHERE}",
@@ -113,7 +113,7 @@ def refusals(path: Path | None) -> Iterator[None]:
     except sqlite3.Error as failure:
         reason = _REASONS.get(_kind(failure), f"SQLite says: {failure}")
     except OSError as failure:
-        reason = f"{failure.strerror}; check its permissions, {_ELSEWHERE}"
+        reason = f"{failure.strerror}; check the place and its permissions, {_ELSEWHERE}"
     else:
         return
     raise StorageError(f"cannot use the chats in {f'`{shown(path)}`' if path else 'memory'}: {reason}")
@@ -146,14 +146,14 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA foreign_keys = ON")
-    with writing(db):
+    with transaction(db):
         _migrate(db)
         _index(db)
 
 
 @contextlib.contextmanager
-def writing(db: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """All that is written within, or nothing."""
+def transaction(db: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """All that is done within, or nothing; what is read is of one moment."""
     db.execute(begin)
     try:
         yield
@@ -220,7 +220,7 @@ def _set_aside(path: Path) -> str:
     for suffix in (*_SIDE_FILES, ""):  # the file last: a new one must never meet the old one's -wal
         with contextlib.suppress(FileNotFoundError):
             _beside(path, suffix).rename(_beside(aside, suffix))
-    return f"The saved chats were damaged: they are kept in `{shown(aside)}`, and a new file was begun."
+    return f"The saved chats were damaged: they are kept in `{shown(aside, 4000)}`, and a new file was begun."
 
 
 def _free_name(path: Path) -> Path:

@@ -33,10 +33,11 @@ class OpenChat:
         self._messages = {message.id: message for message in messages}
         self._written = chat if stored else None
         self._dirty: dict[int, Message] = {}
-        self._renamed = False
+        self._renamed: str | None = None
         self._removed: list[int] = []
         self._last_id = max(self._messages, default=0)
         self._saving = threading.Lock()
+        self._marks = threading.Lock()  # of what is to be written; never held while the disk is waited for
 
     @classmethod
     def new(cls, store: ChatStore, settings: Mapping[str, Any]) -> OpenChat:
@@ -88,7 +89,8 @@ class OpenChat:
 
     def put(self, message: Message) -> None:
         """``message`` in place of the one with its id."""
-        self._messages[message.id] = self._dirty[message.id] = message
+        with self._marks:
+            self._messages[message.id] = self._dirty[message.id] = message
 
     def select(self, message_id: int) -> None:
         """Show the path through ``message_id``, and below it the newest."""
@@ -97,7 +99,7 @@ class OpenChat:
     def rename(self, title: str) -> None:
         """Give the chat a title, which stays."""
         self._change(title=title)
-        self._renamed = True
+        self._renamed = title
 
     def set_settings(self, settings: Mapping[str, Any]) -> None:
         self._change(settings=settings)
@@ -110,10 +112,11 @@ class OpenChat:
                 gone.add(message.id)
         on_path = any(message.id in gone for message in self.path)
         parent = self._messages[message_id].parent
-        for one in gone:
-            del self._messages[one]
-            self._dirty.pop(one, None)
-        self._removed.append(message_id)
+        with self._marks:
+            for one in gone:
+                del self._messages[one]
+                self._dirty.pop(one, None)
+            self._removed.append(message_id)
         if on_path:
             self._change(leaf=parent)
 
@@ -125,33 +128,40 @@ class OpenChat:
     def save(self) -> None:
         """Write what is not written, in the order in which it came.  Raises `StorageError`; then the next call goes on.
 
-        A chat that another terminal has deleted meanwhile is written again, as a whole.
+        A chat of which another terminal has deleted what is needed here is written again, as a whole.
         """
         with self._saving:
             try:
                 self._write()
             except ChatGone:
                 self._written = None
-                self._dirty = dict(sorted(self._messages.items()))
-                self._renamed = bool(self._chat.title)
+                with self._marks:
+                    self._dirty = dict(self._messages)
+                    self._renamed = self._chat.title or None
                 self._write()
 
     def _write(self) -> None:
         if not self._messages and self._written is None:
             return
         chat, before = self._chat, self._written or self._store.create(self._chat.settings, self._chat.id)
-        for message in [*self._dirty.values()]:
+        with self._marks:
+            unwritten = sorted(self._dirty.values(), key=lambda message: message.id)  # a parent before its followers
+        for message in unwritten:
             self._store.put(message)
-            if self._dirty.get(message.id) is message:  # else it has grown meanwhile
-                del self._dirty[message.id]
+            with self._marks:
+                if self._dirty.get(message.id) is message:  # else it has grown meanwhile
+                    del self._dirty[message.id]
         while self._removed:
             self._store.delete_message(self._removed[0])
             self._removed.pop(0)
         if chat.settings != before.settings:
             self._store.set_settings(chat.id, chat.settings)
-        if self._renamed:
-            self._store.rename(chat.id, chat.title)
-            self._renamed = False
+        title = self._renamed
+        if title is not None:
+            self._store.rename(chat.id, title)
+            with self._marks:
+                if self._renamed == title:  # else it was given another one meanwhile
+                    self._renamed = None
         if chat.leaf != before.leaf:
             self._store.set_leaf(chat.id, chat.leaf)
         self._written = chat

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edge_llm.chats.database import TIMEOUT, connect, connect_memory, has_index, refusals, writing
+from edge_llm.chats.database import TIMEOUT, connect, connect_memory, has_index, refusals, transaction
 from edge_llm.chats.titles import UNTITLED, title_of
 from edge_llm.chats.tree import Attachment, Chat, FoundChat, Message, Role, State, newest_leaf
 from edge_llm.errors import StorageError, UsageError
@@ -40,7 +40,7 @@ _EXCERPT = 80
 
 
 class ChatGone(StorageError):
-    """The chat was deleted by another terminal."""
+    """The chat, or the message that is followed or shown, was deleted by another terminal."""
 
 
 class ChatStore:
@@ -102,7 +102,7 @@ class ChatStore:
 
         A word is found inside of words too, whatever its case.
         """
-        words = _unicode(search).replace("\0", " ").split()
+        words = _unicode(search).split()
         if not words:
             with self._reading():
                 rows = self._db.execute(f"SELECT {_CHAT} FROM chats ORDER BY changed DESC, id DESC LIMIT ?", (limit,))
@@ -144,7 +144,7 @@ class ChatStore:
 
     def messages(self, chat_id: int) -> list[Message]:
         """The whole tree, oldest first."""
-        with self._reading(), writing(self._db, "BEGIN"):  # both of one moment
+        with self._reading(), transaction(self._db, "BEGIN"):
             attached: dict[int, list[Attachment]] = {}
             for message, name, text in self._db.execute(
                 """SELECT message, name, attachments.text FROM attachments JOIN messages ON messages.id = message
@@ -169,7 +169,7 @@ class ChatStore:
     ) -> Message:
         """Say something after ``parent``, and show the path to it.  It survives whatever happens after the return.
 
-        Raises `StorageError` when the chat or the parent was deleted meanwhile.
+        Raises `ChatGone` when the chat or the parent was deleted meanwhile.
         """
         now = time.time()
         said = Message(0, chat_id, parent, role, text, thought, tuple(attachments), model, state, {}, now)
@@ -199,10 +199,11 @@ class ChatStore:
             return self._require_chat(made)
 
     def put(self, message: Message) -> None:
-        """Write a message that its maker has numbered, or what has become of it.  Raises `ChatGone` when its chat is."""
+        """Write a message that its maker has numbered, or what has become of it.  `ChatGone`: its chat or parent is."""
         with self._writing():
-            if self._find_chat(message.chat) is None:
-                raise ChatGone("this chat was deleted in another terminal; begin a new one to go on")
+            self._require_chat(message.chat)
+            if message.parent is not None:
+                self._require_message(message.chat, message.parent)
             figures = json.dumps(dict(message.figures))
             self._db.execute(
                 f"""INSERT INTO messages ({_MESSAGE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
@@ -273,7 +274,7 @@ class ChatStore:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        with self._reading(), writing(self._db):
+        with self._reading(), transaction(self._db):
             yield
 
     def _data_version(self) -> int:
@@ -286,12 +287,12 @@ class ChatStore:
     def _require_chat(self, chat_id: int | None) -> Chat:
         chat = self._find_chat(chat_id)
         if chat is None:
-            raise StorageError("this chat was deleted in another terminal; begin a new one to go on")
+            raise ChatGone("this chat was deleted in another terminal; begin a new one to go on")
         return chat
 
     def _require_message(self, chat_id: int, message_id: int) -> None:
         if not self._db.execute("SELECT 1 FROM messages WHERE id = ? AND chat = ?", (message_id, chat_id)).fetchone():
-            raise StorageError("this message was deleted in another terminal; open the chat again to see what is left")
+            raise ChatGone("this message was deleted in another terminal; open the chat again to see what is left")
 
     def _insert(self, said: Message) -> Message:
         """The message as it is stored, with its id."""
@@ -360,8 +361,8 @@ def _place(path: Path | None) -> tuple[int, int] | None:
 
 
 def _unicode(text: str) -> str:
-    """``text`` without halves of surrogate pairs, which have no UTF-8."""
-    return text.encode("utf-8", "replace").decode()
+    """``text`` without halves of surrogate pairs, which have no UTF-8, and without NULs, at which SQLite stops to look."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 def _chat(row: Sequence[Any]) -> Chat:

@@ -90,11 +90,12 @@ def _as_dict(answer: Answer, syntax: AnswerSyntax) -> dict[str, Any]:
 
 
 def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> None:
-    printer = Printer(syntax)
+    printer, reader = Printer(), syntax.reader()
 
     def shown() -> Iterator[Delta]:
         for delta in engine.stream(request):
-            printer.show(delta)
+            for piece in reader.read(delta):
+                printer.show(piece)
             yield delta
 
     try:
@@ -102,6 +103,7 @@ def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> Non
     except (KeyboardInterrupt, EdgeLLMError):
         say()
         raise
+    printer.end()
     if not printer.said.endswith("\n"):
         say()
     if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():

@@ -43,6 +43,8 @@ class Lane:
     """By start."""
     idle: float
     """Share of the prompt's seconds in which it did nothing, 0 to 1."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """What each kind took in all."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,10 @@ def _joined(windows: Sequence[_Window]) -> LastPrompt:
 
 def _lane(name: str, spans: list[LaneSpan], seconds: float) -> Lane:
     spans.sort(key=lambda span: span.start)
-    busy = sum(span.end - span.start for span in spans)
-    return Lane(name, tuple(spans), max(0.0, 1.0 - busy / seconds) if seconds else 0.0)
+    kinds: dict[str, float] = defaultdict(float)
+    for kind, start, end in spans:
+        kinds[kind] += end - start
+    return Lane(name, tuple(spans), max(0.0, 1.0 - sum(kinds.values()) / seconds) if seconds else 0.0, dict(kinds))
 
 
 def look_at_pages(memory: KVMemory) -> tuple[PageMap, dict[str, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from textual import events, on
 from textual.app import App, ComposeResult, SystemCommand
@@ -30,6 +31,9 @@ from edge_llm.tui.prompt import Prompt, PromptArea
 from edge_llm.tui.session import OpenCatalogue, Session, reason
 from edge_llm.tui.status import Estimate, StatusLine
 from edge_llm.tui.transcript import Transcript
+
+if TYPE_CHECKING:
+    from edge_llm.engine.inside import Inside
 
 OpenStore = Callable[[], tuple[ChatStore, str]]
 """Opens the chats; gives them, and what the person should know about them."""
@@ -88,7 +92,7 @@ class ChatApp(App[None]):
     def on_mount(self) -> None:
         self.set_keymap(dict(self.options.keys))
         if self.options.theme:
-            self.actions.theme_named(self.options.theme)
+            self.actions.screen.theme_named(self.options.theme)
         self.show_chats(self.options.sidebar)
         self.show_inside(False)
         self.prompt.area.focus()
@@ -144,7 +148,7 @@ class ChatApp(App[None]):
         level = severity if severity in ("warning", "error") else "information"
         self.notify(printable(text), severity=level, timeout=12 if level == "error" else 6, markup=False)  # type: ignore[arg-type]
 
-    def _look(self) -> object:
+    def _look(self) -> Inside | None:
         return None if self.session.provider is None else self.session.provider.look()
 
     def _see_answer(self, figures: Figures) -> None:
@@ -158,7 +162,7 @@ class ChatApp(App[None]):
         if not self.is_running or not self.screen_stack:
             return
         status = self.screen_stack[0].query_one(StatusLine)
-        status.show(activity(self.session, self.actions.fetching, self._estimate), situation(self.session))
+        status.show(activity(self.session, self.actions.models.fetching, self._estimate), situation(self.session))
         title = printable(self.session.chat.chat.title) or "New chat"
         self.screen_stack[0].query_one("#title", Static).update(_plain(title))
 
@@ -183,7 +187,7 @@ class ChatApp(App[None]):
         """A prompt, or a command."""
         command = parse(event.text.strip())
         if command is None:
-            self.do(self.actions.send(event.text))
+            self.do(self.actions.prompts.send(event.text))
         elif command[0] is None:
             self.tell(f"There is no command `{event.text.split()[0]}`; F1 lists them.", "warning")
             self.prompt.area.take(event.text)
@@ -192,7 +196,7 @@ class ChatApp(App[None]):
 
     @on(MessageView.Act)
     def acted(self, event: MessageView.Act) -> None:
-        self.do(self.actions.act_on(event.view, event.action))
+        self.do(self.actions.messages.act_on(event.view, event.action))
 
     @on(ChatList.Search)
     def searched(self) -> None:
@@ -200,7 +204,7 @@ class ChatApp(App[None]):
 
     @on(ChatList.Chosen)
     def chosen(self, event: ChatList.Chosen) -> None:
-        self.do(self.actions.act_on_chat(event.chat_id, event.action))
+        self.do(self.actions.chats.act_on_chat(event.chat_id, event.action))
 
     @on(ChatList.Left)
     def left(self) -> None:

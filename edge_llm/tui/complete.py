@@ -41,7 +41,7 @@ class Completer:
     def _words(self, command: str) -> Iterator[Completion]:
         """What may stand behind a command."""
         if command == "model":
-            yield from (Completion(name) for name in self._actions.model_names)
+            yield from (Completion(name) for name in self._actions.models.names)
         elif command == "theme":
             yield from (Completion(name) for name in self._actions.theme_names)
         elif command == "set":

@@ -35,10 +35,7 @@ Complete = Callable[[str], tuple[int, Sequence[Completion]]]
 class PromptArea(TextArea):
     """The text itself.  Enter sends, Ctrl+J and Shift+Enter begin a new line."""
 
-    BINDINGS = [
-        Binding("ctrl+j,shift+enter", "newline", "New line", show=False, priority=True, id="prompt.newline"),
-        Binding("enter", "send", "Send", show=False, priority=True, id="prompt.send"),
-    ]
+    BINDINGS = [Binding("ctrl+j,shift+enter", "newline", "New line", show=False, id="prompt.newline")]
 
     class Sent(Event):
         """The person sends ``text``."""
@@ -76,12 +73,6 @@ class PromptArea(TextArea):
     def action_newline(self) -> None:
         self.insert("\n")
 
-    def action_send(self) -> None:
-        if self.completing:
-            self.post_message(self.Key("enter"))
-        else:
-            self.send()
-
     def send(self) -> None:
         """Send what is written, if it is anything."""
         if self.text.strip():
@@ -92,10 +83,14 @@ class PromptArea(TextArea):
             self.post_message(self.Sent(text))
 
     async def _on_key(self, event: events.Key) -> None:
-        if self.completing and event.key in ("tab", "up", "down", "escape"):
+        if self.completing and event.key in ("tab", "up", "down", "escape", "enter"):
             event.stop()
             event.prevent_default()
             self.post_message(self.Key(event.key))
+        elif event.key == "enter":  # no binding: one with priority would come before the characters typed before it
+            event.stop()
+            event.prevent_default()
+            self.send()
         elif (event.key == "up" and self.cursor_at_first_line) or (event.key == "down" and self.cursor_at_last_line):
             if self._recall(-1 if event.key == "up" else 1):
                 event.stop()

@@ -13,8 +13,8 @@ from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.store import ChatStore
 from edge_llm.chats.tree import Attachment, Message, path_to
 from edge_llm.errors import EdgeLLMError, StorageError, Unavailable
-from edge_llm.providers.base import Ask, Catalogue, Figures, Provider, Wanted
 from edge_llm.progress import StageProgress
+from edge_llm.providers.base import Ask, Catalogue, Figures, Provider, Wanted
 from edge_llm.tui.answering import Answering
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.transcript import Transcript
@@ -44,7 +44,9 @@ class Session:
     An answer goes on when another chat is shown.  ``tell`` speaks to the person, ``on_answer`` hears what an answer took.
     """
 
-    def __init__(self, open_catalogue: OpenCatalogue, transcript: Transcript, tell: Tell, on_answer: Callable[[Figures], None]) -> None:
+    def __init__(
+        self, open_catalogue: OpenCatalogue, transcript: Transcript, tell: Tell, on_answer: Callable[[Figures], None]
+    ) -> None:
         self.catalogue = cache(open_catalogue)
         """The models that there are; called in a thread, as its first call loads much."""
         self.store = ChatStore.in_memory()

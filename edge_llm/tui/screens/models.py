@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -74,7 +75,7 @@ class ModelPicker(ModalScreen[str | None]):
         table.clear()
         self._shown = [row for row in self._rows if wanted.lower() in row.name.lower()]
         for row in self._shown:
-            table.add_row(*(Content(cell) for cell in self._cells(row)))
+            table.add_row(*(Text(cell) for cell in self._cells(row)))
         loaded = next((at for at, row in enumerate(self._shown) if row.name == self._loaded), 0)
         table.move_cursor(row=loaded)
         hint = "Enter chooses, Esc leaves"
