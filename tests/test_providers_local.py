@@ -3,6 +3,8 @@
 import asyncio
 import copy
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -336,3 +338,34 @@ def test_close_of_an_idle_model_frees_the_memory_at_once():
         assert weights() is None
     finally:
         gc.enable()
+
+
+RESIDENT = """
+import threading
+import numpy as np
+from pathlib import Path
+from edge_llm.engine.cores import give_memory_back
+
+def resident():
+    return next(int(line.split()[1]) >> 10 for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line)
+
+class Cycle:
+    pass
+
+def load():
+    model = Cycle()
+    model.itself, model.weights = model, [np.ones(1 << 20, np.uint8) for _ in range(100)]
+
+before = resident()
+for _ in range(3):
+    thread = threading.Thread(target=load)
+    thread.start()
+    thread.join()
+    give_memory_back()
+    print(resident() - before)
+"""
+
+
+def test_memory_that_a_thread_took_goes_back_to_the_system():
+    found = subprocess.run([sys.executable, "-c", RESIDENT], capture_output=True, text=True, check=True, timeout=60)
+    assert all(int(line) < 20 for line in found.stdout.split()), found.stdout

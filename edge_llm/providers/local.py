@@ -6,7 +6,6 @@ Imports the engine: a face imports this file when its first frame is shown.
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
-from edge_llm.engine.cores import free_memory
+from edge_llm.engine.cores import free_memory, give_memory_back
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.inside import Inside, look
@@ -93,7 +92,7 @@ class LocalProvider:
                 self._service.close(drain_seconds=0.0)
                 del self._service
                 self._engine = None
-                gc.collect()  # parts of an engine know each other: its weights are to be gone before others come
+                give_memory_back()  # its weights are to be gone before others come
 
     def request(self, ask: Ask) -> tuple[Request, AnswerSyntax]:
         """``ask`` in tokens, and how to read what answers it; takes as long as the conversation."""
