@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -27,6 +28,7 @@ from edge_llm.tui.complete import Completer
 from edge_llm.tui.inside import InsidePanel
 from edge_llm.tui.keys import bindings_of
 from edge_llm.tui.message_view import MessageView
+from edge_llm.tui.notices import Notices
 from edge_llm.tui.options import ChatOptions
 from edge_llm.tui.prompt import Prompt, PromptArea
 from edge_llm.tui.session import OpenCatalogue, Session, reason
@@ -99,9 +101,14 @@ class ChatApp(App[None]):
         self.show_chats(self.options.sidebar)
         self.show_inside(False)
         self.prompt.area.focus()
+        self._notices = Notices(self._tell_from_anywhere)
+        logging.getLogger("edge_llm").addHandler(self._notices)
         self.set_interval(TICK_SECONDS, self._tick)
         self.set_interval(SAVE_AGAIN_SECONDS, self.session.save_all)
         self.call_after_refresh(lambda: self.do(self._begin()))
+
+    def on_unmount(self) -> None:
+        logging.getLogger("edge_llm").removeHandler(self._notices)
 
     def on_resize(self, event: events.Resize) -> None:
         """A narrow terminal has room for one thing at a time."""
@@ -145,6 +152,11 @@ class ChatApp(App[None]):
             await work
         except Exception as error:
             self.tell(reason(error), "error")
+
+    def _tell_from_anywhere(self, text: str, severity: str) -> None:
+        """A notice out of any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.tell, text, severity)
 
     def tell(self, text: str, severity: str = "information") -> None:
         """A notice for the person."""

@@ -25,7 +25,7 @@ def check_keys(keys: Mapping[str, str]) -> None:
     known = actions()
     for name in keys:
         if name not in known:
-            raise UsageError(f"[keys] names the action `{name[:80]}`, which there is not; there are: {', '.join(known)}", param=name)
+            raise UsageError(f"[keys] has no action `{name[:80]}`; there are: {', '.join(known)}", param=name)
 
 
 def bindings_of(keys: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -52,6 +52,8 @@ class MessageView(Vertical, can_focus=True):
         self._streams: dict[Markdown, MarkdownStream] = {}
         self._thought_body: Markdown | None = None
         self._code_at = -1
+        self.grows = False
+        """An answer is coming here now."""
 
     # -- what is drawn ------------------------------------------------------------------------------------------------
 
@@ -89,7 +91,7 @@ class MessageView(Vertical, can_focus=True):
 
     def _ending(self) -> str:
         message = self.message
-        end = _ENDS.get(message.state, "") if message.role == "assistant" else ""
+        end = "" if self.grows else _ENDS.get(message.state, "")
         return "  ".join(part for part in (end, answer_figures(message.figures)) if part)
 
     def _thoughts(self, text: str, *, collapsed: bool = True) -> Collapsible:
@@ -114,7 +116,7 @@ class MessageView(Vertical, can_focus=True):
 
     async def finish(self, message: Message) -> None:
         """The answer has come to its end, and is ``message``: all of it is drawn once more, as a clean parse has it."""
-        self.message = message
+        self.message, self.grows = message, False
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             await stream.stop()

@@ -227,6 +227,8 @@ class Session:
 
     async def _run(self, chat: OpenChat, message: Message, provider: Provider, ask: Ask) -> None:
         view = self._transcript.view_of(message.id) or self._transcript.unseen(message)
+        view.grows = True
+        view.redraw(message)
         answering = self._answers[chat.chat.id] = Answering(chat, message, provider.ask(ask), view, self.save)
         try:
             figures = await answering.run()

@@ -12,24 +12,28 @@ from edge_llm.files import printable
 
 
 class Estimate:
-    """How long something takes that tells how far it is."""
+    """How long something takes that tells now and then how far it is."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._stage = ""
-        self._begin = (0.0, 0)
+        self._first = (0.0, 0)
+        self._last = (0.0, 0)
+        """(when, done) of the first and the last word of this stage."""
 
     def text(self, stage: str, done: int, total: int) -> str:
         """`stage  43 %  3 s left`; the time as soon as there is something to reckon from."""
         now = self._clock()
-        if stage != self._stage or done < self._begin[1]:
-            self._stage, self._begin = stage, (now, done)
+        if stage != self._stage or done < self._last[1]:
+            self._stage, self._first, self._last = stage, (now, done), (now, done)
+        elif done > self._last[1]:
+            self._last = (now, done)
         if total <= 0:
             return stage
-        since, first = self._begin
         text = f"{stage}  {min(1.0, done / total):.0%}"
-        if done > first and now > since and done < total:
-            left = (total - done) * (now - since) / (done - first)
+        (began, first), (told, _) = self._first, self._last
+        if first < done < total and told > began:
+            left = (total - done) * (told - began) / (done - first) - (now - told)
             text += f"  {duration(left)} left"
         return text
 
