@@ -11,7 +11,7 @@ from edge_llm.cli.answer import Printer
 from edge_llm.cli.options import generation_options, generation_params, prefix_cache_option, runtime_config, runtime_options
 from edge_llm.cli.piped import read_lines
 from edge_llm.cli.terminal import has_person, note, quiet_progress, say
-from edge_llm.cli.values import TEXT
+from edge_llm.cli.values import MODEL, TEXT
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Finish
@@ -27,7 +27,7 @@ HELP = """\
 
 
 @click.command("chat")
-@click.argument("model", required=False)
+@click.argument("model", type=MODEL, required=False)
 @generation_options
 @runtime_options
 @prefix_cache_option

@@ -13,14 +13,14 @@ import click
 from edge_llm.cli import process
 from edge_llm.cli.options import runtime_config, runtime_options, shared
 from edge_llm.cli.terminal import note
-from edge_llm.cli.values import Real, Whole
+from edge_llm.cli.values import MODEL, Real, Whole
 from edge_llm.errors import UsageError
 
 MAX_KEY_FILE_BYTES = 1 << 16
 
 
 @click.command("serve")
-@click.argument("model", required=False)
+@click.argument("model", type=MODEL, required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; a wide one needs a key.")
 @click.option("--port", type=Whole(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
 @click.option("--api-key", envvar="EDGE_LLM_API_KEY", help="Key that clients must send; a file keeps it out of `ps`.")
