@@ -14,7 +14,7 @@ from edge_llm.chats.settings import ChatSettings
 from edge_llm.cli.keys import api_key_options, api_keys
 from edge_llm.cli.options import generation_options, prefix_cache_option, runtime_config, runtime_options
 from edge_llm.cli.terminal import has_person
-from edge_llm.cli.values import TEXT
+from edge_llm.cli.values import MODEL, TEXT
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.user_config import read_user_config
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command("chat")
-@click.argument("model", required=False)
+@click.argument("model", type=MODEL, required=False)
 @generation_options
 @runtime_options
 @prefix_cache_option

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from edge_llm.cli.options import SHARED
 from edge_llm.cli.settings import DEFAULTS, check_tables, file_values, option_name, source, unknown
@@ -49,10 +50,14 @@ PLACES = ("EDGE_LLM_CONFIG", "EDGE_LLM_DEBUG", "EDGE_LLM_HOME", "EDGE_LLM_NPU_OP
 """What the environment may say beside the options that commands share."""
 
 
+def _verbs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [] if ctx.args or ctx.params.get("command") else ctx.find_root().command.shell_complete(ctx, incomplete)
+
+
 @click.command("config", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object; before VERB, which may have such an option too.")
 @click.option("--example", is_flag=True, help="Print a file to begin with, all of it commented out.")
-@click.argument("command", metavar="[VERB [OPTIONS]...]", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", metavar="[VERB [OPTIONS]...]", nargs=-1, type=click.UNPROCESSED, shell_complete=_verbs)
 @click.pass_context
 def config_command(ctx: click.Context, as_json: bool, example: bool, command: tuple[str, ...]) -> None:
     """Show what the config file and the environment set; with VERB, each of its options and where its value comes from.

@@ -31,6 +31,7 @@ VERBS: tuple[tuple[str, str, str], ...] = (
     ("cache", "cache", "List, prune or clear the prefix cache on disk."),
     ("perplexity", "perplexity", "Compare the INT8 path with the float path on a text."),
     ("config", "config", "Show what the config file and the environment set."),
+    ("completion", "completion", "Print the script that completes commands in a shell."),
     ("doctor", "doctor", "Say what this machine has and what is missing."),
 )
 """As `Verbs` takes them."""
@@ -75,6 +76,8 @@ def run(arguments: list[str] | None = None) -> int:
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as wanted:
         return wanted.exit_code
+    except SystemExit as answered:  # a shell that wanted to complete something (`cli/completion.py`)
+        return 0 if answered.code in (None, 0) else 1
     except click.ClickException as misuse:
         origin = _origin(misuse)
         _complain(misuse.show) if origin is None else _complain_of(f"{misuse.message.rstrip('.')} ({origin})")

@@ -11,6 +11,7 @@ import click
 
 from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
+from edge_llm.cli.values import MODEL
 from edge_llm.convert.staging import discard
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.engine.library import InstalledModel, folder_bytes, installed_models
@@ -46,7 +47,7 @@ def list_command(as_json: bool) -> None:
 
 
 @click.command("show")
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def show_command(model: str, as_json: bool) -> None:
     """Show what MODEL is: shapes, memory, outlier profile, where it came from."""
@@ -75,7 +76,7 @@ _TABLES = {"folds": fold_lines, "shadow": shadow_lines}
 
 
 @click.command("rm")
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def rm_command(model: str, yes: bool) -> None:
     """Remove MODEL from this machine."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from edge_llm.cli.settings import option_name
-from edge_llm.cli.values import REAL, TEXT, WHOLE
+from edge_llm.cli.values import MODEL, REAL, TEXT, WHOLE
 from edge_llm.config import GenerationParams, Grammar, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file, shown
@@ -82,7 +82,7 @@ _PLACE = (
     chunk_option,
 )
 _DRAFT = shared(
-    "--draft", default="lookup", show_default=True, help="Who guesses tokens ahead: lookup, none, or a small MODEL."
+    "--draft", type=MODEL, default="lookup", show_default=True, help="Who guesses tokens ahead: lookup, none, or a small MODEL."
 )
 
 _GENERATION = (

@@ -21,7 +21,7 @@ from edge_llm.cli.options import (
 )
 from edge_llm.cli.piped import read_all
 from edge_llm.cli.terminal import has_person, note, quiet_progress, say, say_json
-from edge_llm.cli.values import TEXT
+from edge_llm.cli.values import MODEL, TEXT
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
@@ -32,7 +32,7 @@ from edge_llm.talk.outcome import AnswerSyntax
 
 
 @click.command("run")
-@click.argument("model", required=False)
+@click.argument("model", type=MODEL, required=False)
 @click.argument("prompt", type=TEXT, required=False)
 @generation_options
 @grammar_options

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edge_llm.errors import DeviceError, EdgeLLMError, ModelNotFound
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 NOT_CONFIGURED = ("cache", "completion", "config", "doctor")
 """Verbs that the person's config file says nothing about: they work whatever is wrong with it."""
@@ -84,6 +87,13 @@ class Verbs(click.Group):
                 command.context_class = VerbContext
                 return command
         return None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The verbs, without importing any; then what any command completes."""
+        from click.shell_completion import CompletionItem
+
+        verbs = [CompletionItem(verb, help=text) for verb, _, text in self.verbs if verb.startswith(incomplete)]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
