@@ -8,6 +8,8 @@ is changing hands, a token that is counted and not yet told.
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -95,7 +97,7 @@ def look(engine: Engine) -> Inside:
         weight_bytes=runner.weight_bytes,
         streamed_bytes=runner.streamed_bytes,
         read_bytes=runner.read_bytes,
-        memory=_memory(),
+        memory=_memory(int(time.monotonic())),
         running=engine.driver.running,
         waiting=engine.driver.waiting,
     )
@@ -114,7 +116,9 @@ def model_facts(bundle: Bundle, runtime: RuntimeConfig) -> ModelFacts:
     return ModelFacts(hot, shadowed, len(bundle.facts), budget)
 
 
-def _memory() -> ProcessMemory:
+@functools.lru_cache(maxsize=1)
+def _memory(second: int) -> ProcessMemory:
+    """As it was when it was asked for first in this ``second``: the system takes longer to say it than all else."""
     import psutil  # slow to import
 
     machine = psutil.virtual_memory()

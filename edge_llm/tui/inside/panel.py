@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from edge_llm.providers.base import Figures
 
 LOOKS_PER_SECOND = 4
+NUMBERS = ("speeds", "counters", "memory")
+"""Sections that nearly always change: they are drawn at every second look, because a frame takes the app longer than a look."""
 REMEMBERED = 200
 """Answers, and speeds of the one on its way."""
 NOT_HERE = "There is nothing to look into: the model answers on another machine, or has not been loaded yet."
@@ -72,10 +74,11 @@ class InsidePanel(ScrollView, can_focus=True):
         self._firsts: deque[float] = deque(maxlen=REMEMBERED)
         self._answered = False
         self._speeds = 0  # changes of the three
-        self._drawn: dict[str, tuple[object, list[Strip]]] = {}
+        self._drawn: dict[str, tuple[tuple[int, object], list[Strip]]] = {}
         self._strips: list[Strip] = []
         self._palette: Palette | None = None
         self._timer: Timer | None = None
+        self._ticks = 0
 
     def add_answer(self, figures: Figures) -> None:
         """An answer has ended."""
@@ -96,7 +99,7 @@ class InsidePanel(ScrollView, can_focus=True):
     # -- when it looks ------------------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
-        self._timer = self.set_interval(1 / LOOKS_PER_SECOND, self.poll, pause=True)
+        self._timer = self.set_interval(1 / LOOKS_PER_SECOND, self._tick, pause=True)
 
     def on_show(self, event: events.Show) -> None:
         self.poll()
@@ -117,8 +120,12 @@ class InsidePanel(ScrollView, can_focus=True):
         if self.is_mounted:
             self.call_after_refresh(self.poll)
 
-    def poll(self) -> None:
-        """Look, and draw what has changed; nothing while the panel is not seen."""
+    def _tick(self) -> None:
+        self._ticks += 1
+        self.poll(numbers=self._ticks % 2 == 0)
+
+    def poll(self, *, numbers: bool = True) -> None:
+        """Look, and draw what has changed, ``numbers`` too if asked for; nothing while the panel is not seen."""
         width = self.scrollable_content_region.width
         if not self.display or width < 1 or not self._uncovered:
             return
@@ -127,7 +134,7 @@ class InsidePanel(ScrollView, can_focus=True):
         except Exception as error:  # a face does not end because a number is odd
             said = "".join(char if char.isprintable() else "?" for char in f"It cannot be looked into: {error!r}"[:200])
             sections = [("problem", "", said, _sentence(said))]
-        self._show(sections, width)
+        self._show(sections, width, () if numbers else NUMBERS)
 
     @property
     def _uncovered(self) -> bool:
@@ -156,14 +163,15 @@ class InsidePanel(ScrollView, can_focus=True):
     def _draw_speeds(self, width: int, palette: Palette) -> list[Strip]:
         return draw_speeds(list(self._rates), list(self._answers), list(self._firsts), width, palette)
 
-    def _show(self, sections: list[tuple[str, str, object, Draw]], width: int) -> None:
-        """Draw the sections that changed; have the lines refreshed that differ."""
+    def _show(self, sections: list[tuple[str, str, object, Draw]], width: int, later: Sequence[str]) -> None:
+        """Draw the sections that changed, but those named in ``later`` as they were; have the lines refreshed that differ."""
         if self._palette is None:
             self._palette = Palette({name: self.get_component_rich_style(f"inside--{name}") for name in NAMES})
         palette, strips = self._palette, []
         for name, title, state, draw in sections:
             key = (width, state)
-            if name not in self._drawn or self._drawn[name][0] != key:
+            known = self._drawn.get(name)
+            if known is None or (known[0] != key and not (name in later and known[0][0] == width)):
                 heading = [palette.line(width, [(title, "title")])] if title else []
                 self._drawn[name] = key, [*heading, *draw(width, palette), Strip.blank(width)]
             strips += self._drawn[name][1]
