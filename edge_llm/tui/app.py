@@ -178,6 +178,8 @@ class ChatApp(App[None]):
             return
         status = self.screen_stack[0].query_one(StatusLine)
         status.show(activity(self.session, self.actions.models.fetching, self._estimate), situation(self.session))
+        if (answering := self.session.answering) is not None and answering.rate:
+            self.inside.see_rate(answering.rate)
         title = printable(self.session.chat.chat.title) or "New chat"
         self.screen_stack[0].query_one("#title", Static).update(_plain(title))
 
