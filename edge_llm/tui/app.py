@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -66,6 +67,7 @@ class ChatApp(App[None]):
         self._completer = Completer(self.actions)
         self._estimate = Estimate()
         self._asked_to_leave = -TWICE_SECONDS
+        self._begun = asyncio.Event()
 
     # -- layout -------------------------------------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ class ChatApp(App[None]):
         logging.getLogger("edge_llm").addHandler(self._notices)
         self.set_interval(TICK_SECONDS, self._tick)
         self.set_interval(SAVE_AGAIN_SECONDS, self.session.save_all)
-        self.call_after_refresh(lambda: self.do(self._begin()))
+        self.call_after_refresh(lambda: self.run_worker(self._begin(), exit_on_error=False))
 
     def on_unmount(self) -> None:
         logging.getLogger("edge_llm").removeHandler(self._notices)
@@ -125,7 +127,15 @@ class ChatApp(App[None]):
         self.screen_stack[0].set_class(shown, "listing")
 
     async def _begin(self) -> None:
-        """Behind the first frame: the chats, and then the model."""
+        """Behind the first frame: the chats, and then the model.  What the person does waits for the chats."""
+        try:
+            await self._open_chats()
+        except Exception as error:
+            self.tell(reason(error), "error")
+        self._begun.set()
+        await self.session.load_for(self.session.settings)
+
+    async def _open_chats(self) -> None:
         try:
             store, notice = self._open_store()
             self.session.store = store
@@ -139,15 +149,15 @@ class ChatApp(App[None]):
         chat = OpenChat.read(store, found[0].chat.id) if found else None
         await self.session.show(chat or OpenChat.new(store, self.options.settings.as_json()))
         self.refresh_chats()
-        await self.session.load_for(self.session.settings)
 
     # -- work behind the screen ---------------------------------------------------------------------------------------
 
     def do(self, work: Awaitable[object]) -> None:
-        """Run ``work`` behind the screen; its errors are told."""
+        """Run ``work`` behind the screen, when the chats are open; its errors are told."""
         self.run_worker(self._told(work), exit_on_error=False)
 
     async def _told(self, work: Awaitable[object]) -> None:
+        await self._begun.wait()
         try:
             await work
         except Exception as error:
