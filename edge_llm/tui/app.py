@@ -34,6 +34,7 @@ from edge_llm.tui.options import ChatOptions
 from edge_llm.tui.prompt import Prompt, PromptArea
 from edge_llm.tui.session import OpenCatalogue, Session, reason
 from edge_llm.tui.status import Estimate, StatusLine
+from edge_llm.tui.threads import in_thread
 from edge_llm.tui.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ OpenStore = Callable[[], tuple[ChatStore, str]]
 """Opens the chats; gives them, and what the person should know about them."""
 TICK_SECONDS = 0.1
 SAVE_AGAIN_SECONDS = 5.0
+OTHERS_SECONDS = 2.0
 TWICE_SECONDS = 1.5
 NARROW = 90
 """Columns below which the look inside and the list of chats take the place of the chat."""
@@ -106,7 +108,8 @@ class ChatApp(App[None]):
         self._notices = Notices(self._tell_from_anywhere)
         logging.getLogger("edge_llm").addHandler(self._notices)
         self.set_interval(TICK_SECONDS, self._tick)
-        self.set_interval(SAVE_AGAIN_SECONDS, self.session.save_all)
+        self.set_interval(SAVE_AGAIN_SECONDS, lambda: self.do(self.session.save_all()))
+        self.set_interval(OTHERS_SECONDS, lambda: self.do(self._see_others()))
         self.call_after_refresh(lambda: self.run_worker(self._begin(), exit_on_error=False))
 
     def on_unmount(self) -> None:
@@ -136,18 +139,17 @@ class ChatApp(App[None]):
         await self.session.load_for(self.session.settings)
 
     async def _open_chats(self) -> None:
+        session = self.session
         try:
-            store, notice = self._open_store()
-            self.session.store = store
+            session.store, notice = await in_thread(self._open_store)
             if notice:
                 self.tell(notice, "warning")
         except StorageError as error:
             self.tell(f"Chats of this session are not saved: {error}", "error")
-        store = self.session.store
-        self.prompt.area.earlier = store.prompts(HISTORY)
-        found = store.chats(limit=1) if self.options.resume else []
-        chat = OpenChat.read(store, found[0].chat.id) if found else None
-        await self.session.show(chat or OpenChat.new(store, self.options.settings.as_json()))
+        self.prompt.area.earlier = await in_thread(session.store.prompts, HISTORY)
+        found = await in_thread(session.store.chats, limit=1) if self.options.resume else []
+        chat = await in_thread(OpenChat.read, session.store, found[0].chat.id) if found else None
+        await session.show(chat or OpenChat.new(session.store, self.options.settings.as_json()))
         self.refresh_chats()
 
     # -- work behind the screen ---------------------------------------------------------------------------------------
@@ -196,12 +198,16 @@ class ChatApp(App[None]):
     def refresh_chats(self) -> None:
         """List the chats as they are now, if they are listed."""
         if self.chat_list.display:
-            try:
-                found = self.session.store.chats(self.chat_list.search_text)
-            except StorageError as error:
-                self.tell(str(error), "error")
-                return
-            self.chat_list.fill(found, self.session.chat.chat.id)
+            self.run_worker(self._told(self._list_chats()), group="chats", exclusive=True, exit_on_error=False)
+
+    async def _list_chats(self) -> None:
+        found = await in_thread(self.session.store.chats, self.chat_list.search_text)
+        self.chat_list.fill(found, self.session.chat.chat.id)
+
+    async def _see_others(self) -> None:
+        """List the chats anew when another terminal has written."""
+        if self.chat_list.display and await in_thread(self.session.store.changed_elsewhere):
+            self.refresh_chats()
 
     # -- what the person does -----------------------------------------------------------------------------------------
 
