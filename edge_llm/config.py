@@ -61,6 +61,8 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
 
+DEFAULT_CONTEXT = 32768
+"""Context when none is asked for and the model has more; pages get memory only when tokens are written."""
 ASKED_FOR = "asked for"
 """Why something was chosen that was named."""
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from edge_llm.errors import (
     TOO_MANY_FILES,
@@ -22,6 +21,9 @@ from edge_llm.errors import (
     StorageError,
     is_too_many_files,
 )
+
+if TYPE_CHECKING:  # whoever only names or reads a small file need not wait for it
+    import numpy as np
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -40,6 +42,11 @@ def shown(value: object, limit: int = 120) -> str:
     if len(text) > limit:
         text = f"{text[: limit * 2 // 3]}...{text[-limit // 4 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters: what comes from a model must not move the cursor or talk to the terminal."""
+    return "".join(char for char in text if char in "\n\t" or ((char.isprintable() or char.isspace()) and char != "\r"))
 
 
 def status(path: Path) -> os.stat_result | None:
@@ -89,7 +96,9 @@ class RegularFile:
 
     def read_into(self, out: np.ndarray, offset: int) -> None:
         """Fill ``out`` (uint8, contiguous) with the bytes at ``offset``; all of them or an error."""
-        view = out.data
+        self._fill(out.data, offset)
+
+    def _fill(self, view: memoryview, offset: int) -> None:
         done = 0
         while done < len(view):
             try:
@@ -105,9 +114,9 @@ class RegularFile:
 
     def read(self, count: int, offset: int = 0) -> bytes:
         """The ``count`` bytes at ``offset``."""
-        out = np.empty(count, np.uint8)
-        self.read_into(out, offset)
-        return out.tobytes()
+        out = bytearray(count)
+        self._fill(memoryview(out), offset)
+        return bytes(out)
 
     def check_unchanged(self) -> None:
         """Refuse a file that was truncated, extended or rewritten since it was opened."""

@@ -1,6 +1,7 @@
 """The only file that knows folders and environment variables.
 
 ``EDGE_LLM_HOME`` moves everything (models, history, caches); without it the platform's user data folder is used.
+``EDGE_LLM_CONFIG`` names another config file; without it there is one in ``EDGE_LLM_HOME``, or in the user's config folder.
 """
 
 from __future__ import annotations
@@ -43,6 +44,23 @@ def expanded(path: str | Path) -> Path:
         return Path(path)
 
 
+def config_file() -> Path:
+    """The person's config file, which need not exist."""
+    if named := named_config_file():
+        return named
+    if chosen := os.environ.get("EDGE_LLM_HOME"):
+        return expanded(chosen).absolute() / "config.toml"
+    from platformdirs import user_config_path
+
+    return user_config_path("edge-llm", appauthor=False) / "config.toml"
+
+
+def named_config_file() -> Path | None:
+    """The config file that the environment names, if it does: one that must be there."""
+    chosen = os.environ.get("EDGE_LLM_CONFIG")
+    return expanded(chosen).absolute() if chosen else None
+
+
 def models_folder() -> Path:
     """Folder that holds one bundle folder per imported model."""
     return _possible_folder(home() / "models")
@@ -61,6 +79,11 @@ def prefix_cache_folder() -> Path:
 def selftest_folder() -> Path:
     """Folder of what cards of this machine were measured to do: a report per chip."""
     return _possible_folder(home() / "selftest")
+
+
+def chats_file() -> Path:
+    """File that keeps what people said and were told."""
+    return home() / "chats.sqlite3"
 
 
 def _possible_folder(folder: Path) -> Path:
@@ -84,6 +107,17 @@ def _possible_folder(folder: Path) -> Path:
 
 def _no_folder(path: Path) -> str:
     return f"`{path}` is not a folder; move it away, or set EDGE_LLM_HOME to a folder"
+
+
+def model_folders() -> list[tuple[str, Path]]:
+    """Names and folders of the models that are here, the built-in one first; what lies in a folder is not looked at."""
+    folder = models_folder()
+    try:
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+        imported = [(path.name, path) for path in inside if path.name[0] != "." and path.is_dir()]
+    except OSError as error:
+        raise StorageError(f"cannot list `{folder}`: {error.strerror}; check its permissions") from None
+    return [(BUILTIN_MODEL_NAME, builtin_bundle()), *imported]
 
 
 def builtin_bundle() -> Path:

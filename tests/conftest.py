@@ -34,6 +34,10 @@ settings.register_profile("edge-llm", deadline=None, suppress_health_check=[Heal
 settings.load_profile("edge-llm")  # no test fails because the machine is busy
 
 
+FOR_TESTS = ("EDGE_LLM_CHAT_TEMPLATES", "EDGE_LLM_DEBUG", "EDGE_LLM_NPU_OPS", "EDGE_LLM_TORCH_NPU")
+"""What the environment may say to tests."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-seconds", type=float, help="Time for all of tests/fuzz; default: well below a minute.")
     parser.addoption("--fuzz-seed", type=int, help="Where it begins; default: 0, or a random one with --fuzz-seconds.")
@@ -47,8 +51,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.fixture(autouse=True)
 def edge_llm_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """EDGE_LLM_HOME in a fresh folder, so that no test sees or touches the user's models."""
+    """EDGE_LLM_HOME in a fresh folder, and nothing else said: no test sees or touches the user's models and settings."""
     home = tmp_path_factory.mktemp("home", numbered=True)
+    for name in [name for name in os.environ if name.startswith("EDGE_LLM_") and name not in FOR_TESTS]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("EDGE_LLM_HOME", str(home))
     return home
 

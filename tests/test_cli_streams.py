@@ -15,7 +15,7 @@ import pytest
 
 from edge_llm.cli import piped
 from edge_llm.cli.main import run
-from edge_llm.cli.terminal import _say_stages
+from edge_llm.cli.terminal import LINES_PER_SECOND, _progress_lines, _say_stages
 from edge_llm.paths import builtin_bundle, models_folder
 
 WRITING = (
@@ -189,3 +189,26 @@ def test_a_log_is_told_how_far_a_long_stage_is(capsys: pytest.CaptureFixture[str
     for done in (6, 8):
         say("layers", done, 8)
     assert capsys.readouterr().err.splitlines() == ["layers ...", "layers 25% ...", "output ...", "layers 75% ..."]
+
+
+def test_a_program_is_told_the_first_the_last_and_not_too_much(capsys: pytest.CaptureFixture[str]) -> None:
+    step = 1 / LINES_PER_SECOND
+    times = iter([0.0, 0.1 * step, 1.2 * step, 1.3 * step, 1.4 * step])
+    say = _progress_lines(lambda: next(times))
+    for done in (0, 1, 2, 3, 4):
+        say("download", done, 4)
+    rows = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert rows == [{"stage": "download", "done": done, "total": 4} for done in (0, 2, 4)]
+
+
+def test_a_program_follows_an_import(tiny_model: Any, edge_llm_home: Path) -> None:
+    command = [sys.executable, "-m", "edge_llm", "import", str(tiny_model("llama")), "--name", "mine", "--progress", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, f"{edge_llm_home / 'models' / 'mine'}\n"), done.stderr
+    lines = done.stderr.splitlines()
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    assert lines[-1] == "imported as mine; chat with `edge-llm chat mine`"
+    assert {"digest", "layers"} <= {row["stage"] for row in rows}
+    last = {row["stage"]: row for row in rows}
+    assert all(set(row) == {"stage", "done", "total"} and row["done"] <= row["total"] for row in rows)
+    assert last["layers"]["done"] == last["layers"]["total"]

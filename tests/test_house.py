@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = {
     "kernels": 0, "scheduler": 0, "edge_llm.errors": 0, "edge_llm.child": 0,
     "edge_llm.config": 1, "edge_llm.paths": 1, "edge_llm.files": 1, "edge_llm.progress": 1,
-    "edge_llm.strict_json": 2, "edge_llm.models": 2, "edge_llm.chats": 2,
-    "edge_llm.text": 3, "edge_llm.quant": 3, "edge_llm.decoding": 3,
+    "edge_llm.strict_json": 2, "edge_llm.user_config": 2, "edge_llm.models": 2,
+    "edge_llm.chats": 3, "edge_llm.text": 3, "edge_llm.quant": 3, "edge_llm.decoding": 3,
     "edge_llm.schemes": 4,
     "edge_llm.formats": 5,
     "edge_llm.kv": 6, "edge_llm.weights": 6, "edge_llm.sources": 6, "edge_llm.npu": 6,
@@ -156,6 +156,7 @@ def loaded_by(code):
     return set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split())
 
 
+@pytest.mark.parametrize("config", [None, "[defaults]\nthreads = 2\n[chat]\ntheme = 'nord'\n", "not [ TOML"])
 @pytest.mark.parametrize(
     "code",
     [
@@ -163,14 +164,22 @@ def loaded_by(code):
         "from edge_llm.cli.main import run; run(['--help'])",
         "from edge_llm.cli.main import run; run(['--version'])",
         "from edge_llm.cli.main import run; run(['nonsense'])",
+        "import edge_llm.user_config",
     ],
 )
-def test_help_loads_nothing_heavy(code):
+def test_help_loads_nothing_heavy(edge_llm_home, code, config):
+    if config is not None:
+        (edge_llm_home / "config.toml").write_text(config)
     heavy = {
         "numpy", "torch", "onnx", "onnxruntime", "textual", "rich", "tokenizers", "jinja2", "huggingface_hub", "kernels",
         "starlette", "uvicorn", "pydantic",
     }  # fmt: skip
     assert not loaded_by(code) & heavy
+
+
+def test_one_answer_needs_no_full_screen():
+    code = "from edge_llm.cli.main import run; assert run(['run', 'builtin', 'hi', '-n', '1', '-t', '1']) == 0"
+    assert not {"textual", "httpx", "sqlite3"} & loaded_by(code)
 
 
 def test_all_that_a_runner_reaches_counts_as_numerics():

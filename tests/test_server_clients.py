@@ -162,11 +162,12 @@ def test_extra_samplers(client, answer):
     assert len(ask(top_k=1, min_tokens=50).message.content) > len(answer)
 
 
-def test_continuing_an_answer(client, answer):
-    """openai | chat | `continue_final_message` goes on with the last message."""
+@pytest.mark.parametrize("also", [{}, {"add_generation_prompt": False}, {"add_generation_prompt": True}])
+def test_continuing_an_answer(client, answer, also):
+    """openai | chat | `continue_final_message` goes on with the last message, with or without `add_generation_prompt`."""
     begun = answer[: answer.index(".") + 1]
     messages = [*ASK, {"role": "assistant", "content": begun}]
-    reply = client.chat.completions.create(messages=messages, extra_body={"continue_final_message": True}, **GREEDY)
+    reply = client.chat.completions.create(messages=messages, extra_body={"continue_final_message": True} | also, **GREEDY)
     assert begun + reply.choices[0].message.content == answer
 
 

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from edge_llm.cli.keys import read_keys
 from edge_llm.cli.main import run
-from edge_llm.cli.serve import read_keys
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv.pages import page_bytes

@@ -70,7 +70,7 @@ def thinker(engine, monkeypatch):
     def make(template):
         other = copy.copy(engine)
         other.template = ChatTemplate(template)
-        for face in ("edge_llm.cli.run", "edge_llm.cli.chat", "edge_llm.llm"):
+        for face in ("edge_llm.cli.run", "edge_llm.cli.plain_chat", "edge_llm.llm"):
             monkeypatch.setattr(f"{face}.load_engine", lambda *_: other)
         return other
 

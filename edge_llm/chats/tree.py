@@ -5,6 +5,7 @@ What is shown is a *path*: the messages from the first one to the chat's leaf.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -49,8 +50,7 @@ class Message:
     @property
     def content(self) -> str:
         """What a model is given: the attachments, then the text."""
-        files = (f"File `{each.name}`:\n```\n{each.text.rstrip()}\n```\n\n" for each in self.attachments)
-        return "".join((*files, self.text))
+        return "".join((*(_fenced(each) for each in self.attachments), self.text))
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,20 @@ class Chat:
     """The last message of the path that is shown."""
     created: float = 0.0
     changed: float = 0.0
+
+
+@dataclass(frozen=True)
+class FoundChat:
+    """A chat in a list."""
+
+    chat: Chat
+    excerpt: str = ""
+    """Where the text that was looked for is said, in one line; empty when only the title has it, or nothing was looked for."""
+
+
+def fence_of(text: str) -> str:
+    """A fence for a block of code that ``text`` cannot close: longer than any row of backticks in it."""
+    return "`" * max([3, *(len(row) + 1 for row in re.findall("`+", text))])
 
 
 def path_to(messages: Iterable[Message], leaf: int | None) -> list[Message]:
@@ -88,3 +102,8 @@ def newest_leaf(messages: Sequence[Message], start: int) -> int:
     while followers := [message.id for message in messages if message.parent == start]:
         start = max(followers)
     return start
+
+
+def _fenced(file: Attachment) -> str:
+    fence = fence_of(file.text)
+    return f"File `{file.name}`:\n{fence}\n{file.text.rstrip()}\n{fence}\n\n"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from edge_llm.cli.terminal import think, write
-from edge_llm.engine.request import Delta
-from edge_llm.talk.outcome import AnswerSyntax
-from edge_llm.talk.pieces import Said, Thought
+from edge_llm.talk.pieces import AnswerPiece, Said, Thought
 
 
 class Printer:
-    """Prints one answer, delta by delta."""
+    """Prints one answer, piece by piece."""
 
-    def __init__(self, syntax: AnswerSyntax) -> None:
-        self._reader = syntax.reader()
+    def __init__(self) -> None:
         self._said: list[str] = []
         self._thinking = False
 
@@ -21,20 +18,18 @@ class Printer:
         """What the model has said so far, without thoughts."""
         return "".join(self._said)
 
-    def show(self, delta: Delta) -> None:
-        """Print what ``delta`` completes."""
-        for piece in self._reader.read(delta):
-            if isinstance(piece, Thought):
-                self._thinking = True
-                think(piece.text)
-            elif isinstance(piece, Said):
-                self._end_thought()
-                self._said.append(piece.text)
-                write(piece.text)
-        if delta.finish is not None:
-            self._end_thought()
+    def show(self, piece: AnswerPiece) -> None:
+        """Print ``piece``."""
+        if isinstance(piece, Thought):
+            self._thinking = True
+            think(piece.text)
+        elif isinstance(piece, Said):
+            self.end()
+            self._said.append(piece.text)
+            write(piece.text)
 
-    def _end_thought(self) -> None:
+    def end(self) -> None:
+        """End a thought that is open."""
         if self._thinking:
             think("\n")
         self._thinking = False

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from edge_llm.cli.terminal import has_person, note, say, say_json
+from edge_llm.cli.values import MODEL
 from edge_llm.engine.prefix_cache import is_usable, parse_budget
 from edge_llm.errors import ModelNotFound
 from edge_llm.files import shown
@@ -59,7 +60,7 @@ def prune_cache(size: str | None, as_json: bool) -> None:
 
 
 @cache_command.command("clear")
-@click.argument("model", required=False)
+@click.argument("model", type=MODEL, required=False)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_JSON
 def clear_cache(model: str | None, yes: bool, as_json: bool) -> None:

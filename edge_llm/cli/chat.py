@@ -1,134 +1,108 @@
-"""`edge-llm chat`: a conversation, line by line."""
+"""`edge-llm chat`: full screen on a terminal, line by line in a pipe and with --plain."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_llm.cli.answer import Printer
-from edge_llm.cli.options import generation_options, generation_params, runtime_config, runtime_options
-from edge_llm.cli.piped import read_lines
-from edge_llm.cli.terminal import has_person, note, quiet_progress, say
-from edge_llm.cli.values import TEXT
-from edge_llm.engine.engine import Engine
-from edge_llm.engine.load import load_engine
-from edge_llm.engine.request import Finish
-from edge_llm.errors import EdgeLLMError
-from edge_llm.talk.conversation import conversation_request
+from edge_llm.chats.settings import ChatSettings
+from edge_llm.cli.keys import api_key_options, api_keys
+from edge_llm.cli.options import generation_options, prefix_cache_option, runtime_config, runtime_options
+from edge_llm.cli.terminal import has_person
+from edge_llm.cli.values import MODEL, TEXT
+from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.errors import UsageError
+from edge_llm.user_config import read_user_config
 
-HELP = """\
-/help          this list
-/reset         forget the conversation
-/system TEXT   set the system message and start over
-/stats         speed of the last answer
-/exit          leave (also Ctrl-D); Ctrl-C stops an answer"""
+if TYPE_CHECKING:
+    from edge_llm.chats.store import ChatStore
+    from edge_llm.providers.base import Catalogue
 
 
 @click.command("chat")
-@click.argument("model", required=False)
+@click.argument("model", type=MODEL, required=False)
 @generation_options
 @runtime_options
+@prefix_cache_option
 @click.option("--system", type=TEXT, help="System message.")
-def chat_command(model: str | None, system: str | None, **options: Any) -> None:
+@click.option("--url", help="Chat with a server instead: any that speaks OpenAI's chat completions.")
+@api_key_options("Key for the server of --url")
+@click.option("--new", is_flag=True, help="Begin a new chat; else the last one goes on, unless you name a model or settings.")
+@click.option("--plain", is_flag=True, help="Line by line, without a full screen; so it is in a pipe.")
+@click.pass_context
+def chat_command(
+    ctx: click.Context, model: str | None, system: str | None, url: str | None, new: bool, plain: bool, **options: Any
+) -> None:
     """Chat with MODEL (default: the built-in model).
 
-    What the model thinks before it answers goes, dimmed, to stderr if that is a terminal; it is not shown to it again.
+    On a terminal the chat takes the whole screen and keeps what was said; F1 there lists its keys and commands.  What the
+    model thinks before it answers is shown apart, and not shown to it again.
     """
+    keys = api_keys(options)
     runtime = runtime_config(options)
-    with quiet_progress() as progress:
-        engine = load_engine(model, runtime, progress)
-    Conversation(engine, system, generation_params(options, engine.defaults)).run()
+    if url is not None:
+        _check_for_url(ctx, runtime)
+    key = next(iter(keys), None)
+    sampling = {name: value for name, value in options.items() if value is not None and value != ()}
+    GenerationParams(**sampling)  # refuses early what makes no sense
+    if not plain and has_person() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        settings = ChatSettings(model, system or "", None, sampling)
+        _full_screen(_opener(runtime, url, key), settings, new=new or settings != ChatSettings())
+        return
+    from edge_llm.cli import plain_chat  # the engine, which a full screen loads behind its first frame
+
+    if url is not None:
+        plain_chat.chat_elsewhere(model, _opener(runtime, url, key)(), system, sampling)
+    else:
+        plain_chat.chat_here(model, runtime, system, options)
 
 
-class Conversation:
-    """The messages so far, and what each line of the person does to them."""
+def _full_screen(open_catalogue: Callable[[], Catalogue], settings: ChatSettings, *, new: bool) -> None:
+    from edge_llm.tui.app import ChatApp
+    from edge_llm.tui.keys import check_keys
+    from edge_llm.tui.options import ChatOptions
 
-    def __init__(self, engine: Engine, system: str | None, params: Any) -> None:
-        self._engine = engine
-        self._params = params
-        self._system = system
-        self._messages = self._opening()
-        self._last: Finish | None = None
-
-    def run(self) -> None:
-        """Answer line after line until the person leaves."""
-        interactive = has_person()
-        if interactive:
-            note(f"{self._engine.name}: context {self._engine.runner.context} tokens. /help lists the commands.")
-        if self._engine.template.is_default:
-            note("This model brings no chat template and may not be made for chatting; it gets plain `role: text` lines.")
-        for line in _typed_lines() if interactive else read_lines():
-            if line.startswith("/"):
-                if not self._obey(line):
-                    return
-            elif line:
-                self._answer(line)
-
-    def _opening(self) -> list[dict[str, str]]:
-        return [{"role": "system", "content": self._system}] if self._system else []
-
-    def _obey(self, line: str) -> bool:
-        """Carry out a slash command; false when the person leaves."""
-        command, _, argument = line.partition(" ")
-        if command in ("/exit", "/quit", "/bye"):
-            return False
-        if command in ("/help", "/?"):
-            note(HELP)
-        elif command in ("/reset", "/clear"):
-            self._messages = self._opening()
-            note("The conversation starts over.")
-        elif command == "/system":
-            self._system = argument.strip() or None
-            self._messages = self._opening()
-            note("The system message is set; the conversation starts over.")
-        elif command == "/stats":
-            note(_speed(self._last) if self._last else "No answer yet.")
-        else:
-            note(f"unknown command `{command}`; /help lists the commands")
-        return True
-
-    def _answer(self, line: str) -> None:
-        """One turn.  A turn that fails or is interrupted before the model says anything leaves the conversation as it was."""
-        messages = [*self._messages, {"role": "user", "content": line}]
-        printer: Printer | None = None
-        try:
-            request, syntax = conversation_request(self._engine, messages, self._params)
-            printer = Printer(syntax)
-            for delta in self._engine.stream(request):
-                printer.show(delta)
-                self._last = delta.finish or self._last
-        except KeyboardInterrupt:
-            note("\n[stopped]")
-        except EdgeLLMError as error:
-            note(f"error: {error}" + (" (/reset starts over)" if len(messages) > 1 else ""))
-            return
-        else:
-            say()
-        if printer is not None and printer.said:
-            self._messages = [*messages, {"role": "assistant", "content": printer.said}]
-
-
-def _typed_lines() -> Iterator[str]:
-    """Lines of the person, stripped; Ctrl-C at the prompt clears the line and does not leave."""
-    import readline  # noqa: F401 - editing and history of input()
-
-    while True:
-        try:
-            yield input("> ").strip()
-        except EOFError:
-            note("")
-            return
-        except UnicodeDecodeError:
-            note("error: that line is not UTF-8 text")
-        except KeyboardInterrupt:
-            note("\n(/exit or Ctrl-D leaves)")
-
-
-def _speed(finish: Finish) -> str:
-    usage, timings = finish.usage, finish.timings
-    return (
-        f"{usage.prompt_tokens} tokens read ({usage.cached_tokens} from the last turn) at "
-        f"{timings.prompt_per_second:.0f}/s, {usage.completion_tokens} written at {timings.predicted_per_second:.0f}/s"
+    config = read_user_config()
+    check_keys(config.keys)
+    options = ChatOptions(
+        settings, resume=not new, theme=config.theme or "", keys=config.keys, sidebar=bool(config.sidebar), folder=Path.cwd()
     )
+    ChatApp(open_catalogue, _open_chats, options).run()
+
+
+def _open_chats() -> tuple[ChatStore, str]:
+    from edge_llm.chats.store import ChatStore
+    from edge_llm.paths import chats_file
+
+    return ChatStore.open(chats_file())
+
+
+def _opener(runtime: RuntimeConfig, url: str | None, key: str | None) -> Callable[[], Catalogue]:
+    """What opens the models to choose from; called in a thread, because it loads the engine."""
+
+    def here() -> Catalogue:
+        from edge_llm.providers.local import LocalCatalogue
+
+        return LocalCatalogue(runtime)
+
+    def elsewhere() -> Catalogue:
+        from edge_llm.providers.remote import RemoteCatalogue
+
+        return RemoteCatalogue(url or "", key)
+
+    return here if url is None else elsewhere
+
+
+def _check_for_url(ctx: click.Context, runtime: RuntimeConfig) -> None:
+    """Refuse options that say how a model is run here."""
+    default = RuntimeConfig()
+    for name in vars(runtime):
+        given = ctx.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+        if given and getattr(runtime, name) != getattr(default, name):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} says how a model is run here; the server of --url decides that", param=name)

@@ -9,7 +9,7 @@ import click
 
 from edge_llm.cli.options import chunk_option, context_option
 from edge_llm.cli.terminal import note, progress_bar, say_json, write
-from edge_llm.cli.values import TEXT
+from edge_llm.cli.values import MODEL, TEXT
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults
 from edge_llm.errors import UsageError
@@ -21,7 +21,7 @@ from edge_llm.runner.rows import chunk_lengths
 
 
 @click.command("export")
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option("--format", "kind", type=click.Choice(["onnx"]), default="onnx", show_default=True, help="What to write.")
 @click.option(
     "--flavour",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edge_llm.cli.terminal import note, progress_bar, write
+from edge_llm.cli.terminal import note, progress_as, progress_option, write
 from edge_llm.cli.values import REAL
 from edge_llm.config import FLOAT16
 from edge_llm.convert.choose import Outliers
@@ -43,6 +43,7 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
 @click.option("--keep-float", is_flag=True, help="Keep the float weights in the bundle, for --float and perplexity.")
 @click.option("--revision", help="Branch, tag or commit of a hub id; default: main.")
 @click.option("--overwrite", is_flag=True, help="Replace a model of the same name.")
+@progress_option
 def import_command(
     source: str,
     name: str | None,
@@ -54,13 +55,14 @@ def import_command(
     keep_float: bool,
     revision: str | None,
     overwrite: bool,
+    progress_form: str,
 ) -> None:
     """Turn SOURCE into a local model: a Hugging Face folder, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct.
 
     Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even, quantizes
     to INT8 and keeps outliers in float where that is worth its time.  A half-written model is never visible.
     """
-    with progress_bar() as draw:
+    with progress_as(progress_form) as draw:
         folder = import_model(
             source,
             name,

@@ -30,6 +30,8 @@ VERBS: tuple[tuple[str, str, str], ...] = (
     ("rm", "models", "Remove a model."),
     ("cache", "cache", "List, prune or clear the prefix cache on disk."),
     ("perplexity", "perplexity", "Compare the INT8 path with the float path on a text."),
+    ("config", "config", "Show what the config file and the environment set."),
+    ("completion", "completion", "Print the script that completes commands in a shell."),
     ("doctor", "doctor", "Say what this machine has and what is missing."),
 )
 """As `Verbs` takes them."""
@@ -44,7 +46,10 @@ def cli(ctx: click.Context) -> None:
     Without a command: chat with the small built-in model.
     """
     if ctx.invoked_subcommand is None:
-        ctx.invoke(cli.get_command(ctx, "chat"))  # type: ignore[arg-type]
+        chat = cli.get_command(ctx, "chat")
+        assert chat is not None
+        with chat.make_context("chat", [], parent=ctx) as context:  # as if it had been typed
+            chat.invoke(context)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -71,8 +76,11 @@ def run(arguments: list[str] | None = None) -> int:
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as wanted:
         return wanted.exit_code
+    except SystemExit as answered:  # a shell that wanted to complete something (`cli/completion.py`)
+        return 0 if answered.code in (None, 0) else 1
     except click.ClickException as misuse:
-        _complain(misuse.show)
+        origin = _origin(misuse)
+        _complain(misuse.show) if origin is None else _complain_of(f"{misuse.message.rstrip('.')} ({origin})")
         return misuse.exit_code
     except (KeyboardInterrupt, click.Abort):
         return process.INTERRUPTED
@@ -80,13 +88,22 @@ def run(arguments: list[str] | None = None) -> int:
         give_up(sys.stdout)
         return 1
     except EdgeLLMError as error:
-        _complain_of(str(error))
+        _complain_of(" ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))]))
         return error.exit_code
     except Exception as error:
         if os.environ.get("EDGE_LLM_DEBUG"):
             raise
         _complain_of(refusal(error) or f"internal error, {type(error).__name__}: {error} (set EDGE_LLM_DEBUG=1 to see where)")
         return 1
+
+
+def _origin(misuse: click.ClickException) -> str | None:
+    """Where a refused value came from that no flag gave."""
+    if not isinstance(misuse, click.BadParameter) or misuse.ctx is None or misuse.param is None:
+        return None
+    from edge_llm.cli.settings import origin
+
+    return origin(misuse.ctx, misuse.param)
 
 
 def _complain_of(message: str) -> None:

@@ -11,41 +11,43 @@ import click
 
 from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
+from edge_llm.cli.values import MODEL
 from edge_llm.convert.staging import discard
 from edge_llm.decoding.defaults import generation_defaults
-from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
+from edge_llm.engine.library import InstalledModel, folder_bytes, installed_models
+from edge_llm.errors import ModelNotFound, UsageError
 from edge_llm.files import is_folder, shown
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.models import describe
-from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, bundle_path, find_bundle, models_folder, prefix_cache_folder
+from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path, find_bundle, prefix_cache_folder
 
 
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_command(as_json: bool) -> None:
     """List the models that are here."""
-    rows = [_summary(name, folder) for name, folder in _bundles()]
+    models = installed_models()
     if as_json:
-        say_json(rows)
+        say_json([_summary(model) for model in models])
         return
-    width = max(len(shown(row["name"])) for row in rows)
-    say(f"{'NAME'.ljust(width)}  {'FAMILY':8} {'PARAMETERS':>10} {'SIZE':>10} {'CONTEXT':>8}")
-    for row in rows:
-        name = shown(row["name"]).ljust(width)
-        if "error" in row:
-            say(f"{name}  {shown(row['error'], 1000)}")
+    width = max(len(shown(model.name)) for model in models)
+    say(f"{'NAME'.ljust(width)}  {'FAMILY':8} {'PARAMETERS':>10} {'SIZE':>10} {'CONTEXT':>8}  PRECISION")
+    for model in models:
+        name = shown(model.name).ljust(width)
+        if model.problem is not None:
+            say(f"{name}  {shown(model.problem, 1000)}")
         else:
             say(
-                f"{name}  {row['family']:8} {_millions(row['parameters']):>10} "
-                f"{_mebibytes(row['bytes']):>10} {row['context']:>8}"
+                f"{name}  {model.family:8} {_millions(model.parameters):>10} "
+                f"{_mebibytes(model.nbytes):>10} {model.context:>8}  {model.precision}"
             )
 
 
 @click.command("show")
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def show_command(model: str, as_json: bool) -> None:
     """Show what MODEL is: shapes, memory, outlier profile, where it came from."""
@@ -74,7 +76,7 @@ _TABLES = {"folds": fold_lines, "shadow": shadow_lines}
 
 
 @click.command("rm")
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def rm_command(model: str, yes: bool) -> None:
     """Remove MODEL from this machine."""
@@ -85,7 +87,7 @@ def rm_command(model: str, yes: bool) -> None:
     if not is_folder(folder):
         raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here")
     if not yes and has_person():
-        click.confirm(f"Remove {model} ({_mebibytes(_folder_bytes(folder))})?", abort=True, err=True)
+        click.confirm(f"Remove {model} ({_mebibytes(folder_bytes(folder))})?", abort=True, err=True)
     _forget_prefixes(folder)  # first: pages of a model that is gone would wait for somebody to prune them
     discard(folder)
     note(f"removed {model}")
@@ -98,30 +100,21 @@ def _forget_prefixes(folder: Path) -> None:
             remove_model(kept.folder)
 
 
-def _bundles() -> list[tuple[str, Path]]:
-    found = [(BUILTIN_MODEL_NAME, builtin_bundle())]
-    folder = models_folder()
-    try:
-        inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    except OSError as error:
-        raise StorageError(f"cannot list `{folder}`: {error.strerror}; check its permissions") from None
-    return found + [(path.name, path) for path in inside if path.name[0] != "." and is_folder(path)]
-
-
-def _summary(name: str, folder: Path) -> dict[str, Any]:
-    try:
-        with open_bundle(folder) as bundle:
-            config = bundle.config
-            return {
-                "name": name,
-                "family": config.family,
-                "parameters": describe(config).parameters,
-                "bytes": _folder_bytes(folder),
-                "context": config.context,
-                "path": str(folder),
-            }
-    except EdgeLLMError as error:
-        return {"name": name, "error": str(error), "path": str(folder)}
+def _summary(model: InstalledModel) -> dict[str, Any]:
+    if model.problem is not None:
+        return {"name": model.name, "error": model.problem, "path": str(model.folder)}
+    return {
+        "name": model.name,
+        "family": model.family,
+        "parameters": model.parameters,
+        "bytes": model.nbytes,
+        "weights_bytes": model.weights_bytes,
+        "kv_bytes": model.kv_bytes,
+        "context": model.context,
+        "precision": model.precision,
+        "fits": model.fits(),
+        "path": str(model.folder),
+    }
 
 
 def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
@@ -143,10 +136,6 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "source": dict(bundle.manifest["source"]),
         "created_with": bundle.manifest["created_with"],
     }
-
-
-def _folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _mebibytes(count: int) -> str:

@@ -4,37 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
 
-from edge_llm.cli.values import REAL, TEXT, WHOLE
+from edge_llm.cli.settings import option_name
+from edge_llm.cli.values import MODEL, REAL, TEXT, WHOLE
 from edge_llm.config import GenerationParams, Grammar, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-threads_option = click.option("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
-float_option = click.option(
+
+class SharedOption(click.Option):
+    """An option that means the same in several commands: `EDGE_LLM_NAME` and [defaults] of the config file may set it."""
+
+    def __init__(self, *names: Any, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.envvar = "EDGE_LLM_" + option_name(self).upper().replace("-", "_")
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        value = self.resolve_envvar_value(ctx) if self.multiple else super().value_from_envvar(ctx)
+        return (value,) if self.multiple and value is not None else value  # one text, whatever spaces are in it
+
+
+shared = partial(click.option, cls=SharedOption)
+
+threads_option = shared("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
+float_option = shared(
     "--float", "float_path", is_flag=True, help="Compute in float32 on the source's weights (slow, exact)."
 )
 
-device_option = click.option(
+device_option = shared(
     "--device",
     default="auto",
     show_default=True,
     help="Where the model runs: host, ascend (a card), emulated:CHIP (such as 310p), onnx (products in onnxruntime), "
     "om:FOLDER (compiled products), or auto: ascend if a card is here and lacks nothing, else host.",
 )
-placement_option = click.option(
+placement_option = shared(
     "--placement",
     default="auto",
     show_default=True,
     help="What a card computes: split (INT8 products), split,host (those of prompts alone) or card (everything).",
 )
-keys_option = click.option(
+keys_option = shared(
     "--kv",
     "keys",
     type=click.Choice(["auto", "int8", "float16"]),
@@ -42,38 +59,41 @@ keys_option = click.option(
     show_default=True,
     help="How keys and values are kept; the host has int8, a model on a card either.",
 )
-card_memory_option = click.option(
+card_memory_option = shared(
     "--card-memory", help="Most of the card's memory to take (4GiB); layers that do not fit are streamed to it."
 )
-context_option = click.option(
+context_option = shared(
     "--ctx", "context", type=WHOLE, help="Context in tokens; default: the model's own, at most 32768."
 )
-chunk_option = click.option("--chunk", type=WHOLE, default=256, show_default=True, help="Longest prefill chunk in tokens.")
+chunk_option = shared("--chunk", type=WHOLE, default=256, show_default=True, help="Longest prefill chunk in tokens.")
+prefix_cache_option = shared(
+    "--prefix-cache", metavar="SIZE", help="Disk for keys and values of prompts, for the next start (1GiB).  Default: none."
+)
 
 _PLACE = (
     device_option,
     placement_option,
     keys_option,
     card_memory_option,
-    click.option("--cpus", help="CPUs to run on, such as 0-3,8."),
-    click.option("--numa", help="Run on the CPUs of this NUMA node; `card`: of the node of the Ascend card."),
-    click.option("--memory", help="Most memory for weights (300MiB, 50%); the rest is streamed from flash.  Default: all."),
+    shared("--cpus", help="CPUs to run on, such as 0-3,8."),
+    shared("--numa", help="Run on the CPUs of this NUMA node; `card`: of the node of the Ascend card."),
+    shared("--memory", help="Most memory for weights (300MiB, 50%); the rest is streamed from flash.  Default: all."),
     context_option,
     chunk_option,
 )
-_DRAFT = click.option(
-    "--draft", default="lookup", show_default=True, help="Who guesses tokens ahead: lookup, none, or a small MODEL."
+_DRAFT = shared(
+    "--draft", type=MODEL, default="lookup", show_default=True, help="Who guesses tokens ahead: lookup, none, or a small MODEL."
 )
 
 _GENERATION = (
-    click.option("--temperature", type=REAL, help="0 is greedy; default: the model's own."),
-    click.option("--top-p", type=REAL, help="Keep the most likely tokens up to this mass."),
-    click.option("--top-k", type=WHOLE, help="Keep the K most likely tokens; 0 keeps all."),
-    click.option("--min-p", type=REAL, help="Keep tokens at least this fraction as likely as the best."),
-    click.option("--repetition-penalty", type=REAL, help="Above 1 makes seen tokens less likely."),
-    click.option("--seed", type=WHOLE, help="Same seed, same text."),
-    click.option("-n", "--max-tokens", type=WHOLE, help="Stop after this many tokens."),
-    click.option("--stop", type=TEXT, multiple=True, help="Stop before this text; may be repeated."),
+    shared("--temperature", type=REAL, help="0 is greedy; default: the model's own."),
+    shared("--top-p", type=REAL, help="Keep the most likely tokens up to this mass."),
+    shared("--top-k", type=WHOLE, help="Keep the K most likely tokens; 0 keeps all."),
+    shared("--min-p", type=REAL, help="Keep tokens at least this fraction as likely as the best."),
+    shared("--repetition-penalty", type=REAL, help="Above 1 makes seen tokens less likely."),
+    shared("--seed", type=WHOLE, help="Same seed, same text."),
+    shared("-n", "--max-tokens", type=WHOLE, help="Stop after this many tokens."),
+    shared("--stop", type=TEXT, multiple=True, help="Stop before this text; may be repeated."),
 )
 
 
@@ -140,7 +160,7 @@ def _is_file(value: str) -> bool:
 
 _RUNTIME = (
     "device", "placement", "keys", "card_memory", "cpus", "numa", "memory", "threads", "context", "chunk", "draft",
-    "float_path",
+    "float_path", "prefix_cache",
 )  # fmt: skip
 """Options that are a part of the `RuntimeConfig`."""
 
@@ -164,3 +184,10 @@ def add_options(command: Command, *options: Callable[[Any], Any]) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+SHARED = click.command("defaults")(
+    add_options(lambda **_: None, threads_option, *_PLACE, _DRAFT, float_option, prefix_cache_option, *_GENERATION)
+)
+"""No command, but the parameters that [defaults] may set: one of each name."""
+SHARED_NAMES = frozenset(map(option_name, SHARED.params))

@@ -10,9 +10,9 @@ import click
 
 from edge_llm.bench.quality import Quality, compare
 from edge_llm.bench.shares import Shares, measure_shares
-from edge_llm.cli.options import device_option, keys_option, placement_option
+from edge_llm.cli.options import device_option, keys_option, placement_option, threads_option
 from edge_llm.cli.terminal import progress_bar, say, say_json
-from edge_llm.cli.values import WHOLE, Whole
+from edge_llm.cli.values import MODEL, Whole
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.load import load_comparison
 from edge_llm.errors import EdgeLLMError, UsageError
@@ -23,11 +23,11 @@ MAX_TEXT_BYTES = 64 << 20
 
 
 @click.command("perplexity")
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--window", type=Whole(2), default=512, show_default=True, help="Tokens per window.")
 @click.option("--max-tokens", type=Whole(2), help="Use only the first tokens of FILE.")
-@click.option("-t", "--threads", type=WHOLE, help="CPU threads; default: the cores this process may use.")
+@threads_option
 @device_option
 @placement_option
 @keys_option

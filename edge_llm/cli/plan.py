@@ -11,8 +11,9 @@ import click
 
 from edge_llm.bench.rates import CardDevice, device_rates, law_of
 from edge_llm.bench.roofs import Costs
-from edge_llm.cli.options import card_memory_option, context_option, device_option, placement_option, threads_option
+from edge_llm.cli.options import card_memory_option, context_option, device_option, placement_option, shared, threads_option
 from edge_llm.cli.terminal import say, say_json
+from edge_llm.cli.values import MODEL
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
 from edge_llm.engine.assembly import fill_defaults, make_device, or_on_host, plan_device, room
@@ -25,8 +26,8 @@ from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Wo
 
 
 @click.command("plan")
-@click.argument("model", required=False)
-@click.option("--memory", default="100%", show_default=True, help="For weights: 300MiB, 1.5GB, bytes, or 50% of them.")
+@click.argument("model", type=MODEL, required=False)
+@shared("--memory", default="100%", show_default=True, help="For weights: 300MiB, 1.5GB, bytes, or 50% of them.")
 @device_option
 @placement_option
 @card_memory_option

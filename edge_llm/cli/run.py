@@ -15,12 +15,13 @@ from edge_llm.cli.options import (
     generation_params,
     grammar_of,
     grammar_options,
+    prefix_cache_option,
     runtime_config,
     runtime_options,
 )
 from edge_llm.cli.piped import read_all
 from edge_llm.cli.terminal import has_person, note, quiet_progress, say, say_json
-from edge_llm.cli.values import TEXT
+from edge_llm.cli.values import MODEL, TEXT
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
@@ -31,11 +32,12 @@ from edge_llm.talk.outcome import AnswerSyntax
 
 
 @click.command("run")
-@click.argument("model", required=False)
+@click.argument("model", type=MODEL, required=False)
 @click.argument("prompt", type=TEXT, required=False)
 @generation_options
 @grammar_options
 @runtime_options
+@prefix_cache_option
 @click.option("--system", type=TEXT, help="System message, for a model with a chat template.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token.")
@@ -88,11 +90,12 @@ def _as_dict(answer: Answer, syntax: AnswerSyntax) -> dict[str, Any]:
 
 
 def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> None:
-    printer = Printer(syntax)
+    printer, reader = Printer(), syntax.reader()
 
     def shown() -> Iterator[Delta]:
         for delta in engine.stream(request):
-            printer.show(delta)
+            for piece in reader.read(delta):
+                printer.show(piece)
             yield delta
 
     try:
@@ -100,6 +103,7 @@ def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> Non
     except (KeyboardInterrupt, EdgeLLMError):
         say()
         raise
+    printer.end()
     if not printer.said.endswith("\n"):
         say()
     if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import stat
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
 
 from edge_llm.cli import process
-from edge_llm.cli.options import runtime_config, runtime_options
+from edge_llm.cli.keys import api_key_options, api_keys
+from edge_llm.cli.options import runtime_config, runtime_options, shared
 from edge_llm.cli.terminal import note
-from edge_llm.cli.values import Real, Whole
-from edge_llm.errors import UsageError
-
-MAX_KEY_FILE_BYTES = 1 << 16
+from edge_llm.cli.values import MODEL, Real, Whole
 
 
 @click.command("serve")
-@click.argument("model", required=False)
+@click.argument("model", type=MODEL, required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; a wide one needs a key.")
 @click.option("--port", type=Whole(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
-@click.option("--api-key", envvar="EDGE_LLM_API_KEY", help="Key that clients must send; a file keeps it out of `ps`.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="File with one key per line.")
+@api_key_options("Key that clients must send")
 @click.option("--alias", "aliases", multiple=True, help="Another name for the model; may be repeated.")
 @click.option("--allow-host", "hosts", multiple=True, help="Another name of this server in the Host header.")
 @click.option("--allow-origin", "origins", multiple=True, help="Origin of a web page that may use this server; * is every one.")
@@ -32,12 +26,10 @@ MAX_KEY_FILE_BYTES = 1 << 16
 @click.option("--drain", type=Real(0, 3600), default=30.0, show_default=True, help="Seconds to let answers end.")
 @click.option("--batch-window", type=Real(0, 10_000), default=0.0, help="Milliseconds to wait for company.")
 @click.option("--kv-memory", default="1GiB", show_default=True, help="For keys and values of all requests.")
-@click.option("--prefix-cache", default="1GiB", show_default=True, help="Disk for keys and values of prompts; 0 keeps none.")
+@shared("--prefix-cache", default="1GiB", show_default=True, help="Disk for keys and values of prompts; 0 keeps none.")
 @runtime_options
 def serve_command(
     model: str | None,
-    api_key: str | None,
-    api_key_file: Path | None,
     aliases: tuple[str, ...],
     queue: int,
     drain: float,
@@ -60,7 +52,7 @@ def serve_command(
     from edge_llm.server.run import ServeOptions, listen, serve
 
     runtime = replace(runtime_config(options), kv_memory=kv_memory, prefix_cache=prefix_cache)
-    keys = (*([api_key] if api_key else []), *(read_keys(api_key_file) if api_key_file else []))
+    keys = api_keys(options)
     chosen = ServeOptions(keys=keys, drain_seconds=drain, **options)
     folder = find_bundle(model)
     name = BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name
@@ -72,7 +64,7 @@ def serve_command(
         return engine, BatchingService(engine, queue_limit=queue, window_seconds=batch_window / 1e3)
 
     def say_where() -> None:
-        _say(f"serving `{name}` at http://{address}:{place[1]}/v1, chat page at http://{address}:{place[1]}/ (Ctrl-C ends)")
+        note(f"serving `{name}` at http://{address}:{place[1]}/v1, chat page at http://{address}:{place[1]}/ (Ctrl-C ends)")
 
     with process.SignalsThatCameLate() as signals:
 
@@ -81,25 +73,3 @@ def serve_command(
             say_where()
 
         serve(ModelHost([name, *aliases]), listener, chosen, load, begin)
-
-
-def _say(text: str) -> None:
-    """One line for the person, if there is one: a closed log does not keep a server from serving."""
-    with contextlib.suppress(OSError):
-        note(text)
-
-
-def read_keys(path: Path) -> list[str]:
-    """The keys in the file at ``path``, one per line; raises `UsageError`."""
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_KEY_FILE_BYTES:
-            raise UsageError(f"--api-key-file `{path}` is not a file with keys", param="api_key_file")
-        keys = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--api-key-file `{path}` cannot be read: {error}", param="api_key_file") from None
-    if not keys:
-        raise UsageError(f"--api-key-file `{path}` holds no key", param="api_key_file")
-    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        _say(f"others on this machine can read `{path}`; run `chmod 600 {path}`")
-    return keys

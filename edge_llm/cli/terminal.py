@@ -12,15 +12,13 @@ from typing import Any
 
 import click
 
+from edge_llm.files import printable
 from edge_llm.progress import StageProgress
 
 SAY_PROGRESS_SECONDS = 30.0
 """How often a log is told how far a long stage is."""
-
-
-def printable(text: str) -> str:
-    """``text`` without control characters: what comes from a model must not move the cursor or talk to the terminal."""
-    return "".join(char for char in text if char in "\n\t" or ((char.isprintable() or char.isspace()) and char != "\r"))
+LINES_PER_SECOND = 20
+"""At most so many lines of a stage go to a program, beside its first and its last."""
 
 
 def write(text: str) -> None:
@@ -91,6 +89,39 @@ def _say_stages(clock: Callable[[], float] = time.monotonic) -> StageProgress:
         else:
             return
         said[stage] = now
+
+    return say
+
+
+progress_option = click.option(
+    "--progress",
+    "progress_form",
+    type=click.Choice(["auto", "json"]),
+    default="auto",
+    show_default=True,
+    help='auto: for a person.  json: lines {"stage", "done", "total"} on stderr, for a program; its other lines are notes.',
+)
+
+
+@contextmanager
+def progress_as(form: str) -> Iterator[StageProgress]:
+    """A callback (stage, done, total) that shows progress as `progress_option` says."""
+    if form == "json":
+        yield _progress_lines()
+        return
+    with progress_bar() as draw:
+        yield draw
+
+
+def _progress_lines(clock: Callable[[], float] = time.monotonic) -> StageProgress:
+    said: dict[str, float] = {}
+
+    def say(stage: str, done: int, total: int) -> None:
+        now = clock()
+        if stage in said and done < total and now - said[stage] < 1 / LINES_PER_SECOND:
+            return
+        said[stage] = now
+        note(json.dumps({"stage": stage, "done": done, "total": total}))  # which flushes
 
     return say
 

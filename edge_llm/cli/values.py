@@ -9,10 +9,17 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.types import FloatParamType, IntParamType
+
+from edge_llm.cli.verbs import Verbs
+from edge_llm.errors import EdgeLLMError
+from edge_llm.paths import model_folders
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
 _REAL = re.compile(r"[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,4})?")
@@ -91,6 +98,26 @@ class _Text(click.ParamType):
             self.fail(f"{short(value)} is not UTF-8 text.", param, ctx)
 
 
+class _Model(click.ParamType):
+    """The name of a model, or a path to one; who opens it refuses what is neither."""
+
+    name = "text"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith(("/", ".", "~")):
+            return [CompletionItem(incomplete, type="dir")]
+        try:
+            names = [name for name, _ in model_folders() if name.isprintable() and not set(name) & set(" ,")]
+        except EdgeLLMError:  # a shell waits for names, not for what is wrong with a folder
+            names = []
+        if isinstance(ctx.command, Verbs):  # where a word may be a command or a model, as behind `bench`
+            names += [verb for verb, _, _ in ctx.command.verbs]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
 WHOLE = _AnyWhole()
 REAL = _AnyReal()
 TEXT = _Text()
+MODEL = _Model()

@@ -2,11 +2,65 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Sequence
+from functools import cached_property
 from importlib import import_module
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from edge_llm.errors import DeviceError, EdgeLLMError, ModelNotFound
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+NOT_CONFIGURED = ("cache", "completion", "config", "doctor")
+"""Verbs that the person's config file says nothing about: they work whatever is wrong with it."""
+
+
+class VerbContext(click.Context):
+    """The context of a verb: what no flag says, the config file may, and an error tells where a value came from."""
+
+    def __init__(self, command: click.Command, **settings: Any) -> None:
+        super().__init__(command, **settings)
+        if self.info_name not in NOT_CONFIGURED:
+            self.default_map = _FileDefaults(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if isinstance(error, EdgeLLMError) and not getattr(error, "__notes__", None):  # a context is left twice
+            self._tell_origin(error)
+        return super().__exit__(kind, error, trace)
+
+    def _tell_origin(self, error: EdgeLLMError) -> None:
+        about = {DeviceError: "device", ModelNotFound: "model"}
+        name = getattr(error, "param", None) or next((name for kind, name in about.items() if isinstance(error, kind)), None)
+        for param in self.command.params:
+            if param.name == name and self.get_parameter_source(name) is not None:
+                from edge_llm.cli.settings import origin
+
+                if said := origin(self, param):
+                    error.add_note(said)
+
+
+class _FileDefaults(UserDict[str, Any]):
+    """click's default map of a verb, read when it is first asked for a value: `--help` does without."""
+
+    def __init__(self, ctx: click.Context) -> None:
+        self._ctx = ctx
+
+    @property
+    def data(self) -> dict[str, Any]:  # type: ignore[override]
+        return {} if self._ctx.resilient_parsing else self._read
+
+    @cached_property
+    def _read(self) -> dict[str, Any]:
+        from edge_llm.cli.settings import file_values
+
+        return file_values(self._ctx)
 
 
 class Verbs(click.Group):
@@ -29,8 +83,17 @@ class Verbs(click.Group):
         """The command of the verb ``word``, None if there is no such verb."""
         for verb, module, _ in self.verbs:
             if verb == word:
-                return getattr(import_module(f"edge_llm.cli.{module}"), f"{verb}_command")
+                command: click.Command = getattr(import_module(f"edge_llm.cli.{module}"), f"{verb}_command")
+                command.context_class = VerbContext
+                return command
         return None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The verbs, without importing any; then what any command completes."""
+        from click.shell_completion import CompletionItem
+
+        verbs = [CompletionItem(verb, help=text) for verb, _, text in self.verbs if verb.startswith(incomplete)]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from edge_llm.config import ASKED_FOR, ModelConfig, RuntimeConfig
+from edge_llm.config import ASKED_FOR, DEFAULT_CONTEXT, ModelConfig, RuntimeConfig
 from edge_llm.devices import check_device, open_device
 from edge_llm.devices.base import Device, DeviceOptions, Room, Watch
 from edge_llm.devices.model import activation_bytes
@@ -79,7 +79,7 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
         raise UsageError("--card-memory has no meaning with --float, which runs on the host", param="card_memory")
     context = runtime.context or min(config.context, DEFAULT_CONTEXT)
     if context > config.context:
-        raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for")
+        raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for", param="context")
     kv_tokens = runtime.kv_tokens
     if runtime.kv_memory is not None:
         most = parse_memory(runtime.kv_memory, total_memory(), "kv_memory", of="main memory")
@@ -115,10 +115,6 @@ def or_on_host(runtime: RuntimeConfig, work: Callable[[RuntimeConfig], Result]) 
     return work(host_runtime(runtime, refusal))
 
 
-DEFAULT_CONTEXT = 32768
-"""Context when none is asked for and the model has more; pages get memory only when tokens are written."""
-
-
 def make_runner(
     bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None = None, watch: Watch | None = None
 ) -> Runner[Any]:
@@ -146,7 +142,7 @@ def _int8_runner(
     tables = RopeTables(runtime.context)
     if not runtime.prefix_cache:
         return Int8Runner(bundle.config, weights, device, runtime, tables, decoder=bundle.decoder, watch=watch)
-    from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # only servers keep pages
+    from edge_llm.engine.prefix_cache import model_identity, open_prefix_store  # few starts keep pages
 
     numeric = replace(runtime, device=device.numerics, placement=device.placement.name)
     store = open_prefix_store(bundle, numeric, device.page_bytes(bundle.decoder))

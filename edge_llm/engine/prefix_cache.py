@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
+import logging
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.numerics import numerics_version
-from edge_llm.errors import EdgeLLMError, UsageError
+from edge_llm.errors import EdgeLLMError, StorageError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.kv.prefix_store import PrefixStore
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, prefix_cache_folder
 from edge_llm.weights.budget import parse_memory
+
+log = logging.getLogger("edge_llm.engine")
 
 _OFF = ("", "0", "off")
 
@@ -41,9 +46,9 @@ def model_identity(bundle: Bundle, runtime: RuntimeConfig) -> bytes:
 
 
 def open_prefix_store(bundle: Bundle, runtime: RuntimeConfig, page_bytes: int) -> PrefixStore | None:
-    """The stored pages of the model, of ``page_bytes`` bytes each; None when the cache is off.
+    """The stored pages of the model, of ``page_bytes`` bytes each; None when the cache is off, or has no place.
 
-    ``runtime`` names the budget.  Raises `UsageError` for an invalid budget.
+    ``runtime`` names the budget.  Raises `UsageError` for an invalid budget.  The end of the process waits for its pages.
     """
     budget = parse_budget(runtime.prefix_cache or "0")
     if budget == 0 or runtime.float_path:
@@ -55,7 +60,24 @@ def open_prefix_store(bundle: Bundle, runtime: RuntimeConfig, page_bytes: int) -
         "weights": weights_digest(bundle),
         "numerics": numerics_version(),
     }
-    return PrefixStore(prefix_cache_folder(), model_identity(bundle, runtime), page_bytes, budget, label)
+    try:
+        root = prefix_cache_folder()
+    except StorageError as error:
+        log.warning("no prefix cache: %s", error)
+        return None
+    store = PrefixStore(root, model_identity(bundle, runtime), page_bytes, budget, label)
+    _OPEN.add(store)
+    return store
+
+
+_OPEN: weakref.WeakSet[PrefixStore] = weakref.WeakSet()
+
+
+@atexit.register
+def _write_what_waits() -> None:
+    """A process that answers once and ends (`cli.process.leave`) has hardly begun to write."""
+    for store in list(_OPEN):
+        store.close()
 
 
 def is_usable(label: Mapping[str, str]) -> bool:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_llm.engine.delta_stream import Answering
+from edge_llm.engine.delta_stream import Answering, DeltaStream
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Request
@@ -79,7 +79,7 @@ class BatchingService:
 
     # -- called by many threads ---------------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> Answering:
+    def submit(self, request: Request) -> DeltaStream:
         self._check_fits(len(request.prompt) + 1)
         generation, stream = self._engine.prepare(request, lambda: self._hurry)
         with self._changed:

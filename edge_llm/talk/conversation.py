@@ -20,6 +20,8 @@ from edge_llm.talk.tool_formats import after_thought
 from edge_llm.talk.tools import ToolUse, control_token
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+NO_TEMPLATE = "This model brings no chat template and may not be made for chatting; it gets plain `role: text` lines."
+"""What a person should know before chatting with a model whose template is the default."""
 _KEPT = ("name", "tool_call_id", "reasoning_content")
 """Fields of a message that a template may use."""
 
@@ -38,8 +40,9 @@ def conversation_request(
     With ``begun`` the last message is the beginning of the answer.  A grammar in ``params`` is the form of what the model
     says where it calls none of ``tools``; it may think before.  ``variables`` go to the template.
     """
-    messages, prefix = list(messages), ""
+    messages, prefix, variables = list(messages), "", dict(variables or {})
     if begun:
+        variables.pop("add_generation_prompt", None)  # clients say no for the message that goes on: here it is the answer's
         if not messages or messages[-1]["role"] != "assistant":
             raise UsageError("the last message must be the assistant's to be continued", param="messages")
         prefix, messages = messages[-1]["content"], messages[:-1]

@@ -16,7 +16,7 @@ from edge_llm.bench.report import FORMATS, Row, render
 from edge_llm.bench.synthetic import SHAPES, synthetic_bundle
 from edge_llm.cli.options import Command, add_options, place_options, runtime_config
 from edge_llm.cli.terminal import note
-from edge_llm.cli.values import NewFile, Whole, short, whole_number
+from edge_llm.cli.values import MODEL, NewFile, Whole, short, whole_number
 from edge_llm.config import RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.paths import find_bundle
@@ -71,10 +71,14 @@ def _flat(ctx: click.Context, param: click.Parameter, value: tuple[tuple[int, ..
     return tuple(dict.fromkeys(number for numbers in value for number in numbers))
 
 
-def numbers_option(*names: str, default: str | None = None, help: str) -> Callable[[Command], Command]:
+def numbers_option(
+    *names: str, default: str | None = None, help: str, cls: type[click.Option] = click.Option
+) -> Callable[[Command], Command]:
     """An option that takes a list of numbers, and may be repeated."""
     defaults = None if default is None else [default]
-    return click.option(*names, type=_Numbers(), multiple=True, callback=_flat, default=defaults, show_default=True, help=help)
+    return click.option(
+        *names, cls=cls, type=_Numbers(), multiple=True, callback=_flat, default=defaults, show_default=True, help=help
+    )
 
 
 # -- the model and how it is run --------------------------------------------------------------------------------------
@@ -93,8 +97,8 @@ def model_options(command: Command) -> Command:
     """Add MODEL -m --synthetic --isa."""
     return add_options(
         command,
-        click.argument("model", required=False),
-        click.option("-m", "--model", "model_option", metavar="MODEL", help="The same as MODEL."),
+        click.argument("model", type=MODEL, required=False),
+        click.option("-m", "--model", "model_option", type=MODEL, metavar="MODEL", help="The same as MODEL."),
         click.option("--synthetic", type=click.Choice(list(SHAPES)), help="Random weights at a real shape instead of MODEL."),
         click.option("--isa", type=click.Choice(kernels.isa_variants()), help="Kernels of this instruction set."),
     )

@@ -27,7 +27,7 @@ from edge_llm.cli.bench.options import (
     output_options,
     run_options,
 )
-from edge_llm.cli.options import Command, add_options, float_option
+from edge_llm.cli.options import Command, SharedOption, add_options, float_option
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import NewFile, Real
 from edge_llm.config import RuntimeConfig
@@ -106,7 +106,7 @@ def _kv_option(*names: str) -> Callable[[Command], Command]:
 @numbers_option("-n", "--n-gen", default="128", help="Tokens to generate; 0 for none.")
 @click.option("-pg", "both", multiple=True, metavar="P,G", help="Prompt and generation together; may be repeated.")
 @numbers_option("-d", "--n-depth", default="0", help="Tokens of context before.")
-@numbers_option("-t", "--threads", help="CPU threads; default: the cores this process may use.")
+@numbers_option("-t", "--threads", cls=SharedOption, help="CPU threads; default: the cores this process may use.")
 @_kv_option("-ctk", "--cache-type-k")
 @_kv_option("-ctv", "--cache-type-v")
 @run_options

@@ -1,0 +1,167 @@
+"""A chat as one terminal has it open: changed in memory at once, written when `save` is called.
+
+What could not be written (a full disk, a locked file) stays in memory and is written by the next `save`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from edge_llm.chats.store import ChatGone, ChatStore
+from edge_llm.chats.titles import title_of
+from edge_llm.chats.tree import Chat, Message, Role, newest_leaf, path_to
+
+_RANDOM_BITS = 12
+
+
+def new_id() -> int:
+    """An id that no other terminal takes, larger than those of before: microseconds since 1970, then random bits."""
+    return (time.time_ns() // 1000) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
+
+
+class OpenChat:
+    """The tree of one chat.  One thread changes it; `save` may run in another."""
+
+    def __init__(self, store: ChatStore, chat: Chat, messages: Iterable[Message] = (), *, stored: bool = True) -> None:
+        self._store = store
+        self._chat = chat
+        self._messages = {message.id: message for message in messages}
+        self._written = chat if stored else None
+        self._dirty: dict[int, Message] = {}
+        self._renamed: str | None = None
+        self._removed: list[int] = []
+        self._last_id = max(self._messages, default=0)
+        self._saving = threading.Lock()
+        self._marks = threading.Lock()  # of what is to be written; never held while the disk is waited for
+
+    @classmethod
+    def new(cls, store: ChatStore, settings: Mapping[str, Any]) -> OpenChat:
+        """An empty chat, which is written with its first message."""
+        now = time.time()
+        return cls(store, Chat(new_id(), "", settings, None, now, now), stored=False)
+
+    @classmethod
+    def read(cls, store: ChatStore, chat_id: int) -> OpenChat | None:
+        """The stored chat ``chat_id``, None if there is none any more."""
+        chat = store.chat(chat_id)
+        return None if chat is None else cls(store, chat, store.messages(chat_id))
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def chat(self) -> Chat:
+        return self._chat
+
+    @property
+    def messages(self) -> list[Message]:
+        """All messages of the tree."""
+        return [*self._messages.values()]
+
+    @property
+    def path(self) -> list[Message]:
+        """The messages that are shown."""
+        return path_to(self._messages.values(), self._chat.leaf)
+
+    @property
+    def saved(self) -> bool:
+        """Whether everything is written; an empty chat needs no writing."""
+        return not (self._dirty or self._removed) and (self._written is self._chat or not self._messages)
+
+    def message(self, message_id: int) -> Message | None:
+        """The message as it is now."""
+        return self._messages.get(message_id)
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def add(self, role: Role, text: str, *, parent: int | None, **more: Any) -> Message:
+        """A message behind ``parent`` (None: a first one), which becomes the leaf; ``more`` are fields of `Message`."""
+        self._last_id = max(new_id(), self._last_id + 1)
+        message = Message(self._last_id, self._chat.id, parent, role, text, created=time.time(), **more)
+        self.put(message)
+        title = self._chat.title or (title_of(text) if role == "user" else "")
+        self._change(leaf=message.id, title=title, changed=message.created)
+        return message
+
+    def put(self, message: Message) -> None:
+        """``message`` in place of the one with its id."""
+        with self._marks:
+            self._messages[message.id] = self._dirty[message.id] = message
+
+    def select(self, message_id: int) -> None:
+        """Show the path through ``message_id``, and below it the newest."""
+        self._change(leaf=newest_leaf(self.messages, message_id))
+
+    def rename(self, title: str) -> None:
+        """Give the chat a title, which stays."""
+        self._change(title=title)
+        self._renamed = title
+
+    def set_settings(self, settings: Mapping[str, Any]) -> None:
+        self._change(settings=settings)
+
+    def remove(self, message_id: int) -> None:
+        """Take a message away, and all that follows it; the path then ends before it."""
+        gone = {message_id}
+        for message in sorted(self._messages.values(), key=lambda message: message.id):  # followers have larger ids
+            if message.parent in gone:
+                gone.add(message.id)
+        on_path = any(message.id in gone for message in self.path)
+        parent = self._messages[message_id].parent
+        with self._marks:
+            for one in gone:
+                del self._messages[one]
+                self._dirty.pop(one, None)
+            self._removed.append(message_id)
+        if on_path:
+            self._change(leaf=parent)
+
+    def _change(self, **fields: Any) -> None:
+        self._chat = replace(self._chat, **fields)
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write what is not written, in the order in which it came.  Raises `StorageError`; then the next call goes on.
+
+        A chat of which another terminal has deleted what is needed here is written again, as a whole.
+        """
+        with self._saving:
+            try:
+                self._write()
+            except ChatGone:
+                self._written = None
+                with self._marks:
+                    self._dirty = dict(self._messages)
+                    self._renamed = self._chat.title or None
+                self._write()
+
+    def _write(self) -> None:
+        if not self._messages and self._written is None:
+            return
+        chat, before = self._chat, self._written or self._store.create(self._chat.settings, self._chat.id)
+        with self._marks:
+            unwritten = sorted(self._dirty.values(), key=lambda message: message.id)  # a parent before its followers
+        for message in unwritten:
+            self._store.put(message)
+            with self._marks:
+                if self._dirty.get(message.id) is message:  # else it has grown meanwhile
+                    del self._dirty[message.id]
+        while self._removed:
+            self._store.delete_message(self._removed[0])
+            self._removed.pop(0)
+        if chat.settings != before.settings:
+            self._store.set_settings(chat.id, chat.settings)
+        title = self._renamed
+        if title is not None:
+            self._store.rename(chat.id, title)
+            with self._marks:
+                if self._renamed == title:  # else it was given another one meanwhile
+                    self._renamed = None
+        if chat.leaf != before.leaf:
+            self._store.set_leaf(chat.id, chat.leaf)
+        self._written = chat

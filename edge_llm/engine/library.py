@@ -1,0 +1,78 @@
+"""The models that are here, as lists and pickers show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_llm.config import DEFAULT_CONTEXT
+from edge_llm.engine.cores import free_memory
+from edge_llm.errors import EdgeLLMError
+from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
+from edge_llm.models import describe
+from edge_llm.paths import model_folders
+
+
+@dataclass(frozen=True)
+class InstalledModel:
+    """What is known of a model without reading its weights; with a ``problem``, only its name and folder are."""
+
+    name: str
+    folder: Path
+    family: str = ""
+    parameters: int = 0
+    nbytes: int = 0
+    """Of all its files."""
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    """Of INT8 keys and values, when the context that it gets by default is full."""
+    context: int = 0
+    precision: str = ""
+    """The schemes of its linears, such as `int8` or `int8+float16`, the one with most linears first."""
+    problem: str | None = None
+
+    def fits(self, free: int | None = None) -> bool:
+        """Whether its weights and a full default context have room in ``free`` bytes; default: the memory that is free now.
+
+        One that does not fit may still run: `--memory` streams weights from flash, `--ctx` makes the context smaller.
+        """
+        return self.problem is None and self.weights_bytes + self.kv_bytes <= (free_memory() if free is None else free)
+
+
+def installed_models() -> list[InstalledModel]:
+    """The built-in model and those that were imported, by name.  Raises `StorageError` where nobody may look."""
+    return [_installed(name, folder) for name, folder in model_folders()]
+
+
+def _installed(name: str, folder: Path) -> InstalledModel:
+    try:
+        with open_bundle(folder) as bundle:
+            return _known(name, bundle)
+    except EdgeLLMError as error:
+        return InstalledModel(name, folder, problem=str(error))
+
+
+def _known(name: str, bundle: Bundle) -> InstalledModel:
+    config, described = bundle.config, describe(bundle.config)
+    return InstalledModel(
+        name,
+        bundle.folder,
+        config.family,
+        described.parameters,
+        folder_bytes(bundle.folder),
+        bundle.size,
+        page_bytes(described.attentions) // PAGE_TOKENS * min(config.context, DEFAULT_CONTEXT),
+        config.context,
+        _precision(bundle),
+    )
+
+
+def _precision(bundle: Bundle) -> str:
+    schemes = [linear.scheme for linear in bundle.decoder.linears().values()]
+    return "+".join(sorted(dict.fromkeys(schemes), key=schemes.count, reverse=True))
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files in ``folder``."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

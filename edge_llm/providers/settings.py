@@ -1,0 +1,27 @@
+"""Settings of a chat over those that a model or a command line has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.errors import UsageError
+
+Settings = TypeVar("Settings", GenerationParams, RuntimeConfig)
+
+
+def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """``settings`` with ``changes``.  Raises `UsageError` for what cannot be set so."""
+    try:
+        return replace(settings, **changes)
+    except TypeError as error:  # there is no such setting, or it is of another kind
+        raise UsageError(f"a setting cannot be used: {error}") from None
+
+
+def differences(params: GenerationParams) -> dict[str, Any]:
+    """What ``params`` have otherwise than a plain greedy answer."""
+    plain = GenerationParams()
+    values = {each.name: getattr(params, each.name) for each in fields(params)}
+    return {name: value for name, value in values.items() if value != getattr(plain, name)}

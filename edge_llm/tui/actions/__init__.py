@@ -1,0 +1,49 @@
+"""What commands do: a method ``do_NAME`` for every command of the table, grouped by what it is done to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_llm.errors import UsageError
+from edge_llm.tui.actions.chats import ChatActions
+from edge_llm.tui.actions.messages import MessageActions
+from edge_llm.tui.actions.models import ModelActions
+from edge_llm.tui.actions.prompts import PromptActions
+from edge_llm.tui.actions.screen import ScreenActions
+from edge_llm.tui.commands import BY_NAME
+
+if TYPE_CHECKING:
+    from edge_llm.tui.app import ChatApp
+
+
+class Actions:
+    """Does what a person asks of ``app``."""
+
+    def __init__(self, app: ChatApp) -> None:
+        self._app = app
+        self.prompts = PromptActions(app)
+        self.messages = MessageActions(app)
+        self.chats = ChatActions(app)
+        self.models = ModelActions(app)
+        self.screen = ScreenActions(app)
+
+    async def run(self, name: str, argument: str = "") -> None:
+        """Do the command ``name``.  Raises the `EdgeLLMError` that keeps it from being done."""
+        command = BY_NAME[name]
+        if not argument and not command.may_take_nothing:
+            raise UsageError(f"/{command.name} needs {command.argument}", param=name)
+        if argument and command.takes_nothing:
+            raise UsageError(f"/{command.name} takes nothing behind it, got `{argument[:40]}`", param=name)
+        groups = (self.prompts, self.messages, self.chats, self.models, self.screen)
+        do = next(found for group in groups if (found := getattr(group, f"do_{command.name}", None)) is not None)
+        await do(argument)
+
+    @property
+    def folder(self) -> Path:
+        """Where files are looked for and written."""
+        return self._app.options.folder
+
+    @property
+    def theme_names(self) -> list[str]:
+        return sorted(self._app.available_themes)

@@ -1,0 +1,93 @@
+"""What is done to chats: begun, listed, found, named, deleted, written to files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_llm.chats.export import as_json, as_markdown, file_name_of
+from edge_llm.chats.open_chat import OpenChat
+from edge_llm.errors import StorageError
+from edge_llm.files import printable
+from edge_llm.tui.actions.files import new_file
+from edge_llm.tui.screens.questions import AskText, Confirm
+from edge_llm.tui.threads import in_thread
+
+if TYPE_CHECKING:
+    from edge_llm.tui.app import ChatApp
+
+
+class ChatActions:
+    """What is done to chats."""
+
+    def __init__(self, app: ChatApp) -> None:
+        self._app = app
+
+    async def do_new(self, argument: str) -> None:
+        session = self._app.session
+        if session.chat.messages:
+            settings = replace(self._app.options.settings, model=session.settings.model, runtime=session.settings.runtime)
+            await session.show(OpenChat.new(session.store, settings.as_json()))
+        self._app.prompt.area.focus()
+        self._app.refresh_chats()
+
+    async def do_chats(self, argument: str) -> None:
+        chats = self._app.chat_list
+        self._app.show_chats(not chats.display)
+        self._app.refresh_chats()
+        if chats.display:
+            chats.look_for("")
+        else:
+            self._app.prompt.area.focus()
+
+    async def do_search(self, argument: str) -> None:
+        self._app.show_chats(True)
+        self._app.chat_list.look_for(argument)
+        self._app.refresh_chats()
+
+    async def do_title(self, argument: str) -> None:
+        await self._rename(self._app.session.chat, argument)
+
+    async def _rename(self, chat: OpenChat, title: str) -> None:
+        chat.rename(" ".join(printable(title).split()))
+        await self._app.session.save(chat)
+        self._app.refresh_chats()
+
+    async def do_delete(self, argument: str) -> None:
+        await self.act_on_chat(self._app.session.chat.chat.id, "delete")
+
+    async def act_on_chat(self, chat_id: int, action: str) -> None:
+        """Open, rename or delete a chat of the list."""
+        session = self._app.session
+        if action == "open":
+            if not await session.open(chat_id):
+                raise StorageError("this chat was deleted in another terminal")
+            self._app.prompt.area.focus()
+            self._app.refresh_chats()
+            return
+        here = session.chat.chat.id == chat_id
+        chat = session.chat if here else await in_thread(OpenChat.read, session.store, chat_id)
+        if chat is None:
+            raise StorageError("this chat was deleted in another terminal")
+        title = chat.chat.title or "New chat"
+        if action == "rename":
+            wanted = await self._app.push_screen_wait(AskText("Title of the chat", title))
+            if wanted:
+                await self._rename(chat, wanted)
+        elif await self._app.push_screen_wait(Confirm(f"Delete the chat “{title}”?", "Delete")):
+            session.stop()
+            await in_thread(session.store.delete, chat_id)
+            if here:
+                await session.show(OpenChat.new(session.store, self._app.options.settings.as_json()))
+            self._app.refresh_chats()
+
+    async def do_export(self, argument: str) -> None:
+        """Write the chat as Markdown (the path that is shown) or JSON (all of it)."""
+        chat = self._app.session.chat
+        kind, _, name = argument.partition(" ")
+        if kind not in ("md", "json"):
+            kind, name = "json" if argument.endswith(".json") else "md", argument
+        text = as_markdown(chat.chat, chat.path) if kind == "md" else as_json(chat.chat, chat.messages)
+        name = name.strip() or file_name_of(chat.chat.title, f".{kind}")
+        path = await in_thread(new_file, self._app.options.folder, name, text)
+        self._app.tell(f"Written: {path}")

@@ -1,0 +1,109 @@
+"""What is done to one message: copied, edited, answered again, branched from, deleted, seen in another version."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_llm.chats.export import as_markdown
+from edge_llm.chats.open_chat import OpenChat
+from edge_llm.chats.tree import Message, newest_leaf, siblings
+from edge_llm.errors import UsageError
+from edge_llm.files import printable
+from edge_llm.tui.clipboard import copy
+from edge_llm.tui.message_view import MessageView
+from edge_llm.tui.screens.questions import Confirm
+
+if TYPE_CHECKING:
+    from edge_llm.tui.app import ChatApp
+
+
+class MessageActions:
+    """What is done to one message."""
+
+    def __init__(self, app: ChatApp) -> None:
+        self._app = app
+
+    async def act_on(self, view: MessageView, action: str) -> None:
+        """Do what a key says that is pressed on a message."""
+        message = self._app.session.chat.message(view.message.id) or view.message
+        prompts = self._app.actions.prompts
+        if action == "copy":
+            self._copy(message.text, "the message")
+        elif action == "copy_code":
+            block = view.next_code_block()
+            if block is None:
+                raise UsageError("there is no block of code in this message")
+            self._copy(block, "a block of code")
+        elif action == "edit":
+            if message.role != "user":
+                raise UsageError("only prompts are edited; `r` answers again")
+            prompts.edit(message)
+        elif action == "regenerate":
+            await prompts.regenerate(message)
+        elif action == "continue":
+            await prompts.go_on(message)
+        elif action == "branch":
+            await self._branch(message)
+        elif action == "delete":
+            await self._delete_message(message)
+        else:
+            await self._show_version(message, 1 if action == "next" else -1)
+
+    async def do_copy(self, argument: str) -> None:
+        if argument == "all":
+            session = self._app.session
+            self._copy(as_markdown(session.chat.chat, session.chat.path), "the chat")
+        elif argument in ("", "code"):
+            view = self._app.transcript.view_of(self._app.actions.prompts.last("assistant").id)
+            if view is not None:
+                await self.act_on(view, "copy_code" if argument else "copy")
+        else:
+            raise UsageError(f"/copy takes nothing, `code` or `all`, got `{argument[:40]}`")
+
+    def _copy(self, text: str, what: str) -> None:
+        copy(self._app, printable(text))
+        self._app.tell(f"Copied {what}.")
+
+    async def do_branch(self, argument: str) -> None:
+        path = self._app.session.chat.path
+        if not path:
+            raise UsageError("there is nothing to branch from yet")
+        await self._branch(path[-1])
+
+    async def _branch(self, message: Message) -> None:
+        """A new chat with the path up to ``message``."""
+        session = self._app.session
+        old = session.chat
+        chat = OpenChat.new(session.store, old.chat.settings)
+        parent: int | None = None
+        for one in old.path:
+            fields = {name: getattr(one, name) for name in ("thought", "attachments", "model", "state", "figures")}
+            parent = chat.add(one.role, one.text, parent=parent, **fields).id
+            if one.id == message.id:
+                break
+        await session.save(chat)
+        await session.show(chat)
+        self._app.refresh_chats()
+
+    async def _delete_message(self, message: Message) -> None:
+        self._app.actions.prompts.check_idle()
+        if not await self._app.push_screen_wait(Confirm("Delete this message and all that follows it?", "Delete")):
+            return
+        session = self._app.session
+        session.chat.remove(message.id)
+        await session.save(session.chat)
+        await session.show(session.chat)
+
+    async def _show_version(self, message: Message, step: int) -> None:
+        """Show the message before or after ``message`` at its place, and what follows that one."""
+        self._app.actions.prompts.check_idle()
+        chat = self._app.session.chat
+        versions = siblings(chat.messages, message)
+        at = next((at for at, one in enumerate(versions) if one.id == message.id), 0) + step
+        if 0 <= at < len(versions):
+            chat.select(newest_leaf(chat.messages, versions[at].id))
+            await self._app.session.save(chat)
+            await self._app.session.show(chat)
+            view = self._app.transcript.view_of(versions[at].id)
+            if view is not None:
+                view.focus()

@@ -1,0 +1,82 @@
+"""The model and the settings of a chat; models that are brought here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_llm.chats.settings import ChatSettings
+from edge_llm.errors import UsageError
+from edge_llm.tui.fetching import Fetching
+from edge_llm.tui.screens.models import ModelPicker
+from edge_llm.tui.screens.questions import Confirm
+from edge_llm.tui.screens.settings import SettingsForm
+from edge_llm.tui.threads import in_thread
+
+if TYPE_CHECKING:
+    from edge_llm.tui.app import ChatApp
+
+
+class ModelActions:
+    """What is done with models and settings."""
+
+    def __init__(self, app: ChatApp) -> None:
+        self._app = app
+        self.fetching: Fetching | None = None
+        """A model that is being brought here."""
+        self.names: list[str] = []
+        """Of models, as far as they have been looked up, for completion."""
+
+    async def do_model(self, argument: str) -> None:
+        """Another model for this chat."""
+        session = self._app.session
+        self._app.actions.prompts.check_idle()
+        name: str | None = argument
+        if not argument:
+            rows = await in_thread(lambda: session.catalogue().rows())
+            self.names = [row.name for row in rows]
+            loaded = session.provider.facts.name if session.provider else None
+            name = await self._app.push_screen_wait(ModelPicker(rows, loaded))
+        if name and name.startswith("pull "):
+            await self.do_pull(name.removeprefix("pull "))
+        elif name:
+            await session.change_settings(replace(session.settings, model=name))
+
+    async def do_pull(self, argument: str) -> None:
+        """Bring a model here, and chat with it."""
+        if self.fetching is not None:
+            raise UsageError(f"`{self.fetching.source}` is on its way; Esc stops it")
+        session = self._app.session
+        self.fetching = Fetching(argument)
+        try:
+            name = await self.fetching.run(session.catalogue)
+        finally:
+            self.fetching = None
+        if name is None:
+            self._app.tell("Stopped; the next pull goes on with what has come.")
+        elif not session.busy and await self._app.push_screen_wait(Confirm(f"{name} is here. Chat with it now?", "Chat")):
+            await session.change_settings(replace(session.settings, model=name))
+
+    async def do_settings(self, argument: str) -> None:
+        session = self._app.session
+        facts = session.provider.facts if session.provider else None
+        defaults = {**facts.sampling, "context": facts.context} if facts else {}
+        changed = await self._app.push_screen_wait(SettingsForm(session.settings, defaults))
+        if changed is not None:
+            await self._set(changed)
+
+    async def do_set(self, argument: str) -> None:
+        name, _, value = argument.partition(" ")
+        await self._set(self._app.session.settings.changed(name, value))
+
+    async def do_system(self, argument: str) -> None:
+        await self._set(self._app.session.settings.changed("system", argument))
+
+    async def do_think(self, argument: str) -> None:
+        await self._set(self._app.session.settings.changed("thinking", argument))
+
+    async def _set(self, settings: ChatSettings) -> None:
+        if settings.runtime != self._app.session.settings.runtime:
+            self._app.actions.prompts.check_idle()
+        await self._app.session.change_settings(settings)
+        self._app.tell("The settings of this chat are changed.")

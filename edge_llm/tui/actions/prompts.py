@@ -1,0 +1,134 @@
+"""Prompts and answers: sent, stopped, made again, continued; what is attached and what is edited."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_llm.chats.attachments import find_attachments, read_attachment
+from edge_llm.chats.tree import Attachment, Message
+from edge_llm.errors import EdgeLLMError, UsageError
+from edge_llm.files import printable
+from edge_llm.tui.message_view import answer_figures
+from edge_llm.tui.threads import in_thread
+
+if TYPE_CHECKING:
+    from edge_llm.tui.app import ChatApp
+
+
+class PromptActions:
+    """What is done with prompts and answers."""
+
+    def __init__(self, app: ChatApp) -> None:
+        self._app = app
+        self.editing: Message | None = None
+        """The prompt that the next one stands in the place of."""
+        self.attached: list[Attachment] = []
+        """What the next prompt brings along."""
+
+    async def send(self, text: str) -> None:
+        """Send a prompt with what is attached to it."""
+        session, prompt = self._app.session, self._app.prompt
+        if session.busy:
+            prompt.area.take(text)
+            raise UsageError("an answer is under way; Esc stops it")
+        said, paths = find_attachments(text, self._app.options.folder)
+        try:
+            found = [await in_thread(read_attachment, path) for path in paths]
+        except EdgeLLMError:
+            prompt.area.take(text)  # nothing is lost
+            raise
+        attachments, self.attached = [*self.attached, *found], []
+        instead_of, self.editing = self.editing, None
+        self._show_what_is_attached()
+        await session.send(said, attachments, instead_of=instead_of)
+
+    async def do_attach(self, argument: str) -> None:
+        path = self._app.options.folder / Path(argument.removeprefix("@").strip("\"'")).expanduser()
+        self.attached.append(await in_thread(read_attachment, path))
+        self._show_what_is_attached()
+
+    async def do_editor(self, argument: str) -> None:
+        """Write the prompt in an editor of the person's choice."""
+        area = self._app.prompt.area
+        command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+        with tempfile.TemporaryDirectory(prefix="edge-llm-") as folder:
+            file = Path(folder, "prompt.md")
+            file.write_text(area.text, "utf-8", "replace")
+            try:
+                with self._app.suspend():
+                    subprocess.run([*command, str(file)], check=False)
+            except OSError as failure:
+                raise UsageError(f"cannot start the editor `{command[0]}`: {failure.strerror}; set EDITOR") from None
+            area.take(file.read_text("utf-8", "replace").removesuffix("\n"))
+        area.focus()
+
+    async def do_edit(self, argument: str) -> None:
+        prompts = [message for message in self._app.session.chat.path if message.role == "user"]
+        if not prompts:
+            raise UsageError("there is no prompt yet")
+        self.edit(prompts[-1])
+
+    def edit(self, message: Message) -> None:
+        self.check_idle()
+        self.editing = message
+        self.attached = list(message.attachments)
+        self._app.prompt.area.take(message.text)
+        self._app.prompt.area.focus()
+        self._show_what_is_attached()
+
+    async def do_stop(self, argument: str) -> None:
+        """Esc: stops what is under way; else it puts away what is being edited or attached, and goes back to the prompt."""
+        if self._app.session.stop():
+            return
+        if (fetching := self._app.actions.models.fetching) is not None:
+            fetching.cancel()
+        elif self.editing is not None or self.attached:
+            self.editing, self.attached = None, []
+            self._show_what_is_attached()
+        self._app.prompt.area.focus()
+        self._app.transcript.anchor()
+
+    async def do_regenerate(self, argument: str) -> None:
+        await self.regenerate(self.last("assistant"))
+
+    async def regenerate(self, message: Message) -> None:
+        """Answer the prompt before ``message`` once more."""
+        self.check_idle()
+        chat = self._app.session.chat
+        prompt = message if message.role == "user" else chat.message(message.parent or 0)
+        if prompt is None:
+            raise UsageError("there is no prompt to answer")
+        await self._app.session.answer(prompt)
+
+    async def do_continue(self, argument: str) -> None:
+        await self.go_on(self.last("assistant"))
+
+    async def go_on(self, message: Message) -> None:
+        self.check_idle()
+        if message.role != "assistant" or not message.text:
+            raise UsageError("there is no answer to continue")
+        await self._app.session.go_on(message)
+
+    def last(self, role: str) -> Message:
+        found = [message for message in self._app.session.chat.path if message.role == role]
+        if not found:
+            raise UsageError("there is no answer yet" if role == "assistant" else "there is no prompt yet")
+        return found[-1]
+
+    def check_idle(self) -> None:
+        if self._app.session.busy:
+            raise UsageError("an answer is under way; Esc stops it")
+
+    async def do_stats(self, argument: str) -> None:
+        last = self._app.session.last
+        self._app.tell("No answer yet." if last is None else answer_figures(vars(last)) or "The server did not say.")
+
+    def _show_what_is_attached(self) -> None:
+        parts = ["instead of the old prompt (Esc leaves it)"] if self.editing else []
+        parts += [f"📎 {printable(each.name)}" for each in self.attached]
+        self._app.prompt.say("  ".join(parts))

@@ -1,0 +1,105 @@
+"""One answer on its way: from the provider's reply into the chat, onto the screen and to disk."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
+
+from edge_llm.chats.open_chat import OpenChat
+from edge_llm.chats.tree import Message, State
+from edge_llm.errors import EdgeLLMError
+from edge_llm.providers.base import Ended, Figures, Piece, Reply
+from edge_llm.talk.pieces import Said, Thought
+from edge_llm.tui.message_view import MessageView
+
+SAVE_SECONDS = 1.0
+"""How much of an answer a killed process may lose."""
+_END_STATES: dict[str, State] = {"cancelled": "stopped"}
+
+
+class Answering:
+    """Puts ``reply`` into ``message`` of ``chat``; ``view`` shows it as long as it is on the screen."""
+
+    def __init__(
+        self,
+        chat: OpenChat,
+        message: Message,
+        reply: Reply,
+        view: MessageView,
+        save: Callable[[OpenChat], Awaitable[object]],
+    ) -> None:
+        self.chat = chat
+        self.reply = reply
+        self.view = view
+        self.message = message
+        self._save = save
+        self._saved_at = time.monotonic()
+        self.begun: float | None = None
+        """When the first piece came, by the monotonic clock."""
+
+    async def run(self) -> Figures:
+        """Show the answer until it ends, is stopped or fails: what came by then stays in the chat.
+
+        Returns what it took.  Raises the `EdgeLLMError` that it failed with.
+        """
+        ended: Ended | None = None
+        state: State = "failed"
+        try:
+            async for pieces in self.reply:
+                ended = await self._take(pieces) or ended
+            state = _END_STATES.get(ended.reason, "whole") if ended is not None else "failed"
+        except asyncio.CancelledError:
+            state = "stopped"
+            raise
+        finally:
+            self.reply.cancel()
+            await asyncio.shield(self._finish(state, ended.figures if ended else Figures()))
+        if ended is None:
+            raise EdgeLLMError("the answer broke off without an end; ask again")
+        return ended.figures
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second behind the first piece; None before there are any."""
+        if self.begun is None or (seconds := time.monotonic() - self.begun) < 0.2:
+            return None
+        return self.reply.tokens / seconds
+
+    async def _take(self, pieces: Sequence[Piece]) -> Ended | None:
+        ended = None
+        thought, said = "", ""
+        for piece in pieces:
+            if isinstance(piece, Thought):
+                thought += piece.text
+            elif isinstance(piece, Said):
+                said += piece.text
+            else:
+                ended = piece
+        if thought or said:
+            self.begun = self.begun or time.monotonic()
+            self._change(thought=self.message.thought + thought, text=self.message.text + said)
+        if self.view.is_attached:
+            if thought:
+                await self.view.think(thought)
+            if said:
+                await self.view.say(said)
+        await self._save_now_and_then()
+        return ended
+
+    async def _save_now_and_then(self) -> None:
+        if time.monotonic() - self._saved_at > SAVE_SECONDS:
+            self._saved_at = time.monotonic()
+            await self._save(self.chat)
+
+    async def _finish(self, state: State, figures: Figures) -> None:
+        known = {name: value for name, value in asdict(figures).items() if value is not None}
+        self._change(state=state, figures=known)
+        if self.view.is_attached:
+            await self.view.finish(self.message)
+        await self._save(self.chat)
+
+    def _change(self, **fields: object) -> None:
+        self.message = replace(self.message, **fields)  # type: ignore[arg-type]
+        self.chat.put(self.message)

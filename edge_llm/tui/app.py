@@ -1,0 +1,266 @@
+"""The full-screen chat: the first frame at once, the model behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from textual import events, on
+from textual.app import App, ComposeResult, SystemCommand
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+from textual.widgets import Footer, Markdown, Static
+
+from edge_llm.chats.open_chat import OpenChat
+from edge_llm.chats.store import ChatStore
+from edge_llm.errors import StorageError
+from edge_llm.files import printable
+from edge_llm.providers.base import Figures
+from edge_llm.tui.actions import Actions
+from edge_llm.tui.activity import activity, situation
+from edge_llm.tui.chat_list import ChatList
+from edge_llm.tui.clipboard import copy
+from edge_llm.tui.commands import COMMANDS, bindings, parse
+from edge_llm.tui.complete import Completer
+from edge_llm.tui.inside import InsidePanel
+from edge_llm.tui.keys import bindings_of
+from edge_llm.tui.message_view import MessageView
+from edge_llm.tui.notices import Notices
+from edge_llm.tui.options import ChatOptions
+from edge_llm.tui.prompt import Prompt, PromptArea
+from edge_llm.tui.session import OpenCatalogue, Session, reason
+from edge_llm.tui.status import Estimate, StatusLine
+from edge_llm.tui.transcript import Transcript
+
+if TYPE_CHECKING:
+    from edge_llm.engine.inside import Inside
+
+OpenStore = Callable[[], tuple[ChatStore, str]]
+"""Opens the chats; gives them, and what the person should know about them."""
+TICK_SECONDS = 0.1
+SAVE_AGAIN_SECONDS = 5.0
+TWICE_SECONDS = 1.5
+NARROW = 90
+"""Columns below which the look inside and the list of chats take the place of the chat."""
+HISTORY = 500
+"""Earlier prompts that Up reaches."""
+
+
+class ChatApp(App[None]):
+    """Chats with the models of a catalogue; it and the stored chats are opened behind the first frame."""
+
+    CSS_PATH = "style.tcss"
+    TITLE = "edge-llm"
+    BINDINGS = [*bindings()]
+
+    def __init__(self, open_catalogue: OpenCatalogue, open_store: OpenStore, options: ChatOptions) -> None:
+        super().__init__()
+        self.options = options
+        self._open_store = open_store
+        self.transcript = Transcript()
+        self.session = Session(open_catalogue, self.transcript, self.tell, self._see_answer)
+        self.actions = Actions(self)
+        self._completer = Completer(self.actions)
+        self._estimate = Estimate()
+        self._asked_to_leave = -TWICE_SECONDS
+        self._begun = asyncio.Event()
+
+    # -- layout -------------------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        yield Static("edge-llm", id="title", markup=False)
+        with Horizontal(id="body"):
+            yield ChatList()
+            with Vertical(id="chat"):
+                yield self.transcript
+                yield StatusLine()
+                yield Prompt(self._completer.complete)
+            yield InsidePanel(self._look)
+        yield Footer(compact=True, show_command_palette=False)
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.query_one(Prompt)
+
+    @property
+    def chat_list(self) -> ChatList:
+        return self.query_one(ChatList)
+
+    @property
+    def inside(self) -> InsidePanel:
+        return self.query_one(InsidePanel)
+
+    def on_mount(self) -> None:
+        self.set_keymap(dict(self.options.keys))
+        for key, action, description in bindings_of(self.options.keys):
+            self.bind(key, action, description=description, show=False)
+        if self.options.theme:
+            self.actions.screen.theme_named(self.options.theme)
+        self.show_chats(self.options.sidebar)
+        self.show_inside(False)
+        self.prompt.area.focus()
+        self._notices = Notices(self._tell_from_anywhere)
+        logging.getLogger("edge_llm").addHandler(self._notices)
+        self.set_interval(TICK_SECONDS, self._tick)
+        self.set_interval(SAVE_AGAIN_SECONDS, self.session.save_all)
+        self.call_after_refresh(lambda: self.run_worker(self._begin(), exit_on_error=False))
+
+    def on_unmount(self) -> None:
+        logging.getLogger("edge_llm").removeHandler(self._notices)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """A narrow terminal has room for one thing at a time."""
+        self.screen_stack[0].set_class(event.size.width < NARROW, "narrow")
+
+    def show_inside(self, shown: bool) -> None:
+        """Open or close the look inside."""
+        self.inside.display = shown
+        self.screen_stack[0].set_class(shown, "inside")
+
+    def show_chats(self, shown: bool) -> None:
+        """Open or close the list of chats."""
+        self.chat_list.display = shown
+        self.screen_stack[0].set_class(shown, "listing")
+
+    async def _begin(self) -> None:
+        """Behind the first frame: the chats, and then the model.  What the person does waits for the chats."""
+        try:
+            await self._open_chats()
+        except Exception as error:
+            self.tell(reason(error), "error")
+        self._begun.set()
+        await self.session.load_for(self.session.settings)
+
+    async def _open_chats(self) -> None:
+        try:
+            store, notice = self._open_store()
+            self.session.store = store
+            if notice:
+                self.tell(notice, "warning")
+        except StorageError as error:
+            self.tell(f"Chats of this session are not saved: {error}", "error")
+        store = self.session.store
+        self.prompt.area.earlier = store.prompts(HISTORY)
+        found = store.chats(limit=1) if self.options.resume else []
+        chat = OpenChat.read(store, found[0].chat.id) if found else None
+        await self.session.show(chat or OpenChat.new(store, self.options.settings.as_json()))
+        self.refresh_chats()
+
+    # -- work behind the screen ---------------------------------------------------------------------------------------
+
+    def do(self, work: Awaitable[object]) -> None:
+        """Run ``work`` behind the screen, when the chats are open; its errors are told."""
+        self.run_worker(self._told(work), exit_on_error=False)
+
+    async def _told(self, work: Awaitable[object]) -> None:
+        await self._begun.wait()
+        try:
+            await work
+        except Exception as error:
+            self.tell(reason(error), "error")
+
+    def _tell_from_anywhere(self, text: str, severity: str) -> None:
+        """A notice out of any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.tell, text, severity)
+
+    def tell(self, text: str, severity: str = "information") -> None:
+        """A notice for the person."""
+        level = severity if severity in ("warning", "error") else "information"
+        self.notify(printable(text), severity=level, timeout=12 if level == "error" else 6, markup=False)  # type: ignore[arg-type]
+
+    def _look(self) -> Inside | None:
+        return None if self.session.provider is None else self.session.provider.look()
+
+    def _see_answer(self, figures: Figures) -> None:
+        self.inside.add_answer(figures)
+        self.refresh_chats()
+        if not self.app_focus:
+            self.bell()  # somebody who looks elsewhere hears that it is done
+
+    def _tick(self) -> None:
+        """Ten times a second: what goes on, and what is known of the model and the context."""
+        if not self.is_running or not self.screen_stack:
+            return
+        status = self.screen_stack[0].query_one(StatusLine)
+        status.show(activity(self.session, self.actions.models.fetching, self._estimate), situation(self.session))
+        if (answering := self.session.answering) is not None and answering.rate:
+            self.inside.see_rate(answering.rate)
+        title = printable(self.session.chat.chat.title) or "New chat"
+        self.screen_stack[0].query_one("#title", Static).update(_plain(title))
+
+    def refresh_chats(self) -> None:
+        """List the chats as they are now, if they are listed."""
+        if self.chat_list.display:
+            try:
+                found = self.session.store.chats(self.chat_list.search_text)
+            except StorageError as error:
+                self.tell(str(error), "error")
+                return
+            self.chat_list.fill(found, self.session.chat.chat.id)
+
+    # -- what the person does -----------------------------------------------------------------------------------------
+
+    async def action_command(self, name: str, argument: str = "") -> None:
+        """Do what the command ``name`` says."""
+        self.do(self.actions.run(name, argument))
+
+    @on(PromptArea.Sent)
+    def sent(self, event: PromptArea.Sent) -> None:
+        """A prompt, or a command."""
+        command = parse(event.text.strip())
+        if command is None:
+            self.do(self.actions.prompts.send(event.text))
+        elif command[0] is None:
+            self.tell(f"There is no command `{event.text.split()[0]}`; F1 lists them.", "warning")
+            self.prompt.area.take(event.text)
+        else:
+            self.do(self.actions.run(command[0].name, command[1]))
+
+    @on(MessageView.Act)
+    def acted(self, event: MessageView.Act) -> None:
+        self.do(self.actions.messages.act_on(event.view, event.action))
+
+    @on(ChatList.Search)
+    def searched(self) -> None:
+        self.refresh_chats()
+
+    @on(ChatList.Chosen)
+    def chosen(self, event: ChatList.Chosen) -> None:
+        self.do(self.actions.chats.act_on_chat(event.chat_id, event.action))
+
+    @on(ChatList.Left)
+    def left(self) -> None:
+        self.show_chats(self.options.sidebar)
+        self.prompt.area.focus()
+
+    @on(Markdown.LinkClicked)
+    def link_clicked(self, event: Markdown.LinkClicked) -> None:
+        """A link of a model is not followed: it is copied, for the person to look at first."""
+        copy(self, event.href)
+        self.tell(f"Copied: {event.href}")
+
+    def action_help_quit(self) -> None:
+        """Ctrl+C stops an answer; twice in a row leaves."""
+        now = time.monotonic()
+        if self.session.stop():
+            return
+        if now - self._asked_to_leave < TWICE_SECONDS:
+            self.do(self.actions.run("quit", ""))
+            return
+        self._asked_to_leave = now
+        self.tell("Ctrl+C once more leaves.")
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        for command in COMMANDS:
+            if command.may_take_nothing:
+                yield SystemCommand(command.name.capitalize(), command.help, partial(self.action_command, command.name))
+
+
+def _plain(text: str) -> str:
+    return text.replace("\n", " ")
+

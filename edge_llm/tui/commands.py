@@ -1,0 +1,86 @@
+"""The commands of the chat, said once: slash commands, keys, palette and help are read from this table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from textual.binding import Binding
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a person can ask of the chat; the app's method ``do_NAME`` does it, given the words behind the name."""
+
+    name: str
+    help: str
+    argument: str = ""
+    """What stands behind the name: `[NAME]` may be left out."""
+    key: str = ""
+    shown: bool = False
+    """Its key is in the footer."""
+    also: tuple[str, ...] = ()
+    """Other names."""
+
+    @property
+    def takes_nothing(self) -> bool:
+        return not self.argument
+
+    @property
+    def may_take_nothing(self) -> bool:
+        return self.argument.startswith("[") or self.takes_nothing
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("help", "keys and commands", key="f1", shown=True, also=("?",)),
+    Command("inside", "look inside the engine: lanes, pages of keys, speeds, memory", key="f2", shown=True),
+    Command("chats", "list, search, rename and delete chats", key="f3", shown=True),
+    Command("model", "choose the model", "[NAME]", key="f4", shown=True),
+    Command("settings", "settings of this chat", key="f5", shown=True),
+    Command("new", "begin a new chat", key="ctrl+n", also=("reset", "clear")),
+    Command("stop", "stop the answer, or the download", key="escape"),
+    Command("regenerate", "answer again, beside the answer that is there", key="ctrl+r"),
+    Command("continue", "go on where the last answer ends", key="ctrl+t"),
+    Command("edit", "write the last prompt anew and send it again", key="ctrl+e"),
+    Command("branch", "a new chat that begins like this one"),
+    Command("copy", "copy the last answer, its next block of code, or the whole chat", "[code|all]", key="ctrl+y"),
+    Command("editor", "write the prompt in $EDITOR", key="ctrl+g"),
+    Command("attach", "attach a text file, like @FILE in a prompt", "FILE"),
+    Command("system", "what the model is told before the first message", "[TEXT]"),
+    Command("think", "whether the model thinks before it answers", "on|off|low|medium|high"),
+    Command("set", "change a setting of this chat; without a value it is as the model has it", "NAME [VALUE]"),
+    Command("title", "rename this chat", "TEXT"),
+    Command("search", "find chats by what was said", "[TEXT]"),
+    Command("export", "write this chat to a file", "[md|json] [FILE]"),
+    Command("pull", "bring a model here: a hub id, or a folder", "SOURCE"),
+    Command("stats", "what the last answer took"),
+    Command("theme", "choose the colours", "[NAME]"),
+    Command("screenshot", "write the screen to an SVG file", "[FILE]"),
+    Command("delete", "delete this chat"),
+    Command("quit", "leave", key="ctrl+q", also=("exit", "bye")),
+)
+BY_NAME: Mapping[str, Command] = {name: command for command in COMMANDS for name in (command.name, *command.also)}
+
+
+def bindings() -> Iterator[Binding]:
+    """The keys of commands; a config file may give other ones by the command's name."""
+    for command in COMMANDS:
+        if command.key:
+            yield Binding(
+                command.key, f"command('{command.name}')", command.name.capitalize(), id=command.name, show=command.shown,
+                tooltip=command.help, priority=command.key.startswith("f"),
+            )  # fmt: skip
+
+
+def parse(line: str) -> tuple[Command | None, str] | None:
+    """The command that ``line`` is, and what stands behind its name; None for a line that is no command.
+
+    A line like `/etc/hosts is a file` is no command: a name has letters only, or is `?`.
+    """
+    if not line.startswith("/") or line.startswith("//"):
+        return None
+    name, _, argument = line[1:].partition(" ")
+    name = name.strip()
+    if not (name.isalpha() or name in BY_NAME) or "\n" in name:
+        return None
+    return BY_NAME.get(name), argument.strip()

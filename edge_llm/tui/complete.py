@@ -1,0 +1,56 @@
+"""What the word at the cursor may become: a command, what stands behind one, or the name of a file behind `@`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from edge_llm.chats.attachments import completions
+from edge_llm.chats.settings import BY_NAME as SETTINGS_BY_NAME
+from edge_llm.tui.commands import BY_NAME, COMMANDS
+from edge_llm.tui.prompt import Completion
+
+if TYPE_CHECKING:
+    from edge_llm.tui.actions import Actions
+
+MOST = 8
+_COMMAND = re.compile(r"/([a-z?]*)")
+_ARGUMENT = re.compile(r"/([a-z]+) +(\S*)")
+_FILE = re.compile(r"(?:^|\s)(@(?:\"[^\"]*|[^\s\"]*))$")
+
+
+class Completer:
+    """Completes for the chat whose commands ``actions`` does."""
+
+    def __init__(self, actions: Actions) -> None:
+        self._actions = actions
+
+    def complete(self, text: str) -> tuple[int, Sequence[Completion]]:
+        """Where the word begins that ``text`` ends with, and what it may become."""
+        if match := _COMMAND.fullmatch(text):
+            found = [_of_command(command.name) for command in COMMANDS if command.name.startswith(match[1])]
+            return 0, found[:MOST] if match[1] not in BY_NAME or len(found) > 1 else []
+        if (match := _ARGUMENT.fullmatch(text)) and match[1] in BY_NAME:
+            words = self._words(BY_NAME[match[1]].name)
+            return match.start(2), [one for one in words if one.text.startswith(match[2])][:MOST]
+        if match := _FILE.search(text):
+            return match.start(1), [Completion(word) for word in completions(match[1], self._actions.folder, MOST)]
+        return 0, []
+
+    def _words(self, command: str) -> Iterator[Completion]:
+        """What may stand behind a command."""
+        if command == "model":
+            yield from (Completion(name) for name in self._actions.models.names)
+        elif command == "theme":
+            yield from (Completion(name) for name in self._actions.theme_names)
+        elif command == "set":
+            yield from (Completion(f"{name} ", setting.help) for name, setting in SETTINGS_BY_NAME.items())
+        elif "|" in BY_NAME[command].argument:
+            yield from (Completion(word) for word in BY_NAME[command].argument.split()[0].strip("[]").split("|"))
+
+
+def _of_command(name: str) -> Completion:
+    command = BY_NAME[name]
+    return Completion(f"/{name}" + ("" if command.may_take_nothing else " "), f"{command.argument}  {command.help}".strip())
+

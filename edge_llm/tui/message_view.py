@@ -1,0 +1,175 @@
+"""One message on the screen: who said it, what was thought, what was said, and what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message as Event
+from textual.widgets import Collapsible, Markdown, Static
+from textual.widgets.markdown import MarkdownFence, MarkdownStream
+
+from edge_llm.chats.tree import Message
+from edge_llm.files import printable
+
+_ENDS: Mapping[str, str] = {"stopped": "stopped", "failed": "broke off", "growing": "unfinished"}
+
+
+class MessageView(Vertical, can_focus=True):
+    """Shows one message.  `grow` adds to it while it streams, `finish` draws it once more as a whole."""
+
+    BINDINGS = [
+        Binding("c", "act('copy')", "Copy", id="message_copy"),
+        Binding("y", "act('copy_code')", "Copy code", id="message_copy_code"),
+        Binding("e", "act('edit')", "Edit", id="message_edit"),
+        Binding("r", "act('regenerate')", "Again", id="message_regenerate"),
+        Binding("g", "act('continue')", "Go on", id="message_continue"),
+        Binding("b", "act('branch')", "Branch", id="message_branch"),
+        Binding("d", "act('delete')", "Delete", id="message_delete"),
+        Binding("t", "thought", "Thought", id="message_thought"),
+        Binding("left", "act('previous')", "Other version", show=False, id="message_previous"),
+        Binding("right", "act('next')", "Other version", show=False, id="message_next"),
+    ]
+
+    class Act(Event):
+        """The person wants something done with the message."""
+
+        def __init__(self, view: MessageView, action: str) -> None:
+            super().__init__()
+            self.view = view
+            self.action = action
+
+    def __init__(self, message: Message, version: tuple[int, int] = (1, 1)) -> None:
+        """``version``: which of how many messages at this place it is, from 1."""
+        super().__init__(classes=message.role)
+        self.message = message
+        self._version = version
+        self._body: Markdown | None = None
+        self._streams: dict[Markdown, MarkdownStream] = {}
+        self._thought_body: Markdown | None = None
+        self._code_at = -1
+        self.grows = False
+        """An answer is coming here now."""
+
+    # -- what is drawn ------------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        message = self.message
+        yield Static(self._heading(), classes="who", markup=False)
+        for each in message.attachments:
+            yield Static(f"📎 {printable(each.name)}  {_size(each.size)}", classes="attachment", markup=False)
+        if message.thought:
+            yield self._thoughts(message.thought)
+        if message.role == "user":
+            yield Static(printable(message.text), classes="said", markup=False)
+        else:
+            self._body = _markdown(message.text)
+            yield self._body
+            yield Static(self._ending(), classes="ending", markup=False)
+
+    @property
+    def code_blocks(self) -> list[str]:
+        """The text of every block of code, in order."""
+        return [fence.code.rstrip("\n") for fence in self.query(MarkdownFence)] if self._body is not None else []
+
+    def next_code_block(self) -> str | None:
+        """The next block of code in turn; None where there is none."""
+        blocks = self.code_blocks
+        if not blocks:
+            return None
+        self._code_at = (self._code_at + 1) % len(blocks)
+        return blocks[self._code_at]
+
+    def _heading(self) -> str:
+        who = "you" if self.message.role == "user" else printable(self.message.model) or "model"
+        at, of = self._version
+        return f"{who}  ‹{at}/{of}›" if of > 1 else who
+
+    def _ending(self) -> str:
+        message = self.message
+        end = "" if self.grows else _ENDS.get(message.state, "")
+        return "  ".join(part for part in (end, answer_figures(message.figures)) if part)
+
+    def _thoughts(self, text: str, *, collapsed: bool = True) -> Collapsible:
+        self._thought_body = _markdown(text)
+        return Collapsible(self._thought_body, title="thought", collapsed=collapsed, classes="thought")
+
+    # -- an answer that comes -----------------------------------------------------------------------------------------
+
+    async def think(self, text: str) -> None:
+        """Add to the thought, which stays open until the answer begins."""
+        if self._thought_body is None:
+            await self.mount(self._thoughts("", collapsed=False), before=self._body)
+        if self._thought_body is not None:
+            await self._stream(self._thought_body).write(printable(text))
+
+    async def say(self, text: str) -> None:
+        """Add to the answer."""
+        if self._thought_body is not None and self._body not in self._streams:
+            self.query_one(Collapsible).collapsed = True
+        if self._body is not None:
+            await self._stream(self._body).write(printable(text))
+
+    async def finish(self, message: Message) -> None:
+        """The answer has come to its end, and is ``message``: all of it is drawn once more, as a clean parse has it."""
+        self.message, self.grows = message, False
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            await stream.stop()
+        if self._body is not None and self.is_attached:
+            await self._body.update(printable(message.text))
+            if self._thought_body is not None:
+                await self._thought_body.update(printable(message.thought))
+        self.redraw(message)
+
+    def redraw(self, message: Message) -> None:
+        """Show what has changed around the text of ``message``."""
+        self.message = message
+        if self.is_attached:
+            self.query_one(".who", Static).update(Content(self._heading()))
+            for ending in self.query(".ending").results(Static):
+                ending.update(Content(self._ending()))
+
+    def _stream(self, body: Markdown) -> MarkdownStream:
+        if body not in self._streams:
+            self._streams[body] = Markdown.get_stream(body)
+        return self._streams[body]
+
+    # -- keys ---------------------------------------------------------------------------------------------------------
+
+    def action_act(self, name: str) -> None:
+        self.post_message(self.Act(self, name))
+
+    def action_thought(self) -> None:
+        for thought in self.query(Collapsible):
+            thought.collapsed = not thought.collapsed
+
+
+def _markdown(text: str) -> Markdown:
+    return Markdown(printable(text), open_links=False)
+
+
+def answer_figures(figures: Mapping[str, Any]) -> str:
+    """What an answer took, in a line; only what is known."""
+    tokens, rate, first = (figures.get(name) for name in ("completion_tokens", "tokens_per_second", "first_token_seconds"))
+    parts = [f"{tokens} tokens"] if tokens is not None else []
+    if rate:
+        parts.append(f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s")
+    if first is not None:
+        parts.append(f"first after {_duration(first)}")
+    prompt, cached = figures.get("prompt_tokens"), figures.get("cached_tokens")
+    if prompt is not None:
+        parts.append(f"prompt {prompt}" + (f" ({cached} kept)" if cached else ""))
+    return " · ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _size(count: int) -> str:
+    return f"{count} B" if count < 1024 else f"{count / 1024:.1f} KiB" if count < 1 << 20 else f"{count / (1 << 20):.1f} MiB"

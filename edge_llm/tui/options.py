@@ -1,0 +1,26 @@
+"""What the command line and the config file say of the chat, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_llm.chats.settings import ChatSettings
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How the chat opens."""
+
+    settings: ChatSettings = field(default_factory=ChatSettings)
+    """Of every new chat."""
+    resume: bool = True
+    """Open the chat that changed last, not a new one."""
+    theme: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Other keys, by the name of the command or of the message's action."""
+    sidebar: bool = False
+    """Show the list of chats from the beginning."""
+    folder: Path = Path()
+    """Where `@FILE` looks and exports are written."""

@@ -1,0 +1,99 @@
+"""F4: the models that can be chatted with, searched by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Input, Static
+
+from edge_llm.files import printable
+from edge_llm.providers.base import ModelRow
+
+_COLUMNS = ("model", "size", "precision", "context", "memory", "")
+
+
+class ModelPicker(ModalScreen[str | None]):
+    """Gives the name of a model, or `pull SOURCE` for one that is to be brought here; None leaves all as it is."""
+
+    BINDINGS = [
+        Binding("escape", "dismiss(None)", "Leave"),
+        Binding("down", "move(1)", show=False, priority=True),
+        Binding("up", "move(-1)", show=False, priority=True),
+    ]
+
+    def __init__(self, rows: Sequence[ModelRow], loaded: str | None) -> None:
+        super().__init__()
+        self._rows = rows
+        self._loaded = loaded
+        self._shown: list[ModelRow] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="box"):
+            yield Input(placeholder="search, or a hub id such as Qwen/Qwen3-0.6B to bring it here")
+            yield DataTable(cursor_type="row", show_cursor=True, zebra_stripes=True)
+            yield Static("Enter chooses, Esc leaves", id="models-hint", markup=False)
+
+    def on_mount(self) -> None:
+        table = self.query_one(DataTable)
+        table.can_focus = False
+        table.add_columns(*_COLUMNS)
+        self._fill("")
+
+    @on(Input.Changed)
+    def search(self, event: Input.Changed) -> None:
+        self._fill(event.value.strip())
+
+    @on(Input.Submitted)
+    def choose(self) -> None:
+        wanted = self.query_one(Input).value.strip()
+        if not self._shown:
+            self.dismiss(f"pull {wanted}" if "/" in wanted else None)
+            return
+        row = self._shown[self.query_one(DataTable).cursor_row]
+        if row.problem:
+            self.query_one("#models-hint", Static).update(Content(printable(row.problem)))
+        else:
+            self.dismiss(row.name)
+
+    @on(DataTable.RowSelected)
+    def clicked(self) -> None:
+        self.choose()
+
+    def action_move(self, step: int) -> None:
+        table = self.query_one(DataTable)
+        table.move_cursor(row=table.cursor_row + step)
+
+    def _fill(self, wanted: str) -> None:
+        table = self.query_one(DataTable)
+        table.clear()
+        self._shown = [row for row in self._rows if wanted.lower() in row.name.lower()]
+        for row in self._shown:
+            table.add_row(*(Text(cell) for cell in self._cells(row)))
+        loaded = next((at for at, row in enumerate(self._shown) if row.name == self._loaded), 0)
+        table.move_cursor(row=loaded)
+        hint = "Enter chooses, Esc leaves"
+        if not self._shown:
+            hint = f"Enter brings `{wanted}` here" if "/" in wanted else "no model has such a name"
+        self.query_one("#models-hint", Static).update(Content(printable(hint)))
+
+    def _cells(self, row: ModelRow) -> tuple[str, ...]:
+        fits = {True: "fits", False: "too large", None: ""}[row.fits]
+        note = "loaded" if row.name == self._loaded else "unusable" if row.problem else ""
+        return (printable(row.name), _bytes(row.size), printable(row.precision), _tokens(row.context), fits, note)
+
+
+def _bytes(count: int | None) -> str:
+    if count is None:
+        return ""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def _tokens(count: int | None) -> str:
+    return "" if count is None else f"{count // 1024}k" if count >= 10240 else str(count)

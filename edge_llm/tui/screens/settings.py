@@ -1,0 +1,63 @@
+"""F5: the settings of one chat as a form; what is left empty is as the model or the command line has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, Label, Static
+
+from edge_llm.chats.settings import SETTINGS, ChatSettings, shown_value
+from edge_llm.errors import UsageError
+from edge_llm.files import printable
+
+
+class SettingsForm(ModalScreen[ChatSettings | None]):
+    """Gives the changed settings; None leaves them.  ``defaults`` are the values of what is not set, as far as known."""
+
+    BINDINGS = [Binding("escape", "dismiss(None)", "Leave"), Binding("ctrl+s", "save", "Save", priority=True)]
+
+    def __init__(self, settings: ChatSettings, defaults: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._settings = settings
+        self._defaults = defaults
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="box"):
+            yield Static("Settings of this chat", classes="heading", markup=False)
+            for setting in SETTINGS:
+                with Horizontal(classes="setting"):
+                    yield Label(setting.name, markup=False)
+                    yield Input(
+                        printable(shown_value(self._settings.value(setting.name))),
+                        placeholder=printable(self._placeholder(setting.name, setting.help)),
+                        id=f"setting-{setting.name}",
+                        compact=True,
+                    )
+            yield Static("Enter or Ctrl+S saves, Esc leaves", id="settings-hint", markup=False)
+
+    @on(Input.Submitted)
+    def action_save(self) -> None:
+        """Leave with the settings, or say what is wrong with them."""
+        changed = self._settings
+        for setting in SETTINGS:
+            field = self.query_one(f"#setting-{setting.name}", Input)
+            if field.value == printable(shown_value(self._settings.value(setting.name))):
+                continue
+            try:
+                changed = changed.changed(setting.name, field.value)
+            except UsageError as error:
+                self.query_one("#settings-hint", Static).update(Content(printable(str(error))))
+                field.focus()
+                return
+        self.dismiss(changed)
+
+    def _placeholder(self, name: str, help_: str) -> str:
+        default = shown_value(self._defaults.get(name))
+        return f"{default} · {help_}" if default else help_

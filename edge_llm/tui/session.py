@@ -1,0 +1,278 @@
+"""The chat on the screen and who answers it: models that come and go, prompts that are sent, answers that grow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+from edge_llm.chats.open_chat import OpenChat
+from edge_llm.chats.settings import ChatSettings
+from edge_llm.chats.store import ChatStore
+from edge_llm.chats.tree import Attachment, Message, path_to
+from edge_llm.errors import EdgeLLMError, StorageError, Unavailable
+from edge_llm.progress import StageProgress
+from edge_llm.providers.base import Ask, Catalogue, Figures, Provider, Wanted
+from edge_llm.tui.answering import Answering
+from edge_llm.tui.threads import in_thread
+from edge_llm.tui.transcript import Transcript
+
+OpenCatalogue = Callable[[], Catalogue]
+Tell = Callable[[str, str], None]
+"""Tells the person (text, severity: information, warning or error)."""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A model on its way: (stage, done, total), and since when."""
+
+    name: str
+    stage: str = "loading"
+    done: int = 0
+    total: int = 0
+
+
+class Superseded(EdgeLLMError):
+    """Another model was chosen while this one was loading."""
+
+
+class Session:
+    """What a person does with chats, one step after the other, on the event loop.
+
+    An answer goes on when another chat is shown.  ``tell`` speaks to the person, ``on_answer`` hears what an answer took.
+    """
+
+    def __init__(
+        self, open_catalogue: OpenCatalogue, transcript: Transcript, tell: Tell, on_answer: Callable[[Figures], None]
+    ) -> None:
+        self.catalogue = cache(open_catalogue)
+        """The models that there are; called in a thread, as its first call loads much."""
+        self.store = ChatStore.in_memory()
+        self.chat = OpenChat.new(self.store, {})
+        self.provider: Provider | None = None
+        self.loading: Loading | None = None
+        self.last: Figures | None = None
+        """What the last answer took."""
+        self._transcript = transcript
+        self._tell = tell
+        self._on_answer = on_answer
+        self._wanted: Wanted | None = None
+        self._ready = asyncio.Event()
+        self._load_number = 0
+        self._answers: dict[int, Answering | None] = {}  # by chat; None: one that waits for its model
+        self._unsaved: dict[int, OpenChat] = {}
+
+    # -- the model ----------------------------------------------------------------------------------------------------
+
+    async def load(self, wanted: Wanted) -> None:
+        """Make the model ``wanted`` the one that answers.  What is wrong with it is told, and nobody answers then."""
+        self._load_number += 1
+        number = self._load_number
+        old, self.provider = self.provider, None
+        self._wanted, self.loading = wanted, Loading(wanted.model or "the built-in model")
+        self._ready.clear()
+        try:
+            if old is not None:
+                await in_thread(old.close)
+            provider = await in_thread(self._open, wanted, partial(self._see_load, number))
+        except Exception as error:
+            if number == self._load_number:
+                self._wanted, self.loading = None, None
+                self._ready.set()
+                self._tell(f"{reason(error)}\nF4 chooses a model.", "error")
+            return
+        if number != self._load_number:
+            await in_thread(provider.close)
+            return
+        self.provider, self.loading = provider, None
+        self._ready.set()
+        for note in provider.facts.notes:
+            self._tell(note, "warning")
+
+    def _open(self, wanted: Wanted, progress: StageProgress) -> Provider:
+        return self.catalogue().open(wanted, progress)
+
+    async def load_for(self, settings: ChatSettings) -> None:
+        """Load what a chat with ``settings`` wants, unless it is there or on its way."""
+        wanted = wanted_of(settings)
+        if wanted != self._wanted:
+            await self.load(wanted)
+
+    def _see_load(self, number: int, stage: str, done: int, total: int) -> None:
+        """Called in the thread that loads."""
+        if number != self._load_number:
+            raise Superseded("another model was chosen")
+        if self.loading is not None:
+            self.loading = replace(self.loading, stage=stage, done=done, total=total)
+
+    # -- chats --------------------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> ChatSettings:
+        """Those of the chat on the screen."""
+        return ChatSettings.from_json(self.chat.chat.settings)
+
+    async def change_settings(self, settings: ChatSettings) -> None:
+        """Give the chat other settings; the model is loaded again where they ask for it."""
+        self.chat.set_settings(settings.as_json())
+        await self.save(self.chat)
+        await self.load_for(settings)
+
+    async def show(self, chat: OpenChat) -> None:
+        """Put ``chat`` on the screen."""
+        self.chat = chat
+        await self._transcript.show(chat.path, chat.messages)
+        answering = self._answers.get(chat.chat.id)
+        if answering is not None:
+            answering.view = self._transcript.view_of(answering.message.id) or answering.view
+
+    async def open(self, chat_id: int) -> bool:
+        """Put the stored chat on the screen; false when there is none any more."""
+        running = self._answers.get(chat_id)
+        known = running.chat if running is not None else self._unsaved.get(chat_id)
+        chat = known or await in_thread(OpenChat.read, self.store, chat_id)
+        if chat is not None:
+            await self.show(chat)
+        return chat is not None
+
+    async def save(self, chat: OpenChat) -> bool:
+        """Write ``chat``; what cannot be written is told once, kept, and tried again with the next change."""
+        try:
+            await in_thread(chat.save)
+        except StorageError as error:
+            if chat.chat.id not in self._unsaved:
+                self._tell(f"This chat is not saved: {error}\nIt stays here, and is saved when that is possible.", "error")
+            self._unsaved[chat.chat.id] = chat
+            return False
+        if self._unsaved.pop(chat.chat.id, None) is not None:
+            self._tell("The chat is saved now.", "information")
+        return True
+
+    async def save_all(self) -> None:
+        """Try again to write what could not be written."""
+        for chat in [*self._unsaved.values()]:
+            await self.save(chat)
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether something could not be written."""
+        return bool(self._unsaved)
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether the chat on the screen is being answered, or waits to be."""
+        return self.chat.chat.id in self._answers
+
+    @property
+    def answering(self) -> Answering | None:
+        """The answer that grows in the chat on the screen."""
+        return self._answers.get(self.chat.chat.id)
+
+    async def send(self, text: str, attachments: Sequence[Attachment] = (), *, instead_of: Message | None = None) -> None:
+        """Send a prompt behind the path, or in the place of another one; it is shown when it is on disk, and answered."""
+        chat = self.chat
+        parent = instead_of.parent if instead_of is not None else chat.chat.leaf
+        message = chat.add("user", text, parent=parent, attachments=tuple(attachments))
+        await self.save(chat)
+        if instead_of is not None:
+            await self.show(chat)
+        elif self.chat is chat:
+            await self._transcript.add(message)
+        await self.answer(message)
+
+    async def answer(self, prompt: Message) -> None:
+        """Answer ``prompt`` of the chat on the screen, behind it."""
+        chat = self.chat
+        with self._turn(chat):
+            provider = await self._provider_for(self.settings)
+            ask = ask_of(chat, prompt.id, self.settings)
+            message = chat.add("assistant", "", parent=prompt.id, model=provider.facts.name, state="growing")
+            if self.chat is chat:
+                await self._show_new(chat, message)
+            await self._run(chat, message, provider, ask)
+
+    async def go_on(self, message: Message) -> None:
+        """Continue the answer ``message`` where it ends."""
+        chat = self.chat
+        with self._turn(chat):
+            provider = await self._provider_for(self.settings)
+            ask = replace(ask_of(chat, message.id, self.settings), continues=True)
+            await self._run(chat, replace(message, state="growing"), provider, ask)
+
+    def stop(self) -> bool:
+        """Stop the answer of the chat on the screen; false when there is none."""
+        answering = self.answering
+        if answering is not None:
+            answering.reply.cancel()
+        return answering is not None
+
+    async def _show_new(self, chat: OpenChat, message: Message) -> None:
+        if any(other.parent == message.parent and other.id != message.id for other in chat.messages):
+            await self._transcript.show(chat.path, chat.messages)  # it stands in the place of another one
+        else:
+            await self._transcript.add(message)
+
+    @contextmanager
+    def _turn(self, chat: OpenChat) -> Iterator[None]:
+        """``chat`` is being answered."""
+        self._answers[chat.chat.id] = None
+        try:
+            yield
+        finally:
+            del self._answers[chat.chat.id]
+
+    async def _run(self, chat: OpenChat, message: Message, provider: Provider, ask: Ask) -> None:
+        view = self._transcript.view_of(message.id) or self._transcript.unseen(message)
+        view.grows = True
+        view.redraw(message)
+        answering = self._answers[chat.chat.id] = Answering(chat, message, provider.ask(ask), view, self.save)
+        try:
+            figures = await answering.run()
+        except EdgeLLMError as error:
+            self._tell(str(error), "error")
+        else:
+            self.last = figures
+            self._on_answer(figures)
+
+    async def _provider_for(self, settings: ChatSettings) -> Provider:
+        """Who answers a chat with ``settings``; raises `Unavailable` when nobody can."""
+        await self.load_for(settings)
+        await self._ready.wait()
+        if self.provider is None:
+            raise Unavailable("no model is loaded; F4 chooses one")
+        return self.provider
+
+
+def wanted_of(settings: ChatSettings) -> Wanted:
+    """The model that a chat with ``settings`` wants."""
+    return Wanted(settings.model, dict(settings.runtime))
+
+
+def ask_of(chat: OpenChat, last: int, settings: ChatSettings) -> Ask:
+    """The conversation of ``chat`` up to the message ``last``.
+
+    Answers that are empty are left out, and prompts that then follow each other become one: templates want turns.
+    """
+    messages: list[dict[str, str]] = [{"role": "system", "content": settings.system}] if settings.system else []
+    for message in path_to(chat.messages, last):
+        if message.role == "assistant" and not message.text:
+            continue
+        if messages and messages[-1]["role"] == message.role:
+            messages[-1]["content"] += "\n\n" + message.content
+        else:
+            messages.append({"role": message.role, "content": message.content})
+    return Ask(tuple(messages), settings.sampling, settings.thinking)
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, for the person."""
+    if isinstance(error, EdgeLLMError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "There is not enough memory; free some, or choose a smaller model, context or memory budget (F5)."
+    return f"internal error, {type(error).__name__}: {error}"
+

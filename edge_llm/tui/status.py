@@ -1,0 +1,85 @@
+"""The line above the prompt: what goes on now, how long it will take, and how full the context is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from textual.content import Content
+from textual.widgets import Static
+
+from edge_llm.files import printable
+
+
+class Estimate:
+    """How long something takes that tells now and then how far it is."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stage = ""
+        self._first = (0.0, 0)
+        self._last = (0.0, 0)
+        """(when, done) of the first and the last word of this stage."""
+
+    def text(self, stage: str, done: int, total: int) -> str:
+        """`stage  43 %  3 s left`; the time as soon as there is something to reckon from."""
+        now = self._clock()
+        if stage != self._stage or done < self._last[1]:
+            self._stage, self._first, self._last = stage, (now, done), (now, done)
+        elif done > self._last[1]:
+            self._last = (now, done)
+        if total <= 0:
+            return stage
+        text = f"{stage}  {min(1.0, done / total):.0%}"
+        (began, first), (told, _) = self._first, self._last
+        if first < done < total and told > began:
+            left = (total - done) * (told - began) / (done - first) - (now - told)
+            text += f"  {duration(left)} left"
+        return text
+
+
+def duration(seconds: float) -> str:
+    """`3 s`, `2 min`, `1 h 10 min`."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def bar(share: float, width: int = 20) -> str:
+    """A bar of ``width`` cells, filled to ``share``."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width, "░")
+
+
+class StatusLine(Static):
+    """Shows an activity on the left and what is known of model and context on the right."""
+
+    def __init__(self) -> None:
+        super().__init__("", id="status", markup=False)
+        self._activity = ""
+        self._about = ""
+
+    def show(self, activity: str | None = None, about: str | None = None) -> None:
+        """Change what is shown; None leaves it."""
+        before = (self._activity, self._about)
+        self._activity = self._activity if activity is None else printable(activity)
+        self._about = self._about if about is None else printable(about)
+        if before != (self._activity, self._about):
+            self._draw()
+
+    @property
+    def activity(self) -> str:
+        return self._activity
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        left, right = Content(self._activity), Content.styled(self._about, "dim")
+        gap = self.size.width - left.cell_length - right.cell_length
+        if gap < 1:  # what goes on is more important
+            self.update(left if self._activity else right)
+        else:
+            self.update(Content.assemble(left, " " * gap, right))

@@ -1,0 +1,148 @@
+"""Models that a process of its own brings here: progress, errors, stopping at any moment, and the end of whoever asked."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edge_llm.config import RuntimeConfig
+from edge_llm.errors import EdgeLLMError, Unavailable, UsageError
+from edge_llm.paths import models_folder
+from edge_llm.providers.fetch import fetch
+from edge_llm.providers.local import LocalCatalogue
+
+ROOT = Path(__file__).resolve().parents[1]
+LARGE = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 24}
+"""Of a model whose import takes long enough to be stopped in the middle."""
+HOLD = """
+import sys
+from edge_llm.providers.fetch import fetch
+running = fetch(sys.argv[1])
+for step in running:
+    print(running._process.pid, flush=True)
+"""
+
+
+def wait_until(done, seconds=30.0):
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until, "it took too long"
+        time.sleep(0.01)
+
+
+def is_running(process_id):
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def visible():
+    """Names of the models that are here, whole or not."""
+    folder = models_folder()
+    return sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
+
+
+def test_a_model_arrives(tiny_model):
+    folder = tiny_model()
+    fetching = LocalCatalogue(RuntimeConfig(threads=1)).fetch(f" {folder} ")
+    assert fetching.name == ""
+    steps = list(fetching)
+    assert fetching.name == folder.name and visible() == [folder.name]
+    assert {stage for stage, _, _ in steps} >= {"layers", "output"}
+    assert all(0 <= done <= total for _, done, total in steps)
+    assert fetching.name in [row.name for row in LocalCatalogue(RuntimeConfig()).rows()]
+
+
+def test_a_trained_model_arrives(stories_folder):
+    fetching = fetch(str(stories_folder))
+    assert list(fetching) and fetching.name == "stories260k"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("/nowhere/at/all", "nowhere"),
+        ("--help", "--help"),
+        ("org/model", "HF_HUB_OFFLINE|offline"),
+        ("a\x1b[31mb", "a"),
+        ("a\x00b", "cannot start|null"),
+    ],
+)
+def test_what_the_import_says_is_the_error(source, said):
+    with pytest.raises(EdgeLLMError, match=said) as refused:
+        list(fetch(source))
+    message = str(refused.value)
+    assert message.isprintable() and not message.startswith("error") and "Traceback" not in message
+
+
+def test_nothing_is_no_source():
+    with pytest.raises(UsageError, match="hub id"):
+        fetch("  ")
+
+
+def test_a_name_that_is_taken_is_an_error(tiny_model, tmp_path):
+    source = tmp_path / "tiny"
+    source.symlink_to(tiny_model())
+    list(fetch(str(source)))
+    source.unlink()
+    source.symlink_to(tiny_model("qwen2"))
+    with pytest.raises(EdgeLLMError, match="tiny"):
+        list(fetch(str(source)))
+    assert visible() == ["tiny"]
+
+
+def test_cancelled_in_the_middle_nothing_is_visible(tiny_model):
+    fetching = fetch(str(tiny_model(**LARGE)))
+    with pytest.raises(Unavailable, match="stopped"):
+        for _ in fetching:
+            fetching.cancel()
+    assert visible() == [] and not is_running(fetching._process.pid)
+    fetching.cancel()  # it has ended: no effect
+
+
+def test_cancelled_before_it_begins_nothing_is_started(tiny_model):
+    fetching = fetch(str(tiny_model()))
+    fetching.cancel()
+    with pytest.raises(Unavailable, match="stopped"):
+        list(fetching)
+    assert fetching._process is None
+
+
+def test_a_process_that_does_not_hear_is_killed(tiny_model, monkeypatch):
+    monkeypatch.setattr("edge_llm.providers.fetch.GRACE_SECONDS", 0.05)
+    fetching = fetch(str(tiny_model(**LARGE)))
+    with pytest.raises(Unavailable, match="stopped"):
+        for _ in fetching:
+            os.kill(fetching._process.pid, signal.SIGSTOP)
+            fetching.cancel()
+    assert fetching._process.returncode == -signal.SIGKILL and visible() == []
+
+
+def test_a_process_that_is_killed_says_so(tiny_model):
+    fetching = fetch(str(tiny_model(**LARGE)))
+    with pytest.raises(EdgeLLMError, match="signal 9.*memory"):
+        for _ in fetching:
+            os.kill(fetching._process.pid, signal.SIGKILL)
+    assert visible() == []
+
+
+def test_an_iteration_that_is_left_ends_the_process(tiny_model):
+    fetching = fetch(str(tiny_model(**LARGE)))
+    steps = iter(fetching)
+    next(steps)
+    steps.close()
+    assert not is_running(fetching._process.pid) and visible() == []
+
+
+def test_the_import_ends_with_its_parent(tiny_model):
+    command = [sys.executable, "-c", HOLD, str(tiny_model(**LARGE))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}) as parent:
+        importing = int(parent.stdout.readline())
+        parent.kill()
+    wait_until(lambda: not is_running(importing))
+    assert visible() == []

@@ -1,0 +1,107 @@
+"""The person's config file as it is read: its form, its place, and what is wrong with it, in one line."""
+
+import os
+
+import pytest
+
+from edge_llm.errors import UsageError
+from edge_llm.paths import config_file
+from edge_llm.user_config import MAX_BYTES, UserConfig, read_user_config
+
+
+@pytest.fixture
+def written(edge_llm_home):
+    """Write the file and read it."""
+
+    def read(text):
+        (edge_llm_home / "config.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
+        return read_user_config()
+
+    return read
+
+
+def test_without_a_file_nothing_is_set(edge_llm_home):
+    assert read_user_config() == UserConfig(edge_llm_home / "config.toml")
+    assert read_user_config().tables == {}
+
+
+def test_all_of_it(written, edge_llm_home):
+    found = written(
+        "[defaults]\nthreads = 2\nprefix_cache = '1GiB'\n[chat]\nmodel = 'qwen'\ntheme = 'nord'\nsidebar = false\n"
+        "stop = ['a b', 'c']\n[bench]\nroof = true\n[bench.lanes]\nn-prompt = [8, 16]\n[keys]\nstop = 'escape'\n"
+        "look_inside = 'f2'\n"
+    )
+    assert found == UserConfig(
+        path=edge_llm_home / "config.toml",
+        exists=True,
+        tables={
+            "defaults": {"threads": 2, "prefix-cache": "1GiB"},
+            "chat": {"model": "qwen", "stop": ("a b", "c")},
+            "bench": {"roof": True},
+            "bench lanes": {"n-prompt": (8, 16)},
+        },
+        keys={"stop": "escape", "look_inside": "f2"},
+        theme="nord",
+        sidebar=False,
+    )
+    with pytest.raises(TypeError):
+        found.tables["defaults"]["threads"] = 3
+    with pytest.raises(TypeError):
+        found.keys["stop"] = "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[defaults", "is not TOML"),
+        (b"[chat]\nmodel = '\xff'", "is not TOML"),
+        ("x = [" * 5000, "is not TOML"),
+        ("[run]\nseed = " + "9" * 5000, "is not TOML"),
+        ("[run]\nseed = 1\nseed = 2", "is not TOML"),
+        ("threads = 2", "`threads` stands in no table"),
+        ("[run]\ntop-p = 1.0\ntop_p = 0.5", "`top_p = 0.5` in [run]"),
+        ("[run]\nseed = 1979-05-27", "`seed = 1979-05-27` in [run]"),
+        ("[run]\nstop = [['a']]", '`stop = [["a"]]` in [run]'),
+        ("[bench.lanes]\ngantt = {a = {b = 1}}", "in [bench.lanes]"),
+        ("[keys]\nstop = 3", "`stop = 3` in [keys]"),
+        ("[keys]\nstop = ''", '`stop = ""` in [keys]'),
+        ("[chat]\ntheme = 3", "`theme = 3` in [chat]"),
+        ("[chat]\nsidebar = 'yes'", '`sidebar = "yes"` in [chat]'),
+        (b"#" * (MAX_BYTES + 1), "is no file of at most 1 MiB"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_file_and_the_way_out(written, edge_llm_home, text, said):
+    with pytest.raises(UsageError) as refused:
+        written(text)
+    message = str(refused.value)
+    assert said in message and f"`{edge_llm_home / 'config.toml'}`" in message
+    assert len(message) < 600 and ";" in message
+
+
+def test_a_pipe_or_a_folder_is_not_waited_for(edge_llm_home):
+    os.mkfifo(edge_llm_home / "config.toml")
+    with pytest.raises(UsageError, match="is no file"):
+        read_user_config()
+    (edge_llm_home / "config.toml").unlink()
+    (edge_llm_home / "config.toml").mkdir()
+    with pytest.raises(UsageError, match="is no file"):
+        read_user_config()
+
+
+def test_the_environment_names_another_file(monkeypatch, tmp_path, edge_llm_home):
+    (edge_llm_home / "config.toml").write_text("[run]\nseed = 1")
+    monkeypatch.setenv("EDGE_LLM_CONFIG", str(tmp_path / "other.toml"))
+    with pytest.raises(UsageError, match=r"other\.toml`: No such file"):  # it was named, so it must be there
+        read_user_config()
+    (tmp_path / "other.toml").write_text("[run]\nseed = 2")
+    assert read_user_config().tables["run"]["seed"] == 2
+    monkeypatch.setenv("EDGE_LLM_CONFIG", "/dev/null")
+    assert not read_user_config().exists
+    monkeypatch.setenv("EDGE_LLM_CONFIG", "")
+    assert read_user_config().tables["run"]["seed"] == 1
+
+
+def test_without_a_home_of_ours_it_is_in_the_users_config_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("EDGE_LLM_HOME")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert config_file() == tmp_path / "edge-llm" / "config.toml"
