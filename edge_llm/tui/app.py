@@ -100,8 +100,10 @@ class ChatApp(App[None]):
         self.set_keymap(dict(self.options.keys))
         for key, action, description in bindings_of(self.options.keys):
             self.bind(key, action, description=description, show=False)
-        if self.options.theme:
-            self.actions.screen.theme_named(self.options.theme)
+        if self.options.theme in self.available_themes:
+            self.theme = self.options.theme
+        elif self.options.theme:
+            self.tell(f"There is no theme `{self.options.theme}`; /theme lists them.", "warning")
         self.show_chats(self.options.sidebar)
         self.show_inside(False)
         self.prompt.area.focus()
