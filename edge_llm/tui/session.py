@@ -39,8 +39,16 @@ class Turn:
     """A chat that is being answered."""
 
     chat: OpenChat
+    task: asyncio.Task[object]
     answering: Answering | None = None
     """None while it waits: for the disk, or for its model."""
+
+    def stop(self) -> None:
+        """Stop the answer, or the wait."""
+        if self.answering is not None:
+            self.answering.reply.cancel()
+        else:
+            self.task.cancel()
 
 
 class Superseded(EdgeLLMError):
@@ -154,8 +162,8 @@ class Session:
     async def delete(self, chat: OpenChat) -> None:
         """Delete ``chat`` for good; an answer that grows in it is stopped."""
         turn = self._turns.get(chat.chat.id)
-        if turn is not None and turn.answering is not None:
-            turn.answering.reply.cancel()
+        if turn is not None:
+            turn.stop()
         await in_thread(chat.delete)
         self._unsaved.pop(chat.chat.id, None)
 
@@ -200,8 +208,10 @@ class Session:
         with self._turn(self.chat) as turn:
             parent = instead_of.parent if instead_of is not None else turn.chat.chat.leaf
             message = turn.chat.add("user", text, parent=parent, attachments=tuple(attachments))
-            await self.save(turn.chat)
-            await self._show_new(turn.chat, message)
+            try:
+                await asyncio.shield(self.save(turn.chat))
+            finally:  # also when it is stopped before it is written
+                await self._show_new(turn.chat, message)
             await self._answer(turn, message)
 
     async def answer(self, prompt: Message) -> None:
@@ -226,11 +236,11 @@ class Session:
             await self._run(turn, replace(message, state="growing"), provider, ask)
 
     def stop(self) -> bool:
-        """Stop the answer of the chat on the screen; false when there is none."""
-        answering = self.answering
-        if answering is not None:
-            answering.reply.cancel()
-        return answering is not None
+        """Stop the answer of the chat on the screen, or the wait for a model; false when there is neither."""
+        turn = self._turns.get(self.chat.chat.id)
+        if turn is not None:
+            turn.stop()
+        return turn is not None
 
     async def _show_new(self, chat: OpenChat, message: Message) -> None:
         if self.chat is not chat:
@@ -243,7 +253,9 @@ class Session:
     @contextmanager
     def _turn(self, chat: OpenChat) -> Iterator[Turn]:
         """``chat`` is being answered."""
-        turn = self._turns[chat.chat.id] = Turn(chat)
+        task = asyncio.current_task()
+        assert task is not None, "answers run on the event loop"
+        turn = self._turns[chat.chat.id] = Turn(chat, task)
         try:
             yield turn
         finally:
@@ -264,7 +276,8 @@ class Session:
 
     async def _provider_for(self, settings: ChatSettings) -> Provider:
         """Who answers a chat with ``settings``; raises `Unavailable` when nobody can."""
-        await self.load_for(settings)
+        loading = asyncio.ensure_future(self.load_for(settings))
+        await asyncio.shield(loading)  # who stops an answer does not stop the model
         await self._ready.wait()
         if self.provider is None:
             raise Unavailable("no model is loaded; F4 chooses one")
