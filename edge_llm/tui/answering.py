@@ -81,10 +81,7 @@ class Answering:
             self.begun = self.begun or time.monotonic()
             self._change(thought=self.message.thought + thought, text=self.message.text + said)
         if self.view.is_attached:
-            if thought:
-                await self.view.think(thought)
-            if said:
-                await self.view.say(said)
+            await self.view.grow(self.message)
         await self._save_now_and_then()
         return ended
 

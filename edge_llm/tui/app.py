@@ -249,7 +249,7 @@ class ChatApp(App[None]):
     @on(Markdown.LinkClicked)
     def link_clicked(self, event: Markdown.LinkClicked) -> None:
         """A link of a model is not followed: it is copied, for the person to look at first."""
-        copy(self, event.href)
+        copy(self, printable(event.href))
         self.tell(f"Copied: {event.href}")
 
     def action_help_quit(self) -> None:
