@@ -207,7 +207,7 @@ def test_themes_are_chosen_and_a_wrong_one_is_refused(tmp_path):
 
 def test_a_theme_that_there_is_not_does_not_keep_the_chat_from_opening(tmp_path):
     async def talk(chat):
-        assert chat.told("there is no theme `none`")
+        assert chat.told("There is no theme `none`")
         await chat.ask("Hello")
         assert "You said: Hello" in chat.screen
 

@@ -215,11 +215,16 @@ class ChatApp(App[None]):
     def refresh_chats(self) -> None:
         """List the chats as they are now, if they are listed."""
         if self.chat_list.display:
-            self.run_worker(self._told(self._list_chats()), group="chats", exclusive=True, exit_on_error=False)
+            self.run_worker(self._list_chats, group="chats", exclusive=True, exit_on_error=False)
 
     async def _list_chats(self) -> None:
-        found = await in_thread(self.session.store.chats, self.chat_list.search_text)
-        self.chat_list.fill(found, self.session.chat.chat.id)
+        await self._begun.wait()
+        try:
+            found = await in_thread(self.session.store.chats, self.chat_list.search_text)
+        except StorageError as error:
+            self.tell(str(error), "error")
+        else:
+            self.chat_list.fill(found, self.session.chat.chat.id)
 
     async def _see_others(self) -> None:
         """List the chats anew when another terminal has written."""
