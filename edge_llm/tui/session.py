@@ -190,9 +190,10 @@ class Session:
 
     async def end(self) -> None:
         """Stop all answers, and write all that is not written."""
-        answers = [one for one in self._answers.values() if one is not None]
-        for one in answers:
-            one.reply.cancel()
+        turns = [*self._turns.values()]
+        answers = [turn.answering for turn in turns if turn.answering is not None]
+        for turn in turns:
+            turn.stop()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(one.over.wait() for one in answers)), END_SECONDS)
         await self.save_all()
