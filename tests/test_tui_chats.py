@@ -252,8 +252,8 @@ def test_a_prompt_is_answered_in_its_chat_also_if_one_leaves_it_at_once(tmp_path
 def test_chats_are_exported_and_no_file_is_overwritten(tmp_path):
     async def talk(chat):
         await chat.ask("Export me")
-        for command, name in (("/export", "export-me.md"), ("/export json", "export-me.json"), ("/export md out.txt", "out.txt")):
-            await chat.send(command)
+        for command, name in (("", "export-me.md"), (" json", "export-me.json"), (" md out.txt", "out.txt")):
+            await chat.send(f"/export{command}")
             await chat.until(lambda name=name: (tmp_path / name).exists())
             await chat.settle()
         assert "You said: Export me" in (tmp_path / "export-me.md").read_text()

@@ -84,12 +84,13 @@ class ChatSettings:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ChatSettings:
         """What `as_json` gave; what another version stored and this one does not know is left out."""
-        known = cls(model=stored.get("model") or None)
+        model = stored.get("model")
+        known = cls(model=model if isinstance(model, str) and model else None)
         for setting in SETTINGS:
-            where = stored if setting.part == "chat" else stored.get(setting.part) or {}
-            if (value := where.get(setting.name)) is not None:
+            where = stored if setting.part == "chat" else stored.get(setting.part)
+            if isinstance(where, Mapping) and (value := where.get(setting.name)) is not None:
                 try:
-                    known = known._with(setting, value)
+                    known = known._with(setting, setting.read(shown_value(value)) if setting.part == "chat" else value)
                 except (UsageError, TypeError, ValueError):
                     continue
         return known

@@ -132,6 +132,12 @@ class ChatApp(App[None]):
     def on_unmount(self) -> None:
         logging.getLogger("edge_llm").removeHandler(self._notices)
 
+    async def on_event(self, event: events.Event) -> None:
+        """What is pasted is text: no character of it talks to the terminal."""
+        if isinstance(event, events.Paste):
+            event.text = printable(event.text.replace("\r\n", "\n").replace("\r", "\n"))
+        await super().on_event(event)
+
     def on_resize(self, event: events.Resize) -> None:
         """A narrow terminal has room for one thing at a time."""
         self.screen_stack[0].set_class(event.size.width < NARROW, "narrow")

@@ -76,7 +76,7 @@ class PromptArea(TextArea):
 
     def take(self, text: str) -> None:
         """Put ``text`` in place of what is written, the cursor behind it."""
-        self.text = text
+        self.text = printable(text)
         self.move_cursor(self.document.end)
 
     def action_newline(self) -> None:

@@ -1,0 +1,256 @@
+"""Models of the full-screen chat: chosen, loaded, brought here, and what happens when that fails."""
+
+import threading
+
+import pytest
+from chat_driver import drive
+from scripted_provider import FIGURES, ScriptedCatalogue, ScriptedProvider
+
+from edge_llm.errors import HubError, OutOfMemory, StorageError
+from edge_llm.providers.base import Ended, Facts, ModelRow
+from edge_llm.tui.screens.models import ModelPicker
+from edge_llm.tui.screens.questions import Confirm
+
+ROWS = [
+    ModelRow("first", 300 << 20, "int8", 4096, True),
+    ModelRow("second", 20 << 30, "int4", 131072, False),
+    ModelRow("broken", None, "", None, None, "its file `weights` is cut off"),
+]
+
+
+def two_models(**more):
+    return ScriptedCatalogue({"first": ScriptedProvider(), "second": ScriptedProvider()}, **more)
+
+
+async def open_picker(chat):
+    await chat.press("f4")
+    await chat.until(lambda: isinstance(chat.app.screen, ModelPicker))
+    await chat.pilot.pause()
+
+
+def test_the_picker_says_what_one_must_know_of_a_model(tmp_path):
+    async def talk(chat):
+        await open_picker(chat)
+        table = {line.split()[1]: line for line in chat.screen.splitlines() if "int" in line or "broken" in line}
+        assert table["first"].split()[1:-1] == ["first", "300", "MiB", "int8", "4096", "fits", "loaded"]
+        assert table["second"].split()[1:-1] == ["second", "20.0", "GiB", "int4", "128k", "too", "large"]
+        assert "unusable" in table["broken"]
+        await chat.press("down", "down", "enter")
+        await chat.until(lambda: "its file `weights` is cut off" in chat.screen)
+        await chat.press("escape")
+        await chat.until(lambda: not isinstance(chat.app.screen, ModelPicker))
+        assert chat.session.provider.facts.name == "first"
+
+    drive(talk, tmp_path, catalogue=two_models(rows=ROWS))
+
+
+def test_another_model_is_found_chosen_and_answers_the_same_chat(tmp_path):
+    catalogue = two_models()
+
+    async def talk(chat):
+        await chat.ask("Hello")
+        await open_picker(chat)
+        await chat.press(*"SEC")
+        await chat.press("enter")
+        await chat.until(lambda: chat.session.provider is catalogue.providers["second"])
+        await chat.settle()
+        assert catalogue.providers["first"].closed
+        await chat.ask("And you?")
+        assert catalogue.providers["second"].asked[0].messages[0]["content"] == "Hello"
+        assert "second" in chat.screen.splitlines()[-3]
+        await chat.send("/model first")
+        await chat.until(lambda: chat.session.provider is catalogue.providers["first"])
+        assert [wanted.model for wanted in catalogue.opened] == [None, "second", "first"]
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+    async def again(chat):
+        assert chat.session.provider.facts.name == "first", "a chat keeps its model"
+
+    drive(again, tmp_path, catalogue=two_models())
+
+
+def test_a_model_that_has_vanished_is_told_and_another_one_chosen(tmp_path):
+    async def talk(chat):
+        await chat.send("/model first")
+        await chat.settle()
+        await chat.ask("Hello")
+
+    drive(talk, tmp_path, catalogue=two_models())
+    catalogue = ScriptedCatalogue({"other": ScriptedProvider()})
+
+    async def again(chat):
+        await chat.until(lambda: chat.told("no model `first`") and chat.told("F4 chooses"))
+        assert "no model" in chat.screen.splitlines()[-3]
+        await chat.send("/model other")
+        await chat.until(lambda: chat.session.provider is not None)
+        await chat.ask("Again")
+        assert [text for _, text in chat.said][-2:] == ["Again", "You said: Again"]
+
+    drive(again, tmp_path, catalogue=catalogue, ready=False)
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("the weights need 9 GiB"), MemoryError(), RuntimeError("odd")], ids=type)
+def test_a_model_that_cannot_be_loaded_leaves_the_prompt_and_the_choice(tmp_path, error):
+    def refuse():
+        raise error
+
+    gate = threading.Event()
+    catalogue = two_models(loads={"first": [gate, refuse]})
+
+    async def talk(chat):
+        await chat.send("Hello")
+        await chat.until(lambda: chat.stored == [("user", "Hello", "whole")])
+        gate.set()
+        await chat.until(lambda: chat.told("F4 chooses a model") and not chat.session.busy)
+        assert chat.said == [("user", "Hello")]
+        await chat.send("/model second")
+        await chat.until(lambda: chat.session.provider is not None)
+        await chat.settle()
+        await chat.press("ctrl+r")
+        await chat.until(lambda: "You said: Hello" in chat.screen)
+
+    drive(talk, tmp_path, catalogue=catalogue, ready=False)
+
+
+def test_who_chooses_again_while_a_model_loads_gets_the_last_choice(tmp_path):
+    gate = threading.Event()
+    catalogue = two_models(loads={"first": [("reading", 1, 2), gate, ("reading", 2, 2)]})
+
+    async def talk(chat):
+        await chat.until(lambda: "reading  50%" in chat.screen)
+        await chat.send("/model second")
+        await chat.until(lambda: chat.session.provider is catalogue.providers["second"])
+        gate.set()
+        await chat.settle()
+        await chat.ask("Hello")
+        assert chat.session.provider is catalogue.providers["second"]
+        assert catalogue.providers["second"].asked
+        assert not chat.told("another model was chosen")
+
+    drive(talk, tmp_path, catalogue=catalogue, ready=False)
+
+
+def test_a_prompt_that_waits_for_its_model_can_be_stopped(tmp_path):
+    gate = threading.Event()
+    catalogue = two_models(loads={"first": [gate]})
+
+    async def talk(chat):
+        await chat.send("Hello")
+        await chat.until(lambda: ("user", "Hello") in chat.said)
+        await chat.press("escape")
+        await chat.until(lambda: not chat.session.busy)
+        gate.set()
+        await chat.until(lambda: chat.session.provider is not None)
+        assert catalogue.providers["first"].asked == []
+        await chat.ask("Now")
+        assert catalogue.providers["first"].asked[0].messages[-1]["content"] == "Hello\n\nNow"
+
+    drive(talk, tmp_path, catalogue=catalogue, ready=False)
+
+
+def test_models_that_cannot_be_listed_are_told(tmp_path):
+    catalogue = two_models()
+    catalogue.refusal = StorageError("the folder of models may not be read")
+
+    async def talk(chat):
+        await chat.press("f4")
+        await chat.until(lambda: chat.told("may not be read"))
+        await chat.ask("Hello")
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+
+def test_the_model_is_not_changed_under_an_answer(tmp_path):
+    provider = ScriptedProvider([["It grows"]])
+
+    async def talk(chat):
+        await chat.send("Go")
+        await chat.until(lambda: "It grows" in chat.screen)
+        for command in ("/model second", "/set context 512"):
+            await chat.send(command)
+            await chat.until(lambda: chat.told("Esc stops it"))
+            chat.app.clear_notifications()
+        provider.replies[0].give(" on", Ended("stop", FIGURES))
+        await chat.settle()
+        assert chat.stored[-1] == ("assistant", "It grows on", "whole")
+
+    drive(talk, tmp_path, provider)
+
+
+def test_notes_of_a_model_are_told(tmp_path):
+    provider = ScriptedProvider(facts=Facts("scripted", 64, notes=("It knows [b]no[/b] turns.",)))
+
+    async def talk(chat):
+        assert chat.told("It knows [b]no[/b] turns.")
+        assert "It knows [b]no[/b] turns." in chat.screen
+
+    drive(talk, tmp_path, provider)
+
+
+# ---- models that are brought here
+
+
+def test_a_hub_id_is_brought_here_with_its_progress_and_chatted_with(tmp_path):
+    gate = threading.Event()
+    catalogue = two_models(fetches={"org/new": [("downloading", 1, 4), gate, ("importing", 1, 2)]})
+
+    async def talk(chat):
+        await open_picker(chat)
+        await chat.press(*"org/new")
+        await chat.until(lambda: "Enter brings `org/new` here" in chat.screen)
+        await chat.press("enter")
+        await chat.until(lambda: "org/new: downloading  25%" in chat.screen)
+        await chat.send("/pull org/new")
+        await chat.until(lambda: chat.told("is on its way"))
+        gate.set()
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm) and "new is here" in chat.screen)
+        await chat.press("y")
+        await chat.until(lambda: chat.session.provider is catalogue.providers["new"])
+        await chat.settle()
+        await chat.ask("Hello")
+        assert catalogue.providers["new"].asked
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+
+def test_one_chats_while_a_model_comes_and_escape_stops_it(tmp_path):
+    catalogue = two_models(fetches={"org/new": [("downloading", 1, 4), threading.Event()]})
+
+    async def talk(chat):
+        await chat.send("/pull org/new")
+        await chat.until(lambda: "downloading" in chat.screen)
+        await chat.send("Hello")
+        await chat.until(lambda: "You said: Hello" in chat.screen and not chat.session.busy)
+        await chat.press("escape")
+        await chat.until(lambda: chat.told("Stopped"))
+        assert catalogue.fetched[0].cancelled.is_set()
+        await chat.settle()
+        assert "downloading" not in chat.screen.splitlines()[-3]
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+
+def test_a_fetch_that_fails_or_is_not_possible_is_told(tmp_path):
+    catalogue = two_models(fetches={"org/new": [("downloading", 1, 4), HubError("the hub is not reached")]})
+
+    async def talk(chat):
+        await chat.send("/pull org/new")
+        await chat.until(lambda: chat.told("the hub is not reached"))
+        await chat.send("/pull org/[b]other")
+        await chat.until(lambda: chat.told("`org/[b]other` cannot be fetched here"))
+        await chat.ask("Hello")
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+
+def test_leaving_stops_a_fetch(tmp_path):
+    catalogue = two_models(fetches={"org/new": [("downloading", 1, 4), threading.Event()]})
+
+    async def talk(chat):
+        await chat.send("/pull org/new")
+        await chat.until(lambda: "downloading" in chat.screen)
+        await chat.press("ctrl+q")
+        await chat.until(lambda: catalogue.fetched[0].cancelled.is_set())
+
+    drive(talk, tmp_path, catalogue=catalogue)
