@@ -42,6 +42,7 @@ class ScriptedReply:
         self._changed = asyncio.Event()
         self._stopped = asyncio.Event()
         self.prompt_progress = None
+        self.tokens = 0
         self.begun = False
         self.over = False
         """Nobody iterates any more: it ended, failed or was left."""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from edge_llm.providers.base import Catalogue
 
 
+_TYPED = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+
+
 @click.command("chat")
 @click.argument("model", type=MODEL, required=False)
 @generation_options
@@ -52,7 +55,8 @@ def chat_command(
     GenerationParams(**sampling)  # refuses early what makes no sense
     if not plain and has_person() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         settings = ChatSettings(model, system or "", None, sampling)
-        _full_screen(_opener(runtime, url, key), settings, new=new or settings != ChatSettings())
+        chosen = [name for name in ("model", "system", *sampling) if ctx.get_parameter_source(name) in _TYPED]
+        _full_screen(_opener(runtime, url, key), settings, new=new or bool(chosen))
         return
     from edge_llm.cli import plain_chat  # the engine, which a full screen loads behind its first frame
 

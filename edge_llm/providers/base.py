@@ -77,6 +77,11 @@ class Reply(Protocol):
         ...
 
     @property
+    def tokens(self) -> int:
+        """Tokens of the answer that have come; a server's pieces, where it does not count them."""
+        ...
+
+    @property
     def prompt_progress(self) -> tuple[int, int] | None:
         """Tokens of the prompt that are computed, and all of them; None when unknown or over."""
         ...

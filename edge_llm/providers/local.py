@@ -140,6 +140,7 @@ class LocalReply:
         self._prepared_after = 0.0
         self._given_up = asyncio.get_running_loop().create_future()
         self._stream: DeltaStream | None = None
+        self.tokens = 0
         self._answers = False
         """The prompt is through: deltas have come."""
         self._failure: BaseException | None = None
@@ -199,6 +200,7 @@ class LocalReply:
         try:
             while (delta := stream.poll()) is not None:
                 text.append(delta.text)
+                self.tokens += len(delta.tokens)
                 finish = delta.finish
         except Exception as error:
             self._failure = error

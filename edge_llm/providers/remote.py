@@ -151,6 +151,10 @@ class RemoteReply:
             self._loop.call_soon_threadsafe(self.cancel)
 
     @property
+    def tokens(self) -> int:
+        return self._reader.count
+
+    @property
     def prompt_progress(self) -> tuple[int, int] | None:
         return None
 

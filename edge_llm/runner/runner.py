@@ -69,15 +69,19 @@ class Int8Runner:
         """Called with the trace of every graph that ran, to see where the time goes."""
         self._device = device
         self._prompt = PromptWindows()
+        self._looked_at = False
+        self._clipped = 0
+        """As of the last prompt behind a look: a card is asked in the thread that runs it, and only when somebody looks."""
 
     @property
     def clipped(self) -> int:
         return self.model.clipped
 
     def look(self) -> RunnerInside:
+        self._looked_at = True
         pages, disk = look_at_pages(self.memory)
         weights = look_at_weights(self.model.weights)
-        return RunnerInside(self._prompt.look(), pages, disk, self._device.overflow, self.clipped, **weights)
+        return RunnerInside(self._prompt.look(), pages, disk, self._device.overflow, self._clipped, **weights)
 
     def open(self) -> SequencePages:
         return self.memory.open()
@@ -120,6 +124,8 @@ class Int8Runner:
                 trace = self._execute(prefill_graph(chunks, self.model), cancel)
                 self._prompt.add(segments, trace, sum(chunk.rows.count for chunk in chunks))
                 self._head(chunks)
+                if self._looked_at:
+                    self._looked_at, self._clipped = False, self.clipped
         return [self.model.outputs(chunk) for chunk in chunks]
 
     def _head(self, chunks: Sequence[Chunk]) -> None:

@@ -63,6 +63,13 @@ class Answering:
             raise EdgeLLMError("the answer broke off without an end; ask again")
         return ended.figures
 
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second behind the first piece; None before there are any."""
+        if self.begun is None or (seconds := time.monotonic() - self.begun) < 0.2:
+            return None
+        return self.reply.tokens / seconds
+
     async def _take(self, pieces: Sequence[Piece]) -> Ended | None:
         ended = None
         thought, said = "", ""

@@ -37,6 +37,7 @@ from edge_llm.tui.options import ChatOptions
 from edge_llm.tui.prompt import Prompt, PromptArea
 from edge_llm.tui.session import OpenCatalogue, Session, reason
 from edge_llm.tui.status import Estimate, StatusLine
+from edge_llm.tui.threads import in_thread
 from edge_llm.tui.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ OpenStore = Callable[[], tuple[ChatStore, str]]
 """Opens the chats; gives them, and what the person should know about them."""
 TICK_SECONDS = 0.1
 SAVE_AGAIN_SECONDS = 5.0
+OTHERS_SECONDS = 2.0
 TWICE_SECONDS = 1.5
 NARROW = 90
 """Columns below which the look inside and the list of chats take the place of the chat."""
@@ -72,6 +74,7 @@ class ChatApp(App[None]):
         self._asked_to_leave = -TWICE_SECONDS
         self.exit_code = 0
         """That of the process when it is left."""
+        self._begun = asyncio.Event()
 
     # -- layout -------------------------------------------------------------------------------------------------------
 
@@ -112,16 +115,19 @@ class ChatApp(App[None]):
         self.set_keymap(dict(self.options.keys))
         for key, action, description in bindings_of(self.options.keys):
             self.bind(key, action, description=description, show=False)
-        if self.options.theme:
-            self.actions.screen.theme_named(self.options.theme)
+        if self.options.theme in self.available_themes:
+            self.theme = self.options.theme
+        elif self.options.theme:
+            self.tell(f"There is no theme `{self.options.theme}`; /theme lists them.", "warning")
         self.show_chats(self.options.sidebar)
         self.show_inside(False)
         self.prompt.area.focus()
         self._notices = Notices(self._tell_from_anywhere)
         logging.getLogger("edge_llm").addHandler(self._notices)
         self.set_interval(TICK_SECONDS, self._tick)
-        self.set_interval(SAVE_AGAIN_SECONDS, self.session.save_all)
-        self.call_after_refresh(lambda: self.do(self._begin()))
+        self.set_interval(SAVE_AGAIN_SECONDS, lambda: self.do(self.session.save_all()))
+        self.set_interval(OTHERS_SECONDS, lambda: self.do(self._see_others()))
+        self.call_after_refresh(lambda: self.run_worker(self._begin(), exit_on_error=False))
 
     def on_unmount(self) -> None:
         logging.getLogger("edge_llm").removeHandler(self._notices)
@@ -141,29 +147,36 @@ class ChatApp(App[None]):
         self.screen_stack[0].set_class(shown, "listing")
 
     async def _begin(self) -> None:
-        """Behind the first frame: the chats, and then the model."""
+        """Behind the first frame: the chats, and then the model.  What the person does waits for the chats."""
         try:
-            store, notice = self._open_store()
-            self.session.store = store
+            await self._open_chats()
+        except Exception as error:
+            self.tell(reason(error), "error")
+        self._begun.set()
+        await self.session.load_for(self.session.settings)
+
+    async def _open_chats(self) -> None:
+        session = self.session
+        try:
+            session.store, notice = await in_thread(self._open_store)
             if notice:
                 self.tell(notice, "warning")
         except StorageError as error:
             self.tell(f"Chats of this session are not saved: {error}", "error")
-        store = self.session.store
-        self.prompt.area.earlier = store.prompts(HISTORY)
-        found = store.chats(limit=1) if self.options.resume else []
-        chat = OpenChat.read(store, found[0].chat.id) if found else None
-        await self.session.show(chat or OpenChat.new(store, self.options.settings.as_json()))
+        self.prompt.area.earlier = await in_thread(session.store.prompts, HISTORY)
+        found = await in_thread(session.store.chats, limit=1) if self.options.resume else []
+        chat = await in_thread(OpenChat.read, session.store, found[0].chat.id) if found else None
+        await session.show(chat or OpenChat.new(session.store, self.options.settings.as_json()))
         self.refresh_chats()
-        await self.session.load_for(self.session.settings)
 
     # -- work behind the screen ---------------------------------------------------------------------------------------
 
     def do(self, work: Awaitable[object]) -> None:
-        """Run ``work`` behind the screen; its errors are told."""
+        """Run ``work`` behind the screen, when the chats are open; its errors are told."""
         self.run_worker(self._told(work), exit_on_error=False)
 
     async def _told(self, work: Awaitable[object]) -> None:
+        await self._begun.wait()
         try:
             await work
         except Exception as error:
@@ -194,18 +207,24 @@ class ChatApp(App[None]):
             return
         status = self.screen_stack[0].query_one(StatusLine)
         status.show(activity(self.session, self.actions.models.fetching, self._estimate), situation(self.session))
+        if (answering := self.session.answering) is not None and answering.rate:
+            self.inside.see_rate(answering.rate)
         title = printable(self.session.chat.chat.title) or "New chat"
         self.screen_stack[0].query_one("#title", Static).update(_plain(title))
 
     def refresh_chats(self) -> None:
         """List the chats as they are now, if they are listed."""
         if self.chat_list.display:
-            try:
-                found = self.session.store.chats(self.chat_list.search_text)
-            except StorageError as error:
-                self.tell(str(error), "error")
-                return
-            self.chat_list.fill(found, self.session.chat.chat.id)
+            self.run_worker(self._told(self._list_chats()), group="chats", exclusive=True, exit_on_error=False)
+
+    async def _list_chats(self) -> None:
+        found = await in_thread(self.session.store.chats, self.chat_list.search_text)
+        self.chat_list.fill(found, self.session.chat.chat.id)
+
+    async def _see_others(self) -> None:
+        """List the chats anew when another terminal has written."""
+        if self.chat_list.display and await in_thread(self.session.store.changed_elsewhere):
+            self.refresh_chats()
 
     # -- what the person does -----------------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("title", "rename this chat", "TEXT"),
     Command("search", "find chats by what was said", "[TEXT]"),
     Command("export", "write this chat to a file", "[md|json] [FILE]"),
+    Command("import", "take in a chat that was exported as JSON", "FILE"),
     Command("pull", "bring a model here: a hub id, or a folder", "SOURCE"),
     Command("stats", "what the last answer took"),
     Command("theme", "choose the colours", "[NAME]"),

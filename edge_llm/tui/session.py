@@ -64,7 +64,8 @@ class Session:
         self._wanted: Wanted | None = None
         self._ready = asyncio.Event()
         self._load_number = 0
-        self._answers: dict[int, Answering | None] = {}  # by chat; None: one that waits for its model
+        self._turns: dict[int, asyncio.Task[object]] = {}  # by chat: what answers it, also while it waits for a model
+        self._answers: dict[int, Answering] = {}  # by chat
         self._unsaved: dict[int, OpenChat] = {}
 
     # -- the model ----------------------------------------------------------------------------------------------------
@@ -130,6 +131,7 @@ class Session:
         answering = self._answers.get(chat.chat.id)
         if answering is not None:
             answering.view = self._transcript.view_of(answering.message.id) or answering.view
+            answering.view.grows = True
 
     async def open(self, chat_id: int) -> bool:
         """Put the stored chat on the screen; false when there is none any more."""
@@ -177,7 +179,7 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether the chat on the screen is being answered, or waits to be."""
-        return self.chat.chat.id in self._answers
+        return self.chat.chat.id in self._turns
 
     @property
     def answering(self) -> Answering | None:
@@ -216,11 +218,12 @@ class Session:
             await self._run(chat, replace(message, state="growing"), provider, ask)
 
     def stop(self) -> bool:
-        """Stop the answer of the chat on the screen; false when there is none."""
-        answering = self.answering
-        if answering is not None:
-            answering.reply.cancel()
-        return answering is not None
+        """Stop the answer of the chat on the screen, or the wait for a model; false when there is neither."""
+        if self.answering is not None:
+            self.answering.reply.cancel()
+        elif (turn := self._turns.get(self.chat.chat.id)) is not None:
+            turn.cancel()
+        return self.busy
 
     async def _show_new(self, chat: OpenChat, message: Message) -> None:
         if any(other.parent == message.parent and other.id != message.id for other in chat.messages):
@@ -231,11 +234,14 @@ class Session:
     @contextmanager
     def _turn(self, chat: OpenChat) -> Iterator[None]:
         """``chat`` is being answered."""
-        self._answers[chat.chat.id] = None
+        task = asyncio.current_task()
+        assert task is not None, "answers run on the event loop"
+        self._turns[chat.chat.id] = task
         try:
             yield
         finally:
-            del self._answers[chat.chat.id]
+            del self._turns[chat.chat.id]
+            self._answers.pop(chat.chat.id, None)
 
     async def _run(self, chat: OpenChat, message: Message, provider: Provider, ask: Ask) -> None:
         view = self._transcript.view_of(message.id) or self._transcript.unseen(message)
@@ -252,7 +258,8 @@ class Session:
 
     async def _provider_for(self, settings: ChatSettings) -> Provider:
         """Who answers a chat with ``settings``; raises `Unavailable` when nobody can."""
-        await self.load_for(settings)
+        loading = asyncio.ensure_future(self.load_for(settings))
+        await asyncio.shield(loading)  # who stops an answer does not stop the model
         await self._ready.wait()
         if self.provider is None:
             raise Unavailable("no model is loaded; F4 chooses one")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_llm.chats.export import as_json, as_markdown, file_name_of
+from edge_llm.chats.export import as_json, as_markdown, file_name_of, from_json
 from edge_llm.chats.open_chat import OpenChat
-from edge_llm.errors import StorageError
-from edge_llm.files import printable
+from edge_llm.errors import StorageError, UsageError
+from edge_llm.files import printable, read_file
 from edge_llm.tui.actions.files import new_file
 from edge_llm.tui.screens.questions import AskText, Confirm
 from edge_llm.tui.threads import in_thread
 
 if TYPE_CHECKING:
     from edge_llm.tui.app import ChatApp
+
+
+MOST_BYTES = 256 << 20
+"""Of an exported chat."""
 
 
 class ChatActions:
@@ -91,3 +96,13 @@ class ChatActions:
         name = name.strip() or file_name_of(chat.chat.title, f".{kind}")
         path = await in_thread(new_file, self._app.options.folder, name, text)
         self._app.tell(f"Written: {path}")
+
+    async def do_import(self, argument: str) -> None:
+        """Take in an exported chat, as a new one, and show it."""
+        session = self._app.session
+        path = self._app.options.folder / Path(argument).expanduser()
+        data = await in_thread(read_file, path, MOST_BYTES, error=UsageError)
+        found, messages = from_json(data, path.name)
+        chat = await in_thread(session.store.take_in, found, messages)
+        await session.open(chat.id)
+        self._app.refresh_chats()

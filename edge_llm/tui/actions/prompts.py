@@ -94,7 +94,10 @@ class PromptActions:
         self._app.transcript.anchor()
 
     async def do_regenerate(self, argument: str) -> None:
-        await self.regenerate(self.last("assistant"))
+        path = self._app.session.chat.path
+        if not path:
+            raise UsageError("there is no prompt yet")
+        await self.regenerate(path[-1])
 
     async def regenerate(self, message: Message) -> None:
         """Answer the prompt before ``message`` once more."""

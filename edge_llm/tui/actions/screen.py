@@ -28,16 +28,12 @@ class ScreenActions:
         self._app.show_inside(not self._app.inside.display)
 
     async def do_theme(self, argument: str) -> None:
-        if argument:
-            self.theme_named(argument)
-        else:
+        if not argument:
             self._app.search_themes()
-
-    def theme_named(self, name: str) -> None:
-        """Take a theme by its name."""
-        if name not in self._app.available_themes:
-            raise UsageError(f"there is no theme `{name}`; there are: {', '.join(sorted(self._app.available_themes))}")
-        self._app.theme = name
+        elif argument in self._app.available_themes:
+            self._app.theme = argument
+        else:
+            raise UsageError(f"there is no theme `{argument}`; there are: {', '.join(sorted(self._app.available_themes))}")
 
     async def do_screenshot(self, argument: str) -> None:
         svg = self._app.export_screenshot(title="edge-llm")

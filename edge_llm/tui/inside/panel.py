@@ -188,7 +188,8 @@ class InsidePanel(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         line = y + self.scroll_offset.y
-        return self._strips[line] if line < len(self._strips) else Strip.blank(self.size.width)
+        strip = self._strips[line] if line < len(self._strips) else Strip.blank(self.size.width)
+        return strip.apply_style(self.rich_style)
 
 
 def _sentence(text: str) -> Draw:
