@@ -48,9 +48,11 @@ def lines(begin, end):
     return "".join(f"line {number}\n\n" for number in range(begin, end))
 
 
-def wait_idle(terminal):
-    """Wait until no answer is under way."""
-    terminal.wait_for(lambda text: "writing" not in text and "waiting" not in text)
+def finish(terminal, answer):
+    """End ``answer``, of which something is shown, and wait until the chat is idle."""
+    terminal.wait_for("writing")
+    answer.end()
+    terminal.wait_gone("writing")
 
 
 def beginnings(screen):
@@ -101,8 +103,7 @@ def test_who_scrolls_away_stays_there_while_the_answer_grows(chat, server, away,
     chat.press(*[away] * 40)
     seen = beginnings(chat.wait_for("line 0"))
     answer.say(lines(40, 60))
-    answer.end()
-    wait_idle(chat)
+    finish(chat, answer)
     assert beginnings(chat.text) == seen
     chat.press(*[back] * 60)
     chat.wait_for("line 59")
@@ -132,9 +133,8 @@ def test_text_and_enter_in_one_write_are_in_order(chat, server):
     for number in range(3):
         answer = ask(chat, server, f"prompt {number} {'x' * 200}")
         answer.say(f"answer {number}")
-        answer.end()
+        finish(chat, answer)
         chat.wait_for(f"answer {number}")
-        wait_idle(chat)
     assert [text for role, text, _ in stored() if role == "user"] == [f"prompt {number} {'x' * 200}" for number in range(3)]
 
 
@@ -259,7 +259,7 @@ def test_killed_in_the_middle_of_an_answer_it_keeps_all_but_the_last_second(chat
     answer = ask(chat, server)
     answer.say("begun ")
     chat.wait_for("begun")
-    chat.wait_for("writing  2 s")  # by then what is older than a second is on disk
+    chat.wait_for("2 s  Esc stops")  # by then what is older than a second is on disk
     answer.say("late")
     chat.wait_for("late")
     chat.signal(signal.SIGKILL)

@@ -72,9 +72,9 @@ class ChatApp(App[None]):
         self._completer = Completer(self.actions)
         self._estimate = Estimate()
         self._asked_to_leave = -TWICE_SECONDS
-        self._begun = asyncio.Event()
         self.exit_code = 0
         """That of the process when it is left."""
+        self._begun = asyncio.Event()
 
     # -- layout -------------------------------------------------------------------------------------------------------
 
