@@ -76,7 +76,9 @@ def _full_screen(open_catalogue: Callable[[], Catalogue], settings: ChatSettings
     options = ChatOptions(
         settings, resume=not new, theme=config.theme or "", keys=config.keys, sidebar=bool(config.sidebar), folder=Path.cwd()
     )
-    ChatApp(open_catalogue, _open_chats, options).run()
+    app = ChatApp(open_catalogue, _open_chats, options)
+    app.run()
+    raise click.exceptions.Exit(app.return_code or 0)
 
 
 def _open_chats() -> tuple[ChatStore, str]:

@@ -18,8 +18,8 @@ def activity(session: Session, fetching: Fetching | None, estimate: Estimate) ->
         done, total = progress
         return f"{estimate.text(_READING, done, total)}  {bar(done / max(1, total), 12)}  {done}/{total} tokens"
     if answering is not None and answering.begun is not None:
-        rate = f"{answering.rate:.0f} tokens/s  " if answering.rate else ""
-        return f"writing  {rate}{_seconds(time.monotonic() - answering.begun)}  Esc stops"
+        rate = f"{answering.rate:.3g} tokens/s  " if answering.rate else ""
+        return f"writing  {_seconds(time.monotonic() - answering.begun)}  {rate}Esc stops"
     if session.loading is not None:
         loading = session.loading
         text = estimate.text(loading.stage, loading.done, loading.total)

@@ -35,9 +35,10 @@ class Answering:
         self.view = view
         self.message = message
         self._save = save
-        self._saved_at = time.monotonic()
         self.begun: float | None = None
         """When the first piece came, by the monotonic clock."""
+        self.over = asyncio.Event()
+        """The answer has ended, and is written if that is possible."""
 
     async def run(self) -> Figures:
         """Show the answer until it ends, is stopped or fails: what came by then stays in the chat.
@@ -46,6 +47,7 @@ class Answering:
         """
         ended: Ended | None = None
         state: State = "failed"
+        saving = asyncio.create_task(self._save_as_it_grows())
         try:
             async for pieces in self.reply:
                 ended = await self._take(pieces) or ended
@@ -54,6 +56,7 @@ class Answering:
             state = "stopped"
             raise
         finally:
+            saving.cancel()
             self.reply.cancel()
             await asyncio.shield(self._finish(state, ended.figures if ended else Figures()))
         if ended is None:
@@ -82,13 +85,16 @@ class Answering:
             self._change(thought=self.message.thought + thought, text=self.message.text + said)
         if self.view.is_attached:
             await self.view.grow(self.message)
-        await self._save_now_and_then()
         return ended
 
-    async def _save_now_and_then(self) -> None:
-        if time.monotonic() - self._saved_at > SAVE_SECONDS:
-            self._saved_at = time.monotonic()
-            await self._save(self.chat)
+    async def _save_as_it_grows(self) -> None:
+        """A disk that waits does not hold up what is shown."""
+        saved = self.message
+        while True:
+            await asyncio.sleep(SAVE_SECONDS)
+            if self.message is not saved:
+                saved = self.message
+                await self._save(self.chat)
 
     async def _finish(self, state: State, figures: Figures) -> None:
         known = {name: value for name, value in asdict(figures).items() if value is not None}
@@ -96,6 +102,7 @@ class Answering:
         if self.view.is_attached:
             await self.view.finish(self.message)
         await self._save(self.chat)
+        self.over.set()
 
     def _change(self, **fields: object) -> None:
         self.message = replace(self.message, **fields)  # type: ignore[arg-type]

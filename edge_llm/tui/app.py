@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -26,6 +28,7 @@ from edge_llm.tui.chat_list import ChatList
 from edge_llm.tui.clipboard import copy
 from edge_llm.tui.commands import COMMANDS, bindings, parse
 from edge_llm.tui.complete import Completer
+from edge_llm.tui.driver import TerminalDriver
 from edge_llm.tui.inside import InsidePanel
 from edge_llm.tui.keys import bindings_of
 from edge_llm.tui.message_view import MessageView
@@ -60,7 +63,7 @@ class ChatApp(App[None]):
     BINDINGS = [*bindings()]
 
     def __init__(self, open_catalogue: OpenCatalogue, open_store: OpenStore, options: ChatOptions) -> None:
-        super().__init__()
+        super().__init__(driver_class=TerminalDriver)
         self.options = options
         self._open_store = open_store
         self.transcript = Transcript()
@@ -69,6 +72,8 @@ class ChatApp(App[None]):
         self._completer = Completer(self.actions)
         self._estimate = Estimate()
         self._asked_to_leave = -TWICE_SECONDS
+        self.exit_code = 0
+        """That of the process when it is left."""
         self._begun = asyncio.Event()
 
     # -- layout -------------------------------------------------------------------------------------------------------
@@ -95,6 +100,16 @@ class ChatApp(App[None]):
     @property
     def inside(self) -> InsidePanel:
         return self.query_one(InsidePanel)
+
+    def on_load(self) -> None:
+        """Who ends the program from outside, or closes its terminal, loses nothing."""
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread
+                asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
+
+    def _end_by(self, number: int) -> None:
+        self.exit_code = 128 + number
+        self.do(self.actions.run("quit", ""))
 
     def on_mount(self) -> None:
         self.set_keymap(dict(self.options.keys))
@@ -262,6 +277,11 @@ class ChatApp(App[None]):
         """A link of a model is not followed: it is copied, for the person to look at first."""
         copy(self, printable(event.href))
         self.tell(f"Copied: {event.href}")
+
+    def action_page(self, step: int) -> None:
+        """Scroll what was said by a page."""
+        page = max(1, self.transcript.size.height - 1)
+        self.transcript.scroll_relative(y=step * page, animate=False, immediate=True)  # else keys in a row would count once
 
     def action_help_quit(self) -> None:
         """Ctrl+C stops an answer; twice in a row leaves."""

@@ -58,6 +58,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("theme", "choose the colours", "[NAME]"),
     Command("screenshot", "write the screen to an SVG file", "[FILE]"),
     Command("delete", "delete this chat"),
+    Command("suspend", "back to the shell; `fg` there comes back", key="ctrl+z"),
     Command("quit", "leave", key="ctrl+q", also=("exit", "bye")),
 )
 BY_NAME: Mapping[str, Command] = {name: command for command in COMMANDS for name in (command.name, *command.also)}

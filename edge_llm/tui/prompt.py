@@ -35,7 +35,13 @@ Complete = Callable[[str], tuple[int, Sequence[Completion]]]
 class PromptArea(TextArea):
     """The text itself.  Enter sends, Ctrl+J and Shift+Enter begin a new line."""
 
-    BINDINGS = [Binding("ctrl+j,shift+enter", "newline", "New line", show=False, id="prompt_newline")]
+    BINDINGS = [
+        Binding("ctrl+j,shift+enter", "newline", "New line", show=False, id="prompt_newline"),
+        Binding("ctrl+underscore", "undo", "Undo", show=False, id="prompt_undo"),
+        Binding("ctrl+z", "app.command('suspend')", show=False),  # which a text area takes for undo
+        Binding("pageup", "app.page(-1)", show=False),  # of what was said: the prompt is short
+        Binding("pagedown", "app.page(1)", show=False),
+    ]
 
     class Sent(Event):
         """The person sends ``text``."""

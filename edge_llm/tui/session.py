@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from edge_llm.tui.transcript import Transcript
 OpenCatalogue = Callable[[], Catalogue]
 Tell = Callable[[str, str], None]
 """Tells the person (text, severity: information, warning or error)."""
+END_SECONDS = 2.0
+"""How long answers may take to stop when the person leaves."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,16 @@ class Session:
         """Try again to write what could not be written."""
         for chat in [*self._unsaved.values()]:
             await self.save(chat)
+
+    async def end(self) -> None:
+        """Stop all answers, and write all that is not written."""
+        turns = [*self._turns.values()]
+        answers = [turn.answering for turn in turns if turn.answering is not None]
+        for turn in turns:
+            turn.stop()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(one.over.wait() for one in answers)), END_SECONDS)
+        await self.save_all()
 
     @property
     def unsaved(self) -> bool:

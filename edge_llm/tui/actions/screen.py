@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -42,9 +43,14 @@ class ScreenActions:
 
     async def do_quit(self, argument: str) -> None:
         """Leave, with everything written that can be written."""
-        session = self._app.session
-        session.stop()
         if (fetching := self._app.actions.models.fetching) is not None:
             fetching.cancel()
-        await session.save_all()
-        self._app.exit()
+        await self._app.session.end()
+        self._app.exit(return_code=self._app.exit_code)
+
+    async def do_suspend(self, argument: str) -> None:
+        """Go to the background of the shell that the chat was started from."""
+        parent = os.getppid()
+        if os.getsid(parent) != os.getsid(0) or os.getpgid(parent) == os.getpgrp():
+            raise UsageError("there is no shell to go back to")
+        self._app.action_suspend_process()
