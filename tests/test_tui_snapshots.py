@@ -4,6 +4,7 @@ import pytest
 from chat_driver import until
 from scripted_provider import ScriptedCatalogue, ScriptedProvider, answer
 from test_tui_inside import INSIDE
+from textual.widgets import Collapsible, Markdown
 
 from edge_llm.chats.store import ChatStore
 from edge_llm.providers.base import Facts
@@ -24,9 +25,12 @@ for number in range(3):
 
 @pytest.fixture
 def picture(snap_compare, tmp_path):
-    """Compares the chat after ``prompts`` and ``keys`` with its picture."""
+    """Compares the chat after ``prompts`` and ``then`` with its picture."""
 
-    def compare(prompts, *keys, scripts=(), size=(100, 30), **provider):
+    async def nothing(app):
+        pass
+
+    def compare(prompts, then=nothing, *, scripts=(), size=(100, 30), **provider):
         catalogue = ScriptedCatalogue({"scripted": ScriptedProvider(scripts, facts=Facts("scripted", 1024), **provider)})
         app = ChatApp(lambda: catalogue, lambda: (ChatStore.in_memory(), ""), ChatOptions(folder=tmp_path))
 
@@ -35,7 +39,7 @@ def picture(snap_compare, tmp_path):
             await until(lambda: app.session.provider is not None)
             for prompt in prompts:
                 await app.session.send(prompt)
-            await pilot.press(*keys)
+            await then(app)
             await until(lambda: app.query_one("#status").activity == "")
             app.inside.poll()
             await pilot.pause()
@@ -49,12 +53,25 @@ def test_a_chat(picture):
     assert picture(["Hello", "How are you?\nAnd the others?"])
 
 
+async def open_thought(app):
+    view = app.transcript.views()[-1]
+    view.focus()
+    await until(lambda: view.has_focus)
+    view.action_thought()
+    await until(lambda: view.query_one(Collapsible).query_one(Markdown).size.height)
+
+
+async def look_inside(app):
+    app.show_inside(True)
+    await until(lambda: app.inside.size.height)
+
+
 def test_thoughts_and_code(picture):
-    assert picture(["A loop, please"], "shift+tab", "t", scripts=[answer(CODE, thought="Which *language*?")])
+    assert picture(["A loop, please"], open_thought, scripts=[answer(CODE, thought="Which *language*?")])
 
 
 def test_looking_inside(picture):
-    assert picture(["Hello"], "f2", inside=INSIDE, size=(120, 40))
+    assert picture(["Hello"], look_inside, inside=INSIDE, size=(120, 40))
 
 
 def test_a_narrow_terminal(picture):

@@ -221,7 +221,7 @@ class ChatApp(App[None]):
     def refresh_chats(self) -> None:
         """List the chats as they are now, if they are listed."""
         if self.chat_list.display:
-            self.run_worker(self._list_chats(), group="chats", exclusive=True, exit_on_error=False)
+            self.run_worker(self._list_chats, group="chats", exclusive=True, exit_on_error=False)  # type: ignore[arg-type]
 
     async def _list_chats(self) -> None:
         await self._begun.wait()
