@@ -47,6 +47,21 @@ def test_keys_that_come_in_a_burst_are_taken_in_their_order(tmp_path):
     drive(talk, tmp_path, provider)
 
 
+@pytest.mark.parametrize("line", ["/export md", "/export json", "/title Two words", "/new", "/mod", "/set seed 7", "/theme nord"])
+def test_a_burst_that_passes_completions_does_what_its_letters_say(tmp_path, line):
+    """Every letter lists other completions; the key that ends the burst meets those of the whole line."""
+
+    async def talk(chat):
+        await chat.ask("Hello")
+        for char in line:
+            chat.app.screen.post_message(Key("space" if char == " " else char, char))
+        chat.app.screen.post_message(Key("enter", "\r"))
+        await chat.until(lambda: chat.typed == "")
+        await chat.settle()
+
+    drive(talk, tmp_path)
+
+
 def test_up_and_down_reach_earlier_prompts_also_of_the_last_time(tmp_path):
     async def talk(chat):
         await chat.ask("first")

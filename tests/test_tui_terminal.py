@@ -292,6 +292,28 @@ def test_suspended_it_gives_the_terminal_to_the_shell_and_comes_back(server):
         assert shell.switched_on() == set()
 
 
+MISTAKE = """
+import edge_llm.tui.actions.prompts as prompts
+from edge_llm.__main__ import main
+
+def mistake(*_):
+    raise ZeroDivisionError("a mistake of ours")
+
+prompts.PromptActions.send = mistake
+main()
+"""
+
+
+def test_a_mistake_of_ours_is_one_line_and_loses_nothing():
+    with Terminal(command=[PYTHON, "-c", MISTAKE, "chat", "--system", "be kind"]) as terminal:
+        terminal.wait_for("builtin")
+        terminal.write("hello\r")
+        assert terminal.wait_end() == 1
+        terminal.check_left()
+        assert "internal error, ZeroDivisionError: a mistake of ours" in terminal.text
+        assert "Traceback" not in terminal.text
+
+
 def test_without_a_shell_it_is_not_suspended(chat):
     chat.press("ctrl+z")
     chat.wait_for("no shell to go back to")

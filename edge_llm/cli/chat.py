@@ -78,7 +78,9 @@ def _full_screen(open_catalogue: Callable[[], Catalogue], settings: ChatSettings
     )
     app = ChatApp(open_catalogue, _open_chats, options)
     app.run()
-    raise click.exceptions.Exit(app.return_code or 0)
+    if app.failure is not None:
+        raise app.failure
+    raise click.exceptions.Exit(app.exit_code or app.return_code or 0)
 
 
 def _open_chats() -> tuple[ChatStore, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -74,6 +75,8 @@ class ChatApp(App[None]):
         self._asked_to_leave = -TWICE_SECONDS
         self.exit_code = 0
         """That of the process when it is left."""
+        self.failure: Exception | None = None
+        """A mistake of ours that ended it."""
         self._begun = asyncio.Event()
 
     # -- layout -------------------------------------------------------------------------------------------------------
@@ -192,6 +195,19 @@ class ChatApp(App[None]):
         """A notice out of any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.tell, text, severity)
+
+    def _handle_exception(self, error: Exception) -> None:
+        """A mistake of ours: what was said is written, and whoever runs the app tells it in a line."""
+        if self.is_headless or os.environ.get("EDGE_LLM_DEBUG") or self.failure is not None:
+            super()._handle_exception(error)
+            return
+        self.failure = error
+        self.run_worker(self._leave_after_failure(), exit_on_error=False)
+
+    async def _leave_after_failure(self) -> None:
+        with contextlib.suppress(Exception):
+            await self.session.end()
+        self.exit(return_code=1)
 
     def tell(self, text: str, severity: str = "information") -> None:
         """A notice for the person."""

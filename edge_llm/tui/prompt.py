@@ -16,7 +16,8 @@ from textual.widgets.option_list import Option
 
 from edge_llm.files import printable
 
-MOST_SHOWN = 8
+_COMPLETING = ("tab", "up", "down", "escape", "enter")
+"""Keys of the list of completions."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +51,13 @@ class PromptArea(TextArea):
             super().__init__()
             self.text = text
 
-    class Key(Event):
-        """A key that belongs to the list of completions while it is open."""
-
-        def __init__(self, key: str) -> None:
-            super().__init__()
-            self.key = key
-
-    def __init__(self) -> None:
+    def __init__(self, take_key: Callable[[str], bool]) -> None:
+        """``take_key`` takes the keys of the list of completions while it is open, and says whether it did."""
         super().__init__(
             compact=True, soft_wrap=True, tab_behavior="focus", highlight_cursor_line=False, id="prompt",
             placeholder="Ask anything.  / lists commands, @ attaches a file, F1 helps",
         )  # fmt: skip
-        self.completing = False
-        """Completions are listed: Tab, Up, Down and Escape are theirs, and so is Enter."""
+        self._take_key = take_key
         self.earlier: list[str] = []
         """Prompts of before, newest last."""
         self._at: int | None = None
@@ -92,10 +86,9 @@ class PromptArea(TextArea):
             self.post_message(self.Sent(text).set_sender(self))  # who called is not its sender: it would not bubble up to it
 
     async def _on_key(self, event: events.Key) -> None:
-        if self.completing and event.key in ("tab", "up", "down", "escape", "enter"):
+        if event.key in _COMPLETING and self._take_key(event.key):
             event.stop()
             event.prevent_default()
-            self.post_message(self.Key(event.key))
         elif event.key == "enter":  # no binding: one with priority would come before the characters typed before it
             event.stop()
             event.prevent_default()
@@ -127,6 +120,9 @@ class Prompt(Vertical):
         self._complete = complete
         self._begin = 0
         self._found: Sequence[Completion] = ()
+        self._listed: Sequence[Completion] = ()
+        self._left: str | None = None
+        """The text whose completions were put away."""
 
     def compose(self) -> ComposeResult:
         choices = OptionList(id="completions", markup=False, compact=True)
@@ -134,7 +130,7 @@ class Prompt(Vertical):
         choices.display = False
         yield choices
         yield Static(id="attached", markup=False)
-        yield PromptArea()
+        yield PromptArea(self._key_of_choices)
 
     @property
     def area(self) -> PromptArea:
@@ -155,34 +151,45 @@ class Prompt(Vertical):
     def look_up(self) -> None:
         """List what the word at the cursor may become."""
         text = self.area.before_cursor
-        self._begin, self._found = self._complete(text) if self.area.has_focus else (0, ())
+        wanted = self.area.has_focus and text != self._left
+        self._begin, self._found = self._complete(text) if wanted else (0, ())
         if [each.text for each in self._found] == [text[self._begin :]]:
             self._found = ()  # it is there already
-        self.area.completing = bool(self._found)
-        self._choices.display = bool(self._found)
-        if self._found:
-            self._choices.clear_options()
-            self._choices.add_options([Option(_line(each)) for each in self._found])
-            self._choices.highlighted = 0
+        self._list()
 
-    @on(PromptArea.Key)
-    def key_of_choices(self, event: PromptArea.Key) -> None:
-        """Move among the completions, take one, or put them away."""
-        if event.key == "up":
+    def _list(self) -> None:
+        """Show what was found, if it is not shown already."""
+        choices = self._choices
+        choices.display = bool(self._found)
+        if self._found and self._found != self._listed:
+            choices.clear_options()
+            choices.add_options([Option(_line(each)) for each in self._found])
+            choices.highlighted = 0
+        self._listed = self._found
+
+    def _key_of_choices(self, key: str) -> bool:
+        """Move among the completions, take one, or put them away; false when there are none.
+
+        They are looked up first: what is listed may be of a text before the keys that came just now.
+        """
+        self.look_up()
+        if not self._found:
+            return False
+        if key == "up":
             self._choices.action_cursor_up()
-        elif event.key == "down":
+        elif key == "down":
             self._choices.action_cursor_down()
-        elif event.key == "escape":
+        elif key == "escape":
             self._put_away()
-        else:
-            whole = self._accept()
-            if event.key == "enter" and whole:
-                self.area.send()
+        elif self._accept() and key == "enter":
+            self.area.send()
+        return True
 
     @on(OptionList.OptionSelected)
     def clicked(self) -> None:
         """A completion was clicked."""
-        self._accept()
+        if self._found:
+            self._accept()
         self.area.focus()
 
     def _accept(self) -> bool:
@@ -191,13 +198,13 @@ class Prompt(Vertical):
         area = self.area
         before = area.before_cursor
         area.take(before[: self._begin] + chosen + area.text[len(before) :])
-        self._put_away()
+        self._found = ()
+        self._list()
         return not chosen.endswith(" ")
 
     def _put_away(self) -> None:
-        self._found = ()
-        self.area.completing = False
-        self._choices.display = False
+        self._left, self._found = self.area.before_cursor, ()
+        self._list()
 
 
 def _line(completion: Completion) -> Content:
