@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,8 @@ def shown(value: object, limit: int = 120) -> str:
 
 def printable(text: str) -> str:
     """``text`` without control characters: what comes from a model must not move the cursor or talk to the terminal."""
-    return "".join(char for char in text if char in "\n\t" or ((char.isprintable() or char.isspace()) and char != "\r"))
+    lines = text.replace("\u2028", "\n").replace("\u2029", "\n")
+    return "".join(char for char in lines if char.isprintable() or char in "\n\t" or unicodedata.category(char) == "Zs")
 
 
 def status(path: Path) -> os.stat_result | None:

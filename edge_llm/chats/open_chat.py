@@ -34,6 +34,7 @@ class OpenChat:
         self._written = chat if stored else None
         self._dirty: dict[int, Message] = {}
         self._renamed: str | None = None
+        self._deleted = False
         self._removed: list[int] = []
         self._last_id = max(self._messages, default=0)
         self._saving = threading.Lock()
@@ -140,7 +141,15 @@ class OpenChat:
                     self._renamed = self._chat.title or None
                 self._write()
 
+    def delete(self) -> None:
+        """Delete the chat for good: what is still added to it, as by an answer that ends, is not written.  `StorageError`."""
+        with self._saving:
+            self._store.delete(self._chat.id)
+            self._deleted = True
+
     def _write(self) -> None:
+        if self._deleted:
+            return
         if not self._messages and self._written is None:
             return
         chat, before = self._chat, self._written or self._store.create(self._chat.settings, self._chat.id)

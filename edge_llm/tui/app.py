@@ -72,9 +72,9 @@ class ChatApp(App[None]):
         self._completer = Completer(self.actions)
         self._estimate = Estimate()
         self._asked_to_leave = -TWICE_SECONDS
+        self._begun = asyncio.Event()
         self.exit_code = 0
         """That of the process when it is left."""
-        self._begun = asyncio.Event()
 
     # -- layout -------------------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class ChatApp(App[None]):
     @on(Markdown.LinkClicked)
     def link_clicked(self, event: Markdown.LinkClicked) -> None:
         """A link of a model is not followed: it is copied, for the person to look at first."""
-        copy(self, event.href)
+        copy(self, printable(event.href))
         self.tell(f"Copied: {event.href}")
 
     def action_page(self, step: int) -> None:

@@ -50,6 +50,7 @@ class ChatList(Vertical):
     def __init__(self) -> None:
         super().__init__(id="chats")
         self._found: Sequence[FoundChat] = ()
+        self._current: int | None = None
 
     def compose(self) -> ComposeResult:
         yield Input(placeholder="search chats", compact=True)
@@ -68,9 +69,9 @@ class ChatList(Vertical):
 
     def fill(self, found: Sequence[FoundChat], current: int | None) -> None:
         """List ``found``; the chat ``current`` is on the screen."""
-        if list(found) == list(self._found) and self.query_one(OptionList).option_count:
+        if (list(found), current) == (list(self._found), self._current) and self.query_one(OptionList).option_count:
             return
-        self._found = found
+        self._found, self._current = found, current
         choices = self.query_one(OptionList)
         before = choices.highlighted
         choices.clear_options()

@@ -41,9 +41,9 @@ COMMANDS: tuple[Command, ...] = (
     Command("stop", "stop the answer, or the download", key="escape"),
     Command("regenerate", "answer again, beside the answer that is there", key="ctrl+r"),
     Command("continue", "go on where the last answer ends", key="ctrl+t"),
-    Command("edit", "write the last prompt anew and send it again", key="ctrl+e"),
+    Command("edit", "write the last prompt anew and send it again", key="ctrl+l"),
     Command("branch", "a new chat that begins like this one"),
-    Command("copy", "copy the last answer, its next block of code, or the whole chat", "[code|all]", key="ctrl+y"),
+    Command("copy", "copy the last answer, its next block of code, or the whole chat", "[code|all]", key="ctrl+o"),
     Command("editor", "write the prompt in $EDITOR", key="ctrl+g"),
     Command("attach", "attach a text file, like @FILE in a prompt", "FILE"),
     Command("system", "what the model is told before the first message", "[TEXT]"),
@@ -70,7 +70,7 @@ def bindings() -> Iterator[Binding]:
         if command.key:
             yield Binding(
                 command.key, f"command('{command.name}')", command.name.capitalize(), id=command.name, show=command.shown,
-                tooltip=command.help, priority=command.key.startswith("f"),
+                tooltip=command.help,
             )  # fmt: skip
 
 

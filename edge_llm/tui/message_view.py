@@ -52,6 +52,7 @@ class MessageView(Vertical, can_focus=True):
         self._streams: dict[Markdown, MarkdownStream] = {}
         self._thought_body: Markdown | None = None
         self._code_at = -1
+        self._shown = (len(message.thought), len(message.text))
         self.grows = False
         """An answer is coming here now."""
 
@@ -100,14 +101,22 @@ class MessageView(Vertical, can_focus=True):
 
     # -- an answer that comes -----------------------------------------------------------------------------------------
 
-    async def think(self, text: str) -> None:
+    async def grow(self, message: Message) -> None:
+        """Add what ``message`` says beyond what is shown."""
+        (thought, said), self._shown = self._shown, (len(message.thought), len(message.text))
+        if message.thought[thought:]:
+            await self._think(message.thought[thought:])
+        if message.text[said:]:
+            await self._say(message.text[said:])
+
+    async def _think(self, text: str) -> None:
         """Add to the thought, which stays open until the answer begins."""
         if self._thought_body is None:
             await self.mount(self._thoughts("", collapsed=False), before=self._body)
         if self._thought_body is not None:
             await self._stream(self._thought_body).write(printable(text))
 
-    async def say(self, text: str) -> None:
+    async def _say(self, text: str) -> None:
         """Add to the answer."""
         if self._thought_body is not None and self._body not in self._streams:
             self.query_one(Collapsible).collapsed = True

@@ -89,7 +89,7 @@ class PromptArea(TextArea):
             self.earlier = [*(each for each in self.earlier if each != text), text]
             self._at = None
             self.text = ""
-            self.post_message(self.Sent(text))
+            self.post_message(self.Sent(text).set_sender(self))  # who called is not its sender: it would not bubble up to it
 
     async def _on_key(self, event: events.Key) -> None:
         if self.completing and event.key in ("tab", "up", "down", "escape", "enter"):

@@ -37,6 +37,23 @@ class Loading:
     total: int = 0
 
 
+@dataclass
+class Turn:
+    """A chat that is being answered."""
+
+    chat: OpenChat
+    task: asyncio.Task[object]
+    answering: Answering | None = None
+    """None while it waits: for the disk, or for its model."""
+
+    def stop(self) -> None:
+        """Stop the answer, or the wait."""
+        if self.answering is not None:
+            self.answering.reply.cancel()
+        else:
+            self.task.cancel()
+
+
 class Superseded(EdgeLLMError):
     """Another model was chosen while this one was loading."""
 
@@ -64,8 +81,7 @@ class Session:
         self._wanted: Wanted | None = None
         self._ready = asyncio.Event()
         self._load_number = 0
-        self._turns: dict[int, asyncio.Task[object]] = {}  # by chat: what answers it, also while it waits for a model
-        self._answers: dict[int, Answering] = {}  # by chat
+        self._turns: dict[int, Turn] = {}  # by chat
         self._unsaved: dict[int, OpenChat] = {}
 
     # -- the model ----------------------------------------------------------------------------------------------------
@@ -116,7 +132,7 @@ class Session:
     @property
     def settings(self) -> ChatSettings:
         """Those of the chat on the screen."""
-        return ChatSettings.from_json(self.chat.chat.settings)
+        return settings_of(self.chat)
 
     async def change_settings(self, settings: ChatSettings) -> None:
         """Give the chat other settings; the model is loaded again where they ask for it."""
@@ -128,19 +144,31 @@ class Session:
         """Put ``chat`` on the screen."""
         self.chat = chat
         await self._transcript.show(chat.path, chat.messages)
-        answering = self._answers.get(chat.chat.id)
-        if answering is not None:
+        if self.chat is chat and (answering := self.answering) is not None:
             answering.view = self._transcript.view_of(answering.message.id) or answering.view
             answering.view.grows = True
+            answering.view.redraw(answering.message)
 
     async def open(self, chat_id: int) -> bool:
         """Put the stored chat on the screen; false when there is none any more."""
-        running = self._answers.get(chat_id)
-        known = running.chat if running is not None else self._unsaved.get(chat_id)
-        chat = known or await in_thread(OpenChat.read, self.store, chat_id)
+        chat = await self.chat_of(chat_id)
         if chat is not None:
             await self.show(chat)
         return chat is not None
+
+    async def chat_of(self, chat_id: int) -> OpenChat | None:
+        """The chat ``chat_id`` as this terminal has it, or as it is stored; None when there is none any more."""
+        running = self._turns.get(chat_id)
+        known = running.chat if running is not None else self._unsaved.get(chat_id)
+        return known or await in_thread(OpenChat.read, self.store, chat_id)
+
+    async def delete(self, chat: OpenChat) -> None:
+        """Delete ``chat`` for good; an answer that grows in it is stopped."""
+        turn = self._turns.get(chat.chat.id)
+        if turn is not None:
+            turn.stop()
+        await in_thread(chat.delete)
+        self._unsaved.pop(chat.chat.id, None)
 
     async def save(self, chat: OpenChat) -> bool:
         """Write ``chat``; what cannot be written is told once, kept, and tried again with the next change."""
@@ -162,7 +190,7 @@ class Session:
 
     async def end(self) -> None:
         """Stop all answers, and write all that is not written."""
-        answers = [one for one in self._answers.values() if one is not None]
+        answers = [turn.answering for turn in self._turns.values() if turn.answering is not None]
         for one in answers:
             one.reply.cancel()
         with contextlib.suppress(TimeoutError):
@@ -184,72 +212,74 @@ class Session:
     @property
     def answering(self) -> Answering | None:
         """The answer that grows in the chat on the screen."""
-        return self._answers.get(self.chat.chat.id)
+        turn = self._turns.get(self.chat.chat.id)
+        return None if turn is None else turn.answering
 
     async def send(self, text: str, attachments: Sequence[Attachment] = (), *, instead_of: Message | None = None) -> None:
         """Send a prompt behind the path, or in the place of another one; it is shown when it is on disk, and answered."""
-        chat = self.chat
-        parent = instead_of.parent if instead_of is not None else chat.chat.leaf
-        message = chat.add("user", text, parent=parent, attachments=tuple(attachments))
-        await self.save(chat)
-        if instead_of is not None:
-            await self.show(chat)
-        elif self.chat is chat:
-            await self._transcript.add(message)
-        await self.answer(message)
+        with self._turn(self.chat) as turn:
+            parent = instead_of.parent if instead_of is not None else turn.chat.chat.leaf
+            message = turn.chat.add("user", text, parent=parent, attachments=tuple(attachments))
+            try:
+                await asyncio.shield(self.save(turn.chat))
+            finally:  # also when it is stopped before it is written
+                await self._show_new(turn.chat, message)
+            await self._answer(turn, message)
 
     async def answer(self, prompt: Message) -> None:
         """Answer ``prompt`` of the chat on the screen, behind it."""
-        chat = self.chat
-        with self._turn(chat):
-            provider = await self._provider_for(self.settings)
-            ask = ask_of(chat, prompt.id, self.settings)
-            message = chat.add("assistant", "", parent=prompt.id, model=provider.facts.name, state="growing")
-            if self.chat is chat:
-                await self._show_new(chat, message)
-            await self._run(chat, message, provider, ask)
+        with self._turn(self.chat) as turn:
+            await self._answer(turn, prompt)
+
+    async def _answer(self, turn: Turn, prompt: Message) -> None:
+        settings = settings_of(turn.chat)
+        provider = await self._provider_for(settings)
+        ask = ask_of(turn.chat, prompt.id, settings)
+        message = turn.chat.add("assistant", "", parent=prompt.id, model=provider.facts.name, state="growing")
+        await self._show_new(turn.chat, message)
+        await self._run(turn, message, provider, ask)
 
     async def go_on(self, message: Message) -> None:
         """Continue the answer ``message`` where it ends."""
-        chat = self.chat
-        with self._turn(chat):
-            provider = await self._provider_for(self.settings)
-            ask = replace(ask_of(chat, message.id, self.settings), continues=True)
-            await self._run(chat, replace(message, state="growing"), provider, ask)
+        with self._turn(self.chat) as turn:
+            settings = settings_of(turn.chat)
+            provider = await self._provider_for(settings)
+            ask = replace(ask_of(turn.chat, message.id, settings), continues=True)
+            await self._run(turn, replace(message, state="growing"), provider, ask)
 
     def stop(self) -> bool:
         """Stop the answer of the chat on the screen, or the wait for a model; false when there is neither."""
-        if self.answering is not None:
-            self.answering.reply.cancel()
-        elif (turn := self._turns.get(self.chat.chat.id)) is not None:
-            turn.cancel()
-        return self.busy
+        turn = self._turns.get(self.chat.chat.id)
+        if turn is not None:
+            turn.stop()
+        return turn is not None
 
     async def _show_new(self, chat: OpenChat, message: Message) -> None:
+        if self.chat is not chat:
+            return
         if any(other.parent == message.parent and other.id != message.id for other in chat.messages):
             await self._transcript.show(chat.path, chat.messages)  # it stands in the place of another one
         else:
             await self._transcript.add(message)
 
     @contextmanager
-    def _turn(self, chat: OpenChat) -> Iterator[None]:
+    def _turn(self, chat: OpenChat) -> Iterator[Turn]:
         """``chat`` is being answered."""
         task = asyncio.current_task()
         assert task is not None, "answers run on the event loop"
-        self._turns[chat.chat.id] = task
+        turn = self._turns[chat.chat.id] = Turn(chat, task)
         try:
-            yield
+            yield turn
         finally:
             del self._turns[chat.chat.id]
-            self._answers.pop(chat.chat.id, None)
 
-    async def _run(self, chat: OpenChat, message: Message, provider: Provider, ask: Ask) -> None:
+    async def _run(self, turn: Turn, message: Message, provider: Provider, ask: Ask) -> None:
         view = self._transcript.view_of(message.id) or self._transcript.unseen(message)
         view.grows = True
         view.redraw(message)
-        answering = self._answers[chat.chat.id] = Answering(chat, message, provider.ask(ask), view, self.save)
+        turn.answering = Answering(turn.chat, message, provider.ask(ask), view, self.save)
         try:
-            figures = await answering.run()
+            figures = await turn.answering.run()
         except EdgeLLMError as error:
             self._tell(str(error), "error")
         else:
@@ -264,6 +294,11 @@ class Session:
         if self.provider is None:
             raise Unavailable("no model is loaded; F4 chooses one")
         return self.provider
+
+
+def settings_of(chat: OpenChat) -> ChatSettings:
+    """What ``chat`` has otherwise than the command line."""
+    return ChatSettings.from_json(chat.chat.settings)
 
 
 def wanted_of(settings: ChatSettings) -> Wanted:

@@ -34,7 +34,8 @@ def test_what_is_planted_is_found(wrong, tmp_path, monkeypatch):
     code, said = WRONG[wrong]
     (tmp_path / "target_planted.py").write_text(PLANTED.format(wrong=code))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    findings = [found for found in fuzz("planted", 0, 0.8, tmp_path) if isinstance(found, Finding)]
-    assert findings
-    assert said in findings[0].what
-    assert set(json.loads(Path(findings[0].file).read_text())) == {"text"}
+    budgets = (0.8, 4, 20)  # seconds: a busy machine may not come to the planted input at once
+    found = (each for seconds in budgets for each in fuzz("planted", 0, seconds, tmp_path) if isinstance(each, Finding))
+    first = next(found)
+    assert said in first.what
+    assert set(json.loads(Path(first.file).read_text())) == {"text"}

@@ -71,7 +71,7 @@ class ChatActions:
             self._app.refresh_chats()
             return
         here = session.chat.chat.id == chat_id
-        chat = session.chat if here else await in_thread(OpenChat.read, session.store, chat_id)
+        chat = session.chat if here else await session.chat_of(chat_id)
         if chat is None:
             raise StorageError("this chat was deleted in another terminal")
         title = chat.chat.title or "New chat"
@@ -80,9 +80,8 @@ class ChatActions:
             if wanted:
                 await self._rename(chat, wanted)
         elif await self._app.push_screen_wait(Confirm(f"Delete the chat “{title}”?", "Delete")):
-            session.stop()
-            await in_thread(session.store.delete, chat_id)
-            if here:
+            await session.delete(chat)
+            if session.chat.chat.id == chat_id:
                 await session.show(OpenChat.new(session.store, self._app.options.settings.as_json()))
             self._app.refresh_chats()
 

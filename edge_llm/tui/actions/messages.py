@@ -77,8 +77,9 @@ class MessageActions:
         chat = OpenChat.new(session.store, old.chat.settings)
         parent: int | None = None
         for one in old.path:
-            fields = {name: getattr(one, name) for name in ("thought", "attachments", "model", "state", "figures")}
-            parent = chat.add(one.role, one.text, parent=parent, **fields).id
+            fields = {name: getattr(one, name) for name in ("thought", "attachments", "model", "figures")}
+            state = "stopped" if one.state == "growing" else one.state  # nobody lets it grow in the new chat
+            parent = chat.add(one.role, one.text, parent=parent, state=state, **fields).id
             if one.id == message.id:
                 break
         await session.save(chat)

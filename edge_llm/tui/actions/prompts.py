@@ -33,12 +33,10 @@ class PromptActions:
     async def send(self, text: str) -> None:
         """Send a prompt with what is attached to it."""
         session, prompt = self._app.session, self._app.prompt
-        if session.busy:
-            prompt.area.take(text)
-            raise UsageError("an answer is under way; Esc stops it")
         said, paths = find_attachments(text, self._app.options.folder)
         try:
             found = [await in_thread(read_attachment, path) for path in paths]
+            self.check_idle()
         except EdgeLLMError:
             prompt.area.take(text)  # nothing is lost
             raise

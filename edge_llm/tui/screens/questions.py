@@ -25,7 +25,7 @@ class AskText(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="box small"):
             yield Static(printable(self._question), markup=False)
-            yield Input(printable(self._value))
+            yield Input(" ".join(printable(self._value).split()))
 
     @on(Input.Submitted)
     def submit(self, event: Input.Submitted) -> None:

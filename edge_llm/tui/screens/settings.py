@@ -21,6 +21,7 @@ from edge_llm.files import printable
 class SettingsForm(ModalScreen[ChatSettings | None]):
     """Gives the changed settings; None leaves them.  ``defaults`` are the values of what is not set, as far as known."""
 
+    AUTO_FOCUS = "Input"
     BINDINGS = [Binding("escape", "dismiss(None)", "Leave"), Binding("ctrl+s", "save", "Save", priority=True)]
 
     def __init__(self, settings: ChatSettings, defaults: Mapping[str, Any]) -> None:
@@ -35,7 +36,7 @@ class SettingsForm(ModalScreen[ChatSettings | None]):
                 with Horizontal(classes="setting"):
                     yield Label(setting.name, markup=False)
                     yield Input(
-                        printable(shown_value(self._settings.value(setting.name))),
+                        self._shown(setting.name),
                         placeholder=printable(self._placeholder(setting.name, setting.help)),
                         id=f"setting-{setting.name}",
                         compact=True,
@@ -48,16 +49,27 @@ class SettingsForm(ModalScreen[ChatSettings | None]):
         changed = self._settings
         for setting in SETTINGS:
             field = self.query_one(f"#setting-{setting.name}", Input)
-            if field.value == printable(shown_value(self._settings.value(setting.name))):
+            if field.value == self._shown(setting.name):
                 continue
             try:
-                changed = changed.changed(setting.name, field.value)
+                changed = changed.changed(setting.name, _several_lines(field.value))
             except UsageError as error:
                 self.query_one("#settings-hint", Static).update(Content(printable(str(error))))
                 field.focus()
                 return
         self.dismiss(changed)
 
+    def _shown(self, name: str) -> str:
+        return _one_line(shown_value(self._settings.value(name)))
+
     def _placeholder(self, name: str, help_: str) -> str:
         default = shown_value(self._defaults.get(name))
         return f"{default} · {help_}" if default else help_
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "⏎").replace("\t", "⇥")
+
+
+def _several_lines(text: str) -> str:
+    return text.replace("⏎", "\n").replace("⇥", "\t")

@@ -1,0 +1,202 @@
+"""Drives the full-screen chat with a scripted engine: what a person types, what stands on the screen, what lies on the disk.
+
+    async def talk(chat):
+        await chat.send("Hello")
+        await until(lambda: "You said: Hello" in chat.screen)
+
+    drive(talk, tmp_path)
+
+Nothing waits for a fixed time: `until` looks again and again, and fails after many seconds.
+"""
+
+import asyncio
+import io
+import os
+import sqlite3
+import threading
+import time
+
+os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")  # read when textual is loaded
+
+from rich.console import Console
+from scripted_provider import ScriptedCatalogue, ScriptedProvider
+from textual.widgets import OptionList
+
+from edge_llm.chats.settings import ChatSettings
+from edge_llm.chats.store import ChatStore
+from edge_llm.tui.app import ChatApp
+from edge_llm.tui.options import ChatOptions
+
+SIZE = (100, 40)
+MOST_SECONDS = 5.0
+"""What a test waits at most; only one that fails does."""
+
+
+async def until(condition, saying=lambda: ""):
+    """Wait until ``condition`` holds."""
+    end = time.monotonic() + MOST_SECONDS
+    while not condition():
+        assert time.monotonic() < end, f"it never came true; {saying()}"
+        await asyncio.sleep(0.02)
+
+
+class Chat:
+    """A chat that runs, as a test sees it."""
+
+    def __init__(self, app, pilot, path):
+        self.app = app
+        self.pilot = pilot
+        self.path = path
+        self.session = app.session
+        self.transcript = app.transcript
+
+    # ---- what a person does
+
+    async def press(self, *keys):
+        await self.pilot.press(*keys)
+
+    async def write(self, text):
+        """Put ``text`` into the prompt, as a paste does."""
+        area = self.app.prompt.area
+        area.focus()
+        area.take(text)
+        await self.pilot.pause()
+
+    async def send(self, text):
+        """Send ``text``, a prompt or a command."""
+        await self.write(text)
+        self.app.prompt.area.send()
+        await self.pilot.pause()
+
+    async def ask(self, text):
+        """Send ``text`` and wait for the end of its answer."""
+        before = len(self.session.chat.messages)
+        await self.send(text)
+        await self.until(lambda: len(self.session.chat.messages) >= before + 2 and not self.session.busy)
+        await self.settle()
+
+    async def focus_message(self, at):
+        view = self.transcript.views()[at]
+        view.focus()
+        await self.until(lambda: view.has_focus)
+        return view
+
+    async def wheel(self, event, times=1):
+        """Turn the mouse wheel over the transcript: ``event`` is `MouseScrollUp` or `MouseScrollDown`."""
+        for _ in range(times):
+            await self.pilot._post_mouse_events([event], widget=self.transcript)
+        await self.pilot.pause()
+
+    async def resize(self, width, height):
+        await self.pilot.resize_terminal(width, height)
+        await self.until(lambda: self.app.size == (width, height))
+
+    async def until(self, condition):
+        await until(condition, lambda: self.screen)
+
+    async def settle(self):
+        """Wait until what is under way has been done and drawn."""
+        await self.until(lambda: not [each for each in self.app.workers if each.is_running])
+        await self.pilot.pause()
+
+    # ---- what there is to see
+
+    @property
+    def screen(self):
+        """The text of all cells."""
+        return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in self.strips)
+
+    @property
+    def strips(self):
+        return self.app.screen._compositor.render_strips()
+
+    @property
+    def written(self):
+        """What a terminal is sent for the screen as it is: cells and their styling."""
+        console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=self.app.size.width)
+        return "\n".join(strip.render(console) for strip in self.strips)
+
+    @property
+    def said(self):
+        """(role, text) of the messages that are widgets."""
+        return [(view.message.role, view.message.text) for view in self.transcript.views()]
+
+    @property
+    def notices(self):
+        return [notice.message for notice in self.app._notifications]
+
+    def told(self, text):
+        return any(text in notice for notice in self.notices)
+
+    @property
+    def typed(self):
+        return self.app.prompt.area.text
+
+    @property
+    def listed(self):
+        """The lines of the list of chats."""
+        options = self.app.chat_list.query_one(OptionList)
+        return [str(options.get_option_at_index(at).prompt) for at in range(options.option_count)]
+
+    @property
+    def completions(self):
+        options = self.app.query_one("#completions", OptionList)
+        if not options.display:
+            return []
+        return [str(options.get_option_at_index(at).prompt).split()[0] for at in range(options.option_count)]
+
+    # ---- what lies on the disk
+
+    @property
+    def stored(self):
+        """(role, text, state) of all messages on the disk, oldest first."""
+        return rows(self.path, "SELECT role, text, state FROM messages ORDER BY id")
+
+    @property
+    def titles(self):
+        return [title for (title,) in rows(self.path, "SELECT title FROM chats ORDER BY id")]
+
+
+def rows(path, query):
+    """What another program reads from the file of chats."""
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        return db.execute(query).fetchall()
+    finally:
+        db.close()
+
+
+def drive(talk, folder, provider=None, *, catalogue=None, size=SIZE, open_store=None, ready=True, **options):
+    """Run the chat with its chats in ``folder``, and ``talk`` with it; gives what that returns."""
+    catalogue = catalogue or ScriptedCatalogue({"scripted": provider or ScriptedProvider()})
+    return asyncio.run(_drive(talk, folder, catalogue, size, open_store, ready, options))
+
+
+async def _drive(talk, folder, catalogue, size, open_store, ready, options):
+    async with running(folder, catalogue, size=size, open_store=open_store, **options) as chat:
+        if ready:
+            await chat.until(lambda: chat.session.provider is not None)
+            await chat.settle()
+        return await talk(chat)
+
+
+class running:  # noqa: N801  # it is used like a function
+    """The chat as a context: several may run at once."""
+
+    def __init__(self, folder, catalogue, *, size=SIZE, open_store=None, **options):
+        self._path = folder / "chats.db"
+        options.setdefault("settings", ChatSettings())
+        self._app = ChatApp(
+            lambda: catalogue, open_store or (lambda: ChatStore.open(self._path)), ChatOptions(folder=folder, **options)
+        )
+        self._size = size
+
+    async def __aenter__(self):
+        self._context = self._app.run_test(size=self._size, notifications=True)
+        pilot = await self._context.__aenter__()
+        return Chat(self._app, pilot, self._path)
+
+    async def __aexit__(self, *error):
+        await self._context.__aexit__(*error)
+        assert [thread for thread in threading.enumerate() if thread.name == "close"] == []
+        self._app.session.store.close()

@@ -1,0 +1,383 @@
+"""The prompt of the full-screen chat: keys, history, commands and their completion, attachments, settings that are set."""
+
+import stat
+import sys
+
+import pytest
+from chat_driver import drive
+from scripted_provider import ScriptedCatalogue, ScriptedProvider
+from textual.command import CommandPalette
+from textual.events import Key
+
+from edge_llm.tui.commands import COMMANDS
+from edge_llm.tui.screens.help import Help
+from edge_llm.tui.screens.settings import SettingsForm
+
+
+def test_enter_sends_and_other_keys_begin_a_line(tmp_path):
+    provider = ScriptedProvider()
+
+    async def talk(chat):
+        await chat.press("o", "n", "e", "ctrl+j", "t", "w", "o", "shift+enter", "3")
+        assert chat.typed == "one\ntwo\n3"
+        await chat.press("enter")
+        await chat.settle()
+        assert chat.typed == ""
+        assert provider.asked[0].messages[-1]["content"] == "one\ntwo\n3"
+        await chat.press("enter", "space", "enter")
+        await chat.settle()
+        assert len(provider.asked) == 1, "nothing is no prompt"
+
+    drive(talk, tmp_path, provider)
+
+
+def test_keys_that_come_in_a_burst_are_taken_in_their_order(tmp_path):
+    provider = ScriptedProvider()
+
+    async def talk(chat):
+        text = "a burst of keys, as over a slow line"
+        for char in text:
+            chat.app.screen.post_message(Key("space" if char == " " else char, char))
+        chat.app.screen.post_message(Key("enter", "\r"))
+        await chat.until(lambda: provider.asked)
+        assert provider.asked[0].messages[-1]["content"] == text
+        await chat.settle()
+        assert chat.typed == ""
+
+    drive(talk, tmp_path, provider)
+
+
+def test_up_and_down_reach_earlier_prompts_also_of_the_last_time(tmp_path):
+    async def talk(chat):
+        await chat.ask("first")
+        await chat.ask("second\nwith two lines")
+        await chat.write("a draft")
+        await chat.press("up")
+        assert chat.typed == "second\nwith two lines"
+        await chat.press("up")
+        assert chat.typed == "second\nwith two lines", "the cursor goes up one line first"
+        await chat.press("up")
+        assert chat.typed == "first"
+        await chat.press("up")
+        assert chat.typed == "first", "there is none before"
+        await chat.press("down", "down")
+        assert chat.typed == "a draft"
+        await chat.press("down")
+        assert chat.typed == "a draft"
+
+    drive(talk, tmp_path)
+
+    async def again(chat):
+        await chat.press("up")
+        assert chat.typed == "second\nwith two lines"
+
+    drive(again, tmp_path, resume=False)
+
+
+def test_commands_are_completed(tmp_path):
+    async def talk(chat):
+        await chat.press("/")
+        assert chat.completions[0] == "/help"
+        await chat.press("r", "e")
+        assert chat.completions == ["/regenerate"]
+        await chat.press("backspace", "backspace", "s")
+        names = [f"/{command.name}" for command in COMMANDS if command.name.startswith("s")]
+        assert chat.completions == names
+        await chat.press("down", "tab")
+        assert chat.typed.strip() == names[1]
+        await chat.write("/th")
+        await chat.press("escape")
+        assert chat.completions == []
+        await chat.write("/thin")
+        await chat.press("tab")
+        assert chat.typed == "/think "
+        await chat.until(lambda: chat.completions == ["on", "off", "low", "medium", "high"])
+        await chat.press("o", "f", "enter")
+        await chat.settle()
+        assert chat.session.settings.thinking is False
+        assert chat.typed == ""
+        await chat.write("/set temp")
+        await chat.press("tab")
+        assert chat.typed == "/set temperature "
+
+    drive(talk, tmp_path)
+
+
+def test_enter_runs_a_command_that_it_completes(tmp_path):
+    async def talk(chat):
+        await chat.press("/", "h", "e", "enter")
+        await chat.until(lambda: isinstance(chat.app.screen, Help))
+        await chat.press("escape")
+        await chat.until(lambda: not isinstance(chat.app.screen, Help))
+        assert chat.stored == []
+
+    drive(talk, tmp_path)
+
+
+def test_an_unknown_command_is_told_and_kept(tmp_path):
+    provider = ScriptedProvider()
+
+    async def talk(chat):
+        await chat.send("/frobnicate the thing")
+        await chat.until(lambda: chat.told("no command `/frobnicate`"))
+        assert chat.typed == "/frobnicate the thing"
+        for text in ("/etc/hosts is a file", "//", "/ is the root", "1/2"):
+            await chat.ask(text)
+            assert provider.asked[-1].messages[-1]["content"] == text
+        for text, why in (("/title", "needs TEXT"), ("/new chat", "takes nothing"), ("/copy that", "takes nothing, `code`")):
+            await chat.send(text)
+            await chat.until(lambda why=why: chat.told(why))
+
+    drive(talk, tmp_path, provider)
+
+
+def test_every_key_of_a_command_works_while_one_writes(tmp_path):
+    async def talk(chat):
+        ran = []
+
+        async def run(name, argument=""):
+            ran.append(name)
+
+        chat.app.actions.run = run
+        for command in COMMANDS:
+            if command.key:
+                await chat.write("some text")
+                await chat.press(command.key)
+                await chat.until(lambda name=command.name: ran[-1:] == [name])
+                assert chat.typed == "some text"
+
+    drive(talk, tmp_path)
+
+
+def test_every_command_is_in_the_help_and_those_without_words_in_the_palette(tmp_path):
+    async def talk(chat):
+        await chat.press("f1")
+        await chat.until(lambda: isinstance(chat.app.screen, Help))
+        await chat.settle()
+        assert "Shift+Enter" in chat.screen
+        await chat.press("q")
+        await chat.until(lambda: not isinstance(chat.app.screen, Help))
+        named = {command.title.lower() for command in chat.app.get_system_commands(chat.app.screen)}
+        assert named == {command.name for command in COMMANDS if command.may_take_nothing}
+        await chat.press("ctrl+p")
+        await chat.until(lambda: isinstance(chat.app.screen, CommandPalette))
+        await chat.press(*"insid")
+        await chat.until(lambda: "look inside the engine" in chat.screen)
+        await chat.press("enter")
+        await chat.until(lambda: chat.app.inside.display)
+
+    drive(talk, tmp_path, size=(120, 60))
+
+
+def test_a_key_that_opens_something_opens_it_once(tmp_path):
+    async def talk(chat):
+        for key, many in (("f1", Help), ("f5", SettingsForm)):
+            await chat.press(key)
+            await chat.until(lambda many=many: isinstance(chat.app.screen, many))
+            await chat.press("f4", "f5", "f2")
+            await chat.pilot.pause()
+            assert len(chat.app.screen_stack) == 2
+            await chat.press("escape")
+            await chat.until(lambda: len(chat.app.screen_stack) == 1)
+
+    drive(talk, tmp_path)
+
+
+def test_keys_of_the_config_file_take_the_place_of_others(tmp_path):
+    async def talk(chat):
+        await chat.press("f8")
+        await chat.until(lambda: isinstance(chat.app.screen, Help))
+        await chat.settle()
+        assert "f8" in chat.screen
+
+    drive(talk, tmp_path, keys={"help": "f8"}, size=(120, 100))
+
+
+def test_themes_are_chosen_and_a_wrong_one_is_refused(tmp_path):
+    async def talk(chat):
+        assert chat.app.theme == "nord"
+        await chat.send("/theme dracula")
+        await chat.until(lambda: chat.app.theme == "dracula")
+        await chat.send("/theme [red]none[/]")
+        await chat.until(lambda: chat.told("there is no theme `[red]none[/]`"))
+        assert chat.app.theme == "dracula"
+
+    drive(talk, tmp_path, theme="nord")
+
+
+def test_a_theme_that_there_is_not_does_not_keep_the_chat_from_opening(tmp_path):
+    async def talk(chat):
+        assert chat.told("there is no theme `none`")
+        await chat.ask("Hello")
+        assert "You said: Hello" in chat.screen
+
+    drive(talk, tmp_path, theme="none")
+
+
+# ---- attachments
+
+
+def test_a_file_is_attached_and_shown(tmp_path):
+    provider = ScriptedProvider()
+    (tmp_path / "notes.txt").write_text("remember [b]the[/b] milk")
+
+    async def talk(chat):
+        await chat.write("See @no")
+        await chat.until(lambda: chat.completions == ["@notes.txt"])
+        await chat.press("tab")
+        assert chat.typed == "See @notes.txt"
+        await chat.press("enter")
+        await chat.until(lambda: len(chat.said) == 2)
+        await chat.settle()
+        assert "notes.txt  24 B" in chat.screen
+        assert "remember [b]the[/b] milk" in provider.asked[0].messages[-1]["content"]
+        await chat.send("/attach notes.txt")
+        await chat.until(lambda: "📎 notes.txt" in chat.screen.splitlines()[-3])
+        await chat.press("escape")
+        await chat.until(lambda: "📎 notes.txt" not in chat.screen.splitlines()[-3])
+        await chat.ask("Without")
+        assert provider.asked[1].messages[-1]["content"] == "Without"
+
+    drive(talk, tmp_path, provider)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"), [(b"\xff\xfe\x00", "is not a text file"), (b"x" * ((1 << 20) + 1), "can be attached")], ids=["kind", "size"]
+)
+def test_a_file_that_cannot_be_attached_is_told_and_the_prompt_kept(tmp_path, data, why):
+    provider = ScriptedProvider()
+    (tmp_path / "data").write_bytes(data)
+
+    async def talk(chat):
+        await chat.send("Read @data please")
+        await chat.until(lambda: chat.told(why))
+        assert chat.typed == "Read @data please"
+        assert (provider.asked, chat.stored) == ([], [])
+
+    drive(talk, tmp_path, provider)
+
+
+def test_an_edited_prompt_keeps_its_attachment(tmp_path):
+    provider = ScriptedProvider()
+    (tmp_path / "a.txt").write_text("inside")
+
+    async def talk(chat):
+        await chat.ask("Read @a.txt")
+        await chat.press("ctrl+l")
+        await chat.until(lambda: "instead of" in chat.screen)
+        await chat.ask("Read it aloud")
+        assert "inside" in provider.asked[1].messages[-1]["content"]
+        assert provider.asked[1].messages[-1]["content"].endswith("Read it aloud")
+
+    drive(talk, tmp_path, provider)
+
+
+def test_a_prompt_is_written_in_an_editor(tmp_path, monkeypatch):
+    editor = tmp_path / "editor"
+    editor.write_text(f"#!{sys.executable}\nimport sys\nf = open(sys.argv[1], 'a')\nf.write(' and [b]more[/b]\\n')\n")
+    editor.chmod(editor.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("VISUAL", str(editor))
+
+    async def talk(chat):
+        from contextlib import nullcontext
+
+        chat.app.suspend = nullcontext  # a test has no terminal to give away
+        await chat.write("begun")
+        await chat.press("ctrl+g")
+        await chat.until(lambda: chat.typed == "begun and [b]more[/b]")
+        monkeypatch.setenv("VISUAL", str(tmp_path / "none"))
+        await chat.press("ctrl+g")
+        await chat.until(lambda: chat.told("cannot start the editor"))
+        assert chat.typed == "begun and [b]more[/b]"
+
+    drive(talk, tmp_path)
+
+
+# ---- settings
+
+
+def test_settings_are_set_refused_and_taken_back(tmp_path):
+    provider = ScriptedProvider()
+
+    async def talk(chat):
+        await chat.send("/set temperature 0.5")
+        await chat.settle()
+        await chat.send("/system Be brief")
+        await chat.settle()
+        for wrong in ("temperature hot", "temperature -1", "top_k 1.5", "nonsense 1", "context -5", "thinking maybe"):
+            before = chat.session.settings
+            await chat.send(f"/set {wrong}")
+            await chat.until(lambda wrong=wrong: any(wrong.split()[0] in notice for notice in chat.notices[-1:]))
+            await chat.settle()
+            assert chat.session.settings == before
+            chat.app.clear_notifications()
+        await chat.ask("Hello")
+        assert provider.asked[-1].sampling == {"temperature": 0.5}
+        assert provider.asked[-1].messages[0] == {"role": "system", "content": "Be brief"}
+        await chat.send("/set temperature")
+        await chat.settle()
+        await chat.send("/system")
+        await chat.settle()
+        await chat.ask("Hello")
+        assert provider.asked[-1].sampling == {}
+        assert provider.asked[-1].messages[0]["role"] == "user"
+
+    drive(talk, tmp_path, provider)
+
+
+def test_the_form_of_settings_says_what_is_wrong_and_saves_what_is_right(tmp_path):
+    provider = ScriptedProvider()
+
+    async def talk(chat):
+        await chat.ask("Hello")
+        await chat.press("f5")
+        await chat.until(lambda: isinstance(chat.app.screen, SettingsForm))
+        form = chat.app.screen
+        form.query_one("#setting-temperature").value = "warm"
+        await chat.press("ctrl+s")
+        await chat.until(lambda: "temperature cannot be `warm`" in chat.screen)
+        form.query_one("#setting-temperature").value = "0.25"
+        form.query_one("#setting-system").value = "Be [red]brief[/]"
+        await chat.press("enter")
+        await chat.until(lambda: not isinstance(chat.app.screen, SettingsForm))
+        await chat.settle()
+        await chat.ask("Again")
+        assert provider.asked[-1].sampling == {"temperature": 0.25}
+        assert provider.asked[-1].messages[0]["content"] == "Be [red]brief[/]"
+
+    drive(talk, tmp_path, provider)
+
+    async def again(chat):
+        assert chat.session.settings.sampling == {"temperature": 0.25}
+        assert chat.session.settings.system == "Be [red]brief[/]"
+
+    drive(again, tmp_path)
+
+
+def test_leaving_the_form_of_settings_changes_nothing_also_of_texts_it_cannot_show(tmp_path):
+    async def talk(chat):
+        system = "two\nlines \x1b[31m and a tab\t."
+        await chat.app.actions.models.do_system(system)
+        await chat.press("f5")
+        await chat.until(lambda: isinstance(chat.app.screen, SettingsForm))
+        chat.app.screen.query_one("#setting-seed").value = "7"
+        await chat.press("enter")
+        await chat.settle()
+        assert chat.session.settings.system == system
+        assert chat.session.settings.sampling == {"seed": 7}
+
+    drive(talk, tmp_path)
+
+
+def test_a_setting_of_how_a_model_runs_loads_it_again(tmp_path):
+    catalogue = ScriptedCatalogue()
+
+    async def talk(chat):
+        await chat.send("/set context 512")
+        await chat.until(lambda: len(catalogue.opened) == 2)
+        await chat.settle()
+        assert catalogue.opened[1].runtime == {"context": 512}
+        await chat.ask("Hello")
+        assert "You said: Hello" in chat.screen
+
+    drive(talk, tmp_path, catalogue=catalogue)
