@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 
 _TYPED = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+
+
+FULL_LOOKS = 200
+"""Looks at younger garbage before one at everything: one in half a minute of an answer, not several a second."""
 
 
 @click.command("chat")
@@ -76,11 +81,19 @@ def _full_screen(open_catalogue: Callable[[], Catalogue], settings: ChatSettings
     options = ChatOptions(
         settings, resume=not new, theme=config.theme or "", keys=config.keys, sidebar=bool(config.sidebar), folder=Path.cwd()
     )
+    _look_for_garbage_rarely()
     app = ChatApp(open_catalogue, _open_chats, options)
     app.run()
     if app.failure is not None:
         raise app.failure
     raise click.exceptions.Exit(app.exit_code or app.return_code or 0)
+
+
+def _look_for_garbage_rarely() -> None:
+    """A look at everything takes a tenth of a second and more, in which no key is seen; what is loaded stays anyway."""
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, FULL_LOOKS)
 
 
 def _open_chats() -> tuple[ChatStore, str]:
@@ -96,6 +109,7 @@ def _opener(runtime: RuntimeConfig, url: str | None, key: str | None) -> Callabl
     def here() -> Catalogue:
         from edge_llm.providers.local import LocalCatalogue
 
+        gc.freeze()  # what is loaded stays
         return LocalCatalogue(runtime)
 
     def elsewhere() -> Catalogue:

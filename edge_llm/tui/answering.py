@@ -13,6 +13,7 @@ from edge_llm.errors import EdgeLLMError
 from edge_llm.providers.base import Ended, Figures, Piece, Reply
 from edge_llm.talk.pieces import Said, Thought
 from edge_llm.tui.message_view import MessageView
+from edge_llm.tui.pace import Pace
 
 SAVE_SECONDS = 1.0
 """How much of an answer a killed process may lose."""
@@ -48,9 +49,12 @@ class Answering:
         ended: Ended | None = None
         state: State = "failed"
         saving = asyncio.create_task(self._save_as_it_grows())
+        pace = Pace()
         try:
             async for pieces in self.reply:
                 ended = await self._take(pieces) or ended
+                if ended is None:
+                    await pace.wait()
             state = _END_STATES.get(ended.reason, "whole") if ended is not None else "failed"
         except asyncio.CancelledError:
             state = "stopped"

@@ -12,10 +12,15 @@ from textual.widgets import Button
 from edge_llm.chats.tree import Message
 from edge_llm.tui.message_view import MessageView
 
-SHOWN = 24
-"""Messages that are widgets when a chat is opened: every widget costs time in every frame of a stream."""
-MORE = 16
-"""Earlier messages that come at a time."""
+LINES = 64
+"""Lines of messages that are widgets when a chat is opened, and that come at a time when one scrolls up.
+
+Every paragraph, item and cell is a widget, and every widget costs time in every frame of a stream.
+"""
+_AROUND = 3
+"""Lines around the text of a message."""
+_FEWEST = 2
+"""Messages that are shown however long they are: the last prompt and its answer."""
 
 
 class Transcript(VerticalScroll, can_focus=False):
@@ -31,7 +36,7 @@ class Transcript(VerticalScroll, can_focus=False):
         """Show ``path`` out of ``tree`` from its end."""
         self._path = list(path)
         self._versions = _versions(path, tree)
-        self._first = max(0, len(path) - SHOWN)
+        self._first = _first_of(self._path, LINES)
         async with self.batch():
             await self.remove_children()
             await self.mount_all([*self._earlier_button(), *(self._view(message) for message in self._path[self._first :])])
@@ -61,7 +66,8 @@ class Transcript(VerticalScroll, can_focus=False):
     @on(Button.Pressed, "#earlier")
     async def show_earlier(self) -> None:
         """Bring earlier messages, and keep what is seen where it is."""
-        end, self._first = self._first, max(0, self._first - MORE)
+        end = self._first
+        self._first = _first_of(self._path[:end], LINES)
         button = self.query_one("#earlier", Button)
         below = self.max_scroll_y - self.scroll_y
         self.release_anchor()
@@ -74,11 +80,12 @@ class Transcript(VerticalScroll, can_focus=False):
         self.call_after_refresh(lambda: self.scroll_to(y=self.max_scroll_y - below, animate=False))
 
     async def _forget_earliest(self) -> None:
-        views = self.views()
-        if len(views) < SHOWN + 2 * MORE:
+        shown = self._path[self._first :]
+        if sum(_lines(message) for message in shown) < 2 * LINES or len(shown) <= 2 * _FEWEST:
             return
-        leaving = views[: len(views) - SHOWN]
-        self._first += len(leaving)
+        count = _first_of(shown, LINES)
+        leaving = self.views()[:count]
+        self._first += count
         await self.remove_children(leaving)
         for button in self.query("#earlier").results(Button):
             button.label = _earlier(self._first)
@@ -94,6 +101,20 @@ class Transcript(VerticalScroll, can_focus=False):
 
 def _earlier(count: int) -> str:
     return f"{count} earlier messages"
+
+
+def _lines(message: Message) -> int:
+    return _AROUND + sum(1 for line in f"{message.thought}\n{message.text}".splitlines() if line.strip())
+
+
+def _first_of(path: Sequence[Message], lines: int) -> int:
+    """Where the last messages of ``path`` begin that have together at most so many lines."""
+    left = lines
+    for at in range(len(path) - 1, -1, -1):
+        left -= _lines(path[at])
+        if left < 0 and len(path) - at > _FEWEST:
+            return at + 1
+    return 0
 
 
 def _versions(path: Sequence[Message], tree: Iterable[Message]) -> dict[int, tuple[int, int]]:
