@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from textual.widgets.option_list import Option
 from edge_llm.files import printable
 
 MOST_SHOWN = 8
+_JOINERS = "\u200c\u200d"
+"""Between letters and between emoji: a part of what was written, and no danger."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class PromptArea(TextArea):
 
     def take(self, text: str) -> None:
         """Put ``text`` in place of what is written, the cursor behind it."""
-        self.text = printable(text)
+        self.text = writable(text)
         self.move_cursor(self.document.end)
 
     def action_newline(self) -> None:
@@ -198,6 +201,12 @@ class Prompt(Vertical):
         self._found = ()
         self.area.completing = False
         self._choices.display = False
+
+
+def writable(text: str) -> str:
+    """``text`` as it may stand in a field: no character of it talks to the terminal."""
+    parts = re.split(f"([{_JOINERS}])", text.replace("\r\n", "\n").replace("\r", "\n"))
+    return "".join(part if part in _JOINERS else printable(part) for part in parts)
 
 
 def _line(completion: Completion) -> Content:
