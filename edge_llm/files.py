@@ -45,10 +45,15 @@ def shown(value: object, limit: int = 120) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
+_JOINERS = "\u200c\u200d"
+"""Between letters of Persian and Indic scripts, and inside of emoji; they move no cursor."""
+
+
 def printable(text: str) -> str:
     """``text`` without control characters: what comes from a model must not move the cursor or talk to the terminal."""
     lines = text.replace("\u2028", "\n").replace("\u2029", "\n")
-    return "".join(char for char in lines if char.isprintable() or char in "\n\t" or unicodedata.category(char) == "Zs")
+    kept = "\n\t" + _JOINERS
+    return "".join(char for char in lines if char.isprintable() or char in kept or unicodedata.category(char) == "Zs")
 
 
 def status(path: Path) -> os.stat_result | None:
