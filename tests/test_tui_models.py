@@ -81,7 +81,8 @@ def test_a_model_that_has_vanished_is_told_and_another_one_chosen(tmp_path):
 
     async def again(chat):
         await chat.until(lambda: chat.told("no model `first`") and chat.told("F4 chooses"))
-        assert "no model" in chat.screen.splitlines()[-3]
+        chat.app.clear_notifications()  # they lie above the status
+        await chat.until(lambda: "no model" in chat.screen.splitlines()[-3])
         await chat.send("/model other")
         await chat.until(lambda: chat.session.provider is not None)
         await chat.ask("Again")

@@ -47,7 +47,10 @@ def test_keys_that_come_in_a_burst_are_taken_in_their_order(tmp_path):
     drive(talk, tmp_path, provider)
 
 
-@pytest.mark.parametrize("line", ["/export md", "/export json", "/title Two words", "/new", "/mod", "/set seed 7", "/theme nord"])
+LINES = ["/export md", "/export json", "/title Two words", "/new", "/mod", "/set seed 7", "/theme nord"]
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_a_burst_that_passes_completions_does_what_its_letters_say(tmp_path, line):
     """Every letter lists other completions; the key that ends the burst meets those of the whole line."""
 

@@ -35,7 +35,7 @@ from edge_llm.tui.keys import bindings_of
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.notices import Notices
 from edge_llm.tui.options import ChatOptions
-from edge_llm.tui.prompt import Prompt, PromptArea
+from edge_llm.tui.prompt import Prompt, PromptArea, writable
 from edge_llm.tui.session import OpenCatalogue, Session, reason
 from edge_llm.tui.status import Estimate, StatusLine
 from edge_llm.tui.threads import in_thread
@@ -138,7 +138,7 @@ class ChatApp(App[None]):
     async def on_event(self, event: events.Event) -> None:
         """What is pasted is text: no character of it talks to the terminal."""
         if isinstance(event, events.Paste):
-            event.text = printable(event.text.replace("\r\n", "\n").replace("\r", "\n"))
+            event.text = writable(event.text)
         await super().on_event(event)
 
     def on_resize(self, event: events.Resize) -> None:

@@ -70,7 +70,7 @@ class PromptArea(TextArea):
 
     def take(self, text: str) -> None:
         """Put ``text`` in place of what is written, the cursor behind it."""
-        self.text = printable(text)
+        self.text = writable(text)
         self.move_cursor(self.document.end)
 
     def action_newline(self) -> None:
@@ -205,6 +205,11 @@ class Prompt(Vertical):
     def _put_away(self) -> None:
         self._left, self._found = self.area.before_cursor, ()
         self._list()
+
+
+def writable(text: str) -> str:
+    """``text`` as it may stand in a field: no character of it talks to the terminal."""
+    return printable(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def _line(completion: Completion) -> Content:
