@@ -167,8 +167,11 @@ class Prompt(Vertical):
 
     @on(PromptArea.Key)
     def key_of_choices(self, event: PromptArea.Key) -> None:
-        """Move among the completions, take one, or put them away."""
-        if event.key == "up":
+        """Move among the completions, take one, or put them away; what was typed meanwhile may have ended them."""
+        if not self._found:
+            if event.key == "enter":
+                self.area.send()
+        elif event.key == "up":
             self._choices.action_cursor_up()
         elif event.key == "down":
             self._choices.action_cursor_down()
