@@ -182,8 +182,8 @@ def with_server(rate: float, keys: int) -> dict[str, dict[str, float]]:
 
 
 def with_the_built_in_model(keys: int) -> dict[str, dict[str, float]]:
-    """A new chat with a model in the same process; its answers are as long as its context allows."""
-    options = ["--new", "--ignore-eos", "--max-tokens", "800"]
+    """A new chat with a model in the same process."""
+    options = ["--new"]
     with BlindTerminal("chat", *options, columns=120, rows=40) as terminal:
         found = {"start": start(terminal, "builtin")}
         typist = Typist(terminal)
