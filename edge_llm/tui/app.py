@@ -77,6 +77,7 @@ class ChatApp(App[None]):
         """That of the process when it is left."""
         self.failure: Exception | None = None
         """A mistake of ours that ended it."""
+        self._title = ""
         self._begun = asyncio.Event()
 
     # -- layout -------------------------------------------------------------------------------------------------------
@@ -232,7 +233,9 @@ class ChatApp(App[None]):
         if (answering := self.session.answering) is not None and answering.rate:
             self.inside.see_rate(answering.rate)
         title = printable(self.session.chat.chat.title) or "New chat"
-        self.screen_stack[0].query_one("#title", Static).update(_plain(title))
+        if title != self._title:
+            self._title = title
+            self.screen_stack[0].query_one("#title", Static).update(_plain(title), layout=False)
 
     def refresh_chats(self) -> None:
         """List the chats as they are now, if they are listed."""

@@ -80,6 +80,6 @@ class StatusLine(Static):
         left, right = Content(self._activity), Content.styled(self._about, "dim")
         gap = self.size.width - left.cell_length - right.cell_length
         if gap < 1:  # what goes on is more important
-            self.update(left if self._activity else right)
+            self.update(left if self._activity else right, layout=False)
         else:
-            self.update(Content.assemble(left, " " * gap, right))
+            self.update(Content.assemble(left, " " * gap, right), layout=False)  # a line stays a line
