@@ -21,7 +21,7 @@ _END_STATES: dict[str, State] = {"cancelled": "stopped"}
 
 
 class Answering:
-    """Puts ``reply`` into ``message`` of ``chat``; ``view`` shows it as long as it is on the screen."""
+    """Puts ``reply`` into ``message`` of ``chat``; ``view`` shows it while it is on the screen, slowly while ``typing``."""
 
     def __init__(
         self,
@@ -30,12 +30,14 @@ class Answering:
         reply: Reply,
         view: MessageView,
         save: Callable[[OpenChat], Awaitable[object]],
+        typing: Callable[[], bool],
     ) -> None:
         self.chat = chat
         self.reply = reply
         self.view = view
         self.message = message
         self._save = save
+        self._typing = typing
         self.begun: float | None = None
         """When the first piece came, by the monotonic clock."""
         self.over = asyncio.Event()
@@ -49,7 +51,7 @@ class Answering:
         ended: Ended | None = None
         state: State = "failed"
         saving = asyncio.create_task(self._save_as_it_grows())
-        pace = Pace()
+        pace = Pace(self._typing)
         try:
             async for pieces in self.reply:
                 ended = await self._take(pieces) or ended

@@ -50,6 +50,8 @@ TICK_SECONDS = 0.1
 SAVE_AGAIN_SECONDS = 5.0
 OTHERS_SECONDS = 2.0
 TWICE_SECONDS = 1.5
+TYPES_SECONDS = 0.5
+"""Behind a key in which the person counts as typing."""
 NARROW = 90
 """Columns below which the look inside and the list of chats take the place of the chat."""
 HISTORY = 500
@@ -67,10 +69,12 @@ class ChatApp(App[None]):
         super().__init__(driver_class=TerminalDriver)
         self.options = options
         self._open_store = open_store
-        self.transcript = Transcript()
-        self.session = Session(open_catalogue, self.transcript, self.tell, self._see_answer)
+        self.heading = Static("edge-llm", id="title", markup=False)
+        self.transcript, self.status, self.chat_list = Transcript(), StatusLine(), ChatList()
+        self.inside = InsidePanel(self._look)
+        self.session = Session(open_catalogue, self.transcript, self.tell, self._see_answer, self._typing)
         self.actions = Actions(self)
-        self._completer = Completer(self.actions)
+        self.prompt = Prompt(Completer(self.actions).complete)
         self._estimate = Estimate()
         self._asked_to_leave = -TWICE_SECONDS
         self.exit_code = 0
@@ -83,27 +87,15 @@ class ChatApp(App[None]):
     # -- layout -------------------------------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
-        yield Static("edge-llm", id="title", markup=False)
+        yield self.heading
         with Horizontal(id="body"):
-            yield ChatList()
+            yield self.chat_list
             with Vertical(id="chat"):
                 yield self.transcript
-                yield StatusLine()
-                yield Prompt(self._completer.complete)
-            yield InsidePanel(self._look)
+                yield self.status
+                yield self.prompt
+            yield self.inside
         yield Footer(compact=True, show_command_palette=False)
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.query_one(Prompt)
-
-    @property
-    def chat_list(self) -> ChatList:
-        return self.query_one(ChatList)
-
-    @property
-    def inside(self) -> InsidePanel:
-        return self.query_one(InsidePanel)
 
     def on_load(self) -> None:
         """Who ends the program from outside, or closes its terminal, loses nothing."""
@@ -226,16 +218,16 @@ class ChatApp(App[None]):
 
     def _tick(self) -> None:
         """Ten times a second: what goes on, and what is known of the model and the context."""
-        if not self.is_running or not self.screen_stack:
-            return
-        status = self.screen_stack[0].query_one(StatusLine)
-        status.show(activity(self.session, self.actions.models.fetching, self._estimate), situation(self.session))
+        self.status.show(activity(self.session, self.actions.models.fetching, self._estimate), situation(self.session))
         if (answering := self.session.answering) is not None and answering.rate:
             self.inside.see_rate(answering.rate)
         title = printable(self.session.chat.chat.title) or "New chat"
         if title != self._title:
             self._title = title
-            self.screen_stack[0].query_one("#title", Static).update(_plain(title), layout=False)
+            self.heading.update(_plain(title), layout=False)
+
+    def _typing(self) -> bool:
+        return time.monotonic() - self.prompt.area.typed_at < TYPES_SECONDS
 
     def refresh_chats(self) -> None:
         """List the chats as they are now, if they are listed."""

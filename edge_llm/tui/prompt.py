@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -58,6 +59,8 @@ class PromptArea(TextArea):
             placeholder="Ask anything.  / lists commands, @ attaches a file, F1 helps",
         )  # fmt: skip
         self._take_key = take_key
+        self.typed_at = 0.0
+        """When the last key came, by the monotonic clock."""
         self.earlier: list[str] = []
         """Prompts of before, newest last."""
         self._at: int | None = None
@@ -86,6 +89,7 @@ class PromptArea(TextArea):
             self.post_message(self.Sent(text).set_sender(self))  # who called is not its sender: it would not bubble up to it
 
     async def _on_key(self, event: events.Key) -> None:
+        self.typed_at = time.monotonic()
         if event.key in _COMPLETING and self._take_key(event.key):
             event.stop()
             event.prevent_default()

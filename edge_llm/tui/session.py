@@ -61,11 +61,17 @@ class Superseded(EdgeLLMError):
 class Session:
     """What a person does with chats, one step after the other, on the event loop.
 
-    An answer goes on when another chat is shown.  ``tell`` speaks to the person, ``on_answer`` hears what an answer took.
+    An answer goes on when another chat is shown.  ``tell`` speaks to the person, ``on_answer`` hears what an answer took,
+    ``typing`` says whether the person writes just now.
     """
 
     def __init__(
-        self, open_catalogue: OpenCatalogue, transcript: Transcript, tell: Tell, on_answer: Callable[[Figures], None]
+        self,
+        open_catalogue: OpenCatalogue,
+        transcript: Transcript,
+        tell: Tell,
+        on_answer: Callable[[Figures], None],
+        typing: Callable[[], bool],
     ) -> None:
         self.catalogue = cache(open_catalogue)
         """The models that there are; called in a thread, as its first call loads much."""
@@ -78,6 +84,7 @@ class Session:
         self._transcript = transcript
         self._tell = tell
         self._on_answer = on_answer
+        self._typing = typing
         self._wanted: Wanted | None = None
         self._ready = asyncio.Event()
         self._load_number = 0
@@ -278,7 +285,7 @@ class Session:
         view = self._transcript.view_of(message.id) or self._transcript.unseen(message)
         view.grows = True
         view.redraw(message)
-        turn.answering = Answering(turn.chat, message, provider.ask(ask), view, self.save)
+        turn.answering = Answering(turn.chat, message, provider.ask(ask), view, self.save, self._typing)
         try:
             figures = await turn.answering.run()
         except EdgeLLMError as error:
