@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge_llm.tui.pace import MOST_SECONDS, SHARE, Pace
+from edge_llm.tui.pace import MOST_SECONDS, SHARE, TYPING_SECONDS, Pace
 
 
 class Clock:
@@ -32,3 +32,9 @@ def test_who_is_idle_does_not_wait_and_nobody_waits_long():
     pace = Pace(lambda: clock.now, lambda: clock.used)
     assert clock.step(pace, 0.01, idle=0.1) == 0
     assert clock.step(pace, 10.0) == MOST_SECONDS
+
+
+def test_somebody_who_types_comes_first():
+    now = [0.0]
+    pace = Pace(lambda: True, clock=lambda: now[0], used=lambda: 0.0)
+    assert pace.pause() == TYPING_SECONDS

@@ -11,10 +11,11 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message as Event
 from textual.widgets import Collapsible, Markdown, Static
-from textual.widgets.markdown import MarkdownFence, MarkdownStream
+from textual.widgets.markdown import MarkdownFence
 
 from edge_llm.chats.tree import Message
 from edge_llm.files import printable
+from edge_llm.tui.growing import GrowingText
 
 _ENDS: Mapping[str, str] = {"stopped": "stopped", "failed": "broke off", "growing": "unfinished"}
 
@@ -49,7 +50,7 @@ class MessageView(Vertical, can_focus=True):
         self.message = message
         self._version = version
         self._body: Markdown | None = None
-        self._streams: dict[Markdown, MarkdownStream] = {}
+        self._growing: dict[Markdown, GrowingText] = {}
         self._thought_body: Markdown | None = None
         self._code_at = -1
         self._shown = (len(message.thought), len(message.text))
@@ -114,25 +115,24 @@ class MessageView(Vertical, can_focus=True):
         if self._thought_body is None:
             await self.mount(self._thoughts("", collapsed=False), before=self._body)
         if self._thought_body is not None:
-            await self._stream(self._thought_body).write(printable(text))
+            await self._grow(self._thought_body).write(printable(text))
 
     async def _say(self, text: str) -> None:
         """Add to the answer."""
-        if self._thought_body is not None and self._body not in self._streams:
+        if self._thought_body is not None and self._body not in self._growing:
             self.query_one(Collapsible).collapsed = True
         if self._body is not None:
-            await self._stream(self._body).write(printable(text))
+            await self._grow(self._body).write(printable(text))
 
     async def finish(self, message: Message) -> None:
         """The answer has come to its end, and is ``message``: all of it is drawn once more, as a clean parse has it."""
         self.message, self.grows = message, False
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            await stream.stop()
-        if self._body is not None and self.is_attached:
-            await self._body.update(printable(message.text))
-            if self._thought_body is not None:
-                await self._thought_body.update(printable(message.thought))
+        for body, text in ((self._thought_body, message.thought), (self._body, message.text)):
+            growing = None if body is None else self._growing.pop(body, None)
+            if growing is not None:
+                await growing.finish(printable(text))
+            elif body is not None and self.is_attached and text:
+                await body.update(printable(text))
         self.redraw(message)
 
     def redraw(self, message: Message) -> None:
@@ -143,10 +143,10 @@ class MessageView(Vertical, can_focus=True):
             for ending in self.query(".ending").results(Static):
                 ending.update(Content(self._ending()))
 
-    def _stream(self, body: Markdown) -> MarkdownStream:
-        if body not in self._streams:
-            self._streams[body] = Markdown.get_stream(body)
-        return self._streams[body]
+    def _grow(self, body: Markdown) -> GrowingText:
+        if body not in self._growing:
+            self._growing[body] = GrowingText(body, _mount_below)
+        return self._growing[body]
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 
@@ -156,6 +156,11 @@ class MessageView(Vertical, can_focus=True):
     def action_thought(self) -> None:
         for thought in self.query(Collapsible):
             thought.collapsed = not thought.collapsed
+
+
+async def _mount_below(piece: Markdown, above: Markdown) -> None:
+    assert above.parent is not None, "it is on the screen"
+    await above.parent.mount(piece, after=above)  # type: ignore[attr-defined]
 
 
 def _markdown(text: str) -> Markdown:

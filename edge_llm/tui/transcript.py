@@ -12,7 +12,7 @@ from textual.widgets import Button
 from edge_llm.chats.tree import Message
 from edge_llm.tui.message_view import MessageView
 
-LINES = 64
+LINES = 48
 """Lines of messages that are widgets when a chat is opened, and that come at a time when one scrolls up.
 
 Every paragraph, item and cell is a widget, and every widget costs time in every frame of a stream.

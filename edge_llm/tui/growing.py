@@ -1,0 +1,60 @@
+"""The text of an answer while it grows: several pieces of Markdown, of which only the last is parsed and laid out anew."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from textual.widgets import Markdown
+
+SEALED_CHARACTERS = 3000
+"""A piece that has more is sealed at the next end of a block: the cost of a step grows with the piece, not with the answer."""
+
+
+def block_end(text: str) -> int:
+    """Where ``text`` may be cut: behind its last empty line outside of fences; 0 where it has none."""
+    end, at, fence = 0, 0, ""
+    for line in text.splitlines(keepends=True):
+        at += len(line)
+        mark = line.strip()[:3]
+        if fence:
+            fence = "" if mark == fence else fence
+        elif mark in ("```", "~~~"):
+            fence = mark
+        elif not line.strip():
+            end = at
+    return end
+
+
+class GrowingText:
+    """Streams text into ``first``, which may have some, and then into further pieces; ``mount`` puts one below another."""
+
+    def __init__(self, first: Markdown, mount: Callable[[Markdown, Markdown], Awaitable[object]]) -> None:
+        self._mount = mount
+        self._first = self._body = first
+        self._stream = Markdown.get_stream(first)
+        self._text = first.source
+        self._pieces: list[Markdown] = []  # all but the first
+
+    async def write(self, text: str) -> None:
+        """Show ``text`` behind what is shown."""
+        self._text += text
+        end = block_end(self._text) if len(self._text) > SEALED_CHARACTERS else 0
+        if not end:
+            await self._stream.write(text)
+            return
+        sealed, self._text = self._text[:end], self._text[end:]
+        await self._stream.stop()
+        await self._body.update(sealed)
+        below, self._body = self._body, Markdown(open_links=False)
+        self._pieces.append(self._body)
+        await self._mount(self._body, below)
+        self._stream = Markdown.get_stream(self._body)
+        await self._stream.write(self._text)
+
+    async def finish(self, text: str) -> None:
+        """The text is ``text``: all of it is one piece again."""
+        await self._stream.stop()
+        for piece in self._pieces:
+            await piece.remove()
+        if self._first.is_attached:
+            await self._first.update(text)
