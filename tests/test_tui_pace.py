@@ -21,7 +21,7 @@ class Clock:
 @pytest.mark.parametrize("work", [0.001, 0.03, 0.1])
 def test_the_loop_is_never_busier_than_its_share(work):
     clock = Clock()
-    pace = Pace(lambda: clock.now, lambda: clock.used)
+    pace = Pace(clock=lambda: clock.now, used=lambda: clock.used)
     for _ in range(20):
         clock.step(pace, work)
     assert clock.used / clock.now == pytest.approx(SHARE)
@@ -29,7 +29,7 @@ def test_the_loop_is_never_busier_than_its_share(work):
 
 def test_who_is_idle_does_not_wait_and_nobody_waits_long():
     clock = Clock()
-    pace = Pace(lambda: clock.now, lambda: clock.used)
+    pace = Pace(clock=lambda: clock.now, used=lambda: clock.used)
     assert clock.step(pace, 0.01, idle=0.1) == 0
     assert clock.step(pace, 10.0) == MOST_SECONDS
 
