@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge_llm.engine.inside import Inside
     from edge_llm.providers.base import Figures
 
-LOOKS_PER_SECOND = 4
+LOOKS_PER_SECOND = 2
 NUMBERS = ("speeds", "counters", "memory")
 """Sections that nearly always change: they are drawn at every second look, because a frame takes the app longer than a look."""
 REMEMBERED = 200
