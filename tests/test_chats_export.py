@@ -6,9 +6,9 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from writing_store import WritingStore
 
 from edge_llm.chats.export import as_json, as_markdown, file_name_of, from_json
-from edge_llm.chats.store import ChatStore
 from edge_llm.chats.tree import Attachment, Chat, Message
 from edge_llm.errors import UsageError
 
@@ -17,18 +17,18 @@ HOSTILE = "\x1b]0;owned\x07 [bold] </details> \u202e ``` \x00"
 
 @pytest.fixture
 def store():
-    made = ChatStore.in_memory()
+    made = WritingStore.in_memory()
     yield made
     made.close()
 
 
 @pytest.fixture
 def chat(store):
-    made = store.create({"system": "Be kind", "temperature": 0.25})
+    made = store.begin({"system": "Be kind", "temperature": 0.25})
     prompt = store.add(made.id, None, "user", "# Hi\n天", attachments=[Attachment("a`b.md", "```\ncode\n```\n")])
     store.add(made.id, prompt.id, "assistant", "first try", model="qwen")
     second = store.add(made.id, prompt.id, "assistant", "", model="qwen", state="growing")
-    store.grow(second.id, "```python\nprint(1)\n```\ndone", "I think\n- so", "whole", {"completion_tokens": 4})
+    store.grow(second, "```python\nprint(1)\n```\ndone", "I think\n- so", "whole", {"completion_tokens": 4})
     return store.chat(made.id)
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from writing_store import WritingStore
 
 from edge_llm.chats.database import MIGRATIONS
-from edge_llm.chats.store import ChatStore
 from edge_llm.chats.tree import Attachment, path_to
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.paths import chats_file
@@ -36,7 +36,7 @@ def opened(path):
     stores = []
 
     def open_it(timeout=5.0):
-        store, notice = ChatStore.open(path, timeout)
+        store, notice = WritingStore.open(path, timeout)
         stores.append(store)
         open_it.notice = notice
         return store
@@ -53,7 +53,7 @@ def store(opened):
 
 def filled(store, count=40, words="a text of some length, so that pages fill up "):
     """A chat of ``count`` messages in a row."""
-    chat, parent = store.create({"model": "m"}), None
+    chat, parent = store.begin({"model": "m"}), None
     for number in range(count):
         role = "assistant" if number % 2 else "user"
         parent = store.add(chat.id, parent, role, f"{number} {words * 10}").id
@@ -61,7 +61,7 @@ def filled(store, count=40, words="a text of some length, so that pages fill up 
 
 
 def run_python(code, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     )
@@ -71,10 +71,10 @@ def run_python(code, *arguments):
 
 
 def test_a_message_comes_back_as_it_was_written(store, opened):
-    chat = store.create({"system": HOSTILE, "temperature": 0.5, "nested": {"list": [1, None, True]}})
+    chat = store.begin({"system": HOSTILE, "temperature": 0.5, "nested": {"list": [1, None, True]}})
     prompt = store.add(chat.id, None, "user", HOSTILE, attachments=[Attachment(HOSTILE, HOSTILE), Attachment("b", "")])
     answer = store.add(chat.id, prompt.id, "assistant", "", model="qwen", state="growing", thought="hm")
-    assert store.grow(answer.id, HOSTILE, HOSTILE, "stopped", {"completion_tokens": 3})
+    store.grow(answer, HOSTILE, HOSTILE, "stopped", {"completion_tokens": 3})
     store.rename(chat.id, HOSTILE)
     again = opened()
     first, second = again.messages(chat.id)
@@ -88,7 +88,7 @@ def test_a_message_comes_back_as_it_was_written(store, opened):
 
 
 def test_what_is_no_text_does_not_lose_the_message(store):
-    chat = store.create({})
+    chat = store.begin({})
     assert store.add(chat.id, None, "user", "a \ud83d b", attachments=[Attachment("\udcff", "\udcff")]).text == "a ? b"
     assert store.messages(chat.id)[0].attachments == (Attachment("?", "?"),)
     assert store.chats("\ud83d ???") == []
@@ -97,14 +97,14 @@ def test_what_is_no_text_does_not_lose_the_message(store):
 
 
 def test_the_first_prompt_names_a_chat_and_a_person_names_it_for_good(store):
-    chat = store.create({})
+    chat = store.begin({})
     assert chat.title == "New chat"
     prompt = store.add(chat.id, None, "user", "## Why is the sky *blue*?\nTell me")
     assert store.chat(chat.id).title == "Why is the sky blue?"
     store.add(chat.id, prompt.id, "user", "And green?")
     assert store.chat(chat.id).title == "Why is the sky blue?"
     store.rename(chat.id, "Sky")
-    other = store.create({})
+    other = store.begin({})
     store.rename(other.id, "Mine")
     for each in (chat, other):
         store.add(each.id, None, "user", "Something else")
@@ -114,16 +114,16 @@ def test_the_first_prompt_names_a_chat_and_a_person_names_it_for_good(store):
 
 
 def test_the_chat_that_changed_last_comes_first(store):
-    first, second, third = (store.create({}) for _ in range(3))
+    first, second, third = (store.begin({}) for _ in range(3))
     answer = store.add(first.id, None, "assistant", "", state="growing")
     store.add(third.id, None, "user", "x")
-    store.grow(answer.id, "y", "", "whole", {})
+    store.grow(answer, "y", "", "whole", {})
     assert [found.chat.id for found in store.chats()] == [first.id, third.id, second.id]
     assert [found.chat.id for found in store.chats(limit=1)] == [first.id]
 
 
 def test_a_deleted_message_takes_all_below_it_and_the_path_goes_on_beside_or_above(store):
-    chat = store.create({})
+    chat = store.begin({})
     prompt = store.add(chat.id, None, "user", "q")
     one = store.add(chat.id, prompt.id, "assistant", "one")
     below_one = store.add(chat.id, one.id, "user", "more")
@@ -152,7 +152,7 @@ def test_chats_of_thousands_of_turns_are_deleted_whole(store):
 
 
 def test_prompts_are_the_last_distinct_ones_newest_last(store):
-    one, two = store.create({}), store.create({})
+    one, two = store.begin({}), store.begin({})
     for chat, text in [(one, "a"), (two, "b"), (one, "c"), (two, "a"), (one, " ")]:
         store.add(chat.id, None, "user", text)
         store.add(chat.id, None, "assistant", "never this")
@@ -161,7 +161,7 @@ def test_prompts_are_the_last_distinct_ones_newest_last(store):
 
 
 def test_a_store_in_memory_does_the_same(tmp_path):
-    store = ChatStore.in_memory()
+    store = WritingStore.in_memory()
     chat = filled(store)
     assert len(path_to(store.messages(chat.id), chat.leaf)) == 40
     assert store.chats("some length")
@@ -172,8 +172,8 @@ def test_a_store_in_memory_does_the_same(tmp_path):
 
 
 def test_the_file_is_the_users_own(edge_llm_home):
-    store, notice = ChatStore.open(chats_file())
-    store.add(store.create({}).id, None, "user", "secret")
+    store, notice = WritingStore.open(chats_file())
+    store.add(store.begin({}).id, None, "user", "secret")
     assert notice == ""
     assert chats_file().parent == edge_llm_home
     assert {file.stat().st_mode & 0o077 for file in edge_llm_home.iterdir()} == {0}
@@ -204,14 +204,14 @@ def library(request, monkeypatch, path):
     """Chats to look through: with FTS5, and as if this SQLite had none."""
     if request.param == "no index":
         monkeypatch.setattr("edge_llm.chats.database._INDEX", "CREATE VIRTUAL TABLE words USING fts_that_is_missing (text)")
-    store, _ = ChatStore.open(path)
+    store, _ = WritingStore.open(path)
     for title, text in [
         ("Snakes", "How do I sort a LIST in Python?"),
         ("Kitchen", "今天天气怎么样，晚饭吃什么"),
         ("Discount", '100% off_sale "quoted" it\'s (here) NEAR* -minus'),
         ("Привет", "Ещё один ПРИМЕР"),
     ]:
-        chat = store.create({})
+        chat = store.begin({})
         store.add(chat.id, None, "user", text)
         store.rename(chat.id, title)
     yield store
@@ -252,8 +252,8 @@ def test_search_finds_parts_of_words_in_texts_and_titles(library, text, titles):
 @given(text=st.text(max_size=30))
 @settings(max_examples=60)
 def test_any_text_can_be_looked_for(text):
-    store = ChatStore.in_memory()
-    chat = store.create({})
+    store = WritingStore.in_memory()
+    chat = store.begin({})
     store.add(chat.id, None, "user", f"before {text} after")
     assert [found.chat.id for found in store.chats(f"before {text}")] == [chat.id]
     assert store.chats(text + " is not there at all") == []
@@ -263,12 +263,12 @@ def test_any_text_can_be_looked_for(text):
 def test_search_knows_texts_as_they_are_now(library):
     chat = library.chats("python")[0].chat
     answer = library.add(chat.id, chat.leaf, "assistant", "", state="growing")
-    library.grow(answer.id, "a zebra begins", "", "growing", {})
+    library.grow(answer, "a zebra begins", "", "growing", {})
     assert found(library, "zebra") == ["Snakes"]
-    library.grow(answer.id, "a giraffe it is", "", "whole", {})
+    library.grow(answer, "a giraffe it is", "", "whole", {})
     assert (found(library, "zebra"), found(library, "giraffe")) == ([], ["Snakes"])
-    library.grow(answer.id, "a giraffe and a lion", "", "growing", {})
-    library.grow(answer.id, "a lion alone", "", "stopped", {})
+    library.grow(answer, "a giraffe and a lion", "", "growing", {})
+    library.grow(answer, "a lion alone", "", "stopped", {})
     assert (found(library, "giraffe"), found(library, "lion")) == ([], ["Snakes"])
     library.delete_message(answer.id)
     assert found(library, "lion") == []
@@ -277,7 +277,7 @@ def test_search_knows_texts_as_they_are_now(library):
 
 
 def test_the_excerpt_shows_the_place_in_one_line(store):
-    chat = store.create({})
+    chat = store.begin({})
     store.add(chat.id, None, "user", "filler\n" * 1000 + "here is the\nNeedle in it\n" + "hay " * 1000)
     (hit,) = store.chats("needle")
     assert "here is the Needle in it" in hit.excerpt
@@ -288,7 +288,7 @@ def test_the_excerpt_shows_the_place_in_one_line(store):
 def test_a_file_goes_from_a_sqlite_with_index_to_one_without_and_back(monkeypatch, path, opened):
     def add_one(text):
         store = opened()
-        store.add(store.create({}).id, None, "user", text)
+        store.add(store.begin({}).id, None, "user", text)
         assert [len(store.chats(word)) for word in ("first", "second", "third")].count(1) == len(store.chats())
         store.close()
 
@@ -305,9 +305,9 @@ def test_a_file_goes_from_a_sqlite_with_index_to_one_without_and_back(monkeypatc
 ADDER = """
 import sys, time
 from pathlib import Path
-from edge_llm.chats.store import ChatStore
-store, _ = ChatStore.open(Path(sys.argv[1]))
-chat = int(sys.argv[2]) or store.create({}).id
+from writing_store import WritingStore
+store, _ = WritingStore.open(Path(sys.argv[1]))
+chat = int(sys.argv[2]) or store.begin({}).id
 parent = None
 for number in range(int(sys.argv[3])):
     parent = store.add(chat, parent, "user", f"{sys.argv[4]} {number}").id
@@ -331,7 +331,7 @@ def test_a_message_that_was_added_survives_kill_9(path, opened):
 
 def test_processes_that_add_at_once_lose_nothing(path, opened):
     store = opened()
-    shared = store.create({}).id
+    shared = store.begin({}).id
     assert not store.changed_elsewhere()
     children = [run_python(ADDER, path, chat, 25, name) for chat, name in [(shared, "a"), (shared, "b"), (0, "c"), (0, "d")]]
     printed = [child.communicate(timeout=120) for child in children]
@@ -348,9 +348,9 @@ def test_processes_that_add_at_once_lose_nothing(path, opened):
 OPENER = """
 import sys
 from pathlib import Path
-from edge_llm.chats.store import ChatStore
-store, notice = ChatStore.open(Path(sys.argv[1]))
-message = store.add(store.create({}).id, None, "user", sys.argv[2])
+from writing_store import WritingStore
+store, notice = WritingStore.open(Path(sys.argv[1]))
+message = store.add(store.begin({}).id, None, "user", sys.argv[2])
 print(bool(notice), flush=True)
 """
 
@@ -370,7 +370,7 @@ def test_processes_that_open_at_once_agree_on_one_file(path, opened, before):
 
 
 def test_threads_may_share_a_store(store):
-    chat = store.create({})
+    chat = store.begin({})
     with ThreadPoolExecutor(8) as pool:
         ids = list(pool.map(lambda number: store.add(chat.id, None, "user", f"text {number}").id, range(80)))
         list(pool.map(lambda number: store.chats(f"text {number}"), range(20)))
@@ -415,7 +415,7 @@ def apply(store, expected, operation, pick, text):
     chat = chats[pick % len(chats)] if chats else None
     message = messages[pick % len(messages)] if messages else None
     if operation == "create":
-        expected.chats[store.create({"at": pick}).id] = {"title": "New chat", "leaf": None, "settings": {"at": pick}}
+        expected.chats[store.begin({"at": pick}).id] = {"title": "New chat", "leaf": None, "settings": {"at": pick}}
     elif operation == "add" and chat:
         inside = [None, *(each for each, (its, *_) in expected.messages.items() if its == chat)]
         parent = inside[pick % len(inside)]
@@ -423,8 +423,10 @@ def apply(store, expected, operation, pick, text):
         expected.messages[made] = (chat, parent, text, "whole")
         expected.chats[chat]["leaf"] = made
     elif operation == "grow" and message:
-        store.grow(message, text + "!", "", "growing" if pick % 2 else "whole", {})
-        expected.messages[message] = (*expected.messages[message][:2], text + "!", "growing" if pick % 2 else "whole")
+        chat, parent, *_ = expected.messages[message]
+        state = "growing" if pick % 2 else "whole"
+        store.grow(store.message(chat, message), text + "!", "", state, {})
+        expected.messages[message] = (chat, parent, text + "!", state)
     elif operation == "leaf" and message:
         its = expected.messages[message][0]
         store.set_leaf(its, message)
@@ -448,7 +450,7 @@ def apply(store, expected, operation, pick, text):
 @settings(max_examples=40)
 def test_two_stores_of_one_file_are_one_dictionary(tmp_path_factory, operations):
     path = tmp_path_factory.mktemp("model") / "chats.sqlite3"
-    stores = [ChatStore.open(path)[0] for _ in range(2)]
+    stores = [WritingStore.open(path)[0] for _ in range(2)]
     expected = Expected()
     for operation, who, pick, text in operations:
         apply(stores[who], expected, operation, pick, text)
@@ -476,18 +478,17 @@ def test_nothing_is_said_to_what_another_terminal_deleted(store, opened):
         store.add(chat.id, answer.id, "user", "lost?")
     with pytest.raises(StorageError, match="message was deleted"):
         store.set_leaf(chat.id, answer.id)
-    assert not store.grow(answer.id, "ghost", "", "whole", {})
     assert [message.id for message in store.messages(chat.id)] == [prompt.id]
     other.delete(chat.id)
     for refused in (
         lambda: store.add(chat.id, None, "user", "x", attachments=[Attachment("a", "b")]),
+        lambda: store.grow(answer, "ghost", "", "whole", {}),
         lambda: store.rename(chat.id, "x"),
         lambda: store.set_settings(chat.id, {}),
         lambda: store.set_leaf(chat.id, None),
     ):
         with pytest.raises(StorageError, match="chat was deleted"):
             refused()
-    assert not store.grow(prompt.id, "ghost", "", "whole", {})
     store.delete(chat.id)
     assert (store.chat(chat.id), store.messages(chat.id), store.chats()) == (None, [], [])
 
@@ -567,14 +568,14 @@ def test_a_file_that_was_moved_away_takes_nothing_more_until_it_is_back(path, st
 @pytest.mark.parametrize("place", ["/proc/nowhere/chats.sqlite3", "/proc/chats.sqlite3", "/dev/null/chats.sqlite3"])
 def test_a_place_that_cannot_be_written_is_told(place):
     with pytest.raises(StorageError, match="set EDGE_LLM_HOME"):
-        ChatStore.open(Path(place))
+        WritingStore.open(Path(place))
 
 
 def test_a_folder_in_the_place_of_the_file_is_told_and_stays(path):
     path.mkdir()
     (path / "mine").write_text("x")
     with pytest.raises(StorageError, match="cannot use the chats in"):
-        ChatStore.open(path)
+        WritingStore.open(path)
     assert (path / "mine").read_text() == "x"
 
 
@@ -594,7 +595,7 @@ def test_chats_of_a_newer_version_and_other_peoples_databases_stay_as_they_are(p
         db.close()
         before = bytes_in(path.parent)
         with pytest.raises(StorageError, match=told):
-            ChatStore.open(path)
+            WritingStore.open(path)
         assert bytes_in(path.parent) == before
 
 
@@ -642,7 +643,7 @@ def test_a_damaged_file_is_kept_aside_byte_by_byte_and_a_fresh_one_begun(path, o
         assert store.chats() == []
         (aside,) = [file for file in path.parent.glob("chats.damaged-*.sqlite3") if str(file) in opened.notice]
         assert aside.read_bytes() == kept[-1]
-        store.add(store.create({}).id, None, "user", "goes on")
+        store.add(store.begin({}).id, None, "user", "goes on")
         store.close()
     assert sorted(file.read_bytes() for file in path.parent.glob("chats.damaged-*.sqlite3")) == sorted(kept)
     assert [found.chat.title for found in opened().chats()] == ["goes on"]
@@ -716,6 +717,6 @@ def test_damage_under_an_open_chat_is_told_and_loses_no_file(path, opened):
     with pytest.raises(StorageError, match="was moved or deleted"):
         store.messages(chat.id)
     store.close()
-    again.add(again.create({}).id, None, "user", "still here")
+    again.add(again.begin({}).id, None, "user", "still here")
     again.close()
     assert opened().prompts(5) == ["still here"]

@@ -6,6 +6,7 @@ import threading
 
 from chat_driver import drive, rows, running
 from scripted_provider import FIGURES, ScriptedCatalogue, ScriptedProvider
+from writing_store import WritingStore
 
 from edge_llm.chats.store import ChatStore
 from edge_llm.providers.base import Ended
@@ -325,8 +326,8 @@ def test_a_chat_that_another_terminal_deleted_is_kept_by_who_goes_on_with_it(tmp
 
 
 def test_a_long_chat_shows_its_end_and_brings_earlier_messages(tmp_path):
-    store, _ = ChatStore.open(tmp_path / "chats.db")
-    chat = store.create({})
+    store, _ = WritingStore.open(tmp_path / "chats.db")
+    chat = store.begin({})
     parent = None
     for number in range(90):
         role = "assistant" if number % 2 else "user"

@@ -7,8 +7,8 @@ from chat_driver import drive
 from scripted_provider import FIGURES, ScriptedCatalogue, ScriptedProvider
 from textual.events import Paste
 from textual.widgets import Input
+from writing_store import WritingStore
 
-from edge_llm.chats.store import ChatStore
 from edge_llm.chats.tree import Attachment
 from edge_llm.errors import EdgeLLMError
 from edge_llm.providers.base import Ended, Facts, ModelRow
@@ -81,9 +81,9 @@ def test_of_an_answer_and_a_thought(tmp_path):
 
 
 def test_of_chats_that_are_stored(tmp_path):
-    store, _ = ChatStore.open(tmp_path / "chats.db")
+    store, _ = WritingStore.open(tmp_path / "chats.db")
     for _ in range(2):
-        made = store.create({"system": HOSTILE, "model": None, "sampling": {"stop": [HOSTILE]}})
+        made = store.begin({"system": HOSTILE, "model": None, "sampling": {"stop": [HOSTILE]}})
         prompt = store.add(made.id, None, "user", HOSTILE, attachments=[Attachment(HOSTILE, HOSTILE)])
         store.add(made.id, prompt.id, "assistant", HOSTILE, thought=HOSTILE, model=HOSTILE)
         store.rename(made.id, f"{HOSTILE}\nsecond line")

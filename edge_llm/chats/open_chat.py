@@ -5,7 +5,6 @@ What could not be written (a full disk, a locked file) stays in memory and is wr
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -14,14 +13,7 @@ from typing import Any
 
 from edge_llm.chats.store import ChatGone, ChatStore
 from edge_llm.chats.titles import title_of
-from edge_llm.chats.tree import Chat, Message, Role, newest_leaf, path_to
-
-_RANDOM_BITS = 12
-
-
-def new_id() -> int:
-    """An id that no other terminal takes, larger than those of before: microseconds since 1970, then random bits."""
-    return (time.time_ns() // 1000) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
+from edge_llm.chats.tree import Chat, Message, Role, new_id, newest_leaf, path_to
 
 
 class OpenChat:

@@ -1,13 +1,13 @@
 """The chats that are kept: every call is done when it returns, and any thread may make it.
 
     store, notice = ChatStore.open(paths.chats_file())
-    chat = store.create({"model": "qwen"})
-    prompt = store.add(chat.id, None, "user", "Hi")            # on the disk now
-    answer = store.add(chat.id, prompt.id, "assistant", "", model="qwen", state="growing")
-    store.grow(answer.id, "Hello", "", "whole", {})
+    chat = store.create({"model": "qwen"}, new_id())
+    prompt = Message(new_id(), chat.id, None, "user", "Hi")
+    store.put(prompt)                                          # on the disk now
+    store.set_leaf(chat.id, prompt.id)
 
-Several processes may use one file.  Whatever the disk refuses is a `StorageError`: nothing is half written, the store stays
-usable, and the same call works once the reason is gone.
+A face changes an `OpenChat`, which writes what has changed.  Several processes may use one file.  Whatever the disk refuses is
+a `StorageError`: nothing is half written, the store stays usable, and the same call works once the reason is gone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from edge_llm.chats.database import TIMEOUT, connect, connect_memory, has_index, refusals, transaction
 from edge_llm.chats.titles import UNTITLED, title_of
-from edge_llm.chats.tree import Attachment, Chat, FoundChat, Message, Role, State, newest_leaf
+from edge_llm.chats.tree import Attachment, Chat, FoundChat, Message, State, new_id, newest_leaf
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.files import shown
 
@@ -82,15 +83,15 @@ class ChatStore:
 
     # ---- chats
 
-    def create(self, settings: Mapping[str, Any], chat_id: int | None = None) -> Chat:
-        """An empty chat, with an id of its maker's if one is given; its first prompt names it.  One that is there stays."""
+    def create(self, settings: Mapping[str, Any], chat_id: int) -> Chat:
+        """An empty chat with this id, which its first prompt names; a chat that has the id already stays as it is."""
         now = time.time()
         with self._writing():
-            made = self._db.execute(
+            self._db.execute(
                 "INSERT OR IGNORE INTO chats (id, title, created, changed, settings) VALUES (?, ?, ?, ?, ?)",
                 (chat_id, UNTITLED, now, now, json.dumps(dict(settings))),
             )
-            return self._require_chat(made.lastrowid if chat_id is None else chat_id)
+            return self._require_chat(chat_id)
 
     def chat(self, chat_id: int) -> Chat | None:
         """The chat with this id, unless it is deleted."""
@@ -155,82 +156,33 @@ class ChatStore:
             rows = self._db.execute(f"SELECT {_MESSAGE} FROM messages WHERE chat = ? ORDER BY id", (chat_id,))
             return [_message(row, tuple(attached.get(row[0], ()))) for row in rows]
 
-    def add(
-        self,
-        chat_id: int,
-        parent: int | None,
-        role: Role,
-        text: str,
-        *,
-        attachments: Sequence[Attachment] = (),
-        model: str = "",
-        state: State = "whole",
-        thought: str = "",
-    ) -> Message:
-        """Say something after ``parent``, and show the path to it.  It survives whatever happens after the return.
-
-        Raises `ChatGone` when the chat or the parent was deleted meanwhile.
-        """
-        now = time.time()
-        said = Message(0, chat_id, parent, role, text, thought, tuple(attachments), model, state, {}, now)
-        with self._writing():
-            self._require_chat(chat_id)
-            if parent is not None:
-                self._require_message(chat_id, parent)
-            made = self._insert(said)
-            self._db.execute("UPDATE chats SET leaf = ?, changed = ? WHERE id = ?", (made.id, now, chat_id))
-            if role == "user":
-                self._name(chat_id, text)
-        return made
-
     def take_in(self, chat: Chat, messages: Sequence[Message]) -> Chat:
-        """A copy of a chat from elsewhere (`export.from_json`) with ids of its own; nobody lets its answers grow."""
+        """A copy of a chat from elsewhere (`export.from_json`) with ids of its own; its answers grow no more."""
+        chat_id, fresh = new_id(), count(new_id())
         ids: dict[int | None, int | None] = {None: None}
         with self._writing():
-            made = self._db.execute(
-                "INSERT INTO chats (title, titled_by, created, changed, settings) VALUES (?, 'person', ?, ?, ?)",
-                (_unicode(chat.title), chat.created, time.time(), json.dumps(dict(chat.settings))),
-            ).lastrowid
+            self._db.execute(
+                "INSERT INTO chats (id, title, titled_by, created, changed, settings) VALUES (?, ?, 'person', ?, ?, ?)",
+                (chat_id, _unicode(chat.title), chat.created, time.time(), json.dumps(dict(chat.settings))),
+            )
             for each in messages:
                 state: State = "stopped" if each.state == "growing" else each.state
-                copy = replace(each, chat=made or 0, parent=ids[each.parent], state=state)
-                ids[each.id] = self._insert(copy).id
-            self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (ids[chat.leaf], made))
-            return self._require_chat(made)
+                copy = replace(each, id=next(fresh), chat=chat_id, parent=ids[each.parent], state=state)
+                self._put(copy)
+                ids[each.id] = copy.id
+            self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (ids[chat.leaf], chat_id))
+            return self._require_chat(chat_id)
 
     def put(self, message: Message) -> None:
-        """Write a message that its maker has numbered, or what has become of it.  `ChatGone`: its chat or parent is."""
+        """Write a new message, or what has become of one.  Raises `ChatGone` when its chat or its parent was deleted."""
         with self._writing():
             self._require_chat(message.chat)
             if message.parent is not None:
                 self._require_message(message.chat, message.parent)
-            figures = json.dumps(dict(message.figures))
-            self._db.execute(
-                f"""INSERT INTO messages ({_MESSAGE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
-                SET text = excluded.text, thought = excluded.thought, state = excluded.state, figures = excluded.figures""",
-                (message.id, message.chat, message.parent, message.role, _unicode(message.text), _unicode(message.thought),
-                 _unicode(message.model), message.state, figures, message.created),
-            )  # fmt: skip
-            self._db.executemany(
-                "INSERT OR IGNORE INTO attachments VALUES (?, ?, ?, ?)",
-                ((message.id, at, _unicode(each.name), _unicode(each.text)) for at, each in enumerate(message.attachments)),
-            )
+            self._put(message)
             self._db.execute("UPDATE chats SET changed = ? WHERE id = ?", (time.time(), message.chat))
             if message.role == "user":
                 self._name(message.chat, message.text)
-
-    def grow(self, message_id: int, text: str, thought: str, state: State, figures: Mapping[str, Any]) -> bool:
-        """Replace what an answer says so far.  False: it was deleted meanwhile, and stays so."""
-        now = time.time()
-        with self._writing():
-            done = self._db.execute(
-                "UPDATE messages SET text = ?, thought = ?, state = ?, figures = ? WHERE id = ?",
-                (_unicode(text), _unicode(thought), state, json.dumps(dict(figures)), message_id),
-            )
-            self._db.execute(
-                "UPDATE chats SET changed = ? WHERE id = (SELECT chat FROM messages WHERE id = ?)", (now, message_id)
-            )
-            return done.rowcount > 0
 
     def delete_message(self, message_id: int) -> None:
         """Delete a message with all below it.  If it was shown, what stands beside it is shown now, or what is above it."""
@@ -280,11 +232,11 @@ class ChatStore:
     def _data_version(self) -> int:
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
-    def _find_chat(self, chat_id: int | None) -> Chat | None:
+    def _find_chat(self, chat_id: int) -> Chat | None:
         row = self._db.execute(f"SELECT {_CHAT} FROM chats WHERE id = ?", (chat_id,)).fetchone()
         return None if row is None else _chat(row)
 
-    def _require_chat(self, chat_id: int | None) -> Chat:
+    def _require_chat(self, chat_id: int) -> Chat:
         chat = self._find_chat(chat_id)
         if chat is None:
             raise ChatGone("this chat was deleted in another terminal; begin a new one to go on")
@@ -294,18 +246,17 @@ class ChatStore:
         if not self._db.execute("SELECT 1 FROM messages WHERE id = ? AND chat = ?", (message_id, chat_id)).fetchone():
             raise ChatGone("this message was deleted in another terminal; open the chat again to see what is left")
 
-    def _insert(self, said: Message) -> Message:
-        """The message as it is stored, with its id."""
-        values = (said.chat, said.parent, said.role, _unicode(said.text), _unicode(said.thought), _unicode(said.model))
-        made = self._db.execute(
-            f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*values, said.state, json.dumps(dict(said.figures)), said.created),
-        ).lastrowid
-        files = tuple(Attachment(_unicode(each.name), _unicode(each.text)) for each in said.attachments)
-        rows = ((made, at, each.name, each.text) for at, each in enumerate(files))
-        self._db.executemany("INSERT INTO attachments VALUES (?, ?, ?, ?)", rows)
-        row = self._db.execute(f"SELECT {_MESSAGE} FROM messages WHERE id = ?", (made,)).fetchone()
-        return _message(row, files)
+    def _put(self, message: Message) -> None:
+        self._db.execute(
+            f"""INSERT INTO messages ({_MESSAGE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
+            SET text = excluded.text, thought = excluded.thought, state = excluded.state, figures = excluded.figures""",
+            (message.id, message.chat, message.parent, message.role, _unicode(message.text), _unicode(message.thought),
+             _unicode(message.model), message.state, json.dumps(dict(message.figures)), message.created),
+        )  # fmt: skip
+        self._db.executemany(
+            "INSERT OR IGNORE INTO attachments VALUES (?, ?, ?, ?)",
+            ((message.id, at, _unicode(each.name), _unicode(each.text)) for at, each in enumerate(message.attachments)),
+        )
 
     def _set(self, change: str, value: str, chat_id: int) -> None:
         with self._writing():

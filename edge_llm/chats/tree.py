@@ -6,6 +6,8 @@ What is shown is a *path*: the messages from the first one to the chat's leaf.
 from __future__ import annotations
 
 import re
+import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,6 +15,7 @@ from typing import Any, Literal
 Role = Literal["user", "assistant"]
 State = Literal["growing", "whole", "stopped", "failed"]
 """How far a message is: an answer grows until it is whole, stopped by the person, or cut off by an error."""
+_RANDOM_BITS = 12
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,11 @@ class FoundChat:
     chat: Chat
     excerpt: str = ""
     """Where the text that was looked for is said, in one line; empty when only the title has it, or nothing was looked for."""
+
+
+def new_id() -> int:
+    """An id that no other terminal takes, larger than those of before: microseconds since 1970, then random bits."""
+    return (time.time_ns() // 1000) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
 
 
 def fence_of(text: str) -> str:

@@ -7,6 +7,7 @@ import time
 from edge_llm.tui.fetching import Fetching
 from edge_llm.tui.session import Session
 from edge_llm.tui.status import Estimate, bar
+from edge_llm.tui.units import time_so_far
 
 _READING = "reading"
 
@@ -19,7 +20,7 @@ def activity(session: Session, fetching: Fetching | None, estimate: Estimate) ->
         return f"{estimate.text(_READING, done, total)}  {bar(done / max(1, total), 12)}  {done}/{total} tokens"
     if answering is not None and answering.begun is not None:
         rate = f"{answering.rate:.3g} tokens/s  " if answering.rate else ""
-        return f"writing  {_seconds(time.monotonic() - answering.begun)}  {rate}Esc stops"
+        return f"writing  {time_so_far(time.monotonic() - answering.begun)}  {rate}Esc stops"
     if session.loading is not None:
         loading = session.loading
         text = estimate.text(loading.stage, loading.done, loading.total)
@@ -52,7 +53,3 @@ def context_used(session: Session) -> int:
         if message.role == "assistant" and None not in tokens:
             return sum(int(count) for count in tokens if count is not None)
     return 0
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 60 else f"{int(seconds // 60)}:{int(seconds % 60):02}"

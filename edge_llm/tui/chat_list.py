@@ -16,6 +16,7 @@ from textual.widgets.option_list import Option
 
 from edge_llm.chats.store import FoundChat
 from edge_llm.files import printable
+from edge_llm.tui.units import age
 
 
 class ChatList(Vertical):
@@ -112,14 +113,7 @@ class ChatList(Vertical):
 
 def _line(found: FoundChat, now: float, current: bool) -> Content:
     title = printable(found.chat.title or "New chat")
-    parts = [(f"{'›' if current else ' '} {title}", "bold" if current else ""), (f"  {_age(now - found.chat.changed)}", "dim")]
+    parts = [(f"{'›' if current else ' '} {title}", "bold" if current else ""), (f"  {age(now - found.chat.changed)}", "dim")]
     if found.excerpt:
         parts.append((f"\n    {printable(found.excerpt)}", "dim"))
     return Content.assemble(*parts)
-
-
-def _age(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return "now"

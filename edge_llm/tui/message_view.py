@@ -16,6 +16,7 @@ from textual.widgets.markdown import MarkdownFence
 from edge_llm.chats.tree import Message
 from edge_llm.files import printable
 from edge_llm.tui.growing import GrowingText
+from edge_llm.tui.units import byte_size, measured_time
 
 _ENDS: Mapping[str, str] = {"stopped": "stopped", "failed": "broke off", "growing": "unfinished"}
 
@@ -63,7 +64,7 @@ class MessageView(Vertical, can_focus=True):
         message = self.message
         yield Static(self._heading(), classes="who", markup=False)
         for each in message.attachments:
-            yield Static(f"📎 {printable(each.name)}  {_size(each.size)}", classes="attachment", markup=False)
+            yield Static(f"📎 {printable(each.name)}  {byte_size(each.size)}", classes="attachment", markup=False)
         if message.thought:
             yield self._thoughts(message.thought)
         if message.role == "user":
@@ -174,16 +175,8 @@ def answer_figures(figures: Mapping[str, Any]) -> str:
     if rate:
         parts.append(f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s")
     if first is not None:
-        parts.append(f"first after {_duration(first)}")
+        parts.append(f"first after {measured_time(first)}")
     prompt, cached = figures.get("prompt_tokens"), figures.get("cached_tokens")
     if prompt is not None:
         parts.append(f"prompt {prompt}" + (f" ({cached} kept)" if cached else ""))
     return " · ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def _size(count: int) -> str:
-    return f"{count} B" if count < 1024 else f"{count / 1024:.1f} KiB" if count < 1 << 20 else f"{count / (1 << 20):.1f} MiB"

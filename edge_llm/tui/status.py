@@ -9,6 +9,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from edge_llm.files import printable
+from edge_llm.tui.units import estimated_time
 
 
 class Estimate:
@@ -34,16 +35,8 @@ class Estimate:
         (began, first), (told, _) = self._first, self._last
         if first < done < total and told > began:
             left = (total - done) * (told - began) / (done - first) - (now - told)
-            text += f"  {duration(left)} left"
+            text += f"  {estimated_time(left)} left"
         return text
-
-
-def duration(seconds: float) -> str:
-    """`3 s`, `2 min`, `1 h 10 min`."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def bar(share: float, width: int = 20) -> str:

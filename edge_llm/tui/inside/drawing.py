@@ -1,4 +1,4 @@
-"""Lines of styled text, the colours of a theme by what they mean, and numbers as people read them."""
+"""Lines of styled text, the colours of a theme by what they mean, and numbers as blocks and shares."""
 
 from __future__ import annotations
 
@@ -76,19 +76,3 @@ def spark(values: Sequence[float], width: int) -> str:
 def share(part: float, whole: float) -> str:
     """``part`` of ``whole`` in percent."""
     return f"{part / whole:.0%}" if whole > 0 and math.isfinite(part / whole) else "-"
-
-
-def seconds(value: float) -> str:
-    """A time, with the unit that suits it."""
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:.1f} s" if value >= 10 else f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
-
-
-def size(count: float) -> str:
-    """Bytes, with the unit that suits them."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from textual.strip import Strip
 
-from edge_llm.tui.inside.drawing import PARTS, Palette, Piece, flow, seconds, share, size, spark, words
+from edge_llm.tui.inside.drawing import PARTS, Palette, Piece, flow, share, spark, words
+from edge_llm.tui.units import byte_size, measured_time
 
 if TYPE_CHECKING:
     from edge_llm.engine.inside import Inside
@@ -22,7 +23,7 @@ def draw_speeds(
     rows = [
         ("now", rates, "used", lambda value: f"{value:.1f} tokens/s"),
         ("answers", answers, "used", lambda value: f"{value:.1f} tokens/s"),
-        ("first token", firsts, "cached", seconds),
+        ("first token", firsts, "cached", measured_time),
     ]
     lines: list[list[Piece]] = []
     for name, values, style, say in rows:
@@ -56,8 +57,8 @@ def _counted(inside: Inside) -> list[list[Piece]]:
     if inside.clipped:
         phrases.append(_said("cut off by the card", f"{inside.clipped:,}"))
     if inside.streamed_bytes:
-        phrases.append(_said("from flash", size(inside.streamed_bytes), " a token"))
-        phrases.append(_said("read", size(inside.read_bytes)))
+        phrases.append(_said("from flash", byte_size(inside.streamed_bytes), " a token"))
+        phrases.append(_said("read", byte_size(inside.read_bytes)))
     if inside.prefix_disk:
         disk = inside.prefix_disk
         phrases.append(_said("pages on disk", f"{disk.get('read', 0):,} read, {disk.get('written', 0):,} written"))
@@ -77,10 +78,10 @@ def draw_memory(inside: Inside, width: int, palette: Palette) -> list[Strip]:
     others = max(0, total - memory.available - max(memory.resident, weights + keys))
     parts = dict(zip(PARTS, (weights, keys, rest, others), strict=True))
     names = {"weights": "weights", "keys": "keys and values", "rest": "rest of this process", "others": "others"}
-    legend = [[("■", part), (f" {names[part]} ", ""), (size(count), "quiet")] for part, count in parts.items()]
-    legend.append([("free ", ""), (f"{size(memory.available)} of {size(memory.total)}", "quiet")])
+    legend = [[("■", part), (f" {names[part]} ", ""), (byte_size(count), "quiet")] for part, count in parts.items()]
+    legend.append([("free ", ""), (f"{byte_size(memory.available)} of {byte_size(memory.total)}", "quiet")])
     if inside.facts.budget is not None:
-        legend.append(_said("budget of weights", size(inside.facts.budget)))
+        legend.append(_said("budget of weights", byte_size(inside.facts.budget)))
     lines: list[list[Piece]] = [_bar(parts, total, width), *flow(legend, width)]
     return [palette.line(width, pieces) for pieces in lines]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from textual.strip import Strip
 
-from edge_llm.tui.inside.drawing import KINDS, Palette, Piece, flow, runs, seconds, share, words
+from edge_llm.tui.inside.drawing import KINDS, Palette, Piece, flow, runs, share, words
+from edge_llm.tui.units import measured_time
 
 if TYPE_CHECKING:
     from edge_llm.engine.inside import Lane, LastPrompt
@@ -56,8 +57,8 @@ def _row(lane: Lane, whole: float, width: int, marks: dict[str, Piece]) -> list[
 
 def _summary(prompt: LastPrompt) -> list[list[Piece]]:
     return [
-        [(f"{prompt.tokens:,}", ""), (" tokens in ", "quiet"), (seconds(prompt.seconds), "")],
-        [("no order beats ", "quiet"), (seconds(prompt.bound), "")],
+        [(f"{prompt.tokens:,}", ""), (" tokens in ", "quiet"), (measured_time(prompt.seconds), "")],
+        [("no order beats ", "quiet"), (measured_time(prompt.bound), "")],
         [(share(prompt.bound, prompt.seconds), ""), (" of the best", "quiet")],
     ]
 

@@ -15,6 +15,7 @@ from textual.widgets import DataTable, Input, Static
 
 from edge_llm.files import printable
 from edge_llm.providers.base import ModelRow
+from edge_llm.tui.units import byte_size, context_size
 
 _COLUMNS = ("model", "size", "precision", "context", "memory", "")
 
@@ -86,14 +87,6 @@ class ModelPicker(ModalScreen[str | None]):
     def _cells(self, row: ModelRow) -> tuple[str, ...]:
         fits = {True: "fits", False: "too large", None: ""}[row.fits]
         note = "loaded" if row.name == self._loaded else "unusable" if row.problem else ""
-        return (printable(row.name), _bytes(row.size), printable(row.precision), _tokens(row.context), fits, note)
-
-
-def _bytes(count: int | None) -> str:
-    if count is None:
-        return ""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def _tokens(count: int | None) -> str:
-    return "" if count is None else f"{count // 1024}k" if count >= 10240 else str(count)
+        size = "" if row.size is None else byte_size(row.size)
+        context = "" if row.context is None else context_size(row.context)
+        return (printable(row.name), size, printable(row.precision), context, fits, note)

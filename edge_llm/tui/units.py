@@ -1,0 +1,47 @@
+"""Numbers as people read them: bytes, times and tokens, each with the unit that suits it."""
+
+from __future__ import annotations
+
+import math
+
+
+def byte_size(count: float) -> str:
+    """`80 B`, `1.5 KiB`, `300 MiB`, `2.0 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def measured_time(seconds: float) -> str:
+    """`250 ms`, `1.25 s`, `12.5 s`: how long something took."""
+    if not math.isfinite(seconds):
+        return "-"
+    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def time_so_far(seconds: float) -> str:
+    """`5 s`, `1:05`: for a clock that runs."""
+    return f"{seconds:.0f} s" if seconds < 60 else f"{int(seconds // 60)}:{int(seconds % 60):02}"
+
+
+def estimated_time(seconds: float) -> str:
+    """`3 s`, `2 min`, `1 h 10 min`: no more exact than an estimate is."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def age(seconds: float) -> str:
+    """`now`, `5 min`, `3 h`, `12 d`: how long something is ago."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return "now"
+
+
+def context_size(tokens: int) -> str:
+    """`4096`, `128k`: tokens of a context."""
+    return f"{tokens // 1024}k" if tokens >= 10240 else str(tokens)
