@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from edge_llm.tui.fetching import Fetching
 from edge_llm.tui.session import Session
 from edge_llm.tui.status import Estimate, bar
 from edge_llm.tui.units import time_so_far
@@ -12,7 +11,7 @@ from edge_llm.tui.units import time_so_far
 _READING = "reading"
 
 
-def activity(session: Session, fetching: Fetching | None, estimate: Estimate) -> str:
+def activity(session: Session, estimate: Estimate) -> str:
     """One line; empty when nothing goes on."""
     answering = session.answering
     if answering is not None and answering.begun is None and (progress := answering.reply.prompt_progress) is not None:
@@ -27,7 +26,7 @@ def activity(session: Session, fetching: Fetching | None, estimate: Estimate) ->
         return f"{loading.name}: {text}" + (f"  {bar(loading.done / loading.total, 12)}" if loading.total else "")
     if session.busy:
         return "waiting"
-    if fetching is not None:
+    if (fetching := session.fetching) is not None:
         stage, done, total = fetching.progress
         text = estimate.text(stage, done, total)
         return f"{fetching.source}: {text}" + (f"  {bar(done / total, 12)}" if total else "") + "  Esc stops"

@@ -10,39 +10,31 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from textual import events, on
-from textual.app import App, ComposeResult, SystemCommand
+from textual.app import ComposeResult, SystemCommand
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
-from textual.widgets import Footer, Markdown, Static
+from textual.widgets import Footer, Markdown
 
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.store import ChatStore
 from edge_llm.errors import StorageError
 from edge_llm.files import printable
-from edge_llm.providers.base import Figures
 from edge_llm.tui.actions import Actions
 from edge_llm.tui.activity import activity, situation
 from edge_llm.tui.chat_list import ChatList
 from edge_llm.tui.clipboard import copy
 from edge_llm.tui.commands import COMMANDS, bindings, parse
-from edge_llm.tui.complete import Completer
-from edge_llm.tui.driver import TerminalDriver
-from edge_llm.tui.inside import InsidePanel
 from edge_llm.tui.keys import bindings_of
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.notices import Notices
 from edge_llm.tui.options import ChatOptions
-from edge_llm.tui.prompt import Prompt, PromptArea, writable
-from edge_llm.tui.session import OpenCatalogue, Session, reason
-from edge_llm.tui.status import Estimate, StatusLine
+from edge_llm.tui.prompt import PromptArea, writable
+from edge_llm.tui.session import OpenCatalogue, reason
+from edge_llm.tui.stage import Stage
+from edge_llm.tui.status import Estimate
 from edge_llm.tui.threads import in_thread
-from edge_llm.tui.transcript import Transcript
-
-if TYPE_CHECKING:
-    from edge_llm.engine.inside import Inside
 
 OpenStore = Callable[[], tuple[ChatStore, str]]
 """Opens the chats; gives them, and what the person should know about them."""
@@ -50,15 +42,13 @@ TICK_SECONDS = 0.1
 SAVE_AGAIN_SECONDS = 5.0
 OTHERS_SECONDS = 2.0
 TWICE_SECONDS = 1.5
-TYPES_SECONDS = 0.5
-"""Behind a key in which the person counts as typing."""
-NARROW = 90
-"""Columns below which the look inside and the list of chats take the place of the chat."""
 HISTORY = 500
 """Earlier prompts that Up reaches."""
+NARROW = 90
+"""Columns below which the look inside and the list of chats take the place of the chat."""
 
 
-class ChatApp(App[None]):
+class ChatApp(Stage):
     """Chats with the models of a catalogue; it and the stored chats are opened behind the first frame."""
 
     CSS_PATH = "style.tcss"
@@ -66,23 +56,14 @@ class ChatApp(App[None]):
     BINDINGS = [*bindings()]
 
     def __init__(self, open_catalogue: OpenCatalogue, open_store: OpenStore, options: ChatOptions) -> None:
-        super().__init__(driver_class=TerminalDriver)
-        self.options = options
+        super().__init__(open_catalogue, options)
         self._open_store = open_store
-        self.heading = Static("edge-llm", id="title", markup=False)
-        self.transcript, self.status, self.chat_list = Transcript(), StatusLine(), ChatList()
-        self.inside = InsidePanel(self._look)
-        self.session = Session(open_catalogue, self.transcript, self.tell, self._see_answer, self._typing)
         self.actions = Actions(self)
-        self.prompt = Prompt(Completer(self.actions).complete)
         self._estimate = Estimate()
         self._asked_to_leave = -TWICE_SECONDS
-        self.exit_code = 0
-        """That of the process when it is left."""
         self.failure: Exception | None = None
         """A mistake of ours that ended it."""
         self._title = ""
-        self._begun = asyncio.Event()
 
     # -- layout -------------------------------------------------------------------------------------------------------
 
@@ -138,23 +119,13 @@ class ChatApp(App[None]):
         """A narrow terminal has room for one thing at a time."""
         self.screen_stack[0].set_class(event.size.width < NARROW, "narrow")
 
-    def show_inside(self, shown: bool) -> None:
-        """Open or close the look inside."""
-        self.inside.display = shown
-        self.screen_stack[0].set_class(shown, "inside")
-
-    def show_chats(self, shown: bool) -> None:
-        """Open or close the list of chats."""
-        self.chat_list.display = shown
-        self.screen_stack[0].set_class(shown, "listing")
-
     async def _begin(self) -> None:
         """Behind the first frame: the chats, and then the model.  What the person does waits for the chats."""
         try:
             await self._open_chats()
         except Exception as error:
             self.tell(reason(error), "error")
-        self._begun.set()
+        self.begun.set()
         await self.session.load_for(self.session.settings)
 
     async def _open_chats(self) -> None:
@@ -178,7 +149,7 @@ class ChatApp(App[None]):
         self.run_worker(self._told(work), exit_on_error=False)
 
     async def _told(self, work: Awaitable[object]) -> None:
-        await self._begun.wait()
+        await self.begun.wait()
         try:
             await work
         except Exception as error:
@@ -202,46 +173,15 @@ class ChatApp(App[None]):
             await self.session.end()
         self.exit(return_code=1)
 
-    def tell(self, text: str, severity: str = "information") -> None:
-        """A notice for the person."""
-        level = severity if severity in ("warning", "error") else "information"
-        self.notify(printable(text), severity=level, timeout=12 if level == "error" else 6, markup=False)  # type: ignore[arg-type]
-
-    def _look(self) -> Inside | None:
-        return None if self.session.provider is None else self.session.provider.look()
-
-    def _see_answer(self, figures: Figures) -> None:
-        self.inside.add_answer(figures)
-        self.refresh_chats()
-        if not self.app_focus:
-            self.bell()  # somebody who looks elsewhere hears that it is done
-
     def _tick(self) -> None:
         """Ten times a second: what goes on, and what is known of the model and the context."""
-        self.status.show(activity(self.session, self.actions.models.fetching, self._estimate), situation(self.session))
+        self.status.show(activity(self.session, self._estimate), situation(self.session))
         if (answering := self.session.answering) is not None and answering.rate:
             self.inside.see_rate(answering.rate)
         title = printable(self.session.chat.chat.title) or "New chat"
         if title != self._title:
             self._title = title
             self.heading.update(_plain(title), layout=False)
-
-    def _typing(self) -> bool:
-        return time.monotonic() - self.prompt.area.typed_at < TYPES_SECONDS
-
-    def refresh_chats(self) -> None:
-        """List the chats as they are now, if they are listed."""
-        if self.chat_list.display:
-            self.run_worker(self._list_chats, group="chats", exclusive=True, exit_on_error=False)  # type: ignore[arg-type]
-
-    async def _list_chats(self) -> None:
-        await self._begun.wait()
-        try:
-            found = await in_thread(self.session.store.chats, self.chat_list.search_text)
-        except StorageError as error:
-            self.tell(str(error), "error")
-        else:
-            self.chat_list.fill(found, self.session.chat.chat.id)
 
     async def _see_others(self) -> None:
         """List the chats anew when another terminal has written."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from edge_llm.chats.attachments import completions
 from edge_llm.chats.settings import BY_NAME as SETTINGS_BY_NAME
 from edge_llm.tui.commands import BY_NAME, COMMANDS
 from edge_llm.tui.prompt import Completion
-
-if TYPE_CHECKING:
-    from edge_llm.tui.actions import Actions
 
 MOST = 8
 _COMMAND = re.compile(r"/([a-z?]*)")
@@ -21,10 +18,12 @@ _FILE = re.compile(r"(?:^|\s)(@(?:\"[^\"]*|[^\s\"]*))$")
 
 
 class Completer:
-    """Completes for the chat whose commands ``actions`` does."""
+    """Completes commands, what stands behind them, and files of ``folder``; ``models`` and ``themes`` give their names."""
 
-    def __init__(self, actions: Actions) -> None:
-        self._actions = actions
+    def __init__(self, folder: Path, models: Callable[[], Sequence[str]], themes: Callable[[], Sequence[str]]) -> None:
+        self._folder = folder
+        self._models = models
+        self._themes = themes
 
     def complete(self, text: str) -> tuple[int, Sequence[Completion]]:
         """Where the word begins that ``text`` ends with, and what it may become."""
@@ -35,15 +34,15 @@ class Completer:
             words = self._words(BY_NAME[match[1]].name)
             return match.start(2), [one for one in words if one.text.startswith(match[2])][:MOST]
         if match := _FILE.search(text):
-            return match.start(1), [Completion(word) for word in completions(match[1], self._actions.folder, MOST)]
+            return match.start(1), [Completion(word) for word in completions(match[1], self._folder, MOST)]
         return 0, []
 
     def _words(self, command: str) -> Iterator[Completion]:
         """What may stand behind a command."""
         if command == "model":
-            yield from (Completion(name) for name in self._actions.models.names)
+            yield from (Completion(name) for name in self._models())
         elif command == "theme":
-            yield from (Completion(name) for name in self._actions.theme_names)
+            yield from (Completion(name) for name in self._themes())
         elif command == "set":
             yield from (Completion(f"{name} ", setting.help) for name, setting in SETTINGS_BY_NAME.items())
         elif "|" in BY_NAME[command].argument:

@@ -17,6 +17,7 @@ from edge_llm.errors import EdgeLLMError, StorageError, Unavailable
 from edge_llm.progress import StageProgress
 from edge_llm.providers.base import Ask, Catalogue, Figures, Provider, Wanted
 from edge_llm.tui.answering import Answering
+from edge_llm.tui.fetching import Fetching
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.transcript import Transcript
 
@@ -81,6 +82,10 @@ class Session:
         self.loading: Loading | None = None
         self.last: Figures | None = None
         """What the last answer took."""
+        self.fetching: Fetching | None = None
+        """A model that is being brought here."""
+        self.model_names: list[str] = []
+        """As far as they have been looked up."""
         self._transcript = transcript
         self._tell = tell
         self._on_answer = on_answer

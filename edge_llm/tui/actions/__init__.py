@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from edge_llm.errors import UsageError
 from edge_llm.tui.actions.chats import ChatActions
 from edge_llm.tui.actions.messages import MessageActions
@@ -12,20 +9,17 @@ from edge_llm.tui.actions.models import ModelActions
 from edge_llm.tui.actions.prompts import PromptActions
 from edge_llm.tui.actions.screen import ScreenActions
 from edge_llm.tui.commands import BY_NAME
-
-if TYPE_CHECKING:
-    from edge_llm.tui.app import ChatApp
+from edge_llm.tui.stage import Stage
 
 
 class Actions:
     """Does what a person asks of ``app``."""
 
-    def __init__(self, app: ChatApp) -> None:
-        self._app = app
+    def __init__(self, app: Stage) -> None:
         self.prompts = PromptActions(app)
-        self.messages = MessageActions(app)
+        self.messages = MessageActions(app, self.prompts)
         self.chats = ChatActions(app)
-        self.models = ModelActions(app)
+        self.models = ModelActions(app, self.prompts)
         self.screen = ScreenActions(app)
 
     async def run(self, name: str, argument: str = "") -> None:
@@ -38,12 +32,3 @@ class Actions:
         groups = (self.prompts, self.messages, self.chats, self.models, self.screen)
         do = next(found for group in groups if (found := getattr(group, f"do_{command.name}", None)) is not None)
         await do(argument)
-
-    @property
-    def folder(self) -> Path:
-        """Where files are looked for and written."""
-        return self._app.options.folder
-
-    @property
-    def theme_names(self) -> list[str]:
-        return sorted(self._app.available_themes)

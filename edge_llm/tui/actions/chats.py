@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_llm.chats.export import as_json, as_markdown, file_name_of, from_json
 from edge_llm.chats.open_chat import OpenChat
@@ -12,11 +11,8 @@ from edge_llm.errors import StorageError, UsageError
 from edge_llm.files import printable, read_file
 from edge_llm.tui.actions.files import new_file
 from edge_llm.tui.screens.questions import AskText, Confirm
+from edge_llm.tui.stage import Stage
 from edge_llm.tui.threads import in_thread
-
-if TYPE_CHECKING:
-    from edge_llm.tui.app import ChatApp
-
 
 MOST_BYTES = 256 << 20
 """Of an exported chat."""
@@ -25,7 +21,7 @@ MOST_BYTES = 256 << 20
 class ChatActions:
     """What is done to chats."""
 
-    def __init__(self, app: ChatApp) -> None:
+    def __init__(self, app: Stage) -> None:
         self._app = app
 
     async def do_new(self, argument: str) -> None:

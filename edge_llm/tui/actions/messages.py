@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from edge_llm.chats.export import as_markdown
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.tree import Message, newest_leaf, siblings
 from edge_llm.errors import UsageError
 from edge_llm.files import printable
+from edge_llm.tui.actions.prompts import PromptActions
 from edge_llm.tui.clipboard import copy
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.screens.questions import Confirm
-
-if TYPE_CHECKING:
-    from edge_llm.tui.app import ChatApp
+from edge_llm.tui.stage import Stage
 
 
 class MessageActions:
     """What is done to one message."""
 
-    def __init__(self, app: ChatApp) -> None:
+    def __init__(self, app: Stage, prompts: PromptActions) -> None:
         self._app = app
+        self._prompts = prompts
 
     async def act_on(self, view: MessageView, action: str) -> None:
         """Do what a key says that is pressed on a message."""
         message = self._app.session.chat.message(view.message.id) or view.message
-        prompts = self._app.actions.prompts
+        prompts = self._prompts
         if action == "copy":
             self._copy(message.text, "the message")
         elif action == "copy_code":
@@ -54,7 +52,7 @@ class MessageActions:
             session = self._app.session
             self._copy(as_markdown(session.chat.chat, session.chat.path), "the chat")
         elif argument in ("", "code"):
-            view = self._app.transcript.view_of(self._app.actions.prompts.last("assistant").id)
+            view = self._app.transcript.view_of(self._prompts.last("assistant").id)
             if view is not None:
                 await self.act_on(view, "copy_code" if argument else "copy")
         else:
@@ -87,7 +85,7 @@ class MessageActions:
         self._app.refresh_chats()
 
     async def _delete_message(self, message: Message) -> None:
-        self._app.actions.prompts.check_idle()
+        self._prompts.check_idle()
         if not await self._app.push_screen_wait(Confirm("Delete this message and all that follows it?", "Delete")):
             return
         session = self._app.session
@@ -97,7 +95,7 @@ class MessageActions:
 
     async def _show_version(self, message: Message, step: int) -> None:
         """Show the message before or after ``message`` at its place, and what follows that one."""
-        self._app.actions.prompts.check_idle()
+        self._prompts.check_idle()
         chat = self._app.session.chat
         versions = siblings(chat.messages, message)
         at = next((at for at, one in enumerate(versions) if one.id == message.id), 0) + step

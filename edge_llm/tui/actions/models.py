@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from edge_llm.chats.settings import ChatSettings
 from edge_llm.errors import UsageError
+from edge_llm.tui.actions.prompts import PromptActions
 from edge_llm.tui.fetching import Fetching
 from edge_llm.tui.screens.models import ModelPicker
 from edge_llm.tui.screens.questions import Confirm
 from edge_llm.tui.screens.settings import SettingsForm
+from edge_llm.tui.stage import Stage
 from edge_llm.tui.threads import in_thread
-
-if TYPE_CHECKING:
-    from edge_llm.tui.app import ChatApp
 
 
 class ModelActions:
     """What is done with models and settings."""
 
-    def __init__(self, app: ChatApp) -> None:
+    def __init__(self, app: Stage, prompts: PromptActions) -> None:
         self._app = app
-        self.fetching: Fetching | None = None
-        """A model that is being brought here."""
-        self.names: list[str] = []
-        """Of models, as far as they have been looked up, for completion."""
+        self._prompts = prompts
 
     async def do_model(self, argument: str) -> None:
         """Another model for this chat."""
         session = self._app.session
-        self._app.actions.prompts.check_idle()
+        self._prompts.check_idle()
         name: str | None = argument
         if not argument:
             rows = await in_thread(lambda: session.catalogue().rows())
-            self.names = [row.name for row in rows]
+            self._app.session.model_names = [row.name for row in rows]
             loaded = session.provider.facts.name if session.provider else None
             name = await self._app.push_screen_wait(ModelPicker(rows, loaded))
         if name and name.startswith("pull "):
@@ -44,14 +39,14 @@ class ModelActions:
 
     async def do_pull(self, argument: str) -> None:
         """Bring a model here, and chat with it."""
-        if self.fetching is not None:
-            raise UsageError(f"`{self.fetching.source}` is on its way; Esc stops it")
+        if self._app.session.fetching is not None:
+            raise UsageError(f"`{self._app.session.fetching.source}` is on its way; Esc stops it")
         session = self._app.session
-        self.fetching = Fetching(argument)
+        self._app.session.fetching = Fetching(argument)
         try:
-            name = await self.fetching.run(session.catalogue)
+            name = await self._app.session.fetching.run(session.catalogue)
         finally:
-            self.fetching = None
+            self._app.session.fetching = None
         if name is None:
             self._app.tell("Stopped; the next pull goes on with what has come.")
         elif not session.busy and await self._app.push_screen_wait(Confirm(f"{name} is here. Chat with it now?", "Chat")):
@@ -77,6 +72,6 @@ class ModelActions:
 
     async def _set(self, settings: ChatSettings) -> None:
         if settings.runtime != self._app.session.settings.runtime:
-            self._app.actions.prompts.check_idle()
+            self._prompts.check_idle()
         await self._app.session.change_settings(settings)
         self._app.tell("The settings of this chat are changed.")

@@ -7,23 +7,20 @@ import shlex
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_llm.chats.attachments import find_attachments, read_attachment
 from edge_llm.chats.tree import Attachment, Message
 from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.files import printable
 from edge_llm.tui.message_view import answer_figures
+from edge_llm.tui.stage import Stage
 from edge_llm.tui.threads import in_thread
-
-if TYPE_CHECKING:
-    from edge_llm.tui.app import ChatApp
 
 
 class PromptActions:
     """What is done with prompts and answers."""
 
-    def __init__(self, app: ChatApp) -> None:
+    def __init__(self, app: Stage) -> None:
         self._app = app
         self.editing: Message | None = None
         """The prompt that the next one stands in the place of."""
@@ -83,7 +80,7 @@ class PromptActions:
         """Esc: stops what is under way; else it puts away what is being edited or attached, and goes back to the prompt."""
         if self._app.session.stop():
             return
-        if (fetching := self._app.actions.models.fetching) is not None:
+        if (fetching := self._app.session.fetching) is not None:
             fetching.cancel()
         elif self.editing is not None or self.attached:
             self.editing, self.attached = None, []

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from edge_llm.errors import UsageError
 from edge_llm.tui.actions.files import new_file
 from edge_llm.tui.screens.help import Help
+from edge_llm.tui.stage import Stage
 from edge_llm.tui.threads import in_thread
-
-if TYPE_CHECKING:
-    from edge_llm.tui.app import ChatApp
 
 
 class ScreenActions:
     """What is done to the screen."""
 
-    def __init__(self, app: ChatApp) -> None:
+    def __init__(self, app: Stage) -> None:
         self._app = app
 
     async def do_help(self, argument: str) -> None:
@@ -43,7 +40,7 @@ class ScreenActions:
 
     async def do_quit(self, argument: str) -> None:
         """Leave, with everything written that can be written."""
-        if (fetching := self._app.actions.models.fetching) is not None:
+        if (fetching := self._app.session.fetching) is not None:
             fetching.cancel()
         await self._app.session.end()
         self._app.exit(return_code=self._app.exit_code)

@@ -1,0 +1,89 @@
+"""What stands on the screen, and what everybody may do with it: the ground on which the app's keys and actions work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from textual.app import App
+from textual.widgets import Static
+
+from edge_llm.errors import StorageError
+from edge_llm.files import printable
+from edge_llm.providers.base import Figures
+from edge_llm.tui.chat_list import ChatList
+from edge_llm.tui.complete import Completer
+from edge_llm.tui.driver import TerminalDriver
+from edge_llm.tui.inside import InsidePanel
+from edge_llm.tui.options import ChatOptions
+from edge_llm.tui.prompt import Prompt
+from edge_llm.tui.session import OpenCatalogue, Session
+from edge_llm.tui.status import StatusLine
+from edge_llm.tui.threads import in_thread
+from edge_llm.tui.transcript import Transcript
+
+if TYPE_CHECKING:
+    from edge_llm.engine.inside import Inside
+
+TYPES_SECONDS = 0.5
+"""Behind a key in which the person counts as typing."""
+
+
+class Stage(App[None]):
+    """The widgets of the chat, and the session that fills them."""
+
+    def __init__(self, open_catalogue: OpenCatalogue, options: ChatOptions) -> None:
+        super().__init__(driver_class=TerminalDriver)
+        self.options = options
+        self.heading = Static("edge-llm", id="title", markup=False)
+        self.transcript, self.status, self.chat_list = Transcript(), StatusLine(), ChatList()
+        self.inside = InsidePanel(self._look)
+        self.session = Session(open_catalogue, self.transcript, self.tell, self._see_answer, self._typing)
+        completer = Completer(options.folder, lambda: self.session.model_names, lambda: sorted(self.available_themes))
+        self.prompt = Prompt(completer.complete)
+        self.begun = asyncio.Event()
+        """The chats are open."""
+        self.exit_code = 0
+        """That of the process when it is left."""
+
+    def tell(self, text: str, severity: str = "information") -> None:
+        """A notice for the person."""
+        level = severity if severity in ("warning", "error") else "information"
+        self.notify(printable(text), severity=level, timeout=12 if level == "error" else 6, markup=False)  # type: ignore[arg-type]
+
+    def show_inside(self, shown: bool) -> None:
+        """Open or close the look inside."""
+        self.inside.display = shown
+        self.screen_stack[0].set_class(shown, "inside")
+
+    def show_chats(self, shown: bool) -> None:
+        """Open or close the list of chats."""
+        self.chat_list.display = shown
+        self.screen_stack[0].set_class(shown, "listing")
+
+    def refresh_chats(self) -> None:
+        """List the chats as they are now, if they are listed."""
+        if self.chat_list.display:
+            self.run_worker(self._list_chats, group="chats", exclusive=True, exit_on_error=False)  # type: ignore[arg-type]
+
+    async def _list_chats(self) -> None:
+        await self.begun.wait()
+        try:
+            found = await in_thread(self.session.store.chats, self.chat_list.search_text)
+        except StorageError as error:
+            self.tell(str(error), "error")
+        else:
+            self.chat_list.fill(found, self.session.chat.chat.id)
+
+    def _typing(self) -> bool:
+        return time.monotonic() - self.prompt.area.typed_at < TYPES_SECONDS
+
+    def _look(self) -> Inside | None:
+        return None if self.session.provider is None else self.session.provider.look()
+
+    def _see_answer(self, figures: Figures) -> None:
+        self.inside.add_answer(figures)
+        self.refresh_chats()
+        if not self.app_focus:
+            self.bell()  # somebody who looks elsewhere hears that it is done
