@@ -20,8 +20,9 @@ from textual.widgets import Footer, Markdown, Static
 
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.store import ChatStore
+from edge_llm.chats.titles import UNTITLED
 from edge_llm.errors import StorageError
-from edge_llm.files import printable
+from edge_llm.files import one_line, printable
 from edge_llm.providers.base import Figures
 from edge_llm.tui.actions import Actions
 from edge_llm.tui.activity import activity, situation
@@ -221,10 +222,10 @@ class ChatApp(App[None]):
         self.status.show(activity(self.session, self.actions.models.fetching, self._estimate), situation(self.session))
         if (answering := self.session.answering) is not None and answering.rate:
             self.inside.see_rate(answering.rate)
-        title = printable(self.session.chat.chat.title) or "New chat"
+        title = one_line(self.session.chat.chat.title) or UNTITLED
         if title != self._title:
             self._title = title
-            self.heading.update(_plain(title), layout=False)
+            self.heading.update(title, layout=False)
 
     def _typing(self) -> bool:
         return time.monotonic() - self.prompt.area.typed_at < TYPES_SECONDS
@@ -286,7 +287,7 @@ class ChatApp(App[None]):
     @on(Markdown.LinkClicked)
     def link_clicked(self, event: Markdown.LinkClicked) -> None:
         """A link of a model is not followed: it is copied, for the person to look at first."""
-        copy(self, printable(event.href))
+        copy(self, event.href)
         self.tell(f"Copied: {event.href}")
 
     def action_page(self, step: int) -> None:
@@ -309,8 +310,4 @@ class ChatApp(App[None]):
         for command in COMMANDS:
             if command.may_take_nothing:
                 yield SystemCommand(command.name.capitalize(), command.help, partial(self.action_command, command.name))
-
-
-def _plain(text: str) -> str:
-    return text.replace("\n", " ")
 
