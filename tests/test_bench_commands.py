@@ -9,8 +9,8 @@ import sys
 import click
 import pytest
 
-from edge_llm.cli.bench.commands import COMMANDS, WORDS
 from edge_llm.cli.bench.speed import MOVED, bench_command
+from edge_llm.cli.bench.words import COMMANDS, WORDS
 from edge_llm.cli.main import run
 from edge_llm.convert.importer import import_model
 

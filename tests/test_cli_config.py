@@ -9,6 +9,7 @@ import pytest
 
 from edge_llm.cli.main import run
 from edge_llm.cli.settings import file_values
+from edge_llm.cli.verbs import configured
 
 ASK = ("run", "builtin", "hi", "--json")
 
@@ -151,7 +152,7 @@ def test_shared_options_are_those_that_mean_the_same(call, config, tmp_path):
     values = {}
     for verb in ("perplexity", "run", "serve", "plan", "list", "bench"):
         command = cli.get_command(root, verb)
-        values[verb] = file_values(VerbContext(command, parent=root, info_name=verb))
+        values[verb] = file_values(VerbContext(command, parent=root, info_name=verb), configured(root))
     assert values == {
         "perplexity": {"threads": "2"}, "run": {"threads": "2", "max_tokens": "5"}, "serve": {"threads": "2"},
         "plan": {"threads": "2"}, "list": {}, "bench": {"threads": ("2",)},

@@ -11,10 +11,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from edge_llm.cli.options import SHARED
-from edge_llm.cli.settings import DEFAULTS, check_tables, file_values, option_name, source, unknown
+from edge_llm.cli.options import SHARED, option_name
+from edge_llm.cli.settings import DEFAULTS, check_tables, file_values, source, unknown
 from edge_llm.cli.terminal import say, say_json
-from edge_llm.cli.verbs import NOT_CONFIGURED, Verbs
+from edge_llm.cli.verbs import NOT_CONFIGURED, Verbs, configured
 from edge_llm.errors import UsageError
 from edge_llm.user_config import UserConfig, read_user_config, toml
 
@@ -133,7 +133,7 @@ def _file_facts(ctx: click.Context) -> dict[str, Any]:
 def _problems(ctx: click.Context, config: UserConfig) -> list[str]:
     """What each command would refuse of the file."""
     try:
-        check_tables(ctx, config)
+        check_tables(config, configured(ctx))
     except UsageError as error:
         return [str(error)]
     problems = []
@@ -148,7 +148,8 @@ def _problems(ctx: click.Context, config: UserConfig) -> list[str]:
 
 def _check(ctx: click.Context, table: str) -> None:
     if table == DEFAULTS:
-        with SHARED.make_context(DEFAULTS, [], parent=ctx.parent, default_map=file_values(_named(SHARED, ctx, DEFAULTS))):
+        values = file_values(_named(SHARED, ctx, DEFAULTS), configured(ctx))
+        with SHARED.make_context(DEFAULTS, [], parent=ctx.parent, default_map=values):
             return
     with _context_of(ctx, table.split()):
         pass

@@ -10,13 +10,18 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from edge_llm.cli.settings import option_name
 from edge_llm.cli.values import MODEL, REAL, TEXT, WHOLE
 from edge_llm.config import GenerationParams, Grammar, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def option_name(param: click.Parameter) -> str:
+    """What the file and the environment call ``param``: its long flag, or an argument's name."""
+    flags = sorted(param.opts, key=lambda flag: not flag.startswith("--"))
+    return flags[0].lstrip("-").replace("_", "-").lower()
 
 
 class SharedOption(click.Option):

@@ -12,18 +12,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from edge_llm.cli.bench.commands import WORDS
-from edge_llm.cli.verbs import NOT_CONFIGURED, Verbs
+from edge_llm.cli.bench.words import WORDS
+from edge_llm.cli.options import SHARED_NAMES, SharedOption, option_name
 from edge_llm.errors import UsageError
 from edge_llm.user_config import Table, UserConfig, Value, place, read_user_config, wrong
 
 DEFAULTS = "defaults"
-
-
-def option_name(param: click.Parameter) -> str:
-    """What the file and the environment call ``param``: its long flag, or an argument's name."""
-    flags = sorted(param.opts, key=lambda flag: not flag.startswith("--"))
-    return flags[0].lstrip("-").replace("_", "-").lower()
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
@@ -35,13 +29,15 @@ def unknown(name: str, known: Iterable[str]) -> str:
     return f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"
 
 
-def file_values(ctx: click.Context, config: UserConfig | None = None) -> dict[str, Any]:
+def file_values(ctx: click.Context, configured: Iterable[str], config: UserConfig | None = None) -> dict[str, Any]:
     """What the file says about the options of the command of ``ctx``, as flags would say it, by parameter.
+
+    ``configured`` are the commands that may have a table.
 
     Raises `UsageError` for a table that no command has, and for an option that is unknown where it stands.
     """
     config = config or read_user_config()
-    check_tables(ctx, config)
+    check_tables(config, configured)
     values: dict[str, Any] = {}
     for table, params in _tables_of(ctx):
         for name, value in config.tables.get(table, {}).items():
@@ -52,13 +48,9 @@ def file_values(ctx: click.Context, config: UserConfig | None = None) -> dict[st
     return values
 
 
-def check_tables(ctx: click.Context, config: UserConfig) -> None:
+def check_tables(config: UserConfig, configured: Iterable[str]) -> None:
     """Raise `UsageError` for a table of ``config`` that no command has, or an unknown option in [defaults]."""
-    from edge_llm.cli.options import SHARED_NAMES
-
-    root = ctx.find_root().command
-    verbs = [verb for verb, _, _ in root.verbs if verb not in NOT_CONFIGURED] if isinstance(root, Verbs) else []
-    known = [DEFAULTS, "keys", *verbs, *(f"bench {word}" for word in WORDS)]
+    known = [DEFAULTS, "keys", *configured, *(f"bench {word}" for word in WORDS)]
     for name in config.tables:
         if name not in known:
             way_out = unknown(name.replace(" ", "."), [each.replace(" ", ".") for each in known])
@@ -75,8 +67,6 @@ def _no_option(config: UserConfig, table: str, name: str, known: Iterable[str]) 
 
 def _tables_of(ctx: click.Context) -> list[tuple[str, Mapping[str, click.Parameter]]]:
     """The tables that concern the command of ``ctx`` and the parameters that each may set, the strongest last."""
-    from edge_llm.cli.options import SharedOption
-
     own = {option_name(param): param for param in ctx.command.params if _is_settable(ctx, param)}
     shared = {name: param for name, param in own.items() if isinstance(param, SharedOption)}
     return [(DEFAULTS, shared), (ctx.info_name or "", own)]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.types import FloatParamType, IntParamType
 
-from edge_llm.cli.verbs import Verbs
 from edge_llm.errors import EdgeLLMError
 from edge_llm.paths import model_folders
 
@@ -112,8 +111,8 @@ class _Model(click.ParamType):
             names = [name for name, _ in model_folders() if name.isprintable() and not set(name) & set(" ,")]
         except EdgeLLMError:  # a shell waits for names, not for what is wrong with a folder
             names = []
-        if isinstance(ctx.command, Verbs):  # where a word may be a command or a model, as behind `bench`
-            names += [verb for verb, _, _ in ctx.command.verbs]
+        if isinstance(ctx.command, click.Group):  # where a word may be a command or a model, as behind `bench`
+            names += ctx.command.list_commands(ctx)
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

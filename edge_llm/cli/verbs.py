@@ -46,6 +46,12 @@ class VerbContext(click.Context):
                     error.add_note(said)
 
 
+def configured(ctx: click.Context) -> list[str]:
+    """The verbs that may have a table in the config file."""
+    root = ctx.find_root().command
+    return [verb for verb, _, _ in root.verbs if verb not in NOT_CONFIGURED] if isinstance(root, Verbs) else []
+
+
 class _FileDefaults(UserDict[str, Any]):
     """click's default map of a verb, read when it is first asked for a value: `--help` does without."""
 
@@ -60,7 +66,7 @@ class _FileDefaults(UserDict[str, Any]):
     def _read(self) -> dict[str, Any]:
         from edge_llm.cli.settings import file_values
 
-        return file_values(self._ctx)
+        return file_values(self._ctx, configured(self._ctx))
 
 
 class Verbs(click.Group):

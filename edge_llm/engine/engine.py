@@ -14,7 +14,7 @@ from edge_llm.engine.counters import Counters
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.driver import Driver
 from edge_llm.engine.generation import Generation
-from edge_llm.engine.inside import ModelFacts
+from edge_llm.engine.model_facts import ModelFacts
 from edge_llm.engine.request import Answer, Delta, Finish, Request
 from edge_llm.engine.runner_place import Replace, Vacancy, no_other
 from edge_llm.errors import ContextOverflow, EdgeLLMError, UsageError

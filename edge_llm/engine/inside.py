@@ -15,28 +15,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_llm.engine.counters import Counters
-from edge_llm.quant.shadow import NONE
+from edge_llm.engine.model_facts import ModelFacts
 from edge_llm.runner.inside import Lane, LaneSpan, LastPrompt, PageMap, RunnerInside
 
 if TYPE_CHECKING:
-    from edge_llm.config import RuntimeConfig
     from edge_llm.engine.engine import Engine
-    from edge_llm.formats.bundle import Bundle
 
-__all__ = ["Inside", "Lane", "LaneSpan", "LastPrompt", "ModelFacts", "PageMap", "ProcessMemory", "look", "model_facts"]
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What stays as it is as long as a model is loaded."""
-
-    hot_channels: int = 0
-    """Input channels that are computed in float beside the INT8 products, over all linears."""
-    shadowed_linears: int = 0
-    """Linears that add back what INT8 does not hold: hot channels, or what overflows, or both."""
-    linears: int = 0
-    budget: int | None = None
-    """Bytes that weights may take; None: no limit."""
+__all__ = ["Inside", "Lane", "LaneSpan", "LastPrompt", "ModelFacts", "PageMap", "ProcessMemory", "look"]
 
 
 class ProcessMemory(NamedTuple):
@@ -101,19 +86,6 @@ def look(engine: Engine) -> Inside:
         running=engine.driver.running,
         waiting=engine.driver.waiting,
     )
-
-
-def model_facts(bundle: Bundle, runtime: RuntimeConfig) -> ModelFacts:
-    """The facts of the model in ``bundle`` as the filled-in ``runtime`` runs it."""
-    from edge_llm.weights.budget import parse_memory
-    from edge_llm.weights.plan import WeightSizes
-
-    budget = None if runtime.memory is None else parse_memory(runtime.memory, WeightSizes.of_bundle(bundle).total)
-    if runtime.float_path or not runtime.shadow:
-        return ModelFacts(linears=len(bundle.facts), budget=budget)
-    hot = sum(tensor.shape[0] for name, tensor in bundle.tensors.items() if name.endswith(".hot_index"))
-    shadowed = sum(facts.get("shadow", NONE) != NONE for facts in bundle.facts.values())
-    return ModelFacts(hot, shadowed, len(bundle.facts), budget)
 
 
 @functools.lru_cache(maxsize=1)

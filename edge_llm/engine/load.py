@@ -18,15 +18,18 @@ from edge_llm.engine.assembly import fill_defaults, host_runtime, int8_runner, m
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.draft_model import model_drafter
 from edge_llm.engine.engine import Engine
-from edge_llm.engine.inside import model_facts
+from edge_llm.engine.model_facts import ModelFacts
 from edge_llm.errors import StorageError, UsageError
-from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle, models_folder
 from edge_llm.progress import StageProgress
+from edge_llm.quant.shadow import NONE
 from edge_llm.runner.base import Runner
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
+from edge_llm.weights.budget import parse_memory
+from edge_llm.weights.plan import WeightSizes
 
 
 def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: StageProgress | None = None) -> Engine:
@@ -59,6 +62,16 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Stag
         replace_runner=partial(run_on_host, bundle, runtime),
         facts=model_facts(bundle, runtime),
     )
+
+
+def model_facts(bundle: Bundle, runtime: RuntimeConfig) -> ModelFacts:
+    """The facts of the model in ``bundle`` as the filled-in ``runtime`` runs it."""
+    budget = None if runtime.memory is None else parse_memory(runtime.memory, WeightSizes.of_bundle(bundle).total)
+    if runtime.float_path or not runtime.shadow:
+        return ModelFacts(linears=len(bundle.facts), budget=budget)
+    hot = sum(tensor.shape[0] for name, tensor in bundle.tensors.items() if name.endswith(".hot_index"))
+    shadowed = sum(facts.get("shadow", NONE) != NONE for facts in bundle.facts.values())
+    return ModelFacts(hot, shadowed, len(bundle.facts), budget)
 
 
 def _clear_leftovers() -> None:

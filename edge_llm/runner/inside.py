@@ -1,22 +1,14 @@
-"""What a runner shows of itself, as plain data: the lanes of the last prompt, its pages, and where its bytes lie.
-
-The windows of the last prompt are kept as the scheduler traced them, which costs a reference; what is shown of them is made
-when somebody looks, once per window.
-"""
+"""What a runner shows of itself, as plain data: the lanes of the last prompt, its pages, and where its bytes lie."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from edge_llm.kv.memory import KVMemory
-    from edge_llm.runner.base import Segment
     from edge_llm.weights.base import Weights
-    from scheduler import Trace
 
 MOST_WINDOWS = 8
 
@@ -91,79 +83,6 @@ class RunnerInside:
     """Bytes that a token, or a window of a prompt, reads from flash by the plan."""
     read_bytes: int = 0
     """Bytes that were read from flash so far."""
-
-
-class PromptWindows:
-    """The traces of the last prompt's windows.  One thread adds; any may look."""
-
-    def __init__(self) -> None:
-        self._windows: tuple[_Window, ...] = ()
-        self._place: tuple[tuple[int, int], ...] = ()  # where the prompt stands: (sequence, tokens before this step or after)
-        self._shown: tuple[tuple[_Window, ...], LastPrompt] | None = None
-
-    def add(self, segments: Sequence[Segment[Any]], trace: Trace, tokens: int) -> None:
-        """A window of ``tokens`` tokens of a step of ``segments`` ran; the longest of them is the prompt."""
-        longest = max(segments, key=lambda segment: len(segment.tokens))
-        sequence, start = id(longest.sequence), longest.sequence.length
-        before = self._windows[1 - MOST_WINDOWS :] if (sequence, start) in self._place else ()
-        self._windows = (*before, _Window(trace, tokens))
-        self._place = ((sequence, start), (sequence, start + len(longest.tokens)))
-
-    def look(self) -> LastPrompt | None:
-        """What is shown of them; None before the first prompt."""
-        windows, shown = self._windows, self._shown
-        if not windows:
-            return None
-        if shown is None or shown[0] is not windows:
-            self._shown = shown = windows, _joined(windows)
-        return shown[1]
-
-
-class _Window:
-    """One graph that ran."""
-
-    def __init__(self, trace: Trace, tokens: int) -> None:
-        self.trace = trace
-        self.tokens = tokens
-
-    @cached_property
-    def seconds(self) -> float:
-        return self.trace.makespan
-
-    @cached_property
-    def bound(self) -> float:
-        return self.trace.one_lane_bound
-
-    @cached_property
-    def spans(self) -> dict[str, list[LaneSpan]]:
-        lanes: dict[str, list[LaneSpan]] = {lane: [] for lane in self.trace.lanes}
-        for span in self.trace.spans:
-            lanes[span.lane].append(LaneSpan(_kind(span.cost_key), span.start, span.end))
-        return lanes
-
-
-def _kind(cost_key: str) -> str:
-    """`qkv` of `qkv/256`."""
-    return cost_key.split("/", 1)[0]
-
-
-def _joined(windows: Sequence[_Window]) -> LastPrompt:
-    spans: dict[str, list[LaneSpan]] = defaultdict(list)
-    began = 0.0
-    for window in windows:
-        for lane, own in window.spans.items():
-            spans[lane] += [LaneSpan(kind, began + start, began + end) for kind, start, end in own]
-        began += window.seconds
-    lanes = tuple(_lane(name, own, began) for name, own in spans.items())
-    return LastPrompt(lanes, began, sum(window.bound for window in windows), sum(window.tokens for window in windows))
-
-
-def _lane(name: str, spans: list[LaneSpan], seconds: float) -> Lane:
-    spans.sort(key=lambda span: span.start)
-    kinds: dict[str, float] = defaultdict(float)
-    for kind, start, end in spans:
-        kinds[kind] += end - start
-    return Lane(name, tuple(spans), max(0.0, 1.0 - sum(kinds.values()) / seconds) if seconds else 0.0, dict(kinds))
 
 
 def look_at_pages(memory: KVMemory) -> tuple[PageMap, dict[str, int]]:

@@ -18,10 +18,11 @@ from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancel, Cancelled, Segment, Site
 from edge_llm.runner.decode import decode_graph
-from edge_llm.runner.inside import PromptWindows, RunnerInside, look_at_pages, look_at_weights
+from edge_llm.runner.inside import RunnerInside, look_at_pages, look_at_weights
 from edge_llm.runner.order import choose_policy
 from edge_llm.runner.prefill import prefill_graph
 from edge_llm.runner.rows import chunk_lengths, pack
+from edge_llm.runner.windows import PromptWindows
 from edge_llm.weights.base import Weights
 
 if TYPE_CHECKING:

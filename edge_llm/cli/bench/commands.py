@@ -1,4 +1,4 @@
-"""What the word behind `edge-llm bench` may be; everything else is the measurement of speed."""
+"""`edge-llm bench`: a word behind it may be a command; everything else is the measurement of speed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ from typing import Any
 
 import click
 
+from edge_llm.cli.bench.words import COMMANDS
 from edge_llm.cli.verbs import Verbs
-
-COMMANDS = (
-    ("lanes", "bench.lanes", "A prompt under scheduling policies, on a device with lanes."),
-    ("simulate", "bench.simulate", "The scheduling policies on a machine of a cost table."),
-    ("load", "bench.load", "Many answers at once through the service."),
-    ("speculation", "bench.speculation", "What prompt lookup is worth."),
-    ("sampling", "bench.sampling", "What choosing tokens adds to decoding."),
-)
-"""As `Verbs` takes them."""
-WORDS = tuple(word for word, _, _ in COMMANDS)
 
 
 class Bench(Verbs):

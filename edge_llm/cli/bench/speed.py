@@ -15,7 +15,7 @@ from edge_llm.bench.measure import Test
 from edge_llm.bench.peer import BATCH, UBATCH, parse_peers
 from edge_llm.bench.report import render
 from edge_llm.bench.session import BenchSettings, Row, run
-from edge_llm.cli.bench.commands import WORDS, Bench
+from edge_llm.cli.bench.commands import Bench
 from edge_llm.cli.bench.options import (
     bench_model,
     bench_runtime,
@@ -27,6 +27,7 @@ from edge_llm.cli.bench.options import (
     output_options,
     run_options,
 )
+from edge_llm.cli.bench.words import WORDS
 from edge_llm.cli.options import Command, SharedOption, add_options, float_option
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import NewFile, Real

@@ -1,0 +1,13 @@
+"""What the word behind `edge-llm bench` may be."""
+
+from __future__ import annotations
+
+COMMANDS = (
+    ("lanes", "bench.lanes", "A prompt under scheduling policies, on a device with lanes."),
+    ("simulate", "bench.simulate", "The scheduling policies on a machine of a cost table."),
+    ("load", "bench.load", "Many answers at once through the service."),
+    ("speculation", "bench.speculation", "What prompt lookup is worth."),
+    ("sampling", "bench.sampling", "What choosing tokens adds to decoding."),
+)
+"""As `Verbs` takes them."""
+WORDS = tuple(word for word, _, _ in COMMANDS)

@@ -1,0 +1,18 @@
+"""What a face shows of a loaded model that never changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What stays as it is as long as a model is loaded."""
+
+    hot_channels: int = 0
+    """Input channels that are computed in float beside the INT8 products, over all linears."""
+    shadowed_linears: int = 0
+    """Linears that add back what INT8 does not hold: hot channels, or what overflows, or both."""
+    linears: int = 0
+    budget: int | None = None
+    """Bytes that weights may take; None: no limit."""

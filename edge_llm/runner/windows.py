@@ -1,0 +1,89 @@
+"""The windows of the last prompt as the scheduler traced them: keeping them costs a reference each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from edge_llm.runner.base import Segment
+from edge_llm.runner.inside import Lane, LaneSpan, LastPrompt
+
+if TYPE_CHECKING:
+    from scheduler import Trace
+
+MOST_WINDOWS = 8
+
+
+class PromptWindows:
+    """The traces of the last prompt's windows.  One thread adds; any may look."""
+
+    def __init__(self) -> None:
+        self._windows: tuple[_Window, ...] = ()
+        self._place: tuple[tuple[int, int], ...] = ()  # where the prompt stands: (sequence, tokens before this step or after)
+        self._shown: tuple[tuple[_Window, ...], LastPrompt] | None = None
+
+    def add(self, segments: Sequence[Segment[Any]], trace: Trace, tokens: int) -> None:
+        """A window of ``tokens`` tokens of a step of ``segments`` ran; the longest of them is the prompt."""
+        longest = max(segments, key=lambda segment: len(segment.tokens))
+        sequence, start = id(longest.sequence), longest.sequence.length
+        before = self._windows[1 - MOST_WINDOWS :] if (sequence, start) in self._place else ()
+        self._windows = (*before, _Window(trace, tokens))
+        self._place = ((sequence, start), (sequence, start + len(longest.tokens)))
+
+    def look(self) -> LastPrompt | None:
+        """What is shown of them; None before the first prompt."""
+        windows, shown = self._windows, self._shown
+        if not windows:
+            return None
+        if shown is None or shown[0] is not windows:
+            self._shown = shown = windows, _joined(windows)
+        return shown[1]
+
+
+class _Window:
+    """One graph that ran."""
+
+    def __init__(self, trace: Trace, tokens: int) -> None:
+        self.trace = trace
+        self.tokens = tokens
+
+    @cached_property
+    def seconds(self) -> float:
+        return self.trace.makespan
+
+    @cached_property
+    def bound(self) -> float:
+        return self.trace.one_lane_bound
+
+    @cached_property
+    def spans(self) -> dict[str, list[LaneSpan]]:
+        lanes: dict[str, list[LaneSpan]] = {lane: [] for lane in self.trace.lanes}
+        for span in self.trace.spans:
+            lanes[span.lane].append(LaneSpan(_kind(span.cost_key), span.start, span.end))
+        return lanes
+
+
+def _kind(cost_key: str) -> str:
+    """`qkv` of `qkv/256`."""
+    return cost_key.split("/", 1)[0]
+
+
+def _joined(windows: Sequence[_Window]) -> LastPrompt:
+    spans: dict[str, list[LaneSpan]] = defaultdict(list)
+    began = 0.0
+    for window in windows:
+        for lane, own in window.spans.items():
+            spans[lane] += [LaneSpan(kind, began + start, began + end) for kind, start, end in own]
+        began += window.seconds
+    lanes = tuple(_lane(name, own, began) for name, own in spans.items())
+    return LastPrompt(lanes, began, sum(window.bound for window in windows), sum(window.tokens for window in windows))
+
+
+def _lane(name: str, spans: list[LaneSpan], seconds: float) -> Lane:
+    spans.sort(key=lambda span: span.start)
+    kinds: dict[str, float] = defaultdict(float)
+    for kind, start, end in spans:
+        kinds[kind] += end - start
+    return Lane(name, tuple(spans), max(0.0, 1.0 - sum(kinds.values()) / seconds) if seconds else 0.0, dict(kinds))
