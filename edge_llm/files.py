@@ -50,10 +50,18 @@ _JOINERS = "\u200c\u200d"
 
 
 def printable(text: str) -> str:
-    """``text`` without control characters: what comes from a model must not move the cursor or talk to the terminal."""
+    """``text`` without control characters: what comes from a model must not move the cursor or talk to the terminal.
+
+    Texts are kept as they came.  Whoever gives one to a widget, the clipboard or the terminal makes it printable there, once.
+    """
     lines = text.replace("\u2028", "\n").replace("\u2029", "\n")
     kept = "\n\t" + _JOINERS
     return "".join(char for char in lines if char.isprintable() or char in kept or unicodedata.category(char) == "Zs")
+
+
+def one_line(text: str) -> str:
+    """``text`` as one printable line, as for a title: a space stands for what cannot be in it."""
+    return " ".join("".join(char if char.isprintable() or char in _JOINERS else " " for char in text).split())
 
 
 def status(path: Path) -> os.stat_result | None:

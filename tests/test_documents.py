@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from edge_llm.tui.commands import COMMANDS
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+CHAT = ROOT / "docs" / "chat.md"
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +99,7 @@ def section(page, title):
     return found[1]
 
 
-@pytest.mark.parametrize("title", ["A prompt's way", "A weight's way", "A request's way"])
+@pytest.mark.parametrize("title", ["A prompt's way", "A weight's way", "A request's way", "A message's way"])
 def test_what_a_way_goes_through_is_there(title):
     for file, name in named(section(ARCHITECTURE, title)):
         path = ROOT / file
@@ -105,6 +108,11 @@ def test_what_a_way_goes_through_is_there(title):
             assert name in defined(path), f"{title}: {file} has no {name}"
         elif name:
             assert re.search(rf"\b{re.escape(name)}\b", path.read_text()), f"{title}: {file} has no {name}"
+
+
+def test_every_key_of_a_command_is_told():
+    text = CHAT.read_text().casefold().replace("esc ", "escape ")
+    assert [command.name for command in COMMANDS if not re.search(rf"\b{re.escape(command.key)}\b", text)] == []
 
 
 ADDITIONS = {

@@ -11,7 +11,7 @@ from typing import Any
 from edge_llm.chats.titles import UNTITLED, title_of
 from edge_llm.chats.tree import Attachment, Chat, Message, fence_of
 from edge_llm.errors import UsageError
-from edge_llm.files import shown
+from edge_llm.files import one_line, shown
 from edge_llm.strict_json import parse_object
 
 FORMAT = "edge-llm chat"
@@ -26,7 +26,7 @@ _OPENING = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$")
 
 def as_markdown(chat: Chat, path: Iterable[Message]) -> str:
     """The messages of one path under headings; thoughts and attached files are folded."""
-    parts = [f"# {_line(chat.title) or UNTITLED}"]
+    parts = [f"# {one_line(chat.title) or UNTITLED}"]
     for message in path:
         parts.extend(_parts(message))
     return "\n\n".join(parts) + "\n"
@@ -72,14 +72,14 @@ def file_name_of(title: str, suffix: str) -> str:
 
 def _parts(message: Message) -> Iterator[str]:
     told = time.strftime("%Y-%m-%d %H:%M", time.localtime(message.created))
-    who = "You" if message.role == "user" else _line(message.model) or "Answer"
+    who = "You" if message.role == "user" else one_line(message.model) or "Answer"
     cut_off = "" if message.state == "whole" else f" ({message.state})"
     yield f"## {who}{cut_off} · {told}"
     if message.thought:
         yield _thoughts(_closed(message.thought.strip("\n")))
     for each in message.attachments:
         fence = fence_of(each.text)
-        yield _folded(f"Attached: {_line(each.name)}", f"{fence}\n{each.text.rstrip()}\n{fence}")
+        yield _folded(f"Attached: {one_line(each.name)}", f"{fence}\n{each.text.rstrip()}\n{fence}")
     yield _closed(message.text.strip("\n"))
 
 
@@ -106,10 +106,6 @@ def _closed(text: str) -> str:
 
 def _folded(summary: str, inside: str) -> str:
     return f"<details>\n<summary>{_escaped(summary)}</summary>\n\n{inside}\n\n</details>"
-
-
-def _line(text: str) -> str:
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def _escaped(text: str) -> str:

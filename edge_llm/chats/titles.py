@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from edge_llm.files import one_line
+
 UNTITLED = "New chat"
 COLUMNS = 50
 _LOOKED_AT = 20_000
@@ -29,9 +31,8 @@ def columns(text: str) -> int:
 
 
 def _plain(line: str) -> str:
-    line = "".join(char if char.isprintable() else " " for char in line)
-    line = _PAIRED_MARKS.sub(r"\2", _LINK.sub(r"\1", _BLOCK_MARKS.sub("", line)))
-    return " ".join(line.split())
+    line = _PAIRED_MARKS.sub(r"\2", _LINK.sub(r"\1", _BLOCK_MARKS.sub("", one_line(line))))
+    return one_line(line)
 
 
 def _cut(line: str) -> str:

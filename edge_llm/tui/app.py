@@ -19,8 +19,9 @@ from textual.widgets import Footer, Markdown
 
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.store import ChatStore
+from edge_llm.chats.titles import UNTITLED
 from edge_llm.errors import StorageError
-from edge_llm.files import printable
+from edge_llm.files import one_line
 from edge_llm.tui.actions import Actions
 from edge_llm.tui.activity import activity, situation
 from edge_llm.tui.chat_list import ChatList
@@ -178,10 +179,10 @@ class ChatApp(Stage):
         self.status.show(activity(self.session, self._estimate), situation(self.session))
         if (answering := self.session.answering) is not None and answering.rate:
             self.inside.see_rate(answering.rate)
-        title = printable(self.session.chat.chat.title) or "New chat"
+        title = one_line(self.session.chat.chat.title) or UNTITLED
         if title != self._title:
             self._title = title
-            self.heading.update(_plain(title), layout=False)
+            self.heading.update(title, layout=False)
 
     async def _see_others(self) -> None:
         """List the chats anew when another terminal has written."""
@@ -226,7 +227,7 @@ class ChatApp(Stage):
     @on(Markdown.LinkClicked)
     def link_clicked(self, event: Markdown.LinkClicked) -> None:
         """A link of a model is not followed: it is copied, for the person to look at first."""
-        copy(self, printable(event.href))
+        copy(self, event.href)
         self.tell(f"Copied: {event.href}")
 
     def action_page(self, step: int) -> None:
@@ -249,8 +250,4 @@ class ChatApp(Stage):
         for command in COMMANDS:
             if command.may_take_nothing:
                 yield SystemCommand(command.name.capitalize(), command.help, partial(self.action_command, command.name))
-
-
-def _plain(text: str) -> str:
-    return text.replace("\n", " ")
 

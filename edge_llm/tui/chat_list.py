@@ -14,7 +14,8 @@ from textual.message import Message as Event
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from edge_llm.chats.store import FoundChat
+from edge_llm.chats.titles import UNTITLED
+from edge_llm.chats.tree import FoundChat
 from edge_llm.files import printable
 from edge_llm.tui.units import age
 
@@ -112,7 +113,7 @@ class ChatList(Vertical):
 
 
 def _line(found: FoundChat, now: float, current: bool) -> Content:
-    title = printable(found.chat.title or "New chat")
+    title = printable(found.chat.title or UNTITLED)
     parts = [(f"{'›' if current else ' '} {title}", "bold" if current else ""), (f"  {age(now - found.chat.changed)}", "dim")]
     if found.excerpt:
         parts.append((f"\n    {printable(found.excerpt)}", "dim"))

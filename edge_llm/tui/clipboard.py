@@ -11,6 +11,8 @@ from typing import Any
 
 from textual.app import App
 
+from edge_llm.files import printable
+
 _PROGRAMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("WAYLAND_DISPLAY", ("wl-copy",)),
     ("DISPLAY", ("xclip", "-selection", "clipboard")),
@@ -31,7 +33,8 @@ def desktop_program(environment: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def copy(app: App[Any], text: str) -> None:
-    """Put ``text`` on the clipboard of whoever sits at the terminal."""
+    """Put ``text`` on the clipboard of whoever sits at the terminal, who may paste it into a shell."""
+    text = printable(text)
     app.copy_to_clipboard(text)
     command = desktop_program(os.environ)
     if command is not None and not app.is_headless:

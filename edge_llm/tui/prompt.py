@@ -143,7 +143,7 @@ class Prompt(Vertical):
     def say(self, text: str) -> None:
         """Say above the prompt what goes with it; nothing hides the line."""
         line = self.query_one("#attached", Static)
-        line.update(Content(text))
+        line.update(Content(printable(text)))
         line.display = bool(text)
 
     @property

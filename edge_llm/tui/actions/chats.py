@@ -7,8 +7,9 @@ from pathlib import Path
 
 from edge_llm.chats.export import as_json, as_markdown, file_name_of, from_json
 from edge_llm.chats.open_chat import OpenChat
+from edge_llm.chats.titles import UNTITLED
 from edge_llm.errors import StorageError, UsageError
-from edge_llm.files import printable, read_file
+from edge_llm.files import one_line, read_file
 from edge_llm.tui.actions.files import new_file
 from edge_llm.tui.screens.questions import AskText, Confirm
 from edge_llm.tui.stage import Stage
@@ -50,7 +51,7 @@ class ChatActions:
         await self._rename(self._app.session.chat, argument)
 
     async def _rename(self, chat: OpenChat, title: str) -> None:
-        chat.rename(" ".join(printable(title).split()))
+        chat.rename(one_line(title))
         await self._app.session.save(chat)
         self._app.refresh_chats()
 
@@ -70,7 +71,7 @@ class ChatActions:
         chat = session.chat if here else await session.chat_of(chat_id)
         if chat is None:
             raise StorageError("this chat was deleted in another terminal")
-        title = chat.chat.title or "New chat"
+        title = chat.chat.title or UNTITLED
         if action == "rename":
             wanted = await self._app.push_screen_wait(AskText("Title of the chat", title))
             if wanted:

@@ -6,7 +6,6 @@ from edge_llm.chats.export import as_markdown
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.tree import Message, newest_leaf, siblings
 from edge_llm.errors import UsageError
-from edge_llm.files import printable
 from edge_llm.tui.actions.prompts import PromptActions
 from edge_llm.tui.clipboard import copy
 from edge_llm.tui.message_view import MessageView
@@ -59,7 +58,7 @@ class MessageActions:
             raise UsageError(f"/copy takes nothing, `code` or `all`, got `{argument[:40]}`")
 
     def _copy(self, text: str, what: str) -> None:
-        copy(self._app, printable(text))
+        copy(self._app, text)
         self._app.tell(f"Copied {what}.")
 
     async def do_branch(self, argument: str) -> None:

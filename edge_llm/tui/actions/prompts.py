@@ -11,7 +11,6 @@ from pathlib import Path
 from edge_llm.chats.attachments import find_attachments, read_attachment
 from edge_llm.chats.tree import Attachment, Message
 from edge_llm.errors import EdgeLLMError, UsageError
-from edge_llm.files import printable
 from edge_llm.tui.message_view import answer_figures
 from edge_llm.tui.stage import Stage
 from edge_llm.tui.threads import in_thread
@@ -128,5 +127,5 @@ class PromptActions:
 
     def _show_what_is_attached(self) -> None:
         parts = ["instead of the old prompt (Esc leaves it)"] if self.editing else []
-        parts += [f"📎 {printable(each.name)}" for each in self.attached]
+        parts += [f"📎 {each.name}" for each in self.attached]
         self._app.prompt.say("  ".join(parts))

@@ -17,6 +17,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.timer import Timer
 
+from edge_llm.files import printable
 from edge_llm.tui.inside.drawing import KINDS, PARTS, STATES, Palette, words
 from edge_llm.tui.inside.figures import draw_counters, draw_memory, draw_speeds
 from edge_llm.tui.inside.lanes import draw_lanes
@@ -132,7 +133,7 @@ class InsidePanel(ScrollView, can_focus=True):
         try:
             sections = self._sections(self.look())
         except Exception as error:  # a face does not end because a number is odd
-            said = "".join(char if char.isprintable() else "?" for char in f"It cannot be looked into: {error!r}"[:200])
+            said = printable(f"It cannot be looked into: {error!r}"[:200])
             sections = [("problem", "", said, _sentence(said))]
         self._show(sections, width, () if numbers else NUMBERS)
 

@@ -9,7 +9,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
-from edge_llm.files import printable
+from edge_llm.files import one_line, printable
 
 
 class AskText(ModalScreen[str | None]):
@@ -25,7 +25,7 @@ class AskText(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="box small"):
             yield Static(printable(self._question), markup=False)
-            yield Input(" ".join(printable(self._value).split()))
+            yield Input(one_line(self._value))
 
     @on(Input.Submitted)
     def submit(self, event: Input.Submitted) -> None:
