@@ -165,10 +165,11 @@ class ChatApp(App[None]):
                 self.tell(notice, "warning")
         except StorageError as error:
             self.tell(f"Chats of this session are not saved: {error}", "error")
+        session.chat = OpenChat.new(session.store, self.options.settings.as_json())  # whatever becomes of what is read
         self.prompt.area.earlier = await in_thread(session.store.prompts, HISTORY)
         found = await in_thread(session.store.chats, limit=1) if self.options.resume else []
         chat = await in_thread(OpenChat.read, session.store, found[0].chat.id) if found else None
-        await session.show(chat or OpenChat.new(session.store, self.options.settings.as_json()))
+        await session.show(chat or session.chat)
         self.refresh_chats()
 
     # -- work behind the screen ---------------------------------------------------------------------------------------
@@ -221,6 +222,7 @@ class ChatApp(App[None]):
         self.status.show(activity(self.session, self.actions.models.fetching, self._estimate), situation(self.session))
         if (answering := self.session.answering) is not None and answering.rate:
             self.inside.see_rate(answering.rate)
+        self.actions.prompts.show_what_is_attached()  # another chat knows nothing of a prompt that is edited
         title = printable(self.session.chat.chat.title) or "New chat"
         if title != self._title:
             self._title = title
