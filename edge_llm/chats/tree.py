@@ -14,6 +14,10 @@ Role = Literal["user", "assistant"]
 State = Literal["growing", "whole", "stopped", "failed"]
 """How far a message is: an answer grows until it is whole, stopped by the person, or cut off by an error."""
 
+LAST_TIME = 1e11
+"""Seconds since 1970 that every calendar can still show."""
+_MOST_FIGURE = 1e15
+
 
 @dataclass(frozen=True)
 class Attachment:
@@ -74,6 +78,12 @@ class FoundChat:
     chat: Chat
     excerpt: str = ""
     """Where the text that was looked for is said, in one line; empty when only the title has it, or nothing was looked for."""
+
+
+def figures_of(value: Any) -> dict[str, float]:
+    """What of ``value``, which another program may have written, are figures: numbers that can be shown."""
+    items = value.items() if isinstance(value, dict) else ()
+    return {str(name): number for name, number in items if type(number) in (int, float) and 0 <= number < _MOST_FIGURE}
 
 
 def fence_of(text: str) -> str:
