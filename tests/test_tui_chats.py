@@ -361,3 +361,19 @@ def test_prompts_of_all_chats_are_the_history(tmp_path):
         assert chat.typed == "Older"
 
     drive(talk, tmp_path)
+
+
+def test_a_prompt_that_is_edited_stays_in_its_chat(tmp_path):
+    async def talk(chat):
+        await chat.ask("One")
+        await chat.ask("Two")
+        await chat.press("ctrl+l")
+        await chat.until(lambda: "instead of the old prompt" in chat.screen)
+        await chat.press("ctrl+n")
+        await chat.until(lambda: "instead of the old prompt" not in chat.screen)
+        await chat.ask("Three")
+        assert not chat.session.unsaved and chat.notices == []
+        said = [text for _, text, _ in chat.stored]
+        assert said == ["One", "You said: One", "Two", "You said: Two", "Three", "You said: Three"]
+
+    drive(talk, tmp_path)

@@ -255,3 +255,61 @@ def test_settings_that_another_version_wrote_are_passed_over(tmp_path):
         assert len(rows(chat.path, "SELECT id FROM messages")) == 4
 
     drive(again, tmp_path, ScriptedProvider(facts=Facts("scripted")))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "chats SET settings = '{'",
+        "chats SET title = x'ff00', changed = 'then', created = 1e300",
+        "chats SET leaf = 99",
+        "messages SET figures = '{'",
+        """messages SET figures = '{"tokens_per_second": "a", "prompt_tokens": "b", "completion_tokens": []}'""",
+        "messages SET role = 'a role', state = 'odd', created = 'then'",
+        "messages SET text = x'ff', model = x'1b5b', thought = x'00'",
+    ],
+)
+def test_rows_that_another_program_has_spoilt_are_shown_as_far_as_they_can_be_and_the_chat_goes_on(tmp_path, change):
+    async def talk(chat):
+        await chat.ask("Hello")
+
+    drive(talk, tmp_path)
+    db = sqlite3.connect(tmp_path / "chats.db", isolation_level=None)
+    db.execute(f"UPDATE {change}")
+    db.close()
+
+    async def again(chat):
+        assert len(chat.said) == 2
+        await chat.press("f3")
+        await chat.until(lambda: len(chat.listed) == 1)
+        await chat.ask("Again")
+        await chat.send("/export md")
+        await chat.settle()
+        assert ("user", "Again", "whole") in chat.stored
+        assert [notice for notice in chat.notices if "Written" not in notice] == []
+
+    drive(again, tmp_path)
+
+
+def test_when_the_last_chat_cannot_be_read_a_new_one_is_saved(tmp_path):
+    async def talk(chat):
+        await chat.ask("Hello")
+
+    drive(talk, tmp_path)
+
+    def open_store():
+        store, notice = ChatStore.open(tmp_path / "chats.db")
+        read, refusals = store.messages, [StorageError("odd sectors")]
+        store.messages = lambda chat_id: read(chat_id) if not refusals else refuse(refusals.pop())
+        return store, notice
+
+    async def again(chat):
+        assert chat.told("odd sectors")
+        await chat.ask("Again")
+        assert ("user", "Again", "whole") in chat.stored and len(chat.stored) == 4
+
+    drive(again, tmp_path, open_store=open_store)
+
+
+def refuse(error):
+    raise error

@@ -1,8 +1,10 @@
 """Texts that talk to the terminal, or are written like markup: wherever they come from, they are seen and do nothing."""
 
+import json
 import re
 import unicodedata
 
+import pytest
 from chat_driver import drive
 from scripted_provider import FIGURES, ScriptedCatalogue, ScriptedProvider
 from textual.events import Paste
@@ -206,3 +208,33 @@ def test_of_commands_and_settings_that_are_refused(tmp_path):
         assert_clean(chat)
 
     drive_hostile(talk, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"completion_tokens": "\x1b[31mred", "prompt_tokens": "\x9bred"},
+        {"completion_tokens": 3, "tokens_per_second": "fast", "first_token_seconds": []},
+        {"completion_tokens": True, "prompt_tokens": 1e400},
+        {"tokens_per_second": 10**400, "prompt_tokens": -1, "completion_tokens": {}},
+    ],
+    ids=["escapes", "types", "endless", "huge"],
+)
+def test_of_figures_of_an_answer_that_is_taken_in(tmp_path, figures):
+    message = {"thought": "", "attachments": [], "model": "", "state": "whole", "created": 1}
+    prompt = {**message, "id": 1, "parent": None, "role": "user", "text": "Hello", "figures": {}}
+    answer = {**message, "id": 2, "parent": 1, "role": "assistant", "text": "Hi", "figures": figures}
+    chat = {"format": "edge-llm chat", "version": 1, "title": "odd", "created": 1, "changed": 1, "settings": {}, "leaf": 2}
+    (tmp_path / "odd.json").write_text(json.dumps({**chat, "messages": [prompt, answer]}))
+
+    async def talk(chat):
+        await chat.send("/import odd.json")
+        await chat.settle()
+        assert "\x1b[31mred" not in chat.written and "\x9b" not in chat.written
+        if ("assistant", "Hi") in chat.said:  # else it was refused, and that was told
+            await chat.ask("Again")
+        else:
+            assert chat.told("odd.json")
+
+    drive(talk, tmp_path)
+    drive(talk, tmp_path)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from edge_llm.chats.titles import UNTITLED, title_of
-from edge_llm.chats.tree import Attachment, Chat, Message, fence_of
+from edge_llm.chats.tree import LAST_TIME, Attachment, Chat, Message, fence_of, figures_of
 from edge_llm.errors import UsageError
 from edge_llm.files import one_line, shown
 from edge_llm.strict_json import parse_object
@@ -17,8 +17,6 @@ from edge_llm.strict_json import parse_object
 FORMAT = "edge-llm chat"
 VERSION = 1
 _MOST_NAME_BYTES = 100
-_LAST_TIME = 1e11
-"""Seconds since 1970 that every calendar can still show."""
 _ROLES = ("user", "assistant")
 _STATES = ("growing", "whole", "stopped", "failed")
 _OPENING = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$")
@@ -140,7 +138,7 @@ def _message(record: Any) -> Message:
         tuple(Attachment(_text(each["name"]), _text(each["text"])) for each in record["attachments"]),
         _text(record["model"]),
         record["state"],
-        _mapping(record["figures"]),
+        figures_of(_mapping(record["figures"])),
         _time(record["created"]),
     )
 
@@ -158,7 +156,7 @@ def _check_tree(chat: Chat, messages: Sequence[Message]) -> None:
 
 def _time(value: Any) -> float:
     seconds = float(value)
-    if not 0 <= seconds < _LAST_TIME:
+    if not 0 <= seconds < LAST_TIME:
         raise ValueError
     return seconds
 

@@ -21,9 +21,9 @@ class OpenChat:
 
     def __init__(self, store: ChatStore, chat: Chat, messages: Iterable[Message] = (), *, stored: bool = True) -> None:
         self._store = store
-        self._chat = chat
         self._messages = {message.id: message for message in messages}
-        self._written = chat if stored else None
+        self._chat = replace(chat, leaf=_leaf_among(self._messages, chat.leaf))
+        self._written = self._chat if stored else None
         self._dirty: dict[int, Message] = {}
         self._renamed: str | None = None
         self._deleted = False
@@ -166,3 +166,8 @@ class OpenChat:
         if chat.leaf != before.leaf:
             self._store.set_leaf(chat.id, chat.leaf)
         self._written = chat
+
+
+def _leaf_among(known: Mapping[int, Message], leaf: int | None) -> int | None:
+    """``leaf``, or the newest message where another terminal has deleted it meanwhile."""
+    return leaf if leaf is None or leaf in known else max(known, default=None)

@@ -26,7 +26,7 @@ from typing import Any
 
 from edge_llm.chats.database import TIMEOUT, connect, connect_memory, has_index, refusals, transaction
 from edge_llm.chats.titles import UNTITLED, title_of
-from edge_llm.chats.tree import Attachment, Chat, FoundChat, Message, State, new_id, newest_leaf
+from edge_llm.chats.tree import LAST_TIME, Attachment, Chat, FoundChat, Message, State, figures_of, new_id, newest_leaf
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.files import shown
 
@@ -317,14 +317,31 @@ def _unicode(text: str) -> str:
 
 
 def _chat(row: Sequence[Any]) -> Chat:
-    return Chat(row[0], row[1], _mapping(row[2]), row[3], row[4], row[5])
+    id, title, settings, leaf, created, changed = row[:6]
+    return Chat(id, _text(title), _mapping(settings), leaf, _seconds(created), _seconds(changed))
 
 
 def _message(row: Sequence[Any], attachments: tuple[Attachment, ...]) -> Message:
     id, chat, parent, role, text, thought, model, state, figures, created = row
-    return Message(id, chat, parent, role, text, thought, attachments, model, state, _mapping(figures), created)
+    said, thought, figures = _text(text), _text(thought), figures_of(_mapping(figures))
+    role = "user" if role == "user" else "assistant"
+    return Message(id, chat, parent, role, said, thought, attachments, _text(model), state, figures, _seconds(created))
 
 
-def _mapping(text: str) -> Mapping[str, Any]:
-    value = json.loads(text)
+# Another program may have written other things into the columns: SQLite takes them.
+
+
+def _mapping(text: Any) -> Mapping[str, Any]:
+    try:
+        value = json.loads(_text(text))
+    except (ValueError, RecursionError):
+        return {}
     return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _seconds(value: Any) -> float:
+    return value if isinstance(value, float) and 0 <= value < LAST_TIME else 0.0

@@ -17,6 +17,10 @@ State = Literal["growing", "whole", "stopped", "failed"]
 """How far a message is: an answer grows until it is whole, stopped by the person, or cut off by an error."""
 _RANDOM_BITS = 12
 
+LAST_TIME = 1e11
+"""Seconds since 1970 that every calendar can still show."""
+_MOST_FIGURE = 1e15
+
 
 @dataclass(frozen=True)
 class Attachment:
@@ -82,6 +86,12 @@ class FoundChat:
 def new_id() -> int:
     """An id that no other terminal takes, larger than those of before: microseconds since 1970, then random bits."""
     return (time.time_ns() // 1000) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
+
+
+def figures_of(value: Any) -> dict[str, float]:
+    """What of ``value``, which another program may have written, are figures: numbers that can be shown."""
+    items = value.items() if isinstance(value, dict) else ()
+    return {str(name): number for name, number in items if type(number) in (int, float) and 0 <= number < _MOST_FIGURE}
 
 
 def fence_of(text: str) -> str:

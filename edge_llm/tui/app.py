@@ -137,10 +137,11 @@ class ChatApp(Stage):
                 self.tell(notice, "warning")
         except StorageError as error:
             self.tell(f"Chats of this session are not saved: {error}", "error")
+        session.chat = OpenChat.new(session.store, self.options.settings.as_json())  # whatever becomes of what is read
         self.prompt.area.earlier = await in_thread(session.store.prompts, HISTORY)
         found = await in_thread(session.store.chats, limit=1) if self.options.resume else []
         chat = await in_thread(OpenChat.read, session.store, found[0].chat.id) if found else None
-        await session.show(chat or OpenChat.new(session.store, self.options.settings.as_json()))
+        await session.show(chat or session.chat)
         self.refresh_chats()
 
     # -- work behind the screen ---------------------------------------------------------------------------------------
@@ -179,6 +180,7 @@ class ChatApp(Stage):
         self.status.show(activity(self.session, self._estimate), situation(self.session))
         if (answering := self.session.answering) is not None and answering.rate:
             self.inside.see_rate(answering.rate)
+        self.actions.prompts.show_what_is_attached()  # another chat knows nothing of a prompt that is edited
         title = one_line(self.session.chat.chat.title) or UNTITLED
         if title != self._title:
             self._title = title

@@ -127,6 +127,7 @@ class Prompt(Vertical):
         self._listed: Sequence[Completion] = ()
         self._left: str | None = None
         """The text whose completions were put away."""
+        self._said = ""
 
     def compose(self) -> ComposeResult:
         choices = OptionList(id="completions", markup=False, compact=True)
@@ -142,6 +143,9 @@ class Prompt(Vertical):
 
     def say(self, text: str) -> None:
         """Say above the prompt what goes with it; nothing hides the line."""
+        if text == self._said:
+            return
+        self._said = text
         line = self.query_one("#attached", Static)
         line.update(Content(printable(text)))
         line.display = bool(text)

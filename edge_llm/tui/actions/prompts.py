@@ -21,10 +21,15 @@ class PromptActions:
 
     def __init__(self, app: Stage) -> None:
         self._app = app
-        self.editing: Message | None = None
-        """The prompt that the next one stands in the place of."""
+        self._edited = 0
+        """The id of the message that is edited."""
         self.attached: list[Attachment] = []
         """What the next prompt brings along."""
+
+    @property
+    def editing(self) -> Message | None:
+        """The prompt that the next one stands in the place of; none where the chat on the screen has not got it."""
+        return self._app.session.chat.message(self._edited)
 
     async def send(self, text: str) -> None:
         """Send a prompt with what is attached to it."""
@@ -37,14 +42,14 @@ class PromptActions:
             prompt.area.take(text)  # nothing is lost
             raise
         attachments, self.attached = [*self.attached, *found], []
-        instead_of, self.editing = self.editing, None
-        self._show_what_is_attached()
+        instead_of, self._edited = self.editing, 0
+        self.show_what_is_attached()
         await session.send(said, attachments, instead_of=instead_of)
 
     async def do_attach(self, argument: str) -> None:
         path = self._app.options.folder / Path(argument.removeprefix("@").strip("\"'")).expanduser()
         self.attached.append(await in_thread(read_attachment, path))
-        self._show_what_is_attached()
+        self.show_what_is_attached()
 
     async def do_editor(self, argument: str) -> None:
         """Write the prompt in an editor of the person's choice."""
@@ -69,11 +74,11 @@ class PromptActions:
 
     def edit(self, message: Message) -> None:
         self.check_idle()
-        self.editing = message
+        self._edited = message.id
         self.attached = list(message.attachments)
         self._app.prompt.area.take(message.text)
         self._app.prompt.area.focus()
-        self._show_what_is_attached()
+        self.show_what_is_attached()
 
     async def do_stop(self, argument: str) -> None:
         """Esc: stops what is under way; else it puts away what is being edited or attached, and goes back to the prompt."""
@@ -82,8 +87,8 @@ class PromptActions:
         if (fetching := self._app.session.fetching) is not None:
             fetching.cancel()
         elif self.editing is not None or self.attached:
-            self.editing, self.attached = None, []
-            self._show_what_is_attached()
+            self._edited, self.attached = 0, []
+            self.show_what_is_attached()
         self._app.prompt.area.focus()
         self._app.transcript.anchor()
 
@@ -125,7 +130,8 @@ class PromptActions:
         last = self._app.session.last
         self._app.tell("No answer yet." if last is None else answer_figures(vars(last)) or "The server did not say.")
 
-    def _show_what_is_attached(self) -> None:
+    def show_what_is_attached(self) -> None:
+        """Say what the next prompt brings along, and what it stands in the place of."""
         parts = ["instead of the old prompt (Esc leaves it)"] if self.editing else []
         parts += [f"📎 {each.name}" for each in self.attached]
         self._app.prompt.say("  ".join(parts))
