@@ -58,6 +58,7 @@ def test_an_answer_without_an_end_is_told(tmp_path):
 class Endless:
     """A reply that just ends."""
 
+    tokens = 0
     prompt_progress = None
 
     def cancel(self):
