@@ -3,6 +3,7 @@
 import random
 import re
 import threading
+from dataclasses import replace
 
 import pytest
 from chat_driver import drive
@@ -11,8 +12,11 @@ from textual.events import MouseScrollDown, MouseScrollUp
 from textual.widgets import Collapsible, Markdown
 
 from edge_llm.chats.settings import ChatSettings
+from edge_llm.chats.tree import Message
 from edge_llm.providers.base import Ended, Facts, Figures
 from edge_llm.talk.pieces import Said, Thought
+from edge_llm.tui.message_view import MessageView
+from edge_llm.tui.screens.questions import Confirm
 
 DOCUMENT = """# A heading
 
@@ -604,4 +608,41 @@ def test_pieces_of_one_batch_stay_in_order(tmp_path):
         assert (message.thought, message.text, message.state) == ("ab", "cd", "whole")
         assert "cd" in chat.screen
 
+    drive(talk, tmp_path, provider)
+
+
+def test_an_answer_may_grow_before_its_message_is_drawn(tmp_path):
+    async def talk(chat):
+        empty = Message(7, 1, None, "assistant", "", model="scripted", state="growing")
+        view = MessageView(empty)
+        mounting = chat.transcript.mount(view)
+        view.redraw(empty)
+        await view.grow(replace(empty, text="The first words. "))
+        await mounting
+        await view.grow(replace(empty, text="The first words. And the others."))
+        await chat.until(lambda: "The first words. And the others." in chat.screen)
+        await view.finish(replace(empty, text="The first words. And the others.", state="whole"))
+        await chat.until(lambda: "The first words. And the others." in chat.screen)
+
+    drive(talk, tmp_path)
+
+
+def test_what_was_done_before_a_question_came_up_is_not_undone_by_its_answer(tmp_path):
+    async def talk(chat):
+        await chat.ask("One")
+        view = await chat.focus_message(0)
+        chat.app.do(chat.app.actions.messages.act_on(view, "delete"))
+        chat.app.do(chat.app.actions.messages.act_on(view, "delete"))
+        chat.app.do(chat.app.actions.prompts.regenerate(view.message))
+        await chat.until(lambda: len(chat.session.chat.messages) == 3 and isinstance(chat.app.screen, Confirm))
+        await chat.press("y")
+        await chat.until(lambda: chat.told("an answer is under way"))
+        provider.replies[-1].give(Ended("stop", FIGURES))
+        await chat.until(lambda: not chat.session.busy)
+        await chat.press("y")
+        await chat.settle()
+        assert not chat.session.unsaved and not chat.told("internal error")
+        assert chat.stored == [] and chat.said == []
+
+    provider = ScriptedProvider([answer("First"), ["Second"]])
     drive(talk, tmp_path, provider)

@@ -54,7 +54,8 @@ class MessageView(Vertical, can_focus=True):
         self._growing: dict[Markdown, GrowingText] = {}
         self._thought_body: Markdown | None = None
         self._code_at = -1
-        self._shown = (len(message.thought), len(message.text))
+        self._shown = (0, 0)
+        """Characters of the thought and of the text that are drawn."""
         self.grows = False
         """An answer is coming here now."""
 
@@ -62,6 +63,7 @@ class MessageView(Vertical, can_focus=True):
 
     def compose(self) -> ComposeResult:
         message = self.message
+        self._shown = (len(message.thought), len(message.text))
         yield Static(self._heading(), classes="who", markup=False)
         for each in message.attachments:
             yield Static(f"📎 {printable(each.name)}  {byte_size(each.size)}", classes="attachment", markup=False)
@@ -105,6 +107,9 @@ class MessageView(Vertical, can_focus=True):
 
     async def grow(self, message: Message) -> None:
         """Add what ``message`` says beyond what is shown."""
+        if self._body is None:  # it is drawn in a moment, as it is then
+            self.message = message
+            return
         (thought, said), self._shown = self._shown, (len(message.thought), len(message.text))
         if message.thought[thought:]:
             await self._think(message.thought[thought:])
@@ -121,7 +126,8 @@ class MessageView(Vertical, can_focus=True):
     async def _say(self, text: str) -> None:
         """Add to the answer."""
         if self._thought_body is not None and self._body not in self._growing:
-            self.query_one(Collapsible).collapsed = True
+            for thought in self.query(Collapsible):
+                thought.collapsed = True
         if self._body is not None:
             await self._grow(self._body).write(printable(text))
 
@@ -140,7 +146,8 @@ class MessageView(Vertical, can_focus=True):
         """Show what has changed around the text of ``message``."""
         self.message = message
         if self.is_attached:
-            self.query_one(".who", Static).update(Content(self._heading()))
+            for who in self.query(".who").results(Static):  # none before it is drawn for the first time, nor when it leaves
+                who.update(Content(self._heading()))
             for ending in self.query(".ending").results(Static):
                 ending.update(Content(self._ending()))
 

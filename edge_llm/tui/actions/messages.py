@@ -85,12 +85,15 @@ class MessageActions:
 
     async def _delete_message(self, message: Message) -> None:
         self._prompts.check_idle()
+        session, chat = self._app.session, self._app.session.chat
         if not await self._app.push_screen_wait(Confirm("Delete this message and all that follows it?", "Delete")):
             return
-        session = self._app.session
-        session.chat.remove(message.id)
-        await session.save(session.chat)
-        await session.show(session.chat)
+        if session.chat is not chat or chat.message(message.id) is None:  # what was done before the question came up
+            return
+        self._app.actions.prompts.check_idle()
+        chat.remove(message.id)
+        await session.save(chat)
+        await session.show(chat)
 
     async def _show_version(self, message: Message, step: int) -> None:
         """Show the message before or after ``message`` at its place, and what follows that one."""
