@@ -26,7 +26,7 @@ from typing import Any
 
 from edge_llm.chats.database import TIMEOUT, connect, connect_memory, has_index, refusals, transaction
 from edge_llm.chats.titles import UNTITLED, title_of
-from edge_llm.chats.tree import LAST_TIME, Attachment, Chat, FoundChat, Message, State, figures_of, new_id, newest_leaf
+from edge_llm.chats.tree import LAST_TIME, Attachment, Chat, FoundChat, Message, Role, State, figures_of, new_id, newest_leaf
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.files import shown
 
@@ -324,8 +324,8 @@ def _chat(row: Sequence[Any]) -> Chat:
 def _message(row: Sequence[Any], attachments: tuple[Attachment, ...]) -> Message:
     id, chat, parent, role, text, thought, model, state, figures, created = row
     said, thought, figures = _text(text), _text(thought), figures_of(_mapping(figures))
-    role = "user" if role == "user" else "assistant"
-    return Message(id, chat, parent, role, said, thought, attachments, _text(model), state, figures, _seconds(created))
+    who: Role = "user" if role == "user" else "assistant"
+    return Message(id, chat, parent, who, said, thought, attachments, _text(model), state, figures, _seconds(created))
 
 
 # Another program may have written other things into the columns: SQLite takes them.
