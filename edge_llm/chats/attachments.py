@@ -24,7 +24,7 @@ _LOOKED_AT = 10_000
 _WORD = re.compile(r'(?<![A-Za-z0-9._%+@/`-])@(?:"([^"\n]+)"|([^\s"]+))')
 _BEHIND = ",;:!?)]}'.…，。；：！？、）】』」"
 _MOST_BEHIND = 8
-"""What may follow a path in a sentence and is none of it, and how much of it."""
+"""Punctuation that may follow a path in a sentence, and how much of it is taken off."""
 
 
 def read_attachment(path: Path) -> Attachment:
@@ -85,7 +85,7 @@ def _shorter(word: str) -> Iterator[str]:
 
 
 def _there(name: str, base: Path) -> Path | None:
-    """The path of the file that is called so; a folder is none, and what is no file is told when it is read."""
+    """The path of ``name``, unless nothing or a folder is there; whether it can be attached shows when it is read."""
     path = base / expanded(name)
     try:
         return path if path.exists() and not path.is_dir() else None

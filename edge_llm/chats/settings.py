@@ -22,10 +22,6 @@ class Setting:
     help: str
 
 
-def _text(text: str) -> str:
-    return text
-
-
 def _whole(text: str) -> int:
     if not text.lstrip("+-").isdecimal() or not text.isascii():
         raise ValueError(text)
@@ -50,7 +46,7 @@ def _thinking(text: str) -> bool | str:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("system", "chat", _text, "what the model is told before the first message"),
+    Setting("system", "chat", str, "what the model is told before the first message"),
     Setting("thinking", "chat", _thinking, "whether the model thinks before it answers: on, off, low, medium, high"),
     Setting("temperature", "sampling", _real, "0 is greedy"),
     Setting("top_p", "sampling", _real, "keep the most likely tokens up to this mass"),
@@ -61,10 +57,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("presence_penalty", "sampling", _real, "taken once from the logit of a token that was said"),
     Setting("seed", "sampling", _whole, "same seed, same text"),
     Setting("max_tokens", "sampling", _whole, "stop an answer after this many tokens"),
-    Setting("stop", "sampling", _text, "stop an answer before this text"),
+    Setting("stop", "sampling", str, "stop an answer before this text"),
     Setting("context", "runtime", _whole, "context in tokens (loads the model again)"),
-    Setting("device", "runtime", _text, "host, ascend, emulated:CHIP, onnx, auto (loads the model again)"),
-    Setting("memory", "runtime", _text, "most memory for weights: 300MiB, 50% (loads the model again)"),
+    Setting("device", "runtime", str, "host, ascend, emulated:CHIP, onnx, auto (loads the model again)"),
+    Setting("memory", "runtime", str, "most memory for weights: 300MiB, 50% (loads the model again)"),
 )
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
@@ -85,15 +81,15 @@ class ChatSettings:
     def from_json(cls, stored: Mapping[str, Any]) -> ChatSettings:
         """What `as_json` gave; what another version stored and this one does not know is left out."""
         model = stored.get("model")
-        known = cls(model=model if isinstance(model, str) and model else None)
+        settings = cls(model=model if isinstance(model, str) and model else None)
         for setting in SETTINGS:
             where = stored if setting.part == "chat" else stored.get(setting.part)
             if isinstance(where, Mapping) and (value := where.get(setting.name)) is not None:
                 try:
-                    known = known._with(setting, setting.read(shown_value(value)) if setting.part == "chat" else value)
+                    settings = settings._with(setting, setting.read(shown_value(value)) if setting.part == "chat" else value)
                 except (UsageError, TypeError, ValueError):
                     continue
-        return known
+        return settings
 
     def as_json(self) -> dict[str, Any]:
         """Everything, for a file."""
@@ -103,7 +99,8 @@ class ChatSettings:
         """What ``name`` is set to; None when it is not set."""
         setting = BY_NAME[name]
         if setting.part == "chat":
-            return getattr(self, name) or (self.thinking if name == "thinking" else None)
+            value = getattr(self, name)
+            return None if value == "" else value
         return getattr(self, setting.part).get(name)
 
     def changed(self, name: str, text: str) -> ChatSettings:

@@ -167,7 +167,7 @@ class Catalogue(Protocol):
     """The models that can be chatted with.  Every method may block and is called in a thread; all raise `EdgeLLMError`."""
 
     def rows(self) -> Sequence[ModelRow]:
-        """The models that there are."""
+        """The models to choose from."""
         ...
 
     def open(self, wanted: Wanted, progress: StageProgress) -> Provider:

@@ -17,7 +17,6 @@ from edge_llm.tui.pace import Pace
 
 SAVE_SECONDS = 1.0
 """How much of an answer a killed process may lose."""
-_END_STATES: dict[str, State] = {"cancelled": "stopped"}
 
 
 class Answering:
@@ -57,7 +56,8 @@ class Answering:
                 ended = await self._take(pieces) or ended
                 if ended is None:
                     await pace.wait()
-            state = _END_STATES.get(ended.reason, "whole") if ended is not None else "failed"
+            if ended is not None:
+                state = "stopped" if ended.reason == "cancelled" else "whole"
         except asyncio.CancelledError:
             state = "stopped"
             raise

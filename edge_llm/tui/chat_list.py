@@ -1,4 +1,4 @@
-"""The chats that there are, newest first, searched by title and by what was said."""
+"""The list of chats, newest first, searched by title and by what was said."""
 
 from __future__ import annotations
 
@@ -32,11 +32,7 @@ class ChatList(Vertical):
     ]
 
     class Search(Event):
-        """The person looks for chats with ``text``."""
-
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
+        """The person looks for other chats than before."""
 
     class Chosen(Event):
         """The person wants ``action`` (open, rename, delete) done with a chat."""
@@ -85,7 +81,7 @@ class ChatList(Vertical):
     @on(Input.Changed)
     def changed(self, event: Input.Changed) -> None:
         event.stop()
-        self.post_message(self.Search(event.value.strip()))
+        self.post_message(self.Search())
 
     @on(Input.Submitted)
     def submitted(self, event: Input.Submitted) -> None:

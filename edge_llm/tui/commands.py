@@ -10,7 +10,7 @@ from textual.binding import Binding
 
 @dataclass(frozen=True)
 class Command:
-    """What a person can ask of the chat; the app's method ``do_NAME`` does it, given the words behind the name."""
+    """What a person can ask of the chat.  The method ``do_NAME`` in `edge_llm.tui.actions` does it, given the argument."""
 
     name: str
     help: str

@@ -21,7 +21,7 @@ def actions() -> dict[str, str]:
 
 
 def check_keys(keys: Mapping[str, str]) -> None:
-    """Raise `UsageError` for an action that there is not."""
+    """Raise `UsageError` for an action that does not exist."""
     known = actions()
     for name in keys:
         if name not in known:

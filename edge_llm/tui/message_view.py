@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -16,7 +15,7 @@ from textual.widgets.markdown import MarkdownFence
 from edge_llm.chats.tree import Message
 from edge_llm.files import printable
 from edge_llm.tui.growing import GrowingText
-from edge_llm.tui.units import byte_size, measured_time
+from edge_llm.tui.units import answer_figures, byte_size
 
 _ENDS: Mapping[str, str] = {"stopped": "stopped", "failed": "broke off", "growing": "unfinished"}
 
@@ -173,17 +172,3 @@ async def _mount_below(piece: Markdown, above: Markdown) -> None:
 
 def _markdown(text: str) -> Markdown:
     return Markdown(printable(text), open_links=False)
-
-
-def answer_figures(figures: Mapping[str, Any]) -> str:
-    """What an answer took, in a line; only what is known."""
-    tokens, rate, first = (figures.get(name) for name in ("completion_tokens", "tokens_per_second", "first_token_seconds"))
-    parts = [f"{tokens} tokens"] if tokens is not None else []
-    if rate:
-        parts.append(f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s")
-    if first is not None:
-        parts.append(f"first after {measured_time(first)}")
-    prompt, cached = figures.get("prompt_tokens"), figures.get("cached_tokens")
-    if prompt is not None:
-        parts.append(f"prompt {prompt}" + (f" ({cached} kept)" if cached else ""))
-    return " · ".join(parts)

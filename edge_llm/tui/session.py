@@ -30,7 +30,7 @@ END_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Loading:
-    """A model on its way: (stage, done, total), and since when."""
+    """How far a model is on its way into memory."""
 
     name: str
     stage: str = "loading"
@@ -60,7 +60,7 @@ class Superseded(EdgeLLMError):
 
 
 class Session:
-    """What a person does with chats, one step after the other, on the event loop.
+    """The chat on the screen, the model that answers, and all answers under way; used on the event loop.
 
     An answer goes on when another chat is shown.  ``tell`` speaks to the person, ``on_answer`` hears what an answer took,
     ``typing`` says whether the person writes just now.
@@ -75,7 +75,7 @@ class Session:
         typing: Callable[[], bool],
     ) -> None:
         self.catalogue = cache(open_catalogue)
-        """The models that there are; called in a thread, as its first call loads much."""
+        """Gives the models to choose from; called in a thread, because its first call loads the engine."""
         self.store = ChatStore.in_memory()
         self.chat = OpenChat.new(self.store, {})
         self.provider: Provider | None = None
@@ -171,8 +171,8 @@ class Session:
     async def chat_of(self, chat_id: int) -> OpenChat | None:
         """The chat ``chat_id`` as this terminal has it, or as it is stored; None when there is none any more."""
         running = self._turns.get(chat_id)
-        known = running.chat if running is not None else self._unsaved.get(chat_id)
-        return known or await in_thread(OpenChat.read, self.store, chat_id)
+        here = running.chat if running is not None else self._unsaved.get(chat_id)
+        return here or await in_thread(OpenChat.read, self.store, chat_id)
 
     async def delete(self, chat: OpenChat) -> None:
         """Delete ``chat`` for good; an answer that grows in it is stopped."""

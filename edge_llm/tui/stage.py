@@ -26,8 +26,8 @@ from edge_llm.tui.transcript import Transcript
 if TYPE_CHECKING:
     from edge_llm.engine.inside import Inside
 
-TYPES_SECONDS = 0.5
-"""Behind a key in which the person counts as typing."""
+TYPING_SECONDS = 0.5
+"""How long after a key the person counts as typing."""
 
 
 class Stage(App[None]):
@@ -77,7 +77,7 @@ class Stage(App[None]):
             self.chat_list.fill(found, self.session.chat.chat.id)
 
     def _typing(self) -> bool:
-        return time.monotonic() - self.prompt.area.typed_at < TYPES_SECONDS
+        return time.monotonic() - self.prompt.area.typed_at < TYPING_SECONDS
 
     def _look(self) -> Inside | None:
         return None if self.session.provider is None else self.session.provider.look()

@@ -13,14 +13,14 @@ from edge_llm.tui.units import estimated_time
 
 
 class Estimate:
-    """How long something takes that tells now and then how far it is."""
+    """Estimates how long something takes, from what it tells of how far it is."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._stage = ""
         self._first = (0.0, 0)
         self._last = (0.0, 0)
-        """(when, done) of the first and the last word of this stage."""
+        """(when, done) as the stage told it first and last."""
 
     def text(self, stage: str, done: int, total: int) -> str:
         """`stage  43 %  3 s left`; the time as soon as there is something to reckon from."""
@@ -54,16 +54,16 @@ class StatusLine(Static):
         self._activity = ""
         self._about = ""
 
-    def show(self, activity: str | None = None, about: str | None = None) -> None:
-        """Change what is shown; None leaves it."""
+    def show(self, activity: str, about: str) -> None:
+        """Change what is shown."""
         before = (self._activity, self._about)
-        self._activity = self._activity if activity is None else printable(activity)
-        self._about = self._about if about is None else printable(about)
+        self._activity, self._about = printable(activity), printable(about)
         if before != (self._activity, self._about):
             self._draw()
 
     @property
     def activity(self) -> str:
+        """What goes on; empty for nothing."""
         return self._activity
 
     def on_resize(self) -> None:

@@ -1,8 +1,10 @@
-"""Numbers as people read them: bytes, times and tokens, each with the unit that suits it."""
+"""Numbers as people read them: bytes, times, tokens, and what an answer took."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 
 def byte_size(count: float) -> str:
@@ -45,3 +47,17 @@ def age(seconds: float) -> str:
 def context_size(tokens: int) -> str:
     """`4096`, `128k`: tokens of a context."""
     return f"{tokens // 1024}k" if tokens >= 10240 else str(tokens)
+
+
+def answer_figures(figures: Mapping[str, Any]) -> str:
+    """What an answer took, in a line; only what is known."""
+    tokens, rate, first = (figures.get(name) for name in ("completion_tokens", "tokens_per_second", "first_token_seconds"))
+    parts = [f"{tokens} tokens"] if tokens is not None else []
+    if rate:
+        parts.append(f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s")
+    if first is not None:
+        parts.append(f"first after {measured_time(first)}")
+    prompt, cached = figures.get("prompt_tokens"), figures.get("cached_tokens")
+    if prompt is not None:
+        parts.append(f"prompt {prompt}" + (f" ({cached} kept)" if cached else ""))
+    return " · ".join(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge_llm.chats.export import as_markdown
 from edge_llm.chats.open_chat import OpenChat
-from edge_llm.chats.tree import Message, newest_leaf, siblings
+from edge_llm.chats.tree import Message, siblings
 from edge_llm.errors import UsageError
 from edge_llm.tui.actions.prompts import PromptActions
 from edge_llm.tui.clipboard import copy
@@ -102,7 +102,7 @@ class MessageActions:
         versions = siblings(chat.messages, message)
         at = next((at for at, one in enumerate(versions) if one.id == message.id), 0) + step
         if 0 <= at < len(versions):
-            chat.select(newest_leaf(chat.messages, versions[at].id))
+            chat.select(versions[at].id)
             await self._app.session.save(chat)
             await self._app.session.show(chat)
             view = self._app.transcript.view_of(versions[at].id)

@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 
 from edge_llm.chats.attachments import find_attachments, read_attachment
-from edge_llm.chats.tree import Attachment, Message
+from edge_llm.chats.tree import Attachment, Message, Role
 from edge_llm.errors import EdgeLLMError, UsageError
-from edge_llm.tui.message_view import answer_figures
 from edge_llm.tui.stage import Stage
 from edge_llm.tui.threads import in_thread
+from edge_llm.tui.units import answer_figures
 
 
 class PromptActions:
@@ -67,12 +67,10 @@ class PromptActions:
         area.focus()
 
     async def do_edit(self, argument: str) -> None:
-        prompts = [message for message in self._app.session.chat.path if message.role == "user"]
-        if not prompts:
-            raise UsageError("there is no prompt yet")
-        self.edit(prompts[-1])
+        self.edit(self.last("user"))
 
     def edit(self, message: Message) -> None:
+        """Put a prompt back where it can be written anew."""
         self.check_idle()
         self._edited = message.id
         self.attached = list(message.attachments)
@@ -111,18 +109,21 @@ class PromptActions:
         await self.go_on(self.last("assistant"))
 
     async def go_on(self, message: Message) -> None:
+        """Continue an answer where it ends."""
         self.check_idle()
         if message.role != "assistant" or not message.text:
             raise UsageError("there is no answer to continue")
         await self._app.session.go_on(message)
 
-    def last(self, role: str) -> Message:
+    def last(self, role: Role) -> Message:
+        """The last message of the path that ``role`` said."""
         found = [message for message in self._app.session.chat.path if message.role == role]
         if not found:
             raise UsageError("there is no answer yet" if role == "assistant" else "there is no prompt yet")
         return found[-1]
 
     def check_idle(self) -> None:
+        """Raise `UsageError` while an answer is under way in the chat on the screen."""
         if self._app.session.busy:
             raise UsageError("an answer is under way; Esc stops it")
 

@@ -66,10 +66,9 @@ class InsidePanel(ScrollView, can_focus=True):
     }
     """
 
-    def __init__(self, look: Callable[[], Inside | None], *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
-        self.look = look
-        """May be replaced when another model answers."""
+    def __init__(self, look: Callable[[], Inside | None]) -> None:
+        super().__init__()
+        self._look = look
         self._rates: deque[float] = deque(maxlen=REMEMBERED)
         self._answers: deque[float] = deque(maxlen=REMEMBERED)
         self._firsts: deque[float] = deque(maxlen=REMEMBERED)
@@ -131,7 +130,7 @@ class InsidePanel(ScrollView, can_focus=True):
         if not self.display or width < 1 or not self._uncovered:
             return
         try:
-            sections = self._sections(self.look())
+            sections = self._sections(self._look())
         except Exception as error:  # a face does not end because a number is odd
             said = printable(f"It cannot be looked into: {error!r}"[:200])
             sections = [("problem", "", said, _sentence(said))]

@@ -13,7 +13,7 @@ from edge_llm.files import one_line, printable
 
 
 class AskText(ModalScreen[str | None]):
-    """Asks for a line of text; None when the person would rather not."""
+    """Asks for a line of text; None when the person leaves."""
 
     BINDINGS = [Binding("escape", "dismiss(None)", "Leave")]
 
