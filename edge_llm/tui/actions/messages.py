@@ -90,7 +90,7 @@ class MessageActions:
             return
         if session.chat is not chat or chat.message(message.id) is None:  # what was done before the question came up
             return
-        self._app.actions.prompts.check_idle()
+        self._prompts.check_idle()
         chat.remove(message.id)
         await session.save(chat)
         await session.show(chat)
