@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from writing_store import WritingStore
 
 from edge_llm.chats.database import MIGRATIONS
-from edge_llm.chats.tree import Attachment, path_to
+from edge_llm.chats.store import ChatStore
+from edge_llm.chats.tree import Attachment, Message, new_id, path_to
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.paths import chats_file
 
@@ -85,6 +87,18 @@ def test_a_message_comes_back_as_it_was_written(store, opened):
     kept = again.chat(chat.id)
     assert (kept.title, kept.leaf) == (HOSTILE, answer.id)
     assert kept.settings == {"system": HOSTILE, "temperature": 0.5, "nested": {"list": [1, None, True]}}
+
+
+def test_a_new_message_is_shown_by_the_write_that_keeps_it(store):
+    """A process that is killed between two writes must not leave a prompt that nobody sees."""
+    chat = store.begin({})
+    prompt = Message(new_id(), chat.id, None, "user", "hello", created=1.0)
+    ChatStore.put(store, prompt)
+    assert store.chat(chat.id).leaf == prompt.id
+    other = replace(prompt, id=new_id() + 1, text="beside")
+    ChatStore.put(store, other)
+    ChatStore.put(store, replace(prompt, text="hello again"))
+    assert store.chat(chat.id).leaf == other.id, "a message that grows does not change what is shown"
 
 
 def test_what_is_no_text_does_not_lose_the_message(store):

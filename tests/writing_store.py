@@ -18,7 +18,6 @@ class WritingStore(ChatStore):
         """Say something behind ``parent`` and show the path to it; the message as it is stored."""
         message = Message(new_id(), chat_id, parent, role, text, created=time.time(), **more)
         self.put(message)
-        self.set_leaf(chat_id, message.id)
         return self.message(chat_id, message.id)
 
     def grow(self, message, text, thought, state, figures):

@@ -174,13 +174,18 @@ class ChatStore:
             return self._require_chat(chat_id)
 
     def put(self, message: Message) -> None:
-        """Write a new message, or what has become of one.  Raises `ChatGone` when its chat or its parent was deleted."""
+        """Write a new message, whose path is shown from then on, or what has become of one.
+
+        Raises `ChatGone` when its chat or its parent was deleted.
+        """
         with self._writing():
             self._require_chat(message.chat)
             if message.parent is not None:
                 self._require_message(message.chat, message.parent)
+            is_new = self._db.execute("SELECT 1 FROM messages WHERE id = ?", (message.id,)).fetchone() is None
             self._put(message)
-            self._db.execute("UPDATE chats SET changed = ? WHERE id = ?", (time.time(), message.chat))
+            leaf = "leaf = ?1, " if is_new else ""
+            self._db.execute(f"UPDATE chats SET {leaf}changed = ?2 WHERE id = ?3", (message.id, time.time(), message.chat))
             if message.role == "user":
                 self._name(message.chat, message.text)
 

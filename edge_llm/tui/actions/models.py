@@ -73,5 +73,9 @@ class ModelActions:
     async def _set(self, settings: ChatSettings) -> None:
         if settings.runtime != self._app.session.settings.runtime:
             self._prompts.check_idle()
-        await self._app.session.change_settings(settings)
+        session = self._app.session
+        thinking_changes = settings.thinking != session.settings.thinking
+        await session.change_settings(settings)
+        if thinking_changes and session.provider is not None and not session.provider.facts.can_switch_thinking:
+            self._app.tell("This model's chat template has no switch for thoughts: the setting changes nothing.", "warning")
         self._app.tell("The settings of this chat are changed.")
