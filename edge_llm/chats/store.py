@@ -373,8 +373,8 @@ def _chat(row: Sequence[Any]) -> Chat:
 def _message(row: Sequence[Any], attachments: tuple[Attachment, ...]) -> Message:
     id, chat, parent, role, text, thought, model, state, figures, created = row
     said, thought, figures = _text(text), _text(thought), figures_of(_mapping(figures))
-    role = "user" if role == "user" else "assistant"
-    return Message(id, chat, parent, role, said, thought, attachments, _text(model), state, figures, _seconds(created))
+    by: Role = "user" if role == "user" else "assistant"
+    return Message(id, chat, parent, by, said, thought, attachments, _text(model), state, figures, _seconds(created))
 
 
 # Another program may have written other things into the columns: SQLite takes them.

@@ -13,6 +13,7 @@ from edge_llm.chats.attachments import find_attachments, read_attachment
 from edge_llm.chats.tree import Attachment, Message
 from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.files import printable
+from edge_llm.paths import expanded
 from edge_llm.tui.message_view import answer_figures
 from edge_llm.tui.threads import in_thread
 
@@ -51,7 +52,7 @@ class PromptActions:
         await session.send(said, attachments, instead_of=instead_of)
 
     async def do_attach(self, argument: str) -> None:
-        path = self._app.options.folder / Path(argument.removeprefix("@").strip("\"'")).expanduser()
+        path = self._app.options.folder / expanded(argument.removeprefix("@").strip("\"'"))
         self.attached.append(await in_thread(read_attachment, path))
         self.show_what_is_attached()
 
