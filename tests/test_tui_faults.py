@@ -314,3 +314,14 @@ def test_when_the_last_chat_cannot_be_read_a_new_one_is_saved(tmp_path):
 
 def refuse(error):
     raise error
+
+
+@pytest.mark.parametrize("command", ["/export", "/import", "/attach", "/screenshot"])
+def test_the_home_of_somebody_who_is_not_there_is_no_mistake_of_ours(tmp_path, command):
+    async def talk(chat):
+        await chat.ask("Hello")
+        await chat.send(f"{command} ~nobody-is-called-so/chat")
+        await chat.until(lambda: chat.told("nobody-is-called-so"))
+        assert not chat.told("internal error")
+
+    drive(talk, tmp_path)

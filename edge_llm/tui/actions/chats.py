@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from edge_llm.chats.export import as_json, as_markdown, file_name_of, from_json
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.titles import UNTITLED
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.files import one_line, read_file
+from edge_llm.paths import expanded
 from edge_llm.tui.actions.files import new_file
 from edge_llm.tui.screens.questions import AskText, Confirm
 from edge_llm.tui.stage import Stage
@@ -96,7 +96,7 @@ class ChatActions:
     async def do_import(self, argument: str) -> None:
         """Take in an exported chat, as a new one, and show it."""
         session = self._app.session
-        path = self._app.options.folder / Path(argument).expanduser()
+        path = self._app.options.folder / expanded(argument)
         data = await in_thread(read_file, path, MOST_BYTES, error=UsageError)
         found, messages = from_json(data, path.name)
         chat = await in_thread(session.store.take_in, found, messages)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge_llm.errors import StorageError
+from edge_llm.paths import expanded
 
 
 def new_file(folder: Path, name: str, text: str) -> Path:
     """The new file ``name``, below ``folder`` unless it says otherwise, with ``text``.  Raises `StorageError`."""
-    path = folder / Path(name).expanduser()
+    path = folder / expanded(name)
     try:
         with path.open("x", encoding="utf-8", errors="replace") as file:
             file.write(text)

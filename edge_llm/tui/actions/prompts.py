@@ -11,6 +11,7 @@ from pathlib import Path
 from edge_llm.chats.attachments import find_attachments, read_attachment
 from edge_llm.chats.tree import Attachment, Message, Role
 from edge_llm.errors import EdgeLLMError, UsageError
+from edge_llm.paths import expanded
 from edge_llm.tui.stage import Stage
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.units import answer_figures
@@ -47,7 +48,7 @@ class PromptActions:
         await session.send(said, attachments, instead_of=instead_of)
 
     async def do_attach(self, argument: str) -> None:
-        path = self._app.options.folder / Path(argument.removeprefix("@").strip("\"'")).expanduser()
+        path = self._app.options.folder / expanded(argument.removeprefix("@").strip("\"'"))
         self.attached.append(await in_thread(read_attachment, path))
         self.show_what_is_attached()
 
