@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 
 from textual.widgets import Markdown
 
 SEALED_CHARACTERS = 3000
 """A piece that has more is sealed at the next end of a block: the cost of a step grows with the piece, not with the answer."""
+MOST_CHARACTERS = 12_000
+"""A piece that has more is sealed anywhere: one paragraph may be as long as a model likes."""
 
 
 def block_end(text: str) -> int:
@@ -39,6 +42,8 @@ class GrowingText:
         """Show ``text`` behind what is shown."""
         self._text += text
         end = block_end(self._text) if len(self._text) > SEALED_CHARACTERS else 0
+        if not end and len(self._text) > MOST_CHARACTERS:
+            end = max(self._text.rfind("\n"), self._text.rfind(" ")) + 1 or len(self._text)
         if not end:
             await self._stream.write(text)
             return
@@ -50,6 +55,11 @@ class GrowingText:
         await self._mount(self._body, below)
         self._stream = Markdown.get_stream(self._body)
         await self._stream.write(self._text)
+
+    async def stop(self) -> None:
+        """Show no more: the screen shows something else."""
+        with contextlib.suppress(Exception):  # its widget may be gone, with what it was to show
+            await self._stream.stop()
 
     async def finish(self, text: str) -> None:
         """The text is ``text``: all of it is one piece again."""

@@ -155,6 +155,10 @@ class MessageView(Vertical, can_focus=True):
             self._growing[body] = GrowingText(body, _mount_below)
         return self._growing[body]
 
+    async def on_unmount(self) -> None:
+        for growing in self._growing.values():
+            await growing.stop()
+
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_act(self, name: str) -> None:

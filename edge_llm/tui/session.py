@@ -127,10 +127,17 @@ class Session:
         return self.catalogue().open(wanted, progress)
 
     async def load_for(self, settings: ChatSettings) -> None:
-        """Load what a chat with ``settings`` wants, unless it is there or on its way."""
+        """Load what a chat with ``settings`` wants, unless it is there or on its way.
+
+        Raises `Unavailable` while the model that would go is answering: what it says would break off.
+        """
         wanted = wanted_of(settings)
-        if wanted != self._wanted:
-            await self.load(wanted)
+        if wanted == self._wanted:
+            return
+        answered = next((turn.chat.chat for turn in self._turns.values() if turn.answering is not None), None)
+        if answered is not None:
+            raise Unavailable(f"another model is needed, and this one is answering in “{answered.title}”; stop that, or wait")
+        await self.load(wanted)
 
     def _see_load(self, number: int, stage: str, done: int, total: int) -> None:
         """Called in the thread that loads."""
@@ -249,7 +256,12 @@ class Session:
         provider = await self._provider_for(settings)
         ask = ask_of(turn.chat, prompt.id, settings)
         message = turn.chat.add("assistant", "", parent=prompt.id, model=provider.facts.name, state="growing")
-        await self._show_new(turn.chat, message)
+        try:
+            await self._show_new(turn.chat, message)
+        except asyncio.CancelledError:  # stopped before it began
+            turn.chat.put(replace(message, state="stopped"))
+            await asyncio.shield(self.save(turn.chat))
+            raise
         await self._run(turn, message, provider, ask)
 
     async def go_on(self, message: Message) -> None:
