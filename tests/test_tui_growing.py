@@ -38,8 +38,12 @@ class Page(App):
         yield Vertical()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_in_pieces_it_shows_all_and_in_the_end_what_a_fresh_parse_shows(seed, monkeypatch):
+WAYS = {"one step": 10**6, "two steps": len(PART) * 2, "steps": 60, "letters": 3}
+
+
+@pytest.mark.parametrize("most", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("seed", range(2))
+def test_in_pieces_it_shows_all_and_in_the_end_what_a_fresh_parse_shows(seed, most, monkeypatch):
     monkeypatch.setattr(growing, "SEALED_CHARACTERS", 120)
     cut = random.Random(seed)
     text = PART * 4
@@ -52,16 +56,37 @@ def test_in_pieces_it_shows_all_and_in_the_end_what_a_fresh_parse_shows(seed, mo
             text_that_grows = GrowingText(first, lambda piece, above: page.mount(piece, after=above))
             at = 0
             while at < len(text):
-                step = cut.randint(1, 60)
+                step = cut.randint(most // 2 + 1, most)
                 await text_that_grows.write(text[at : at + step])
                 at += step
             await pilot.pause()
             pieces = [one for one in page.query_children(Markdown) if one is not whole]
-            assert len(pieces) > 3
+            assert len(pieces) > 1
             assert "".join(one.source for one in pieces) == text
             await text_that_grows.finish(text)
             await pilot.pause()
             assert [*page.query_children(Markdown)] == [first, whole]
             assert shape(first) == shape(whole)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("letter", ["x", "word ", "漢"])
+def test_a_paragraph_without_end_is_cut_and_nothing_is_lost(letter, monkeypatch):
+    monkeypatch.setattr(growing, "SEALED_CHARACTERS", 50)
+    monkeypatch.setattr(growing, "MOST_CHARACTERS", 200)
+    text = letter * 300
+
+    async def main():
+        async with Page().run_test() as pilot:
+            page = pilot.app.query_one(Vertical)
+            first = Markdown()
+            await page.mount(first)
+            grows = GrowingText(first, lambda piece, above: page.mount(piece, after=above))
+            for at in range(0, len(text), 70):
+                await grows.write(text[at : at + 70])
+            await pilot.pause()
+            assert len(page.query_children(Markdown)) > 1
+            assert "".join(one.source for one in page.query_children(Markdown)) == text
 
     asyncio.run(main())

@@ -19,7 +19,7 @@ def activity(session: Session, estimate: Estimate) -> str:
         return f"{estimate.text(_READING, done, total)}  {bar(done / max(1, total), 12)}  {done}/{total} tokens"
     if answering is not None and answering.begun is not None:
         rate = f"{answering.rate:.3g} tokens/s  " if answering.rate else ""
-        return f"writing  {time_so_far(time.monotonic() - answering.begun)}  {rate}Esc stops"
+        return f"writing  {rate}{time_so_far(time.monotonic() - answering.begun)}  Esc stops"
     if session.loading is not None:
         loading = session.loading
         text = estimate.text(loading.stage, loading.done, loading.total)

@@ -85,6 +85,7 @@ class PromptArea(TextArea):
             text = self.text
             self.earlier = [*(each for each in self.earlier if each != text), text]
             self._at = None
+            self.typed_at = 0.0  # what is sent is written: the answer may come at full speed
             self.text = ""
             self.post_message(self.Sent(text).set_sender(self))  # who called is not its sender: it would not bubble up to it
 
