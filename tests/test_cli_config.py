@@ -186,6 +186,8 @@ def test_config_shows_file_environment_and_problems(call, config, edge_llm_home,
     assert facts["environment"]["EDGE_LLM_API_KEY"] == "(hidden)"
     (problem,) = facts["problems"]
     assert "`sede = 1` in [run]" in problem and "did you mean `seed`?" in problem
+    config("[keys]\nfly = 'f5'\n")
+    assert "no action `fly`" in json.loads(call("config", "--json")[1])["problems"][0]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,7 @@ def _problems(ctx: click.Context, config: UserConfig) -> list[str]:
         check_tables(config, configured(ctx))
     except UsageError as error:
         return [str(error)]
-    problems = []
+    problems = [*_wrong_keys(config)]
     for table in config.tables:
         try:
             _check(ctx, table)
@@ -144,6 +144,17 @@ def _problems(ctx: click.Context, config: UserConfig) -> list[str]:
             text = error.format_message() if isinstance(error, click.ClickException) else str(error)
             problems.append(text if str(config.path) in text else f"`{config.path}`: [{table.replace(' ', '.')}]: {text}")
     return problems
+
+
+def _wrong_keys(config: UserConfig) -> Iterator[str]:
+    if not config.keys:
+        return
+    from edge_llm.tui.keys import check_keys  # loads textual
+
+    try:
+        check_keys(config.keys)
+    except UsageError as error:
+        yield f"`{config.path}`: {error}"
 
 
 def _check(ctx: click.Context, table: str) -> None:
