@@ -3,9 +3,9 @@
     python benchmarks/chat_latency.py                  a 200-turn chat; about a minute
     python benchmarks/chat_latency.py --turns 20 --keys 50 --json
 
-The chat has Markdown, code, tables and Chinese.  Its answers come from a server in another process, at two rates, and from the
-built-in model in the chat's own process.  A key is one letter at the prompt; it counts as seen when the terminal has the bytes
-that draw it.  Every figure is of this machine: compare figures of one run.
+The chat has Markdown, code, tables and Chinese.  Its answers come from a server in another process, at two rates.  A key is one
+letter at the prompt; it counts as seen when the terminal has the bytes that draw it.  Every figure is of this machine: compare
+figures of one run.
 """
 
 from __future__ import annotations
@@ -181,23 +181,6 @@ def with_server(rate: float, keys: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def with_the_built_in_model(keys: int) -> dict[str, dict[str, float]]:
-    """A new chat with a model in the same process."""
-    options = ["--new"]
-    with BlindTerminal("chat", *options, columns=120, rows=40) as terminal:
-        found = {"start": start(terminal, "builtin")}
-        typist = Typist(terminal)
-        times: list[float] = []
-        while len(times) < keys:
-            since = len(terminal.raw)
-            typist.send("/new")
-            typist.send("Hello")
-            terminal.wait_raw(b"writing", since)
-            times += typist.times(5)
-        found["streaming"] = summary(times)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--turns", type=int, default=200)
@@ -211,7 +194,6 @@ def main() -> None:
         for rate in RATES:
             name = f"{rate} tokens/s"
             found[name] = with_server(rate, options.keys)
-        found["built-in model"] = with_the_built_in_model(options.keys)
     print(json.dumps(found, indent=2) if options.json else table(found, options.turns))
 
 
