@@ -1,5 +1,6 @@
 """The full-screen chat with a scripted engine: answers that stream, stop and grow, and what is done to messages."""
 
+import asyncio
 import random
 import re
 import threading
@@ -157,6 +158,63 @@ def test_escape_stops_an_answer_and_keeps_what_came(tmp_path):
         assert [one["content"] for one in provider.asked[1].messages] == ["Tell a story", "Once upon a time", "Another"]
 
     drive(talk, tmp_path, provider)
+
+
+def test_an_answer_may_be_stopped_at_any_moment(tmp_path):
+    moments = range(0, 60, 2)
+
+    async def talk(chat):
+        for moment in moments:
+            sending = asyncio.ensure_future(chat.session.send(f"Prompt {moment}"))
+            await asyncio.sleep(0)
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            chat.session.stop()
+            await asyncio.wait([sending])
+            assert not chat.session.busy
+        states = {message.state for message in chat.session.chat.messages if message.role == "assistant"}
+        assert states == {"stopped"}, "nothing grows any more"
+        await chat.until(lambda: chat.stored == [(each.role, each.text, each.state) for each in chat.session.chat.messages])
+        assert [text for role, text, _ in chat.stored if role == "user"] == [f"Prompt {moment}" for moment in moments]
+
+    drive(talk, tmp_path, ScriptedProvider(lambda ask: ["some"]))
+
+
+def test_an_answer_that_is_stopped_before_it_is_drawn_is_stopped(tmp_path, monkeypatch):
+    async def talk(chat):
+        gate = asyncio.Event()
+        add = chat.transcript.add
+
+        async def add_slowly(message):
+            if message.role == "assistant":
+                await gate.wait()
+            await add(message)
+
+        monkeypatch.setattr(chat.transcript, "add", add_slowly)
+        await chat.send("Go")
+        await chat.until(lambda: len(chat.session.chat.messages) == 2)
+        await chat.press("escape")
+        await chat.until(lambda: not chat.session.busy)
+        gate.set()
+        assert chat.stored == [("user", "Go", "whole"), ("assistant", "", "stopped")]
+
+    drive(talk, tmp_path)
+
+
+def test_nothing_streams_into_a_message_that_left_the_screen(tmp_path):
+    def streams():
+        return [task for task in asyncio.all_tasks() if "MarkdownStream" in task.get_coro().__qualname__]
+
+    async def talk(chat):
+        for number in range(3):
+            await chat.send(f"Go {number}")
+            await chat.until(lambda: "It grows" in chat.screen)
+            assert len(streams()) == 1
+            await chat.press("ctrl+n")
+            await chat.until(lambda: "It grows" not in chat.screen)
+            await chat.until(lambda: streams() == [])
+
+    drive(talk, tmp_path, ScriptedProvider(lambda ask: ["It grows"]))
 
 
 def test_ctrl_c_stops_an_answer_and_twice_leaves(tmp_path):

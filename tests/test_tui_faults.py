@@ -5,6 +5,7 @@ import sqlite3
 import pytest
 from chat_driver import drive, rows
 from scripted_provider import ScriptedProvider, answer
+from textual.widgets._toast import Toast
 
 from edge_llm.chats.store import ChatStore
 from edge_llm.errors import ContextOverflow, DeviceLost, NumericError, OutOfMemory, StorageError, Unavailable
@@ -136,6 +137,19 @@ def test_a_full_disk_loses_nothing_and_is_written_when_there_is_room(tmp_path):
         assert not chat.told("This chat is not saved"), "it is told once"
 
     drive(talk, tmp_path, provider, open_store=kept)
+
+
+@pytest.mark.parametrize(("size", "notices"), [((40, 12), 1), ((100, 40), 4)])
+def test_notices_leave_the_prompt_and_the_line_of_status_to_be_seen(tmp_path, size, notices):
+    async def talk(chat):
+        for number in range(notices):
+            chat.app.tell(f"Notice {number}", "error")
+        await chat.until(lambda: f"Notice {notices - 1}" in chat.screen)
+        toasts = [toast.region for toast in chat.app.screen.query(Toast)]
+        seen = [chat.app.query_one(name).region for name in ("#status", "#prompt")]
+        assert toasts and not any(toast.overlaps(region) for toast in toasts for region in seen)
+
+    drive(talk, tmp_path, size=size)
 
 
 def test_a_locked_database_is_waited_for_and_nothing_is_lost(tmp_path):

@@ -179,6 +179,42 @@ def test_the_model_is_not_changed_under_an_answer(tmp_path):
     drive(talk, tmp_path, provider)
 
 
+def test_the_model_is_not_changed_under_the_answer_of_another_chat(tmp_path):
+    catalogue = two_models()
+    catalogue.providers["first"] = first = ScriptedProvider([["It grows"]])
+
+    async def talk(chat):
+        await chat.send("Go")
+        await chat.until(lambda: "It grows" in chat.screen)
+        await chat.press("ctrl+n")
+        await chat.until(lambda: "It grows" not in chat.screen)
+        for command in ("/model second", "/set context 512"):
+            await chat.send(command)
+            await chat.until(lambda: chat.told("this one is answering in “Go”"))
+            chat.app.clear_notifications()
+        assert len(catalogue.opened) == 1 and not first.closed
+        first.replies[0].give(" on", Ended("stop", FIGURES))
+        await chat.until(lambda: chat.stored[-1] == ("assistant", "It grows on", "whole"))
+        await chat.send("/model second")
+        await chat.until(lambda: first.closed and chat.session.provider is catalogue.providers["second"])
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+
+@pytest.mark.parametrize("switch", [True, False])
+def test_a_switch_for_thoughts_that_changes_nothing_is_told(tmp_path, switch):
+    async def talk(chat):
+        await chat.send("/think off")
+        await chat.until(lambda: chat.told("settings of this chat are changed"))
+        assert chat.told("no switch for thoughts") is not switch
+        chat.app.clear_notifications()
+        await chat.send("/set temperature 0.5")
+        await chat.until(lambda: chat.told("settings of this chat are changed"))
+        assert not chat.told("no switch for thoughts")
+
+    drive(talk, tmp_path, ScriptedProvider(facts=Facts("scripted", 64, can_switch_thinking=switch)))
+
+
 def test_notes_of_a_model_are_told(tmp_path):
     provider = ScriptedProvider(facts=Facts("scripted", 64, notes=("It knows [b]no[/b] turns.",)))
 
