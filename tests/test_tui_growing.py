@@ -6,10 +6,10 @@ import random
 import pytest
 from textual.app import App
 from textual.containers import Vertical
-from textual.widgets import Markdown
+from textual.widgets import Markdown, Static
 
 from edge_llm.tui import growing
-from edge_llm.tui.growing import GrowingText, block_end
+from edge_llm.tui.growing import GrowingText, block_end, parts
 
 PART = (
     "# Heading\n\nA *paragraph* of text that\ngoes on.\n\n- one\n- two\n\n"
@@ -51,22 +51,21 @@ def test_in_pieces_it_shows_all_and_in_the_end_what_a_fresh_parse_shows(seed, mo
     async def main():
         async with Page().run_test() as pilot:
             page = pilot.app.query_one(Vertical)
-            first, whole = Markdown(), Markdown(text)
-            await page.mount(first, whole)
-            text_that_grows = GrowingText(first, lambda piece, above: page.mount(piece, after=above))
+            grows, whole = GrowingText(), Markdown(text)
+            await page.mount(grows, whole)
             at = 0
             while at < len(text):
                 step = cut.randint(most // 2 + 1, most)
-                await text_that_grows.write(text[at : at + step])
+                await grows.write(text[at : at + step])
                 at += step
             await pilot.pause()
-            pieces = [one for one in page.query_children(Markdown) if one is not whole]
+            pieces = grows.query_children(Markdown)
             assert len(pieces) > 1
             assert "".join(one.source for one in pieces) == text
-            await text_that_grows.finish(text)
+            await grows.finish(text)
             await pilot.pause()
-            assert [*page.query_children(Markdown)] == [first, whole]
-            assert shape(first) == shape(whole)
+            assert len(grows.children) == 1
+            assert shape(grows.children[0]) == shape(whole)
 
     asyncio.run(main())
 
@@ -80,13 +79,58 @@ def test_a_paragraph_without_end_is_cut_and_nothing_is_lost(letter, monkeypatch)
     async def main():
         async with Page().run_test() as pilot:
             page = pilot.app.query_one(Vertical)
-            first = Markdown()
-            await page.mount(first)
-            grows = GrowingText(first, lambda piece, above: page.mount(piece, after=above))
+            grows = GrowingText()
+            await page.mount(grows)
             for at in range(0, len(text), 70):
                 await grows.write(text[at : at + 70])
             await pilot.pause()
-            assert len(page.query_children(Markdown)) > 1
-            assert "".join(one.source for one in page.query_children(Markdown)) == text
+            assert len(grows.query_children(Markdown)) > 1
+            assert "".join(one.source for one in grows.query_children(Markdown)) == text
+
+    asyncio.run(main())
+
+
+LONG = ["", PART, PART * 300, "x" * 200_000, "word " * 40_000, "```\n" + "x = 1\n\n" * 20_000]
+
+
+@pytest.mark.parametrize("text", LONG, ids=len)
+def test_of_a_long_text_the_end_is_drawn_and_nothing_is_lost(text):
+    written, drawn = parts(text)
+    assert "".join(written) + drawn == text
+    assert len(drawn) <= growing.DRAWN_CHARACTERS
+    assert all(0 < len(piece) <= growing.MOST_CHARACTERS for piece in written)
+    assert bool(written) == (len(text) > growing.DRAWN_CHARACTERS)
+
+
+def seen(grows):
+    """What is shown: as it was written, and drawn."""
+    written = [str(one.render()) for one in grows.query_children(Static) if not isinstance(one, Markdown)]
+    return written, [one.source for one in grows.query_children(Markdown)]
+
+
+def test_a_long_text_costs_a_bounded_number_of_widgets(monkeypatch):
+    for name, most in (("SEALED_CHARACTERS", 120), ("MOST_CHARACTERS", 500), ("DRAWN_CHARACTERS", 2000)):
+        monkeypatch.setattr(growing, name, most)
+    widgets = []
+
+    async def main():
+        async with Page().run_test() as pilot:
+            page = pilot.app.query_one(Vertical)
+            grows = GrowingText()
+            await page.mount(grows)
+            text = ""
+            for _ in range(80):
+                text += PART
+                await grows.write(PART)
+                written, drawn = seen(grows)
+                assert "".join(written) + "".join(drawn) in text
+                assert sum(map(len, drawn)) <= 2000 + 500 + len(PART)
+                widgets.append(len(grows.query("Markdown *")))
+            assert max(widgets[40:]) < max(widgets[:40]) + widgets[0]
+            await grows.finish(text)
+            again = GrowingText(text)
+            await page.mount(again)
+            await pilot.pause()
+            assert seen(grows) == seen(again) == (parts(text)[0], [parts(text)[1]])
 
     asyncio.run(main())

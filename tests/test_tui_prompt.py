@@ -1,5 +1,6 @@
 """The prompt of the full-screen chat: keys, history, commands and their completion, attachments, settings that are set."""
 
+import random
 import stat
 import sys
 
@@ -8,6 +9,7 @@ from chat_driver import drive
 from scripted_provider import ScriptedCatalogue, ScriptedProvider
 from textual.command import CommandPalette
 from textual.events import Key
+from textual.widgets import Input
 
 from edge_llm.tui.commands import COMMANDS
 from edge_llm.tui.screens.help import Help
@@ -45,6 +47,39 @@ def test_keys_that_come_in_a_burst_are_taken_in_their_order(tmp_path):
         assert chat.typed == ""
 
     drive(talk, tmp_path, provider)
+
+
+EDITS = {
+    "ctrl+u": "\x15", "backspace": "\x7f", "left": None, "delete": None, "ctrl+w": "\x17", "home": None, "end": None,
+    "up": None, "ctrl+j": "\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("field", ["prompt", "search"])
+def test_a_burst_of_letters_and_edits_writes_what_slow_typing_writes(tmp_path, field, seed):
+    draw = random.Random(seed)
+    edits = [key for key in EDITS if field == "prompt" or key not in ("up", "ctrl+j")]
+    keys = [draw.choice(edits) if draw.random() < 0.4 else draw.choice("abcdefgh") for _ in range(60)]
+
+    async def talk(chat):
+        if field == "search":
+            await chat.press("f3")
+        area = chat.app.prompt.area if field == "prompt" else chat.app.chat_list.query_one(Input)
+        await chat.until(lambda: area.has_focus)
+        written = []
+        for pause in (True, False):
+            for key in keys:
+                chat.app.post_message(Key(key, EDITS.get(key, key)))
+                if pause:
+                    await chat.pilot.pause()
+            await chat.pilot.pause()
+            written.append(area.text if field == "prompt" else area.value)
+            area.clear()
+            await chat.pilot.pause()
+        assert written[0] == written[1] != ""
+
+    drive(talk, tmp_path)
 
 
 LINES = ["/export md", "/export json", "/title Two words", "/new", "/mod", "/set seed 7", "/theme nord"]

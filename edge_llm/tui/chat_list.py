@@ -17,6 +17,7 @@ from textual.widgets.option_list import Option
 from edge_llm.chats.titles import UNTITLED
 from edge_llm.chats.tree import FoundChat
 from edge_llm.files import printable
+from edge_llm.tui.field import Field
 from edge_llm.tui.units import age
 
 
@@ -51,7 +52,7 @@ class ChatList(Vertical):
         self._current: int | None = None
 
     def compose(self) -> ComposeResult:
-        yield Input(placeholder="search chats", compact=True)
+        yield Field(placeholder="search chats", compact=True)
         yield OptionList(markup=False, compact=True)
 
     @property

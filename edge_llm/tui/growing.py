@@ -1,17 +1,21 @@
-"""The text of an answer while it grows: several pieces of Markdown, of which only the last is parsed and laid out anew."""
+"""The text of an answer, which may grow and be long: pieces of Markdown, of which only the last is parsed and laid out anew."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
 
-from textual.widgets import Markdown
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.widget import Widget
+from textual.widgets import Markdown, Static
 from textual.widgets.markdown import MarkdownStream
 
 SEALED_CHARACTERS = 3000
 """A piece that has more is sealed at the next end of a block: the cost of a step grows with the piece, not with the answer."""
 MOST_CHARACTERS = 12_000
 """A piece that has more is sealed anywhere: one paragraph may be as long as a model likes."""
+DRAWN_CHARACTERS = 48_000
+"""What is drawn as Markdown; what stands before is shown as it was written, for ten thousand widgets hold up every key."""
 
 
 def block_end(text: str) -> int:
@@ -29,53 +33,84 @@ def block_end(text: str) -> int:
     return end
 
 
-class GrowingText:
-    """Streams text into ``first``, which may have some, and then into further pieces; ``mount`` puts one below another."""
+def parts(text: str) -> tuple[list[str], str]:
+    """What of ``text`` is shown as it was written, in pieces, and what is drawn as Markdown behind it."""
+    if len(text) <= DRAWN_CHARACTERS:
+        return [], text
+    room = len(text) - DRAWN_CHARACTERS // 2
+    end = block_end(text[:room]) or room
+    pieces, at = [], 0
+    while at < end:
+        cut = at + (_last_gap(text[at : min(at + MOST_CHARACTERS, end)]) if at + MOST_CHARACTERS < end else end - at)
+        pieces.append(text[at:cut])
+        at = cut
+    return pieces, text[end:]
 
-    def __init__(self, first: Markdown, mount: Callable[[Markdown, Markdown], Awaitable[object]]) -> None:
-        self._mount = mount
-        self._first = self._body = first
+
+def _last_gap(text: str) -> int:
+    """Behind the last line of ``text``, or else its last word, or else all of it."""
+    return max(text.rfind("\n"), text.rfind(" ")) + 1 or len(text)
+
+
+class GrowingText(Vertical):
+    """Shows ``text`` as Markdown.  `write` adds to it while it streams, `finish` draws it once more as a whole."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self._written, self._text = parts(text)  # the second is that of the last piece
+        self._last = Markdown(self._text, open_links=False)
+        self._sealed: list[Markdown] = []  # above the last one, from top to bottom
         self._stream: MarkdownStream | None = None  # into the last piece; None before the first text
-        self._text = first.source
-        self._pieces: list[Markdown] = []  # all but the first
+
+    def compose(self) -> ComposeResult:
+        yield from map(_as_written, self._written)
+        yield self._last
 
     async def write(self, text: str) -> None:
         """Show ``text`` behind what is shown."""
         self._text += text
         end = block_end(self._text) if len(self._text) > SEALED_CHARACTERS else 0
         if not end and len(self._text) > MOST_CHARACTERS:
-            end = max(self._text.rfind("\n"), self._text.rfind(" ")) + 1 or len(self._text)
+            end = _last_gap(self._text)
         if end:
             await self._seal(end)
         else:
             await self._append(text)
 
-    async def stop(self) -> None:
-        """Show no more: the screen shows something else."""
-        with contextlib.suppress(Exception):  # its widget may be gone, with what it was to show
-            await self._end_stream()
-
     async def finish(self, text: str) -> None:
-        """The text is ``text``: all of it is one piece again."""
+        """The text is ``text``: what is drawn of it is one piece again."""
         await self._end_stream()
-        for piece in self._pieces:
-            await piece.remove()
-        if self._first.is_attached:
-            await self._first.update(text)
+        self._written, self._text = parts(text)
+        self._sealed = []
+        if self.is_attached:
+            await self.remove_children([each for each in self.children if each is not self._last])
+            await self.mount_all(map(_as_written, self._written), before=0)
+            await self._last.update(self._text)
+
+    async def on_unmount(self) -> None:
+        """The screen shows something else."""
+        with contextlib.suppress(Exception):  # the piece that it draws on may be gone
+            await self._end_stream()
 
     async def _seal(self, end: int) -> None:
         """End the last piece at ``end``, and begin another one with what stands behind."""
         sealed, self._text = self._text[:end], self._text[end:]
         await self._end_stream()
-        await self._body.update(sealed)
-        above, self._body = self._body, Markdown(open_links=False)
-        self._pieces.append(self._body)
-        await self._mount(self._body, above)
+        await self._last.update(sealed)
+        self._sealed.append(self._last)
+        self._last = Markdown(open_links=False)
+        await self.mount(self._last)
         await self._append(self._text)
+        while sum(len(piece.source) for piece in self._sealed) > DRAWN_CHARACTERS:
+            await self._draw_no_more(self._sealed.pop(0))
+
+    async def _draw_no_more(self, piece: Markdown) -> None:
+        await self.mount(_as_written(piece.source), before=piece)
+        await piece.remove()
 
     async def _append(self, text: str) -> None:
         if text:
-            self._stream = self._stream or Markdown.get_stream(self._body)
+            self._stream = self._stream or Markdown.get_stream(self._last)
             await self._stream.write(text)
 
     async def _end_stream(self) -> None:
@@ -83,3 +118,7 @@ class GrowingText:
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.stop()
+
+
+def _as_written(text: str) -> Widget:
+    return Static(text, markup=False)

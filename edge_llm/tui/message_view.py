@@ -9,7 +9,7 @@ from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message as Event
-from textual.widgets import Collapsible, Markdown, Static
+from textual.widgets import Collapsible, Static
 from textual.widgets.markdown import MarkdownFence
 
 from edge_llm.chats.tree import Message
@@ -49,14 +49,14 @@ class MessageView(Vertical, can_focus=True):
         super().__init__(classes=message.role)
         self.message = message
         self._version = version
-        self._body: Markdown | None = None
-        self._growing: dict[Markdown, GrowingText] = {}
-        self._thought_body: Markdown | None = None
+        self._body: GrowingText | None = None
+        self._thought_body: GrowingText | None = None
         self._code_at = -1
         self._shown = (0, 0)
         """Characters of the thought and of the text that are drawn."""
         self.grows = False
         """An answer is coming here now."""
+        self._begun = False  # something was said since it is shown
 
     # -- what is drawn ------------------------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class MessageView(Vertical, can_focus=True):
         if message.role == "user":
             yield Static(printable(message.text), classes="said", markup=False)
         else:
-            self._body = _markdown(message.text)
+            self._body = GrowingText(printable(message.text))
             yield self._body
             yield Static(self._ending(), classes="ending", markup=False)
 
@@ -99,14 +99,14 @@ class MessageView(Vertical, can_focus=True):
         return "  ".join(part for part in (end, answer_figures(message.figures)) if part)
 
     def _thoughts(self, text: str, *, collapsed: bool = True) -> Collapsible:
-        self._thought_body = _markdown(text)
+        self._thought_body = GrowingText(printable(text))
         return Collapsible(self._thought_body, title="thought", collapsed=collapsed, classes="thought")
 
     # -- an answer that comes -----------------------------------------------------------------------------------------
 
     async def grow(self, message: Message) -> None:
         """Add what ``message`` says beyond what is shown."""
-        if self._body is None:  # it is drawn in a moment, as it is then
+        if self._body is None or not self._body.is_mounted:  # it is drawn in a moment, as it is then
             self.message = message
             return
         (thought, said), self._shown = self._shown, (len(message.thought), len(message.text))
@@ -120,25 +120,23 @@ class MessageView(Vertical, can_focus=True):
         if self._thought_body is None:
             await self.mount(self._thoughts("", collapsed=False), before=self._body)
         if self._thought_body is not None:
-            await self._grow(self._thought_body).write(printable(text))
+            await self._thought_body.write(printable(text))
 
     async def _say(self, text: str) -> None:
         """Add to the answer."""
-        if self._thought_body is not None and self._body not in self._growing:
+        if self._thought_body is not None and not self._begun:
             for thought in self.query(Collapsible):
                 thought.collapsed = True
+        self._begun = True
         if self._body is not None:
-            await self._grow(self._body).write(printable(text))
+            await self._body.write(printable(text))
 
     async def finish(self, message: Message) -> None:
         """The answer has come to its end, and is ``message``: all of it is drawn once more, as a clean parse has it."""
         self.message, self.grows = message, False
         for body, text in ((self._thought_body, message.thought), (self._body, message.text)):
-            growing = None if body is None else self._growing.pop(body, None)
-            if growing is not None:
-                await growing.finish(printable(text))
-            elif body is not None and self.is_attached and text:
-                await body.update(printable(text))
+            if body is not None and text:
+                await body.finish(printable(text))
         self.redraw(message)
 
     def redraw(self, message: Message) -> None:
@@ -150,15 +148,6 @@ class MessageView(Vertical, can_focus=True):
             for ending in self.query(".ending").results(Static):
                 ending.update(Content(self._ending()))
 
-    def _grow(self, body: Markdown) -> GrowingText:
-        if body not in self._growing:
-            self._growing[body] = GrowingText(body, _mount_below)
-        return self._growing[body]
-
-    async def on_unmount(self) -> None:
-        for growing in self._growing.values():
-            await growing.stop()
-
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_act(self, name: str) -> None:
@@ -167,12 +156,3 @@ class MessageView(Vertical, can_focus=True):
     def action_thought(self) -> None:
         for thought in self.query(Collapsible):
             thought.collapsed = not thought.collapsed
-
-
-async def _mount_below(piece: Markdown, above: Markdown) -> None:
-    assert above.parent is not None, "it is on the screen"
-    await above.parent.mount(piece, after=above)  # type: ignore[attr-defined]
-
-
-def _markdown(text: str) -> Markdown:
-    return Markdown(printable(text), open_links=False)

@@ -16,6 +16,7 @@ from textual.widgets import OptionList, Static, TextArea
 from textual.widgets.option_list import Option
 
 from edge_llm.files import printable
+from edge_llm.tui.field import run_own_binding
 
 _COMPLETING = ("tab", "up", "down", "escape", "enter")
 """Keys of the list of completions."""
@@ -98,11 +99,12 @@ class PromptArea(TextArea):
             event.stop()
             event.prevent_default()
             self.send()
-        elif (event.key == "up" and self.cursor_at_first_line) or (event.key == "down" and self.cursor_at_last_line):
-            if self._recall(-1 if event.key == "up" else 1):
-                event.stop()
-                event.prevent_default()
-        else:
+        elif (event.key == "up" and self.cursor_at_first_line and self._recall(-1)) or (
+            event.key == "down" and self.cursor_at_last_line and self._recall(1)
+        ):
+            event.stop()
+            event.prevent_default()
+        elif event.is_printable or not await run_own_binding(self, event):
             await super()._on_key(event)
 
     def _recall(self, step: int) -> bool:

@@ -15,6 +15,7 @@ from textual.widgets import DataTable, Input, Static
 
 from edge_llm.files import printable
 from edge_llm.providers.base import ModelRow
+from edge_llm.tui.field import Field
 from edge_llm.tui.units import byte_size, context_size
 
 _COLUMNS = ("model", "size", "precision", "context", "memory", "")
@@ -37,7 +38,7 @@ class ModelPicker(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
-            yield Input(placeholder="search, or a hub id such as Qwen/Qwen3-0.6B to bring it here")
+            yield Field(placeholder="search, or a hub id such as Qwen/Qwen3-0.6B to bring it here")
             yield DataTable(cursor_type="row", show_cursor=True, zebra_stripes=True)
             yield Static("Enter chooses, Esc leaves", id="models-hint", markup=False)
 

@@ -10,6 +10,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
 from edge_llm.files import one_line, printable
+from edge_llm.tui.field import Field
 
 
 class AskText(ModalScreen[str | None]):
@@ -25,7 +26,7 @@ class AskText(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="box small"):
             yield Static(printable(self._question), markup=False)
-            yield Input(one_line(self._value))
+            yield Field(one_line(self._value))
 
     @on(Input.Submitted)
     def submit(self, event: Input.Submitted) -> None:

@@ -16,6 +16,7 @@ from textual.widgets import Input, Label, Static
 from edge_llm.chats.settings import SETTINGS, ChatSettings, shown_value
 from edge_llm.errors import UsageError
 from edge_llm.files import printable
+from edge_llm.tui.field import Field
 
 
 class SettingsForm(ModalScreen[ChatSettings | None]):
@@ -35,7 +36,7 @@ class SettingsForm(ModalScreen[ChatSettings | None]):
             for setting in SETTINGS:
                 with Horizontal(classes="setting"):
                     yield Label(setting.name, markup=False)
-                    yield Input(
+                    yield Field(
                         self._shown(setting.name),
                         placeholder=printable(self._placeholder(setting.name, setting.help)),
                         id=f"setting-{setting.name}",
