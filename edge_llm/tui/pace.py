@@ -10,7 +10,7 @@ SHARE = 0.4
 """Of the event loop's time, what may be busy while an answer streams: in the rest a key finds nothing before it."""
 MOST_SECONDS = 0.3
 """How long an answer may stand still for that."""
-TYPING_SECONDS = 1.2
+TYPING_SECONDS = 1.8
 """How long it stands still between two steps while somebody types: drawing a step takes longer than a key may."""
 
 
