@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+import kernels
+
 if TYPE_CHECKING:
     import anthropic
     import openai
@@ -149,3 +151,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return make
+
+@pytest.fixture(params=kernels.isa_variants())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The kernels of each instruction set that this machine has."""
+    chosen = kernels.isa()
+    kernels.use_isa(request.param)
+    yield request.param
+    kernels.use_isa(chosen)
+
+
+@pytest.fixture(scope="session")
+def pools() -> list[kernels.ThreadPool]:
+    """Teams of one to four threads."""
+    return [kernels.ThreadPool(threads) for threads in (1, 2, 3, 4)]
+

@@ -8,21 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_decoding_sampler import filter_candidates
 
-import kernels
 from edge_llm.config import GenerationParams
 from edge_llm.decoding.logprobs import most_likely, token_logprobs
 from edge_llm.decoding.sampler import make_sampler
 from kernels import reference, sampling
 
 VOCAB = 151_936
-
-
-@pytest.fixture(params=kernels.isa_variants())
-def isa(request):
-    chosen = kernels.isa()
-    kernels.use_isa(request.param)
-    yield request.param
-    kernels.use_isa(chosen)
 
 
 def logits_of(kind, vocab, seed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,19 +13,6 @@ from kernels import attention, pointwise, reference
 
 F32 = reference.F32
 PAGE = attention.PAGE
-
-
-@pytest.fixture(params=kernels.isa_variants())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    chosen = kernels.isa()
-    kernels.use_isa(request.param)
-    yield request.param
-    kernels.use_isa(chosen)
-
-
-@pytest.fixture(scope="module")
-def pools() -> list[kernels.ThreadPool]:
-    return [kernels.ThreadPool(threads) for threads in (1, 2, 3, 4)]
 
 
 @pytest.fixture(scope="module")

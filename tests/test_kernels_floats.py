@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator
 from decimal import Context, Decimal
 
 import numpy as np
@@ -17,19 +16,6 @@ from kernels.reference import floats as reference
 
 F32 = floats.F32
 EXACT = Context(prec=40)
-
-
-@pytest.fixture(params=kernels.isa_variants())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    chosen = kernels.isa()
-    kernels.use_isa(request.param)
-    yield request.param
-    kernels.use_isa(chosen)
-
-
-@pytest.fixture(scope="module")
-def pools() -> list[kernels.ThreadPool]:
-    return [kernels.ThreadPool(threads) for threads in (1, 2, 3)]
 
 
 def assert_same_bits(actual: F32, expected: F32) -> None:

@@ -1,7 +1,6 @@
 """The INT8 linear: equal to the reference and to its own parts, bit for bit, on every ISA, at any thread and row count."""
 
 import itertools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,19 +10,6 @@ import kernels
 from kernels import layout, linear, reference
 
 NO_HOT = np.zeros(0, np.int32)
-
-
-@pytest.fixture(params=kernels.isa_variants())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    chosen = kernels.isa()
-    kernels.use_isa(request.param)
-    yield request.param
-    kernels.use_isa(chosen)
-
-
-@pytest.fixture(scope="module")
-def pools() -> list[kernels.ThreadPool]:
-    return [kernels.ThreadPool(threads) for threads in (1, 2, 3, 4)]
 
 
 class Problem(NamedTuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -11,19 +9,6 @@ import kernels
 from kernels import pointwise, reference
 
 F32 = reference.F32
-
-
-@pytest.fixture(params=kernels.isa_variants())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    chosen = kernels.isa()
-    kernels.use_isa(request.param)
-    yield request.param
-    kernels.use_isa(chosen)
-
-
-@pytest.fixture(scope="module")
-def pools() -> list[kernels.ThreadPool]:
-    return [kernels.ThreadPool(threads) for threads in (1, 2, 3, 4)]
 
 
 def assert_same_bits(actual: F32, expected: F32) -> None:
