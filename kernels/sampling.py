@@ -1,9 +1,9 @@
-"""A token of a vocabulary by its probability, without sorting the vocabulary.
+"""A token of a vocabulary by its probability, the most likely ones, and their log-probabilities, without sorting it.
 
 The twins in `kernels.reference` define which candidates top-k, top-p and min-p leave, and in which order a draw goes
 through them. Masses are whole numbers whose sums are exact, so neither depends on the algorithm. `draw` is what models use;
-`candidates` shows the same set to tests. Both work on the calling thread, let other threads run, and raise ValueError that
-names a wrong argument.
+`candidates` shows the same set to tests. All work on the calling thread and raise ValueError that names a wrong argument;
+all but the quick `mask` let other threads run.
 
     token = sampling.draw(logits, logits.max(), temperature=0.6, top_k=0, top_p=0.9, min_p=0.0, chance=random())
 """
@@ -11,7 +11,7 @@ names a wrong argument.
 from __future__ import annotations
 
 from kernels import _native
-from kernels.types import F32, I64
+from kernels.types import F32, I64, U8
 
 
 def draw(
@@ -30,3 +30,21 @@ def candidates(
 ) -> tuple[I64, I64]:
     """The tokens of logits[V] that `draw` draws from, ascending by id, and their masses [n]; arguments as there."""
     return _native.sampling_candidates(logits, best, temperature, top_k, top_p, min_p)
+
+
+def log_sum(logits: F32, best: float) -> float:
+    """log of the sum of e^(logit - best) over logits[V]; `best` is the greatest logit and finite.
+
+    The log-probability of a token is its logit - best - that.
+    """
+    return _native.sampling_log_sum(logits, best)
+
+
+def likeliest(logits: F32, count: int) -> I64:
+    """The `count` tokens of the greatest logits[V], or all: best first, equal ones in order of their ids."""
+    return _native.sampling_likeliest(logits, count)
+
+
+def mask(logits: F32, bits: U8) -> tuple[F32, int]:
+    """logits[V], -inf where a token's bit is 0, and how many bits are 1; bit n of byte k (of value 1 << n) is token 8 k + n."""
+    return _native.sampling_mask(logits, bits)

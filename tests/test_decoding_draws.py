@@ -1,4 +1,4 @@
-"""The sampler picks what the sorted definition picks: on random and tied logits, by every filter, on every instruction set."""
+"""Draws, log-probabilities and masks are as their slow definitions say: random and tied logits, every instruction set."""
 
 import functools
 
@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from test_decoding_sampler import filter_candidates
 
 from edge_llm.config import GenerationParams
-from edge_llm.decoding.logprobs import most_likely, token_logprobs
+from edge_llm.decoding.logprobs import token_logprobs
 from edge_llm.decoding.sampler import make_sampler
+from edge_llm.errors import NumericError
 from kernels import reference, sampling
 
 VOCAB = 151_936
@@ -159,17 +160,91 @@ def test_probabilities_of_candidates_add_up_to_one():
 
 
 @settings(deadline=None)
-@given(rows(), st.integers(0, 20))
+@given(rows(), st.sampled_from([0, 1, 2, 5, 20, 300, 10**6]))
 def test_the_most_likely_tokens_are_those_of_a_sort(logits, count):
-    assert most_likely(logits, count) == np.lexsort((np.arange(len(logits)), -logits))[:count].tolist()
+    found = sampling.likeliest(logits, count)
+    np.testing.assert_array_equal(found, reference.sampling_likeliest(logits, count))
 
 
-@pytest.mark.parametrize("kind", ["flat", "wide", "tied", "mostly forbidden"])
+@settings(deadline=None)
+@given(rows())
+def test_the_sum_of_a_softmax_is_added_in_the_order_that_is_defined(logits):
+    assert sampling.log_sum(logits, logits.max()) == reference.sampling_log_sum(logits, logits.max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_are_the_same_in_a_real_vocabulary_on_every_instruction_set(isa, kind):
+    logits = logits_of(kind, VOCAB, 5)
+    assert sampling.log_sum(logits, logits.max()) == reference.sampling_log_sum(logits, logits.max())
+    for count in (1, 5, 20, 400):
+        np.testing.assert_array_equal(sampling.likeliest(logits, count), reference.sampling_likeliest(logits, count))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_log_probabilities_are_those_of_the_whole_softmax(kind):
     logits = logits_of(kind, VOCAB, 3)
     values = logits.astype(np.float64)
     values -= values.max()
     values -= np.log(np.exp(values).sum())
     (found,) = token_logprobs(logits, 77, 5)
-    assert found.logprob == values[77]
-    assert found.top == tuple((i, values[i]) for i in np.lexsort((np.arange(VOCAB), -logits))[:5].tolist())
+    likely = np.lexsort((np.arange(VOCAB), -logits))[:5].tolist()
+    assert [token for token, _ in found.top] == likely
+    found_values = [found.logprob, *(value for _, value in found.top)]
+    np.testing.assert_allclose(found_values, values[[77, *likely]], rtol=1e-14, atol=1e-14)
+
+
+def test_a_forbidden_logit_takes_no_probability():
+    logits = np.full(VOCAB, -np.inf, np.float32)
+    logits[::1519] = 3.0
+    assert token_logprobs(logits, 0, 0)[0].logprob == pytest.approx(-np.log(np.count_nonzero(logits == 3.0)), abs=1e-15)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_there_are_no_log_probabilities_of_what_is_no_number(bad):
+    with pytest.raises(NumericError):
+        token_logprobs(np.array([0.0, bad, 1.0], np.float32), 0, 2)
+
+
+# ---- the tokens that a grammar allows --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 8, 9, 31, 32, 33, 500, VOCAB])
+def test_a_mask_leaves_the_logits_of_its_bits(isa, vocab):
+    logits = logits_of("wide", vocab, 2)
+    some = np.random.default_rng(vocab).integers(0, 256, vocab // 8 + 9, np.uint8)
+    for bits in (some, some[: (vocab + 7) // 8], np.zeros_like(some), np.full_like(some, 255)):
+        masked, allowed = sampling.mask(logits, bits)
+        expected, count = reference.sampling_mask(logits, bits)
+        np.testing.assert_array_equal(masked, expected)
+        assert allowed == count
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+THREE = np.zeros(3, np.float32)
+DRAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("logits", lambda: sampling.draw(np.zeros(3), 0.0, **DRAW, chance=0.5)),
+        ("logits", lambda: sampling.draw(np.zeros(0, np.float32), 0.0, **DRAW, chance=0.5)),
+        ("best", lambda: sampling.draw(THREE, np.nan, **DRAW, chance=0.5)),
+        ("best", lambda: sampling.draw(THREE, 1.0, **DRAW, chance=0.5)),
+        ("best", lambda: sampling.candidates(THREE, -1.0, **DRAW)),
+        ("temperature", lambda: sampling.draw(THREE, 0.0, **{**DRAW, "temperature": 0.0}, chance=0.5)),
+        ("chance", lambda: sampling.draw(THREE, 0.0, **DRAW, chance=1.0)),
+        ("chance", lambda: sampling.draw(THREE, 0.0, **DRAW, chance=np.nan)),
+        ("logits", lambda: sampling.log_sum(THREE[::2], 0.0)),
+        ("best", lambda: sampling.log_sum(THREE, np.inf)),
+        ("logits", lambda: sampling.likeliest(THREE.reshape(1, 3), 1)),
+        ("count", lambda: sampling.likeliest(THREE, -1)),
+        ("bits", lambda: sampling.mask(THREE, np.zeros(0, np.uint8))),
+        ("bits", lambda: sampling.mask(THREE, np.zeros(1, np.int32))),
+        ("logits", lambda: sampling.mask(np.zeros(3), np.zeros(1, np.uint8))),
+    ],
+)
+def test_wrong_arguments_are_named(name, call):
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        call()

@@ -1,7 +1,11 @@
 """Processors and log-probabilities on values that can be checked in the head."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edge_llm.config import GenerationParams
 from edge_llm.decoding.logprobs import token_logprobs
@@ -27,6 +31,24 @@ def test_frequency_penalty_counts_and_presence_penalty_does_not():
 def test_the_answer_is_penalized_and_not_the_prompt():
     assert process(ZEROS, [1, 1, 2], prompt_tokens=2, frequency_penalty=1.0) == [0.0, 0.0, -1.0, 0.0]
     assert process(ZEROS, [1, 1], prompt_tokens=2, frequency_penalty=1.0) == [0.0] * 4
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 7), max_size=6), st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=1, max_size=12))
+def test_penalties_of_a_growing_answer_are_those_of_its_whole_text(prompt, steps):
+    params = {"repetition_penalty": 1.3, "frequency_penalty": 0.25, "presence_penalty": -0.5}
+    (grown,) = make_processors(GenerationParams(**params), frozenset(), len(prompt))
+    logits = np.random.default_rng(len(prompt)).standard_normal(8).astype(np.float32)
+    text = list(prompt)
+    for came in steps:
+        text += came
+        expected = logits.copy()
+        for token in set(text):
+            expected[token] = expected[token] / np.float32(1.3) if expected[token] > 0 else expected[token] * np.float32(1.3)
+        for token, count in Counter(text[len(prompt) :]).items():
+            expected[token] -= np.float32(0.25 * count - 0.5)
+        np.testing.assert_array_equal(grown(text, logits), expected)
+        assert process(logits, text, prompt_tokens=len(prompt), **params) == expected.tolist()
 
 
 def test_biases_are_added():

@@ -143,6 +143,18 @@ def test_text_ends_before_the_first_stop_string_however_it_is_cut(text, stops, d
     assert shown == (text[: min(ends)[1]] if ends else text)
 
 
+@settings(max_examples=500)
+@given(st.lists(st.text("ab", max_size=4), max_size=12), st.lists(st.text("ab", min_size=1, max_size=6), max_size=4))
+def test_no_more_is_held_back_than_may_become_a_stop_string(pieces, stops):
+    stream, text, shown = StopStrings(stops), "", ""
+    for piece in pieces:
+        text, shown = text + piece, shown + stream.push(piece)
+        if stream.stopped:
+            break
+        ends = [text[at:] for at in range(len(text) + 1) if any(stop.startswith(text[at:]) for stop in (*stops, ""))]
+        assert shown + ends[0] == text
+
+
 def test_possible_beginnings_are_held_back():
     stream = StopStrings(["END"])
     assert [stream.push(p) for p in ["a", "E", "N", "x", "EN", "D!"]] == ["a", "", "", "ENx", "", ""]

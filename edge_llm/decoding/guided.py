@@ -28,6 +28,7 @@ from edge_llm.decoding.token_table import TokenTable, Vocabulary
 from edge_llm.decoding.trial import Trial, on_deep_stack
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
+from kernels import sampling
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -69,7 +70,8 @@ class Constraint:
 
     def __init__(self, grammar: Grammar, tokenizer: Vocabulary) -> None:
         self._matcher: LLMatcher = _guide_of(tokenizer).compiled(grammar).matcher.deep_copy()
-        self._bits = np.zeros((tokenizer.vocab_size + 1 + 31) // 32, np.int32)  # one more: see `TokenTable`
+        words = (tokenizer.vocab_size + 1 + 31) // 32  # one token more: see `TokenTable`
+        self._bits = np.zeros(4 * words, np.uint8)
         self.finished = False
         """The grammar is complete and allows nothing more."""
 
@@ -85,12 +87,11 @@ class Constraint:
         self._check()
         if time.thread_time() - begun > MAX_MASK_SECONDS:
             raise UsageError("the grammar takes too long to follow here; give it fewer ways to read a text", param="grammar")
-        allowed = np.unpackbits(self._bits.view(np.uint8), count=len(logits), bitorder="little").view(bool)
-        if not allowed.any():
+        masked, allowed = sampling.mask(logits, self._bits)
+        if not allowed:
             raise UsageError("no token of this model can go on with the grammar", param="grammar")
-        masked = np.where(allowed, logits, np.float32(-np.inf))
         if instead is not None and np.isneginf(masked.max()):
-            return np.where(allowed, instead, np.float32(-np.inf))
+            return sampling.mask(instead, self._bits)[0]
         return masked
 
     def accept(self, token: int) -> None:

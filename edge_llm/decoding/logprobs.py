@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
+from edge_llm.errors import NumericError
+from kernels import sampling
 
 
 @dataclass(frozen=True)
@@ -32,40 +36,13 @@ def token_logprobs(
     if top is None:
         return ()
     best = float(logits.max())
-    values = logits.astype(np.float64)
-    values -= best
-    np.exp(values, out=values)
-    total = float(np.log(values.sum()))
+    if not math.isfinite(best):
+        raise NumericError(f"the logits hold `{best}`, of which there are no log-probabilities")
+    total = sampling.log_sum(logits, best)
 
     def logprob(index: int) -> float:
         return float(logits[index]) - best - total
 
-    likely = most_likely(logits, top)
+    likely: list[int] = sampling.likeliest(logits, top).tolist()
     alternatives = tuple((index, logprob(index)) for index in likely)
     return (TokenLogprobs(token, logprob(token), alternatives, piece(token), tuple(piece(index) for index in likely)),)
-
-
-def most_likely(logits: np.ndarray, count: int) -> list[int]:
-    """The ``count`` most likely tokens of logits float32 [V] in order, the lowest id first among equals."""
-    if count == 0:
-        return []
-    near = np.flatnonzero(logits >= _bound(logits, count))
-    if len(near) > count:  # ids beyond the last that are as likely as it go
-        values = logits[near]
-        least = np.partition(values, -count)[-count]
-        equal = near[values == least]
-        near = np.sort(np.concatenate([near[values > least], equal])[:count])
-    order: list[int] = near[np.argsort(-logits[near], kind="stable")].tolist()
-    return order
-
-
-_BLOCK = 256
-"""Logits whose greatest stands for them below."""
-
-
-def _bound(logits: np.ndarray, count: int) -> float:
-    """At most the ``count``-th greatest of ``logits``: of the maxima of blocks, where there are enough of them."""
-    blocks = len(logits) // _BLOCK
-    maxima = logits[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1) if count <= blocks else logits
-    count = min(count, len(maxima))
-    return float(np.partition(maxima, -count)[-count])

@@ -1,4 +1,8 @@
-"""Logit processors: ``(tokens so far, logits float32 [V]) -> logits float32 [V]``, applied in order before sampling."""
+"""Logit processors: ``(tokens so far, logits float32 [V]) -> logits float32 [V]``, applied before sampling.
+
+One processor does all that a request asks for: it copies the logits once, and then edits the tokens that change.  It follows
+one text, which only grows, and counts its tokens as they come.
+"""
 
 from __future__ import annotations
 
@@ -9,71 +13,107 @@ import numpy as np
 from edge_llm.config import GenerationParams
 
 Processor = Callable[[Sequence[int], np.ndarray], np.ndarray]
+Edit = Callable[[Sequence[int], np.ndarray], None]
+"""Changes the logits in place."""
 
 
-def repetition_penalty(penalty: float) -> Processor:
+class Seen:
+    """The tokens of a growing text behind its first ``start``, each once, and how often each came."""
+
+    def __init__(self, start: int) -> None:
+        self.ids: np.ndarray = np.zeros(0, np.int64)
+        """Ascending."""
+        self.counts: np.ndarray = np.zeros(0, np.int64)
+        self._read = start
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Count what came since the last time: all there is, and later mostly one."""
+        came = tokens[self._read :]
+        self._read += len(came)
+        if len(self.ids) == 0:
+            self.ids, self.counts = np.unique(np.asarray(came, np.int64), return_counts=True)
+            return
+        for token in came:
+            self._count(token)
+
+    def _count(self, token: int) -> None:
+        place = int(self.ids.searchsorted(token))
+        if place == len(self.ids) or self.ids[place] != token:
+            self.ids = np.concatenate([self.ids[:place], [token], self.ids[place:]])
+            self.counts = np.concatenate([self.counts[:place], [0], self.counts[place:]])
+        self.counts[place] += 1
+
+
+def repetition_penalty(penalty: float) -> Edit:
     """Make every token seen so far less likely: positive logits are divided, negative ones multiplied (CTRL, §4.1)."""
+    seen = Seen(0)
 
-    def apply(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
-        seen = np.asarray(tokens, np.int64)  # a token that comes twice is set twice, to the same
-        chosen = logits[seen]
-        logits = logits.copy()
-        logits[seen] = np.where(chosen > 0, chosen / np.float32(penalty), chosen * np.float32(penalty))
-        return logits
+    def edit(tokens: Sequence[int], logits: np.ndarray) -> None:
+        seen.follow(tokens)
+        chosen = logits[seen.ids]
+        logits[seen.ids] = np.where(chosen > 0, chosen / np.float32(penalty), chosen * np.float32(penalty))
 
-    return apply
+    return edit
 
 
-def forbid(ids: Sequence[int]) -> Processor:
+def forbid(ids: Sequence[int]) -> Edit:
     """Make ``ids`` impossible."""
     banned = np.asarray(sorted(ids), np.int64)
 
-    def apply(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
-        logits = logits.copy()
+    def edit(tokens: Sequence[int], logits: np.ndarray) -> None:
         logits[banned] = -np.inf
-        return logits
 
-    return apply
+    return edit
 
 
-def answer_penalties(frequency: float, presence: float, prompt_tokens: int) -> Processor:
+def answer_penalties(frequency: float, presence: float, prompt_tokens: int) -> Edit:
     """Make tokens that the answer (not the prompt) has less likely: logit - frequency * count - presence * (count > 0)."""
+    seen = Seen(prompt_tokens)
 
-    def apply(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
-        seen, counts = np.unique(np.asarray(tokens[prompt_tokens:], np.int64), return_counts=True)
-        logits = logits.copy()
-        logits[seen] -= (frequency * counts + presence).astype(np.float32)
-        return logits
+    def edit(tokens: Sequence[int], logits: np.ndarray) -> None:
+        seen.follow(tokens)
+        logits[seen.ids] -= (frequency * seen.counts + presence).astype(np.float32)
 
-    return apply
+    return edit
 
 
-def add_bias(bias: Sequence[tuple[int, float]]) -> Processor:
+def add_bias(bias: Sequence[tuple[int, float]]) -> Edit:
     """Add to the logits of some tokens."""
     ids = np.array([token for token, _ in bias], np.int64)
     values = np.array([value for _, value in bias], np.float32)
 
-    def apply(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
-        logits = logits.copy()
+    def edit(tokens: Sequence[int], logits: np.ndarray) -> None:
         np.add.at(logits, ids, values)
-        return logits
 
-    return apply
+    return edit
 
 
-def forbid_until(ids: Sequence[int], length: int) -> Processor:
+def forbid_until(ids: Sequence[int], length: int) -> Edit:
     """Make ``ids`` impossible while there are fewer than ``length`` tokens."""
     banned = forbid(ids)
 
-    def apply(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
-        return banned(tokens, logits) if len(tokens) < length else logits
+    def edit(tokens: Sequence[int], logits: np.ndarray) -> None:
+        if len(tokens) < length:
+            banned(tokens, logits)
 
-    return apply
+    return edit
 
 
 def make_processors(params: GenerationParams, eos_ids: frozenset[int], prompt_tokens: int = 0) -> tuple[Processor, ...]:
-    """The processors that ``params`` asks for; the first ``prompt_tokens`` tokens that they see are the prompt."""
-    chosen: list[Processor] = []
+    """The processor that ``params`` ask for, if any; the first ``prompt_tokens`` tokens that it sees are the prompt."""
+    edits = tuple(_edits(params, eos_ids, prompt_tokens))
+
+    def process(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
+        logits = logits.copy()
+        for edit in edits:
+            edit(tokens, logits)
+        return logits
+
+    return (process,) if edits else ()
+
+
+def _edits(params: GenerationParams, eos_ids: frozenset[int], prompt_tokens: int) -> list[Edit]:
+    chosen: list[Edit] = []
     ends = sorted(eos_ids | params.stop_tokens)
     if params.repetition_penalty != 1.0:
         chosen.append(repetition_penalty(params.repetition_penalty))
@@ -85,4 +125,4 @@ def make_processors(params: GenerationParams, eos_ids: frozenset[int], prompt_to
         chosen.append(forbid(sorted(eos_ids)))
     if params.min_tokens and ends:
         chosen.append(forbid_until(ends, prompt_tokens + params.min_tokens))
-    return tuple(chosen)
+    return chosen

@@ -39,9 +39,11 @@ class StopStrings:
     def _open_end(self, text: str) -> int:
         """Length of the longest end of ``text`` that some stop string begins with."""
         longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:length]):
+        for stop in self._stops if text else ():
+            length = min(len(stop) - 1, len(text))
+            while length > longest:
+                length = stop.rfind(text[-1], longest, length) + 1  # only there can it end as the text does
+                if length > longest and text.endswith(stop[:length]):
                     longest = length
-                    break
+                length -= 1
         return longest

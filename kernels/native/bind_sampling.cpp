@@ -1,4 +1,5 @@
 // sampling_draw, sampling_candidates: what top-k, top-p and min-p leave of a vocabulary, and the token that a draw picks.
+// sampling_log_sum, sampling_likeliest: what log-probabilities are made of. sampling_mask: the tokens that a grammar allows.
 //
 // Tokens are in order of their gaps (logit minus the best logit), equal ones in order of their ids. Nothing is sorted but the
 // few around a place in that order: a table of buckets by gap says which bucket a running sum ends in. Masses are whole
@@ -37,24 +38,44 @@ struct Wanted {
   bool met(int64_t found) const { return above ? static_cast<double>(found) > sum : static_cast<double>(found) >= sum; }
 };
 
+// The tokens of one row that may have mass, side by side: the memory of a thread, which keeps it from row to row.
+struct Survivors {
+  std::vector<float> gaps;
+  std::vector<int32_t> tokens;
+};
+
+Survivors& survivors_of(int64_t vocab) {
+  static thread_local Survivors kept;
+  const size_t most = static_cast<size_t>(vocab) + 16;  // whole vectors are written
+  if (kept.gaps.size() < most) {
+    kept.gaps.resize(most);
+    kept.tokens.resize(most);
+  }
+  return kept;
+}
+
+// The survivors among some kSamplingBlock neighbours in the vocabulary, ascending by token.
+struct Block {
+  const float* gaps;
+  const int32_t* tokens;
+  int64_t count;
+  float greatest;
+  int64_t up_to(int32_t token) const { return std::upper_bound(tokens, tokens + count, token) - tokens; }
+};
+
 // The logits of one row, and how much of their order is left.
 class Candidates {
  public:
-  Candidates(const float* logits, int64_t vocab, float best, const Filters& filters)
-      : logits_(logits), vocab_(vocab), best_(best) {
+  Candidates(const float* logits, int64_t vocab, float best, const Filters& filters) {
     while (vocab >> (53 - unit_bits_)) --unit_bits_;
     const double temperature = std::max(filters.temperature, 1e-30);
     inverse_temperature_ = 1.0 / temperature;
-    lowest_ = static_cast<float>(-temperature * (static_cast<double>(unit_bits_) * 0.6931471805599453 + 1.0));
-    last_ = {lowest_, INT32_MAX, 0};
-    range_ = {0.0f, look_at_blocks()};
-    if (filters.top_k > 0 && filters.top_k < vocab) {
-      const GapRange range = range_of_the_top(filters.top_k);
-      const int64_t count = tabulate(By::kCount, range, table_);
-      if (count > filters.top_k) {
-        last_ = place(By::kCount, range, {static_cast<double>(filters.top_k), false});
-        range_.low = last_.gap;
-      }
+    // a token that far below the best has no mass
+    const auto lowest = static_cast<float>(-temperature * (static_cast<double>(unit_bits_) * 0.6931471805599453 + 1.0));
+    gather(logits, vocab, best, lowest, filters.top_k);
+    if (filters.top_k > 0 && filters.top_k < vocab && tabulate(By::kCount, range_, table_) > filters.top_k) {
+      last_ = place(By::kCount, range_, {static_cast<double>(filters.top_k), false});
+      range_.low = last_.gap;
     }
     least_mass_ = static_cast<int64_t>(std::ceil(filters.min_p * static_cast<double>(int64_t{1} << unit_bits_)));
     kept_ = tabulate(By::kMass, range_, table_);
@@ -73,81 +94,92 @@ class Candidates {
   // f(token, mass) for every token that is left, in order of the tokens.
   template <class Each>
   void each(Each&& f) {
-    each_block(lowest_, [&](int64_t first, int64_t count) {
-      weigh(By::kMass, range_, first, count);
-      for (int64_t i = 0; i < count; ++i)
-        if (weights_[i] > 0 && weights_[i] >= least_mass_ && up_to(nucleus_, gaps_[i], first + i)) f(first + i, weights_[i]);
+    each_block(range_.low, [&](const Block& block) {
+      weigh(By::kMass, range_, block);
+      for (int64_t i = 0; i < block.count; ++i)
+        if (weights_[i] > 0 && weights_[i] >= least_mass_ && up_to(nucleus_, block.gaps[i], block.tokens[i]))
+          f(block.tokens[i], weights_[i]);
       return false;
     });
   }
 
  private:
-  static bool up_to(const Place& last, float gap, int64_t token) {
+  static bool up_to(const Place& last, float gap, int32_t token) {
     return gap > last.gap || (gap == last.gap && token <= last.token);
   }
 
-  // Keeps the greatest gap of every block; the least gap of all.
-  float look_at_blocks() {
+  // The tokens above `lowest`; with a top-k as many of the best of them as a look at the best of each block tells it to keep.
+  void gather(const float* logits, int64_t vocab, float best, float lowest, int64_t top_k) {
+    std::vector<float> greatest;
     float least = 0.0f;
-    for (int64_t first = 0; first < vocab_; first += kSamplingBlock) {
-      const GapRange range = kernels_.gaps(logits_ + first, best_, lowest_, std::min(kSamplingBlock, vocab_ - first), gaps_);
-      greatest_.push_back(range.high);
-      least = std::min(least, range.low);
+    for (int64_t first = 0; first < vocab; first += kSamplingBlock) {
+      const ValueRange range = kernels_.range(logits + first, std::min(kSamplingBlock, vocab - first));
+      greatest.push_back(range.high - best);
+      least = std::min(least, range.low - best);
     }
-    return least;
+    if (*std::max_element(greatest.begin(), greatest.end()) != 0.0f)
+      throw nb::value_error(("`best` must be the greatest of `logits`; got `" + std::to_string(best) + "`").c_str());
+    const float bound = std::max(lowest, below_the_top(greatest, top_k));
+    range_.low = std::max(least, bound);
+    Survivors& survivors = survivors_of(vocab);
+    float* gaps = survivors.gaps.data();
+    int32_t* tokens = survivors.tokens.data();
+    for (int64_t first = 0; first < vocab; first += kSamplingBlock) {
+      const float high = greatest[first / kSamplingBlock];
+      if (!(high > bound)) continue;
+      const int64_t count = std::min(kSamplingBlock, vocab - first);
+      const int64_t found = kernels_.above(logits + first, best, bound, first, count, gaps, tokens);
+      blocks_.push_back({gaps, tokens, found, high});
+      gaps += found;
+      tokens += found;
+    }
   }
 
-  // f(first, count) for every block that may hold a token up to the last, down to `low`; gaps_ holds its gaps. Until f
-  // returns true.
-  template <class Block>
-  void each_block(float low, Block&& f) {
-    for (int64_t first = 0; first < vocab_; first += kSamplingBlock) {
-      const float greatest = greatest_[first / kSamplingBlock];
-      if (greatest <= lowest_ || greatest < std::max(low, last_.gap)) continue;
-      const int64_t count = std::min(kSamplingBlock, vocab_ - first);
-      kernels_.gaps(logits_ + first, best_, lowest_, count, gaps_);
-      if (f(first, count)) return;
-    }
+  // A gap below more than that many tokens: of as many blocks and one more, the best token of each.
+  static float below_the_top(std::vector<float> greatest, int64_t count) {
+    constexpr float kNone = -std::numeric_limits<float>::infinity();
+    if (count <= 0 || count >= static_cast<int64_t>(greatest.size())) return kNone;
+    std::nth_element(greatest.begin(), greatest.begin() + count, greatest.end(), std::greater<float>());
+    return std::nextafter(greatest[count], kNone);
+  }
+
+  // f(block) for every block that may hold a token up to the last, down to `low`, until f returns true.
+  template <class Each>
+  void each_block(float low, Each&& f) {
+    for (const Block& block : blocks_)
+      if (block.greatest >= std::max(low, last_.gap) && f(block)) return;
   }
 
   // The weights of the tokens of a block: 0 outside of the range and behind the last.
-  void weigh(By by, GapRange range, int64_t first, int64_t count) {
+  void weigh(By by, ValueRange range, const Block& block) {
     if (by == By::kMass)
-      kernels_.masses(gaps_, inverse_temperature_, unit_bits_, count, weights_);
+      kernels_.masses(block.gaps, inverse_temperature_, unit_bits_, block.count, weights_);
     else
-      for (int64_t i = 0; i < count; ++i) weights_[i] = gaps_[i] > lowest_;
-    if (range.high >= 0.0f && std::max(range.low, last_.gap) <= lowest_) return;
-    const int64_t equal = std::clamp<int64_t>(last_.token + int64_t{1} - first, 0, count);  // that many may equal the last
+      std::fill(weights_, weights_ + block.count, 1);
+    if (range.high >= 0.0f && range.low <= range_.low && std::isinf(last_.gap)) return;
+    const int64_t equal = block.up_to(last_.token);  // that many may equal the last
     const float least = std::max(range.low, last_.gap);
     const float above = std::max(range.low, std::nextafter(last_.gap, 1.0f));
-    kernels_.keep(gaps_, {range.high, least}, equal, weights_);
-    kernels_.keep(gaps_ + equal, {range.high, above}, count - equal, weights_ + equal);
+    kernels_.keep(block.gaps, {range.high, least}, equal, weights_);
+    kernels_.keep(block.gaps + equal, {range.high, above}, block.count - equal, weights_ + equal);
   }
 
   // The weights of the buckets of a range; all of them together, and in likely_ those that min-p leaves.
-  int64_t tabulate(By by, GapRange range, int64_t* table) {
+  int64_t tabulate(By by, ValueRange range, int64_t* table) {
     std::fill(table, table + kSamplingBuckets, 0);
     likely_ = 0;
-    each_block(range.low, [&](int64_t first, int64_t count) {
-      weigh(by, range, first, count);
-      kernels_.buckets(gaps_, range, count, buckets_);
-      for (int64_t i = 0; i < count; ++i) table[buckets_[i]] += weights_[i];
-      if (least_mass_ > 0) likely_ += kernels_.sum_from(weights_, least_mass_, count);
+    each_block(range.low, [&](const Block& block) {
+      weigh(by, range, block);
+      kernels_.buckets(block.gaps, range, block.count, buckets_);
+      for (int64_t i = 0; i < block.count; ++i) table[buckets_[i]] += weights_[i];
+      if (least_mass_ > 0) likely_ += kernels_.sum_from(weights_, least_mass_, block.count);
       return false;
     });
     return std::accumulate(table, table + kSamplingBuckets, int64_t{0});
   }
 
-  // A range that holds more tokens than that, or all: of as many blocks and one more, the best token of each.
-  GapRange range_of_the_top(int64_t count) {
-    if (count >= static_cast<int64_t>(greatest_.size())) return range_;
-    std::vector<float> greatest = greatest_;
-    std::nth_element(greatest.begin(), greatest.begin() + count, greatest.end(), std::greater<float>());
-    return {0.0f, greatest[count]};
-  }
-
   // Where the running sum of the weights of a range, which are in table_, is as wanted.
-  Place place(By by, GapRange range, Wanted wanted) {
+  Place place(By by, ValueRange range, Wanted wanted) {
     const int64_t* table = table_;
     int64_t before = 0;
     while (range.high != range.low) {
@@ -162,36 +194,30 @@ class Candidates {
   }
 
   // Keeps the tokens of a bucket of a range, if they are few; the range that they are in.
-  GapRange survey(GapRange range, int32_t bucket) {
+  ValueRange survey(ValueRange range, int32_t bucket) {
     found_ = 0;
-    GapRange inside = {-std::numeric_limits<float>::infinity(), 0.0f};
-    each_block(range.low, [&](int64_t first, int64_t count) {
-      const GapRange some = kernels_.bucket(gaps_, range, bucket, count);
-      inside = {std::max(inside.high, some.high), std::min(inside.low, some.low)};
-      if (found_ <= kFew) collect(range, bucket, first, count);
+    ValueRange inside = {-std::numeric_limits<float>::infinity(), 0.0f};
+    each_block(range.low, [&](const Block& block) {
+      const int64_t found = kernels_.find(block.gaps, range, bucket, block.count, buckets_);
+      for (int64_t n = 0; n < found; ++n) {
+        const float gap = block.gaps[buckets_[n]];
+        const int32_t token = block.tokens[buckets_[n]];
+        if (gap > range.high || gap < range.low || !up_to(last_, gap, token)) continue;
+        inside = {std::max(inside.high, gap), std::min(inside.low, gap)};
+        if (found_ < kFew) few_[found_] = {gap, token, 0};
+        ++found_;
+      }
       return false;
     });
-    return {std::min(inside.high, range.high), std::max({inside.low, range.low, last_.gap})};
-  }
-
-  // Adds the tokens of a block that lie in a bucket to the few; counts on to kFew + 1.
-  void collect(GapRange range, int32_t bucket, int64_t first, int64_t count) {
-    const int64_t found = kernels_.find(gaps_, range, bucket, count, buckets_);
-    for (int64_t n = 0; n < found && found_ <= kFew; ++n) {
-      const int32_t i = buckets_[n];
-      const float gap = gaps_[i];
-      if (gap > range.high || gap < range.low || !up_to(last_, gap, first + i)) continue;
-      if (found_ < kFew) few_[found_] = {gap, static_cast<int32_t>(first + i), 0};
-      ++found_;
-    }
+    return inside;
   }
 
   Place place_among_few(By by, int64_t before, Wanted wanted) {
     std::sort(few_, few_ + found_, [](const Place& a, const Place& b) {
       return a.gap != b.gap ? a.gap > b.gap : a.token < b.token;
     });
-    for (int64_t i = 0; i < found_; ++i) gaps_[i] = few_[i].gap;
-    kernels_.masses(gaps_, inverse_temperature_, unit_bits_, found_, weights_);
+    for (int64_t i = 0; i < found_; ++i) few_gaps_[i] = few_[i].gap;
+    kernels_.masses(few_gaps_, inverse_temperature_, unit_bits_, found_, weights_);
     for (int64_t i = 0; i < found_; ++i) {
       before += by == By::kMass ? weights_[i] : 1;
       if (wanted.met(before)) return {few_[i].gap, few_[i].token, before};
@@ -204,14 +230,13 @@ class Candidates {
     int64_t weight = 1;
     if (by == By::kMass) kernels_.masses(&gap, inverse_temperature_, unit_bits_, 1, &weight);
     Place at = {gap, 0, before};
-    each_block(gap, [&](int64_t first, int64_t count) {
-      if (gap == last_.gap) count = std::clamp<int64_t>(last_.token + int64_t{1} - first, 0, count);
-      int32_t equal = 0;
-      for (int64_t i = 0; i < count; ++i) equal += gaps_[i] == gap;
+    each_block(gap, [&](const Block& block) {
+      const int64_t count = gap == last_.gap ? block.up_to(last_.token) : block.count;
+      const int64_t equal = std::count(block.gaps, block.gaps + count, gap);
       const bool here = wanted.met(at.sum + equal * weight);
       if (!here) at.sum += equal * weight;
       for (int64_t i = 0; here && !wanted.met(at.sum); ++i)
-        if (gaps_[i] == gap) at = {gap, static_cast<int32_t>(first + i), at.sum + weight};
+        if (block.gaps[i] == gap) at = {gap, block.tokens[i], at.sum + weight};
       return here;
     });
     return at;
@@ -220,46 +245,53 @@ class Candidates {
   static constexpr int64_t kFew = kSamplingBlock;
 
   const SamplingKernels& kernels_ = kernels().sampling;
-  const float* logits_;
-  int64_t vocab_;
-  float best_;
   int64_t unit_bits_ = 51;  // the best token's mass is 2^unit_bits; all masses together are below 2^53
   double inverse_temperature_;
-  float lowest_;            // a token that far below the best has no mass, and lies there
-  std::vector<float> greatest_;  // gap of each block
-  Place last_, nucleus_;    // the last tokens that top-k and top-p leave
+  std::vector<Block> blocks_;
+  Place last_ = {-std::numeric_limits<float>::infinity(), INT32_MAX, 0}, nucleus_;  // the last that top-k and top-p leave
   int64_t least_mass_ = 0;  // that min-p leaves
-  GapRange range_;             // of the tokens that top-k leaves
+  ValueRange range_ = {0.0f, 0.0f};  // of the tokens that top-k leaves
   int64_t kept_;            // the mass of all that is left
   int64_t likely_ = 0;
-  int64_t found_ = 0;       // tokens of the last survey, in few_; kFew + 1: more than that
+  int64_t found_ = 0;       // tokens of the last survey; the first kFew of them are in few_
   int64_t table_[kSamplingBuckets], finer_[kSamplingBuckets];
   Place few_[kFew];
-  alignas(64) float gaps_[kSamplingBlock];
+  alignas(64) float few_gaps_[kFew];
   alignas(64) int64_t weights_[kSamplingBlock];
   alignas(64) int32_t buckets_[kSamplingBlock];
 };
 
-Array<const float, 1> read_logits(nb::handle logits_arg, float best, double temperature) {
+Array<const float, 1> read_logits(nb::handle logits_arg) {
   const auto logits = read<float, 1>(logits_arg, "logits");
   if (logits.shape[0] < 1 || logits.shape[0] >= int64_t{1} << 31)
     throw nb::value_error(("`logits` must have 1 to 2^31-1 values; got `" + std::to_string(logits.shape[0]) + "`").c_str());
+  return logits;
+}
+
+void expect_finite(float best) {
   if (!std::isfinite(best)) throw nb::value_error(("`best` must be finite; got `" + std::to_string(best) + "`").c_str());
+}
+
+void expect_drawable(float best, double temperature) {
+  expect_finite(best);
   if (!(temperature > 0 && temperature <= 1e30))  // gaps of logits times it stay within float32
     throw nb::value_error(("`temperature` must be above 0 and at most 1e30; got `" + std::to_string(temperature) + "`").c_str());
-  return logits;
 }
 
 int64_t sampling_draw(nb::handle logits_arg, float best, double temperature, int64_t top_k, double top_p, double min_p,
                       double chance) {
-  const auto logits = read_logits(logits_arg, best, temperature);
+  const auto logits = read_logits(logits_arg);
+  expect_drawable(best, temperature);
+  if (!(chance >= 0 && chance < 1))
+    throw nb::value_error(("`chance` must be at least 0 and below 1; got `" + std::to_string(chance) + "`").c_str());
   ReleasedGil released;
   return Candidates(logits.data, logits.shape[0], best, {temperature, top_k, top_p, min_p}).draw(chance);
 }
 
 nb::tuple sampling_candidates(nb::handle logits_arg, float best, double temperature, int64_t top_k, double top_p,
                               double min_p) {
-  const auto logits = read_logits(logits_arg, best, temperature);
+  const auto logits = read_logits(logits_arg);
+  expect_drawable(best, temperature);
   std::vector<int64_t> tokens, masses;
   {
     ReleasedGil released;
@@ -276,11 +308,108 @@ nb::tuple sampling_candidates(nb::handle logits_arg, float best, double temperat
   return nb::make_tuple(array_of(tokens), array_of(masses));
 }
 
+// As `floats.log64` of Python: x = 2^n m with m near 1, the series of 2 artanh((m - 1) / (m + 1)). x is above 0 and finite.
+double log_of(double x) {
+  int n = 0;
+  double m = std::frexp(x, &n);
+  if (m < 0x1.6a09e667f3bcdp-1) {  // sqrt(1/2)
+    m *= 2.0;
+    --n;
+  }
+  const double s = (m - 1.0) / (m + 1.0), z = s * s;
+  double y = 0.0;
+  for (int term = 12; term > 0; --term) y = (y + 1.0 / (2 * term + 1)) * z;
+  return n * 0x1.62e42feep-1 + (n * 0x1.a39ef35793c76p-33 + (2.0 * s * y + 2.0 * s));
+}
+
+double sampling_log_sum(nb::handle logits_arg, float best) {
+  const auto logits = read_logits(logits_arg);
+  expect_finite(best);
+  ReleasedGil released;
+  const auto exp_sum = kernels().sampling.exp_sum;
+  double sum = 0.0;
+  for (int64_t first = 0; first < logits.shape[0]; first += kSamplingBlock)
+    sum += exp_sum(logits.data + first, best, std::min(kSamplingBlock, logits.shape[0] - first));
+  return log_of(sum);
+}
+
+// The best tokens so far, best first, equal ones in order of their ids; they come in that order.
+class Likeliest {
+ public:
+  explicit Likeliest(int64_t most) : most_(most) {}
+  void add(float logit, int64_t token) {
+    if (static_cast<int64_t>(found_.size()) == most_) {
+      if (!(logit > found_.back().logit)) return;
+      found_.pop_back();
+    }
+    const auto above = [](float value, const Found& one) { return value > one.logit; };
+    found_.insert(std::upper_bound(found_.begin(), found_.end(), logit, above), {logit, token});
+  }
+  nb::object tokens() const {
+    nb::object array = new_array<int64_t, 1>({static_cast<int64_t>(found_.size())});
+    std::transform(found_.begin(), found_.end(), data_of<int64_t, 1>(array), [](const Found& one) { return one.token; });
+    return array;
+  }
+
+ private:
+  struct Found {
+    float logit;
+    int64_t token;
+  };
+  int64_t most_;
+  std::vector<Found> found_;
+};
+
+// Looks only into blocks whose best token is among the `count` best of the blocks.
+void add_likeliest(const float* logits, int64_t vocab, int64_t count, Likeliest& found) {
+  std::vector<float> greatest;
+  for (int64_t first = 0; first < vocab; first += kSamplingBlock)
+    greatest.push_back(kernels().sampling.range(logits + first, std::min(kSamplingBlock, vocab - first)).high);
+  float bound = -std::numeric_limits<float>::infinity();
+  if (count < static_cast<int64_t>(greatest.size())) {
+    std::vector<float> best = greatest;
+    std::nth_element(best.begin(), best.begin() + count - 1, best.end(), std::greater<float>());
+    bound = best[count - 1];
+  }
+  for (int64_t first = 0; first < vocab; first += kSamplingBlock) {
+    if (greatest[first / kSamplingBlock] < bound) continue;
+    for (int64_t i = first; i < std::min(vocab, first + kSamplingBlock); ++i)
+      if (logits[i] >= bound) found.add(logits[i], i);
+  }
+}
+
+nb::object sampling_likeliest(nb::handle logits_arg, int64_t count) {
+  const auto logits = read_logits(logits_arg);
+  if (count < 0) throw nb::value_error(("`count` must not be negative; got `" + std::to_string(count) + "`").c_str());
+  Likeliest found(std::min(count, logits.shape[0]));
+  if (count > 0) {
+    ReleasedGil released;
+    add_likeliest(logits.data, logits.shape[0], count, found);
+  }
+  return found.tokens();
+}
+
+nb::tuple sampling_mask(nb::handle logits_arg, nb::handle bits_arg) {
+  const auto logits = read_logits(logits_arg);
+  const auto bits = read<uint8_t, 1>(bits_arg, "bits");
+  const int64_t vocab = logits.shape[0];
+  if (bits.shape[0] < (vocab + 7) / 8)
+    throw nb::value_error(("`bits` must have a bit for each of `" + std::to_string(vocab) + "` tokens; got `" +
+                           std::to_string(8 * bits.shape[0]) + "`")
+                              .c_str());
+  nb::object out = new_array<float, 1>({vocab});
+  const int64_t allowed = kernels().sampling.mask(logits.data, bits.data, vocab, data_of<float, 1>(out));
+  return nb::make_tuple(out, allowed);
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& module) {
   module.def("sampling_draw", &sampling_draw);
   module.def("sampling_candidates", &sampling_candidates);
+  module.def("sampling_log_sum", &sampling_log_sum);
+  module.def("sampling_likeliest", &sampling_likeliest);
+  module.def("sampling_mask", &sampling_mask);
 }
 
 }  // namespace edge

@@ -8,22 +8,61 @@
 namespace edge {
 namespace EDGE_VARIANT {
 
-static GapRange sampling_gaps(const float* logits, float best, float lowest, int64_t count, float* gaps) {
-  const f32x16 top = broadcast(best), bottom = broadcast(lowest);
-  f32x16 greatest = bottom, least = zero();
-  each_vector(count, [&](int64_t i, int n) {
-    const f32x16 gap = max(sub(load_some(logits + i, n), top), bottom);
-    store_some(gaps + i, gap, n);
-    if (n < kLanes) return;  // the other lanes hold nothing
-    greatest = max(gap, greatest);
-    least = min(gap, least);
-  });
-  GapRange range = {reduce_max(greatest), 0.0f - reduce_max(sub(zero(), least))};
-  for (int64_t i = count / kLanes * kLanes; i < count; ++i) {
-    range.high = gaps[i] > range.high ? gaps[i] : range.high;
-    range.low = gaps[i] < range.low ? gaps[i] : range.low;
+// Stores the lanes of a mask side by side, and whatever behind them; how many they are.
+EDGE_INLINE int store_chosen(float* values, int32_t* numbers, f32x16 value, i32x16 number, uint32_t mask) {
+#if defined(__AVX512F__)
+  _mm512_storeu_ps(values, _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), value.v));
+  _mm512_storeu_si512(numbers, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), number.v));
+#else
+  if (mask == (1u << kLanes) - 1) {
+    store(values, value);
+    store_i32(numbers, number);
+    return kLanes;
+  }
+  alignas(64) float v[kLanes];
+  alignas(64) int32_t n[kLanes];
+  store(v, value);
+  store_i32(n, number);
+  int kept = 0;
+  for (int i = 0; i < kLanes; ++i) {
+    values[kept] = v[i];
+    numbers[kept] = n[i];
+    kept += static_cast<int>(mask >> i & 1u);
+  }
+#endif
+  return __builtin_popcount(mask);
+}
+
+static ValueRange sampling_range(const float* logits, int64_t count) {
+  f32x16 greatest = broadcast(-__builtin_inff()), least = broadcast(__builtin_inff());
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const f32x16 some = load(logits + i);
+    greatest = max(some, greatest);
+    least = min(some, least);
+  }
+  ValueRange range = {reduce_max(greatest), 0.0f - reduce_max(sub(zero(), least))};
+  for (; i < count; ++i) {
+    range.high = logits[i] > range.high ? logits[i] : range.high;
+    range.low = logits[i] < range.low ? logits[i] : range.low;
   }
   return range;
+}
+
+static int64_t sampling_above(const float* logits, float best, float bound, int64_t first, int64_t count, float* gaps,
+                              int32_t* tokens) {
+  alignas(64) static const int32_t kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const f32x16 top = broadcast(best), least = broadcast(bound);
+  const i32x16 numbers = load_i32(kNumbers);
+  int64_t kept = 0;
+  each_vector(count, [&](int64_t i, int n) {
+    const f32x16 gap = sub(load_some(logits + i, n), top);
+    const uint32_t above = mask_greater(gap, least) & ((1u << n) - 1);
+    if (above == 0) return;
+    const i32x16 token = add_i32(broadcast_i32(static_cast<int32_t>(first + i)), numbers);
+    kept += store_chosen(gaps + kept, tokens + kept, gap, token, above);
+  });
+  return kept;
 }
 
 EDGE_INLINE uint64_t bits_of_f64(double x) {
@@ -38,14 +77,26 @@ EDGE_INLINE double f64_of_bits(uint64_t bits) {
   return x;
 }
 
-// x = n ln2 + r, a polynomial in r, n added to the exponent field. Plain operations on one value, which the compiler lays
-// side by side; nothing is fused, so every variant gives the same bits.
+// x = n ln2 + r; n is in the low bits of `whole` as well. Plain operations on one value, which the compiler lays side by side;
+// nothing is fused, so every variant gives the same bits.
+struct SplitExponent {
+  double whole, r;
+  EDGE_INLINE explicit SplitExponent(double x) {
+    constexpr double kWhole = 0x1.8p52;  // added and taken away: rounds half to even
+    whole = x * 0x1.71547652b82fep+0 + kWhole;
+    const double n = whole - kWhole;
+    r = (x - n * 0x1.62e42fefa0000p-1) - n * 0x1.cf79abc9e3b3ap-40;
+  }
+  // y 2^(n + more)
+  EDGE_INLINE double scaled(double y, int64_t more) const {
+    return f64_of_bits(bits_of_f64(y) + ((bits_of_f64(whole) + static_cast<uint64_t>(more)) << 52));
+  }
+};
+
+// A polynomial of degree 10: exact to the rounding of a mass.
 EDGE_INLINE int64_t sampling_mass(float gap, double inverse_temperature, int64_t unit_bits) {
-  constexpr double kWhole = 0x1.8p52;  // added and taken away: rounds half to even, the number in the low bits
-  const double x = static_cast<double>(gap) * inverse_temperature;
-  const double whole = x * 0x1.71547652b82fep+0 + kWhole;
-  const double n = whole - kWhole;
-  const double r = (x - n * 0x1.62e42fefa0000p-1) - n * 0x1.cf79abc9e3b3ap-40;
+  const SplitExponent x(static_cast<double>(gap) * inverse_temperature);
+  const double r = x.r;
   double y = 0x1.27e4fb7789f5cp-22;                // 1/10!
   y = y * r + 0x1.71de3a556c734p-19;
   y = y * r + 0x1.a01a01a01a01ap-16;
@@ -57,9 +108,28 @@ EDGE_INLINE int64_t sampling_mass(float gap, double inverse_temperature, int64_t
   y = y * r + 0.5;
   y = y * r + 1.0;
   y = y * r + 1.0;
-  const uint64_t exponent = (bits_of_f64(whole) + static_cast<uint64_t>(unit_bits)) << 52;
-  const double mass = f64_of_bits(bits_of_f64(y) + exponent);
-  return static_cast<int64_t>(bits_of_f64(mass + 0x1p52) & 0xFFFFFFFFFFFFFu);
+  return static_cast<int64_t>(bits_of_f64(x.scaled(y, unit_bits) + 0x1p52) & 0xFFFFFFFFFFFFFu);
+}
+
+// A polynomial of degree 13: exact to the rounding of float64. x in -700..0.
+EDGE_INLINE double sampling_exp(double x) {
+  const SplitExponent split(x);
+  const double r = split.r;
+  double y = 0x1.6124613a86d09p-33;  // 1/13!
+  y = y * r + 0x1.1eed8eff8d898p-29;
+  y = y * r + 0x1.ae64567f544e4p-26;
+  y = y * r + 0x1.27e4fb7789f5cp-22;
+  y = y * r + 0x1.71de3a556c734p-19;
+  y = y * r + 0x1.a01a01a01a01ap-16;
+  y = y * r + 0x1.a01a01a01a01ap-13;
+  y = y * r + 0x1.6c16c16c16c17p-10;
+  y = y * r + 0x1.1111111111111p-7;
+  y = y * r + 0x1.5555555555555p-5;
+  y = y * r + 0x1.5555555555555p-3;
+  y = y * r + 0.5;
+  y = y * r + 1.0;
+  y = y * r + 1.0;
+  return split.scaled(y, 0);
 }
 
 static void sampling_masses(const float* gaps, double inverse_temperature, int64_t unit_bits, int64_t count, int64_t* masses) {
@@ -72,74 +142,96 @@ static int64_t sampling_sum_from(const int64_t* masses, int64_t least, int64_t c
   return sum;
 }
 
-static void sampling_keep(const float* gaps, GapRange range, int64_t count, int64_t* weights) {
+static void sampling_keep(const float* gaps, ValueRange range, int64_t count, int64_t* weights) {
   for (int64_t i = 0; i < count; ++i)
     weights[i] &= -static_cast<int64_t>((gaps[i] <= range.high) & (gaps[i] >= range.low));
 }
 
-// The bucket of a gap, not rounded yet. A narrow range is widened first: one over its width may be no number.
+// The bucket of a gap. A narrow range is widened first: one over its width may be no number.
 struct SamplingScale {
   f32x16 high, wider, scale;
-  explicit SamplingScale(GapRange range) {
+  explicit SamplingScale(ValueRange range) {
     const float width = range.low - range.high, factor = width > -1e-20f ? 0x1p100f : 1.0f;
     high = broadcast(range.high);
     wider = broadcast(factor);
     scale = broadcast(width < 0 ? static_cast<float>(kSamplingBuckets - 1) / (width * factor) : 0.0f);
   }
-  EDGE_INLINE f32x16 place(f32x16 gap) const {
+  EDGE_INLINE i32x16 bucket(f32x16 gap) const {
     const f32x16 at = mul(mul(sub(gap, high), wider), scale);
-    return min(max(at, zero()), broadcast(static_cast<float>(kSamplingBuckets - 1)));
+    const f32x16 place = min(max(at, zero()), broadcast(static_cast<float>(kSamplingBuckets - 1)));
+    const f32x16 whole = broadcast(0x1.8p23f);  // added: rounds half to even, the number in the low bits
+    return sub_i32(bits_of(add(place, whole)), bits_of(whole));
   }
 };
 
-static void sampling_buckets(const float* gaps, GapRange range, int64_t count, int32_t* buckets) {
+static void sampling_buckets(const float* gaps, ValueRange range, int64_t count, int32_t* buckets) {
   const SamplingScale scale(range);
-  each_vector(count, [&](int64_t i, int n) { store_i32(buckets + i, round_even(scale.place(load_some(gaps + i, n)))); });
+  each_vector(count, [&](int64_t i, int n) { store_i32(buckets + i, scale.bucket(load_some(gaps + i, n))); });
 }
 
-// f(i, mask of the lanes that lie in the bucket, the gaps) for every vector that has one.
-template <class Each>
-EDGE_INLINE void each_in_bucket(const float* gaps, GapRange range, int32_t bucket, int64_t count, Each&& f) {
+static int64_t sampling_find(const float* gaps, ValueRange range, int32_t bucket, int64_t count, int32_t* where) {
   const SamplingScale scale(range);
-  const f32x16 wanted = broadcast(static_cast<float>(bucket));
-  each_vector(count, [&](int64_t i, int n) {
-    const f32x16 gap = load_some(gaps + i, n);
-    const f32x16 place = round_even_f32(scale.place(gap));
-    const uint32_t others = mask_greater(place, wanted) | mask_greater(wanted, place);
-    const uint32_t inside = ~others & ((1u << n) - 1);
-    if (inside != 0) f(i, inside, gap);
-  });
-}
-
-static GapRange sampling_bucket(const float* gaps, GapRange range, int32_t bucket, int64_t count) {
-  GapRange found = {-__builtin_inff(), 0.0f};
-  f32x16 greatest = broadcast(found.high), least = zero();
-  each_in_bucket(gaps, range, bucket, count, [&](int64_t i, uint32_t inside, f32x16 gap) {
-    if (inside == (1u << kLanes) - 1) {
-      greatest = max(gap, greatest);
-      least = min(gap, least);
-      return;
-    }
-    for (; inside != 0; inside &= inside - 1) {
-      const float one = gaps[i + __builtin_ctz(inside)];
-      found.high = one > found.high ? one : found.high;
-      found.low = one < found.low ? one : found.low;
-    }
-  });
-  const float high = reduce_max(greatest), low = 0.0f - reduce_max(sub(zero(), least));
-  return {high > found.high ? high : found.high, low < found.low ? low : found.low};
-}
-
-static int64_t sampling_find(const float* gaps, GapRange range, int32_t bucket, int64_t count, int32_t* where) {
+  const f32x16 wanted = from_i32(broadcast_i32(bucket));
   int64_t found = 0;
-  each_in_bucket(gaps, range, bucket, count, [&](int64_t i, uint32_t inside, f32x16) {
-    for (; inside != 0; inside &= inside - 1) where[found++] = static_cast<int32_t>(i + __builtin_ctz(inside));
+  each_vector(count, [&](int64_t i, int n) {
+    const f32x16 place = from_i32(scale.bucket(load_some(gaps + i, n)));
+    const uint32_t others = mask_greater(place, wanted) | mask_greater(wanted, place);
+    for (uint32_t inside = ~others & ((1u << n) - 1); inside != 0; inside &= inside - 1)
+      where[found++] = static_cast<int32_t>(i + __builtin_ctz(inside));
   });
   return found;
 }
 
-constexpr SamplingKernels sampling_kernels = {sampling_gaps,    sampling_masses, sampling_sum_from, sampling_keep,
-                                              sampling_buckets, sampling_bucket, sampling_find};
+static double sampling_exp_sum(const float* logits, float best, int64_t count) {
+  alignas(64) double values[kSamplingBlock];
+  const double top = static_cast<double>(best);
+  for (int64_t i = 0; i < count; ++i) {  // a loop of its own: the compiler lays both side by side
+    const double x = static_cast<double>(logits[i]) - top;
+    values[i] = x > -700.0 ? x : -700.0;
+  }
+  for (int64_t i = 0; i < count; ++i) values[i] = sampling_exp(values[i]);
+  int64_t whole = count;
+  while (whole % kLanes != 0) values[whole++] = 0.0;
+  double lanes[kLanes] = {};
+  for (int64_t i = 0; i < whole; i += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += values[i + lane];
+  for (int step = kLanes / 2; step > 0; step /= 2)
+    for (int lane = 0; lane < step; ++lane) lanes[lane] += lanes[lane + step];
+  return lanes[0];
+}
+
+EDGE_INLINE void mask_some(const float* __restrict logits, uint32_t bits, int n, float* __restrict out) {
+  alignas(64) static const uint32_t kBits[32] = {
+      1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,  1u << 8,  1u << 9,  1u << 10,
+      1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15, 1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21,
+      1u << 22, 1u << 23, 1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
+  for (int i = 0; i < n; ++i) {
+    const float logit = logits[i];
+    out[i] = (bits & kBits[i]) != 0 ? logit : -__builtin_inff();
+  }
+}
+
+static int64_t sampling_mask(const float* logits, const uint8_t* bits, int64_t count, float* out) {
+  int64_t allowed = 0, first = 0;
+  for (; first + 32 <= count; first += 32) {
+    uint32_t word;
+    memcpy(&word, bits + first / 8, sizeof(word));
+    allowed += __builtin_popcount(word);
+    mask_some(logits + first, word, 32, out + first);
+  }
+  if (first < count) {
+    const int n = static_cast<int>(count - first);
+    uint32_t word = 0;
+    memcpy(&word, bits + first / 8, static_cast<size_t>(n + 7) / 8);
+    word &= (1u << n) - 1;
+    allowed += __builtin_popcount(word);
+    mask_some(logits + first, word, n, out + first);
+  }
+  return allowed;
+}
+
+constexpr SamplingKernels sampling_kernels = {sampling_range, sampling_above,   sampling_masses, sampling_sum_from, sampling_keep,
+                                              sampling_buckets, sampling_find, sampling_exp_sum, sampling_mask};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

@@ -34,7 +34,14 @@ from kernels.reference.numeric import (
     to_lanes,
 )
 from kernels.reference.pointwise import exp, head_norm, rms_norm, rope, swiglu
-from kernels.reference.sampling import sampling_candidates, sampling_draw, sampling_masses
+from kernels.reference.sampling import (
+    sampling_candidates,
+    sampling_draw,
+    sampling_likeliest,
+    sampling_log_sum,
+    sampling_mask,
+    sampling_masses,
+)
 from kernels.types import F16, F32, I8, I32, I64, TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
 
 __all__ = [
@@ -79,6 +86,9 @@ __all__ = [
     "row_sums",
     "sampling_candidates",
     "sampling_draw",
+    "sampling_likeliest",
+    "sampling_log_sum",
+    "sampling_mask",
     "sampling_masses",
     "swiglu",
     "to_lanes",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
 from kernels.types import F32
 
 LANES = 16
+Float = TypeVar("Float", np.float32, np.float64)
 
 
 def fma(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> F32:
@@ -38,7 +41,7 @@ def to_lanes(x: F32) -> F32:
     return padded.reshape(*x.shape[:-1], steps, LANES)
 
 
-def reduce_lanes(lanes: F32) -> F32:
+def reduce_lanes(lanes: npt.NDArray[Float]) -> npt.NDArray[Float]:
     """The fixed tree over the last axis of 16 lanes -> [...]."""
     width = LANES // 2
     while width:

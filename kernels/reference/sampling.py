@@ -1,12 +1,18 @@
-"""What is left of a vocabulary, and the token that a draw picks."""
+"""What is left of a vocabulary, the token that a draw picks, and what log-probabilities are made of."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import numpy.typing as npt
 
-from kernels.types import F32, I64
+from kernels.floats import log64
+from kernels.reference.numeric import LANES, reduce_lanes
+from kernels.types import F32, I64, U8
+
+BLOCK = 512
+"""Neighbours in a vocabulary whose exponentials are added up first."""
 
 
 def sampling_masses(gaps: F32, temperature: float, unit: float) -> I64:
@@ -15,12 +21,16 @@ def sampling_masses(gaps: F32, temperature: float, unit: float) -> I64:
     Temperatures below 1e-30 count as that.
     """
     x = np.maximum(gaps.astype(np.float64) * (1.0 / max(temperature, 1e-30)), -100.0)
+    return np.asarray(np.rint(_exp(x, terms=10, unit=unit)).astype(np.int64))
+
+
+def _exp(x: npt.NDArray[np.float64], terms: int, unit: float = 1.0) -> npt.NDArray[np.float64]:
     n = np.rint(x * float.fromhex("0x1.71547652b82fep+0"))
     r = (x - n * float.fromhex("0x1.62e42fefa0000p-1")) - n * float.fromhex("0x1.cf79abc9e3b3ap-40")
-    y = np.full(r.shape, 1.0 / math.factorial(10))
-    for power in range(9, -1, -1):
+    y = np.full(r.shape, 1.0 / math.factorial(terms))
+    for power in range(terms - 1, -1, -1):
         y = y * r + 1.0 / math.factorial(power)
-    return np.asarray(np.rint(np.ldexp(y * unit, n.astype(np.int64))).astype(np.int64))
+    return np.asarray(np.ldexp(y * unit, n.astype(np.int64)))
 
 
 def sampling_candidates(
@@ -51,3 +61,33 @@ def sampling_draw(
     """The candidate at which the running sum of masses, in order, exceeds `chance` (in 0..1) of their sum."""
     tokens, masses = sampling_candidates(logits, best, temperature, top_k, top_p, min_p)
     return int(tokens[np.searchsorted(np.cumsum(masses), chance * float(masses.sum()), side="right")])
+
+
+def sampling_log_sum(logits: F32, best: float) -> float:
+    """log of the sum of e^(logit - best): a polynomial of degree 13, exponents in -700..0.
+
+    Sixteen lanes and the fixed tree add up each `BLOCK`; the blocks follow in order.
+    """
+    with np.errstate(invalid="ignore"):
+        x = logits.astype(np.float64) - np.float64(np.float32(best))
+    padded = np.zeros(-(-len(x) // BLOCK) * BLOCK)
+    padded[: len(x)] = _exp(np.where(x > -700.0, x, -700.0), terms=13)
+    blocks = padded.reshape(-1, BLOCK // LANES, LANES)
+    lanes = np.zeros((len(blocks), LANES))
+    for step in range(blocks.shape[1]):
+        lanes = lanes + blocks[:, step]
+    total = 0.0
+    for block in reduce_lanes(lanes).tolist():
+        total += block
+    return float(log64(total))
+
+
+def sampling_likeliest(logits: F32, count: int) -> I64:
+    """The `count` tokens of the greatest logits[V], or all: best first, equal ones in order of their ids."""
+    return np.lexsort((np.arange(len(logits)), -logits))[:count]
+
+
+def sampling_mask(logits: F32, bits: U8) -> tuple[F32, int]:
+    """logits[V] where a token's bit is 1, from the lowest of the first byte on, and -inf elsewhere; how many bits are 1."""
+    allowed = np.unpackbits(bits, count=len(logits), bitorder="little").view(bool)
+    return np.where(allowed, logits, np.float32(-np.inf)), int(np.count_nonzero(allowed))

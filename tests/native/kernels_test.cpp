@@ -579,29 +579,33 @@ void test_sampling(Report& report) {
     for (float& x : logits)
       if (random.chance(10)) x = -kInfinity;
     report.compare(name_of("sampling", {count}), [&](const KernelTable& table, Result& result) {
-      constexpr float kLowest = -30.0f;
-      Array<float> gaps(edge::kSamplingBlock);
+      constexpr float kBest = 21.0f, kLowest = -30.0f;
+      Array<float> gaps(count), above(edge::kSamplingBlock);
       Array<int64_t> masses(count);
-      Array<int32_t> buckets(edge::kSamplingBlock), where(count);
-      const edge::GapRange all = table.sampling.gaps(logits.data(), 21.0f, kLowest, count, gaps.data());
-      float greatest = kLowest, least = 0.0f;
+      Array<int32_t> buckets(edge::kSamplingBlock), where(edge::kSamplingBlock);
+      const edge::ValueRange all = table.sampling.range(logits.data(), count);
+      float greatest = -kInfinity, least = kInfinity;
       for (int64_t i = 0; i < count; ++i) {
-        greatest = std::max(greatest, gaps[i]);
-        least = std::min(least, gaps[i]);
+        greatest = std::max(greatest, logits[i]);
+        least = std::min(least, logits[i]);
+        gaps[i] = std::max(logits[i] - kBest, kLowest);
       }
-      result.expect(all.high == greatest && all.low == least, "not the greatest and the least gap");
+      result.expect(all.high == greatest && all.low == least, "not the greatest and the least logit");
+      const int64_t kept_above = table.sampling.above(logits.data(), kBest, kLowest, 7, count, above.data(), where.data());
+      int64_t expected = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        if (!(logits[i] - kBest > kLowest)) continue;
+        result.expect(above[expected] == logits[i] - kBest && where[expected] == 7 + i, "not the gaps above a bound");
+        ++expected;
+      }
+      result.expect(kept_above == expected, "not as many as are above a bound");
       table.sampling.masses(gaps.data(), 1.0 / 0.7, 35, count, masses.data());
-      const edge::GapRange range = {0.0f, kLowest};
+      const edge::ValueRange range = {0.0f, kLowest};
       table.sampling.buckets(gaps.data(), range, count, buckets.data());
       for (int32_t bucket : {0, buckets[0], edge::kSamplingBuckets - 1}) {
         const int64_t found = table.sampling.find(gaps.data(), range, bucket, count, where.data());
-        const edge::GapRange inside = table.sampling.bucket(gaps.data(), range, bucket, count);
-        for (int64_t n = 0; n < found; ++n) {
-          result.expect(buckets[where[n]] == bucket, "found in another bucket");
-          result.expect(gaps[where[n]] <= inside.high && gaps[where[n]] >= inside.low, "outside of its bucket's range");
-        }
+        for (int64_t n = 0; n < found; ++n) result.expect(buckets[where[n]] == bucket, "found in another bucket");
         result.expect(found == std::count(buckets.begin(), buckets.begin() + count, bucket), "not all of a bucket");
-        result.expect((found > 0) == (inside.low <= inside.high), "a range of nothing");
       }
       table.sampling.buckets(gaps.data(), {0.0f, 0.0f}, count, buckets.data());
       result.expect(std::count(buckets.begin(), buckets.begin() + count, 0) == count, "more than one bucket of one gap");
@@ -613,6 +617,14 @@ void test_sampling(Report& report) {
       result.add(masses);
       result.add(std::vector<int32_t>(buckets.begin(), buckets.begin() + count));
       result.add(std::vector<int64_t>{table.sampling.sum_from(masses.data(), masses[0], count)});
+      result.add(std::vector<double>{table.sampling.exp_sum(logits.data(), kBest, count)});
+      Array<uint8_t> bits((count + 7) / 8);
+      for (uint8_t& byte : bits) byte = static_cast<uint8_t>(logits[0] * 8.0f + static_cast<float>(count));
+      Array<float> masked(count);
+      int64_t allowed = 0;
+      for (int64_t i = 0; i < count; ++i) allowed += bits[i / 8] >> (i % 8) & 1;
+      result.expect(table.sampling.mask(logits.data(), bits.data(), count, masked.data()) == allowed, "not as many bits");
+      result.add(masked);
     });
   }
 }
