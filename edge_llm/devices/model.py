@@ -98,8 +98,8 @@ class _Slot:
     buffers: Buffers
     rows: Rows | None = None
     outputs: tuple[np.ndarray, np.ndarray] | None = None
-    programs: dict[range, RunRows] = field(default_factory=dict)
-    """Of runs of resident layers, in these buffers."""
+    programs: dict[tuple[range, tuple[Part, ...] | None], RunRows] = field(default_factory=dict)
+    """Of runs of resident layers, and of some of their parts, in these buffers."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,8 @@ class PlacedModel:
         return self._subgraphs.sharing
 
     def part(self, layer: int, part: Part, chunk: Chunk) -> Task:
+        if self._fuse is not None:
+            return partial(self._run_fused, self._fuse, range(layer, layer + 1), (part,), self._slot(chunk))
         subgraph, slot = self._subgraphs.get(part, chunk.rows.static), self._slot(chunk)
         launch, use, pages = self._arrays.launch, self.weights.use, self._pages.layers[layer]
 
@@ -197,9 +199,8 @@ class PlacedModel:
             return partial(self._embed, chunk, slot)
         if block > len(self._step_parts):
             return partial(self._finish, chunk, slot)
-        layers = range(blocks.start - 1, blocks.stop - 1)
         if self._fuse is not None:
-            return partial(self._run_fused, self._fuse, layers, slot)
+            return partial(self._run_fused, self._fuse, range(blocks.start - 1, blocks.stop - 1), None, slot)
         steps = tuple(self._subgraphs.get(part, chunk.rows.static) for part in self._step_parts[block - 1])
         return partial(self._run_layer, block - 1, steps, slot)
 
@@ -216,17 +217,18 @@ class PlacedModel:
         for step in steps:
             _wait(step(weights, slot.buffers, slot.rows, pages))
 
-    def _run_fused(self, fuse: Fuse, layers: range, slot: _Slot) -> None:
+    def _run_fused(self, fuse: Fuse, layers: range, parts: tuple[Part, ...] | None, slot: _Slot) -> None:
+        """``parts`` of each of ``layers``, all of a step where they are None, as one call."""
         assert slot.rows is not None, "a layer before the embedding"
-        program = slot.programs.get(layers)
+        program = slot.programs.get((layers, parts))
         if program is None:
-            program = fuse([self._bound(layer, slot) for layer in layers])
+            program = fuse([self._bound(layer, parts or self._step_parts[layer], slot) for layer in layers])
             if not any(layer in self.weights.streamed for layer in layers):  # whose arrays are others in the next step
-                slot.programs[layers] = program
+                slot.programs[layers, parts] = program
         program(slot.rows)
 
-    def _bound(self, layer: int, slot: _Slot) -> BoundOps:
-        ops = [op for part in self._step_parts[layer] for op in part.ops]
+    def _bound(self, layer: int, parts: Sequence[Part], slot: _Slot) -> BoundOps:
+        ops = [op for part in parts for op in part.ops]
         return BoundOps(ops, self.weights.use(layer), slot.buffers, self._pages.layers[layer])
 
     def _finish(self, chunk: Chunk, slot: _Slot) -> None:
