@@ -121,9 +121,9 @@ def test_a_model_that_is_named_like_a_command_is_measured_by_m_and_by_path(bench
 
 
 def test_the_word_right_after_bench_is_the_command(bench, namesake):
-    uses = []
+    uses = []  # of the subgraphs that a card is given
     for model in ((), ("lanes",), ("-m", "lanes")):
-        code, out, err = bench("lanes", *model, "-p", 4, "-r", 1, "-t", 1)
+        code, out, err = bench("lanes", *model, "-p", 4, "-r", 1, "-t", 1, "--device", "emulated:310p")
         assert code == 0, err
         assert "| pp4  | auto " in out
         uses.append(int(re.search(r"for (\d+) uses", err)[1]))

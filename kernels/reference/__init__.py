@@ -34,6 +34,7 @@ from kernels.reference.numeric import (
     to_lanes,
 )
 from kernels.reference.pointwise import exp, head_norm, rms_norm, rope, swiglu
+from kernels.reference.program import Program
 from kernels.reference.sampling import (
     sampling_candidates,
     sampling_draw,
@@ -58,6 +59,7 @@ __all__ = [
     "SMALLEST_NORMAL",
     "TILE_CHANNELS",
     "TILE_DEPTH",
+    "Program",
     "Residual",
     "Rounding",
     "append_kv",
