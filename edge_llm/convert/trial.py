@@ -35,14 +35,17 @@ from edge_llm.runner.rows import pack
 from edge_llm.schemes import BlockWeights, Weight, int8, scheme_of
 from edge_llm.subgraphs.placement import HOST, embedding_part, head_part, place
 from edge_llm.subgraphs.shelf import SubgraphShelf
-from kernels.floats import exp, exp64, log64, product
+from kernels import ThreadPool
+from kernels.floats import divergence_terms, exp64, log64, product, softmax_sums
 
 Choice = Mapping[str, Treatment]
 """The treatment of every linear."""
 WORST_DIVERGENCE = 100.0
 """Nats of KL; a larger divergence counts as this."""
 _BLOCK_LOGITS = 2**22
-"""Logits that a thread compares at a time."""
+"""Logits whose divergences are summed at a time."""
+_BLOCKS = 4
+"""Such blocks in a product: each pass over the output matrix costs its memory."""
 
 
 def losses(
@@ -76,6 +79,7 @@ class _Trial:
         self._survey = survey
         self._choices = choices
         self._device = HostDevice(core_count())
+        self._pool = ThreadPool(core_count())
         build = partial(self._device.build, tables=RopeTables(max(lengths)))
         widths = model_widths(decoder, self._device.placement)
         self._shelf = SubgraphShelf(build, widths)
@@ -145,19 +149,23 @@ class _Trial:
         states = np.concatenate(self._survey.states) / fold
         run_head = self._shelf.get(self._head, self._rows.static)
 
-        def divergences(rows: np.ndarray) -> list[float]:
-            wanted = _log_softmax(product(states[rows], output))
-            likely = exp(wanted)
+        def divergences(rows: np.ndarray) -> np.ndarray:
+            """The divergence in every block of ``rows`` from each choice: float64 [blocks, choices]."""
+            wanted = product(states[rows], output, self._pool)
+            wanted_shift = _softmax_shift(wanted, self._pool)
             found = []
             for head, state in zip(heads, self._states, strict=True):
-                logits = np.empty_like(wanted)
-                run_head(head, {"hidden": state[rows], "logits": logits}, self._part(rows), None)
-                found.append(float((likely * (wanted - _log_softmax(logits))).sum(dtype=np.float64)))
-            return found
+                run_head(head, {"hidden": state[rows], "logits": logits[: len(rows)]}, self._part(rows), None)
+                terms = logits[: len(rows)]
+                divergence_terms(wanted, wanted_shift, terms, _softmax_shift(terms, self._pool), self._pool)
+                found.append([terms[start : start + size].sum(dtype=np.float64) for start in range(0, len(rows), size)])
+            return np.ascontiguousarray(np.transpose(found))
 
         size = max(1, _BLOCK_LOGITS // len(output))
-        blocks = np.split(np.arange(len(states)), range(size, len(states), size))
-        total = np.sum(list(pool.map(divergences, blocks)), axis=0)
+        step = _BLOCKS * size
+        logits = np.empty((min(step, len(states)), len(output)), np.float32)
+        groups = np.split(np.arange(len(states)), range(step, len(states), step))
+        total = np.concatenate([divergences(rows) for rows in groups]).sum(axis=0)
         return [_percent(divergence / len(states)) for divergence in total.tolist()]
 
     def _part(self, at: np.ndarray) -> Rows:
@@ -184,8 +192,7 @@ def _open(linear: Linear, arrays: Mapping[str, np.ndarray], bias: np.ndarray | N
     return scheme.open(linear, found, scheme.facts_of(treatment))
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Log-probabilities float32 [n, vocab] of ``logits`` [n, vocab], in place."""
-    logits -= logits.max(axis=1, keepdims=True)
-    logits -= log64(exp(logits).sum(axis=1, keepdims=True)).astype(np.float32)
-    return logits
+def _softmax_shift(logits: np.ndarray, pool: ThreadPool) -> np.ndarray:
+    """What the log-probabilities of ``logits`` [n, vocab] are less by: float32 [n, 2], one after the other."""
+    largest, sums = softmax_sums(logits, pool)
+    return np.stack([largest, log64(sums).astype(np.float32)], axis=1)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.floats import exp64, log64, power64
+from kernels.floats import channel_powers, exp64, log64, power64
 
 POWERS = (0.5, 0.75)
 """Powers that are tried, beside leaving the channels as they are; p is even for each."""
@@ -34,14 +34,8 @@ _ROWS = 1024
 def channel_level(x: np.ndarray, power: float) -> np.ndarray:
     """The level a of every channel of x [tokens, channels] for ``power``, float64 [channels]."""
     p = 2.0 * power / (1.0 - power)
-    magnitudes = np.abs(x)
-    largest = magnitudes.max(axis=0, initial=0.0).astype(np.float64)
-    unit = np.where(largest > 0.0, largest, 1.0)
-    shares = np.square(magnitudes / unit.astype(np.float32))
-    raised = shares
-    for _ in range(round(p / 2.0) - 1):
-        raised = raised * shares
-    return np.asarray(largest * power64(raised.mean(axis=0, dtype=np.float64), 1.0 / p))
+    largest, raised = channel_powers(x, round(p / 2.0))
+    return np.asarray(largest.astype(np.float64) * power64(raised / len(x), 1.0 / p))
 
 
 def column_length(weight: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 // fma over the columns and the fixed tree, whatever the tile it falls in.
 #pragma once
 
+#include "calibration.h"
 #include "pointwise.h"
 #include "table_floats.h"
 #include "vec.h"
@@ -31,7 +32,11 @@ void float_tile(const FloatProduct& a, int64_t m, int64_t n) {
     });
   });
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { a.out[(m + r) * a.channels + n + p] = reduce_add(sum[r][p]); });
+    float* out = a.out + (m + r) * a.channels + n;
+    if constexpr (P == 4)
+      reduce_add_4(sum[r][0], sum[r][1], sum[r][2], sum[r][3], out);
+    else
+      unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { out[p] = reduce_add(sum[r][p]); });
   });
 }
 
@@ -59,7 +64,8 @@ static void float_exp(const float* x, float* out, int64_t begin, int64_t end) {
   each_vector(end - begin, [&](int64_t i, int n) { store_some(out + begin + i, exp(load_some(x + begin + i, n)), n); });
 }
 
-constexpr FloatKernels float_kernels = {float_product, float_exp};
+constexpr FloatKernels float_kernels = {float_product,  float_exp,    rounding_errors, channel_powers,
+                                        quantize_rows, softmax_sums, divergence_terms};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge
