@@ -4,9 +4,9 @@ NumPy hands a product to a BLAS, which adds in another order on another processo
 cosines by whatever instructions there are. What is written into files, or read from another machine's, is computed here.
 
 `product` and `exp` are native, float32, and run on the calling thread unless they get a `pool`; `kernels.reference.floats`
-defines them, and the measures of import that make one pass of many: `rounding_errors`, `channel_powers`, `quantize_rows`,
-`softmax_sums`, `divergence_terms`. `exp64`, `log64`, `power64` and `cos_sin64` are NumPy, float64, made of sums, products, quotients and roundings
-alone, which IEEE 754 defines to the last bit; they are within 2 units in the last place (`power64`: as exact as y log x is).
+defines them, and what import measures, each in one pass (`rounding_errors` to `divergence_terms`). `exp64`, `log64`, `power64`
+and `cos_sin64` are NumPy, float64, made of sums, products, quotients and roundings alone, which IEEE 754 defines to the last
+bit; they are within 2 units in the last place (`power64`: as exact as y log x is).
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ def channel_powers(x: F32, pairs: int, pool: _native.ThreadPool | None = None) -
     Where the largest is 0 the sum is 0.
     """
     return _native.channel_powers(np.ascontiguousarray(x), pairs, pool or _native.ThreadPool(1))
+
+
+def column_squares(x: F32, unit: float = 1.0) -> F64:
+    """Sum of (x / unit)^2 of every column of x[M, K], row by row -> f64[K]. The quotient is float32."""
+    return _native.column_squares(x, unit, _native.ThreadPool(1))
 
 
 def quantize_rows(weight: F32, hot: I32, pool: _native.ThreadPool | None = None) -> tuple[I8, F32, I32]:

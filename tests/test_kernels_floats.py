@@ -33,7 +33,10 @@ def normal(*shape: int, scale: float = 1.0) -> F32:
 # ---- product --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(0, 3, 4), (3, 0, 4), (2, 3, 0), (1, 1, 1), (5, 7, 15), (4, 4, 16), (8, 12, 40), (9, 13, 49)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(0, 3, 4), (3, 0, 4), (2, 3, 0), (1, 1, 1), (5, 7, 15), (4, 4, 16), (8, 12, 40), (9, 13, 49), (4, 10, 33)],
+)
 def test_product_equals_the_reference(isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int) -> None:
     x, weight = normal(m, k), normal(n, k, scale=100.0)
     expected = reference.product(x, weight)
@@ -99,7 +102,9 @@ def assert_equal(found: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(("channels", "tokens"), [(1, 1), (3, 7), (5, 8), (2, 127), (4, 128), (3, 129), (9, 1001), (0, 5), (3, 0)])
+@pytest.mark.parametrize(
+    ("channels", "tokens"), [(1, 1), (3, 7), (5, 8), (2, 127), (4, 128), (3, 129), (9, 1001), (0, 5), (3, 0)]
+)
 def test_rounding_errors_equal_the_reference(isa: str, pools: list[kernels.ThreadPool], channels: int, tokens: int) -> None:
     x = spread_out(channels, tokens)
     for inverse in (0.3, 20.0, 1e5):
@@ -127,6 +132,16 @@ def test_channel_powers_equal_the_reference_and_numpy(isa: str, tokens: int, cha
             shares = np.square(x / np.where(found[0] > 0, found[0], np.float32(1)))
             raised = shares if pairs == 1 else shares * shares * shares
             np.testing.assert_array_equal(found[1], raised.sum(axis=0, dtype=np.float64))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (0, 3), (7, 5), (40, 1030), (300, 33)])
+def test_column_squares_equal_the_reference_and_numpy(isa: str, rows: int, columns: int) -> None:
+    x = spread_out(2 * rows, columns)[::2]
+    for unit in (1.0, 0.3):
+        found = floats.column_squares(x, unit)
+        assert_equal((found,), (reference.column_squares(x, unit),))
+        if columns > 1:
+            np.testing.assert_array_equal(found, np.square(x / np.float32(unit), dtype=np.float64).sum(axis=0))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 4), (17, 19), (0, 4), (35, 130)])

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.floats import channel_powers, exp64, log64, power64
+from kernels.floats import channel_powers, column_squares, exp64, log64, power64
 
 POWERS = (0.5, 0.75)
 """Powers that are tried, beside leaving the channels as they are; p is even for each."""
@@ -40,16 +40,15 @@ def channel_level(x: np.ndarray, power: float) -> np.ndarray:
 
 def column_length(weight: np.ndarray) -> np.ndarray:
     """Euclidean length of every column of ``weight`` [N, K], float64 [K]."""
-    largest = float(np.abs(weight).max(initial=0.0)) or 1.0
-    scaled = weight / np.float32(largest)  # a square of a float32 may overflow
-    return np.asarray(largest * np.sqrt(column_energy(scaled)))
+    largest = max(float(weight.max(initial=0.0)), -float(weight.min(initial=0.0))) or 1.0
+    return np.asarray(largest * np.sqrt(column_energy(weight, largest)))  # a square of a float32 may overflow
 
 
-def column_energy(weight: np.ndarray) -> np.ndarray:
-    """Squared length of every column of ``weight`` [N, K], float64 [K], added row by row."""
+def column_energy(weight: np.ndarray, unit: float = 1.0) -> np.ndarray:
+    """Squared length in ``unit`` of every column of ``weight`` [N, K], float64 [K], added row by row."""
     energy = np.zeros(weight.shape[1])
     for start in range(0, len(weight), _ROWS):
-        energy += np.square(weight[start : start + _ROWS], dtype=np.float64).sum(axis=0)
+        energy += column_squares(weight[start : start + _ROWS], unit)
     return energy
 
 

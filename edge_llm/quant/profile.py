@@ -29,7 +29,7 @@ from edge_llm.quant.folding import Fold, column_energy
 from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, QuantizedWeight, quantize_weight
 from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, product_cost, shadow_cost
 from kernels import ThreadPool
-from kernels.floats import product, rounding_errors
+from kernels.floats import column_squares, product, rounding_errors
 from kernels.linear import Int8Linear, linear
 
 HOT_FACTOR = 4.0
@@ -165,7 +165,7 @@ class ScaleSearch:
             return
         energy = np.ones(statistics.columns) if weight_energy is None else weight_energy.astype(np.float64)
         sample = np.abs(statistics.rows()[regular[:: -(-values // most_values)]])
-        output = float((np.square(sample, dtype=np.float64).mean(axis=0) * energy).sum())
+        output = float((column_squares(sample) / len(sample) * energy).sum())
         sample, energy = np.ascontiguousarray(sample[:, cold].T), energy[cold]
         least = max(largest / _WIDEST, 1e-20) / LIMIT
         self._scales = np.maximum(np.percentile(sample, PERCENTILES) / LIMIT, least)

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int64_t kFmasPerBlock = 128 << 10;  // some microseconds of work; less is not worth waking a worker
 constexpr int64_t kChannelsPerBlock = 12;     // whole tiles of every variant
+constexpr int64_t kBlocksPerThread = 4;
 constexpr int64_t kValuesPerBlock = 16 << 10;
 
 nb::object float_product(nb::handle x_arg, nb::handle weight_arg, ThreadPool& pool) {
@@ -20,7 +21,9 @@ nb::object float_product(nb::handle x_arg, nb::handle weight_arg, ThreadPool& po
   const FloatProduct args = {x.data, rows, weight.data, channels, columns, data_of<float, 2>(out)};
   const KernelCall call(pool);
   const auto kernel = kernels().floats.product;
-  const int64_t blocks = std::max<int64_t>(1, kFmasPerBlock / std::max<int64_t>(1, kChannelsPerBlock * rows * columns));
+  // Few blocks for each thread: all rows pass by once for each.
+  const int64_t shares = channels / (kChannelsPerBlock * kBlocksPerThread * pool.threads());
+  const int64_t blocks = std::max({int64_t{1}, shares, kFmasPerBlock / std::max<int64_t>(1, kChannelsPerBlock * rows * columns)});
   pool.for_blocks(channels, blocks * kChannelsPerBlock, [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
   return out;
 }
@@ -62,6 +65,15 @@ nb::object channel_powers(nb::handle x_arg, int pairs, ThreadPool& pool) {
     kernels().floats.channel_powers(args);
   }
   return nb::make_tuple(largest, sums);
+}
+
+nb::object column_squares(nb::handle x_arg, float unit, ThreadPool& pool) {
+  const auto x = strided<const float, 2>(x_arg, "x");
+  nb::object sums = new_array<double, 1>({x.shape[1]});
+  const ColumnSquares args = {x.data, x.shape[0], x.shape[1], x.stride[0], unit, data_of<double, 1>(sums)};
+  const KernelCall call(pool);
+  kernels().floats.column_squares(args);
+  return sums;
 }
 
 void expect_channels(const Array<const int32_t, 1>& hot, int64_t columns) {
@@ -130,6 +142,7 @@ void bind_floats(nb::module_& module) {
   module.def("float_exp", &float_exp, any, nb::arg());
   module.def("rounding_errors", &rounding_errors, any, nb::arg(), nb::arg());
   module.def("channel_powers", &channel_powers, any, nb::arg(), nb::arg());
+  module.def("column_squares", &column_squares, any, nb::arg(), nb::arg());
   module.def("quantize_rows", &quantize_rows, any, any, nb::arg());
   module.def("softmax_sums", &softmax_sums, any, nb::arg());
   module.def("divergence_terms", &divergence_terms, any, any, any, any, nb::arg());

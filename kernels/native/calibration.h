@@ -105,6 +105,24 @@ static void channel_powers(const ChannelPowers& a) {
   }
 }
 
+// Row by row, in blocks of columns whose sums stay in L1.
+static void column_squares(const ColumnSquares& a) {
+  constexpr int64_t kBlock = 1024;
+  double total[kBlock];
+  for (int64_t first = 0; first < a.columns; first += kBlock) {
+    const int64_t count = min_i64(kBlock, a.columns - first);
+    memset(total, 0, sizeof(total));
+    for (int64_t row = 0; row < a.rows; ++row) {
+      const float* x = a.x + row * a.row_stride + first;
+      for (int64_t k = 0; k < count; ++k) {
+        const double share = static_cast<double>(x[k] / a.unit);
+        total[k] += share * share;
+      }
+    }
+    memcpy(a.sums + first, total, static_cast<size_t>(count) * 8);
+  }
+}
+
 // f(begin, end) over the stretches of columns between the hot ones.
 template <class Body>
 EDGE_INLINE void between(const QuantizeRows& a, Body&& body) {

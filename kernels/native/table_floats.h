@@ -33,6 +33,13 @@ struct ChannelPowers {
   double* sums;    // [K]
 };
 
+struct ColumnSquares {
+  const float* x;  // [M, K]
+  int64_t rows, columns, row_stride;
+  float unit;
+  double* sums;  // [K]
+};
+
 struct QuantizeRows {
   const float* weight;  // [N, K]
   int64_t columns;      // K
@@ -65,6 +72,7 @@ struct FloatKernels {
   void (*exp)(const float* x, float* out, int64_t begin, int64_t end);
   void (*rounding_errors)(const RoundingErrors&, int64_t begin, int64_t end);    // channels begin..end-1
   void (*channel_powers)(const ChannelPowers&);
+  void (*column_squares)(const ColumnSquares&);
   void (*quantize_rows)(const QuantizeRows&, int64_t begin, int64_t end);        // rows
   void (*softmax_sums)(const SoftmaxSums&, int64_t begin, int64_t end);          // rows
   void (*divergence_terms)(const DivergenceTerms&, int64_t begin, int64_t end);  // rows

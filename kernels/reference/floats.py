@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels.reference.layout import pack_tiles, row_sums
 from kernels.reference.numeric import lane_dot
 from kernels.reference.pointwise import exp as exp_of
-from kernels.reference.layout import pack_tiles, row_sums
 from kernels.types import F32, I8, I32, I64
 
 F64 = npt.NDArray[np.float64]
@@ -63,6 +63,14 @@ def channel_powers(x: F32, pairs: int) -> tuple[F32, F64]:
     for row in raised:
         total = total + row
     return largest, total
+
+
+def column_squares(x: F32, unit: float = 1.0) -> F64:
+    """x[M, K] -> the sum of (x / unit)^2 of every column, row by row."""
+    total = np.zeros(x.shape[1])
+    for row in x / np.float32(unit):
+        total = total + np.square(row, dtype=np.float64)
+    return total
 
 
 def quantize_rows(weight: F32, hot: I32) -> tuple[I8, F32, I32]:
