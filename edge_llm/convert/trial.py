@@ -64,7 +64,7 @@ def losses(
         trial = _Trial(decoder, survey, choices)
         for index in range(len(decoder.layers)):
             progress(index, len(decoder.layers))
-            trial.run_layer(index, survey.folded_layer(source, decoder, index), pool)
+            trial.run_layer(index, survey.folded_layer(source, decoder, index, pool), pool)
         found = trial.compare(read_output(source, decoder), read_final_norm(source, decoder), pool)
         progress(len(decoder.layers), len(decoder.layers))
     return found
@@ -113,11 +113,8 @@ class _Trial:
 
     def run_layer(self, index: int, weights: LayerWeights, pool: Executor) -> None:
         """Carry the states of every choice through layer ``index`` with the float ``weights``."""
-        name = f"layers.{index}"
-        linears = {
-            linear.name: self._linears(f"{name}.{linear.name}", linear, weights.linears[linear.name], pool)
-            for linear in self._decoder.layers[index].linears
-        }
+        layer, prefix = self._decoder.layers[index], f"layers.{index}."
+        linears = self._linears(prefix, layer.linears, weights.linears, pool)
         gains = {**weights.gains, KEY_OFFSET: self._survey.key_offsets[index]}
         parts = [self._shelf.get(part, self._rows.static) for part in self._layer_parts[index]]
         for number, state in enumerate(self._states):
@@ -126,26 +123,34 @@ class _Trial:
             for part in parts:
                 part(block, buffers, self._rows, self._pages[index])
 
-    def _linears(self, name: str, linear: Linear, weights: FloatLinear, pool: Executor) -> list[Weight]:
-        """The linear of each choice; the same arrays where scheme and hot channels are the same."""
-        treatments = [choice[name] for choice in self._choices]
-        kinds = {_kind(treatment): treatment for treatment in treatments}
+    def _linears(
+        self, prefix: str, linears: Sequence[Linear], weights: Mapping[str, FloatLinear], pool: Executor
+    ) -> dict[str, list[Weight]]:
+        """Of each linear that of every choice; the same arrays where scheme and hot channels are the same.
 
-        def convert(treatment: Treatment) -> dict[str, np.ndarray]:
-            return scheme_of(replace(linear, scheme=treatment.scheme)).convert(weights.weight, treatment.hot, name)
+        ``prefix`` stands before the linears' names in a choice.
+        """
+        treatments = {linear.name: [choice[prefix + linear.name] for choice in self._choices] for linear in linears}
+        kinds = {(linear, _kind(treatment)): treatment for linear in linears for treatment in treatments[linear.name]}
 
-        made = dict(zip(kinds, pool.map(convert, kinds.values()), strict=True))
-        return [
-            _open(replace(linear, scheme=treatment.scheme), made[_kind(treatment)], weights.bias, treatment)
-            for treatment in treatments
-        ]
+        def convert(linear: Linear, treatment: Treatment) -> dict[str, np.ndarray]:
+            scheme = scheme_of(replace(linear, scheme=treatment.scheme))
+            return scheme.convert(weights[linear.name].weight, treatment.hot, prefix + linear.name)
+
+        made = dict(zip(kinds, pool.map(convert, [linear for linear, _ in kinds], kinds.values()), strict=True))
+
+        def opened(linear: Linear, treatment: Treatment) -> Weight:
+            arrays = made[linear, _kind(treatment)]
+            return _open(replace(linear, scheme=treatment.scheme), arrays, weights[linear.name].bias, treatment)
+
+        return {linear.name: [opened(linear, one) for one in treatments[linear.name]] for linear in linears}
 
     def compare(self, output: np.ndarray, gain: np.ndarray, pool: Executor) -> list[float]:
         """The loss of every choice; ``output`` float32 [V, hidden] (folded in place), ``gain`` of the last norm."""
         fold = self._survey.output_fold
         output *= fold
-        linears = self._linears("output", self._decoder.output, FloatLinear(output), pool)
-        heads = [BlockWeights({"output": made}, {"final_norm": gain / fold}) for made in linears]
+        made = self._linears("", [self._decoder.output], {"output": FloatLinear(output)}, pool)["output"]
+        heads = [BlockWeights({"output": one}, {"final_norm": gain / fold}) for one in made]
         states = np.concatenate(self._survey.states) / fold
         run_head = self._shelf.get(self._head, self._rows.static)
 
