@@ -4,8 +4,9 @@ NumPy hands a product to a BLAS, which adds in another order on another processo
 cosines by whatever instructions there are. What is written into files, or read from another machine's, is computed here.
 
 `product` and `exp` are native, float32, and run on the calling thread unless they get a `pool`; `kernels.reference.floats`
-defines them. `exp64`, `log64`, `power64` and `cos_sin64` are NumPy, float64, made of sums, products, quotients and roundings
-alone, which IEEE 754 defines to the last bit; they are within 2 units in the last place (`power64`: as exact as y log x is).
+defines them, and what import measures, each in one pass (`rounding_errors` to `divergence_terms`). `exp64`, `log64`, `power64`
+and `cos_sin64` are NumPy, float64, made of sums, products, quotients and roundings alone, which IEEE 754 defines to the last
+bit; they are within 2 units in the last place (`power64`: as exact as y log x is).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels import _native
-from kernels.types import F32
+from kernels.types import F32, I8, I32, I64
 
 F64 = npt.NDArray[np.float64]
 
@@ -37,6 +38,48 @@ def exp(x: F32, pool: _native.ThreadPool | None = None) -> F32:
     """e^x of every value; 0 below the smallest normal number, inf above the largest, NaN kept; relative error < 2e-7."""
     flat = np.ascontiguousarray(x).reshape(-1)
     return _native.float_exp(flat, pool or _native.ThreadPool(1)).reshape(x.shape)
+
+
+def rounding_errors(magnitudes: F32, inverse: float, pool: _native.ThreadPool | None = None) -> tuple[F64, F64, I64]:
+    """What INT8 loses of magnitudes[K, T] with `inverse` steps per unit, by channel: squared errors in steps, the part of them
+    in values above 127.5 steps, and how many these are -> f64[K], f64[K], i64[K]."""
+    return _native.rounding_errors(np.ascontiguousarray(magnitudes), inverse, pool or _native.ThreadPool(1))
+
+
+def channel_powers(x: F32, pairs: int, pool: _native.ThreadPool | None = None) -> tuple[F32, F64]:
+    """Of every channel of x[T, K] the largest magnitude f32[K], and the sum over the tokens of (x / largest)^(2 pairs) f64[K].
+
+    Where the largest is 0 the sum is 0.
+    """
+    return _native.channel_powers(np.ascontiguousarray(x), pairs, pool or _native.ThreadPool(1))
+
+
+def column_squares(x: F32, unit: float = 1.0) -> F64:
+    """Sum of (x / unit)^2 of every column of x[M, K], row by row -> f64[K]. The quotient is float32."""
+    return _native.column_squares(x, unit, _native.ThreadPool(1))
+
+
+def quantize_rows(weight: F32, hot: I32, pool: _native.ThreadPool | None = None) -> tuple[I8, F32, I32]:
+    """weight[N, K] in INT8 tiles, the channels `hot` i32[H] (ascending) zero -> tiles, scale f32[N], row_sum i32[N].
+
+    A row's scale is its largest magnitude / 127 (at least 1e-30). It is not finite where a value is not; the row is then 0.
+    """
+    return _native.quantize_rows(np.ascontiguousarray(weight), hot, pool or _native.ThreadPool(1))
+
+
+def softmax_sums(x: F32, pool: _native.ThreadPool | None = None) -> tuple[F32, F32]:
+    """The largest value of every row of x[M, V], and the sum of exp(x - largest) -> f32[M], f32[M]."""
+    return _native.softmax_sums(x, pool or _native.ThreadPool(1))
+
+
+def divergence_terms(
+    wanted: F32, wanted_shift: F32, found: F32, found_shift: F32, pool: _native.ThreadPool | None = None
+) -> None:
+    """found[M, V] becomes exp(w) * (w - f) of w = wanted - both columns of wanted_shift[M, 2], and f in the same way.
+
+    With the largest logit and the logarithm of the softmax's sum as shifts these are the terms of KL(wanted || found).
+    """
+    _native.divergence_terms(wanted, wanted_shift, found, found_shift, pool or _native.ThreadPool(1))
 
 
 _LN2_HIGH = float.fromhex("0x1.62e42feep-1")

@@ -33,7 +33,10 @@ def normal(*shape: int, scale: float = 1.0) -> F32:
 # ---- product --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(0, 3, 4), (3, 0, 4), (2, 3, 0), (1, 1, 1), (5, 7, 15), (4, 4, 16), (9, 13, 49)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(0, 3, 4), (3, 0, 4), (2, 3, 0), (1, 1, 1), (5, 7, 15), (4, 4, 16), (8, 12, 40), (9, 13, 49), (4, 10, 33)],
+)
 def test_product_equals_the_reference(isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int) -> None:
     x, weight = normal(m, k), normal(n, k, scale=100.0)
     expected = reference.product(x, weight)
@@ -83,6 +86,103 @@ def test_exp_equals_the_reference(isa: str, pools: list[kernels.ThreadPool]) -> 
     for pool in (None, *pools):
         assert_same_bits(floats.exp(x, pool), reference.exp(x))
     assert_same_bits(floats.exp(x[:100].reshape(4, 25).T), reference.exp(x[:100].reshape(4, 25).T))
+
+
+# ---- what import measures -------------------------------------------------------------------------------------------
+
+
+def spread_out(*shape: int) -> F32:
+    """Values of very different sizes, whose sums depend on the order."""
+    return np.exp(normal(*shape, scale=6.0)).astype(np.float32)
+
+
+def assert_equal(found: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("channels", "tokens"), [(1, 1), (3, 7), (5, 8), (2, 127), (4, 128), (3, 129), (9, 1001), (0, 5), (3, 0)]
+)
+def test_rounding_errors_equal_the_reference(isa: str, pools: list[kernels.ThreadPool], channels: int, tokens: int) -> None:
+    x = spread_out(channels, tokens)
+    for inverse in (0.3, 20.0, 1e5):
+        expected = reference.rounding_errors(x, inverse)
+        for pool in (None, *pools):
+            assert_equal(floats.rounding_errors(x, inverse, pool), expected)
+
+
+def test_rounding_errors_are_summed_as_numpy_sums_columns() -> None:
+    x = spread_out(6, 1003)
+    steps = x * np.float32(3.0)
+    lost = np.square(steps - np.minimum(np.rint(steps), 127))
+    rounded, _, _ = floats.rounding_errors(x, 3.0)
+    np.testing.assert_array_equal(rounded, lost.sum(axis=1, dtype=np.float64))
+
+
+@pytest.mark.parametrize(("tokens", "channels"), [(1, 1), (0, 3), (7, 5), (40, 1030), (300, 33)])
+def test_channel_powers_equal_the_reference_and_numpy(isa: str, tokens: int, channels: int) -> None:
+    x = spread_out(tokens, channels) * np.sign(normal(tokens, channels))
+    x[:, channels // 2] = 0.0
+    for pairs in (1, 3):
+        found = floats.channel_powers(x, pairs)
+        assert_equal(found, reference.channel_powers(x, pairs))
+        if channels > 1:  # a single column is one run of memory, which NumPy adds by halves
+            shares = np.square(x / np.where(found[0] > 0, found[0], np.float32(1)))
+            raised = shares if pairs == 1 else shares * shares * shares
+            np.testing.assert_array_equal(found[1], raised.sum(axis=0, dtype=np.float64))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (0, 3), (7, 5), (40, 1030), (300, 33)])
+def test_column_squares_equal_the_reference_and_numpy(isa: str, rows: int, columns: int) -> None:
+    x = spread_out(2 * rows, columns)[::2]
+    for unit in (1.0, 0.3):
+        found = floats.column_squares(x, unit)
+        assert_equal((found,), (reference.column_squares(x, unit),))
+        if columns > 1:
+            np.testing.assert_array_equal(found, np.square(x / np.float32(unit), dtype=np.float64).sum(axis=0))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 4), (17, 19), (0, 4), (35, 130)])
+def test_quantize_rows_equals_the_reference(isa: str, pools: list[kernels.ThreadPool], rows: int, columns: int) -> None:
+    weight = normal(rows, columns)
+    weight[3:4], weight[4:5] = 0.0, 1e-35
+    for hot in ([], [0], [columns - 1], range(0, columns, 5)):
+        channels = np.array(hot, np.int32)
+        expected = reference.quantize_rows(weight, channels)
+        for pool in (None, *pools):
+            assert_equal(floats.quantize_rows(weight, channels, pool), expected)
+
+
+def test_quantize_rows_of_what_is_not_finite(isa: str) -> None:
+    weight = normal(5, 21)
+    weight[0, 3], weight[1, 20], weight[2, 0], weight[3, 7] = np.nan, np.inf, -np.inf, np.nan
+    hot = np.array([7], np.int32)
+    found = floats.quantize_rows(weight, hot)
+    assert_equal(found, reference.quantize_rows(weight, hot))
+    np.testing.assert_array_equal(np.isfinite(found[1]), [False, False, False, True, True])
+
+
+def test_quantize_rows_refuses_channels_that_do_not_ascend() -> None:
+    for hot in ([2, 1], [1, 1], [-1], [4]):
+        with pytest.raises(ValueError, match="`hot`"):
+            floats.quantize_rows(normal(3, 4), np.array(hot, np.int32))
+
+
+@pytest.mark.parametrize("vocabulary", [1, 15, 16, 130, 1037, 5000])
+def test_terms_of_a_divergence_equal_the_reference(isa: str, pools: list[kernels.ThreadPool], vocabulary: int) -> None:
+    wanted, found = normal(5, vocabulary, scale=4.0), normal(5, vocabulary, scale=5.0)
+    sums = reference.softmax_sums(wanted)
+    shift, other = np.stack(sums, axis=1), np.stack(reference.softmax_sums(found), axis=1)
+    expected = reference.divergence_terms(wanted, shift, found, other)
+    largest = wanted.max(axis=1, keepdims=True)
+    np.testing.assert_array_equal(sums[1], floats.exp(wanted - largest).sum(axis=1))  # as NumPy sums rows
+    for pool in (None, *pools):
+        assert_equal(floats.softmax_sums(wanted, pool), sums)
+        terms = found.copy()
+        floats.divergence_terms(wanted, shift, terms, other, pool)
+        assert_same_bits(terms, expected)
 
 
 # ---- float64 --------------------------------------------------------------------------------------------------------

@@ -222,3 +222,13 @@ def test_a_profile_from_before_shadows_were_chosen_is_read():
     del fields["choice"], fields["linears"]["output"]["outliers"], fields["linears"]["output"]["error_full"]
     read = OutlierProfile.from_fields(fields)
     assert read.linears["output"].outliers is None and read.choice == {}
+
+
+def test_sinks_and_peaks_know_of_rows_that_come_later() -> None:
+    statistics = ChannelStatistics(8)
+    statistics.add(np.ones((4, 8), np.float32))
+    assert not statistics.sinks().any()
+    np.testing.assert_array_equal(statistics.peaks(), np.ones(8))
+    statistics.add(np.full((1, 8), -100, np.float32))
+    np.testing.assert_array_equal(statistics.sinks(), [False] * 4 + [True])
+    np.testing.assert_array_equal(statistics.peaks(), np.full(8, 100))

@@ -293,7 +293,7 @@ class _Job:
         with workers() as pool:
             for index, layer in enumerate(decoder.layers):
                 self.progress("layers", index, len(decoder.layers))
-                weights = survey.folded_layer(self.source, decoder, index)
+                weights = survey.folded_layer(self.source, decoder, index, pool)
                 _write_layer(writer, f"layers.{index}", layer, weights, kept, survey.key_offsets[index], pool)
         self.progress("layers", len(decoder.layers), len(decoder.layers))
         self.progress("output", 0, 1)

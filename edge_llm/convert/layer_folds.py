@@ -15,6 +15,7 @@ channels.)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,8 +74,11 @@ def no_folds(layer: Layer) -> Factors:
     return {name: np.ones(place.shape, np.float32) for name, place in places(layer).items()}
 
 
-def fold_layer(weights: LayerWeights, layer: Layer, factors: Factors) -> LayerWeights:
-    """``weights`` of ``layer`` with its channels made even; ``weights`` themselves are not changed."""
+def fold_layer(weights: LayerWeights, layer: Layer, factors: Factors, pool: Executor | None = None) -> LayerWeights:
+    """``weights`` of ``layer`` with its channels made even; ``weights`` themselves are not changed.
+
+    The threads of ``pool`` share the linears.
+    """
     gains, rows = dict(weights.gains), dict[str, np.ndarray]()
     columns = column_factors(layer, factors)
     for name, place in places(layer).items():
@@ -86,8 +90,10 @@ def fold_layer(weights: LayerWeights, layer: Layer, factors: Factors) -> LayerWe
             assert gate_up is not None
             rows[gate_up.name] = np.concatenate([np.ones_like(factors[name]), 1 / factors[name]])
     rows[layer.projection.name] = _fold_heads(layer.attention, gains, factors)
-    linears = {name: _fold_linear(one, rows.get(name), columns.get(name)) for name, one in weights.linears.items()}
-    return LayerWeights(linears, gains)
+    names = list(weights.linears)
+    share = map if pool is None else pool.map
+    linears = share(lambda name: _fold_linear(weights.linears[name], rows.get(name), columns.get(name)), names)
+    return LayerWeights(dict(zip(names, linears, strict=True)), gains)
 
 
 def _fold_heads(attention: Attention, gains: dict[str, np.ndarray], factors: Factors) -> np.ndarray:
@@ -104,10 +110,12 @@ def _fold_heads(attention: Attention, gains: dict[str, np.ndarray], factors: Fac
 
 def _fold_linear(linear: FloatLinear, rows: np.ndarray | None, columns: np.ndarray | None) -> FloatLinear:
     weight, bias = linear.weight, linear.bias
-    if rows is not None:
-        weight = weight * rows[:, None]
-        bias = None if bias is None else bias * rows
-    return FloatLinear(weight if columns is None else weight * columns, bias)
+    if rows is None:
+        return FloatLinear(weight if columns is None else weight * columns, bias)
+    weight = weight * rows[:, None]
+    if columns is not None:
+        weight *= columns
+    return FloatLinear(weight, None if bias is None else bias * rows)
 
 
 def column_factors(layer: Layer, factors: Factors) -> dict[str, np.ndarray]:

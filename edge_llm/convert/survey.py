@@ -56,10 +56,10 @@ class Survey:
     found_folds: dict[str, Fold]
     """Per place what its fold is worth; empty when nothing was to be folded."""
 
-    def folded_layer(self, source: WeightSource, decoder: Decoder, index: int) -> LayerWeights:
+    def folded_layer(self, source: WeightSource, decoder: Decoder, index: int, pool: Executor) -> LayerWeights:
         """The float weights of layer ``index`` as they are to be quantized."""
         layer = decoder.layers[index]
-        return fold_layer(read_layer(source, layer), layer, self.folds[index])
+        return fold_layer(read_layer(source, layer), layer, self.folds[index], pool)
 
     @property
     def tokens(self) -> int:
@@ -135,8 +135,9 @@ def _survey_layer(
 ) -> _LayerSurvey:
     """Fold the layer ``name``, then see what each of its linears needs."""
     folded = choose_folds(layer, weights, calibration, pool) if wishes.fold else unfolded(layer)
-    weights, seen = fold_layer(weights, layer, folded.factors), folded.inputs(calibration.seen, layer)
-    matrices = {linear.name: judged(layer, weights, linear, seen) for linear in layer.linears}
+    weights, seen = fold_layer(weights, layer, folded.factors, pool), folded.inputs(calibration.seen, layer)
+    judges = pool.map(lambda linear: judged(layer, weights, linear, seen), layer.linears)
+    matrices = {linear.name: judge for linear, judge in zip(layer.linears, judges, strict=True)}
 
     def treat(linear: Linear) -> tuple[Treatment, ...]:
         return wishes.treat(seen[linear.name], weights.linears[linear.name].weight, matrices[linear.name])

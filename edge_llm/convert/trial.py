@@ -35,14 +35,17 @@ from edge_llm.runner.rows import pack
 from edge_llm.schemes import BlockWeights, Weight, int8, scheme_of
 from edge_llm.subgraphs.placement import HOST, embedding_part, head_part, place
 from edge_llm.subgraphs.shelf import SubgraphShelf
-from kernels.floats import exp, exp64, log64, product
+from kernels import ThreadPool
+from kernels.floats import divergence_terms, exp64, log64, product, softmax_sums
 
 Choice = Mapping[str, Treatment]
 """The treatment of every linear."""
 WORST_DIVERGENCE = 100.0
 """Nats of KL; a larger divergence counts as this."""
 _BLOCK_LOGITS = 2**22
-"""Logits that a thread compares at a time."""
+"""Logits whose divergences are summed at a time."""
+_BLOCKS = 4
+"""Such blocks in a product: each pass over the output matrix costs its memory."""
 
 
 def losses(
@@ -61,7 +64,7 @@ def losses(
         trial = _Trial(decoder, survey, choices)
         for index in range(len(decoder.layers)):
             progress(index, len(decoder.layers))
-            trial.run_layer(index, survey.folded_layer(source, decoder, index), pool)
+            trial.run_layer(index, survey.folded_layer(source, decoder, index, pool), pool)
         found = trial.compare(read_output(source, decoder), read_final_norm(source, decoder), pool)
         progress(len(decoder.layers), len(decoder.layers))
     return found
@@ -76,6 +79,7 @@ class _Trial:
         self._survey = survey
         self._choices = choices
         self._device = HostDevice(core_count())
+        self._pool = ThreadPool(core_count())
         build = partial(self._device.build, tables=RopeTables(max(lengths)))
         widths = model_widths(decoder, self._device.placement)
         self._shelf = SubgraphShelf(build, widths)
@@ -109,11 +113,8 @@ class _Trial:
 
     def run_layer(self, index: int, weights: LayerWeights, pool: Executor) -> None:
         """Carry the states of every choice through layer ``index`` with the float ``weights``."""
-        name = f"layers.{index}"
-        linears = {
-            linear.name: self._linears(f"{name}.{linear.name}", linear, weights.linears[linear.name], pool)
-            for linear in self._decoder.layers[index].linears
-        }
+        layer, prefix = self._decoder.layers[index], f"layers.{index}."
+        linears = self._linears(prefix, layer.linears, weights.linears, pool)
         gains = {**weights.gains, KEY_OFFSET: self._survey.key_offsets[index]}
         parts = [self._shelf.get(part, self._rows.static) for part in self._layer_parts[index]]
         for number, state in enumerate(self._states):
@@ -122,42 +123,54 @@ class _Trial:
             for part in parts:
                 part(block, buffers, self._rows, self._pages[index])
 
-    def _linears(self, name: str, linear: Linear, weights: FloatLinear, pool: Executor) -> list[Weight]:
-        """The linear of each choice; the same arrays where scheme and hot channels are the same."""
-        treatments = [choice[name] for choice in self._choices]
-        kinds = {_kind(treatment): treatment for treatment in treatments}
+    def _linears(
+        self, prefix: str, linears: Sequence[Linear], weights: Mapping[str, FloatLinear], pool: Executor
+    ) -> dict[str, list[Weight]]:
+        """Of each linear that of every choice; the same arrays where scheme and hot channels are the same.
 
-        def convert(treatment: Treatment) -> dict[str, np.ndarray]:
-            return scheme_of(replace(linear, scheme=treatment.scheme)).convert(weights.weight, treatment.hot, name)
+        ``prefix`` stands before the linears' names in a choice.
+        """
+        treatments = {linear.name: [choice[prefix + linear.name] for choice in self._choices] for linear in linears}
+        kinds = {(linear, _kind(treatment)): treatment for linear in linears for treatment in treatments[linear.name]}
 
-        made = dict(zip(kinds, pool.map(convert, kinds.values()), strict=True))
-        return [
-            _open(replace(linear, scheme=treatment.scheme), made[_kind(treatment)], weights.bias, treatment)
-            for treatment in treatments
-        ]
+        def convert(linear: Linear, treatment: Treatment) -> dict[str, np.ndarray]:
+            scheme = scheme_of(replace(linear, scheme=treatment.scheme))
+            return scheme.convert(weights[linear.name].weight, treatment.hot, prefix + linear.name)
+
+        made = dict(zip(kinds, pool.map(convert, [linear for linear, _ in kinds], kinds.values()), strict=True))
+
+        def opened(linear: Linear, treatment: Treatment) -> Weight:
+            arrays = made[linear, _kind(treatment)]
+            return _open(replace(linear, scheme=treatment.scheme), arrays, weights[linear.name].bias, treatment)
+
+        return {linear.name: [opened(linear, one) for one in treatments[linear.name]] for linear in linears}
 
     def compare(self, output: np.ndarray, gain: np.ndarray, pool: Executor) -> list[float]:
         """The loss of every choice; ``output`` float32 [V, hidden] (folded in place), ``gain`` of the last norm."""
         fold = self._survey.output_fold
         output *= fold
-        linears = self._linears("output", self._decoder.output, FloatLinear(output), pool)
-        heads = [BlockWeights({"output": made}, {"final_norm": gain / fold}) for made in linears]
+        made = self._linears("", [self._decoder.output], {"output": FloatLinear(output)}, pool)["output"]
+        heads = [BlockWeights({"output": one}, {"final_norm": gain / fold}) for one in made]
         states = np.concatenate(self._survey.states) / fold
         run_head = self._shelf.get(self._head, self._rows.static)
 
-        def divergences(rows: np.ndarray) -> list[float]:
-            wanted = _log_softmax(product(states[rows], output))
-            likely = exp(wanted)
+        def divergences(rows: np.ndarray) -> np.ndarray:
+            """The divergence in every block of ``rows`` from each choice: float64 [blocks, choices]."""
+            wanted = product(states[rows], output, self._pool)
+            wanted_shift = _softmax_shift(wanted, self._pool)
             found = []
             for head, state in zip(heads, self._states, strict=True):
-                logits = np.empty_like(wanted)
-                run_head(head, {"hidden": state[rows], "logits": logits}, self._part(rows), None)
-                found.append(float((likely * (wanted - _log_softmax(logits))).sum(dtype=np.float64)))
-            return found
+                run_head(head, {"hidden": state[rows], "logits": logits[: len(rows)]}, self._part(rows), None)
+                terms = logits[: len(rows)]
+                divergence_terms(wanted, wanted_shift, terms, _softmax_shift(terms, self._pool), self._pool)
+                found.append([terms[start : start + size].sum(dtype=np.float64) for start in range(0, len(rows), size)])
+            return np.ascontiguousarray(np.transpose(found))
 
         size = max(1, _BLOCK_LOGITS // len(output))
-        blocks = np.split(np.arange(len(states)), range(size, len(states), size))
-        total = np.sum(list(pool.map(divergences, blocks)), axis=0)
+        step = _BLOCKS * size
+        logits = np.empty((min(step, len(states)), len(output)), np.float32)
+        groups = np.split(np.arange(len(states)), range(step, len(states), step))
+        total = np.concatenate([divergences(rows) for rows in groups]).sum(axis=0)
         return [_percent(divergence / len(states)) for divergence in total.tolist()]
 
     def _part(self, at: np.ndarray) -> Rows:
@@ -184,8 +197,7 @@ def _open(linear: Linear, arrays: Mapping[str, np.ndarray], bias: np.ndarray | N
     return scheme.open(linear, found, scheme.facts_of(treatment))
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Log-probabilities float32 [n, vocab] of ``logits`` [n, vocab], in place."""
-    logits -= logits.max(axis=1, keepdims=True)
-    logits -= log64(exp(logits).sum(axis=1, keepdims=True)).astype(np.float32)
-    return logits
+def _softmax_shift(logits: np.ndarray, pool: ThreadPool) -> np.ndarray:
+    """What the log-probabilities of ``logits`` [n, vocab] are less by: float32 [n, 2], one after the other."""
+    largest, sums = softmax_sums(logits, pool)
+    return np.stack([largest, log64(sums).astype(np.float32)], axis=1)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.floats import exp64, log64, power64
+from kernels.floats import channel_powers, column_squares, exp64, log64, power64
 
 POWERS = (0.5, 0.75)
 """Powers that are tried, beside leaving the channels as they are; p is even for each."""
@@ -34,28 +34,21 @@ _ROWS = 1024
 def channel_level(x: np.ndarray, power: float) -> np.ndarray:
     """The level a of every channel of x [tokens, channels] for ``power``, float64 [channels]."""
     p = 2.0 * power / (1.0 - power)
-    magnitudes = np.abs(x)
-    largest = magnitudes.max(axis=0, initial=0.0).astype(np.float64)
-    unit = np.where(largest > 0.0, largest, 1.0)
-    shares = np.square(magnitudes / unit.astype(np.float32))
-    raised = shares
-    for _ in range(round(p / 2.0) - 1):
-        raised = raised * shares
-    return np.asarray(largest * power64(raised.mean(axis=0, dtype=np.float64), 1.0 / p))
+    largest, raised = channel_powers(x, round(p / 2.0))
+    return np.asarray(largest.astype(np.float64) * power64(raised / len(x), 1.0 / p))
 
 
 def column_length(weight: np.ndarray) -> np.ndarray:
     """Euclidean length of every column of ``weight`` [N, K], float64 [K]."""
-    largest = float(np.abs(weight).max(initial=0.0)) or 1.0
-    scaled = weight / np.float32(largest)  # a square of a float32 may overflow
-    return np.asarray(largest * np.sqrt(column_energy(scaled)))
+    largest = max(float(weight.max(initial=0.0)), -float(weight.min(initial=0.0))) or 1.0
+    return np.asarray(largest * np.sqrt(column_energy(weight, largest)))  # a square of a float32 may overflow
 
 
-def column_energy(weight: np.ndarray) -> np.ndarray:
-    """Squared length of every column of ``weight`` [N, K], float64 [K], added row by row."""
+def column_energy(weight: np.ndarray, unit: float = 1.0) -> np.ndarray:
+    """Squared length in ``unit`` of every column of ``weight`` [N, K], float64 [K], added row by row."""
     energy = np.zeros(weight.shape[1])
     for start in range(0, len(weight), _ROWS):
-        energy += np.square(weight[start : start + _ROWS], dtype=np.float64).sum(axis=0)
+        energy += column_squares(weight[start : start + _ROWS], unit)
     return energy
 
 

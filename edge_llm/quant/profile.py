@@ -29,7 +29,7 @@ from edge_llm.quant.folding import Fold, column_energy
 from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, QuantizedWeight, quantize_weight
 from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, product_cost, shadow_cost
 from kernels import ThreadPool
-from kernels.floats import product
+from kernels.floats import column_squares, product, rounding_errors
 from kernels.linear import Int8Linear, linear
 
 HOT_FACTOR = 4.0
@@ -65,6 +65,8 @@ class ChannelStatistics:
         self.columns = columns
         self.name = name
         self._parts: list[np.ndarray] = []
+        self._sinks: np.ndarray | None = None
+        self._peaks: np.ndarray | None = None
 
     def add(self, x: np.ndarray) -> None:
         """Add x float32 [tokens, channels] (kept, not copied); raises `NumericError` if it is not finite."""
@@ -76,6 +78,7 @@ class ChannelStatistics:
                 "the source's weights are damaged, or do not belong to its config.json"
             )
         self._parts.append(x)
+        self._sinks = self._peaks = None
 
     def rows(self) -> np.ndarray:
         """All of x, float32 [tokens, channels]."""
@@ -97,22 +100,38 @@ class ChannelStatistics:
 
     def sinks(self) -> np.ndarray:
         """Bool [tokens]: rows whose activations stand out as a whole."""
+        if self._sinks is None:
+            self._sinks = self._find_sinks()
+        return self._sinks
+
+    def _find_sinks(self) -> np.ndarray:
         values = np.abs(self.rows())
         if not values.size:
             return np.zeros(len(values), bool)
         index = int(0.97 * (self.columns - 1))
-        level = np.partition(values, index, axis=1)[:, index]
+        values.partition(index, axis=1)
+        level = values[:, index]
         return np.asarray(level > SINK_FACTOR * np.median(level))
+
+    def peaks(self) -> np.ndarray:
+        """The largest magnitude of every channel, float32 [channels]; 0 without rows."""
+        if self._peaks is None:
+            self._peaks = _peaks(self.rows())
+        return self._peaks
+
+
+def _peaks(x: np.ndarray) -> np.ndarray:
+    """Largest magnitudes of the channels of x [tokens, channels]."""
+    return np.asarray(np.maximum(x.max(axis=0, initial=0.0), np.abs(x.min(axis=0, initial=0.0))))
 
 
 def choose_hot(statistics: ChannelStatistics, factor: float = HOT_FACTOR, share: float = HOT_SHARE) -> np.ndarray:
     """Hot channels, int32 [H] ascending."""
-    values = np.abs(statistics.rows())
-    regular = values[~statistics.sinks()]
+    regular = statistics.rows()[~statistics.sinks()]
     limit = max(FEWEST_HOT, int(np.ceil(share * statistics.columns)))
     if not regular.size:
         return np.empty(0, np.int32)
-    usual, largest = regular.max(axis=0), values.max(axis=0)
+    usual, largest = _peaks(regular), statistics.peaks()
     bar = factor * float(np.median(usual))
     if bar <= 0.0:  # most channels are zero, so no channel is typical
         return np.empty(0, np.int32)
@@ -135,22 +154,22 @@ class ScaleSearch:
         weight_energy: np.ndarray | None = None,
         most_values: int = _SAMPLE,
     ) -> None:
-        values = np.abs(statistics.rows())
         cold = np.ones(statistics.columns, bool)
         cold[hot] = False
-        regular = values[~statistics.sinks()]
-        largest = float(values[:, cold].max(initial=0.0))
+        regular = np.flatnonzero(~statistics.sinks())
+        values = len(regular) * statistics.columns
+        largest = float(statistics.peaks()[cold].max(initial=0.0))
         self._scales = np.ones(1)
         self._rounding = self._clipping = self._overflow = np.zeros(1)
-        if not largest or not regular.size:
+        if not largest or not values:
             return
         energy = np.ones(statistics.columns) if weight_energy is None else weight_energy.astype(np.float64)
-        sample = regular[:: -(-regular.size // most_values)]
-        output = float((np.square(sample, dtype=np.float64).mean(axis=0) * energy).sum())
-        sample, energy = sample[:, cold], energy[cold]
+        sample = np.abs(statistics.rows()[regular[:: -(-values // most_values)]])
+        output = float((column_squares(sample) / len(sample) * energy).sum())
+        sample, energy = np.ascontiguousarray(sample[:, cold].T), energy[cold]
         least = max(largest / _WIDEST, 1e-20) / LIMIT
         self._scales = np.maximum(np.percentile(sample, PERCENTILES) / LIMIT, least)
-        measured = [_errors(sample * np.float32(1.0 / input_scale), energy) for input_scale in self._scales]
+        measured = [_errors(sample, input_scale, energy) for input_scale in self._scales]
         unit = self._scales**2 / output if output > 0.0 else np.zeros(len(measured))
         self._rounding = unit * [rounding for rounding, _, _ in measured]
         self._clipping = unit * [clipping for _, clipping, _ in measured]
@@ -168,20 +187,20 @@ class ScaleSearch:
         return float(np.float32(self._scales[int(np.argmin(costs))]))
 
 
-def _errors(steps: np.ndarray, energy: np.ndarray) -> tuple[float, float, float]:
+def _errors(magnitudes: np.ndarray, input_scale: float, energy: np.ndarray) -> tuple[float, float, float]:
     """Squared error of rounding and of clipping in the output, and the share that overflows.
 
-    ``steps`` is |x| / input_scale [tokens, K].
+    ``magnitudes`` is |x| [K, tokens].
     """
-    over = steps > LIMIT + 0.5
-    lost = np.square(steps - np.minimum(np.rint(steps), LIMIT))
-    clipped = float((np.where(over, lost, 0.0).mean(axis=0, dtype=np.float64) * energy).sum())
-    return float((lost.mean(axis=0, dtype=np.float64) * energy).sum()) - clipped, clipped, float(over.mean())
+    rounded, clipped, over = rounding_errors(magnitudes, float(np.float32(1.0 / input_scale)))
+    tokens = magnitudes.shape[1]
+    lost = float((clipped / tokens * energy).sum())
+    return float((rounded / tokens * energy).sum()) - lost, lost, float(over.sum() / magnitudes.size)
 
 
 def largest_scale(statistics: ChannelStatistics) -> float:
     """The scale that ignores outliers: it maps the maximum of all |x| to 127."""
-    largest = float(np.abs(statistics.rows()).max(initial=0.0))
+    largest = float(statistics.peaks().max(initial=0.0))
     return float(np.float32(max(largest, 1e-20) / LIMIT)) if largest else 1.0
 
 
@@ -251,6 +270,7 @@ class _Sample:
         x = statistics.rows()
         count = max(1, min(_ERROR_ROWS, _SAMPLE // len(weight)))
         self._name = statistics.name
+        self._statistics = statistics
         self._magnitudes = np.abs(x)
         step = max(1, len(x) // count)
         self.rows = np.ascontiguousarray(x[::step][:count])
@@ -263,8 +283,8 @@ class _Sample:
         rows, columns = self._weight.shape
         cold = np.ones(columns, bool)
         cold[hot] = False
-        values = self._magnitudes[:, cold]
-        overflow = float((values > (LIMIT + 0.5) * input_scale).sum() / max(1, self._magnitudes.size))
+        over = self._over(self._magnitudes, input_scale) - self._over(self._magnitudes[:, hot], input_scale)
+        overflow = float(over / max(1, self._magnitudes.size))
         return Treatment(
             shadow=shadow,
             hot=hot,
@@ -272,8 +292,12 @@ class _Sample:
             error=self._error(hot, input_scale, residual=shadow != NONE),
             cost=0.0 if shadow == NONE else shadow_cost(rows, columns, len(hot), overflow),
             overflow=overflow,
-            largest_cold=float(values.max(initial=0.0)),
+            largest_cold=float(self._statistics.peaks()[cold].max(initial=0.0)),
         )
+
+    @staticmethod
+    def _over(magnitudes: np.ndarray, input_scale: float) -> int:
+        return int(np.count_nonzero(magnitudes > (LIMIT + 0.5) * input_scale))
 
     def _error(self, hot: np.ndarray, input_scale: float, residual: bool) -> float:
         q = self._quantize(hot)

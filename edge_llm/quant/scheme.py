@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_llm.errors import InvalidModel
-from kernels.layout import pack_tiles, row_sums
+from kernels.floats import quantize_rows
 from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 LIMIT = 127
@@ -82,24 +82,18 @@ class WeightQuantizer:
         start, end = self._done, self._done + len(weight)
         if start % TILE_CHANNELS:
             raise ValueError("every block of rows but the last must be a multiple of 16")
-        values = weight.astype(np.float32)  # a copy: hot columns are cleared in it
+        values = np.asarray(weight, np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             self._hot_weight[:, start:end] = values[:, self._hot].T
-        values[:, self._hot] = 0.0
-        largest = np.maximum(values.max(axis=1, initial=0.0), -values.min(axis=1, initial=0.0))
-        if not np.isfinite(largest).all():
+        tiles, weight_scale, row_sum = quantize_rows(values, self._hot)
+        if not np.isfinite(weight_scale).all():
             raise InvalidModel(f"`{self._name}` holds a value that is not finite, so it cannot be quantized")
         if not np.isfinite(self._hot_weight[:, start:end]).all():
             raise InvalidModel(f"`{self._name}` holds a value above {MAX_FLOAT16:g} that must be kept in float16")
-        weight_scale = np.maximum(largest / np.float32(LIMIT), np.float32(SMALLEST_SCALE))
-        np.divide(values, weight_scale[:, None], out=values)
-        np.rint(values, out=values)
-        np.clip(values, -LIMIT, LIMIT, out=values)
-        tiles = pack_tiles(values.astype(np.int8))
         panel = start // TILE_CHANNELS
         self._tiles[panel : panel + len(tiles)] = tiles
         self._weight_scale[start:end] = weight_scale
-        self._row_sum[start:end] = row_sums(tiles, len(weight))
+        self._row_sum[start:end] = row_sum
         self._done = end
 
     def finish(self) -> QuantizedWeight:

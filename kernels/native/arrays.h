@@ -32,6 +32,7 @@ struct half {
 
 template <class T> struct ElementType;
 template <> struct ElementType<float> { static constexpr int number = NPY_FLOAT32; static constexpr const char* name = "float32"; };
+template <> struct ElementType<double> { static constexpr int number = NPY_FLOAT64; static constexpr const char* name = "float64"; };
 template <> struct ElementType<half> { static constexpr int number = NPY_FLOAT16; static constexpr const char* name = "float16"; };
 template <> struct ElementType<int8_t> { static constexpr int number = NPY_INT8; static constexpr const char* name = "int8"; };
 template <> struct ElementType<uint8_t> { static constexpr int number = NPY_UINT8; static constexpr const char* name = "uint8"; };

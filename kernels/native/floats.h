@@ -2,6 +2,7 @@
 // fma over the columns and the fixed tree, whatever the tile it falls in.
 #pragma once
 
+#include "calibration.h"
 #include "pointwise.h"
 #include "table_floats.h"
 #include "vec.h"
@@ -11,7 +12,7 @@ namespace EDGE_VARIANT {
 
 // Sums that the registers hold: R rows by P channels.
 #if defined(__AVX512F__)
-constexpr int kFloatRows = 4, kFloatChannels = 4;
+constexpr int kFloatRows = 4, kFloatChannels = 6;
 #else
 constexpr int kFloatRows = 2, kFloatChannels = 3;
 #endif
@@ -31,7 +32,10 @@ void float_tile(const FloatProduct& a, int64_t m, int64_t n) {
     });
   });
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { a.out[(m + r) * a.channels + n + p] = reduce_add(sum[r][p]); });
+    float* out = a.out + (m + r) * a.channels + n;
+    constexpr int kJoint = P / 4 * 4;
+    if constexpr (kJoint == 4) reduce_add_4(sum[r][0], sum[r][1], sum[r][2], sum[r][3], out);
+    unrolled<P - kJoint>([&](auto p) EDGE_INLINE_LAMBDA { out[kJoint + p] = reduce_add(sum[r][kJoint + p]); });
   });
 }
 
@@ -42,15 +46,16 @@ void float_rows(const FloatProduct& a, int64_t begin, int64_t end, int64_t n) {
   for (; m < end; ++m) float_tile<1, P>(a, m, n);
 }
 
-// In blocks of rows that stay in a core's L2 while the channels pass by.
+// In blocks of whole tiles of rows that stay in a core's L2 while the channels pass by.
 static void float_product(const FloatProduct& a, int64_t begin, int64_t end) {
   constexpr int64_t kBlockBytes = 512 << 10;
   const int64_t row_bytes = max_i64(1, a.columns) * static_cast<int64_t>(sizeof(float));
-  const int64_t block = max_i64(kFloatRows, kBlockBytes / row_bytes);
+  const int64_t block = max_i64(1, kBlockBytes / row_bytes / kFloatRows) * kFloatRows;
   for (int64_t m = 0; m < a.rows; m += block) {
     const int64_t stop = min_i64(a.rows, m + block);
     int64_t n = begin;
     for (; n + kFloatChannels <= end; n += kFloatChannels) float_rows<kFloatChannels>(a, m, stop, n);
+    for (; n + 2 <= end; n += 2) float_rows<2>(a, m, stop, n);
     for (; n < end; ++n) float_rows<1>(a, m, stop, n);
   }
 }
@@ -59,7 +64,8 @@ static void float_exp(const float* x, float* out, int64_t begin, int64_t end) {
   each_vector(end - begin, [&](int64_t i, int n) { store_some(out + begin + i, exp(load_some(x + begin + i, n)), n); });
 }
 
-constexpr FloatKernels float_kernels = {float_product, float_exp};
+constexpr FloatKernels float_kernels = {float_product,  float_exp,     rounding_errors, channel_powers,
+                                        column_squares, quantize_rows, softmax_sums,    divergence_terms};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

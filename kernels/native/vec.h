@@ -514,6 +514,20 @@ EDGE_INLINE float reduce_max(f32x16 a) {
 }
 #endif
 
+// reduce_add of four into p[0..3].
+EDGE_INLINE void reduce_add_4(f32x16 a, f32x16 b, f32x16 c, f32x16 d, float* p) {
+#if defined(__AVX512F__)
+  const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a.v, b.v, 0x44), _mm512_shuffle_f32x4(a.v, b.v, 0xEE));
+  const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c.v, d.v, 0x44), _mm512_shuffle_f32x4(c.v, d.v, 0xEE));
+  __m512 four = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
+  four = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4E));
+  four = _mm512_add_ps(four, _mm512_permute_ps(four, 0xB1));
+  _mm_storeu_ps(p, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, four)));
+#else
+  p[0] = reduce_add(a), p[1] = reduce_add(b), p[2] = reduce_add(c), p[3] = reduce_add(d);
+#endif
+}
+
 EDGE_INLINE f32x16 clamp(f32x16 a, f32x16 low, f32x16 high) { return min(max(a, low), high); }
 
 // The nearest float16, half to even; beyond its range (and for NaN) an end of it.

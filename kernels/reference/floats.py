@@ -1,12 +1,18 @@
-"""Float products and exponentials in the fixed order."""
+"""Float products and exponentials in the fixed order, and what import measures, in the order of NumPy's sums."""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from kernels.reference.layout import pack_tiles, row_sums
 from kernels.reference.numeric import lane_dot
 from kernels.reference.pointwise import exp as exp_of
-from kernels.types import F32
+from kernels.types import F32, I8, I32, I64
+
+F64 = npt.NDArray[np.float64]
 
 
 def product(x: F32, weight: F32) -> F32:
@@ -17,3 +23,76 @@ def product(x: F32, weight: F32) -> F32:
 def exp(x: F32) -> F32:
     """e^x of every value, as every kernel computes it."""
     return exp_of(x)
+
+
+def sum_by_halves(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Sum over the last axis in its own type: up to 128 values in eight chains, more by halves."""
+    count = x.shape[-1]
+    if count > 128:
+        half = count // 2 - count // 2 % 8
+        return sum_by_halves(x[..., :half]) + sum_by_halves(x[..., half:])
+    whole = count - count % 8
+    chains = np.zeros((*x.shape[:-1], 8), x.dtype)
+    for start in range(0, whole, 8):
+        chains = chains + x[..., start : start + 8]
+    while chains.shape[-1] > 1:
+        chains = chains[..., ::2] + chains[..., 1::2]
+    total = chains[..., 0]
+    for index in range(whole, count):
+        total = total + x[..., index]
+    return np.asarray(total)
+
+
+def rounding_errors(magnitudes: F32, inverse: float) -> tuple[F64, F64, I64]:
+    """magnitudes[K, T] -> squared errors in steps, those of values above 127.5 steps, the number of these, each [K]."""
+    steps = magnitudes * np.float32(inverse)
+    over = steps > 127.5
+    lost = np.square(steps - np.minimum(np.rint(steps), np.float32(127)))
+    clipped = np.where(over, lost, np.float32(0))
+    return sum_by_halves(lost.astype(np.float64)), sum_by_halves(clipped.astype(np.float64)), over.sum(axis=1)
+
+
+def channel_powers(x: F32, pairs: int) -> tuple[F32, F64]:
+    """x[T, K] -> the largest magnitude of every channel, the sum of (x / largest)^(2 pairs) token by token."""
+    largest = np.abs(x).max(axis=0, initial=np.float32(0))
+    shares = np.square(x / np.where(largest > 0, largest, np.float32(1)))
+    raised = shares
+    for _ in range(pairs - 1):
+        raised = raised * shares
+    total = np.zeros(x.shape[1])
+    for row in raised:
+        total = total + row
+    return largest, total
+
+
+def column_squares(x: F32, unit: float = 1.0) -> F64:
+    """x[M, K] -> the sum of (x / unit)^2 of every column, row by row."""
+    total = np.zeros(x.shape[1])
+    for row in x / np.float32(unit):
+        total = total + np.square(row, dtype=np.float64)
+    return total
+
+
+def quantize_rows(weight: F32, hot: I32) -> tuple[I8, F32, I32]:
+    """weight[N, K], its channels ``hot`` zero, in INT8 tiles -> tiles, scale [N], row_sum [N]."""
+    cold = weight.copy()
+    cold[:, hot] = 0
+    scale = np.maximum(np.abs(cold).max(axis=1, initial=np.float32(0)) / np.float32(127), np.float32(1e-30))
+    finite = np.isfinite(scale)
+    steps = np.zeros_like(cold)
+    steps[finite] = np.clip(np.rint(cold[finite] / scale[finite, None]), -127, 127)
+    tiles = pack_tiles(steps.astype(np.int8))
+    return tiles, scale, row_sums(tiles, len(weight))
+
+
+def softmax_sums(x: F32) -> tuple[F32, F32]:
+    """x[M, V] -> the largest of every row, the sum of exp(x - largest)."""
+    largest = x.max(axis=1)
+    return largest, sum_by_halves(exp(x - largest[:, None]))
+
+
+def divergence_terms(wanted: F32, wanted_shift: F32, found: F32, found_shift: F32) -> F32:
+    """exp(w) * (w - f), both [M, V] less their two shifts [M, 2]."""
+    w = (wanted - wanted_shift[:, :1]) - wanted_shift[:, 1:]
+    f = (found - found_shift[:, :1]) - found_shift[:, 1:]
+    return np.asarray(exp(w) * (w - f))
