@@ -202,3 +202,54 @@ def rope(
 def swiglu(
     gate_up: npt.NDArray[np.float32], pool: ThreadPool, out: npt.NDArray[np.float32] | None = None
 ) -> npt.NDArray[np.float32]: ...
+
+# ---- programs (bind_program.cpp) ----
+
+class Program:
+    """Kernel calls over fixed arrays, see `kernels.program`."""
+
+    def __init__(self) -> None: ...
+    def linear(
+        self,
+        x: _F32,
+        weight: Int8Linear,
+        add: _F32 | None,
+        shadow: bool,
+        gain: _F32 | None,
+        eps: float,
+        swiglu: bool,
+        out: _F32,
+        /,
+    ) -> None: ...
+    def rms_norm(self, x: _F32, gain: _F32, eps: float, out: _F32, /) -> None: ...
+    def swiglu(self, gate_up: _F32, out: _F32, /) -> None: ...
+    def rope_append(
+        self,
+        qkv: _F32,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        cos: _F32,
+        sin: _F32,
+        q_gain: _F32 | None,
+        k_gain: _F32 | None,
+        eps: float,
+        k_offset: _F32,
+        k_pages: _I8,
+        k_scales: _F16,
+        v_pages: _I8,
+        v_scales: _F16,
+        /,
+    ) -> None: ...
+    def paged_attention(
+        self,
+        q: _F32,
+        k_pages: _I8,
+        k_scales: _F16,
+        v_pages: _I8,
+        v_scales: _F16,
+        softmax_scale: float,
+        out: _F32,
+        /,
+    ) -> None: ...
+    def run(self, positions: _I32, slots: _I64, row_sequence: _I32, page_table: _I32, pool: ThreadPool, /) -> None: ...

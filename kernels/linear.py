@@ -124,10 +124,10 @@ def linear(
     With `swiglu`, which excludes `add`, the result is `swiglu(y)` [M, N/2]. `out` may be `add` itself. When an activation
     is not finite, `out` is left as it was.
     """
-    if swiglu and add is None and weight.rows % _SWIGLU_CHANNELS:
+    if swiglu and add is None and weight.rows % SWIGLU_CHANNELS:
         return _native.swiglu(_native.linear(x, weight, pool, add, shadow, None, gain, eps, False), pool, out)
     return _native.linear(x, weight, pool, add, shadow, out, gain, eps, swiglu)
 
 
-_SWIGLU_CHANNELS = 32
+SWIGLU_CHANNELS = 32
 """Gate and up channels that meet in one pass: a tile row block of each."""

@@ -48,6 +48,9 @@ class HalvesWeight:
     columns = property(lambda self: self.high.columns)
     nbytes = property(lambda self: self.high.nbytes + self.low.nbytes)
 
+    def add_to(self, program, x, **how):
+        return False
+
     def apply(self, x, pool, *, add=None, shadow=True, gain=None, eps=0.0, swiglu=False, out=None):
         assert not swiglu  # nobody asks it of o
         low = self.low.apply(x, pool, add=add, gain=gain, eps=eps)

@@ -131,13 +131,18 @@ def test_only_the_wanted_logits_come_back(bundle, tokens, whole):
         sequence.close()
 
 
-def test_a_static_subgraph_is_built_once_for_all_layers_and_chunks(bundle, tokens):
+def test_what_is_built_for_a_prompt_serves_the_next_one(bundle, tokens, monkeypatch):
     runner = make_runner(bundle, chunk=64)
-    runner.forward(runner.open(), tokens[:128])
-    built = runner.model.sharing.built
-    assert built == 1 + 6 + 1  # the embedding, six parts at length 64, and the head
-    runner.forward(runner.open(), tokens[:128])
-    assert runner.model.sharing.built == built
+    fused, fuse = [], runner.model._fuse
+    monkeypatch.setattr(runner.model, "_fuse", lambda bound: fused.append(bound) or fuse(bound))
+    for _ in range(2):
+        runner.forward(runner.open(), tokens[:128])
+        assert runner.model.sharing.built == 2  # the embedding and the head
+        assert len(fused) == 2 * 6 * len(runner.model.layer_parts)  # six parts of every layer, for two chunks of a window
+    sequence = runner.open()
+    for count in (3, 1, 1):
+        runner.forward(sequence, tokens[:count])
+    assert len(fused) == 2 * 6 * len(runner.model.layer_parts) + 1  # all layers of a step, whatever its rows
 
 
 def test_a_prompt_longer_than_the_context_is_refused_and_changes_nothing(bundle, tokens):

@@ -201,6 +201,18 @@ def test_an_answer_that_is_stopped_before_it_is_drawn_is_stopped(tmp_path, monke
     drive(talk, tmp_path)
 
 
+def test_an_answer_is_stopped_once(tmp_path):
+    async def talk(chat):
+        await chat.send("Go")
+        await chat.until(lambda: "It grows" in chat.screen)
+        assert chat.session.stop()
+        assert chat.session.busy
+        assert not chat.session.stop(), "the second key means something else: it warns, and the third leaves"
+        await chat.until(lambda: not chat.session.busy)
+
+    drive(talk, tmp_path, ScriptedProvider([["It grows"]]))
+
+
 def test_nothing_streams_into_a_message_that_left_the_screen(tmp_path):
     def streams():
         return [task for task in asyncio.all_tasks() if "MarkdownStream" in task.get_coro().__qualname__]

@@ -288,8 +288,7 @@ def test_suspended_it_gives_the_terminal_to_the_shell_and_comes_back(server):
         answer.end()
         shell.wait_for("before and after")
         shell.press("ctrl+q")
-        shell.wait_for(lambda text: "shell>" in text and FOOTER not in text)
-        assert shell.switched_on() == set()
+        shell.wait_for(lambda text: "shell>" in text and FOOTER not in text and not shell.switched_on())
 
 
 MISTAKE = """

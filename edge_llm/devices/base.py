@@ -76,6 +76,23 @@ RunSubgraph = Callable[[BlockWeights, Buffers, Rows, LayerPages | None], Complet
 It has ended when it returns, unless it returns a completion.
 """
 
+
+
+@dataclass(frozen=True)
+class BoundOps:
+    """Operations of a layer, or of the head, and the arrays that they work in."""
+
+    ops: Sequence[Op]
+    weights: BlockWeights
+    buffers: Buffers
+    pages: LayerPages | None
+
+
+RunRows = Callable[[Rows], None]
+"""Runs what is bound, for the rows of a chunk."""
+Fuse = Callable[[Sequence[BoundOps]], RunRows]
+"""Makes one call of operations that follow each other; their arrays must stay where they are."""
+
 Watch = Callable[[Subgraph, Op, RunSubgraph], RunSubgraph]
 """Wraps an operation of a subgraph in something that sees every run of it, from its start to the end of its work."""
 

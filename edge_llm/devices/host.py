@@ -1,13 +1,13 @@
-"""The host CPU: every operation is one call of a native kernel, on one thread pool and one lane."""
+"""The host CPU: operations run as native programs, on one thread pool and one lane."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 from edge_llm.devices.base import (
     INT8_KEYS,
+    BoundOps,
     Buffers,
     DeviceModel,
     DeviceOptions,
@@ -17,25 +17,21 @@ from edge_llm.devices.base import (
     Watch,
     check_int8_keys,
 )
+from edge_llm.devices.host_program import HostProgram, add_op
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import HostArrays, PlacedModel, builder
 from edge_llm.devices.split import build_split_op
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
-from edge_llm.formats.layout import KEY_OFFSET, TensorRange
+from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import page_bytes
-from edge_llm.models.layer import Attention, Decoder, Embedding, Linear, Norm, SwiGLU
+from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
-from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import Op, Subgraph
 from edge_llm.subgraphs.placement import PLACEMENTS, choose_placement
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
-from kernels.attention import paged_attention, rope_append
-from kernels.layout import gather_rows
-from kernels.pointwise import rms_norm, swiglu
-from kernels.types import TILE_DEPTH
 
 
 class HostDevice:
@@ -61,7 +57,8 @@ class HostDevice:
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
         build = builder(self.build, tables, watch)
-        return PlacedModel(decoder, weights, self.placement, build, HostArrays(), room)
+        fuse = partial(_program_of, tables=tables, pool=self.pool, shadow=self._shadow) if watch is None else None
+        return PlacedModel(decoder, weights, self.placement, build, HostArrays(), room, fuse)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         return ()
@@ -100,123 +97,16 @@ def build_op(op: Op, tables: RopeTables, pool: ThreadPool, shadow: bool) -> RunS
     beside_card = build_split_op(op, pool, shadow)
     if beside_card is not None:
         return beside_card
-    if isinstance(op.of, Embedding):
-        return _build_embedding(op)
-    if isinstance(op.of, Norm):
-        return _build_norm(op, op.of, pool)
-    if isinstance(op.of, SwiGLU):
-        return _build_swiglu(op, pool)
-    if isinstance(op.of, Linear):
-        return _build_linear(op, pool, shadow)
-    return _build_append(op, op.of, tables, pool) if op.kind == "rope_append" else _build_attention(op, op.of, pool)
 
-
-def _build_embedding(op: Op) -> RunSubgraph:
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-        table = weights.linears["embedding"]
-        assert isinstance(table, Int8Weight)
-        values = gather_rows(table.tiles, rows.tokens, TILE_DEPTH * table.tiles.shape[1])[:, : table.columns]
-        out = buffers[op.writes[0]][: rows.count]
-        np.multiply(values, table.weight_scale[rows.tokens, None], out=out)
-        if len(table.hot_index):
-            out[:, table.hot_index] = table.hot_weight[:, rows.tokens].T
+        _program_of([BoundOps((op,), weights, buffers, pages)], tables, pool, shadow)(rows)
 
     return run
 
 
-def _build_norm(op: Op, norm: Norm, pool: ThreadPool) -> RunSubgraph:
-    reads, writes, gain, eps = op.reads[0], op.writes[0], norm.gain.name, norm.eps
-
-    def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-        n = rows.count
-        rms_norm(buffers[reads][:n], weights.gains[gain], eps, pool, out=buffers[writes][:n])
-
-    return run
-
-
-def _build_linear(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
-    name, reads, writes, adds = op.linear.name, op.reads[0], op.writes[0], op.adds
-    gain, eps = (op.norm.gain.name, op.norm.eps) if op.norm else ("", 0.0)
-    swiglu = op.kind == "linear_swiglu"
-
-    def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-        n = rows.count
-        weights.linears[name].apply(
-            buffers[reads][:n],
-            pool,
-            add=buffers[adds][:n] if adds else None,
-            shadow=shadow,
-            gain=weights.gains[gain] if gain else None,
-            eps=eps,
-            swiglu=swiglu,
-            out=buffers[writes][:n],
-        )
-
-    return run
-
-
-def _build_swiglu(op: Op, pool: ThreadPool) -> RunSubgraph:
-    reads, writes = op.reads[0], op.writes[0]
-
-    def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-        n = rows.count
-        swiglu(buffers[reads][:n], pool, out=buffers[writes][:n])
-
-    return run
-
-
-def _build_append(op: Op, attention: Attention, tables: RopeTables, pool: ThreadPool) -> RunSubgraph:
-    cos, sin = tables[attention.rope]
-    reads, heads, kv_heads, head_dim, eps = op.reads[0], attention.heads, attention.kv_heads, attention.head_dim, attention.eps
-    q_norm, k_norm = (gain.name if gain else "" for gain in (attention.q_norm, attention.k_norm))
-
-    def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-        assert pages is not None
-        gains = weights.gains
-        rope_append(
-            buffers[reads][: rows.count],
-            heads,
-            kv_heads,
-            head_dim,
-            rows.position,
-            cos,
-            sin,
-            gains[q_norm] if q_norm else None,
-            gains[k_norm] if k_norm else None,
-            eps,
-            # The same vector off every key of a head changes no softmax, and leaves less to quantize.
-            gains[KEY_OFFSET],
-            pages.k,
-            pages.k_scale,
-            pages.v,
-            pages.v_scale,
-            rows.slots,
-            pool,
-        )
-
-    return run
-
-
-def _build_attention(op: Op, attention: Attention, pool: ThreadPool) -> RunSubgraph:
-    heads, head_dim, q_size = attention.heads, attention.head_dim, attention.q_size
-    reads, writes, softmax_scale = op.reads[0], op.writes[0], attention.head_dim**-0.5
-
-    def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-        assert pages is not None
-        n = rows.count
-        q = buffers[reads][:n, :q_size].reshape(n, heads, head_dim)
-        paged_attention(
-            q,
-            pages.k,
-            pages.k_scale,
-            pages.v,
-            pages.v_scale,
-            rows.page_table,
-            rows.sequence,
-            rows.position,
-            softmax_scale,
-            pool,
-            out=buffers[writes][:n].reshape(n, heads, head_dim),
-        )
-
-    return run
+def _program_of(bound: Iterable[BoundOps], tables: RopeTables, pool: ThreadPool, shadow: bool) -> HostProgram:
+    program = HostProgram(pool)
+    for each in bound:
+        for op in each.ops:
+            add_op(program, op, each, tables, pool, shadow)
+    return program

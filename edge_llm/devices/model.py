@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from edge_llm.devices.base import Buffers, Chunk, Completion, Room, Rows, RunSubgraph, Task, Watch, static_length
+from edge_llm.devices.base import (
+    BoundOps,
+    Buffers,
+    Chunk,
+    Completion,
+    Fuse,
+    Room,
+    Rows,
+    RunRows,
+    RunSubgraph,
+    Task,
+    Watch,
+    static_length,
+)
 from edge_llm.devices.kv_pages import MakeArray, PagedKV
 from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import HIDDEN, Attention, Decoder
@@ -85,6 +98,8 @@ class _Slot:
     buffers: Buffers
     rows: Rows | None = None
     outputs: tuple[np.ndarray, np.ndarray] | None = None
+    programs: dict[tuple[range, tuple[Part, ...] | None], RunRows] = field(default_factory=dict)
+    """Of runs of resident layers, and of some of their parts, in these buffers."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +111,10 @@ class _Head:
 
 
 class PlacedModel:
-    """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs."""
+    """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs.
+
+    Where there is a ``fuse``, the layers of a step that follow each other are one call.
+    """
 
     clipped = 0
 
@@ -108,6 +126,7 @@ class PlacedModel:
         build: Callable[[Subgraph], RunSubgraph],
         arrays: Arrays,
         room: Room,
+        fuse: Fuse | None = None,
     ) -> None:
         self.decoder = decoder
         self.weights = weights
@@ -125,6 +144,7 @@ class PlacedModel:
         self._heads: dict[int, _Head] = {}
         self._arrays = arrays
         self._lengths = room.lengths
+        self._fuse = fuse
         self._slots = [_Slot(self._new_buffers(self._widths))]
 
     @property
@@ -132,6 +152,8 @@ class PlacedModel:
         return self._subgraphs.sharing
 
     def part(self, layer: int, part: Part, chunk: Chunk) -> Task:
+        if self._fuse is not None:
+            return partial(self._run_fused, self._fuse, range(layer, layer + 1), (part,), self._slot(chunk))
         subgraph, slot = self._subgraphs.get(part, chunk.rows.static), self._slot(chunk)
         launch, use, pages = self._arrays.launch, self.weights.use, self._pages.layers[layer]
 
@@ -143,7 +165,7 @@ class PlacedModel:
         return run
 
     def walk(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
-        return self._launched(*(self._block(block, chunk) for block in blocks))
+        return self._launched(*(self._run(run, chunk) for run in self._runs(blocks)))
 
     def outputs(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
         slot = self._slot(chunk)
@@ -161,12 +183,24 @@ class PlacedModel:
 
         return run
 
-    def _block(self, block: int, chunk: Chunk) -> Callable[[], None]:
-        slot = self._slot(chunk)
+    def _runs(self, blocks: range) -> Iterator[range]:
+        """``blocks`` in runs that are one call each: all layers that follow each other where they can be fused."""
+        first, end = max(blocks.start, 1), min(blocks.stop, len(self._step_parts) + 1)
+        if self._fuse is None or first >= end:
+            yield from (range(block, block + 1) for block in blocks)
+            return
+        yield from (range(block, block + 1) for block in range(blocks.start, first))
+        yield range(first, end)
+        yield from (range(block, block + 1) for block in range(end, blocks.stop))
+
+    def _run(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
+        slot, block = self._slot(chunk), blocks[0]
         if block == 0:
             return partial(self._embed, chunk, slot)
         if block > len(self._step_parts):
             return partial(self._finish, chunk, slot)
+        if self._fuse is not None:
+            return partial(self._run_fused, self._fuse, range(blocks.start - 1, blocks.stop - 1), None, slot)
         steps = tuple(self._subgraphs.get(part, chunk.rows.static) for part in self._step_parts[block - 1])
         return partial(self._run_layer, block - 1, steps, slot)
 
@@ -182,6 +216,20 @@ class PlacedModel:
         weights, pages = self.weights.use(layer), self._pages.layers[layer]
         for step in steps:
             _wait(step(weights, slot.buffers, slot.rows, pages))
+
+    def _run_fused(self, fuse: Fuse, layers: range, parts: tuple[Part, ...] | None, slot: _Slot) -> None:
+        """``parts`` of each of ``layers``, all of a step where they are None, as one call."""
+        assert slot.rows is not None, "a layer before the embedding"
+        program = slot.programs.get((layers, parts))
+        if program is None:
+            program = fuse([self._bound(layer, parts or self._step_parts[layer], slot) for layer in layers])
+            if not any(layer in self.weights.streamed for layer in layers):  # whose arrays are others in the next step
+                slot.programs[layers, parts] = program
+        program(slot.rows)
+
+    def _bound(self, layer: int, parts: Sequence[Part], slot: _Slot) -> BoundOps:
+        ops = [op for part in parts for op in part.ops]
+        return BoundOps(ops, self.weights.use(layer), slot.buffers, self._pages.layers[layer])
 
     def _finish(self, chunk: Chunk, slot: _Slot) -> None:
         """The head of ``chunk``: what its rows are wanted for."""

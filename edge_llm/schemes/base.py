@@ -12,6 +12,7 @@ from edge_llm.files import shown
 from edge_llm.models.layer import Linear
 from edge_llm.quant.shadow import Treatment
 from kernels import ThreadPool
+from kernels.program import Program
 
 TensorSpec = tuple[str, str, tuple[int, ...]]
 """A tensor of a linear in a bundle: name, type, shape."""
@@ -56,6 +57,22 @@ class Weight(Protocol):
         are worth.  A row's result does not depend on the other rows, on threads or on the instruction set.  Raises ValueError
         for an activation that is not finite.
         """
+        ...
+
+
+    def add_to(
+        self,
+        program: Program,
+        x: np.ndarray,
+        *,
+        add: np.ndarray | None,
+        shadow: bool,
+        gain: np.ndarray | None,
+        eps: float,
+        swiglu: bool,
+        out: np.ndarray,
+    ) -> bool:
+        """Add `apply` to ``program``; false for a weight that no program can multiply."""
         ...
 
 

@@ -22,6 +22,7 @@ from kernels import ThreadPool
 from kernels.linear import hot_product
 from kernels.pointwise import rms_norm
 from kernels.pointwise import swiglu as swiglu_rows
+from kernels.program import Program
 from kernels.reference.linear import hot_product as reference_hot_product
 
 NAME = FLOAT16
@@ -79,6 +80,9 @@ class Float16Weight:
         if swiglu:
             return swiglu_rows(y, pool, out=out)
         return y if add is None else np.add(y, add, out=out)
+
+    def add_to(self, program: Program, x: np.ndarray, **how: Any) -> bool:
+        return False
 
 
 def _check_float32(name: str, array: np.ndarray, rows: int, columns: int) -> None:

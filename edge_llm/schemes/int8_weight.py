@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from kernels import ThreadPool, linear
+from kernels.program import Program
 from kernels.types import Residual, Rounding
 
 WIDER = 3.0
@@ -110,3 +111,19 @@ class Int8Weight:
     ) -> np.ndarray:
         keep = shadow and self.residual
         return linear.linear(x, self.native, pool, add=add, shadow=keep, gain=gain, eps=eps, swiglu=swiglu, out=out)
+
+    def add_to(
+        self,
+        program: Program,
+        x: np.ndarray,
+        *,
+        add: np.ndarray | None,
+        shadow: bool,
+        gain: np.ndarray | None,
+        eps: float,
+        swiglu: bool,
+        out: np.ndarray,
+    ) -> bool:
+        keep = shadow and self.residual
+        program.linear(x, self.native, add=add, shadow=keep, gain=gain, eps=eps, swiglu=swiglu, out=out)
+        return True

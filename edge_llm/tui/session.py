@@ -46,13 +46,18 @@ class Turn:
     task: asyncio.Task[object]
     answering: Answering | None = None
     """None while it waits: for the disk, or for its model."""
+    stopped: bool = False
 
-    def stop(self) -> None:
-        """Stop the answer, or the wait."""
+    def stop(self) -> bool:
+        """Stop the answer, or the wait; false when that was done before."""
+        if self.stopped:
+            return False
+        self.stopped = True
         if self.answering is not None:
             self.answering.reply.cancel()
         else:
             self.task.cancel()
+        return True
 
 
 class Superseded(EdgeLLMError):
@@ -273,11 +278,9 @@ class Session:
             await self._run(turn, replace(message, state="growing"), provider, ask)
 
     def stop(self) -> bool:
-        """Stop the answer of the chat on the screen, or the wait for a model; false when there is neither."""
+        """Stop the answer of the chat on the screen, or the wait for a model; false when there is nothing to stop any more."""
         turn = self._turns.get(self.chat.chat.id)
-        if turn is not None:
-            turn.stop()
-        return turn is not None
+        return turn is not None and turn.stop()
 
     async def _show_new(self, chat: OpenChat, message: Message) -> None:
         if self.chat is not chat:

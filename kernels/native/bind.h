@@ -23,5 +23,6 @@ void bind_attention(nb::module_& module);
 void bind_pointwise(nb::module_& module);
 void bind_sampling(nb::module_& module);
 void bind_floats(nb::module_& module);
+void bind_program(nb::module_& module);
 
 }  // namespace edge

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <vector>
 
-#include "bind.h"
+#include "calls.h"
 
 namespace edge {
 namespace {
@@ -72,58 +72,87 @@ const float* gain_of(nb::handle gain_arg, const char* name, int64_t dim) {
   return gain.data;
 }
 
-void rope_append(nb::handle qkv_arg, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle positions_arg,
-                 nb::handle cos_arg, nb::handle sin_arg, nb::handle q_gain_arg, nb::handle k_gain_arg, float eps,
-                 nb::handle k_offset_arg, nb::handle k_pages_arg, nb::handle k_scales_arg, nb::handle v_pages_arg,
-                 nb::handle v_scales_arg, nb::handle slots_arg, ThreadPool& pool) {
+}  // namespace
+
+AppendCall::AppendCall(nb::handle qkv_arg, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle cos_arg,
+                       nb::handle sin_arg, nb::handle q_gain_arg, nb::handle k_gain_arg, float eps, nb::handle k_offset_arg,
+                       nb::handle k_pages_arg, nb::handle k_scales_arg, nb::handle v_pages_arg, nb::handle v_scales_arg) {
   expect_head_dim(head_dim);
   const auto qkv = write<float, 2>(qkv_arg, "qkv");
   if (heads < 0 || kv_heads < 0) throw nb::value_error("`heads` and `kv_heads` must not be negative");
-  const int64_t rows = qkv.shape[0], width = (heads + 2 * kv_heads) * head_dim;
+  rows = qkv.shape[0];
+  width = (heads + 2 * kv_heads) * head_dim;
   expect_shape(qkv, "qkv", {rows, width});
   const auto cos = read<float, 2>(cos_arg, "cos"), sin = read<float, 2>(sin_arg, "sin");
   expect_shape(cos, "cos", {-1, head_dim / 2});
   expect_shape(sin, "sin", {cos.shape[0], head_dim / 2});
-  const auto positions = read<int32_t, 1>(positions_arg, "positions");
-  expect_shape(positions, "positions", {rows});
-  expect_indices(positions, "positions", cos.shape[0], false);
   const auto k_offset = read<float, 2>(k_offset_arg, "k_offset");
   expect_shape(k_offset, "k_offset", {kv_heads, head_dim});
   const Pages k_pages = pages_of(k_pages_arg, "k_pages", k_scales_arg, "k_scales", true);
   const Pages v_pages = pages_of(v_pages_arg, "v_pages", v_scales_arg, "v_scales", true);
   expect_pages(k_pages, "k_pages", {-1, kv_heads, kPage, head_dim});
   expect_pages(v_pages, "v_pages", {k_pages.count, kv_heads, kPage, head_dim});
-  const auto slots = read<int64_t, 1>(slots_arg, "slots");
-  expect_shape(slots, "slots", {rows});
-  expect_indices(slots, "slots", k_pages.count * kPage, true);
+  positions = cos.shape[0];
+  pages = k_pages.count;
 
   float* k = qkv.data + heads * head_dim;
   float* v = k + kv_heads * head_dim;
   const auto norm = [&](float* x, int64_t count, const float* gain) {
     return NormArgs{x, width, head_dim, x, width, head_dim, count, head_dim, gain, eps};
   };
-  const RopeAppendArgs args = {norm(qkv.data, heads, gain_of(q_gain_arg, "q_gain", head_dim)),
-                               norm(k, kv_heads, gain_of(k_gain_arg, "k_gain", head_dim)),
-                               {qkv.data, width, head_dim, heads + kv_heads, head_dim / 2, positions.data, cos.data, sin.data},
-                               k_offset.data,
-                               {k, width, kv_heads, head_dim, k_pages.data, k_pages.scales, slots.data},
-                               {v, width, kv_heads, head_dim, v_pages.data, v_pages.scales, slots.data}};
+  args = {norm(qkv.data, heads, gain_of(q_gain_arg, "q_gain", head_dim)),
+          norm(k, kv_heads, gain_of(k_gain_arg, "k_gain", head_dim)),
+          {qkv.data, width, head_dim, heads + kv_heads, head_dim / 2, nullptr, cos.data, sin.data},
+          k_offset.data,
+          {k, width, kv_heads, head_dim, k_pages.data, k_pages.scales, nullptr},
+          {v, width, kv_heads, head_dim, v_pages.data, v_pages.scales, nullptr}};
+}
+
+bool AppendCall::run(int64_t count, const int32_t* row_position, const int64_t* slots, ThreadPool& pool) const {
+  RopeAppendArgs these = args;
+  these.rope.positions = row_position;
+  these.k.slots = these.v.slots = slots;
   std::atomic<bool> finite{true};
+  const auto kernel = kernels().attention.rope_append;
+  const int64_t grain = std::max<int64_t>(1, kAppendValuesPerBlock / std::max<int64_t>(1, width));
+  pool.for_blocks(count, grain, [&](int64_t begin, int64_t end, int) {
+    if (!kernel(these, begin, end)) finite.store(false, std::memory_order_relaxed);
+  });
+  return finite.load();
+}
+
+void expect_positions(const Array<const int32_t, 1>& positions, int64_t limit) {
+  expect_indices(positions, "positions", limit, false);
+}
+
+void expect_slots(const Array<const int64_t, 1>& slots, int64_t pages) { expect_indices(slots, "slots", pages * kPage, true); }
+
+namespace {
+
+void rope_append(nb::handle qkv, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle positions_arg, nb::handle cos,
+                 nb::handle sin, nb::handle q_gain, nb::handle k_gain, float eps, nb::handle k_offset, nb::handle k_pages,
+                 nb::handle k_scales, nb::handle v_pages, nb::handle v_scales, nb::handle slots_arg, ThreadPool& pool) {
+  const AppendCall call(qkv, heads, kv_heads, head_dim, cos, sin, q_gain, k_gain, eps, k_offset, k_pages, k_scales, v_pages,
+                        v_scales);
+  const auto positions = read<int32_t, 1>(positions_arg, "positions");
+  expect_shape(positions, "positions", {call.rows});
+  expect_positions(positions, call.positions);
+  const auto slots = read<int64_t, 1>(slots_arg, "slots");
+  expect_shape(slots, "slots", {call.rows});
+  expect_slots(slots, call.pages);
+  bool finite;
   {
-    KernelCall call(pool);
-    const auto kernel = kernels().attention.rope_append;
-    const int64_t grain = std::max<int64_t>(1, kAppendValuesPerBlock / std::max<int64_t>(1, width));
-    pool.for_blocks(rows, grain, [&](int64_t begin, int64_t end, int) {
-      if (!kernel(args, begin, end)) finite.store(false, std::memory_order_relaxed);
-    });
+    const KernelCall held(pool);
+    finite = call.run(call.rows, positions.data, slots.data, pool);
   }
-  if (!finite.load()) throw nb::value_error("non-finite key or value");
+  if (!finite) throw nb::value_error(kNotFiniteKey);
 }
 
 // ---- attention ---------------------------------------------------------------------------------------------
 
-// The rows' sequences and positions hold, and every page they need exists.
-void expect_rows(const AttentionArgs& a, int64_t rows, int64_t sequences, int64_t page_count) {
+}  // namespace
+
+void expect_rows(const AttentionRows& a, int64_t rows, int64_t sequences, int64_t page_count) {
   for (int64_t begin = 0, end; begin < rows; begin = end) {
     const int32_t sequence = a.row_sequence[begin];
     if (sequence < 0 || sequence >= sequences)
@@ -147,6 +176,8 @@ void expect_rows(const AttentionArgs& a, int64_t rows, int64_t sequences, int64_
                                   .c_str());
   }
 }
+
+namespace {
 
 struct PlannedTile {
   AttentionTile tile;
@@ -242,34 +273,58 @@ void attend_rows(const AttentionArgs& a, int64_t rows, ThreadPool& pool) {
   run_tiles(a, tiles, pool, workers);
 }
 
-nb::object paged_attention(nb::handle q_arg, nb::handle k_pages_arg, nb::handle k_scales_arg, nb::handle v_pages_arg,
-                           nb::handle v_scales_arg, nb::handle page_table_arg, nb::handle row_sequence_arg,
-                           nb::handle row_position_arg, float softmax_scale, ThreadPool& pool, nb::handle out_arg) {
+}  // namespace
+
+AttentionCall::AttentionCall(nb::handle q_arg, nb::handle k_pages_arg, nb::handle k_scales_arg, nb::handle v_pages_arg,
+                             nb::handle v_scales_arg, float softmax_scale) {
   const auto q = strided<const float, 3>(q_arg, "q");
   const Pages k = pages_of(k_pages_arg, "k_pages", k_scales_arg, "k_scales", false);
   const Pages v = pages_of(v_pages_arg, "v_pages", v_scales_arg, "v_scales", false);
-  const auto page_table = read<int32_t, 2>(page_table_arg, "page_table");
-  const auto row_sequence = read<int32_t, 1>(row_sequence_arg, "row_sequence");
-  const auto row_position = read<int32_t, 1>(row_position_arg, "row_position");
-  const int64_t rows = q.shape[0], heads = q.shape[1], dim = q.shape[2];
+  const int64_t heads = q.shape[1], dim = q.shape[2];
+  rows = q.shape[0];
   expect_head_dim(dim);
   expect_pages(k, "k_pages", {-1, -1, kPage, dim});
   expect_pages(v, "v_pages", {k.count, k.kv_heads, kPage, dim});
-  expect_shape(row_sequence, "row_sequence", {rows});
-  expect_shape(row_position, "row_position", {rows});
   if (k.kv_heads == 0 || heads % k.kv_heads != 0 || heads == 0)
     throw nb::value_error(("`q` must have a multiple of the `" + std::to_string(k.kv_heads) + "` kv heads; got `" +
                            std::to_string(heads) + "` heads")
                               .c_str());
-  AttentionArgs a = {q.data,   q.stride[0], q.stride[1],     heads,
-                     k.kv_heads, dim,       k.data,          v.data,
-                     k.scales, v.scales,    page_table.data, page_table.shape[1],
-                     row_sequence.data, row_position.data,   softmax_scale, nullptr};
-  expect_rows(a, rows, page_table.shape[0], k.count);
-  nb::object out = output<float, 3>(out_arg, "out", {rows, heads, dim});
-  a.out = data_of<float, 3>(out);
-  KernelCall call(pool);
-  attend_rows(a, rows, pool);
+  pages = k.count;
+  args = {q.data, q.stride[0], q.stride[1], heads,   k.kv_heads, dim,     k.data,        v.data,
+          k.scales, v.scales,  nullptr,     0,       nullptr,    nullptr, softmax_scale, nullptr};
+}
+
+nb::object AttentionCall::write_to(nb::handle out_arg) {
+  nb::object out = output<float, 3>(out_arg, "out", {rows, args.q_heads, args.head_dim});
+  args.out = data_of<float, 3>(out);
+  return out;
+}
+
+void AttentionCall::run(int64_t count, const AttentionRows& these, ThreadPool& pool) const {
+  AttentionArgs a = args;
+  a.page_table = these.page_table;
+  a.max_pages = these.max_pages;
+  a.row_sequence = these.row_sequence;
+  a.row_position = these.row_position;
+  attend_rows(a, count, pool);
+}
+
+namespace {
+
+nb::object paged_attention(nb::handle q, nb::handle k_pages, nb::handle k_scales, nb::handle v_pages, nb::handle v_scales,
+                           nb::handle page_table_arg, nb::handle row_sequence_arg, nb::handle row_position_arg,
+                           float softmax_scale, ThreadPool& pool, nb::handle out_arg) {
+  AttentionCall call(q, k_pages, k_scales, v_pages, v_scales, softmax_scale);
+  const auto page_table = read<int32_t, 2>(page_table_arg, "page_table");
+  const auto row_sequence = read<int32_t, 1>(row_sequence_arg, "row_sequence");
+  const auto row_position = read<int32_t, 1>(row_position_arg, "row_position");
+  expect_shape(row_sequence, "row_sequence", {call.rows});
+  expect_shape(row_position, "row_position", {call.rows});
+  const AttentionRows rows = {page_table.data, page_table.shape[1], row_sequence.data, row_position.data};
+  expect_rows(rows, call.rows, page_table.shape[0], call.pages);
+  nb::object out = call.write_to(out_arg);
+  KernelCall held(pool);
+  call.run(call.rows, rows, pool);
   return out;
 }
 

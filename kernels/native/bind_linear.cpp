@@ -2,7 +2,7 @@
 #include <cmath>
 #include <vector>
 
-#include "bind.h"
+#include "calls.h"
 
 namespace edge {
 namespace {
@@ -12,7 +12,7 @@ constexpr int64_t kMaxColumns = 131072;
 
 [[noreturn]] void refuse(const std::string& message) { throw nb::value_error(message.c_str()); }
 
-void refuse_not_finite() { refuse("non-finite activation"); }
+void refuse_not_finite() { refuse(kNotFinite); }
 
 Array<const int32_t, 1> read_hot(nb::handle hot_arg, int64_t columns) {
   const auto hot = read<int32_t, 1>(hot_arg, "hot");
@@ -209,15 +209,6 @@ void merge(nb::handle y_arg, nb::handle hot_sum_arg, nb::handle row_start_arg, n
   kernels().linear.merge(args, pool);
 }
 
-// A linear's weight, checked once; it keeps its arrays alive.
-struct Int8Linear {
-  std::vector<nb::object> arrays;
-  Int8Weight weight;
-  float input_scale;
-  Array<const int32_t, 1> hot;
-  Array<const half, 2> hot_weight;
-};
-
 void make_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, double input_scale, nb::handle product_scale,
                  nb::handle row_sum, nb::handle hot_arg, nb::handle hot_weight_arg, nb::handle bias, nb::handle rounded_scale,
                  nb::handle rounded_bias) {
@@ -233,26 +224,49 @@ void make_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, doubl
   new (self) Int8Linear{std::move(arrays), weight, read_input_scale(input_scale), hot, hot_weight};
 }
 
-nb::object linear(nb::handle x_arg, const Int8Linear& linear, ThreadPool& pool, nb::handle add_arg, bool shadow,
-                  nb::handle out_arg, nb::handle gain_arg, double eps, bool swiglu) {
-  const Int8Weight& weight = linear.weight;
+}  // namespace
+
+LinearCall::LinearCall(nb::handle x_arg, const Int8Linear& linear, nb::handle add_arg, bool shadow, nb::handle gain_arg,
+                       double eps, bool swiglu)
+    : weight(linear.weight),
+      shadow_weight(shadow ? reinterpret_cast<const uint16_t*>(linear.hot_weight.data) : nullptr),
+      swiglu(swiglu) {
   const auto x = read<float, 2>(x_arg, "x");
-  const int64_t m = x.shape[0], n = weight.channels;
+  const int64_t n = weight.channels;
+  rows = x.shape[0];
   expect_shape(x, "x", {-1, weight.columns});
-  const QuantizeInput input = quantize_input(x, linear.input_scale, linear.hot, shadow, gain_arg, eps);
-  const auto add = read_optional<float, 2>(add_arg, "add");
-  if (add) expect_shape(add, "add", {m, n});
-  if (swiglu && (add || n % (2 * kTileChannels) != 0))
+  input = quantize_input(x, linear.input_scale, linear.hot, shadow, gain_arg, eps);
+  const auto added = read_optional<float, 2>(add_arg, "add");
+  if (added) expect_shape(added, "add", {rows, n});
+  add = added.data;
+  if (swiglu && (add != nullptr || n % (2 * kTileChannels) != 0))
     refuse("`swiglu` takes no `add` and a multiple of " + std::to_string(2 * kTileChannels) + " channels; got `" +
            std::to_string(n) + "`");
-  nb::object out = output<float, 2>(out_arg, "out", {m, swiglu ? n / 2 : n});
-  auto* out_data = data_of<float, 2>(out);
+}
+
+nb::object LinearCall::write_to(nb::handle out_arg) {
+  nb::object array = output<float, 2>(out_arg, "out", {rows, swiglu ? weight.channels / 2 : weight.channels});
+  out = data_of<float, 2>(array);
+  return array;
+}
+
+bool LinearCall::run(int64_t count, ThreadPool& pool) const {
+  QuantizeInput these = input;
+  these.rows = count;
+  return swiglu ? kernels().linear.linear_swiglu(these, weight, shadow_weight, out, pool)
+                : kernels().linear.linear(these, weight, shadow_weight, add, out, pool);
+}
+
+namespace {
+
+nb::object linear(nb::handle x, const Int8Linear& linear, ThreadPool& pool, nb::handle add, bool shadow, nb::handle out_arg,
+                  nb::handle gain, double eps, bool swiglu) {
+  LinearCall call(x, linear, add, shadow, gain, eps, swiglu);
+  nb::object out = call.write_to(out_arg);
   bool finite;
   {
-    const KernelCall call(pool);
-    const auto* shadow_weight = shadow ? reinterpret_cast<const uint16_t*>(linear.hot_weight.data) : nullptr;
-    finite = swiglu ? kernels().linear.linear_swiglu(input, weight, shadow_weight, out_data, pool)
-                    : kernels().linear.linear(input, weight, shadow_weight, add.data, out_data, pool);
+    const KernelCall held(pool);
+    finite = call.run(call.rows, pool);
   }
   if (!finite) refuse_not_finite();
   return out;

@@ -1,7 +1,7 @@
 // rms_norm, head_norm, rope, swiglu: arguments checked, rows shared out over the pool.
 #include <algorithm>
 
-#include "bind.h"
+#include "calls.h"
 
 namespace edge {
 namespace {
@@ -20,16 +20,58 @@ void norm(ThreadPool& pool, const NormArgs& args, int64_t rows) {
   share_rows(pool, rows, args.heads * args.dim, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
-nb::object rms_norm(nb::handle x_arg, nb::handle gain_arg, float eps, ThreadPool& pool, nb::handle out_arg) {
+}  // namespace
+
+NormCall::NormCall(nb::handle x_arg, nb::handle gain_arg, float eps) {
   const auto x = strided<const float, 2>(x_arg, "x");
-  const int64_t rows = x.shape[0], width = x.shape[1];
+  const int64_t width = x.shape[1];
+  rows = x.shape[0];
   const auto gain = read<float, 1>(gain_arg, "gain");
   expect_shape(gain, "gain", {width});
-  nb::object out = output<float, 2>(out_arg, "out", {rows, width});
-  const NormArgs args = {x.data, x.stride[0], 0, data_of<float, 2>(out), width, 0, 1, width, gain.data, eps};
-  KernelCall call(pool);
-  norm(pool, args, rows);
+  args = {x.data, x.stride[0], 0, nullptr, width, 0, 1, width, gain.data, eps};
+}
+
+nb::object NormCall::write_to(nb::handle out_arg) {
+  nb::object out = output<float, 2>(out_arg, "out", {rows, args.dim});
+  args.out = data_of<float, 2>(out);
   return out;
+}
+
+void NormCall::run(int64_t count, ThreadPool& pool) const { norm(pool, args, count); }
+
+SwigluCall::SwigluCall(nb::handle gate_up_arg) {
+  const auto gate_up = read<float, 2>(gate_up_arg, "gate_up");
+  if (gate_up.shape[1] % 2 != 0)
+    throw nb::value_error(("`gate_up` must have an even width; got `" + std::to_string(gate_up.shape[1]) + "`").c_str());
+  rows = gate_up.shape[0];
+  args = {gate_up.data, nullptr, gate_up.shape[1] / 2};
+}
+
+nb::object SwigluCall::write_to(nb::handle out_arg) {
+  nb::object out = output<float, 2>(out_arg, "out", {rows, args.width});
+  args.out = data_of<float, 2>(out);
+  return out;
+}
+
+void SwigluCall::run(int64_t count, ThreadPool& pool) const {
+  const auto kernel = kernels().pointwise.swiglu;
+  share_rows(pool, count, 4 * args.width, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
+
+namespace {
+
+// A call on all of its rows.
+template <class Call>
+nb::object run_whole(Call& call, ThreadPool& pool, nb::handle out_arg) {
+  nb::object out = call.write_to(out_arg);
+  KernelCall held(pool);
+  call.run(call.rows, pool);
+  return out;
+}
+
+nb::object rms_norm(nb::handle x, nb::handle gain, float eps, ThreadPool& pool, nb::handle out) {
+  NormCall call(x, gain, eps);
+  return run_whole(call, pool, out);
 }
 
 void head_norm(nb::handle x_arg, nb::handle gain_arg, float eps, ThreadPool& pool) {
@@ -64,17 +106,9 @@ void rope(nb::handle x_arg, nb::handle positions_arg, nb::handle cos_arg, nb::ha
   share_rows(pool, x.shape[0], args.heads * 2 * half, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
-nb::object swiglu(nb::handle gate_up_arg, ThreadPool& pool, nb::handle out_arg) {
-  const auto gate_up = read<float, 2>(gate_up_arg, "gate_up");
-  if (gate_up.shape[1] % 2 != 0)
-    throw nb::value_error(("`gate_up` must have an even width; got `" + std::to_string(gate_up.shape[1]) + "`").c_str());
-  const int64_t rows = gate_up.shape[0], width = gate_up.shape[1] / 2;
-  nb::object out = output<float, 2>(out_arg, "out", {rows, width});
-  const SwigluArgs args = {gate_up.data, data_of<float, 2>(out), width};
-  KernelCall call(pool);
-  const auto kernel = kernels().pointwise.swiglu;
-  share_rows(pool, rows, 4 * width, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
-  return out;
+nb::object swiglu(nb::handle gate_up, ThreadPool& pool, nb::handle out) {
+  SwigluCall call(gate_up);
+  return run_whole(call, pool, out);
 }
 
 }  // namespace

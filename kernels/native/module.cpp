@@ -56,4 +56,5 @@ NB_MODULE(_native, module) {
   bind_pointwise(module);
   bind_sampling(module);
   bind_floats(module);
+  bind_program(module);
 }

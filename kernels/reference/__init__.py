@@ -34,6 +34,7 @@ from kernels.reference.numeric import (
     to_lanes,
 )
 from kernels.reference.pointwise import exp, head_norm, rms_norm, rope, swiglu
+from kernels.reference.program import Program
 from kernels.reference.sampling import sampling_candidates, sampling_draw, sampling_masses
 from kernels.types import F16, F32, I8, I32, I64, TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
 
@@ -51,6 +52,7 @@ __all__ = [
     "SMALLEST_NORMAL",
     "TILE_CHANNELS",
     "TILE_DEPTH",
+    "Program",
     "Residual",
     "Rounding",
     "append_kv",

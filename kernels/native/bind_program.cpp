@@ -1,0 +1,137 @@
+// Program: kernel calls over fixed arrays, run one after the other without the interpreter, by one team of threads.
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "calls.h"
+
+namespace edge {
+namespace {
+
+// What differs from run to run.
+struct ProgramRows {
+  int64_t count;
+  const int64_t* slots;
+  AttentionRows attention;
+};
+
+// Null, or why the call failed.
+using Step = std::function<const char*(const ProgramRows&, ThreadPool&)>;
+
+class Program {
+ public:
+  void linear(nb::handle x, nb::handle linear_arg, nb::handle add, bool shadow, nb::handle gain, double eps, bool swiglu,
+              nb::handle out) {
+    LinearCall call(x, nb::cast<const Int8Linear&>(linear_arg), add, shadow, gain, eps, swiglu);
+    const nb::object written = call.write_to(out);
+    keep({x, linear_arg, add, gain, written}, call.rows);
+    steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) {
+      return call.run(rows.count, pool) ? nullptr : kNotFinite;
+    });
+  }
+
+  void rms_norm(nb::handle x, nb::handle gain, float eps, nb::handle out) {
+    NormCall call(x, gain, eps);
+    const nb::object written = call.write_to(out);
+    keep({x, gain, written}, call.rows);
+    add_plain(call);
+  }
+
+  void swiglu(nb::handle gate_up, nb::handle out) {
+    SwigluCall call(gate_up);
+    const nb::object written = call.write_to(out);
+    keep({gate_up, written}, call.rows);
+    add_plain(call);
+  }
+
+  void rope_append(nb::handle qkv, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle cos, nb::handle sin,
+                   nb::handle q_gain, nb::handle k_gain, float eps, nb::handle k_offset, nb::handle k_pages,
+                   nb::handle k_scales, nb::handle v_pages, nb::handle v_scales) {
+    const AppendCall call(qkv, heads, kv_heads, head_dim, cos, sin, q_gain, k_gain, eps, k_offset, k_pages, k_scales, v_pages,
+                          v_scales);
+    keep({qkv, cos, sin, q_gain, k_gain, k_offset, k_pages, k_scales, v_pages, v_scales}, call.rows);
+    positions_ = std::min(positions_, call.positions);
+    pages_ = std::min(pages_, call.pages);
+    steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) {
+      return call.run(rows.count, rows.attention.row_position, rows.slots, pool) ? nullptr : kNotFiniteKey;
+    });
+  }
+
+  void paged_attention(nb::handle q, nb::handle k_pages, nb::handle k_scales, nb::handle v_pages, nb::handle v_scales,
+                       float softmax_scale, nb::handle out) {
+    AttentionCall call(q, k_pages, k_scales, v_pages, v_scales, softmax_scale);
+    const nb::object written = call.write_to(out);
+    keep({q, k_pages, k_scales, v_pages, v_scales, written}, call.rows);
+    pages_ = std::min(pages_, call.pages);
+    attends_ = true;
+    steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) {
+      call.run(rows.count, rows.attention, pool);
+      return nullptr;
+    });
+  }
+
+  void run(nb::handle positions_arg, nb::handle slots_arg, nb::handle sequence_arg, nb::handle page_table_arg,
+           ThreadPool& pool) const {
+    const auto positions = read<int32_t, 1>(positions_arg, "positions");
+    const int64_t count = positions.shape[0];
+    if (count > rows_)
+      throw nb::value_error(("`positions` must have at most `" + std::to_string(rows_) + "` rows, which the arrays have; got `" +
+                             std::to_string(count) + "`")
+                                .c_str());
+    expect_positions(positions, positions_);
+    const auto slots = read<int64_t, 1>(slots_arg, "slots");
+    expect_shape(slots, "slots", {count});
+    expect_slots(slots, pages_);
+    const auto sequence = read<int32_t, 1>(sequence_arg, "row_sequence");
+    expect_shape(sequence, "row_sequence", {count});
+    const auto page_table = read<int32_t, 2>(page_table_arg, "page_table");
+    const ProgramRows rows = {count, slots.data, {page_table.data, page_table.shape[1], sequence.data, positions.data}};
+    if (attends_) expect_rows(rows.attention, count, page_table.shape[0], pages_);
+    if (const char* failure = run_all(rows, pool)) throw nb::value_error(failure);
+  }
+
+ private:
+  const char* run_all(const ProgramRows& rows, ThreadPool& pool) const {
+    const KernelCall held(pool);
+    for (const Step& step : steps_)
+      if (const char* failure = step(rows, pool)) return failure;
+    return nullptr;
+  }
+
+  template <class Call>
+  void add_plain(const Call& call) {
+    steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) -> const char* {
+      call.run(rows.count, pool);
+      return nullptr;
+    });
+  }
+
+  // The arrays of a call that has so many rows.
+  void keep(std::initializer_list<nb::handle> arrays, int64_t rows) {
+    for (nb::handle array : arrays) arrays_.push_back(nb::borrow(array));
+    rows_ = std::min(rows_, rows);
+  }
+
+  std::vector<Step> steps_;
+  std::vector<nb::object> arrays_;
+  int64_t rows_ = INT32_MAX, positions_ = INT32_MAX, pages_ = INT32_MAX;  // that all calls have
+  bool attends_ = false;
+};
+
+}  // namespace
+
+void bind_program(nb::module_& module) {
+  const auto any = nb::arg().none();
+  const nb::arg number, flag;
+  nb::class_<Program>(module, "Program")
+      .def(nb::init<>())
+      .def("linear", &Program::linear, any, any, any, flag, any, number, flag, any)
+      .def("rms_norm", &Program::rms_norm, any, any, number, any)
+      .def("swiglu", &Program::swiglu, any, any)
+      .def("rope_append", &Program::rope_append, any, number, number, number, any, any, any, any, number, any, any, any, any, any)
+      .def("paged_attention", &Program::paged_attention, any, any, any, any, any, number, any)
+      .def("run", &Program::run, any, any, any, any, nb::arg());
+}
+
+}  // namespace edge

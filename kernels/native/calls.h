@@ -1,0 +1,92 @@
+// Kernel calls over arrays that are checked once: a binding runs one on all of its rows, a program (bind_program.cpp) runs
+// many, one after the other, on as many of the first rows as there are.
+//
+// A call keeps no array alive. run() works without the interpreter, and with the pool's lease.
+#pragma once
+
+#include <vector>
+
+#include "bind.h"
+
+namespace edge {
+
+constexpr const char* kNotFinite = "non-finite activation";
+constexpr const char* kNotFiniteKey = "non-finite key or value";
+
+// A linear's weight, checked once; it keeps its arrays alive.
+struct Int8Linear {
+  std::vector<nb::object> arrays;
+  Int8Weight weight;
+  float input_scale;
+  Array<const int32_t, 1> hot;
+  Array<const half, 2> hot_weight;
+};
+
+struct LinearCall {
+  LinearCall(nb::handle x, const Int8Linear& linear, nb::handle add, bool shadow, nb::handle gain, double eps, bool swiglu);
+  nb::object write_to(nb::handle out);              // None: a new array
+  bool run(int64_t count, ThreadPool& pool) const;  // false: an activation is not finite
+
+  Int8Weight weight;
+  QuantizeInput input;
+  const uint16_t* shadow_weight;
+  const float* add;
+  float* out = nullptr;
+  bool swiglu;
+  int64_t rows;  // of the arrays
+};
+
+struct NormCall {
+  NormCall(nb::handle x, nb::handle gain, float eps);
+  nb::object write_to(nb::handle out);
+  void run(int64_t count, ThreadPool& pool) const;
+
+  NormArgs args;
+  int64_t rows;
+};
+
+struct SwigluCall {
+  explicit SwigluCall(nb::handle gate_up);
+  nb::object write_to(nb::handle out);
+  void run(int64_t count, ThreadPool& pool) const;
+
+  SwigluArgs args;
+  int64_t rows;
+};
+
+struct AppendCall {
+  AppendCall(nb::handle qkv, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle cos, nb::handle sin,
+             nb::handle q_gain, nb::handle k_gain, float eps, nb::handle k_offset, nb::handle k_pages, nb::handle k_scales,
+             nb::handle v_pages, nb::handle v_scales);
+  // False: a key or value is not finite.
+  bool run(int64_t count, const int32_t* row_position, const int64_t* slots, ThreadPool& pool) const;
+
+  RopeAppendArgs args;
+  int64_t rows, width;
+  int64_t positions, pages;  // that there are
+};
+
+// Which keys the rows of an attention see.
+struct AttentionRows {
+  const int32_t* page_table;  // [S, max_pages]
+  int64_t max_pages;
+  const int32_t *row_sequence, *row_position;  // [M]
+};
+
+struct AttentionCall {
+  AttentionCall(nb::handle q, nb::handle k_pages, nb::handle k_scales, nb::handle v_pages, nb::handle v_scales,
+                float softmax_scale);
+  nb::object write_to(nb::handle out);
+  void run(int64_t count, const AttentionRows& rows, ThreadPool& pool) const;
+
+  AttentionArgs args;
+  int64_t rows, pages;
+};
+
+// These raise ValueError, which names the argument.
+void expect_positions(const Array<const int32_t, 1>& positions, int64_t limit);
+void expect_slots(const Array<const int64_t, 1>& slots, int64_t pages);
+// The rows' sequences and positions hold, and every page they need exists.
+void expect_rows(const AttentionRows& a, int64_t rows, int64_t sequences, int64_t page_count);
+
+}  // namespace edge

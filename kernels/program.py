@@ -1,0 +1,90 @@
+"""Kernel calls over fixed arrays, one after the other in one native call, without the interpreter between them.
+
+A call is added with the arguments of the kernel of its name. Its arrays are checked then; the program keeps them, and they must
+stay where they are. `run` says how many of their first rows there are, and what these rows are.
+`kernels.reference.Program` walks the same calls.
+
+    program = Program()
+    program.linear(x, weight, gain=gain, eps=1e-6, out=gate_up)
+    program.swiglu(gate_up, out=y)
+    program.run(positions, slots, row_sequence, page_table, pool)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels import _native
+from kernels._native import Int8Linear, ThreadPool
+from kernels.linear import SWIGLU_CHANNELS
+from kernels.types import F16, F32, I8, I32, I64
+
+
+class Program:
+    """Calls in the order in which they were added; each raises ValueError that names a wrong argument."""
+
+    def __init__(self) -> None:
+        self._native = _native.Program()
+
+    def linear(
+        self,
+        x: F32,
+        weight: Int8Linear,
+        *,
+        out: F32,
+        add: F32 | None = None,
+        shadow: bool = True,
+        gain: F32 | None = None,
+        eps: float = 0.0,
+        swiglu: bool = False,
+    ) -> None:
+        """`kernels.linear.linear`."""
+        apart = swiglu and add is None and weight.rows % SWIGLU_CHANNELS != 0
+        y = np.empty((len(x), weight.rows), np.float32) if apart else out
+        self._native.linear(x, weight, add, shadow, gain, eps, swiglu and not apart, y)
+        if apart:
+            self._native.swiglu(y, out)
+
+    def rms_norm(self, x: F32, gain: F32, eps: float, *, out: F32) -> None:
+        """`kernels.pointwise.rms_norm`."""
+        self._native.rms_norm(x, gain, eps, out)
+
+    def swiglu(self, gate_up: F32, *, out: F32) -> None:
+        """`kernels.pointwise.swiglu`."""
+        self._native.swiglu(gate_up, out)
+
+    def rope_append(
+        self,
+        qkv: F32,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        cos: F32,
+        sin: F32,
+        q_gain: F32 | None,
+        k_gain: F32 | None,
+        eps: float,
+        k_offset: F32,
+        k_pages: I8,
+        k_scales: F16,
+        v_pages: I8,
+        v_scales: F16,
+    ) -> None:
+        """`kernels.attention.rope_append`, at the positions and into the slots of `run`."""
+        self._native.rope_append(
+            qkv, heads, kv_heads, head_dim, cos, sin, q_gain, k_gain, eps, k_offset, k_pages, k_scales, v_pages, v_scales
+        )
+
+    def paged_attention(
+        self, q: F32, k_pages: I8, k_scales: F16, v_pages: I8, v_scales: F16, softmax_scale: float, *, out: F32
+    ) -> None:
+        """`kernels.attention.paged_attention` of the rows of `run`."""
+        self._native.paged_attention(q, k_pages, k_scales, v_pages, v_scales, softmax_scale, out)
+
+    def run(self, positions: I32, slots: I64, row_sequence: I32, page_table: I32, pool: ThreadPool) -> None:
+        """All calls on the first M rows of their arrays.
+
+        positions[M], slots[M] and row_sequence[M] are those of `kernels.attention`. Raises ValueError when one of them or a
+        needed page is out of range, before anything is computed, and for a value that is not finite, in the middle.
+        """
+        self._native.run(positions, slots, row_sequence, page_table, pool)

@@ -1,0 +1,90 @@
+"""A program as the calls that it stands for: `kernels.program.Program` gives the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.reference.attention import paged_attention, rope_append
+from kernels.reference.linear import linear
+from kernels.reference.pointwise import rms_norm, swiglu
+from kernels.types import F16, F32, I8, I32, I64
+
+
+@dataclass(frozen=True)
+class ProgramRows:
+    """What a run says of its rows."""
+
+    positions: I32
+    slots: I64
+    row_sequence: I32
+    page_table: I32
+
+
+class Program:
+    """Calls in the order in which they were added; `weight` is the tuple of arguments of `reference.linear`."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[ProgramRows], Any]] = []
+
+    def linear(self, x: F32, weight: tuple[Any, ...], *, out: F32, add: F32 | None = None, **how: Any) -> None:
+        def call(rows: ProgramRows) -> None:
+            n = len(rows.positions)
+            linear(x[:n], *weight, add=None if add is None else add[:n], out=out[:n], **how)
+
+        self._calls.append(call)
+
+    def rms_norm(self, x: F32, gain: F32, eps: float, *, out: F32) -> None:
+        def call(rows: ProgramRows) -> None:
+            n = len(rows.positions)
+            out[:n] = rms_norm(x[:n], gain, eps)
+
+        self._calls.append(call)
+
+    def swiglu(self, gate_up: F32, *, out: F32) -> None:
+        def call(rows: ProgramRows) -> None:
+            n = len(rows.positions)
+            out[:n] = swiglu(gate_up[:n])
+
+        self._calls.append(call)
+
+    def rope_append(
+        self,
+        qkv: F32,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        cos: F32,
+        sin: F32,
+        q_gain: F32 | None,
+        k_gain: F32 | None,
+        eps: float,
+        k_offset: F32,
+        k_pages: I8,
+        k_scales: F16,
+        v_pages: I8,
+        v_scales: F16,
+    ) -> None:
+        def call(rows: ProgramRows) -> None:
+            these, positions = qkv[: len(rows.positions)], rows.positions
+            rope_append(
+                these, heads, kv_heads, head_dim, positions, cos, sin, q_gain, k_gain, eps, k_offset,
+                k_pages, k_scales, v_pages, v_scales, rows.slots,
+            )  # fmt: skip
+
+        self._calls.append(call)
+
+    def paged_attention(
+        self, q: F32, k_pages: I8, k_scales: F16, v_pages: I8, v_scales: F16, softmax_scale: float, *, out: F32
+    ) -> None:
+        def call(rows: ProgramRows) -> None:
+            n = len(rows.positions)
+            seen = rows.page_table, rows.row_sequence, rows.positions
+            out[:n] = paged_attention(q[:n], k_pages, k_scales, v_pages, v_scales, *seen, softmax_scale)
+
+        self._calls.append(call)
+
+    def run(self, positions: I32, slots: I64, row_sequence: I32, page_table: I32) -> None:
+        for call in self._calls:
+            call(ProgramRows(positions, slots, row_sequence, page_table))

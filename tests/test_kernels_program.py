@@ -1,0 +1,211 @@
+"""Programs: what runs as one call gives the bits of its calls one after the other, which the reference defines."""
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import kernels
+from kernels import layout, linear, reference
+from kernels.program import Program
+
+HIDDEN, HEADS, KV_HEADS, DIM, MOST, PAGES, POSITIONS = 48, 4, 2, 16, 20, 9, 64
+WIDTHS = (48, 40)
+"""Of SwiGLU: in one pass with its linear, and apart from it."""
+EPS = 1e-5
+
+
+def weight_of(random, n, k, hot):
+    """A weight as the arguments of `reference.linear` behind x."""
+    weight = random.integers(-127, 128, (n, k)).astype(np.int8)
+    hot_index = np.sort(random.choice(k, hot, replace=False)).astype(np.int32)
+    weight[:, hot_index] = 0
+    tiles = layout.pack_tiles(weight)
+    scale = (random.random(n) * 1e-3).astype(np.float32)
+    hot_weight = random.standard_normal((hot, n)).astype(np.float16) / 8
+    return tiles, n, 0.03, scale, layout.row_sums(tiles, n), hot_index, hot_weight
+
+
+def native(weight, k):
+    tiles, n, input_scale, scale, row_sum, hot, hot_weight = weight
+    return linear.Int8Linear(tiles, n, k, input_scale, scale, row_sum, hot, hot_weight, None)
+
+
+@dataclass
+class Layer:
+    """The arrays and weights of a layer; a copy has the same contents elsewhere."""
+
+    hidden: np.ndarray
+    qkv: np.ndarray
+    attended: np.ndarray
+    gate_up: np.ndarray
+    normed: np.ndarray
+    pages: tuple[np.ndarray, ...]
+    weights: dict
+    gains: dict
+
+    def fill(self, program, weight):
+        """Add all calls to ``program``, with weights as ``weight`` makes them."""
+        cos, sin, norm = self.gains["cos"], self.gains["sin"], self.gains["norm"]
+        program.linear(self.hidden, weight("qkv", HIDDEN), gain=norm, eps=EPS, out=self.qkv)
+        program.rope_append(
+            self.qkv, HEADS, KV_HEADS, DIM, cos, sin, self.gains["q"], None, EPS, self.gains["offset"], *self.pages
+        )
+        q = self.qkv[:, : HEADS * DIM].reshape(-1, HEADS, DIM)
+        program.paged_attention(q, *self.pages, DIM**-0.5, out=self.attended.reshape(-1, HEADS, DIM))
+        program.linear(self.attended, weight("o", HEADS * DIM), add=self.hidden, out=self.hidden)
+        program.linear(self.hidden, weight("gate_up", HIDDEN), gain=norm, swiglu=True, shadow=False, out=self.gate_up)
+        program.linear(self.gate_up, weight("down", self.gate_up.shape[1]), add=self.hidden, out=self.hidden)
+        program.rms_norm(self.hidden, norm, EPS, out=self.normed)
+
+    @property
+    def arrays(self):
+        return self.hidden, self.qkv, self.attended, self.gate_up, self.normed, *self.pages
+
+
+def layer_of(seed):
+    random, width = np.random.default_rng(seed), WIDTHS[seed % 2]
+    sizes = {"qkv": ((HEADS + 2 * KV_HEADS) * DIM, HIDDEN), "o": (HIDDEN, HEADS * DIM), "gate_up": (2 * width, HIDDEN),
+             "down": (HIDDEN, width)}  # fmt: skip
+    shape = (PAGES, KV_HEADS, 16, DIM)
+    angle = random.random((POSITIONS, DIM // 2))
+    return Layer(
+        hidden=random.standard_normal((MOST, HIDDEN)).astype(np.float32),
+        qkv=np.zeros((MOST, sizes["qkv"][0]), np.float32),
+        attended=np.zeros((MOST, HEADS * DIM), np.float32),
+        gate_up=np.zeros((MOST, width), np.float32),
+        normed=np.zeros((MOST, HIDDEN), np.float32),
+        pages=(
+            random.integers(-127, 128, shape).astype(np.int8), random.random(shape[:3]).astype(np.float16),
+            random.integers(-127, 128, shape).astype(np.int8), random.random(shape[:3]).astype(np.float16),
+        ),
+        weights={name: weight_of(random, *size, hot=seed % 3) for name, size in sizes.items()},
+        gains={
+            "norm": random.random(HIDDEN).astype(np.float32), "q": random.random(DIM).astype(np.float32),
+            "offset": random.standard_normal((KV_HEADS, DIM)).astype(np.float32),
+            "cos": np.cos(angle).astype(np.float32), "sin": np.sin(angle).astype(np.float32),
+        },
+    )  # fmt: skip
+
+
+def rows_of(random, count):
+    """Rows of up to two sequences: positions, slots, sequences, page table."""
+    first = count // 2 if random.random() < 0.5 else count
+    starts = random.integers(0, 30, 2)
+    positions = np.concatenate([starts[0] + np.arange(first), starts[1] + np.arange(count - first)]).astype(np.int32)
+    sequence = np.repeat(np.arange(2, dtype=np.int32), (first, count - first))
+    table = random.permutation(PAGES)[:8].reshape(2, 4).astype(np.int32)
+    slots = table[sequence, positions // 16].astype(np.int64) * 16 + positions % 16
+    return positions, slots, sequence, table
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_program_gives_the_bits_of_the_reference(isa, pools, seed):
+    for pool in pools:
+        theirs = layer_of(seed)
+        ours = copy.deepcopy(theirs)
+        program, walked = Program(), reference.Program()
+        ours.fill(program, lambda name, k, layer=ours: native(layer.weights[name], k))
+        theirs.fill(walked, lambda name, k, layer=theirs: layer.weights[name])
+        random = np.random.default_rng([seed, 1])
+        for count in (1, 3, MOST, 1):
+            rows = rows_of(random, count)
+            program.run(*rows, pool)
+            walked.run(*rows)
+            for mine, other in zip(ours.arrays, theirs.arrays, strict=True):
+                np.testing.assert_array_equal(mine[:].view(np.uint8), other[:].view(np.uint8))
+
+
+def whole_program(layer):
+    program = Program()
+    layer.fill(program, lambda name, k: native(layer.weights[name], k))
+    return program
+
+
+WRONG = {
+    "a position beyond the tables": (lambda rows: rows[0].__setitem__(0, POSITIONS), "positions"),
+    "a negative position": (lambda rows: rows[0].__setitem__(0, -2), "positions"),
+    "a slot beyond the pages": (lambda rows: rows[1].__setitem__(0, PAGES * 16), "slots"),
+    "a sequence that there is not": (lambda rows: rows[2].__setitem__(0, 2), "row_sequence"),
+    "a page that there is not": (lambda rows: rows[3].fill(PAGES), "page_table"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_rows_out_of_range_are_refused_before_anything_is_computed(pools, wrong):
+    layer = layer_of(0)
+    before = [array.copy() for array in layer.arrays]
+    spoil, name = WRONG[wrong]
+    rows = rows_of(np.random.default_rng(0), 4)
+    spoil(rows)
+    with pytest.raises(ValueError, match=name):
+        whole_program(layer).run(*rows, pools[0])
+    for array, was in zip(layer.arrays, before, strict=True):
+        np.testing.assert_array_equal(array, was)
+
+
+def test_more_rows_than_the_arrays_have_are_refused(pools):
+    with pytest.raises(ValueError, match="at most `20` rows"):
+        whole_program(layer_of(0)).run(*rows_of(np.random.default_rng(0), MOST + 1), pools[0])
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_arrays_of_rows_must_agree(pools, at):
+    rows = [*rows_of(np.random.default_rng(0), 4)]
+    rows[at] = rows[at][:-1] if at < 3 else rows[at].astype(np.int64)
+    with pytest.raises(ValueError, match="slots|row_sequence|page_table"):
+        whole_program(layer_of(0)).run(*rows, pools[0])
+
+
+def test_a_value_that_is_not_finite_is_told_and_the_program_goes_on_to_work(pools):
+    layer = layer_of(1)
+    program, rows = whole_program(layer), rows_of(np.random.default_rng(0), 2)
+    kept = layer.hidden.copy()
+    layer.hidden[1, 3] = np.nan
+    with pytest.raises(ValueError, match="non-finite activation"):
+        program.run(*rows, pools[1])
+    layer.hidden[:] = kept
+    program.run(*rows, pools[1])
+    assert np.isfinite(layer.hidden).all()
+
+
+def test_a_program_keeps_its_arrays(pools):
+    layer = layer_of(2)
+    program, hidden, rows = whole_program(layer), layer.hidden, rows_of(np.random.default_rng(0), 2)
+    expected = copy.deepcopy(layer)
+    whole_program(expected).run(*rows, pools[0])
+    del layer
+    junk = [np.full((MOST, HIDDEN), np.nan, np.float32) for _ in range(100)]
+    program.run(*rows, pools[0])
+    np.testing.assert_array_equal(hidden, expected.hidden)
+    assert junk
+
+
+@pytest.mark.parametrize("name", ["x", "out", "gain"])
+def test_a_wrong_array_is_named_when_it_is_added(name):
+    layer = layer_of(0)
+    arrays = {"x": layer.hidden, "out": layer.qkv, "gain": layer.gains["norm"]}
+    arrays[name] = arrays[name].astype(np.float64)
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        Program().linear(arrays["x"], native(layer.weights["qkv"], HIDDEN), gain=arrays["gain"], out=arrays["out"])
+
+
+def test_an_empty_program_does_nothing_for_any_rows(pools):
+    Program().run(*rows_of(np.random.default_rng(0), 4), pools[0])
+    Program().run(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32), np.zeros((1, 1), np.int32), pools[0])
+
+
+def test_all_instruction_sets_share_one_program(pools):
+    chosen = kernels.isa()
+    layers = [layer_of(3) for _ in kernels.isa_variants()]
+    rows = rows_of(np.random.default_rng(3), 5)
+    try:
+        for name, layer in zip(kernels.isa_variants(), layers, strict=True):
+            program = whole_program(layer)
+            kernels.use_isa(name)
+            program.run(*rows, pools[2])
+    finally:
+        kernels.use_isa(chosen)
+    for layer in layers[1:]:
+        np.testing.assert_array_equal(layer.hidden, layers[0].hidden)
