@@ -389,6 +389,18 @@ def test_events_of_a_moment_are_one_write_of_the_same_bytes(engine, kind, data):
     assert len(written) <= 1 + len(looks)
 
 
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+@given(text=st.text(min_size=1), model=st.sampled_from(["builtin", "an/alias"]), index=st.integers(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_a_text_is_written_as_the_whole_event_would_be(engine, kind, text, model, index):
+    """Whatever the text: quotes, escapes, any script."""
+    body = {name: value for name, value in ENDPOINTS[kind].items() if name != "stream_options"}
+    reply = kind.parse(json.dumps(body).encode()).reply(hosted(HandService(), engine), model)
+    data = reply.chunk(index, {"content": text} if kind is ChatBody else text)
+    written = list(reply.events().grow(index, Delta(text, (1,))))
+    assert written == [f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"]
+
+
 @given(steps=st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12), fails=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_looks_find_everything_in_order_however_late(engine, steps, fails):

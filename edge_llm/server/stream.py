@@ -33,6 +33,20 @@ def event(data: dict[str, Any], name: str | None = None) -> str:
     return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"
 
 
+class TextEvent:
+    """An event of which only one text changes from piece to piece: the last one of ``data``, which is empty there.
+
+    The rest is written as JSON once, not for every token.
+    """
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._before, _, self._behind = event(data).rpartition('""')
+
+    def with_text(self, text: str) -> str:
+        """The event that has ``text``."""
+        return f"{self._before}{_JSON.encode(text)}{self._behind}"
+
+
 class Alarm:
     """Rings when a wait (a ``with`` block) on the running event loop takes ``seconds``.
 
