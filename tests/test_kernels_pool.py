@@ -1,5 +1,7 @@
 """ThreadPool: sizes, callers, idleness, end; and the choice of the instruction set."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -163,3 +165,71 @@ def test_the_interpreter_may_end_under_kernels_of_daemon_threads(threads: int) -
     code = ENDS_UNDER_KERNELS.format(threads=threads)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+FORKS = """
+import os, sys, threading, warnings
+import numpy as np
+import kernels
+from kernels import _native, pointwise
+
+warnings.simplefilter("ignore")  # a fork of a process with threads, which is what is tried here
+pool = kernels.ThreadPool({threads})
+x, gain = np.random.default_rng(0).random((300, 512)).astype(np.float32), np.ones(512, np.float32)
+data, stop = np.zeros(1 << 24, np.int8), threading.Event()
+
+def work():
+    while not stop.is_set():
+        _native.read_stream(data, pool)
+
+expected = pointwise.rms_norm(x, gain, 1e-6, pool)
+busy = [threading.Thread(target=work, daemon=True) for _ in range(2)]
+for thread in busy:
+    thread.start()
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        right = all((pointwise.rms_norm(x, gain, 1e-6, pool) == expected).all() for _ in range(3))
+        right = right and _native.int8_operations(1, pool) > 0 and (pointwise.rms_norm(x, gain, 1e-6, kernels.ThreadPool(2)) == expected).all()
+        del pool
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (pointwise.rms_norm(x, gain, 1e-6, pool) == expected).all()
+stop.set()
+for thread in busy:
+    thread.join()
+"""  # noqa: E501
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_a_pool_works_in_a_child_that_was_forked_under_kernels(threads: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKS.format(threads=threads)], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+STOPPED = """
+import numpy as np
+import kernels
+from kernels import pointwise
+
+pool = kernels.ThreadPool(3)
+x, gain = np.random.default_rng(0).random((2000, 512)).astype(np.float32), np.ones(512, np.float32)
+expected = pointwise.rms_norm(x, gain, 1e-6, pool)
+print("ready", flush=True)
+assert all((pointwise.rms_norm(x, gain, 1e-6, pool) == expected).all() for _ in range(1000))
+print("done", flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system cannot stop a process")
+def test_a_process_that_is_stopped_and_continued_in_the_middle_is_right() -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        while process.poll() is None:
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.01)
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.03)
+        assert (process.stdout.read(), process.returncode) == ("done\n", 0)

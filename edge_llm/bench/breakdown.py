@@ -1,7 +1,8 @@
 """Where the time of a test goes: the operations of every part, and what is left over for Python.
 
 A `Clock` watches: the device builds every operation on its own, and the clock stands around each, so nothing in the runner
-knows of it.  The speeds that are reported come from runs without it.
+knows of it.  The speeds that are reported come from runs without it: there the host runs operations as programs, so of what is
+listed as Python most is the watching's.
 """
 
 from __future__ import annotations

@@ -15,8 +15,10 @@
 #include <thread>
 #include <vector>
 
-#if defined(__linux__)
+#if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
+#endif
+#if defined(__linux__)
 #include <sched.h>
 #endif
 #if defined(__x86_64__) || defined(__i386__)
@@ -234,6 +236,15 @@ struct ThreadPool::State {
   Buffer shared[kSharedSlots];
   std::vector<std::thread> workers;
 
+  // Without its threads.
+  static std::unique_ptr<State> make(int threads) {
+    auto state = std::make_unique<State>();
+    state->desks = std::make_unique<Desk[]>(static_cast<size_t>(threads));
+    state->scratch.resize(static_cast<size_t>(threads));
+    state->extended.resize(static_cast<size_t>(threads));
+    return state;
+  }
+
   void run_body(int worker) {
     try {
       body(context, worker);
@@ -334,14 +345,48 @@ struct ThreadPool::State {
   }
 };
 
+// All pools of the process. A child of a fork has none of their threads, and perhaps a lock that one of them held: each pool
+// gets a new state there, in which the caller does all the work. The old one stays as it is, for nobody can end it.
+class ThreadPool::Forks {
+ public:
+  static Forks& known() {
+    static Forks* const forks = new Forks;  // never destroyed: pools may end after it
+    return *forks;
+  }
+
+  void add(ThreadPool* pool) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    pools_.push_back(pool);
+  }
+
+  void remove(ThreadPool* pool) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    pools_.erase(std::find(pools_.begin(), pools_.end(), pool));
+  }
+
+ private:
+  Forks() {
+#if defined(__unix__) || defined(__APPLE__)
+    pthread_atfork([] { known().mutex_.lock(); }, [] { known().mutex_.unlock(); }, [] {
+      for (ThreadPool* pool : known().pools_) {
+        State* alone = State::make(pool->threads_).release();
+        alone->overflow.store(pool->overflow());
+        pool->state_ = alone;
+      }
+      known().mutex_.unlock();
+    });
+#endif
+  }
+
+  std::mutex mutex_;
+  std::vector<ThreadPool*> pools_;
+};
+
 ThreadPool::ThreadPool(int threads, const int* cpus) : threads_(threads), state_(nullptr) {
   if (threads < 1 || threads > kMaxThreads) throw std::invalid_argument("threads out of range");
-  auto state = std::make_unique<State>();
+  auto state = State::make(threads);
   // More threads than CPUs: spinning would only keep the thread that has the work from running.
   if (threads > available_cpus()) state->spin_microseconds = 0;
-  state->desks = std::make_unique<Desk[]>(static_cast<size_t>(threads));
-  state->scratch.resize(static_cast<size_t>(threads));
-  state->extended.resize(static_cast<size_t>(threads));
   try {
     for (int worker = 1; worker < threads; ++worker) {
       const int cpu = cpus != nullptr ? cpus[worker] : -1;
@@ -355,9 +400,11 @@ ThreadPool::ThreadPool(int threads, const int* cpus) : threads_(threads), state_
     throw;
   }
   state_ = state.release();
+  Forks::known().add(this);
 }
 
 ThreadPool::~ThreadPool() {
+  Forks::known().remove(this);
   state_->stop_workers();
   delete state_;
 }
@@ -365,6 +412,10 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::dispatch(int workers, bool all, void (*body)(void*, int), void* context) {
   State& s = *state_;
   if (workers > threads_) workers = threads_;
+  if (s.workers.empty()) {  // in the child of a fork
+    for (int worker = 0; worker < (all ? workers : 1); ++worker) body(context, worker);
+    return;
+  }
   s.body = body;
   s.context = context;
   s.offer(workers);

@@ -108,6 +108,7 @@ class ThreadPool {
 
  private:
   struct State;
+  class Forks;
 
   struct Range { int64_t begin, end; };
 
