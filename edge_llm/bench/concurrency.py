@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from edge_llm.bench.loads import Face, Load, Outcome
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.report import Column, Row, table_of
 from edge_llm.config import MOST_PARALLEL, GenerationParams, RuntimeConfig
@@ -26,15 +27,6 @@ from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
 
 SEED = 11
-
-
-@dataclass(frozen=True)
-class Load:
-    """So many answers at once, each of a prompt and tokens to generate; the prompts have nothing in common."""
-
-    streams: int
-    prompt: int
-    generate: int
 
 
 @dataclass(frozen=True)
@@ -55,31 +47,6 @@ class LoadResult:
     def ratio(self) -> float:
         """Of the median decode speeds: all streams over the runner alone."""
         return float(np.median(self.decode_per_second) / np.median(self.bare_per_second))
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One answer."""
-
-    tokens: int
-    first_seconds: float
-    """From the request to the first token."""
-    more_seconds: float
-    """From there to the end."""
-
-
-class Face(Protocol):
-    """What is asked for many answers at once."""
-
-    vocab_size: int
-
-    def bare(self, load: Load) -> float:
-        """Tokens per second of the runner alone, after a prompt of ``load``."""
-        ...
-
-    def run(self, prompts: Sequence[Sequence[int]], generate: int) -> list[Outcome]:
-        """What became of the answers to ``prompts``, which are asked for at once."""
-        ...
 
 
 class ServiceFace:

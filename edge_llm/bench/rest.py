@@ -1,5 +1,7 @@
 """Answers through the REST endpoint, over loopback: a server in a process of its own, and a client that costs next to nothing.
 
+The server is a module of a higher floor, which this one only starts.
+
 The client reads sockets and looks for the ends only, because it takes its time from the same cores.
 """
 
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import kernels
-from edge_llm.bench.concurrency import Load, Outcome
+from edge_llm.bench.loads import Load, Outcome
 from edge_llm.bench.worker import Worker
 from edge_llm.config import RuntimeConfig
 from edge_llm.errors import DeviceError
@@ -26,10 +28,17 @@ _USAGE = re.compile(rb'"completion_tokens":(\d+)')
 
 
 class RestFace:
-    """Loads of a server process; use as a context manager.  It answers with the engine that `load_for` makes."""
+    """Loads of the process of ``module``; use as a context manager.  It answers with the engine that `load_for` makes."""
 
     def __init__(
-        self, folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], window_seconds: float, *, synthetic: bool
+        self,
+        module: str,
+        folder: Path,
+        runtime: RuntimeConfig,
+        loads: Sequence[Load],
+        window_seconds: float,
+        *,
+        synthetic: bool,
     ) -> None:
         setting: dict[str, Any] = {
             "folder": str(folder),
@@ -39,7 +48,7 @@ class RestFace:
             "synthetic": synthetic,
             "isa": kernels.isa(),
         }
-        self._worker = Worker("edge_llm.bench.own_server", setting, "the server")
+        self._worker = Worker(module, setting, "the server")
         try:
             self._worker.receive()
             facts = self._worker.ask("describe")

@@ -21,6 +21,9 @@ from edge_llm.cli.options import float_option, threads_option
 from edge_llm.cli.values import Real, Whole
 from edge_llm.errors import UsageError
 
+SERVER = "edge_llm.cli.bench.own_server"
+"""The module of the process that --rest asks."""
+
 
 @click.command("load")
 @model_options
@@ -38,17 +41,18 @@ def load_command(
 ) -> None:
     """Generate so many answers at once, each to a prompt of its own, as `edge-llm serve` does."""
     from edge_llm.bench import concurrency as bench  # the whole engine, which --help does without
+    from edge_llm.bench.loads import Face, Load
     from edge_llm.bench.rest import RestFace
 
     if not all(concurrency):
         raise UsageError("--concurrency must be above 0", param="concurrency")
-    loads = [bench.Load(count, n_prompt, n_gen) for count in concurrency]
+    loads = [Load(count, n_prompt, n_gen) for count in concurrency]
     runtime, model = bench_runtime(options), bench_model(options)
     seconds = batch_window / 1e3
     with contextlib.ExitStack() as stack:
         if rest:
-            face: bench.Face = stack.enter_context(
-                RestFace(model.folder, runtime, loads, seconds, synthetic=model.is_synthetic)
+            face: Face = stack.enter_context(
+                RestFace(SERVER, model.folder, runtime, loads, seconds, synthetic=model.is_synthetic)
             )
         else:
             engine = bench.load_for(model.folder, runtime, loads, synthetic=model.is_synthetic)

@@ -1,4 +1,4 @@
-"""The process behind `rest`: the engine of `concurrency` behind the endpoint of `edge-llm serve`, on a free port."""
+"""The process behind `bench load --rest`: the engine of a load behind the endpoint of `edge-llm serve`, on a free port."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import kernels
-from edge_llm.bench.concurrency import Load, load_for
+from edge_llm.bench.loads import Load
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.serve import serve
 from edge_llm.config import RuntimeConfig
@@ -29,6 +29,8 @@ class OwnServer:
         synthetic: bool,
         isa: str,
     ) -> None:
+        from edge_llm.bench.concurrency import load_for  # the whole engine, which a refused setting does without
+
         kernels.use_isa(isa)
         engine = load_for(Path(folder), RuntimeConfig(**runtime), [Load(**load) for load in loads], synthetic=synthetic)
         self._own = OwnRunner(engine.runner, engine.tokenizer.vocab_size)
