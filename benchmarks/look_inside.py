@@ -23,7 +23,8 @@ sys.path[:0] = [str(ROOT)]
 
 from textual.app import App, ComposeResult  # noqa: E402
 
-from edge_llm.bench.concurrency import Load, load_for  # noqa: E402
+from edge_llm.bench.concurrency import load_for  # noqa: E402
+from edge_llm.bench.loads import Load  # noqa: E402
 from edge_llm.bench.synthetic import SHAPES, synthetic_bundle  # noqa: E402
 from edge_llm.config import GenerationParams, RuntimeConfig  # noqa: E402
 from edge_llm.engine.engine import Engine  # noqa: E402

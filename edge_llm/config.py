@@ -61,6 +61,8 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
 
+MOST_PARALLEL = 1024
+"""Most answers at a time that may be asked for."""
 DEFAULT_CONTEXT = 32768
 """Context when none is asked for and the model has more; pages get memory only when tokens are written."""
 ASKED_FOR = "asked for"
@@ -94,6 +96,8 @@ class RuntimeConfig:
     """Tokens whose keys and values fit into memory, over all requests and what is kept of earlier ones; None: one context."""
     kv_memory: str | None = None
     """The same as an amount of memory, such as `1GiB` or `10%` of the machine's; at least one context."""
+    parallel: int = 64
+    """Answers that are computed at a time, if their keys and values fit; others wait."""
     memory: str | None = None
     """Most memory for weights, such as `300MiB` or `50%` of them; the rest is streamed from the bundle.  None: all of it."""
     prefix_cache: str | None = None
@@ -116,6 +120,8 @@ class RuntimeConfig:
             raise UsageError(f"chunk must be between 1 and 4096 tokens, got `{self.chunk}`", param="chunk")
         if not 1 <= self.window <= 64:
             raise UsageError(f"window must be between 1 and 64 chunks, got `{self.window}`", param="window")
+        if not 1 <= self.parallel <= MOST_PARALLEL:
+            raise UsageError(f"parallel must be between 1 and {MOST_PARALLEL} answers, got `{self.parallel}`", param="parallel")
 
 
 @dataclass(frozen=True)

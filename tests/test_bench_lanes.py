@@ -1,11 +1,15 @@
 """`bench lanes`, `load`, `speculation`, `sampling`: real runs on the built-in model, and their rows."""
 
 import json
+import socket
+import threading
 
 import pytest
 
+from edge_llm.bench.rest import ask
 from edge_llm.bench.sampling import WAYS
 from edge_llm.cli.main import run
+from edge_llm.errors import DeviceError
 from edge_llm.runner.order import POLICIES
 
 
@@ -73,6 +77,34 @@ def test_answers_at_once(bench):
     rows = json.loads(out)
     assert [(row["n_streams"], row["test"], len(row["samples_ts"])) for row in rows] == [(1, "pp8+tg8", 2), (4, "pp8+tg8", 2)]
     assert rows[0]["speedup"] == 1.0 and rows[1]["tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("through", ["service", "REST"])
+def test_every_load_is_beside_the_runner_alone(bench, through):
+    more = ("--rest",) if through == "REST" else ()
+    code, out, err = bench("load", "--concurrency", "1,3,80", "-p", 4, "-n", 6, "-r", 2, "-t", 1, "--json", *more)
+    assert code == 0, err
+    rows = json.loads(out)
+    assert [(row["through"], row["n_streams"]) for row in rows] == [(through, 1), (through, 3), (through, 80)]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["decode_ts"] / row["bare_ts"])
+        assert min(row["samples_ts"]) > 0 < row["first_token_ms"]
+
+
+def test_a_server_that_ends_early_is_an_error():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def hang_up():
+            taken, _ = listener.accept()
+            taken.recv(4096)
+            taken.sendall(b"HTTP/1.1 503 Service Unavailable\r\n\r\nno")
+            taken.close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        with pytest.raises(DeviceError, match="ended a stream early: .*503"):
+            ask(listener.getsockname()[1], [b"GET / HTTP/1.1\r\n\r\n"])
 
 
 def test_speculation_guesses_right_on_copies_only(bench):

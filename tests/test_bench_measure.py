@@ -1,6 +1,8 @@
 """The benchmark's arithmetic: who runs when, what a row says, what a token costs, where time goes."""
 
+import ctypes
 import dataclasses
+import mmap
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from edge_llm.bench.breakdown import Clock, break_down, table
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
 from edge_llm.bench.environment import CoreMeter, environment, load_warning
-from edge_llm.bench.first_token import measure_first_token, own_worker
+from edge_llm.bench.first_token import forget, measure_first_token, own_worker
 from edge_llm.bench.measure import Measurement, OwnRunner, Ratio, Test, measure
 from edge_llm.bench.memory import forget_peak, peak_rss_bytes
 from edge_llm.bench.own_process import OwnProcess
@@ -162,6 +164,28 @@ def test_first_token_is_later_than_the_load(bundle):
     assert 0 < found.load[0] < found.token[0]
     assert found.peak_rss_bytes > 1 << 20
     assert found.as_dict()["ttft_ms"] == 1e3 * found.token[0]
+
+
+def test_a_forgotten_file_is_not_in_the_page_cache(tmp_path):
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(1 << 20))
+    if pages_of(path) == 0:
+        pytest.skip("this file system has no page cache")
+    forget(path)
+    assert pages_of(path) == 0
+    assert path.read_bytes() == bytes(1 << 20)
+
+
+def pages_of(path):
+    """How many pages of the file lie in memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        size = len(mapped)
+        found = (ctypes.c_ubyte * (-(-size // mmap.PAGESIZE)))()
+        first = ctypes.c_char.from_buffer(mapped)
+        assert libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), found) == 0
+        del first
+        return sum(page & 1 for page in found)
 
 
 def test_a_process_of_its_own_is_a_contestant(bundle):

@@ -219,6 +219,7 @@ def test_bench_rows_say_all_that_makes_a_number(call, tiny_bundle, tmp_path):
         assert row["gops_share" if row["n_prompt"] else "gb_s_share"] > 0
         assert row["breakdown"]["test"] == row["test"]
         assert 0 < row["ready_ms"] < row["ttft_ms"]
+        assert row["ttft_cold_ms"] > 0
         assert row["environment"]["cpu"] == row["cpu_info"]
     assert "pp8, 2 threads" in err
     assert "build_version,build_commit," in err

@@ -84,7 +84,7 @@ def prompts(tokenizer):
 
 
 def batcher(runner, most_running=32, step_tokens=256, mixed_tokens=64):
-    return Batcher(runner, Limits(step_tokens, mixed_tokens, most_running))
+    return Batcher(runner, Limits(step_tokens, mixed_tokens, most_running=most_running))
 
 
 def generation(tokenizer, prompt, drafter=no_draft, cancelled=lambda: False, **params):
@@ -202,6 +202,30 @@ def test_a_drafter_changes_no_sample(make_runner, tokenizer, prompts, seed):
         return [seed, *known[-3:]][:most]
 
     assert sampled(prompt_lookup(length=1)) == sampled(wild) == sampled(no_draft)
+
+
+def test_a_prompt_gets_on_however_many_answers_wait(make_runner, tokenizer, prompts):
+    batch = batcher(make_runner(kv_tokens=8 * CONTEXT), mixed_tokens=4)
+    answers = [generation(tokenizer, prompts[n]) for n in range(5)]
+    for one in answers:
+        batch.add(one)
+    while not all(one.decoding for one in answers):
+        list(batch.step())
+    late = generation(tokenizer, prompts[5], max_tokens=2)
+    batch.add(late)
+    while not late.generated:
+        list(batch.step())
+        assert not any(one.finished for one in answers)
+
+
+def test_no_more_answers_run_than_are_allowed(make_runner, tokenizer, prompts):
+    batch, most = batcher(make_runner(kv_tokens=30 * CONTEXT), most_running=7), 0
+    for n in range(20):
+        batch.add(generation(tokenizer, prompts[n % 6], max_tokens=n + 1))
+    while batch.running or batch.waiting:
+        list(batch.step())
+        most = max(most, batch.running)
+    assert most == batch.most_running == 7
 
 
 def test_cancelled_ends_once_and_gives_everything_back(make_runner, tokenizer, prompts, alone):

@@ -1,4 +1,4 @@
-"""Pages: the bitmap allocator against a set of free pages, and the page list of a sequence."""
+"""Pages: the allocator against a table of holders, and the page list of a sequence."""
 
 import numpy as np
 import pytest

@@ -146,6 +146,7 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path):
         (["--host", "no.such.host.invalid"], 2, "no.such.host.invalid"),
         (["--host", "203.0.113.7", "--api-key", "k"], 2, "203.0.113.7"),
         (["no-such-model"], 1, "no-such-model"), (["--api-key-file", "/no/such/file"], 2, "/no/such/file"),
+        (["--parallel", "0"], 2, "parallel"), (["--parallel", "1025"], 2, "parallel"), (["--parallel", "many"], 2, "many"),
         (["--queue", "0"], 2, "queue"), (["--drain", "-1"], 2, "drain"), (["--threads", "0"], 2, "threads"),
         (["--port", "0", "--ctx", "99999999"], 2, "--ctx"),
         (["--drain", "nan"], 2, "nan"), (["--drain=-nan"], 2, "nan"), (["--drain", "inf"], 2, "inf"),
@@ -343,6 +344,34 @@ def test_kv_memory_is_the_pages_of_all_requests(pages, expected):
     page = page_bytes(open_bundle(builtin_bundle()).decoder.attentions)
     with served("--ctx", "64", "--kv-memory", str(pages * page)) as (_, url):
         assert gauge(url, "kv_pages") == expected
+
+
+@pytest.mark.parametrize("way", [("--parallel", "3"), "EDGE_LLM_PARALLEL", "config file"])
+def test_parallel_is_the_most_answers_at_a_time(way, tmp_path):
+    """HTTP | process | `--parallel` (or its variable, or the config file) is how many answers run at a time; others wait."""
+    config = tmp_path / "config.toml"
+    config.write_text("[serve]\nparallel = 3\n" if way == "config file" else "")
+    env = {"EDGE_LLM_CONFIG": str(config)} | ({way: "3"} if way == "EDGE_LLM_PARALLEL" else {})
+    body = {"prompt": "Once upon", "temperature": 0, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with served(*(way if isinstance(way, tuple) else ()), env=env) as (_, url), contextlib.ExitStack() as open_streams:
+        props = httpx.get(f"{url}/props").json()
+        assert (props["total_slots"], props["limits"]["parallel"]) == (3, 3)
+        client = open_streams.enter_context(httpx.Client(timeout=20))
+        for _ in range(20):
+            open_streams.enter_context(client.stream("POST", f"{url}/v1/completions", json=body))
+        running, waiting = gauge(url, "requests_processing"), gauge(url, "requests_deferred")
+        assert running <= 3 and running + waiting <= 20
+        assert waiting > 0
+
+
+def test_kv_memory_decides_below_parallel():
+    """HTTP | process | Of `--parallel` answers only as many run as have room in `--kv-memory`; each is whole."""
+    page = page_bytes(open_bundle(builtin_bundle()).decoder.attentions)
+    body = {"prompt": "Once upon", "temperature": 0, "max_tokens": 40, "ignore_eos": True}
+    with served("--ctx", "64", "--kv-memory", str(4 * page), "--parallel", "512") as (_, url), ThreadPoolExecutor(9) as clients:
+        replies = [clients.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=30) for _ in range(9)]
+        texts = [reply.result().json()["choices"][0]["text"] for reply in replies]
+    assert len(set(texts)) == 1 and texts[0]
 
 
 def test_a_batch_window_waits_for_company():

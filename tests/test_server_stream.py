@@ -2,18 +2,34 @@
 
 import asyncio
 import json
+import re
+import socket
 import threading
 import time
 from concurrent.futures import Future
+from functools import partial
+from unittest import mock
 
 import httpx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from serving import HandService, client_of, end, hosted, serving
 
-from edge_llm.engine.request import Delta
+from edge_llm.config import GenerationParams
+from edge_llm.engine.delta_stream import calls_on
+from edge_llm.engine.request import Delta, Request
 from edge_llm.errors import NumericError, Overloaded
 from edge_llm.server import limits
+from edge_llm.server.answers import Answers
+from edge_llm.server.anthropic import MessagesBody
+from edge_llm.server.chat import ChatBody
+from edge_llm.server.completions import CompletionBody
+from edge_llm.server.problems import problem_of
+from edge_llm.server.replies import event_groups
+from edge_llm.server.responses import ResponsesBody
+from edge_llm.server.stream import KEEP_ALIVE, EventStream
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
@@ -297,3 +313,204 @@ def test_metrics_say_how_full_memory_is():
     assert 0 < now["kv_pages_free"] < now["kv_pages"]
     assert now["prefix_pages"] >= 2 and now["preemptions"] == 0
     assert now["accepted_tokens_total"] <= now["drafted_tokens_total"]
+
+
+# -- what comes together goes out together ----------------------------------------------------------------------------
+
+ENDPOINTS = {
+    ChatBody: {"messages": [{"role": "user", "content": "hi"}], "n": 2, "stream_options": {"include_usage": True}},
+    CompletionBody: {
+        "prompt": ["a", "b"], "echo": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    },
+    ResponsesBody: {"input": "hi"},
+    MessagesBody: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
+}  # fmt: skip
+
+
+class PlayedAnswers:
+    """Answers whose looks are a script: lists of what is found, or an error."""
+
+    def __init__(self, looks):
+        self.looks = list(looks)
+
+    @property
+    def ended(self):
+        return not self.looks
+
+    async def look(self):
+        found = self.looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def one_by_one(events, looks):
+    """Every event of a reply alone, in order: what `event_groups` joins."""
+    yield from events.opening()
+    for found in looks:
+        if isinstance(found, Exception):
+            yield from events.failed(problem_of(found))
+            return
+        for index, delta in found:
+            yield from events.grow(index, delta)
+        yield from [] if found else [KEEP_ALIVE]
+    yield from events.closing()
+
+
+@st.composite
+def looks_of(draw, answers):
+    """Any script of looks at so many answers, to their ends or to an error."""
+    pieces = st.text(st.sampled_from("ab <>/{}\n\u2028é𝄞"), max_size=6)
+    script = [
+        [(index, Delta(draw(pieces), (1,) * draw(st.integers(0, 3)))) for index in range(answers) if draw(st.booleans())]
+        for _ in range(draw(st.integers(0, 5)))
+    ]
+    last = draw(st.sampled_from(["together", "apart", "error"]))
+    ends = [(index, end("length", completion=7)) for index in range(answers)]
+    return [*script, *{"together": [ends], "apart": [[one] for one in ends], "error": [NumericError("nan")]}[last]]
+
+
+@pytest.mark.parametrize("kind", ENDPOINTS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_events_of_a_moment_are_one_write_of_the_same_bytes(engine, kind, data):
+    """HTTP | all | Events that are there at a time are written at once, with the bytes that they have one by one."""
+    host = hosted(HandService(), engine)
+    with mock.patch("secrets.token_hex", lambda length: "0" * 2 * length):
+        reply = kind.parse(json.dumps(ENDPOINTS[kind] | {"stream": True}).encode()).reply(host, "builtin")
+        looks = data.draw(looks_of(len(reply.requests)))
+
+        async def groups():
+            return [text async for text in event_groups(reply.events(), PlayedAnswers(looks))]
+
+        written = asyncio.run(groups())
+        expected = "".join(one_by_one(reply.events(), looks))
+    assert "".join(written) == expected
+    assert len(written) <= 1 + len(looks)
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+@given(text=st.text(min_size=1), model=st.sampled_from(["builtin", "an/alias"]), index=st.integers(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_a_text_is_written_as_the_whole_event_would_be(engine, kind, text, model, index):
+    """Whatever the text: quotes, escapes, any script."""
+    body = {name: value for name, value in ENDPOINTS[kind].items() if name != "stream_options"}
+    reply = kind.parse(json.dumps(body).encode()).reply(hosted(HandService(), engine), model)
+    data = reply.chunk(index, {"content": text} if kind is ChatBody else text)
+    written = list(reply.events().grow(index, Delta(text, (1,))))
+    assert written == [f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"]
+
+
+@given(steps=st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12), fails=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_looks_find_everything_in_order_however_late(engine, steps, fails):
+    """Whatever comes between two looks: no text, token or log-probability is lost, and an error comes behind all of it."""
+    service = HandService()
+    last = NumericError("nan") if fails else end("length")
+
+    async def looked_at():
+        answers = Answers(hosted(service, engine), [Request((1,), GenerationParams())] * 3)
+        found, error = {0: [], 1: [], 2: []}, None
+        for number, step in enumerate(steps):
+            for index in step:
+                service.streams[index].put(Delta(f"{number},", (number,), logprobs=(number,)))
+            await asyncio.sleep(0)
+            for index, delta in await answers.look() if step else ():
+                found[index].append(delta)
+        for stream in service.streams:
+            stream.put(Delta("z", (99,), logprobs=(99,)))
+            stream.fail(last) if fails else stream.put(last)
+        try:
+            while not answers.ended:
+                for index, delta in await answers.look():
+                    found[index].append(delta)
+        except NumericError as raised:
+            error = raised
+        answers.cancel()
+        return found, error
+
+    found, error = asyncio.run(looked_at())
+    for index, deltas in found.items():
+        tokens = [number for number, step in enumerate(steps) for one in step if one == index] + [99]
+        if error is not None and index > 0:  # the first error ends the reply
+            tokens = [token for delta in deltas for token in delta.tokens]
+        assert [token for delta in deltas for token in delta.tokens] == tokens
+        assert [one for delta in deltas for one in delta.logprobs] == tokens
+        texts = ["z" if token == 99 else f"{token}," for token in tokens]
+        assert "".join(delta.text for delta in deltas) == "".join(texts)
+    assert (error is last) is fails
+
+
+def test_tokens_of_one_step_take_one_write(engine, service):
+    """HTTP | all | The tokens that one step gives a stream, and the end behind them, are one write."""
+    writes = []
+
+    async def answered_stream():
+        reply = ChatBody.parse(json.dumps(CHAT).encode()).reply(hosted(service, engine), "builtin")
+        answers = Answers(hosted(service, engine), reply.requests)
+        stream = EventStream(event_groups(reply.events(), answers), answers.cancel, {})
+
+        async def send(message):
+            writes.append(message.get("body"))
+            if len(writes) == 2:  # behind the headers and the role
+                for item in (Delta("one", (1,)), Delta(" two", (2,)), Delta(" three", (3,)), end(completion=3)):
+                    service.streams[0].put(item)
+
+        await stream({}, asyncio.Event().wait, send)
+
+    asyncio.run(answered_stream())
+    _, role, step, nothing = writes
+    assert (role.count(b"data: "), nothing) == (1, b"")
+    assert step.count(b'"content":"one two three"') == step.count(b'"finish_reason":"stop"') == 1
+    assert step.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_slow_reader_loses_nothing(client, service):
+    """HTTP | chat | A client that reads slowly gets every character in order, in fewer and longer events."""
+    words = [f"{number} " * 50 for number in range(3000)]
+    port, body = client.base_url.port, json.dumps(CHAT).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(("127.0.0.1", port))
+        reader.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        stream = service.wait_for()
+        for word in words:
+            stream.put(Delta(word, (1,)))
+        stream.put(end(completion=len(words)))
+        received = b""
+        while part := reader.recv(2048):
+            received += part
+    chunks = re.findall(rb'"content":"([^"]*)"', received)
+    assert b"".join(chunks).decode() == "".join(words)
+    assert len(chunks) < len(words)
+    assert received.count(b"[DONE]") == 1
+
+
+def test_calls_from_many_threads_all_come_and_wake_the_loop_seldom():
+    """Of calls that are asked for while the loop is busy, each runs once, and the loop is woken once."""
+    wakes, ran = [], []
+
+    async def busy():
+        loop = asyncio.get_running_loop()
+        calls, call_soon = calls_on(loop), loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *given: (wakes.append(1), call_soon(*given))
+        works = [partial(ran.append, number) for number in range(400)]
+        threads = [threading.Thread(target=lambda part=works[n::8]: [calls.soon(work) for work in part * 2]) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()  # the loop does nothing meanwhile
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(busy())
+    assert sorted(ran) == list(range(400))
+    assert len(wakes) == 1
+
+
+def test_a_loop_that_has_ended_is_not_called():
+    ended = asyncio.new_event_loop()
+    calls = calls_on(ended)
+    ended.close()
+    calls.soon(pytest.fail)

@@ -1,4 +1,4 @@
-"""Many answers at once: what continuous batching is worth, through the service that the endpoint uses."""
+"""Many answers at once: what continuous batching is worth, through the service that the endpoint uses, or through both."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.bench.loads import Face, Load, Outcome
+from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.report import Column, Row, table_of
-from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.config import MOST_PARALLEL, GenerationParams, RuntimeConfig
 from edge_llm.engine.assembly import load_runner
+from edge_llm.engine.batcher import Limits
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Request
@@ -27,15 +30,6 @@ SEED = 11
 
 
 @dataclass(frozen=True)
-class Load:
-    """So many answers at once, each of a prompt and tokens to generate; the prompts have nothing in common."""
-
-    streams: int
-    prompt: int
-    generate: int
-
-
-@dataclass(frozen=True)
 class LoadResult:
     """What a load came to, one value per repetition."""
 
@@ -44,6 +38,43 @@ class LoadResult:
     """Generated tokens of all streams over the time until the last has ended."""
     first_token_ms: tuple[float, ...]
     """Median over the streams."""
+    decode_per_second: tuple[float, ...]
+    """Tokens behind the first over the time behind it, of all streams together."""
+    bare_per_second: tuple[float, ...]
+    """Of the runner alone, which computes one answer after such a prompt and chooses no tokens."""
+
+    @property
+    def ratio(self) -> float:
+        """Of the median decode speeds: all streams over the runner alone."""
+        return float(np.median(self.decode_per_second) / np.median(self.bare_per_second))
+
+
+class ServiceFace:
+    """The service of ``engine``; use as a context manager."""
+
+    def __init__(self, engine: Engine, window_seconds: float) -> None:
+        self.vocab_size = engine.tokenizer.vocab_size
+        self._own = OwnRunner(engine.runner, self.vocab_size)
+        self._service = BatchingService(engine, queue_limit=4096, window_seconds=window_seconds)
+
+    def __enter__(self) -> ServiceFace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._service.close(drain_seconds=0.0)
+
+    def bare(self, load: Load) -> float:
+        self._own.begin(load.prompt)
+        return load.generate / self._own.run(Test(0, load.generate, load.prompt))
+
+    def run(self, prompts: Sequence[Sequence[int]], generate: int) -> list[Outcome]:
+        params = GenerationParams(max_tokens=generate, ignore_eos=True)
+        streams = [self._service.submit(Request(tuple(prompt), params)) for prompt in prompts]
+        finishes = [collect(stream).finish for stream in streams]
+        return [
+            Outcome(finish.usage.completion_tokens, 1e-3 * finish.timings.prompt_ms, 1e-3 * finish.timings.predicted_ms)
+            for finish in finishes
+        ]
 
 
 def load_for(folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, synthetic: bool) -> Engine:
@@ -51,53 +82,50 @@ def load_for(folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, syn
 
     That knows no text for most tokens of a larger vocabulary.
     """
-    needed = max(load.streams * (load.prompt + load.generate + 16) for load in loads)
     longest = max(load.prompt + load.generate for load in loads) + 1
+    needed = max(load.streams * (load.prompt + load.generate + 16) for load in loads) + longest + 16  # one is the runner's own
     if runtime.context is not None and runtime.context < longest:
         raise UsageError(f"--ctx `{runtime.context}` is too small for answers of {longest} tokens", param="context")
-    runtime = replace(runtime, kv_tokens=needed, context=runtime.context or longest, draft="none")
+    parallel = min(max(load.streams for load in loads), MOST_PARALLEL)
+    runtime = replace(runtime, kv_tokens=needed, context=runtime.context or longest, draft="none", parallel=parallel)
     if not synthetic:
         return load_engine(folder, runtime)
     with open_bundle(folder) as bundle, open_bundle(builtin_bundle()) as builtin:
         runner, _ = load_runner(bundle, runtime, longest)
         tokenizer = Tokenizer.from_folder(builtin.folder, bundle.config.vocab_size)
         template = ChatTemplate.from_folder(builtin.folder, tokenizer)
-        return Engine(folder.name, bundle.config, tokenizer, template, GenerationParams(), runner, load_ms=0.0)
+        limits = Limits(most_running=parallel)
+        return Engine(folder.name, bundle.config, tokenizer, template, GenerationParams(), runner, 0.0, limits)
 
 
-def measure(engine: Engine, loads: Sequence[Load], repetitions: int, window_seconds: float) -> list[LoadResult]:
-    """Every load ``repetitions`` times, in turns, after one run to warm up."""
-    service = BatchingService(engine, queue_limit=4096, window_seconds=window_seconds)
+def measure(face: Face, loads: Sequence[Load], repetitions: int) -> list[LoadResult]:
+    """Every load ``repetitions`` times, in turns with the runner alone, after one run to warm up."""
     random = np.random.default_rng(SEED)
-    try:
-        _run(service, engine, loads[0], random)
-        runs = [[_run(service, engine, load, random) for load in loads] for _ in range(repetitions)]
-    finally:
-        service.close(drain_seconds=0.0)
-    return [
-        LoadResult(load, tuple(run[number][0] for run in runs), tuple(run[number][1] for run in runs))
-        for number, load in enumerate(loads)
-    ]
+    _run(face, loads[0], random)
+    runs = [[_run(face, load, random) for load in loads] for _ in range(repetitions)]
+    return [LoadResult(load, *zip(*column, strict=True)) for load, column in zip(loads, zip(*runs, strict=True), strict=True)]
 
 
-def _run(service: BatchingService, engine: Engine, load: Load, random: np.random.Generator) -> tuple[float, float]:
-    """Tokens per second of all streams, and the median time to the first token in milliseconds."""
-    params = GenerationParams(max_tokens=load.generate, ignore_eos=True)
-    vocab = engine.tokenizer.vocab_size
-    prompts = [tuple(random.integers(0, vocab, load.prompt).tolist()) for _ in range(load.streams)]
+def _run(face: Face, load: Load, random: np.random.Generator) -> tuple[float, float, float, float]:
+    """The fields of a `LoadResult`, of one run."""
+    bare = face.bare(load)
+    prompts = [random.integers(0, face.vocab_size, load.prompt).tolist() for _ in range(load.streams)]
     started = time.perf_counter()
-    answers = [collect(stream) for stream in [service.submit(Request(prompt, params)) for prompt in prompts]]
+    outcomes = face.run(prompts, load.generate)
     seconds = time.perf_counter() - started
-    tokens = sum(answer.finish.usage.completion_tokens for answer in answers)
-    return tokens / seconds, float(np.median([answer.finish.timings.prompt_ms for answer in answers]))
+    tokens = sum(outcome.tokens for outcome in outcomes)
+    first = 1e3 * float(np.median([outcome.first_seconds for outcome in outcomes]))
+    decode = sum((outcome.tokens - 1) / max(outcome.more_seconds, 1e-9) for outcome in outcomes)
+    return tokens / seconds, first, decode, bare
 
 
-def rows(results: Sequence[LoadResult], window_seconds: float) -> list[dict[str, Any]]:
-    """One row per load; ``speedup`` is over the first."""
+def rows(results: Sequence[LoadResult], window_seconds: float, face: str = "service") -> list[dict[str, Any]]:
+    """One row per load through ``face``; ``speedup`` is over the first."""
     first = float(np.median(results[0].tokens_per_second))
     return [
         {
             "test": f"pp{result.load.prompt}+tg{result.load.generate}",
+            "through": face,
             "n_streams": result.load.streams,
             "n_prompt": result.load.prompt,
             "n_gen": result.load.generate,
@@ -105,6 +133,9 @@ def rows(results: Sequence[LoadResult], window_seconds: float) -> list[dict[str,
             "tokens_per_second": float(np.median(result.tokens_per_second)),
             "speedup": float(np.median(result.tokens_per_second)) / first,
             "first_token_ms": float(np.median(result.first_token_ms)),
+            "decode_ts": float(np.median(result.decode_per_second)),
+            "bare_ts": float(np.median(result.bare_per_second)),
+            "ratio": result.ratio,
             "samples_ts": list(result.tokens_per_second),
         }
         for result in results
@@ -118,8 +149,11 @@ def markdown(rows: Sequence[Row]) -> str:
 
 COLUMNS = (
     Column("test", lambda row: row["test"], right=False),
+    Column("through", lambda row: row["through"], right=False),
     Column("streams", lambda row: str(row["n_streams"])),
     Column("t/s, all streams", lambda row: f"{row['tokens_per_second']:.1f}"),
     Column("speedup", lambda row: f"{row['speedup']:.2f}x"),
     Column("first token ms", lambda row: f"{row['first_token_ms']:.1f}"),
+    Column("decode t/s", lambda row: f"{row['decode_ts']:.1f}"),
+    Column("of the runner's speed", lambda row: f"{row['ratio']:.0%}"),
 )

@@ -41,6 +41,7 @@ OPTIONAL = (
     Column("disk busy", lambda row: _number(row.get("disk_busy_share"), ".0%")),
     Column("edge-llm / peer", lambda row: _ratio(row)),
     Column("first token", lambda row: _number(row["ttft_ms"], ".0f", " ms")),
+    Column("from flash", lambda row: _number(row.get("ttft_cold_ms"), ".0f", " ms")),
     Column("peak memory", lambda row: _number(row["ttft_peak_rss_bytes"], ".0f", " MiB", 2**20)),
     Column("vs. saved", lambda row: _number(row.get("saved_ratio"), ".2f", "x")),
 )
@@ -78,7 +79,7 @@ def table_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 def _wanted(head: str, rows: Sequence[Row]) -> bool:
     key = {
         "GOP/s": "gops_share", "GB/s": "gb_s_share", "of roof": "roof_gops", "edge-llm / peer": "ratio",
-        "first token": "ttft_ms", "peak memory": "ttft_ms", "vs. saved": "saved_ratio",
+        "first token": "ttft_ms", "from flash": "ttft_cold_ms", "peak memory": "ttft_ms", "vs. saved": "saved_ratio",
         "streamed": "disk_bytes_per_s", "disk": "disk_bytes_per_s", "of disk": "disk_share",
         "disk busy": "disk_busy_share",
     }[head]  # fmt: skip

@@ -31,6 +31,9 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "greedy, 5 log-probabilities": {"logprobs": 5},
     "top-p 0.9, 5 log-probabilities": {"temperature": 0.6, "top_p": 0.9, "logprobs": 5},
+    "+t0.8": {"temperature": 0.8},
+    "+t0.8+p0.95": {"temperature": 0.8, "top_p": 0.95},
+    "+t0.8+p0.95+logprobs": {"temperature": 0.8, "top_p": 0.95, "logprobs": 5},
 }  # fmt: skip
 """Settings of sampling by their name in the table."""
 SEED = 11

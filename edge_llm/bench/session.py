@@ -13,7 +13,7 @@ import kernels
 from edge_llm.bench.breakdown import Breakdown, Clock, break_down
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
 from edge_llm.bench.environment import CoreMeter, CoreUsage, core_warning, environment, load_warning, utc_now
-from edge_llm.bench.first_token import CONTEXT, FirstToken, measure_first_token, own_worker
+from edge_llm.bench.first_token import CONTEXT, FirstToken, cold_worker, measure_first_token, own_worker
 from edge_llm.bench.measure import Measurement, OwnRunner, Ratio, Test, measure
 from edge_llm.bench.memory import forget_peak, peak_rss_bytes
 from edge_llm.bench.peer import BATCH, UBATCH, Peer, PeerSettings, PeerSpec, running, start
@@ -158,9 +158,11 @@ def _first_tokens(settings: BenchSettings, threads: int, announce: Tell) -> dict
     announce(f"first token, {threads} threads")
     peer_settings = PeerSettings(settings.bundle.config, CONTEXT, threads, settings.peer_batch, settings.peer_ubatch)
     specs = [spec for spec in settings.peers if spec.engine.loads_a_file and not spec.at_depth_only]
-    starters = [lambda: own_worker(settings.bundle.folder, threads)]
+    folder = settings.bundle.folder
+    starters = [lambda: own_worker(folder, threads), lambda: cold_worker(folder, threads)]
     starters += [lambda spec=spec: start(spec, peer_settings) for spec in specs]  # type: ignore[misc]
-    measured = measure_first_token(starters, settings.repetitions)
+    own, cold, *others = measure_first_token(starters, settings.repetitions)
+    measured = [replace(own, cold=cold.token), *others]
     return dict(zip(["", *(spec.name for spec in specs)], measured, strict=True))
 
 
@@ -254,7 +256,7 @@ class _Facts:
 
 _RATIO = ("ratio", "ratio_low", "ratio_high")
 """In the row of a peer: our speed over its speed (medians), and the range over pairs of neighbouring runs."""
-_FIRST = ("ready_ms", "ttft_ms", "samples_ttft_ms", "ttft_peak_rss_bytes")
+_FIRST = ("ready_ms", "ttft_ms", "samples_ttft_ms", "ttft_cold_ms", "ttft_peak_rss_bytes")
 
 
 def _noise_warning(row: Row) -> str | None:

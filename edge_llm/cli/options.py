@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from edge_llm.cli.values import MODEL, REAL, TEXT, WHOLE
-from edge_llm.config import GenerationParams, Grammar, RuntimeConfig
+from edge_llm.cli.values import MODEL, REAL, TEXT, WHOLE, Whole
+from edge_llm.config import MOST_PARALLEL, GenerationParams, Grammar, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file, shown
 
@@ -71,6 +71,13 @@ context_option = shared(
     "--ctx", "context", type=WHOLE, help="Context in tokens; default: the model's own, at most 32768."
 )
 chunk_option = shared("--chunk", type=WHOLE, default=256, show_default=True, help="Longest prefill chunk in tokens.")
+parallel_option = shared(
+    "--parallel",
+    type=Whole(1, MOST_PARALLEL),
+    default=RuntimeConfig.parallel,
+    show_default=True,
+    help="Most answers at a time; others wait, as they do for --kv-memory.",
+)
 prefix_cache_option = shared(
     "--prefix-cache", metavar="SIZE", help="Disk for keys and values of prompts, for the next start (1GiB).  Default: none."
 )
@@ -165,7 +172,7 @@ def _is_file(value: str) -> bool:
 
 _RUNTIME = (
     "device", "placement", "keys", "card_memory", "cpus", "numa", "memory", "threads", "context", "chunk", "draft",
-    "float_path", "prefix_cache",
+    "float_path", "parallel", "prefix_cache",
 )  # fmt: skip
 """Options that are a part of the `RuntimeConfig`."""
 
@@ -192,7 +199,9 @@ def add_options(command: Command, *options: Callable[[Any], Any]) -> Command:
 
 
 SHARED = click.command("defaults")(
-    add_options(lambda **_: None, threads_option, *_PLACE, _DRAFT, float_option, prefix_cache_option, *_GENERATION)
+    add_options(
+        lambda **_: None, threads_option, *_PLACE, _DRAFT, float_option, parallel_option, prefix_cache_option, *_GENERATION
+    )
 )
 """No command, but the parameters that [defaults] may set: one of each name."""
 SHARED_NAMES = frozenset(map(option_name, SHARED.params))

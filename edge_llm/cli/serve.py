@@ -9,7 +9,7 @@ import click
 
 from edge_llm.cli import process
 from edge_llm.cli.keys import api_key_options, api_keys
-from edge_llm.cli.options import runtime_config, runtime_options, shared
+from edge_llm.cli.options import parallel_option, runtime_config, runtime_options, shared
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import MODEL, Real, Whole
 
@@ -22,6 +22,7 @@ from edge_llm.cli.values import MODEL, Real, Whole
 @click.option("--alias", "aliases", multiple=True, help="Another name for the model; may be repeated.")
 @click.option("--allow-host", "hosts", multiple=True, help="Another name of this server in the Host header.")
 @click.option("--allow-origin", "origins", multiple=True, help="Origin of a web page that may use this server; * is every one.")
+@parallel_option
 @click.option("--queue", type=Whole(1, 4096), default=256, show_default=True, help="Requests that may wait.")
 @click.option("--drain", type=Real(0, 3600), default=30.0, show_default=True, help="Seconds to let answers end.")
 @click.option("--batch-window", type=Real(0, 10_000), default=0.0, help="Milliseconds to wait for company.")

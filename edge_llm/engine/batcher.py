@@ -39,10 +39,12 @@ class Limits:
     """Tokens of a step that has prompts only."""
     mixed_tokens: int = 256
     """Tokens of a step that answers wait for too."""
+    prompt_tokens: int = 16
+    """Tokens of prompts that such a step has room for, however many answers wait."""
     background_tokens: int = 16
     """Tokens of background work in a step that others wait for."""
     most_running: int = 64
-    """Answers that run at a time."""
+    """Answers that run at a time, if memory lets them."""
 
 
 class Work(Protocol):
@@ -130,6 +132,11 @@ class Batcher:
     def runner(self) -> Runner[Any]:
         """What computes now."""
         return self._place.runner
+
+    @property
+    def most_running(self) -> int:
+        """Answers that may be under way at a time."""
+        return self._limits.most_running
 
     @property
     def running(self) -> int:
@@ -287,7 +294,7 @@ class Batcher:
         for number, work in enumerate(answers):
             others = len(answers) - number - 1  # each of them gets a row, whatever is guessed here
             budget -= self._add(step, work, max(1, budget - others))
-        self._fill(step, prompts, budget)
+        self._fill(step, prompts, max(budget, limits.prompt_tokens))
         self._fill(step, self._background.running, limits.background_tokens if answers or prompts else limits.step_tokens)
         return [] if self._lost else [(work, segment) for work, segment in step if work.sequence is segment.sequence]
 

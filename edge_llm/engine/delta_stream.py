@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
+from weakref import WeakKeyDictionary, ref
 
 from edge_llm.engine.request import Delta, PromptProgress, Request
 
@@ -21,6 +22,13 @@ class Answering(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         """The deltas, waited for on the running event loop without polling; a wait that is cancelled loses nothing."""
+        ...
+
+    def follow(self, take: Callable[[Delta | BaseException], None]) -> None:
+        """Call ``take`` on the running event loop with every delta, or the error of the request, instead of iterating.
+
+        ``take`` never raises.
+        """
         ...
 
     def cancel(self) -> None:
@@ -83,6 +91,14 @@ class DeltaStream:
     def __aiter__(self) -> AsyncIterator[Delta]:
         return _AsyncDeltas(self)
 
+    def follow(self, take: Callable[[Delta | BaseException], None]) -> None:
+        def take_all() -> None:
+            while self._items:
+                take(self._items.popleft())
+
+        calls = calls_on(asyncio.get_running_loop())
+        self.attach(lambda: calls.soon(take_all))
+
     def attach(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` after every change, from the thread that makes it."""
         with self._changed:
@@ -118,8 +134,8 @@ class _AsyncDeltas:
         self._stream = stream
         self._ended = False
         self._ready = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        stream.attach(self._wake)
+        calls = calls_on(asyncio.get_running_loop())
+        stream.attach(lambda: calls.soon(self._ready.set))
 
     def __aiter__(self) -> _AsyncDeltas:
         return self
@@ -135,6 +151,40 @@ class _AsyncDeltas:
         self._ended = delta.finish is not None
         return delta
 
-    def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody listens
-            self._loop.call_soon_threadsafe(self._ready.set)
+
+class LoopCalls:
+    """Calls on one event loop that other threads ask for: those of a moment, such as a step's for all streams, wake it once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)  # which `_calls` knows as long as it is there
+        self._lock = threading.Lock()
+        self._calls: dict[Callable[[], None], None] = {}
+        self._woken = False
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Have ``call``, which never raises, called on the loop; once, if it is asked for again before."""
+        loop = self._loop()
+        if loop is None or loop.is_closed():
+            return  # nobody listens
+        with self._lock, contextlib.suppress(RuntimeError):  # it was closed just now
+            self._calls[call] = None
+            if not self._woken:
+                loop.call_soon_threadsafe(self._run)
+                self._woken = True  # last: a thread that is interrupted wakes the loop once too often, never too rarely
+
+    def _run(self) -> None:
+        with self._lock:
+            calls, self._calls = self._calls, {}
+            self._woken = False
+        for call in calls:
+            call()
+
+
+_calls: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = WeakKeyDictionary()
+
+
+def calls_on(loop: asyncio.AbstractEventLoop) -> LoopCalls:
+    """The calls on ``loop``, which is the running one."""
+    if loop not in _calls:
+        _calls[loop] = LoopCalls(loop)
+    return _calls[loop]

@@ -57,7 +57,7 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Stag
         defaults=generation_defaults(bundle.generation_config).params,
         runner=runner,
         load_ms=1e3 * (time.perf_counter() - started),
-        limits=Limits(step_tokens=runtime.chunk * runtime.window, mixed_tokens=runtime.chunk),
+        limits=Limits(runtime.chunk * runtime.window, mixed_tokens=runtime.chunk, most_running=runtime.parallel),
         make_drafter=drafter,
         replace_runner=partial(run_on_host, bundle, runtime),
         facts=model_facts(bundle, runtime),

@@ -1,9 +1,10 @@
-"""Pages of tokens: a bitmap says which are free, a count says how many sequences share each."""
+"""Pages of tokens: which are free, and how many sequences share each of the others."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 from edge_llm.errors import OutOfMemory
 from edge_llm.models.layer import Attention
@@ -26,20 +27,21 @@ def page_bytes(attentions: Sequence[Attention]) -> int:
 class PageAllocator:
     """Hands out page numbers 0..pages-1, of pages of ``page_tokens`` tokens.
 
-    A page is free (bit set, count 0) or held (bit clear, count >= 1).  Sharing raises the count, releasing lowers it, and
-    a page is free again at zero.  The lowest free pages are handed out first, so a run repeats exactly.
+    A page is free (count 0) or held (count >= 1).  Sharing raises the count, releasing lowers it, and a page is free again
+    at zero.  The lowest free pages are handed out first, so a run repeats exactly.
     """
 
     def __init__(self, pages: int, page_tokens: int = PAGE_TOKENS) -> None:
         self.pages = pages
         self.page_tokens = page_tokens
-        self._free_bits = (1 << pages) - 1
+        self._fresh = 0  # the lowest page that was never held; all above it are free, too
+        self._returned: list[int] = []  # a heap of the free pages below it
         self._holders = array("l", bytes(8 * pages))  # copied in one go by those who watch
 
     @property
     def free(self) -> int:
         """Number of free pages."""
-        return self._free_bits.bit_count()
+        return self.pages - self._fresh + len(self._returned)
 
     def pages_for(self, tokens: int) -> int:
         """Number of pages that hold ``tokens`` tokens."""
@@ -54,9 +56,8 @@ class PageAllocator:
             )
         taken = []
         for _ in range(count):
-            lowest = self._free_bits & -self._free_bits
-            self._free_bits ^= lowest
-            page = lowest.bit_length() - 1
+            page = heappop(self._returned) if self._returned else self._fresh
+            self._fresh = max(self._fresh, page + 1)
             self._holders[page] = 1
             taken.append(page)
         return taken
@@ -81,4 +82,4 @@ class PageAllocator:
             assert self._holders[page] > 0, f"page {page} is released twice"
             self._holders[page] -= 1
             if self._holders[page] == 0:
-                self._free_bits |= 1 << page
+                heappush(self._returned, page)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
@@ -14,82 +15,79 @@ from edge_llm.engine.engine import collect
 from edge_llm.engine.request import Answer, Delta, Request
 from edge_llm.engine.service import Service
 from edge_llm.errors import Unavailable
+from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
-from edge_llm.server.metrics import Metrics, Stopwatch
-from edge_llm.server.stream import until_disconnect
+from edge_llm.server.metrics import Stopwatch
+from edge_llm.server.stream import Alarm, until_disconnect
 
 
 class Answers:
     """Answers to ``requests`` in the order in which their deltas come.
 
-    Every answer is followed to its end, whoever listens, so that each is counted exactly once.
+    Every answer is followed to its end, whoever looks, so that each is counted exactly once.
     """
 
     def __init__(self, host: ModelHost, requests: Sequence[Request]) -> None:
         self._answerings = _submit_all(host.service, requests)
         self._open = len(requests)
-        self._waiting: dict[int, Delta | Exception] = {}
-        """What came since the last look, one per request: deltas that nobody had time to fetch are joined."""
-        self._arrived = asyncio.Event()
-        self._followers = [
-            asyncio.create_task(self._follow(index, answering, host.metrics))
-            for index, answering in enumerate(self._answerings)
-        ]
+        self._waiting: dict[int, list[Delta | BaseException]] = {}
+        """What came since the last look, by request."""
+        self._trouble: BaseException | None = None
+        """What the next look raises."""
+        self._news = asyncio.Event()
+        self._silence = Alarm(limits.KEEP_ALIVE_SECONDS, self._news.set)
+        for index, answering in enumerate(self._answerings):
+            answering.follow(partial(self._take, index, Stopwatch(host.metrics)))
+
+    @property
+    def ended(self) -> bool:
+        """Whether all have been looked at to their ends."""
+        return not self._open
 
     def cancel(self) -> None:
         """Stop all that have not ended."""
+        self._silence.stop()
         for answering in self._answerings:
             answering.cancel()
 
-    async def deltas(self, silence: float) -> AsyncIterator[tuple[int, Delta] | None]:
-        """(index of the request, delta) of all answers, or None when nothing came for ``silence`` seconds.
+    async def look(self) -> list[tuple[int, Delta]]:
+        """(index of the request, what came for it since the last look, joined); nothing after a long silence.
 
-        Raises the first error of any answer, and `Unavailable` for an answer that was cancelled by a shutdown.
+        Raises, behind what came before it, the first error of any answer, and `Unavailable` for one that a shutdown
+        cancelled.
         """
-        while self._open:
-            try:
-                async with asyncio.timeout(silence):
-                    await self._arrived.wait()
-            except TimeoutError:
-                yield None
-            self._arrived.clear()
-            found, self._waiting = self._waiting, {}
-            for index, item in found.items():
-                if isinstance(item, Exception):
-                    raise item
-                if item.finish is not None:
-                    self._open -= 1
-                    if item.finish.reason == "cancelled":
-                        raise Unavailable("the server is shutting down; the answer was cut short")
-                yield index, item
+        if self._trouble is None:
+            with self._silence:
+                await self._news.wait()  # it is new only after a turn of the loop: others get theirs, however much is said
+            self._news.clear()
+        found: list[tuple[int, Delta]] = []
+        while self._waiting and self._trouble is None:
+            index = next(iter(self._waiting))
+            deltas, self._trouble = _until_trouble(self._waiting.pop(index))
+            found += [(index, _joined(deltas))] if deltas else []
+            self._open -= bool(deltas and deltas[-1].finish)
+        if self._trouble is not None and not found:
+            raise self._trouble
+        return found
 
     async def whole(self) -> list[Answer]:
         """All answers, complete, in the order of the requests."""
         pieces: list[list[Delta]] = [[] for _ in self._answerings]
         try:
-            async for found in self.deltas(silence=3600.0):
-                if found is not None:
-                    pieces[found[0]].append(found[1])
+            while not self.ended:
+                for index, delta in await self.look():
+                    pieces[index].append(delta)
         finally:
             self.cancel()
         return [collect(deltas) for deltas in pieces]
 
-    async def _follow(self, index: int, answering: Answering, metrics: Metrics) -> None:
-        watch = Stopwatch(metrics)
-        try:
-            async for delta in answering:
-                watch.see(delta)
-                self._arrive(index, delta)
-        except Exception as error:
+    def _take(self, index: int, watch: Stopwatch, item: Delta | BaseException) -> None:
+        if isinstance(item, Delta):
+            watch.see(item)
+        else:
             watch.fail()
-            self._arrive(index, error)
-
-    def _arrive(self, index: int, item: Delta | Exception) -> None:
-        before = self._waiting.get(index)
-        if isinstance(before, Delta) and isinstance(item, Delta):
-            item = _joined(before, item)
-        self._waiting[index] = item
-        self._arrived.set()
+        self._waiting.setdefault(index, []).append(item)
+        self._news.set()
 
 
 async def whole_reply(
@@ -103,8 +101,25 @@ async def whole_reply(
     return await host.workshop.reply(request, lambda: make(found), headers)
 
 
-def _joined(first: Delta, second: Delta) -> Delta:
-    return Delta(first.text + second.text, first.tokens + second.tokens, second.finish, first.logprobs + second.logprobs)
+def _until_trouble(items: Sequence[Delta | BaseException]) -> tuple[list[Delta], BaseException | None]:
+    """The deltas of ``items`` before an error or a shutdown, and that one."""
+    deltas: list[Delta] = []
+    for item in items:
+        if not isinstance(item, Delta):
+            return deltas, item
+        if item.finish is not None and item.finish.reason == "cancelled":
+            return deltas, Unavailable("the server is shutting down; the answer was cut short")
+        deltas.append(item)
+    return deltas, None
+
+
+def _joined(deltas: Sequence[Delta]) -> Delta:
+    """One delta for those that nobody had time to fetch apart."""
+    if len(deltas) == 1:
+        return deltas[0]
+    tokens = tuple(token for delta in deltas for token in delta.tokens)
+    logprobs = tuple(one for delta in deltas for one in delta.logprobs)
+    return Delta("".join(delta.text for delta in deltas), tokens, deltas[-1].finish, logprobs)
 
 
 def _submit_all(service: Service, requests: Sequence[Request]) -> list[Answering]:

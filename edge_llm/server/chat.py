@@ -23,7 +23,7 @@ from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Sampling, Streaming, choices
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, chat_logprobs, new_id, openai_usage, timings
-from edge_llm.server.stream import DONE, event
+from edge_llm.server.stream import DONE, TextEvent, event
 from edge_llm.talk.conversation import conversation_request
 from edge_llm.talk.outcome import AnswerSyntax, Outcome
 from edge_llm.talk.pieces import AnswerPiece, CallBegun, Said, Thought
@@ -178,6 +178,7 @@ class _Events:
         self._readers = [reply.syntax.reader() for _ in reply.requests]
         self._usage = RunningUsage(len(reply.requests[0].prompt), wanted=reply.wants_running_usage)
         self._finishes: dict[int, Finish] = {}
+        self._texts: dict[tuple[int, type[Said | Thought]], TextEvent] = {}
 
     def opening(self) -> Iterator[str]:
         for index in range(len(self._readers)):
@@ -186,11 +187,25 @@ class _Events:
     def grow(self, index: int, delta: Delta) -> Iterator[str]:
         self._usage.see(index, delta)
         reader = self._readers[index]
-        for chunk in self._reply.piece_chunks(index, reader.read(delta), delta.logprobs):
-            yield event(chunk | self._usage.field())
+        pieces = reader.read(delta)
+        if self._usage.wanted or delta.logprobs:
+            for chunk in self._reply.piece_chunks(index, pieces, delta.logprobs):
+                yield event(chunk | self._usage.field())
+        else:
+            for piece in pieces:
+                yield self._piece(index, piece)
         if delta.finish is not None:
             self._finishes[index] = delta.finish
             yield event(self._reply.last_chunk(index, delta.finish, reader.reason(delta.finish)) | self._usage.field())
+
+    def _piece(self, index: int, piece: AnswerPiece) -> str:
+        """The event of ``piece`` alone."""
+        if not isinstance(piece, Said | Thought):
+            return event(self._reply.chunk(index, _delta(piece)))
+        known = (index, type(piece))
+        if known not in self._texts:
+            self._texts[known] = TextEvent(self._reply.chunk(index, _delta(type(piece)(""))))
+        return self._texts[known].with_text(piece.text)
 
     def closing(self) -> Iterator[str]:
         if self._reply.wants_usage:

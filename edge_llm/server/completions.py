@@ -23,7 +23,7 @@ from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Sampling, Streaming, choices
 from edge_llm.server.shapes import FINGERPRINT, RunningUsage, completion_logprobs, new_id, openai_usage, timings
-from edge_llm.server.stream import DONE, event
+from edge_llm.server.stream import DONE, TextEvent, event
 
 
 class CompletionBody(Streaming, Guided):
@@ -144,6 +144,7 @@ class _Events:
         prompt_tokens = sum(len(first.prompt) for first in reply.firsts)
         self._usage = RunningUsage(prompt_tokens, wanted=reply.wants_running_usage)
         self._lengths = [len(echo) for echo in reply.echoes]
+        self._texts = [TextEvent(reply.chunk(index, "")) for index in range(len(reply.echoes))]
         self._finishes: dict[int, Finish] = {}
 
     def opening(self) -> Iterator[str]:
@@ -153,7 +154,10 @@ class _Events:
 
     def grow(self, index: int, delta: Delta) -> Iterator[str]:
         self._usage.see(index, delta)
-        if delta.text or delta.logprobs:
+        if delta.text and not delta.logprobs and not self._usage.wanted:
+            yield self._texts[index].with_text(delta.text)
+            self._lengths[index] += len(delta.text)
+        elif delta.text or delta.logprobs:
             logprobs = self._reply.logprobs(delta.logprobs, self._lengths[index])
             yield event(self._reply.chunk(index, delta.text, logprobs=logprobs) | self._usage.field())
             self._lengths[index] += len(delta.text)

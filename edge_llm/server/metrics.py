@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -35,7 +36,7 @@ class _Histogram:
         self.total = 0.0
 
     def observe(self, seconds: float) -> None:
-        self.counts[sum(seconds > bound for bound in SECONDS)] += 1
+        self.counts[bisect_left(SECONDS, seconds)] += 1
         self.total += seconds
 
 

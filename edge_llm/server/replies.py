@@ -10,7 +10,6 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from edge_llm.engine.request import Answer, Delta, Request
-from edge_llm.server import limits
 from edge_llm.server.answers import Answers, whole_reply
 from edge_llm.server.host import ModelHost
 from edge_llm.server.problems import Problem, problem_of
@@ -72,7 +71,7 @@ async def answered(request: HTTPRequest, kind: type[Asking]) -> Response:
     reply, streamed, headers = await host.prepare(request, partial(_prepare, kind))
     answers = Answers(host, reply.requests)
     if streamed:
-        return EventStream(_all_events(reply.events(), answers), answers.cancel, headers)
+        return EventStream(event_groups(reply.events(), answers), answers.cancel, headers)
     return await whole_reply(request, answers, reply.whole, headers)
 
 
@@ -83,15 +82,20 @@ def _prepare(kind: type[Asking], host: ModelHost, data: bytes) -> tuple[Reply, b
     return reply, bool(body.stream), ignored_header(body.ignored(host.engine.template.source))
 
 
-async def _all_events(events: Events, answers: Answers) -> AsyncIterator[str]:
-    for text in events.opening():
-        yield text
+async def event_groups(events: Events, answers: Answers) -> AsyncIterator[str]:
+    """All events of a reply; those that are there at a time are one text, which is written at once."""
+    if opening := "".join(events.opening()):
+        yield opening
+    group: list[str] = []
     try:
-        async for found in answers.deltas(limits.KEEP_ALIVE_SECONDS):
-            for text in [KEEP_ALIVE] if found is None else events.grow(*found):
+        while not answers.ended:
+            found = await answers.look()
+            group += [] if found else [KEEP_ALIVE]
+            for index, delta in found:
+                group += events.grow(index, delta)
+            group += events.closing() if answers.ended else ()
+            if text := "".join(group):
                 yield text
-        for text in events.closing():
-            yield text
+            group = []
     except Exception as error:
-        for text in events.failed(problem_of(error)):
-            yield text
+        yield "".join([*group, *events.failed(problem_of(error))])

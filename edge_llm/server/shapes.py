@@ -42,7 +42,7 @@ class RunningUsage:
 
     def __init__(self, prompt_tokens: int, *, wanted: bool) -> None:
         self._prompt_tokens = prompt_tokens
-        self._wanted = wanted
+        self.wanted = wanted
         self._counts: dict[int, int] = {}
 
     def see(self, index: int, delta: Delta) -> None:
@@ -52,7 +52,7 @@ class RunningUsage:
 
     def field(self) -> dict[str, Any]:
         """The chunk's field, if it is wanted."""
-        if not self._wanted:
+        if not self.wanted:
             return {}
         completion = sum(self._counts.values())
         total = self._prompt_tokens + completion

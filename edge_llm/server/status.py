@@ -66,7 +66,8 @@ async def props(request: Request) -> JSONResponse:
             "chat_template_is_default": engine.template.is_default,
             "bos_token": engine.tokenizer.bos_text,
             "eos_token": engine.tokenizer.eos_text,
-            "limits": limits_table(engine.runner.context),
+            "total_slots": engine.batcher.most_running,
+            "limits": {**limits_table(engine.runner.context), "parallel": engine.batcher.most_running},
             "build_info": f"edge-llm {edge_llm.__version__}",
         }
     )

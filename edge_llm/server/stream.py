@@ -16,6 +16,7 @@ from edge_llm.server import limits
 Result = TypeVar("Result")
 log = logging.getLogger("edge_llm.server")
 
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 KEEP_ALIVE = ": keep-alive\n\n"
 """A comment: clients that parse events pass over it, a named event would break some."""
 DONE = "data: [DONE]\n\n"
@@ -28,12 +29,69 @@ _HEADERS = [
 
 def event(data: dict[str, Any], name: str | None = None) -> str:
     """One event with JSON data."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = _JSON.encode(data)
     return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"
 
 
+class TextEvent:
+    """An event of which only one text changes from piece to piece: the last one of ``data``, which is empty there.
+
+    The rest is written as JSON once, not for every token.
+    """
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._before, _, self._behind = event(data).rpartition('""')
+
+    def with_text(self, text: str) -> str:
+        """The event that has ``text``."""
+        return f"{self._before}{_JSON.encode(text)}{self._behind}"
+
+
+class Alarm:
+    """Rings when a wait (a ``with`` block) on the running event loop takes ``seconds``.
+
+    A stream has thousands of waits, all short: its one timer looks when the present one began, and is not set for each.
+    """
+
+    def __init__(self, seconds: float, ring: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seconds = seconds
+        self._ring = ring
+        self._since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.rang = False
+
+    def __enter__(self) -> None:
+        self._since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._seconds, self._look)
+
+    def __exit__(self, *_: object) -> None:
+        self._since = None
+
+    def stop(self) -> None:
+        """Never ring again."""
+        self._since = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._since is None:
+            return
+        left = self._since + self._seconds - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        else:
+            self.rang = True
+            self._ring()
+
+
 class EventStream(Response):
-    """A response that sends events as they come; ``end`` is called when they end, or the client goes away or stops reading."""
+    """A response that sends events as they come, those that come together in one piece.
+
+    ``end`` is called when they end, or the client goes away or stops reading.
+    """
 
     def __init__(self, events: AsyncIterator[str], end: Callable[[], None], headers: Mapping[str, str]) -> None:
         super().__init__()
@@ -51,10 +109,19 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS + self._more_headers})
-        async for text in self._events:
-            async with asyncio.timeout(limits.READER_SECONDS):
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-            await asyncio.sleep(0)  # a stream with much to say lets others, and the news that its client left, through
+        task = asyncio.current_task()
+        assert task is not None
+        reader = Alarm(limits.READER_SECONDS, task.cancel)
+        try:
+            async for text in self._events:
+                with reader:
+                    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        except asyncio.CancelledError:
+            if reader.rang:
+                raise TimeoutError from None
+            raise
+        finally:
+            reader.stop()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -22,7 +22,8 @@ from edge_llm.cli.values import Whole
 def sampling_command(n_prompt: int, n_gen: int, repetitions: int, **options: Any) -> None:
     """Generate greedily, by filters and with log-probabilities, beside the model alone."""
     from edge_llm.bench import sampling as bench  # the whole engine, which --help does without
-    from edge_llm.bench.concurrency import Load, load_for
+    from edge_llm.bench.concurrency import load_for
+    from edge_llm.bench.loads import Load
 
     runtime, model = bench_runtime(options), bench_model(options)
     engine = load_for(model.folder, runtime, [Load(2, n_prompt, n_gen + 1)], synthetic=model.is_synthetic)

@@ -19,7 +19,8 @@ from edge_llm.cli.options import float_option, threads_option
 def speculation_command(repetitions: int, **options: Any) -> None:
     """Generate with and without prompt lookup: a text that copies from its prompt, and one that does not."""
     from edge_llm.bench import speculation as bench  # the whole engine, which --help does without
-    from edge_llm.bench.concurrency import Load, load_for
+    from edge_llm.bench.concurrency import load_for
+    from edge_llm.bench.loads import Load
 
     runtime, model = bench_runtime(options), bench_model(options)
     engine = load_for(model.folder, runtime, [Load(1, bench.DOCUMENT, bench.DOCUMENT)], synthetic=model.is_synthetic)

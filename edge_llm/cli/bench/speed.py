@@ -117,7 +117,7 @@ def _kv_option(*names: str) -> Callable[[Command], Command]:
 @click.option("--progress", "show_progress", is_flag=True, help="Say what is measured, also when stderr is no terminal.")
 @click.option("--roof", is_flag=True, help="Measure what the machine can do at most, and print the share of it.")
 @click.option("--breakdown", is_flag=True, help="Where the time goes, by part and operation.")
-@click.option("--ttft", "first_token", is_flag=True, help="Time from process start to the first token (32-token prompt).")
+@click.option("--ttft", "first_token", is_flag=True, help="Time from process start to the first token (of 32), warm and cold.")
 @click.option(
     "--peer",
     "peers",
