@@ -161,21 +161,23 @@ def test_escape_stops_an_answer_and_keeps_what_came(tmp_path):
 
 
 def test_an_answer_may_be_stopped_at_any_moment(tmp_path):
-    moments = range(0, 60, 2)
-
     async def talk(chat):
-        for moment in moments:
-            sending = asyncio.ensure_future(chat.session.send(f"Prompt {moment}"))
+        prompts, answered, turns = [], 0, 0
+        while answered < 5:  # stopped later and later, until answers had begun
+            prompts.append(f"Prompt {turns}")
+            sending = asyncio.ensure_future(chat.session.send(prompts[-1]))
             await asyncio.sleep(0)
-            for _ in range(moment):
+            for _ in range(turns):
                 await asyncio.sleep(0)
+            answered += chat.session.answering is not None
             chat.session.stop()
             await asyncio.wait([sending])
             assert not chat.session.busy
+            turns += 1 + turns // 5
         states = {message.state for message in chat.session.chat.messages if message.role == "assistant"}
         assert states == {"stopped"}, "nothing grows any more"
         await chat.until(lambda: chat.stored == [(each.role, each.text, each.state) for each in chat.session.chat.messages])
-        assert [text for role, text, _ in chat.stored if role == "user"] == [f"Prompt {moment}" for moment in moments]
+        assert [text for role, text, _ in chat.stored if role == "user"] == prompts
 
     drive(talk, tmp_path, ScriptedProvider(lambda ask: ["some"]))
 

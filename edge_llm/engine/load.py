@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -43,11 +44,7 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Stag
     bundle = open_bundle(folder)
     config = bundle.config
     runtime = fill_defaults(runtime, config)
-    with ThreadPoolExecutor(1) as background:  # weights are read while the tokenizer is built
-        loading = background.submit(make_runner, bundle, runtime, progress)
-        tokenizer = Tokenizer.from_folder(folder, config.vocab_size)
-        template = ChatTemplate.from_folder(folder, tokenizer)
-        runner = loading.result()
+    tokenizer, template, runner = _load_parts(folder, bundle, runtime, progress)
     drafter = make_drafter(runtime, folder)
     return Engine(
         name=BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name,
@@ -62,6 +59,23 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Stag
         replace_runner=partial(run_on_host, bundle, runtime),
         facts=model_facts(bundle, runtime),
     )
+
+
+def _load_parts(
+    folder: Path, bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None
+) -> tuple[Tokenizer, ChatTemplate, Runner[Any]]:
+    """All that an engine is made of; weights are read while the tokenizer is built."""
+
+    def texts() -> tuple[Tokenizer, ChatTemplate]:
+        tokenizer = Tokenizer.from_folder(folder, bundle.config.vocab_size)
+        return tokenizer, ChatTemplate.from_folder(folder, tokenizer)
+
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return *texts(), make_runner(bundle, runtime, progress)  # one after the other: memory that is there stays there
+    with ThreadPoolExecutor(1) as background:
+        loading = background.submit(make_runner, bundle, runtime, progress)
+        tokenizer, template = texts()
+        return tokenizer, template, loading.result()
 
 
 def model_facts(bundle: Bundle, runtime: RuntimeConfig) -> ModelFacts:

@@ -12,6 +12,7 @@ byte tokens into U+FFFD, only the bytes that are wrong become U+FFFD here.
 from __future__ import annotations
 
 import codecs
+import mmap
 import re
 import secrets
 import threading
@@ -30,6 +31,8 @@ from edge_llm.text.growth import text_growth, window_for
 from edge_llm.text.pieces import Pieces
 from edge_llm.text.windows import WINDOW, window_ids
 
+ROOM_BYTES, ROOM_PER_BYTE = 8 << 20, 16
+"""Memory that loading a tokenizer may take: so much, and so much for each byte of its file."""
 MAX_FILE_BYTES = 64 << 20
 MAX_CONFIG_BYTES = 8 << 20
 MAX_CONFIG_VALUES = 400_000
@@ -318,8 +321,17 @@ def _named(value: Any, token_id: Callable[[str], int | None]) -> list[int] | Non
     return None if token is None else [token]
 
 
+def _expect_memory(count: int) -> None:
+    """Raise MemoryError unless the system gives ``count`` bytes: where it does not, `tokenizers` ends the process."""
+    try:
+        mmap.mmap(-1, count).close()
+    except OSError:
+        raise MemoryError from None
+
+
 def _load(path: Path) -> Any:
     data = read_file(path, MAX_FILE_BYTES, error=InvalidTokenizer)
+    _expect_memory(ROOM_BYTES + ROOM_PER_BYTE * len(data))
     try:
         return tokenizers.Tokenizer.from_buffer(data)
     except BaseException as failure:  # a Rust panic is not an Exception
