@@ -464,6 +464,27 @@ def test_messages_and_blocks_of_code_are_copied(tmp_path):
     drive(talk, tmp_path, provider)
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "growing"])
+@pytest.mark.parametrize("before", [0, 60], ids=["drawn", "written"])
+def test_blocks_of_code_are_copied_as_they_were_said_however_an_answer_is_drawn(tmp_path, before, ends):
+    code = "".join(f"def f{at}(x):\n\tpass\n\n" for at in range(700)).rstrip()
+    paragraph = "word " * 200 + "\n\n"
+    inside = "1. Then\n\n   ```py\n   y\n   ```\n\n"
+    text = f"First\n\n````\n```\nx\n````\n\n{paragraph * before}{inside}```\n{code}\n```\n\nThat is it"
+    pieces = [text[at : at + 7000] for at in range(0, len(text), 7000)]
+    provider = ScriptedProvider([answer(*pieces) if ends else [Said(piece) for piece in pieces]])
+
+    async def talk(chat):
+        await chat.send("Code")
+        await chat.until(lambda: len(chat.said) == 2 and chat.session.chat.path[-1].text == text)
+        await chat.until(lambda: chat.session.busy is not ends)
+        for block in ("```\nx", "y", code, "```\nx"):
+            await chat.send("/copy code")
+            await chat.until(lambda block=block: chat.app.clipboard == block)
+
+    drive(talk, tmp_path, provider)
+
+
 def test_an_edited_prompt_stands_beside_the_old_one(tmp_path):
     async def talk(chat):
         await chat.ask("First")

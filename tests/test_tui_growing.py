@@ -7,6 +7,8 @@ import pytest
 from textual.app import App
 from textual.containers import Vertical
 from textual.widgets import Markdown, Static
+from textual.widgets._markdown import MarkdownHeader, MarkdownParagraph
+from textual.widgets.markdown import MarkdownFence
 
 from edge_llm.tui import growing
 from edge_llm.tui.growing import GrowingText, block_end, parts
@@ -21,7 +23,8 @@ PART = (
     ("text", "end"),
     [
         ("", 0), ("one line", 0), ("one\ntwo", 0), ("one\n\ntwo", 5), ("one\n\n", 5), ("```\n\n```", 0), ("a\n\n```\n\n", 3),
-        ("```\n\n```\n\nb", 10), ("~~~\n```\n\n~~~\n\nb", 14), ("a\n \nb", 4),
+        ("```\n\n```\n\nb", 10), ("~~~\n```\n\n~~~\n\nb", 14), ("a\n \nb", 4), ("````\n```\n\nb", 0),
+        ("````\n```\n`````\n\nb", 16), ("```\n```python\n\nb", 0), ("- ```sh\n  a\n\n  ```\n\nb", 20), ("```a`b\n\nc", 8),
     ],
 )  # fmt: skip
 def test_a_text_is_cut_behind_blocks_and_not_in_fences(text, end):
@@ -90,7 +93,62 @@ def test_a_paragraph_without_end_is_cut_and_nothing_is_lost(letter, monkeypatch)
     asyncio.run(main())
 
 
-LONG = ["", PART, PART * 300, "x" * 200_000, "word " * 40_000, "```\n" + "x = 1\n\n" * 20_000]
+CODE = "".join(f"# line {number} is no heading\n{'' if number % 3 else chr(10)}- x = 1\n" for number in range(60))
+MARKS = [("```python\n", "```\n"), ("````\n", "````\n"), ("~~~\n", "~~~~\n"), ("```md\n````md\n", "```\n"), ("```\n", "")]
+
+
+def code_and_words(widget):
+    """What is drawn as code, and what as words, line by line."""
+    code = [line for fence in widget.query(MarkdownFence) for line in fence.code.splitlines() if line]
+    return code, [one.content.plain for one in widget.query(MarkdownParagraph)], len(widget.query(MarkdownHeader))
+
+
+@pytest.mark.parametrize(("begin", "end"), MARKS)
+@pytest.mark.parametrize("most", [150, 10**6], ids=["sealed", "whole"])
+def test_code_that_is_cut_stays_code_and_ends_where_it_ends(begin, end, most, monkeypatch):
+    monkeypatch.setattr(growing, "SEALED_CHARACTERS", 120)
+    monkeypatch.setattr(growing, "MOST_CHARACTERS", most)
+    text = f"Before.\n\n{begin}{CODE}{end}\n{'Behind.' if end else ''}"
+
+    async def main():
+        async with Page().run_test() as pilot:
+            page = pilot.app.query_one(Vertical)
+            grows, whole = GrowingText(), Markdown(text)
+            await page.mount(grows, whole)
+            for at in range(0, len(text), 70):
+                await grows.write(text[at : at + 70])
+            await pilot.pause()
+            assert (len(grows.children) > 5) == (most == 150)
+            assert code_and_words(grows) == code_and_words(whole)
+
+    asyncio.run(main())
+
+
+def test_a_long_text_whose_drawn_part_begins_in_code_draws_it_as_code(monkeypatch):
+    monkeypatch.setattr(growing, "MOST_CHARACTERS", 300)
+    monkeypatch.setattr(growing, "DRAWN_CHARACTERS", 1500)
+    text = f"Before.\n\n```python\n{CODE}```\n\nBehind."
+
+    async def main():
+        async with Page().run_test() as pilot:
+            page = pilot.app.query_one(Vertical)
+            whole, finished = GrowingText(text), GrowingText()
+            await page.mount(whole, finished)
+            await finished.finish(text)
+            await finished.write(" More.")
+            await pilot.pause()
+            code, words, headings = code_and_words(whole)
+            assert (words, headings) == (["Behind."], 0)
+            assert code == [line for line in CODE.splitlines() if line][-len(code) :] != []
+            assert code_and_words(finished) == (code, ["Behind. More."], 0)
+
+    asyncio.run(main())
+
+
+LONG = [
+    "", PART, PART * 300, "x" * 200_000, "word " * 40_000, "```\n" + "x = 1\n\n" * 20_000, "Items:\n\n" + "- an item\n" * 9000,
+    "Code:\n\n```\n" + "x = 1\n\n" * 20_000 + "```\n\nThat is it.", "漢" * 60_000, "\n" * 60_000, "a\n\n" + "word " * 11_000,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", LONG, ids=len)
@@ -100,6 +158,8 @@ def test_of_a_long_text_the_end_is_drawn_and_nothing_is_lost(text):
     assert len(drawn) <= growing.DRAWN_CHARACTERS
     assert all(0 < len(piece) <= growing.MOST_CHARACTERS for piece in written)
     assert bool(written) == (len(text) > growing.DRAWN_CHARACTERS)
+    if max(map(len, text.splitlines()), default=0) < 1000:
+        assert all(piece.endswith("\n") for piece in written), "lines stay whole"
 
 
 def seen(grows):

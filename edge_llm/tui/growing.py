@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -18,19 +19,38 @@ DRAWN_CHARACTERS = 48_000
 """What is drawn as Markdown; what stands before is shown as it was written, for ten thousand widgets hold up every key."""
 
 
-def block_end(text: str) -> int:
+_OPENS = re.compile(r"(?:[ \t>]|[-*+][ \t]|\d{1,9}[.)][ \t])*((`{3,})[^`\n]*|(~{3,})[^\n]*)$", re.MULTILINE)
+"""The line that begins a fence, also as an item of a list: its mark, and the language behind it."""
+_CLOSES = re.compile(r"[ \t>]*(`{3,}|~{3,})\s*")
+
+
+def block_end(text: str, fence: str = "") -> int:
     """Where ``text`` may be cut: behind its last empty line outside of fences; 0 where it has none."""
-    end, at, fence = 0, 0, ""
+    return _read(text, fence)[0]
+
+
+def open_fence(text: str, fence: str = "") -> str:
+    """The mark of the fence that ``text`` ends inside of, with what stands behind it; empty outside of fences."""
+    return _read(text, fence)[1]
+
+
+def _read(text: str, fence: str) -> tuple[int, str]:
+    """Behind the last empty line of ``text`` outside of fences, and the fence it ends inside of; it begins inside ``fence``."""
+    end = at = 0
     for line in text.splitlines(keepends=True):
         at += len(line)
-        mark = line.strip()[:3]
         if fence:
-            fence = "" if mark == fence else fence
-        elif mark in ("```", "~~~"):
-            fence = mark
+            fence = "" if _closes(line, fence) else fence
+        elif found := _OPENS.match(line):
+            fence = found[1].rstrip()
         elif not line.strip():
             end = at
-    return end
+    return end, fence
+
+
+def _closes(line: str, fence: str) -> bool:
+    found = _CLOSES.fullmatch(line)
+    return found is not None and fence.startswith(found[1][0]) and not fence.startswith(found[1] + found[1][0])
 
 
 def parts(text: str) -> tuple[list[str], str]:
@@ -38,7 +58,9 @@ def parts(text: str) -> tuple[list[str], str]:
     if len(text) <= DRAWN_CHARACTERS:
         return [], text
     room = len(text) - DRAWN_CHARACTERS // 2
-    end = block_end(text[:room]) or room
+    end = block_end(text[:room])
+    if len(text) - end > DRAWN_CHARACTERS:  # a block may be as long as a model likes
+        end = room - MOST_CHARACTERS + _last_gap(text[room - MOST_CHARACTERS : room])
     pieces, at = [], 0
     while at < end:
         cut = at + (_last_gap(text[at : min(at + MOST_CHARACTERS, end)]) if at + MOST_CHARACTERS < end else end - at)
@@ -49,7 +71,7 @@ def parts(text: str) -> tuple[list[str], str]:
 
 def _last_gap(text: str) -> int:
     """Behind the last line of ``text``, or else its last word, or else all of it."""
-    return max(text.rfind("\n"), text.rfind(" ")) + 1 or len(text)
+    return text.rfind("\n") + 1 or text.rfind(" ") + 1 or len(text)
 
 
 class GrowingText(Vertical):
@@ -58,8 +80,9 @@ class GrowingText(Vertical):
     def __init__(self, text: str = "") -> None:
         super().__init__()
         self._written, self._text = parts(text)  # the second is that of the last piece
-        self._last = Markdown(self._text, open_links=False)
-        self._sealed: list[Markdown] = []  # above the last one, from top to bottom
+        self._fence = open_fence("".join(self._written))  # that the last piece begins inside of
+        self._last = Markdown(self._fenced(self._text), open_links=False)
+        self._sealed: list[tuple[str, Markdown]] = []  # texts and what draws them, above the last one, from top to bottom
         self._stream: MarkdownStream | None = None  # into the last piece; None before the first text
 
     def compose(self) -> ComposeResult:
@@ -69,7 +92,7 @@ class GrowingText(Vertical):
     async def write(self, text: str) -> None:
         """Show ``text`` behind what is shown."""
         self._text += text
-        end = block_end(self._text) if len(self._text) > SEALED_CHARACTERS else 0
+        end = block_end(self._text, self._fence) if len(self._text) > SEALED_CHARACTERS else 0
         if not end and len(self._text) > MOST_CHARACTERS:
             end = _last_gap(self._text)
         if end:
@@ -81,11 +104,12 @@ class GrowingText(Vertical):
         """The text is ``text``: what is drawn of it is one piece again."""
         await self._end_stream()
         self._written, self._text = parts(text)
+        self._fence = open_fence("".join(self._written))
         self._sealed = []
         if self.is_attached:
             await self.remove_children([each for each in self.children if each is not self._last])
             await self.mount_all(map(_as_written, self._written), before=0)
-            await self._last.update(self._text)
+            await self._last.update(self._fenced(self._text))
 
     async def on_unmount(self) -> None:
         """The screen shows something else."""
@@ -96,17 +120,22 @@ class GrowingText(Vertical):
         """End the last piece at ``end``, and begin another one with what stands behind."""
         sealed, self._text = self._text[:end], self._text[end:]
         await self._end_stream()
-        await self._last.update(sealed)
-        self._sealed.append(self._last)
+        await self._last.update(self._fenced(sealed))
+        self._sealed.append((sealed, self._last))
+        self._fence = open_fence(sealed, self._fence)
         self._last = Markdown(open_links=False)
         await self.mount(self._last)
-        await self._append(self._text)
-        while sum(len(piece.source) for piece in self._sealed) > DRAWN_CHARACTERS:
-            await self._draw_no_more(self._sealed.pop(0))
+        await self._append(self._fenced(self._text))
+        while sum(len(text) for text, _ in self._sealed) > DRAWN_CHARACTERS:
+            await self._draw_no_more(*self._sealed.pop(0))
 
-    async def _draw_no_more(self, piece: Markdown) -> None:
-        await self.mount(_as_written(piece.source), before=piece)
+    async def _draw_no_more(self, text: str, piece: Markdown) -> None:
+        await self.mount(_as_written(text), before=piece)
         await piece.remove()
+
+    def _fenced(self, text: str) -> str:
+        """``text`` as the last piece draws it: code that was cut stays code."""
+        return f"{self._fence}\n{text}" if self._fence else text
 
     async def _append(self, text: str) -> None:
         if text:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from markdown_it import MarkdownIt
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message as Event
 from textual.widgets import Collapsible, Static
-from textual.widgets.markdown import MarkdownFence
 
 from edge_llm.chats.tree import Message
 from edge_llm.files import printable
@@ -78,7 +78,11 @@ class MessageView(Vertical, can_focus=True):
     @property
     def code_blocks(self) -> list[str]:
         """The text of every block of code, in order."""
-        return [fence.code.rstrip("\n") for fence in self.query(MarkdownFence)] if self._body is not None else []
+        if self._body is None:
+            return []
+        parse = MarkdownIt("gfm-like").disable("inline").parse  # of the whole text: not all of a long one is drawn as Markdown
+        tokens = [token for text in (self.message.thought, self.message.text) for token in parse(printable(text))]
+        return [token.content.rstrip() for token in tokens if token.type in ("fence", "code_block")]
 
     def next_code_block(self) -> str | None:
         """The next block of code in turn; None where there is none."""
@@ -106,8 +110,8 @@ class MessageView(Vertical, can_focus=True):
 
     async def grow(self, message: Message) -> None:
         """Add what ``message`` says beyond what is shown."""
+        self.message = message
         if self._body is None or not self._body.is_mounted:  # it is drawn in a moment, as it is then
-            self.message = message
             return
         (thought, said), self._shown = self._shown, (len(message.thought), len(message.text))
         if message.thought[thought:]:
