@@ -20,6 +20,7 @@ os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")  # read when textual is load
 
 from rich.console import Console
 from scripted_provider import ScriptedCatalogue, ScriptedProvider
+from textual.events import Key
 from textual.widgets import OptionList
 
 from edge_llm.chats.settings import ChatSettings
@@ -28,6 +29,8 @@ from edge_llm.tui.app import ChatApp
 from edge_llm.tui.options import ChatOptions
 
 SIZE = (100, 40)
+CHARACTERS = {"space": " ", "enter": "\r"}
+"""What keys write whose names are longer."""
 MOST_SECONDS = 20.0
 """What a test waits at most; only one that fails does."""
 
@@ -54,6 +57,11 @@ class Chat:
 
     async def press(self, *keys):
         await self.pilot.press(*keys)
+
+    def burst(self, *keys):
+        """Press ``keys`` at once: none waits for what the one before it does."""
+        for key in keys:
+            self.app.post_message(Key(key, CHARACTERS.get(key, key if len(key) == 1 else None)))
 
     async def write(self, text):
         """Put ``text`` into the prompt, as a paste does."""

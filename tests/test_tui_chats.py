@@ -5,7 +5,7 @@ import json
 import threading
 
 from chat_driver import drive, rows, running
-from scripted_provider import FIGURES, ScriptedCatalogue, ScriptedProvider
+from scripted_provider import FIGURES, ScriptedCatalogue, ScriptedProvider, answer
 from writing_store import WritingStore
 
 from edge_llm.chats.store import ChatStore
@@ -100,6 +100,28 @@ def test_chats_are_found_by_what_was_said(tmp_path):
         for words, many in (("fiel apfel", 1), ("漢字", 1), ("nothing like it", 0), ('"*', 0), ("", 3)):
             chat.app.chat_list.look_for(words)
             await chat.until(lambda many=many: len(chat.listed) == many)
+
+    drive(talk, tmp_path)
+
+
+def test_a_burst_that_searches_opens_what_it_searches(tmp_path):
+    """Enter means the list of the words before it, not the one that is shown until that has come."""
+
+    async def talk(chat):
+        for word in ("needle", "hay", "straw"):
+            await chat.ask(word)
+            await chat.send("/new")
+            await chat.settle()
+        await chat.press("f3")
+        await chat.settle()
+        chat.burst(*"needle", "enter")
+        await chat.until(lambda: ("user", "needle") in chat.said)
+        await chat.press("f3", "f3")
+        await chat.settle()
+        chat.burst(*"nowhere", "enter", *["backspace"] * 7)
+        await chat.until(lambda: len(chat.listed) >= 3)
+        await chat.settle()
+        assert ("user", "needle") in chat.said, "nothing was found, and nothing is opened later"
 
     drive(talk, tmp_path)
 
@@ -214,6 +236,35 @@ def test_who_comes_back_at_once_misses_nothing_of_an_answer(tmp_path):
         assert text.strip() in chat.screen
 
     drive(talk, tmp_path, provider, size=(140, 24))
+
+
+def test_an_answer_that_ends_while_its_chat_comes_back_is_shown_whole(tmp_path, monkeypatch):
+    end = asyncio.Event()
+    provider = ScriptedProvider([answer("old"), ["Some", end, " words", Ended("stop")]])
+
+    async def talk(chat):
+        await chat.ask("One")
+        first = chat.session.chat.chat.id
+        await chat.send("/new")
+        await chat.settle()
+        await chat.send("Two")
+        second = chat.session.chat
+        await chat.until(lambda: chat.said[-1:] == [("assistant", "Some")])
+        await chat.session.open(first)
+        mount_all = chat.transcript.mount_all
+
+        async def mount_slowly(views, **where):
+            end.set()
+            await chat.until(lambda: not chat.session.busy)
+            await mount_all(views, **where)
+
+        monkeypatch.setattr(chat.transcript, "mount_all", mount_slowly)
+        await chat.session.open(second.chat.id)
+        await chat.settle()
+        assert chat.said == [("user", "Two"), ("assistant", "Some words")]
+        assert "Some words" in chat.screen and "unfinished" not in chat.screen
+
+    drive(talk, tmp_path, provider)
 
 
 def test_a_chat_that_waits_for_its_model_can_be_left_and_opened_again(tmp_path):

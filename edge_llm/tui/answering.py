@@ -76,6 +76,15 @@ class Answering:
             return None
         return self.reply.tokens / seconds
 
+    async def show_in(self, view: MessageView) -> None:
+        """The answer is on the screen again, in ``view``."""
+        self.view = view
+        if self.message.state == "growing":
+            view.grows = True
+            view.redraw(self.message)
+        else:
+            await view.finish(self.message)
+
     async def _take(self, pieces: Sequence[Piece]) -> Ended | None:
         ended = None
         thought, said = "", ""

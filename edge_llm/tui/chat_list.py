@@ -50,6 +50,8 @@ class ChatList(Vertical):
         super().__init__(id="chats")
         self._found: Sequence[FoundChat] = ()
         self._current: int | None = None
+        self._searched: str | None = None  # what the list answers
+        self._opens: str | None = None  # what was searched when Enter came before the list that it means
 
     def compose(self) -> ComposeResult:
         yield Field(placeholder="search chats", compact=True)
@@ -64,10 +66,18 @@ class ChatList(Vertical):
         """Search for ``text``, as if it were typed."""
         field = self.query_one(Input)
         field.value = text
+        self._opens = None
         field.focus()
 
-    def fill(self, found: Sequence[FoundChat], current: int | None) -> None:
-        """List ``found``; the chat ``current`` is on the screen."""
+    def fill(self, found: Sequence[FoundChat], current: int | None, searched: str) -> None:
+        """List ``found``, which answers ``searched``; the chat ``current`` is on the screen."""
+        self._list(found, current)
+        self._searched = searched
+        if searched == self._opens:
+            self._opens = None
+            self.action_act("open")
+
+    def _list(self, found: Sequence[FoundChat], current: int | None) -> None:
         if (list(found), current) == (list(self._found), self._current) and self.query_one(OptionList).option_count:
             return
         self._found, self._current = found, current
@@ -82,12 +92,17 @@ class ChatList(Vertical):
     @on(Input.Changed)
     def changed(self, event: Input.Changed) -> None:
         event.stop()
+        self._opens = None
         self.post_message(self.Search())
 
     @on(Input.Submitted)
     def submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self.action_act("open")
+        wanted = event.value.strip()
+        if self._searched == wanted:
+            self.action_act("open")
+        else:
+            self._opens = wanted
 
     @on(OptionList.OptionSelected)
     def selected(self, event: OptionList.OptionSelected) -> None:

@@ -167,11 +167,11 @@ class Session:
     async def show(self, chat: OpenChat) -> None:
         """Put ``chat`` on the screen."""
         self.chat = chat
+        before = self.answering
         await self._transcript.show(chat.path, chat.messages)
-        if self.chat is chat and (answering := self.answering) is not None:
-            answering.view = self._transcript.view_of(answering.message.id) or answering.view
-            answering.view.grows = True
-            answering.view.redraw(answering.message)
+        answering = self.answering or before  # it may have ended meanwhile
+        if self.chat is chat and answering is not None:
+            await answering.show_in(self._transcript.view_of(answering.message.id) or answering.view)
 
     async def open(self, chat_id: int) -> bool:
         """Put the stored chat on the screen; false when there is none any more."""

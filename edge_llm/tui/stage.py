@@ -69,12 +69,13 @@ class Stage(App[None]):
 
     async def _list_chats(self) -> None:
         await self.begun.wait()
+        wanted = self.chat_list.search_text
         try:
-            found = await in_thread(self.session.store.chats, self.chat_list.search_text)
+            found = await in_thread(self.session.store.chats, wanted)
         except StorageError as error:
             self.tell(str(error), "error")
         else:
-            self.chat_list.fill(found, self.session.chat.chat.id)
+            self.chat_list.fill(found, self.session.chat.chat.id, wanted)
 
     def _typing(self) -> bool:
         return time.monotonic() - self.prompt.area.typed_at < TYPING_SECONDS
