@@ -82,6 +82,29 @@ def test_a_burst_of_letters_and_edits_writes_what_slow_typing_writes(tmp_path, f
     drive(talk, tmp_path)
 
 
+REFUSED = ["two", "/nocommand", "two @nofile", "a\nb"]
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_not_sent_comes_back_before_what_is_typed_meanwhile(tmp_path, text):
+    provider = ScriptedProvider([["Hi"]])
+
+    async def talk(chat):
+        await chat.send("one")
+        await chat.until(lambda: chat.session.answering is not None)
+        await chat.write(text)
+        chat.burst("enter", *"more", "enter", *"and", "left", "X")
+        await chat.until(lambda: len(chat.notices) == 2)
+        await chat.pilot.pause()
+        assert chat.typed == f"{text}moreanXd"
+        await chat.press("enter", "Y")
+        await chat.until(lambda: len(chat.notices) == 3)
+        assert chat.typed.replace("Y", "") == f"{text}moreanXd"
+        assert len(provider.asked) == 1
+
+    drive(talk, tmp_path, provider)
+
+
 LINES = ["/export md", "/export json", "/title Two words", "/new", "/mod", "/set seed 7", "/theme nord"]
 
 

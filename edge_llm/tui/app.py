@@ -205,7 +205,7 @@ class ChatApp(Stage):
             self.do(self.actions.prompts.send(event.text))
         elif command[0] is None:
             self.tell(f"There is no command `{event.text.split()[0]}`; F1 lists them.", "warning")
-            self.prompt.area.take(event.text)
+            self.prompt.area.give_back(event.text)
         else:
             self.do(self.actions.run(command[0].name, command[1]))
 

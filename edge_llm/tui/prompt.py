@@ -66,6 +66,7 @@ class PromptArea(TextArea):
         """Prompts of before, newest last."""
         self._at: int | None = None
         self._draft = ""
+        self._given_back = ""  # what the text begins with that was given back since something was sent
 
     @property
     def before_cursor(self) -> str:
@@ -77,6 +78,14 @@ class PromptArea(TextArea):
         self.text = writable(text)
         self.move_cursor(self.document.end)
 
+    def give_back(self, text: str) -> None:
+        """Put ``text``, which was not sent after all, back where it was: before what is written since."""
+        behind = len(self.text) - len(self.before_cursor)
+        before = self._given_back if self.text.startswith(self._given_back) else ""
+        self._given_back = before + text
+        self.text = self._given_back + self.text[len(before) :]
+        self.move_cursor(self.document.get_location_from_index(len(self.text) - behind))
+
     def action_newline(self) -> None:
         self.insert("\n")
 
@@ -85,7 +94,7 @@ class PromptArea(TextArea):
         if self.text.strip():
             text = self.text
             self.earlier = [*(each for each in self.earlier if each != text), text]
-            self._at = None
+            self._at, self._given_back = None, ""
             self.typed_at = 0.0  # what is sent is written: the answer may come at full speed
             self.text = ""
             self.post_message(self.Sent(text).set_sender(self))  # who called is not its sender: it would not bubble up to it

@@ -40,7 +40,7 @@ class PromptActions:
             found = [await in_thread(read_attachment, path) for path in paths]
             self.check_idle()
         except EdgeLLMError:
-            prompt.area.take(text)  # nothing is lost
+            prompt.area.give_back(text)
             raise
         attachments, self.attached = [*self.attached, *found], []
         instead_of, self._edited = self.editing, 0
