@@ -70,6 +70,19 @@ def test_another_model_is_found_chosen_and_answers_the_same_chat(tmp_path):
     drive(again, tmp_path, catalogue=two_models())
 
 
+def test_a_burst_that_searches_and_goes_down_chooses_what_slow_typing_chooses(tmp_path):
+    catalogue = ScriptedCatalogue({name: ScriptedProvider() for name in ("alpha", "beta1", "beta2", "beta3")})
+
+    async def talk(chat):
+        await chat.press("f4")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelPicker))
+        chat.burst(*"beta", "down", "down", "up", "enter")
+        await chat.until(lambda: len(catalogue.opened) == 2)
+        assert catalogue.opened[-1].model == "beta2"
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+
 def test_a_model_that_has_vanished_is_told_and_another_one_chosen(tmp_path):
     async def talk(chat):
         await chat.send("/model first")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from textual import events
+from textual.binding import Binding
+from textual.message import Message as Event
 from textual.widget import Widget
 from textual.widgets import Input
 
@@ -27,3 +29,19 @@ class Field(Input):
     async def _on_key(self, event: events.Key) -> None:
         if event.is_printable or not await run_own_binding(self, event):
             await super()._on_key(event)
+
+
+class SearchField(Field):
+    """One line to search in a list, in which Up and Down move."""
+
+    BINDINGS = [Binding("down", "move(1)", show=False), Binding("up", "move(-1)", show=False)]
+
+    class Moved(Event):
+        """The person goes ``step`` lines down in the list."""
+
+        def __init__(self, step: int) -> None:
+            super().__init__()
+            self.step = step
+
+    def action_move(self, step: int) -> None:
+        self.post_message(self.Moved(step))

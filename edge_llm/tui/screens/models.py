@@ -15,7 +15,7 @@ from textual.widgets import DataTable, Input, Static
 
 from edge_llm.files import printable
 from edge_llm.providers.base import ModelRow
-from edge_llm.tui.field import Field
+from edge_llm.tui.field import SearchField
 from edge_llm.tui.units import byte_size, context_size
 
 _COLUMNS = ("model", "size", "precision", "context", "memory", "")
@@ -24,11 +24,7 @@ _COLUMNS = ("model", "size", "precision", "context", "memory", "")
 class ModelPicker(ModalScreen[str | None]):
     """Gives the name of a model, or `pull SOURCE` for one that is to be brought here; None leaves all as it is."""
 
-    BINDINGS = [
-        Binding("escape", "dismiss(None)", "Leave"),
-        Binding("down", "move(1)", show=False, priority=True),
-        Binding("up", "move(-1)", show=False, priority=True),
-    ]
+    BINDINGS = [Binding("escape", "dismiss(None)", "Leave")]
 
     def __init__(self, rows: Sequence[ModelRow], loaded: str | None) -> None:
         super().__init__()
@@ -38,7 +34,7 @@ class ModelPicker(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
-            yield Field(placeholder="search, or a hub id such as Qwen/Qwen3-0.6B to bring it here")
+            yield SearchField(placeholder="search, or a hub id such as Qwen/Qwen3-0.6B to bring it here")
             yield DataTable(cursor_type="row", show_cursor=True, zebra_stripes=True)
             yield Static("Enter chooses, Esc leaves", id="models-hint", markup=False)
 
@@ -68,9 +64,10 @@ class ModelPicker(ModalScreen[str | None]):
     def clicked(self) -> None:
         self.choose()
 
-    def action_move(self, step: int) -> None:
+    @on(SearchField.Moved)
+    def move(self, event: SearchField.Moved) -> None:
         table = self.query_one(DataTable)
-        table.move_cursor(row=table.cursor_row + step)
+        table.move_cursor(row=table.cursor_row + event.step)
 
     def _fill(self, wanted: str) -> None:
         table = self.query_one(DataTable)
