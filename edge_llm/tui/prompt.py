@@ -84,7 +84,8 @@ class PromptArea(TextArea):
         before = self._given_back if self.text.startswith(self._given_back) else ""
         self._given_back = before + text
         self.text = self._given_back + self.text[len(before) :]
-        self.move_cursor(self.document.get_location_from_index(len(self.text) - behind))
+        lines = self.text[: len(self.text) - behind].split("\n")
+        self.move_cursor((len(lines) - 1, len(lines[-1])))
 
     def action_newline(self) -> None:
         self.insert("\n")
