@@ -49,6 +49,20 @@ def test_keys_that_come_in_a_burst_are_taken_in_their_order(tmp_path):
     drive(talk, tmp_path, provider)
 
 
+def test_an_answer_waits_for_keys_of_the_text_and_for_no_others(tmp_path):
+    async def talk(chat):
+        area = chat.app.prompt.area
+        for key in ("f2", "f2", "pageup", "pagedown", "ctrl+r", "ctrl+t", "escape"):
+            await chat.press(key)
+            assert area.typed_at == 0.0, key
+        for key in ("x", "left", "ctrl+j", "backspace", "home", "ctrl+u"):
+            area.typed_at = 0.0
+            await chat.press(key)
+            assert area.typed_at > 0.0, key
+
+    drive(talk, tmp_path)
+
+
 EDITS = {
     "ctrl+u": "\x15", "backspace": "\x7f", "left": None, "delete": None, "ctrl+w": "\x17", "home": None, "end": None,
     "up": None, "ctrl+j": "\n",
