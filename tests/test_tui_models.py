@@ -70,6 +70,32 @@ def test_another_model_is_found_chosen_and_answers_the_same_chat(tmp_path):
     drive(again, tmp_path, catalogue=two_models())
 
 
+def test_a_name_that_no_model_has_leaves_the_one_that_answers(tmp_path):
+    catalogue = two_models()
+
+    async def talk(chat):
+        await chat.send("/model frist")
+        await chat.until(lambda: chat.told("no model `frist`"))
+        await chat.settle()
+        assert chat.session.provider is catalogue.providers["first"]
+        assert chat.session.settings.model is None
+        await chat.ask("Hello")
+        assert chat.said[-1] == ("assistant", "You said: Hello")
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+
+@pytest.mark.parametrize("can_fetch", [True, False])
+def test_only_where_models_can_be_fetched_the_picker_offers_it(tmp_path, can_fetch):
+    async def talk(chat):
+        await open_picker(chat)
+        assert ("a hub id" in chat.screen) is can_fetch
+        await chat.press(*"lab/none")
+        await chat.until(lambda: ("Enter brings" if can_fetch else "no model has such a name") in chat.screen)
+
+    drive(talk, tmp_path, catalogue=two_models(can_fetch=can_fetch))
+
+
 def test_a_model_that_has_vanished_is_told_and_another_one_chosen(tmp_path):
     async def talk(chat):
         await chat.send("/model first")

@@ -31,10 +31,11 @@ class ModelActions:
             rows = await in_thread(lambda: session.catalogue().rows())
             self._app.session.model_names = [row.name for row in rows]
             loaded = session.provider.facts.name if session.provider else None
-            name = await self._app.push_screen_wait(ModelPicker(rows, loaded))
+            name = await self._app.push_screen_wait(ModelPicker(rows, loaded, can_fetch=session.catalogue().can_fetch))
         if name and name.startswith("pull "):
             await self.do_pull(name.removeprefix("pull "))
         elif name:
+            await in_thread(lambda: session.catalogue().check(name))
             await session.change_settings(replace(session.settings, model=name))
 
     async def do_pull(self, argument: str) -> None:
