@@ -236,6 +236,41 @@ def test_every_command_is_in_the_help_and_those_without_words_in_the_palette(tmp
     drive(talk, tmp_path, size=(120, 60))
 
 
+def test_the_help_has_a_line_for_each_command_and_spells_keys_in_one_way(tmp_path):
+    async def talk(chat):
+        await chat.press("f1")
+        await chat.until(lambda: "Other version" in chat.screen)
+        lines = [line.strip(" │") for line in chat.screen.splitlines()]
+        names = [line.split()[0] for line in lines if line.startswith("/") and not line.startswith("/ ")]
+        assert names == [f"/{command.name}" for command in COMMANDS]
+        first = lines.index(next(line for line in lines if line.startswith("/help")))
+        assert lines[first + 1].startswith("/inside")
+        assert "Ctrl+J" in chat.screen and "Ctrl+N" in chat.screen
+        assert "ctrl+" not in chat.screen
+
+    drive(talk, tmp_path, size=(120, 100))
+
+
+def test_in_twelve_lines_one_sees_what_opens_and_no_notice_hides_the_prompt(tmp_path):
+    async def talk(chat):
+        await chat.press("f5")
+        await chat.until(lambda: "frequency_penalty" in chat.screen)
+        await chat.press("escape")
+        await chat.press("f4")
+        await chat.until(lambda: "scripted" in chat.screen and "Enter chooses" in chat.screen)
+        await chat.press("escape")
+        await chat.write("a draft")
+        for number in range(9):
+            chat.app.tell(f"{number} is the number of this notice, which takes two lines at least")
+        await chat.until(lambda: "8 is the" in chat.screen)
+        assert "a draft" in chat.screen.splitlines()[-2]
+        await chat.press("escape")
+        await chat.until(lambda: "is the number" not in chat.screen)
+        assert chat.typed == "a draft"
+
+    drive(talk, tmp_path, size=(40, 12))
+
+
 def test_a_key_that_opens_something_opens_it_once(tmp_path):
     async def talk(chat):
         for key, many in (("f1", Help), ("f5", SettingsForm)):

@@ -48,12 +48,16 @@ HISTORY = 500
 NARROW = 90
 """Columns below which the look inside and the list of chats take the place of the chat."""
 
+SHORT = 20
+"""Lines below which what opens above the chat has no margins."""
+
 
 class ChatApp(Stage):
     """Chats with the models of a catalogue; it and the stored chats are opened behind the first frame."""
 
     CSS_PATH = "style.tcss"
     TITLE = "edge-llm"
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (SHORT, "-tall")]
     BINDINGS = [*bindings()]
 
     def __init__(self, open_catalogue: OpenCatalogue, open_store: OpenStore, options: ChatOptions) -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 TYPING_SECONDS = 0.5
 """How long after a key the person counts as typing."""
 
+NOTICE_LINES = 6
+"""Lines of the screen for each notice that may stand on it."""
+
 
 class Stage(App[None]):
     """The widgets of the chat, and the session that fills them."""
@@ -51,6 +54,12 @@ class Stage(App[None]):
         """A notice for the person."""
         level = severity if severity in ("warning", "error") else "information"
         self.notify(printable(text), severity=level, timeout=12 if level == "error" else 6, markup=False)  # type: ignore[arg-type]
+        self.call_later(self._make_room)
+
+    def _make_room(self) -> None:
+        """The newest notices are seen: the oldest go where there are too many."""
+        for old in [*self._notifications][: -max(1, self.size.height // NOTICE_LINES)]:
+            self._unnotify(old)
 
     def show_inside(self, shown: bool) -> None:
         """Open or close the look inside."""
