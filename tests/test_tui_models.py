@@ -6,6 +6,7 @@ import pytest
 from chat_driver import drive
 from scripted_provider import FIGURES, ScriptedCatalogue, ScriptedProvider
 
+from edge_llm.chats.settings import ChatSettings
 from edge_llm.errors import HubError, OutOfMemory, StorageError
 from edge_llm.providers.base import Ended, Facts, ModelRow
 from edge_llm.tui.screens.models import ModelPicker
@@ -94,6 +95,31 @@ def test_only_where_models_can_be_fetched_the_picker_offers_it(tmp_path, can_fet
         await chat.until(lambda: ("Enter brings" if can_fetch else "no model has such a name") in chat.screen)
 
     drive(talk, tmp_path, catalogue=two_models(can_fetch=can_fetch))
+
+
+@pytest.mark.parametrize("command", ["/model second", "/set context 9"])
+def test_where_no_model_can_be_loaded_the_one_of_before_comes_back(tmp_path, command):
+    failures = [OutOfMemory("the weights need 9 GiB")]
+
+    def refuse_once():
+        if chats and failures and chats[0].session.settings != ChatSettings():
+            raise failures.pop()
+
+    chats = []
+    catalogue = two_models(loads={"first": [refuse_once], "second": [refuse_once]})
+
+    async def talk(chat):
+        chats.append(chat)
+        await chat.send(command)
+        await chat.until(lambda: chat.told("9 GiB") and chat.told("of before hold again"))
+        await chat.settle()
+        assert chat.session.settings == ChatSettings()
+        assert not chat.told("are changed")
+        await chat.ask("Hello")
+        assert chat.said[-1] == ("assistant", "You said: Hello")
+        assert catalogue.opened[0] == catalogue.opened[-1] != catalogue.opened[1]
+
+    drive(talk, tmp_path, catalogue=catalogue)
 
 
 def test_a_model_that_has_vanished_is_told_and_another_one_chosen(tmp_path):
