@@ -271,6 +271,29 @@ def test_in_twelve_lines_one_sees_what_opens_and_no_notice_hides_the_prompt(tmp_
     drive(talk, tmp_path, size=(40, 12))
 
 
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (120, 40)])
+def test_what_is_typed_behind_the_look_inside_is_in_the_prompt(tmp_path, size):
+    async def talk(chat):
+        for _ in range(2):
+            await chat.press("f2")
+            await chat.until(lambda: chat.app.inside.is_on_screen)
+            await chat.settle()
+            await chat.press("f2")
+            await chat.until(lambda: not chat.app.inside.is_on_screen and chat.app.focused is not None)
+            await chat.press("a")
+            await chat.until(lambda: chat.typed.endswith("a"))
+        assert chat.typed == "aa"
+        await chat.press("f2")
+        await chat.until(lambda: chat.app.inside.is_on_screen)
+        await chat.resize(60, 20)
+        await chat.resize(120, 40)
+        await chat.until(lambda: chat.app.prompt.area.is_on_screen and chat.app.focused is not None)
+        await chat.press("f2")
+        await chat.until(lambda: not chat.app.inside.is_on_screen and chat.app.prompt.area.has_focus)
+
+    drive(talk, tmp_path, size=size)
+
+
 def test_a_key_that_opens_something_opens_it_once(tmp_path):
     async def talk(chat):
         for key, many in (("f1", Help), ("f5", SettingsForm)):

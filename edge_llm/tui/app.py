@@ -123,6 +123,7 @@ class ChatApp(Stage):
     def on_resize(self, event: events.Resize) -> None:
         """A narrow terminal has room for one thing at a time."""
         self.screen_stack[0].set_class(event.size.width < NARROW, "narrow")
+        self.call_after_refresh(self.focus_what_is_seen)
 
     async def _begin(self) -> None:
         """Behind the first frame: the chats, and then the model.  What the person does waits for the chats."""

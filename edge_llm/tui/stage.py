@@ -65,6 +65,15 @@ class Stage(App[None]):
         """Open or close the look inside."""
         self.inside.display = shown
         self.screen_stack[0].set_class(shown, "inside")
+        self.call_after_refresh(self.focus_what_is_seen)
+
+    def focus_what_is_seen(self) -> None:
+        """Keys go somewhere: a narrow terminal hides the prompt behind the look inside, and it comes back without focus."""
+        if len(self.screen_stack) > 1 or (self.focused is not None and self.focused.is_on_screen):
+            return
+        seen = next((one for one in (self.prompt.area, self.inside) if one.is_on_screen), None)
+        if seen is not None:
+            seen.focus()
 
     def show_chats(self, shown: bool) -> None:
         """Open or close the list of chats."""
