@@ -109,6 +109,7 @@ class ChatApp(Stage):
         self.set_interval(TICK_SECONDS, self._tick)
         self.set_interval(SAVE_AGAIN_SECONDS, lambda: self.do(self.session.save_all()))
         self.set_interval(OTHERS_SECONDS, lambda: self.do(self._see_others()))
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))  # `fg` finds an empty terminal
         self.call_after_refresh(lambda: self.run_worker(self._begin(), exit_on_error=False))
 
     def on_unmount(self) -> None:
