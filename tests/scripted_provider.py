@@ -168,12 +168,14 @@ class ScriptedCatalogue:
     """Models by their names: ``providers`` has a `ScriptedProvider` for each, or a function that makes one.
 
     ``loads`` has the steps of loading a model, ``fetches`` those of fetching a source, by their names.
+    Where ``can_fetch`` is false it is a server's.
     """
 
-    def __init__(self, providers=None, *, loads=None, fetches=None, rows=None):
+    def __init__(self, providers=None, *, loads=None, fetches=None, rows=None, can_fetch=True):
         self.providers = providers or {"scripted": ScriptedProvider()}
         self.loads = loads or {}
         self.fetches = fetches or {}
+        self.can_fetch = can_fetch
         self.opened = []
         """Every `Wanted`."""
         self.fetched = []
@@ -187,11 +189,14 @@ class ScriptedCatalogue:
             raise self.refusal
         return [*self._rows]
 
+    def check(self, model):
+        if model not in self.providers:
+            raise ModelNotFound(f"no model `{model}`")
+
     def open(self, wanted, progress):
         self.opened.append(wanted)
         name = wanted.model or next(iter(self.providers))
-        if name not in self.providers:
-            raise ModelNotFound(f"no model `{name}`")
+        self.check(name)
         for step in self.loads.get(name, ()):
             if isinstance(step, tuple):
                 progress(*step)

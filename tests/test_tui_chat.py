@@ -317,6 +317,25 @@ def test_how_far_a_prompt_is_read_is_seen(tmp_path):
     drive(talk, tmp_path, provider)
 
 
+def test_the_speed_is_that_of_what_has_come_however_long_it_waits_to_be_shown(tmp_path):
+    provider = ScriptedProvider([["one "]])
+
+    async def talk(chat):
+        await chat.send("Count")
+        await chat.until(lambda: chat.session.answering is not None and chat.session.answering.begun is not None)
+        answering = chat.session.answering
+        answering.begun -= 2.0  # the first piece came two seconds ago
+        provider.replies[0].tokens = 80
+        provider.replies[0].give("two")
+        await chat.until(lambda: answering.message.text == "one two")
+        assert 0 < answering.rate <= 40
+        seen = answering.rate
+        await chat.pilot.pause()
+        assert answering.rate == seen
+
+    drive(talk, tmp_path, provider)
+
+
 def test_a_prompt_can_be_stopped_while_it_is_read(tmp_path):
     provider = ScriptedProvider([[(0, 400)]])
 

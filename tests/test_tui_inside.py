@@ -101,7 +101,7 @@ def test_it_shows_everything_at_any_size(size):
 def test_it_says_in_words_that_there_is_nothing_yet(size):
     nothing = replace(INSIDE, prompt=None, pages=None, overflow=None, weight_bytes=None, counters=Counters())
     said = " ".join(seen_in(nothing, size).split())
-    assert "No prompt yet" in said
+    assert "No long prompt yet" in said
     assert "keeps no pages" in said
     assert "No answer yet" in said
     assert "overflow" not in said

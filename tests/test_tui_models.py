@@ -6,6 +6,7 @@ import pytest
 from chat_driver import drive
 from scripted_provider import FIGURES, ScriptedCatalogue, ScriptedProvider
 
+from edge_llm.chats.settings import ChatSettings
 from edge_llm.errors import HubError, OutOfMemory, StorageError
 from edge_llm.providers.base import Ended, Facts, ModelRow
 from edge_llm.tui.screens.models import ModelPicker
@@ -79,6 +80,57 @@ def test_a_burst_that_searches_and_goes_down_chooses_what_slow_typing_chooses(tm
         chat.burst(*"beta", "down", "down", "up", "enter")
         await chat.until(lambda: len(catalogue.opened) == 2)
         assert catalogue.opened[-1].model == "beta2"
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+
+def test_a_name_that_no_model_has_leaves_the_one_that_answers(tmp_path):
+    catalogue = two_models()
+
+    async def talk(chat):
+        await chat.send("/model frist")
+        await chat.until(lambda: chat.told("no model `frist`"))
+        await chat.settle()
+        assert chat.session.provider is catalogue.providers["first"]
+        assert chat.session.settings.model is None
+        await chat.ask("Hello")
+        assert chat.said[-1] == ("assistant", "You said: Hello")
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+
+@pytest.mark.parametrize("can_fetch", [True, False])
+def test_only_where_models_can_be_fetched_the_picker_offers_it(tmp_path, can_fetch):
+    async def talk(chat):
+        await open_picker(chat)
+        assert ("a hub id" in chat.screen) is can_fetch
+        await chat.press(*"lab/none")
+        await chat.until(lambda: ("Enter brings" if can_fetch else "no model has such a name") in chat.screen)
+
+    drive(talk, tmp_path, catalogue=two_models(can_fetch=can_fetch))
+
+
+@pytest.mark.parametrize("command", ["/model second", "/set context 9"])
+def test_where_no_model_can_be_loaded_the_one_of_before_comes_back(tmp_path, command):
+    failures = [OutOfMemory("the weights need 9 GiB")]
+
+    def refuse_once():
+        if chats and failures and chats[0].session.settings != ChatSettings():
+            raise failures.pop()
+
+    chats = []
+    catalogue = two_models(loads={"first": [refuse_once], "second": [refuse_once]})
+
+    async def talk(chat):
+        chats.append(chat)
+        await chat.send(command)
+        await chat.until(lambda: chat.told("9 GiB") and chat.told("of before hold again"))
+        await chat.settle()
+        assert chat.session.settings == ChatSettings()
+        assert not chat.told("are changed")
+        await chat.ask("Hello")
+        assert chat.said[-1] == ("assistant", "You said: Hello")
+        assert catalogue.opened[0] == catalogue.opened[-1] != catalogue.opened[1]
 
     drive(talk, tmp_path, catalogue=catalogue)
 

@@ -49,6 +49,20 @@ def test_keys_that_come_in_a_burst_are_taken_in_their_order(tmp_path):
     drive(talk, tmp_path, provider)
 
 
+def test_an_answer_waits_for_keys_of_the_text_and_for_no_others(tmp_path):
+    async def talk(chat):
+        area = chat.app.prompt.area
+        for key in ("f2", "f2", "pageup", "pagedown", "ctrl+r", "ctrl+t", "escape"):
+            await chat.press(key)
+            assert area.typed_at == 0.0, key
+        for key in ("x", "left", "ctrl+j", "backspace", "home", "ctrl+u"):
+            area.typed_at = 0.0
+            await chat.press(key)
+            assert area.typed_at > 0.0, key
+
+    drive(talk, tmp_path)
+
+
 EDITS = {
     "ctrl+u": "\x15", "backspace": "\x7f", "left": None, "delete": None, "ctrl+w": "\x17", "home": None, "end": None,
     "up": None, "ctrl+j": "\n",
@@ -243,6 +257,64 @@ def test_every_command_is_in_the_help_and_those_without_words_in_the_palette(tmp
         await chat.until(lambda: chat.app.inside.display)
 
     drive(talk, tmp_path, size=(120, 60))
+
+
+def test_the_help_has_a_line_for_each_command_and_spells_keys_in_one_way(tmp_path):
+    async def talk(chat):
+        await chat.press("f1")
+        await chat.until(lambda: "Other version" in chat.screen)
+        lines = [line.strip(" │") for line in chat.screen.splitlines()]
+        names = [line.split()[0] for line in lines if line.startswith("/") and not line.startswith("/ ")]
+        assert names == [f"/{command.name}" for command in COMMANDS]
+        first = lines.index(next(line for line in lines if line.startswith("/help")))
+        assert lines[first + 1].startswith("/inside")
+        assert "Ctrl+J" in chat.screen and "Ctrl+N" in chat.screen
+        assert "ctrl+" not in chat.screen
+
+    drive(talk, tmp_path, size=(120, 100))
+
+
+def test_in_twelve_lines_one_sees_what_opens_and_no_notice_hides_the_prompt(tmp_path):
+    async def talk(chat):
+        await chat.press("f5")
+        await chat.until(lambda: "frequency_penalty" in chat.screen)
+        await chat.press("escape")
+        await chat.press("f4")
+        await chat.until(lambda: "scripted" in chat.screen and "Enter chooses" in chat.screen)
+        await chat.press("escape")
+        await chat.write("a draft")
+        for number in range(9):
+            chat.app.tell(f"{number} is the number of this notice, which takes two lines at least")
+        await chat.until(lambda: "8 is the" in chat.screen)
+        assert "a draft" in chat.screen.splitlines()[-2]
+        await chat.press("escape")
+        await chat.until(lambda: "is the number" not in chat.screen)
+        assert chat.typed == "a draft"
+
+    drive(talk, tmp_path, size=(40, 12))
+
+
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (120, 40)])
+def test_what_is_typed_behind_the_look_inside_is_in_the_prompt(tmp_path, size):
+    async def talk(chat):
+        for _ in range(2):
+            await chat.press("f2")
+            await chat.until(lambda: chat.app.inside.is_on_screen)
+            await chat.settle()
+            await chat.press("f2")
+            await chat.until(lambda: not chat.app.inside.is_on_screen and chat.app.focused is not None)
+            await chat.press("a")
+            await chat.until(lambda: chat.typed.endswith("a"))
+        assert chat.typed == "aa"
+        await chat.press("f2")
+        await chat.until(lambda: chat.app.inside.is_on_screen)
+        await chat.resize(60, 20)
+        await chat.resize(120, 40)
+        await chat.until(lambda: chat.app.prompt.area.is_on_screen and chat.app.focused is not None)
+        await chat.press("f2")
+        await chat.until(lambda: not chat.app.inside.is_on_screen and chat.app.prompt.area.has_focus)
+
+    drive(talk, tmp_path, size=size)
 
 
 def test_a_key_that_opens_something_opens_it_once(tmp_path):

@@ -170,6 +170,15 @@ class Catalogue(Protocol):
         """The models to choose from."""
         ...
 
+    @property
+    def can_fetch(self) -> bool:
+        """Whether models can be brought here."""
+        ...
+
+    def check(self, model: str) -> None:
+        """Raise `ModelNotFound` when ``model`` is not there: nobody gives up one that answers for it."""
+        ...
+
     def open(self, wanted: Wanted, progress: StageProgress) -> Provider:
         """Make a model ready to answer."""
         ...

@@ -40,12 +40,17 @@ from edge_llm.talk.wish import Wish, wish_of
 class LocalCatalogue:
     """The models that are imported here; ``runtime`` is how they are run where a chat wants nothing else."""
 
+    can_fetch = True
+
     def __init__(self, runtime: RuntimeConfig) -> None:
         self._runtime = runtime
 
     def rows(self) -> Sequence[ModelRow]:
         free = free_memory()
         return [_row(model, free) for model in installed_models()]
+
+    def check(self, model: str) -> None:
+        find_bundle(model)
 
     def open(self, wanted: Wanted, progress: StageProgress) -> Provider:
         runtime = changed(self._runtime, wanted.runtime)

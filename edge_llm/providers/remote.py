@@ -46,6 +46,8 @@ _SENT = (
 class RemoteCatalogue:
     """The models of the server at ``url``, which may be given without scheme and `/v1`."""
 
+    can_fetch = False
+
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._endpoint = Endpoint(url, api_key)
 
@@ -59,14 +61,21 @@ class RemoteCatalogue:
                 raise self._endpoint.refusal(response, body)
             return list(model_rows(json_object(body.decode("utf-8", "replace"))))[:MOST_MODELS]
 
+    def check(self, model: str) -> None:
+        self._row_of(model)
+
     def open(self, wanted: Wanted, progress: StageProgress) -> Provider:
+        return RemoteProvider(self._endpoint, self._row_of(wanted.model))
+
+    def _row_of(self, model: str | None) -> ModelRow:
+        """The row of ``model``; None is the first one."""
         rows = self.rows()
-        row = next((row for row in rows if wanted.model in (None, row.name)), None)
+        row = next((row for row in rows if model in (None, row.name)), None)
         if row is None:
             names = ", ".join(f"`{shown(row.name, 60)}`" for row in rows[:5]) or "no model"
-            asked = "has no model" if wanted.model is None else f"has no model `{shown(wanted.model, 60)}`"
+            asked = "has no model" if model is None else f"has no model `{shown(model, 60)}`"
             raise ModelNotFound(f"the server at {self._endpoint.base} {asked}; it has {names}")
-        return RemoteProvider(self._endpoint, row)
+        return row
 
     def fetch(self, source: str) -> Fetch:
         raise UsageError("this chat is with a server, which has its own models; fetch models in a chat without --url")

@@ -39,6 +39,8 @@ class Answering:
         self._typing = typing
         self.begun: float | None = None
         """When the first piece came, by the monotonic clock."""
+        self._taken = 0.0
+        """When the last ones were taken: while somebody types they wait, and the model goes on."""
         self.over = asyncio.Event()
         """The answer has ended, and is written if that is possible."""
 
@@ -71,8 +73,8 @@ class Answering:
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second behind the first piece; None before there are any."""
-        if self.begun is None or (seconds := time.monotonic() - self.begun) < 0.2:
+        """Tokens per second from the first piece to the last one; None before there are any."""
+        if self.begun is None or (seconds := self._taken - self.begun) < 0.2:
             return None
         return self.reply.tokens / seconds
 
@@ -96,7 +98,8 @@ class Answering:
             else:
                 ended = piece
         if thought or said:
-            self.begun = self.begun or time.monotonic()
+            self._taken = time.monotonic()
+            self.begun = self.begun or self._taken
             self._change(thought=self.message.thought + thought, text=self.message.text + said)
         if self.view.is_attached:
             await self.view.grow(self.message)

@@ -48,12 +48,16 @@ HISTORY = 500
 NARROW = 90
 """Columns below which the look inside and the list of chats take the place of the chat."""
 
+SHORT = 20
+"""Lines below which what opens above the chat has no margins."""
+
 
 class ChatApp(Stage):
     """Chats with the models of a catalogue; it and the stored chats are opened behind the first frame."""
 
     CSS_PATH = "style.tcss"
     TITLE = "edge-llm"
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (SHORT, "-tall")]
     BINDINGS = [*bindings()]
 
     def __init__(self, open_catalogue: OpenCatalogue, open_store: OpenStore, options: ChatOptions) -> None:
@@ -105,6 +109,7 @@ class ChatApp(Stage):
         self.set_interval(TICK_SECONDS, self._tick)
         self.set_interval(SAVE_AGAIN_SECONDS, lambda: self.do(self.session.save_all()))
         self.set_interval(OTHERS_SECONDS, lambda: self.do(self._see_others()))
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))  # `fg` finds an empty terminal
         self.call_after_refresh(lambda: self.run_worker(self._begin(), exit_on_error=False))
 
     def on_unmount(self) -> None:
@@ -119,6 +124,7 @@ class ChatApp(Stage):
     def on_resize(self, event: events.Resize) -> None:
         """A narrow terminal has room for one thing at a time."""
         self.screen_stack[0].set_class(event.size.width < NARROW, "narrow")
+        self.call_after_refresh(self.focus_what_is_seen)
 
     async def _begin(self) -> None:
         """Behind the first frame: the chats, and then the model.  What the person does waits for the chats."""

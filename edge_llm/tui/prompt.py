@@ -61,7 +61,7 @@ class PromptArea(TextArea):
         )  # fmt: skip
         self._take_key = take_key
         self.typed_at = 0.0
-        """When the last key came, by the monotonic clock."""
+        """When the person wrote last, by the monotonic clock."""
         self.earlier: list[str] = []
         """Prompts of before, newest last."""
         self._at: int | None = None
@@ -101,7 +101,8 @@ class PromptArea(TextArea):
             self.post_message(self.Sent(text).set_sender(self))  # who called is not its sender: it would not bubble up to it
 
     async def _on_key(self, event: events.Key) -> None:
-        self.typed_at = time.monotonic()
+        if self._is_for_the_text(event):
+            self.typed_at = time.monotonic()
         if event.key in _COMPLETING and self._take_key(event.key):
             event.stop()
             event.prevent_default()
@@ -116,6 +117,13 @@ class PromptArea(TextArea):
             event.prevent_default()
         elif event.is_printable or not await run_own_binding(self, event):
             await super()._on_key(event)
+
+    def _is_for_the_text(self, event: events.Key) -> bool:
+        """Whether the person writes with this key; one of a command, or one that scrolls, holds up no answer."""
+        if event.is_printable:
+            return True
+        bound = self.screen.active_bindings.get(event.key)
+        return bound is not None and bound.node is self and not bound.binding.action.startswith("app.")
 
     def _recall(self, step: int) -> bool:
         """Show the prompt before or after; false when there is none, and the key means what it always does."""

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 TYPING_SECONDS = 0.5
 """How long after a key the person counts as typing."""
 
+NOTICE_LINES = 6
+"""Lines of the screen for each notice that may stand on it."""
+
 
 class Stage(App[None]):
     """The widgets of the chat, and the session that fills them."""
@@ -51,11 +54,26 @@ class Stage(App[None]):
         """A notice for the person."""
         level = severity if severity in ("warning", "error") else "information"
         self.notify(printable(text), severity=level, timeout=12 if level == "error" else 6, markup=False)  # type: ignore[arg-type]
+        self.call_later(self._make_room)
+
+    def _make_room(self) -> None:
+        """The newest notices are seen: the oldest go where there are too many."""
+        for old in [*self._notifications][: -max(1, self.size.height // NOTICE_LINES)]:
+            self._unnotify(old)
 
     def show_inside(self, shown: bool) -> None:
         """Open or close the look inside."""
         self.inside.display = shown
         self.screen_stack[0].set_class(shown, "inside")
+        self.call_after_refresh(self.focus_what_is_seen)
+
+    def focus_what_is_seen(self) -> None:
+        """Keys go somewhere: a narrow terminal hides the prompt behind the look inside, and it comes back without focus."""
+        if len(self.screen_stack) > 1 or (self.focused is not None and self.focused.is_on_screen):
+            return
+        seen = next((one for one in (self.prompt.area, self.inside) if one.is_on_screen), None)
+        if seen is not None:
+            seen.focus()
 
     def show_chats(self, shown: bool) -> None:
         """Open or close the list of chats."""

@@ -31,11 +31,12 @@ class ModelActions:
             rows = await in_thread(lambda: session.catalogue().rows())
             self._app.session.model_names = [row.name for row in rows]
             loaded = session.provider.facts.name if session.provider else None
-            name = await self._app.push_screen_wait(ModelPicker(rows, loaded))
+            name = await self._app.push_screen_wait(ModelPicker(rows, loaded, can_fetch=session.catalogue().can_fetch))
         if name and name.startswith("pull "):
             await self.do_pull(name.removeprefix("pull "))
         elif name:
-            await session.change_settings(replace(session.settings, model=name))
+            await in_thread(lambda: session.catalogue().check(name))
+            await self._change(replace(session.settings, model=name))
 
     async def do_pull(self, argument: str) -> None:
         """Bring a model here, and chat with it."""
@@ -50,7 +51,7 @@ class ModelActions:
         if name is None:
             self._app.tell("Stopped; the next pull goes on with what has come.")
         elif not session.busy and await self._app.push_screen_wait(Confirm(f"{name} is here. Chat with it now?", "Chat")):
-            await session.change_settings(replace(session.settings, model=name))
+            await self._change(replace(session.settings, model=name))
 
     async def do_settings(self, argument: str) -> None:
         session = self._app.session
@@ -75,7 +76,19 @@ class ModelActions:
             self._prompts.check_idle()
         session = self._app.session
         thinking_changes = settings.thinking != session.settings.thinking
-        await session.change_settings(settings)
+        if not await self._change(settings):
+            return
         if thinking_changes and session.provider is not None and not session.provider.facts.can_switch_thinking:
             self._app.tell("This model's chat template has no switch for thoughts: the setting changes nothing.", "warning")
         self._app.tell("The settings of this chat are changed.")
+
+    async def _change(self, settings: ChatSettings) -> bool:
+        """Give the chat ``settings``; false where no model can be loaded with them, and those of before hold again."""
+        session = self._app.session
+        chat, before, answered = session.chat, session.settings, session.provider is not None
+        await session.change_settings(settings)
+        if not answered or session.provider is not None or session.loading is not None or session.chat is not chat:
+            return True
+        self._app.tell("The settings of before hold again, and their model is loaded.")
+        await session.change_settings(before)
+        return False

@@ -80,7 +80,7 @@ class PromptActions:
         self.show_what_is_attached()
 
     async def do_stop(self, argument: str) -> None:
-        """Esc: stops what is under way; else it puts away what is being edited or attached, and goes back to the prompt."""
+        """Esc: stops what is under way; else it puts away notices and what is being edited or attached; back to the prompt."""
         if self._app.session.stop():
             return
         if (fetching := self._app.session.fetching) is not None:
@@ -88,6 +88,7 @@ class PromptActions:
         elif self.editing is not None or self.attached:
             self._edited, self.attached = 0, []
             self.show_what_is_attached()
+        self._app.clear_notifications()
         self._app.prompt.area.focus()
         self._app.transcript.anchor()
 

@@ -13,7 +13,10 @@ from edge_llm.tui.units import measured_time
 if TYPE_CHECKING:
     from edge_llm.engine.inside import Lane, LastPrompt
 
-NONE_YET = "No prompt yet. Ask something: what the processor, a card and the disk do for it shows here."
+NONE_YET = (
+    "No long prompt yet: one of a few tokens is a single step. What the processor, a card and the disk do for a longer one "
+    "shows here."
+)
 SHADES = "█▓▒"
 """With the colours, so that neighbours differ where there are few of those."""
 MOST_KINDS = 8

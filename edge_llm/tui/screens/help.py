@@ -39,13 +39,18 @@ class Help(ModalScreen[None]):
             yield Markdown("\n".join(self._lines()), open_links=False)
 
     def _lines(self) -> Iterator[str]:
-        yield "# Writing\n\n| | |\n|---|---|"
+        yield "# Writing\n\n| key | |\n|---|---|"
         yield from (f"| {key} | {help_} |" for key, help_ in _PROMPT)
         yield "\n# Commands\n\n| command | key | |\n|---|---|---|"
         for command in COMMANDS:
             name = f"/{command.name} {command.argument}".strip().replace("|", "\\|")
-            yield f"| {name} | {self._keys.get(command.name, command.key)} | {command.help} |"
+            yield f"| {name} | {_spelt(self._keys.get(command.name, command.key))} | {command.help} |"
         yield "\n# A message in focus\n\n| key | |\n|---|---|"
         for binding in MessageView.BINDINGS:
             assert isinstance(binding, Binding)
-            yield f"| {self._keys.get(binding.id or '', binding.key)} | {binding.description} |"
+            yield f"| {_spelt(self._keys.get(binding.id or '', binding.key))} | {binding.description} |"
+
+
+def _spelt(keys: str) -> str:
+    """`Ctrl+N, F7` for `ctrl+n,f7`; a letter alone is the key that writes it."""
+    return ", ".join(key if len(key) == 1 else key.title() for key in keys.split(","))

@@ -26,15 +26,18 @@ class ModelPicker(ModalScreen[str | None]):
 
     BINDINGS = [Binding("escape", "dismiss(None)", "Leave")]
 
-    def __init__(self, rows: Sequence[ModelRow], loaded: str | None) -> None:
+    def __init__(self, rows: Sequence[ModelRow], loaded: str | None, *, can_fetch: bool) -> None:
+        """``can_fetch``: a name that is not among ``rows`` may be brought here."""
         super().__init__()
         self._rows = rows
         self._loaded = loaded
+        self._can_fetch = can_fetch
         self._shown: list[ModelRow] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
-            yield SearchField(placeholder="search, or a hub id such as Qwen/Qwen3-0.6B to bring it here")
+            hub = ", or a hub id such as Qwen/Qwen3-0.6B to bring it here" if self._can_fetch else ""
+            yield SearchField(placeholder=f"search{hub}")
             yield DataTable(cursor_type="row", show_cursor=True, zebra_stripes=True)
             yield Static("Enter chooses, Esc leaves", id="models-hint", markup=False)
 
@@ -52,7 +55,7 @@ class ModelPicker(ModalScreen[str | None]):
     def choose(self) -> None:
         wanted = self.query_one(Input).value.strip()
         if not self._shown:
-            self.dismiss(f"pull {wanted}" if "/" in wanted else None)
+            self.dismiss(f"pull {wanted}" if self._may_fetch(wanted) else None)
             return
         row = self._shown[self.query_one(DataTable).cursor_row]
         if row.problem:
@@ -79,8 +82,11 @@ class ModelPicker(ModalScreen[str | None]):
         table.move_cursor(row=loaded)
         hint = "Enter chooses, Esc leaves"
         if not self._shown:
-            hint = f"Enter brings `{wanted}` here" if "/" in wanted else "no model has such a name"
+            hint = f"Enter brings `{wanted}` here" if self._may_fetch(wanted) else "no model has such a name"
         self.query_one("#models-hint", Static).update(Content(printable(hint)))
+
+    def _may_fetch(self, wanted: str) -> bool:
+        return self._can_fetch and "/" in wanted
 
     def _cells(self, row: ModelRow) -> tuple[str, ...]:
         fits = {True: "fits", False: "too large", None: ""}[row.fits]
