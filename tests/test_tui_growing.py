@@ -11,7 +11,7 @@ from textual.widgets._markdown import MarkdownHeader, MarkdownParagraph
 from textual.widgets.markdown import MarkdownFence
 
 from edge_llm.tui import growing
-from edge_llm.tui.growing import GrowingText, block_end, parts
+from edge_llm.tui.growing import GrowingText, block_end, blocks, open_fence, parts
 
 PART = (
     "# Heading\n\nA *paragraph* of text that\ngoes on.\n\n- one\n- two\n\n"
@@ -156,10 +156,42 @@ def test_of_a_long_text_the_end_is_drawn_and_nothing_is_lost(text):
     written, drawn = parts(text)
     assert "".join(written) + drawn == text
     assert len(drawn) <= growing.DRAWN_CHARACTERS
+    assert blocks(drawn, open_fence("".join(written))) <= growing.DRAWN_BLOCKS
     assert all(0 < len(piece) <= growing.MOST_CHARACTERS for piece in written)
-    assert bool(written) == (len(text) > growing.DRAWN_CHARACTERS)
+    assert bool(written) == (len(text) > growing.DRAWN_CHARACTERS or blocks(text) > growing.DRAWN_BLOCKS)
     if max(map(len, text.splitlines()), default=0) < 1000:
         assert all(piece.endswith("\n") for piece in written), "lines stay whole"
+
+
+DENSE = {
+    "items": "- an item\n", "loose items": "1. one\n\n", "nested": "- a\n  - b\n    - c\n", "paragraphs": "A\n\n",
+    "headings": "# A\n", "tables": "| a | b | c |\n|---|---|---|\n| 1 | 2 | 3 |\n\n", "quotes": "> a\n\n",
+    "code": "```\nx\n```\n\n", "rules": "---\n\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("most", [10**6, 150], ids=["whole", "in steps"])
+@pytest.mark.parametrize("unit", DENSE.values(), ids=DENSE)
+def test_few_characters_of_many_blocks_are_a_bounded_number_of_widgets(unit, most, monkeypatch):
+    monkeypatch.setattr(growing, "SEALED_CHARACTERS", 120)
+    monkeypatch.setattr(growing, "MOST_CHARACTERS", 400)
+    monkeypatch.setattr(growing, "DRAWN_BLOCKS", 40)
+    text = unit * (1500 // len(unit))
+
+    async def main():
+        async with Page().run_test() as pilot:
+            page = pilot.app.query_one(Vertical)
+            grows = GrowingText()
+            await page.mount(grows)
+            for at in range(0, len(text), most):
+                await grows.write(text[at : at + most])
+                assert len(grows.query("Markdown *")) <= 4 * (40 + blocks(text[:400]))
+            await grows.finish(text)
+            assert 10 < len(grows.query("Markdown *")) <= 4 * 40
+            assert "".join("".join(shown) for shown in seen(grows)) == text
+            assert "".join("".join(shown) for shown in seen(grows)) == text
+
+    asyncio.run(main())
 
 
 def seen(grows):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -16,7 +18,9 @@ SEALED_CHARACTERS = 3000
 MOST_CHARACTERS = 12_000
 """A piece that has more is sealed anywhere: one paragraph may be as long as a model likes."""
 DRAWN_CHARACTERS = 48_000
-"""What is drawn as Markdown; what stands before is shown as it was written, for ten thousand widgets hold up every key."""
+"""What is drawn as Markdown; what stands before is shown as it was written, for thousands of widgets hold up every key."""
+DRAWN_BLOCKS = 500
+"""What of it may be blocks: an item of a list is three widgets, so that lists and tables have many in few characters."""
 
 
 _OPENS = re.compile(r"(?:[ \t>]|[-*+][ \t]|\d{1,9}[.)][ \t])*((`{3,})[^`\n]*|(~{3,})[^\n]*)$", re.MULTILINE)
@@ -37,15 +41,32 @@ def open_fence(text: str, fence: str = "") -> str:
 def _read(text: str, fence: str) -> tuple[int, str]:
     """Behind the last empty line of ``text`` outside of fences, and the fence it ends inside of; it begins inside ``fence``."""
     end = at = 0
-    for line in text.splitlines(keepends=True):
+    for line, within in _lines(text, fence):
         at += len(line)
+        if not within and not line.strip():
+            end = at
+        fence = within
+    return end, fence
+
+
+def _lines(text: str, fence: str = "") -> Iterator[tuple[str, str]]:
+    """Each line of ``text`` with its end, and the fence that is open behind it; before the first it is ``fence``."""
+    for line in text.splitlines(keepends=True):
         if fence:
             fence = "" if _closes(line, fence) else fence
         elif found := _OPENS.match(line):
             fence = found[1].rstrip()
-        elif not line.strip():
-            end = at
-    return end, fence
+        yield line, fence
+
+
+def blocks_in(line: str) -> int:
+    """About as many blocks ``line`` outside of fences is drawn as: one, and one for each cell of a table."""
+    return 1 + line.count("|") if line.strip() else 0
+
+
+def blocks(text: str, fence: str = "") -> int:
+    """About as many blocks ``text`` is drawn as; it begins inside ``fence``."""
+    return sum(blocks_in(line) for line, within in _lines(text, fence) if not within)
 
 
 def _closes(line: str, fence: str) -> bool:
@@ -55,12 +76,13 @@ def _closes(line: str, fence: str) -> bool:
 
 def parts(text: str) -> tuple[list[str], str]:
     """What of ``text`` is shown as it was written, in pieces, and what is drawn as Markdown behind it."""
-    if len(text) <= DRAWN_CHARACTERS:
+    if _is_drawn(text):
         return [], text
-    room = len(text) - DRAWN_CHARACTERS // 2
+    room = _tail(text)
     end = block_end(text[:room])
-    if len(text) - end > DRAWN_CHARACTERS:  # a block may be as long as a model likes
-        end = room - MOST_CHARACTERS + _last_gap(text[room - MOST_CHARACTERS : room])
+    if not _is_drawn(text[end:]):  # a block may be as long as a model likes
+        near = max(0, room - MOST_CHARACTERS)
+        end = near + _last_gap(text[near:room])
     pieces, at = [], 0
     while at < end:
         cut = at + (_last_gap(text[at : min(at + MOST_CHARACTERS, end)]) if at + MOST_CHARACTERS < end else end - at)
@@ -69,9 +91,33 @@ def parts(text: str) -> tuple[list[str], str]:
     return pieces, text[end:]
 
 
+def _is_drawn(text: str) -> bool:
+    """Whether ``text`` may be drawn as a whole."""
+    return len(text) <= DRAWN_CHARACTERS and blocks(text) <= DRAWN_BLOCKS
+
+
+def _tail(text: str) -> int:
+    """Where the half of what may be drawn begins, at the end of ``text``, which is more."""
+    at, room, left = len(text), len(text) - DRAWN_CHARACTERS // 2, DRAWN_BLOCKS // 2
+    for line, within in reversed(list(_lines(text))):
+        left -= 0 if within else blocks_in(line)
+        if left < 0 or at < room:
+            break
+        at -= len(line)
+    return max(at, room)
+
+
 def _last_gap(text: str) -> int:
     """Behind the last line of ``text``, or else its last word, or else all of it."""
     return text.rfind("\n") + 1 or text.rfind(" ") + 1 or len(text)
+
+
+class _Sealed(NamedTuple):
+    """A piece that grows no more."""
+
+    text: str
+    blocks: int
+    piece: Markdown
 
 
 class GrowingText(Vertical):
@@ -82,7 +128,7 @@ class GrowingText(Vertical):
         self._written, self._text = parts(text)  # the second is that of the last piece
         self._fence = open_fence("".join(self._written))  # that the last piece begins inside of
         self._last = Markdown(self._fenced(self._text), open_links=False)
-        self._sealed: list[tuple[str, Markdown]] = []  # texts and what draws them, above the last one, from top to bottom
+        self._sealed: list[_Sealed] = []  # above the last piece, from top to bottom
         self._stream: MarkdownStream | None = None  # into the last piece; None before the first text
 
     def compose(self) -> ComposeResult:
@@ -121,17 +167,22 @@ class GrowingText(Vertical):
         sealed, self._text = self._text[:end], self._text[end:]
         await self._end_stream()
         await self._last.update(self._fenced(sealed))
-        self._sealed.append((sealed, self._last))
+        self._sealed.append(_Sealed(sealed, blocks(sealed, self._fence), self._last))
         self._fence = open_fence(sealed, self._fence)
         self._last = Markdown(open_links=False)
         await self.mount(self._last)
         await self._append(self._fenced(self._text))
-        while sum(len(text) for text, _ in self._sealed) > DRAWN_CHARACTERS:
-            await self._draw_no_more(*self._sealed.pop(0))
+        while not self._may_be_drawn():
+            await self._draw_no_more(self._sealed.pop(0))
 
-    async def _draw_no_more(self, text: str, piece: Markdown) -> None:
-        await self.mount(_as_written(text), before=piece)
-        await piece.remove()
+    def _may_be_drawn(self) -> bool:
+        """Whether all sealed pieces may stay as they are drawn."""
+        characters = sum(len(one.text) for one in self._sealed)
+        return characters <= DRAWN_CHARACTERS and sum(one.blocks for one in self._sealed) <= DRAWN_BLOCKS
+
+    async def _draw_no_more(self, sealed: _Sealed) -> None:
+        await self.mount(_as_written(sealed.text), before=sealed.piece)
+        await sealed.piece.remove()
 
     def _fenced(self, text: str) -> str:
         """``text`` as the last piece draws it: code that was cut stays code."""
