@@ -320,7 +320,7 @@ class Session:
         await asyncio.shield(loading)  # who stops an answer does not stop the model
         await self._ready.wait()
         if self.provider is None:
-            raise Unavailable("no model is loaded; F4 chooses one")
+            raise Unavailable("no model is loaded; F4 chooses one, /regenerate answers then")
         return self.provider
 
 
