@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from chat_driver import drive
 from scripted_provider import FIGURES, ScriptedCatalogue, ScriptedProvider, answer
-from textual.events import MouseScrollDown, MouseScrollUp
+from textual.events import MouseScrollDown, MouseScrollUp, Resize
+from textual.geometry import Size
 from textual.widgets import Collapsible, Markdown
 
 from edge_llm.chats.settings import ChatSettings
@@ -395,6 +396,19 @@ def test_a_terminal_that_changes_its_size_during_a_stream_loses_nothing(tmp_path
         assert 79 in seen_lines(chat)
 
     drive(talk, tmp_path, provider)
+
+
+def test_a_screen_that_was_told_a_size_of_before_fills_the_terminal_again(tmp_path):
+    async def talk(chat):
+        chat.app.screen.post_message(Resize(Size(10, 3), Size(10, 3)))
+        await chat.until(lambda: chat.app.screen.outer_size == Size(10, 3))
+        await chat.until(lambda: chat.app.screen.outer_size == chat.app.size)
+        await chat.press("f1")
+        chat.app.screen.post_message(Resize(Size(10, 3), Size(10, 3)))
+        await chat.until(lambda: chat.app.screen.outer_size == Size(10, 3))
+        await chat.until(lambda: {screen.outer_size for screen in chat.app.screen_stack} == {chat.app.size})
+
+    drive(talk, tmp_path)
 
 
 @pytest.mark.parametrize(

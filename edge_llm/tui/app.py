@@ -181,8 +181,19 @@ class ChatApp(Stage):
             await self.session.end()
         self.exit(return_code=1)
 
+    def _fill_terminal(self) -> None:
+        """Lay out what stands in another size than the terminal's.
+
+        Textual tells a screen the size that it was just laid out in, behind what it says of the terminal: of changes that
+        follow each other fast, the last one may be lost (`Screen._refresh_layout`).
+        """
+        for screen in self.screen_stack:
+            if screen.outer_size != self.size:
+                screen.post_message(events.Resize(self.size, self.size))
+
     def _tick(self) -> None:
         """Ten times a second: what goes on, and what is known of the model and the context."""
+        self._fill_terminal()
         self.status.show(activity(self.session, self._estimate), situation(self.session))
         if (answering := self.session.answering) is not None and answering.rate:
             self.inside.see_rate(answering.rate)
