@@ -11,6 +11,8 @@ from typing import IO, Any
 
 from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
+from textual.events import Resize
+from textual.geometry import Size
 
 LOOK_SECONDS = 0.1
 """How often a silent terminal is looked at for a key like Escape, which may be the beginning of others."""
@@ -41,6 +43,13 @@ class TerminalDriver(LinuxDriver):
                     self.process_message(event)
             for event in parser.tick():
                 self.process_message(event)
+            self._tell_size()
+
+    def _tell_size(self) -> None:
+        """Tell the app a size that it does not know: signals that come at once may have told it an earlier one last."""
+        size = Size(*self._get_terminal_size())
+        if size != self._app.size:
+            self.process_message(Resize(size, size))
 
     def _received(self) -> bytes:
         """What has come; nothing when the terminal is gone."""
