@@ -16,17 +16,17 @@
 namespace edge {
 namespace EDGE_VARIANT {
 
-// Queries x vectors of sixteen sums per register block.
+// Queries x vectors of sixteen sums per register block; vectors whose exponentials are computed together.
 #if defined(__AVX512F__)
-constexpr int kBlockQueries = 12, kBlockVectors = 2;
+constexpr int kBlockQueries = 12, kBlockVectors = 2, kExpVectors = 4;
 #elif defined(__AVXVNNI__)
-constexpr int kBlockQueries = 6, kBlockVectors = 1;
+constexpr int kBlockQueries = 6, kBlockVectors = 1, kExpVectors = 1;
 #elif defined(__AVX2__)
-constexpr int kBlockQueries = 6, kBlockVectors = 1;
+constexpr int kBlockQueries = 6, kBlockVectors = 1, kExpVectors = 1;
 #elif defined(EDGE_NEON)
-constexpr int kBlockQueries = 6, kBlockVectors = 1;
+constexpr int kBlockQueries = 6, kBlockVectors = 1, kExpVectors = 1;
 #else
-constexpr int kBlockQueries = 1, kBlockVectors = 1;
+constexpr int kBlockQueries = 1, kBlockVectors = 1, kExpVectors = 1;
 #endif
 
 constexpr int64_t kScoreStride = kSegment + 16;   // a power of two would put the same token's scores into few cache sets
@@ -248,7 +248,7 @@ struct TileScratch {
   int16_t* q;          // [queries][padded]
   float* q_step;       // [queries]
   float* value_scale;  // [256]
-  float* scores;       // [queries][kScoreStride]: scores, then weights
+  float* scores;       // [kBlockQueries][kScoreStride], of a block: scores, then weights
   int16_t* weights;    // [queries][kWeightStride]
   float* weight_step;  // [queries]
   float* run;          // a SoftmaxPart: the segments so far
@@ -257,7 +257,7 @@ struct TileScratch {
 
 static int64_t attention_scratch_floats(int64_t queries, int64_t head_dim) {
   const int64_t padded = attention_padded(head_dim);
-  return queries * padded / 2 + kSegment + queries * (2 + kScoreStride + kWeightStride / 2) +
+  return queries * padded / 2 + kSegment + kBlockQueries * kScoreStride + queries * (2 + kWeightStride / 2) +
          2 * attention_part_floats(queries, head_dim);
 }
 
@@ -266,8 +266,9 @@ EDGE_INLINE TileScratch tile_scratch(float* memory, int64_t queries, int64_t hea
   s.q = reinterpret_cast<int16_t*>(memory);
   s.value_scale = memory + queries * attention_padded(head_dim) / 2;
   s.scores = s.value_scale + kSegment;
-  s.weights = reinterpret_cast<int16_t*>(s.scores + queries * kScoreStride);
-  s.run = s.scores + queries * (kScoreStride + kWeightStride / 2);
+  float* const weights = s.scores + kBlockQueries * kScoreStride;
+  s.weights = reinterpret_cast<int16_t*>(weights);
+  s.run = weights + queries * kWeightStride / 2;
   s.part = s.run + attention_part_floats(queries, head_dim);
   s.q_step = s.part + attention_part_floats(queries, head_dim);
   s.weight_step = s.q_step + queries;
@@ -363,7 +364,7 @@ EDGE_INLINE void score_pages(const TileSegment& t, int64_t first, int64_t j) {
   clear(sums);
   multiply_block<R, V>(sums, t.s.q + first * t.padded, t.padded, t.a.head_dim / 2,
                        [&](auto i, int64_t step) EDGE_INLINE_LAMBDA { return load_pairs(keys[i] + step * 2 * kPage); });
-  float* scores = t.s.scores + first * kScoreStride + j * kPage;
+  float* scores = t.s.scores + j * kPage;
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
     const f32x16 q_step = broadcast(t.s.q_step[first + r]);
     unrolled<V>([&](auto i) EDGE_INLINE_LAMBDA {
@@ -387,41 +388,67 @@ __attribute__((noinline)) void score_block(const TileSegment& t, int64_t first, 
 
 // ---- softmax -----------------------------------------------------------------------------------------------
 
-// 2^y for y <= 0, |relative error| < 2e-7; at least 2^-126, NaN kept. y = n + r, |r| <= 1/2; 2^r by a polynomial.
-EDGE_INLINE f32x16 exp2_negative(f32x16 y) {
-  y = max(broadcast(-126.0f), y);
-  const f32x16 n = round_even_f32(y), r = sub(y, n);
-  f32x16 p = broadcast(0x1.5bba14p-10f);
-  p = fma(p, r, broadcast(0x1.3cea88p-7f));
-  p = fma(p, r, broadcast(0x1.c6b752p-5f));
-  p = fma(p, r, broadcast(0x1.ebf9bcp-3f));
-  p = fma(p, r, broadcast(0x1.62e42ap-1f));
-  p = fma(p, r, broadcast(1.0f));
-  return float_of_bits(add_i32(bits_of(p), shift_left(round_even(n), 23)));
+// y[i] -> 2^y[i] for y <= 0, |relative error| < 2e-7; at least 2^-126, NaN kept. y = n + r, |r| <= 1/2; 2^r by a polynomial.
+// Operation by operation for all of them: each alone is a chain of waits.
+template <int N>
+EDGE_INLINE void exp2_negative(f32x16 (&y)[N]) {
+  f32x16 n[N], r[N], p[N];
+  const auto each = [&](auto&& body) EDGE_INLINE_LAMBDA { unrolled<N>(body); };
+  each([&](auto i) EDGE_INLINE_LAMBDA { y[i] = max(broadcast(-126.0f), y[i]); });
+  each([&](auto i) EDGE_INLINE_LAMBDA { n[i] = round_even_f32(y[i]); });
+  each([&](auto i) EDGE_INLINE_LAMBDA { r[i] = sub(y[i], n[i]); });
+  each([&](auto i) EDGE_INLINE_LAMBDA { p[i] = fma(broadcast(0x1.5bba14p-10f), r[i], broadcast(0x1.3cea88p-7f)); });
+  each([&](auto i) EDGE_INLINE_LAMBDA { p[i] = fma(p[i], r[i], broadcast(0x1.c6b752p-5f)); });
+  each([&](auto i) EDGE_INLINE_LAMBDA { p[i] = fma(p[i], r[i], broadcast(0x1.ebf9bcp-3f)); });
+  each([&](auto i) EDGE_INLINE_LAMBDA { p[i] = fma(p[i], r[i], broadcast(0x1.62e42ap-1f)); });
+  each([&](auto i) EDGE_INLINE_LAMBDA { p[i] = fma(p[i], r[i], broadcast(1.0f)); });
+  each([&](auto i) EDGE_INLINE_LAMBDA { y[i] = float_of_bits(add_i32(bits_of(p[i]), shift_left(round_even(n[i]), 23))); });
 }
 
-// scores[0..tokens) of one query -> its weights p * value_scale as int16 [padded tokens], their step, maximum and sum of p.
-EDGE_INLINE void softmax_weights(float* scores, int64_t tokens, int64_t padded, const float* value_scale,
-                                 int16_t* weights, float* weight_step, float* top, float* sum) {
+EDGE_INLINE f32x16 exp2_negative(f32x16 y) {
+  f32x16 one[1] = {y};
+  exp2_negative(one);
+  return one[0];
+}
+
+// The largest of scores[0..tokens); behind them, to the end of a vector, -inf is written.
+EDGE_INLINE float largest_score(float* scores, int64_t tokens) {
   const int64_t end = ceil_div(tokens, kLanes) * kLanes;
   for (int64_t t = tokens; t < end; ++t) scores[t] = -__builtin_inff();
   f32x16 most = load(scores);
   for (int64_t t = kLanes; t < end; t += kLanes) most = max(most, load(scores + t));
-  *top = reduce_max(most);
-  const f32x16 shift = broadcast(*top);
-  f32x16 total = zero();
-  most = zero();
-  each_vector(tokens, [&](int64_t t, int n) EDGE_INLINE_LAMBDA {
-    const f32x16 p = exp2_negative(sub(load(scores + t), shift));
-    const f32x16 weight = mul(p, load_some(value_scale + t, n));  // a stale scale may be anything
+  return reduce_max(most);
+}
+
+// scores[0..tokens) -> p = 2^(score - top) times value_scale, in place; the sum of p, and the largest product / 32767.
+EDGE_INLINE void exponentials(float* scores, int64_t tokens, float top, const float* value_scale, float* sum, float* step) {
+  const f32x16 shift = broadcast(top);
+  f32x16 total = zero(), most = zero();
+  const auto take = [&](int64_t t, f32x16 p, f32x16 scale) EDGE_INLINE_LAMBDA {
+    const f32x16 weight = mul(p, scale);
     total = add(total, p);
     most = max(most, weight);
     store(scores + t, weight);
+  };
+  int64_t t = 0;
+  for (; t + kExpVectors * kLanes <= tokens; t += kExpVectors * kLanes) {
+    f32x16 p[kExpVectors];
+    unrolled<kExpVectors>([&](auto i) EDGE_INLINE_LAMBDA { p[i] = sub(load(scores + t + i * kLanes), shift); });
+    exp2_negative(p);
+    unrolled<kExpVectors>([&](auto i) EDGE_INLINE_LAMBDA { take(t + i * kLanes, p[i], load(value_scale + t + i * kLanes)); });
+  }
+  each_vector(tokens - t, [&](int64_t i, int n) EDGE_INLINE_LAMBDA {  // a stale scale may be anything
+    take(t + i, exp2_negative(sub(load(scores + t + i), shift)), load_some(value_scale + t + i, n));
   });
   *sum = reduce_add(total);
-  *weight_step = reduce_max(most) / kInt16Most;
-  const f32x16 inverse = inverse_step(*weight_step);
-  for (int64_t t = 0; t < end; t += kLanes) store_i16(weights + t, round_even(mul(load(scores + t), inverse)));
+  *step = reduce_max(most) / kInt16Most;
+}
+
+// What `exponentials` wrote of the tokens, as int16 of this step [padded].
+EDGE_INLINE void round_weights(const float* products, int64_t tokens, float step, int64_t padded, int16_t* weights) {
+  const int64_t end = ceil_div(tokens, kLanes) * kLanes;
+  const f32x16 inverse = inverse_step(step);
+  for (int64_t t = 0; t < end; t += kLanes) store_i16(weights + t, round_even(mul(load(products + t), inverse)));
   memset(weights + end, 0, static_cast<size_t>(padded - end) * sizeof(int16_t));
 }
 
@@ -463,27 +490,37 @@ EDGE_INLINE void value_head(const TileSegment& t, int64_t first, int64_t pages, 
   if (d < dim) value_block<R, 1, true>(t, first, pages, d, out);
 }
 
+// The weights of the queries first .. first+rows-1 from the block's scores; step by step for all, so that none waits for
+// the end of another's sums. A query that sees nothing has weights of zero, and neither a top nor a sum.
+EDGE_INLINE void weigh_block(const TileSegment& t, int64_t first, int64_t rows, SoftmaxPart part) {
+  const int64_t group = t.a.q_heads / t.a.kv_heads, padded = t.pages * kPage;
+  int64_t tokens[kBlockQueries];
+  for (int64_t r = 0; r < rows; ++r) {
+    tokens[r] = visible(t.a, t.tile.row + (first + r) / group, t.segment);
+    if (tokens[r] > 0) part.top[first + r] = largest_score(t.s.scores + r * kScoreStride, tokens[r]);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    float* const step = t.s.weight_step + first + r;
+    *step = 0.0f;
+    if (tokens[r] > 0)
+      exponentials(t.s.scores + r * kScoreStride, tokens[r], part.top[first + r], t.s.value_scale, part.sum + first + r, step);
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    round_weights(t.s.scores + r * kScoreStride, tokens[r], t.s.weight_step[first + r], padded,
+                  t.s.weights + (first + r) * kWeightStride);
+}
+
 // One segment for all queries of a tile; a query that sees none of it gets an undefined part, which is never merged.
 static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, const TileScratch& s,
                          SoftmaxPart part) {
   const int64_t group = a.q_heads / a.kv_heads, queries = tile.rows * group;
   const int64_t pages = ceil_div(visible_most(a, tile, 0, queries, segment), kPage);
   const TileSegment t = {a, tile, segment, s, queries, attention_padded(a.head_dim), pages};
+  for (int64_t j = 0; j < pages; ++j) store(s.value_scale + j * kPage, from_f16(a.v_scales + t.slot(j)));
   each_block(queries, [&](int64_t first, int64_t rows) EDGE_INLINE_LAMBDA {
     with_rows<kBlockQueries>(rows, [&](auto r) EDGE_INLINE_LAMBDA { score_block<r>(t, first, t.pages_seen(first, rows)); });
+    weigh_block(t, first, rows, part);
   });
-  for (int64_t j = 0; j < pages; ++j) store(s.value_scale + j * kPage, from_f16(a.v_scales + t.slot(j)));
-  for (int64_t n = 0; n < queries; ++n) {
-    const int64_t tokens = visible(a, tile.row + n / group, segment);
-    int16_t* weights = s.weights + n * kWeightStride;
-    if (tokens > 0) {
-      softmax_weights(s.scores + n * kScoreStride, tokens, pages * kPage, s.value_scale, weights, s.weight_step + n,
-                      part.top + n, part.sum + n);
-    } else {
-      memset(weights, 0, static_cast<size_t>(pages * kPage) * sizeof(int16_t));
-      s.weight_step[n] = 0.0f;
-    }
-  }
   each_block(queries, [&](int64_t first, int64_t rows) EDGE_INLINE_LAMBDA {
     with_rows<kBlockQueries>(rows, [&](auto r) EDGE_INLINE_LAMBDA {
       value_head<r>(t, first, t.pages_seen(first, rows), part.value);
