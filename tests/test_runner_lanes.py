@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import scheduler
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.devices import model
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats import layout
@@ -146,10 +147,11 @@ def test_every_run_can_be_watched_and_teaches_the_cost_model(bundle, resident):
     prompt_and_answer(runner, list(range(40)), steps=1)
     assert [set(trace.lanes) for trace in traces] == [{"cpu", "flash"}, {"cpu", "flash"}]
     assert {span.name for span in traces[0].on("flash")} >= {"layer1.read", "layer3.read", "layer5.read"}
-    assert runner.cost.predict("attention/32@0", "cpu") != scheduler.CostModel().predict("attention/32@0", "cpu")
+    assert runner.cost.predict("layer/32@0", "cpu") != scheduler.CostModel().predict("layer/32@0", "cpu")
 
 
 def test_subgraphs_are_shared_by_chunks_and_layers(bundle, resident, monkeypatch):
+    monkeypatch.setattr(model, "whole_layers", lambda parts: parts)
     runner = make_runner(bundle, resident)
     monkeypatch.setattr(runner.model, "_fuse", None)  # as on a device that has no programs
     runner.forward(runner.open(), [7] * 128)  # four chunks of six layers, six parts each

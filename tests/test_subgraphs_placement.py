@@ -44,6 +44,7 @@ from edge_llm.subgraphs.placement import (
     place,
     place_on_host,
     split,
+    whole_layers,
 )
 
 ALL_LAYERS = {family: lambda family=family: describe(load_config(tiny_config(family))).layers[0] for family in families()}
@@ -145,6 +146,17 @@ def test_like_layers_have_the_same_parts():
         first, second, third, different = place(other, cut)
         assert first is second is third
         assert not set(first) & set(different)
+
+
+def test_whole_layers_do_what_their_parts_do_in_their_order_and_wait_for_earlier_keys():
+    decoder = describe(load_config(tiny_config(num_hidden_layers=3)))
+    apart = place(replace(decoder, layers=(*decoder.layers, odd("plain"))), HOST)
+    whole = whole_layers(apart)
+    assert whole[0] is whole[1] is whole[2] is not whole[3]
+    for parts, (one,) in zip(apart, whole, strict=True):
+        assert one.ops == tuple(op for part in parts for op in part.ops)
+        assert {one.lane} == {part.lane for part in parts}
+        assert (one.after, one.after_earlier) == ((), (one.name,))
 
 
 @every_cut

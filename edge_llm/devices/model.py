@@ -31,7 +31,7 @@ from edge_llm.models.layer import HIDDEN, Attention, Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Part, Subgraph, buffer_widths
-from edge_llm.subgraphs.placement import Placement, embedding_part, final_norm_part, head_part, place
+from edge_llm.subgraphs.placement import Placement, embedding_part, final_norm_part, head_part, place, whole_layers
 from edge_llm.subgraphs.shelf import Sharing, SubgraphShelf
 from edge_llm.weights.base import Weights
 
@@ -113,7 +113,7 @@ class _Head:
 class PlacedModel:
     """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs.
 
-    Where there is a ``fuse``, the layers of a step that follow each other are one call.
+    Where there is a ``fuse``, the layers of a step that follow each other are one call, and so is a prompt's layer on one lane.
     """
 
     clipped = 0
@@ -130,9 +130,10 @@ class PlacedModel:
     ) -> None:
         self.decoder = decoder
         self.weights = weights
-        self.layer_parts: Sequence[Sequence[Part]] = place(decoder, placement.prefill)
+        parts = place(decoder, placement.prefill)
         self.lane = placement.decode.lane
-        self.take_turns = takes_turns(self.layer_parts)
+        self.take_turns = takes_turns(parts)
+        self.layer_parts: Sequence[Sequence[Part]] = whole_layers(parts) if fuse and self.take_turns else parts
         self._pages = arrays.pages(decoder.attentions, room.tokens)
         self.kv: KVPages = self._pages
         self._step_parts = place(decoder, placement.decode)

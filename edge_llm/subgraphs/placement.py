@@ -176,6 +176,16 @@ def place(decoder: Decoder, cut: Cut) -> tuple[tuple[Part, ...], ...]:
     return tuple(placed[layer.operations] for layer in decoder.layers)
 
 
+def whole_layers(layer_parts: Sequence[tuple[Part, ...]]) -> tuple[tuple[Part, ...], ...]:
+    """One part for each layer, of all that its parts of one lane do; like layers have the same."""
+    whole = {parts: connect([_whole(parts)]) for parts in layer_parts}
+    return tuple(whole[parts] for parts in layer_parts)
+
+
+def _whole(parts: Sequence[Part]) -> Part:
+    return Part("layer", parts[0].lane, tuple(op for part in parts for op in part.ops))
+
+
 def embedding_part(decoder: Decoder, cut: Cut) -> Part:
     """The look-up of the tokens' embeddings."""
     return Part("embedding", cut.lane, (Op("embedding", (), (decoder.embedding.writes,), decoder.embedding),))
