@@ -93,11 +93,8 @@ struct SplitExponent {
   }
 };
 
-// A polynomial of degree 10: exact to the rounding of a mass.
-EDGE_INLINE int64_t sampling_mass(float gap, double inverse_temperature, int64_t unit_bits) {
-  const SplitExponent x(static_cast<double>(gap) * inverse_temperature);
-  const double r = x.r;
-  double y = 0x1.27e4fb7789f5cp-22;                // 1/10!
+// The terms of exp(r) from 1/9! down; y stands for those before: 1/10! and what follows it.
+EDGE_INLINE double exp_series(double y, double r) {
   y = y * r + 0x1.71de3a556c734p-19;
   y = y * r + 0x1.a01a01a01a01ap-16;
   y = y * r + 0x1.a01a01a01a01ap-13;
@@ -108,6 +105,13 @@ EDGE_INLINE int64_t sampling_mass(float gap, double inverse_temperature, int64_t
   y = y * r + 0.5;
   y = y * r + 1.0;
   y = y * r + 1.0;
+  return y;
+}
+
+// A polynomial of degree 10: exact to the rounding of a mass.
+EDGE_INLINE int64_t sampling_mass(float gap, double inverse_temperature, int64_t unit_bits) {
+  const SplitExponent x(static_cast<double>(gap) * inverse_temperature);
+  const double y = exp_series(0x1.27e4fb7789f5cp-22, x.r);
   return static_cast<int64_t>(bits_of_f64(x.scaled(y, unit_bits) + 0x1p52) & 0xFFFFFFFFFFFFFu);
 }
 
@@ -119,17 +123,7 @@ EDGE_INLINE double sampling_exp(double x) {
   y = y * r + 0x1.1eed8eff8d898p-29;
   y = y * r + 0x1.ae64567f544e4p-26;
   y = y * r + 0x1.27e4fb7789f5cp-22;
-  y = y * r + 0x1.71de3a556c734p-19;
-  y = y * r + 0x1.a01a01a01a01ap-16;
-  y = y * r + 0x1.a01a01a01a01ap-13;
-  y = y * r + 0x1.6c16c16c16c17p-10;
-  y = y * r + 0x1.1111111111111p-7;
-  y = y * r + 0x1.5555555555555p-5;
-  y = y * r + 0x1.5555555555555p-3;
-  y = y * r + 0.5;
-  y = y * r + 1.0;
-  y = y * r + 1.0;
-  return split.scaled(y, 0);
+  return split.scaled(exp_series(y, r), 0);
 }
 
 static void sampling_masses(const float* gaps, double inverse_temperature, int64_t unit_bits, int64_t count, int64_t* masses) {
