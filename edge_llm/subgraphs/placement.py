@@ -177,7 +177,7 @@ def place(decoder: Decoder, cut: Cut) -> tuple[tuple[Part, ...], ...]:
 
 
 def whole_layers(layer_parts: Sequence[tuple[Part, ...]]) -> tuple[tuple[Part, ...], ...]:
-    """One part for each layer, of all that its parts of one lane do; like layers have the same."""
+    """One part for each layer, with all operations of its parts, which are on one lane; like layers have the same."""
     whole = {parts: connect([_whole(parts)]) for parts in layer_parts}
     return tuple(whole[parts] for parts in layer_parts)
 

@@ -182,10 +182,10 @@ class ChatApp(Stage):
         self.exit(return_code=1)
 
     def _fill_terminal(self) -> None:
-        """Lay out what stands in another size than the terminal's.
+        """Lay out again every screen that has another size than the terminal.
 
-        Textual tells a screen the size that it was just laid out in, behind what it says of the terminal: of changes that
-        follow each other fast, the last one may be lost (`Screen._refresh_layout`).
+        After a layout Textual sends the screen the size of that layout (`Screen._refresh_layout`). If the terminal has changed
+        meanwhile, this message replaces the newer one.
         """
         for screen in self.screen_stack:
             if screen.outer_size != self.size:
