@@ -192,6 +192,20 @@ def quantize_rows(weight: _F32, hot: _I32, pool: ThreadPool, /) -> tuple[_I8, _F
 def softmax_sums(x: _F32, pool: ThreadPool, /) -> tuple[_F32, _F32]: ...
 def divergence_terms(wanted: _F32, wanted_shift: _F32, found: _F32, found_shift: _F32, pool: ThreadPool, /) -> None: ...
 
+# ---- embeddings (bind_embedding.cpp) ----
+
+def embedding(
+    tokens: _I64,
+    tiles: _I8,
+    columns: int,
+    scale: _F32,
+    hot: _I32,
+    hot_weight: _F16,
+    pool: ThreadPool,
+    out: _F32 | None,
+    /,
+) -> _F32: ...
+
 # ---- pointwise (bind_pointwise.cpp) ----
 
 def rms_norm(
@@ -219,6 +233,7 @@ class Program:
     """Kernel calls over fixed arrays, see `kernels.program`."""
 
     def __init__(self) -> None: ...
+    def embedding(self, tiles: _I8, columns: int, scale: _F32, hot: _I32, hot_weight: _F16, out: _F32, /) -> None: ...
     def linear(
         self,
         x: _F32,
@@ -228,7 +243,7 @@ class Program:
         gain: _F32 | None,
         eps: float,
         swiglu: bool,
-        out: _F32,
+        out: _F32 | None,
         /,
     ) -> None: ...
     def rms_norm(self, x: _F32, gain: _F32, eps: float, out: _F32, /) -> None: ...
@@ -262,4 +277,14 @@ class Program:
         out: _F32,
         /,
     ) -> None: ...
-    def run(self, positions: _I32, slots: _I64, row_sequence: _I32, page_table: _I32, pool: ThreadPool, /) -> None: ...
+    def run(
+        self,
+        tokens: _I64,
+        positions: _I32,
+        slots: _I64,
+        row_sequence: _I32,
+        page_table: _I32,
+        pool: ThreadPool,
+        out: _F32 | None,
+        /,
+    ) -> None: ...

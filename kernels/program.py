@@ -7,7 +7,7 @@ stay where they are. `run` says how many of their first rows there are, and what
     program = Program()
     program.linear(x, weight, gain=gain, eps=1e-6, out=gate_up)
     program.swiglu(gate_up, out=y)
-    program.run(positions, slots, row_sequence, page_table, pool)
+    program.run(tokens, positions, slots, row_sequence, page_table, pool)
 """
 
 from __future__ import annotations
@@ -26,24 +26,29 @@ class Program:
     def __init__(self) -> None:
         self._native = _native.Program()
 
+    def embedding(self, tiles: I8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32) -> None:
+        """`kernels.embedding.embedding` of the tokens of `run`."""
+        self._native.embedding(tiles, columns, scale, hot, hot_weight, out)
+
     def linear(
         self,
         x: F32,
         weight: Int8Linear,
         *,
-        out: F32,
+        out: F32 | None,
         add: F32 | None = None,
         shadow: bool = True,
         gain: F32 | None = None,
         eps: float = 0.0,
         swiglu: bool = False,
     ) -> None:
-        """`kernels.linear.linear`."""
-        apart = swiglu and add is None and weight.rows % SWIGLU_CHANNELS != 0
-        y = np.empty((len(x), weight.rows), np.float32) if apart else out
-        self._native.linear(x, weight, add, shadow, gain, eps, swiglu and not apart, y)
-        if apart:
+        """`kernels.linear.linear`; into the `out` of `run` where there is none here, which one linear may do."""
+        if out is not None and swiglu and add is None and weight.rows % SWIGLU_CHANNELS != 0:
+            y = np.empty((len(x), weight.rows), np.float32)
+            self._native.linear(x, weight, add, shadow, gain, eps, False, y)
             self._native.swiglu(y, out)
+        else:
+            self._native.linear(x, weight, add, shadow, gain, eps, swiglu, out)
 
     def rms_norm(self, x: F32, gain: F32, eps: float, *, out: F32) -> None:
         """`kernels.pointwise.rms_norm`."""
@@ -81,10 +86,20 @@ class Program:
         """`kernels.attention.paged_attention` of the rows of `run`."""
         self._native.paged_attention(q, k_pages, k_scales, v_pages, v_scales, softmax_scale, out)
 
-    def run(self, positions: I32, slots: I64, row_sequence: I32, page_table: I32, pool: ThreadPool) -> None:
+    def run(
+        self,
+        tokens: I64,
+        positions: I32,
+        slots: I64,
+        row_sequence: I32,
+        page_table: I32,
+        pool: ThreadPool,
+        out: F32 | None = None,
+    ) -> None:
         """All calls on the first M rows of their arrays.
 
-        positions[M], slots[M] and row_sequence[M] are those of `kernels.attention`. Raises ValueError when one of them or a
-        needed page is out of range, before anything is computed, and for a value that is not finite, in the middle.
+        tokens[M] are those of `kernels.embedding`; positions[M], slots[M] and row_sequence[M] those of `kernels.attention`.
+        `out` f32[M, N] is written by the linear that was added without one. Raises ValueError when one of them or a needed
+        page is out of range, before anything is computed, and for a value that is not finite, in the middle.
         """
-        self._native.run(positions, slots, row_sequence, page_table, pool)
+        self._native.run(tokens, positions, slots, row_sequence, page_table, pool, out)

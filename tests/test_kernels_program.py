@@ -10,7 +10,7 @@ import kernels
 from kernels import layout, linear, reference
 from kernels.program import Program
 
-HIDDEN, HEADS, KV_HEADS, DIM, MOST, PAGES, POSITIONS = 48, 4, 2, 16, 20, 9, 64
+HIDDEN, HEADS, KV_HEADS, DIM, MOST, PAGES, POSITIONS, VOCABULARY = 48, 4, 2, 16, 20, 9, 64, 70
 WIDTHS = (48, 40)
 """Of SwiGLU: in one pass with its linear, and apart from it."""
 EPS = 1e-5
@@ -34,7 +34,7 @@ def native(weight, k):
 
 @dataclass
 class Layer:
-    """The arrays and weights of a layer; a copy has the same contents elsewhere."""
+    """The arrays and weights of a layer, and of a table of tokens; a copy has the same contents elsewhere."""
 
     hidden: np.ndarray
     qkv: np.ndarray
@@ -46,8 +46,10 @@ class Layer:
     gains: dict
 
     def fill(self, program, weight):
-        """Add all calls to ``program``, with weights as ``weight`` makes them."""
+        """Add all calls to ``program``, with weights as ``weight`` makes them; the last writes to the output of a run."""
         cos, sin, norm = self.gains["cos"], self.gains["sin"], self.gains["norm"]
+        tiles, _, _, scale, _, hot, hot_weight = self.weights["table"]
+        program.embedding(tiles, HIDDEN, scale, hot, hot_weight, out=self.hidden)
         program.linear(self.hidden, weight("qkv", HIDDEN), gain=norm, eps=EPS, out=self.qkv)
         program.rope_append(
             self.qkv, HEADS, KV_HEADS, DIM, cos, sin, self.gains["q"], None, EPS, self.gains["offset"], *self.pages
@@ -58,6 +60,7 @@ class Layer:
         program.linear(self.hidden, weight("gate_up", HIDDEN), gain=norm, swiglu=True, shadow=False, out=self.gate_up)
         program.linear(self.gate_up, weight("down", self.gate_up.shape[1]), add=self.hidden, out=self.hidden)
         program.rms_norm(self.hidden, norm, EPS, out=self.normed)
+        program.linear(self.normed, weight("table", HIDDEN), out=None)
 
     @property
     def arrays(self):
@@ -67,7 +70,7 @@ class Layer:
 def layer_of(seed):
     random, width = np.random.default_rng(seed), WIDTHS[seed % 2]
     sizes = {"qkv": ((HEADS + 2 * KV_HEADS) * DIM, HIDDEN), "o": (HIDDEN, HEADS * DIM), "gate_up": (2 * width, HIDDEN),
-             "down": (HIDDEN, width)}  # fmt: skip
+             "down": (HIDDEN, width), "table": (VOCABULARY, HIDDEN)}  # fmt: skip
     shape = (PAGES, KV_HEADS, 16, DIM)
     angle = random.random((POSITIONS, DIM // 2))
     return Layer(
@@ -90,14 +93,15 @@ def layer_of(seed):
 
 
 def rows_of(random, count):
-    """Rows of up to two sequences: positions, slots, sequences, page table."""
+    """Rows of up to two sequences: tokens, positions, slots, sequences, page table."""
     first = count // 2 if random.random() < 0.5 else count
     starts = random.integers(0, 30, 2)
     positions = np.concatenate([starts[0] + np.arange(first), starts[1] + np.arange(count - first)]).astype(np.int32)
     sequence = np.repeat(np.arange(2, dtype=np.int32), (first, count - first))
     table = random.permutation(PAGES)[:8].reshape(2, 4).astype(np.int32)
     slots = table[sequence, positions // 16].astype(np.int64) * 16 + positions % 16
-    return positions, slots, sequence, table
+    tokens = random.integers(0, VOCABULARY, count)
+    return tokens, positions, slots, sequence, table
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -111,10 +115,15 @@ def test_a_program_gives_the_bits_of_the_reference(isa, pools, seed):
         random = np.random.default_rng([seed, 1])
         for count in (1, 3, MOST, 1):
             rows = rows_of(random, count)
-            program.run(*rows, pool)
-            walked.run(*rows)
-            for mine, other in zip(ours.arrays, theirs.arrays, strict=True):
+            logits, expected = logits_of(count), logits_of(count)
+            program.run(*rows, pool, logits)
+            walked.run(*rows, expected)
+            for mine, other in zip((*ours.arrays, logits), (*theirs.arrays, expected), strict=True):
                 np.testing.assert_array_equal(mine[:].view(np.uint8), other[:].view(np.uint8))
+
+
+def logits_of(count):
+    return np.full((count, VOCABULARY), np.nan, np.float32)
 
 
 def whole_program(layer):
@@ -124,11 +133,13 @@ def whole_program(layer):
 
 
 WRONG = {
-    "a position beyond the tables": (lambda rows: rows[0].__setitem__(0, POSITIONS), "positions"),
-    "a negative position": (lambda rows: rows[0].__setitem__(0, -2), "positions"),
-    "a slot beyond the pages": (lambda rows: rows[1].__setitem__(0, PAGES * 16), "slots"),
-    "a sequence that there is not": (lambda rows: rows[2].__setitem__(0, 2), "row_sequence"),
-    "a page that there is not": (lambda rows: rows[3].fill(PAGES), "page_table"),
+    "a token beyond the table": (lambda rows: rows[0].__setitem__(0, VOCABULARY), "tokens"),
+    "a negative token": (lambda rows: rows[0].__setitem__(0, -1), "tokens"),
+    "a position beyond the tables": (lambda rows: rows[1].__setitem__(0, POSITIONS), "positions"),
+    "a negative position": (lambda rows: rows[1].__setitem__(0, -2), "positions"),
+    "a slot beyond the pages": (lambda rows: rows[2].__setitem__(0, PAGES * 16), "slots"),
+    "a sequence that there is not": (lambda rows: rows[3].__setitem__(0, 2), "row_sequence"),
+    "a page that there is not": (lambda rows: rows[4].fill(PAGES), "page_table"),
 }
 
 
@@ -140,33 +151,46 @@ def test_rows_out_of_range_are_refused_before_anything_is_computed(pools, wrong)
     rows = rows_of(np.random.default_rng(0), 4)
     spoil(rows)
     with pytest.raises(ValueError, match=name):
-        whole_program(layer).run(*rows, pools[0])
+        whole_program(layer).run(*rows, pools[0], logits_of(4))
     for array, was in zip(layer.arrays, before, strict=True):
         np.testing.assert_array_equal(array, was)
 
 
 def test_more_rows_than_the_arrays_have_are_refused(pools):
     with pytest.raises(ValueError, match="at most `20` rows"):
-        whole_program(layer_of(0)).run(*rows_of(np.random.default_rng(0), MOST + 1), pools[0])
+        whole_program(layer_of(0)).run(*rows_of(np.random.default_rng(0), MOST + 1), pools[0], logits_of(MOST + 1))
 
 
-@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("at", range(5))
 def test_arrays_of_rows_must_agree(pools, at):
     rows = [*rows_of(np.random.default_rng(0), 4)]
-    rows[at] = rows[at][:-1] if at < 3 else rows[at].astype(np.int64)
-    with pytest.raises(ValueError, match="slots|row_sequence|page_table"):
-        whole_program(layer_of(0)).run(*rows, pools[0])
+    rows[at] = rows[at][:-1] if at < 4 else rows[at].astype(np.int64)
+    with pytest.raises(ValueError, match="tokens|slots|row_sequence|page_table"):
+        whole_program(layer_of(0)).run(*rows, pools[0], logits_of(4))
+
+
+@pytest.mark.parametrize("out", [None, logits_of(3), logits_of(4)[:, 1:], logits_of(4).astype(np.float64), logits_of(8)[::2]])
+def test_the_output_of_a_run_must_fit(pools, out):
+    with pytest.raises(ValueError, match="`out`"):
+        whole_program(layer_of(0)).run(*rows_of(np.random.default_rng(0), 4), pools[0], out)
+
+
+def test_one_linear_writes_to_the_output_of_a_run():
+    layer = layer_of(0)
+    with pytest.raises(ValueError, match="`out`"):
+        whole_program(layer).linear(layer.hidden, native(layer.weights["table"], HIDDEN), out=None)
 
 
 def test_a_value_that_is_not_finite_is_told_and_the_program_goes_on_to_work(pools):
     layer = layer_of(1)
     program, rows = whole_program(layer), rows_of(np.random.default_rng(0), 2)
-    kept = layer.hidden.copy()
-    layer.hidden[1, 3] = np.nan
+    scale = layer.weights["table"][3]
+    kept = scale.copy()
+    scale[rows[0][1]] = np.nan
     with pytest.raises(ValueError, match="non-finite activation"):
-        program.run(*rows, pools[1])
-    layer.hidden[:] = kept
-    program.run(*rows, pools[1])
+        program.run(*rows, pools[1], logits_of(2))
+    scale[:] = kept
+    program.run(*rows, pools[1], logits_of(2))
     assert np.isfinite(layer.hidden).all()
 
 
@@ -174,10 +198,10 @@ def test_a_program_keeps_its_arrays(pools):
     layer = layer_of(2)
     program, hidden, rows = whole_program(layer), layer.hidden, rows_of(np.random.default_rng(0), 2)
     expected = copy.deepcopy(layer)
-    whole_program(expected).run(*rows, pools[0])
+    whole_program(expected).run(*rows, pools[0], logits_of(2))
     del layer
     junk = [np.full((MOST, HIDDEN), np.nan, np.float32) for _ in range(100)]
-    program.run(*rows, pools[0])
+    program.run(*rows, pools[0], logits_of(2))
     np.testing.assert_array_equal(hidden, expected.hidden)
     assert junk
 
@@ -193,7 +217,8 @@ def test_a_wrong_array_is_named_when_it_is_added(name):
 
 def test_an_empty_program_does_nothing_for_any_rows(pools):
     Program().run(*rows_of(np.random.default_rng(0), 4), pools[0])
-    Program().run(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32), np.zeros((1, 1), np.int32), pools[0])
+    none, nobody = np.empty(0, np.int64), np.empty(0, np.int32)
+    Program().run(none, nobody, none, nobody, np.zeros((1, 1), np.int32), pools[0])
 
 
 def test_all_instruction_sets_share_one_program(pools):
@@ -204,7 +229,7 @@ def test_all_instruction_sets_share_one_program(pools):
         for name, layer in zip(kernels.isa_variants(), layers, strict=True):
             program = whole_program(layer)
             kernels.use_isa(name)
-            program.run(*rows, pools[2])
+            program.run(*rows, pools[2], logits_of(5))
     finally:
         kernels.use_isa(chosen)
     for layer in layers[1:]:

@@ -12,9 +12,10 @@ from paged_script import DictDisk, forget
 
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
-from edge_llm.devices.model import HostArrays, PlacedModel, builder
+from edge_llm.devices.model import PlacedModel, builder
 from edge_llm.errors import OutOfMemory
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv.memory import KVMemory

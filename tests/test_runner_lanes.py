@@ -41,6 +41,7 @@ class SlottedWeights:
         self.head = weights.head
         self.nbytes = weights.nbytes
         self.streamed = streamed
+        self.flash_tables = weights.flash_tables
         self.streamed_bytes = 0
         self.slots = slots
         self.requests = []

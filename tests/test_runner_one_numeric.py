@@ -137,12 +137,14 @@ def test_what_is_built_for_a_prompt_serves_the_next_one(bundle, tokens, monkeypa
     monkeypatch.setattr(runner.model, "_fuse", lambda bound: fused.append(bound) or fuse(bound))
     for _ in range(2):
         runner.forward(runner.open(), tokens[:128])
-        assert runner.model.sharing.built == 2  # the embedding and the head
-        assert len(fused) == 2 * len(runner.model.layer_parts)  # every layer, for two chunks of a window
+        assert runner.model.sharing.built == 1  # the head, for some of the rows
+        assert len(fused) == 2 * 2  # the embedding and all layers, which are small, for two chunks of a window
     sequence = runner.open()
-    for count in (3, 1, 1):
-        runner.forward(sequence, tokens[:count])
-    assert len(fused) == 2 * len(runner.model.layer_parts) + 1  # all layers of a step, whatever its rows
+    for wanted in (3, 1, 2):
+        runner.forward(sequence, tokens[:wanted], wanted=wanted)
+    assert len(fused) == 2 * 2 + 1  # a whole step, whatever its rows
+    runner.forward(sequence, tokens[:3], wanted=1)
+    assert len(fused) == 2 * 2 + 2  # the same without the head
 
 
 def test_a_prompt_longer_than_the_context_is_refused_and_changes_nothing(bundle, tokens):

@@ -70,6 +70,9 @@ Buffers = MutableMapping[str, Any]
 Completion = Callable[[], None]
 """Work that a device goes on with: a call returns when it has ended, or raises what went wrong; so does a second call."""
 
+LATE = None
+"""In place of a buffer that operations which are bound write: it comes with every run."""
+
 RunSubgraph = Callable[[BlockWeights, Buffers, Rows, LayerPages | None], Completion | None]
 """A built subgraph: weights of the layer, buffers and rows of the chunk, pages of the layer (None outside of layers).
 
@@ -77,10 +80,9 @@ It has ended when it returns, unless it returns a completion.
 """
 
 
-
 @dataclass(frozen=True)
 class BoundOps:
-    """Operations of a layer, or of the head, and the arrays that they work in."""
+    """Operations of a block, and the arrays that they work in; one linear of all that are fused may write to `LATE`."""
 
     ops: Sequence[Op]
     weights: BlockWeights
@@ -88,8 +90,8 @@ class BoundOps:
     pages: LayerPages | None
 
 
-RunRows = Callable[[Rows], None]
-"""Runs what is bound, for the rows of a chunk."""
+RunRows = Callable[[Rows, np.ndarray | None], None]
+"""Runs what is bound, for the rows of a chunk and with what stands for `LATE`."""
 Fuse = Callable[[Sequence[BoundOps]], RunRows]
 """Makes one call of operations that follow each other; their arrays must stay where they are."""
 
@@ -125,8 +127,15 @@ class DeviceModel(Protocol):
         """What sharing subgraphs between chunks and layers saved so far."""
         ...
 
-    def part(self, layer: int, part: Part, chunk: Chunk) -> Task:
-        """The task of one of `layer_parts`."""
+    def stretches(self, rows: int) -> Sequence[range]:
+        """All layers in order, in runs that one task each carries a prompt's chunk of ``rows`` rows through.
+
+        The layers of a longer run than one have a single part each, and are resident; its work is soon done.
+        """
+        ...
+
+    def part(self, layers: range, part: Part, chunk: Chunk) -> Task:
+        """The task of one of `layer_parts`, in all ``layers``, which are one of `stretches`."""
         ...
 
     def walk(self, blocks: range, chunk: Chunk) -> Callable[[], None]:

@@ -123,6 +123,10 @@ class CardWeights(Generic[CardLinearT]):
             host.forget_layers()
 
     @property
+    def flash_tables(self) -> bool:
+        return self._host.flash_tables
+
+    @property
     def nbytes(self) -> int:
         return self._host.nbytes
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.base import (
     INT8_KEYS,
     BoundOps,
     Buffers,
     DeviceModel,
     DeviceOptions,
+    Fuse,
     Room,
     Rows,
     RunSubgraph,
@@ -19,7 +21,7 @@ from edge_llm.devices.base import (
 )
 from edge_llm.devices.host_program import HostProgram, add_op
 from edge_llm.devices.kv_pages import LayerPages
-from edge_llm.devices.model import HostArrays, PlacedModel, builder
+from edge_llm.devices.model import PlacedModel, builder
 from edge_llm.devices.split import build_split_op
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
@@ -57,8 +59,14 @@ class HostDevice:
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
         build = builder(self.build, tables, watch)
-        fuse = partial(_program_of, tables=tables, pool=self.pool, shadow=self._shadow) if watch is None else None
+        fuse = self._fuse(tables) if watch is None else None
         return PlacedModel(decoder, weights, self.placement, build, HostArrays(), room, fuse)
+
+    def _fuse(self, tables: RopeTables) -> Fuse | None:
+        """Programs of the operations that `build` builds; None for a device that builds them in its own way."""
+        if type(self).build is not HostDevice.build:
+            return None
+        return partial(_program_of, tables=tables, pool=self.pool, shadow=self._shadow)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         return ()

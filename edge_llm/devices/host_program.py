@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from edge_llm.devices.base import BoundOps, Rows
+from edge_llm.devices.base import LATE, BoundOps, Rows
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Attention, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import Op
 from kernels import ThreadPool
-from kernels.layout import gather_rows
 from kernels.program import Program
-from kernels.types import TILE_DEPTH
 
-Step = Callable[[Rows], None]
+Step = Callable[[Rows, np.ndarray | None], None]
 
 
 class HostProgram:
@@ -33,9 +32,7 @@ class HostProgram:
         """Where the next native call goes."""
         if self._open is None:
             program = self._open = Program()
-            self._steps.append(
-                lambda rows: program.run(rows.position, rows.slots, rows.sequence, rows.page_table, self._pool)
-            )
+            self._steps.append(partial(_run, program, self._pool))
         return self._open
 
     def add(self, step: Step) -> None:
@@ -43,9 +40,13 @@ class HostProgram:
         self._open = None
         self._steps.append(step)
 
-    def __call__(self, rows: Rows) -> None:
+    def __call__(self, rows: Rows, late: np.ndarray | None = None) -> None:
         for step in self._steps:
-            step(rows)
+            step(rows, late)
+
+
+def _run(program: Program, pool: ThreadPool, rows: Rows, late: np.ndarray | None) -> None:
+    program.run(rows.tokens, rows.position, rows.slots, rows.sequence, rows.page_table, pool, late)
 
 
 def add_op(program: HostProgram, op: Op, bound: BoundOps, tables: RopeTables, pool: ThreadPool, shadow: bool) -> None:
@@ -65,17 +66,9 @@ def add_op(program: HostProgram, op: Op, bound: BoundOps, tables: RopeTables, po
 
 
 def _add_embedding(program: HostProgram, op: Op, bound: BoundOps) -> None:
-    table, buffer = bound.weights.linears["embedding"], bound.buffers[op.writes[0]]
+    table, out = bound.weights.linears["embedding"], bound.buffers[op.writes[0]]
     assert isinstance(table, Int8Weight)
-
-    def embed(rows: Rows) -> None:
-        values = gather_rows(table.tiles, rows.tokens, TILE_DEPTH * table.tiles.shape[1])[:, : table.columns]
-        out = buffer[: rows.count]
-        np.multiply(values, table.weight_scale[rows.tokens, None], out=out)
-        if len(table.hot_index):
-            out[:, table.hot_index] = table.hot_weight[:, rows.tokens].T
-
-    program.add(embed)
+    program.native.embedding(table.tiles, table.columns, table.weight_scale, table.hot_index, table.hot_weight, out=out)
 
 
 def _add_norm(program: HostProgram, op: Op, norm: Norm, bound: BoundOps) -> None:
@@ -91,10 +84,10 @@ def _add_linear(program: HostProgram, op: Op, bound: BoundOps, pool: ThreadPool,
     if weight.add_to(program.native, x, add=add, shadow=shadow, gain=gain, eps=eps, swiglu=swiglu, out=out):
         return
 
-    def apply(rows: Rows) -> None:
+    def apply(rows: Rows, late: np.ndarray | None) -> None:
         n = rows.count
-        added = None if add is None else add[:n]
-        weight.apply(x[:n], pool, add=added, shadow=shadow, gain=gain, eps=eps, swiglu=swiglu, out=out[:n])
+        added, into = None if add is None else add[:n], late if out is LATE else out[:n]
+        weight.apply(x[:n], pool, add=added, shadow=shadow, gain=gain, eps=eps, swiglu=swiglu, out=into)
 
     program.add(apply)
 

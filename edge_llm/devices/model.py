@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from edge_llm.devices.arrays import Arrays
 from edge_llm.devices.base import (
+    LATE,
     BoundOps,
     Buffers,
     Chunk,
@@ -25,70 +25,15 @@ from edge_llm.devices.base import (
     Watch,
     static_length,
 )
-from edge_llm.devices.kv_pages import MakeArray, PagedKV
+from edge_llm.devices.kv_pages import MakeArray
 from edge_llm.kv.sequence import KVPages
-from edge_llm.models.layer import HIDDEN, Attention, Decoder
+from edge_llm.models.layer import HIDDEN, Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Part, Subgraph, buffer_widths
 from edge_llm.subgraphs.placement import Placement, embedding_part, final_norm_part, head_part, place, whole_layers
 from edge_llm.subgraphs.shelf import Sharing, SubgraphShelf
 from edge_llm.weights.base import Weights
-
-
-class Arrays(Protocol):
-    """Where the arrays of a model lie, and how they get there."""
-
-    head_rows: int
-    """Rows whose logits are computed at once, at most."""
-
-    def buffers(self, rows: int, widths: Mapping[str, int]) -> Buffers:
-        """Float32 [rows, width] by their names, for as long as the model is open."""
-        ...
-
-    def pages(self, attentions: Sequence[Attention], tokens: int) -> PagedKV:
-        """Keys and values of at least ``tokens`` tokens."""
-        ...
-
-    def workspace(self) -> AbstractContextManager[MakeArray]:
-        """Makes arrays that are gone afterwards; they hold anything."""
-        ...
-
-    def rows(self, slot: int, rows: Rows) -> Rows:
-        """``rows`` as subgraphs find them; those of the same ``slot`` are not used any more."""
-        ...
-
-    def to_host(self, array: np.ndarray) -> np.ndarray:
-        """``array``, which was made in a workspace, for the host to keep."""
-        ...
-
-    def launch(self) -> AbstractContextManager[None]:
-        """Stands around what is sent to the device in one go."""
-        ...
-
-
-class HostArrays:
-    """Arrays in the host's memory."""
-
-    head_rows = sys.maxsize
-
-    def buffers(self, rows: int, widths: Mapping[str, int]) -> Buffers:
-        return {name: np.zeros((rows, width), np.float32) for name, width in widths.items()}
-
-    def pages(self, attentions: Sequence[Attention], tokens: int) -> PagedKV:
-        return PagedKV(attentions, tokens)
-
-    def workspace(self) -> AbstractContextManager[MakeArray]:
-        return nullcontext(np.empty)
-
-    def rows(self, slot: int, rows: Rows) -> Rows:
-        return rows
-
-    def to_host(self, array: np.ndarray) -> np.ndarray:
-        return array
-
-    def launch(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 @dataclass
@@ -98,8 +43,8 @@ class _Slot:
     buffers: Buffers
     rows: Rows | None = None
     outputs: tuple[np.ndarray, np.ndarray] | None = None
-    programs: dict[tuple[range, tuple[Part, ...] | None], RunRows] = field(default_factory=dict)
-    """Of runs of resident layers, and of some of their parts, in these buffers."""
+    programs: dict[range, RunRows] = field(default_factory=dict)
+    """Of runs of resident blocks in these buffers."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +58,7 @@ class _Head:
 class PlacedModel:
     """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs.
 
-    Where there is a ``fuse``, the layers of a step that follow each other are one call, and so is a prompt's layer on one lane.
+    Where there is a ``fuse``, blocks of a step that follow each other in memory are one call, and so are layers of a prompt.
     """
 
     clipped = 0
@@ -137,6 +82,7 @@ class PlacedModel:
         self._pages = arrays.pages(decoder.attentions, room.tokens)
         self.kv: KVPages = self._pages
         self._step_parts = place(decoder, placement.decode)
+        self._head_block = len(self._step_parts) + 1
         self._cut = placement.decode
         self._widths = model_widths(decoder, placement)
         self._subgraphs = SubgraphShelf(build, self._widths)
@@ -146,15 +92,23 @@ class PlacedModel:
         self._arrays = arrays
         self._lengths = room.lengths
         self._fuse = fuse
+        self._products = [sum(one.rows * one.columns for one in layer.linears) for layer in decoder.layers]
         self._slots = [_Slot(self._new_buffers(self._widths))]
 
     @property
     def sharing(self) -> Sharing:
         return self._subgraphs.sharing
 
-    def part(self, layer: int, part: Part, chunk: Chunk) -> Task:
+    def stretches(self, rows: int) -> Sequence[range]:
+        if self._fuse is None:
+            return [range(layer, layer + 1) for layer in range(len(self.layer_parts))]
+        return stretches([rows * products for products in self._products], self.weights.streamed)
+
+    def part(self, layers: range, part: Part, chunk: Chunk) -> Task:
         if self._fuse is not None:
-            return partial(self._run_fused, self._fuse, range(layer, layer + 1), (part,), self._slot(chunk))
+            blocks = range(layers.start + 1, layers.stop + 1)
+            return partial(self._run_fused, self._fuse, blocks, chunk, self._slot(chunk))
+        (layer,) = layers
         subgraph, slot = self._subgraphs.get(part, chunk.rows.static), self._slot(chunk)
         launch, use, pages = self._arrays.launch, self.weights.use, self._pages.layers[layer]
 
@@ -166,7 +120,7 @@ class PlacedModel:
         return run
 
     def walk(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
-        return self._launched(*(self._run(run, chunk) for run in self._runs(blocks)))
+        return self._launched(*(self._run(run, chunk) for run in self._runs(blocks, chunk)))
 
     def outputs(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
         slot = self._slot(chunk)
@@ -184,24 +138,32 @@ class PlacedModel:
 
         return run
 
-    def _runs(self, blocks: range) -> Iterator[range]:
-        """``blocks`` in runs that are one call each: all layers that follow each other where they can be fused."""
-        first, end = max(blocks.start, 1), min(blocks.stop, len(self._step_parts) + 1)
-        if self._fuse is None or first >= end:
-            yield from (range(block, block + 1) for block in blocks)
-            return
-        yield from (range(block, block + 1) for block in range(blocks.start, first))
-        yield range(first, end)
-        yield from (range(block, block + 1) for block in range(end, blocks.stop))
+    def _runs(self, blocks: range, chunk: Chunk) -> Sequence[range]:
+        """``blocks`` in runs that are one call each: all that follow each other where they can be fused."""
+        fused = self._fusible(chunk)
+        first, end = max(blocks.start, fused.start), min(blocks.stop, fused.stop)
+        if first >= end:
+            return [range(block, block + 1) for block in blocks]
+        before = [range(block, block + 1) for block in range(blocks.start, first)]
+        behind = [range(block, block + 1) for block in range(end, blocks.stop)]
+        return [*before, range(first, end), *behind]
+
+    def _fusible(self, chunk: Chunk) -> range:
+        """The blocks that can be fused: tables that are in memory too, and the head where it is the same for all rows."""
+        if self._fuse is None:
+            return range(0)
+        if self.weights.flash_tables:
+            return range(1, self._head_block)
+        return range(self._head_block + (len(chunk.logits) == chunk.rows.count))
 
     def _run(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
         slot, block = self._slot(chunk), blocks[0]
+        if self._fuse is not None and block in self._fusible(chunk):
+            return partial(self._run_fused, self._fuse, blocks, chunk, slot)
         if block == 0:
             return partial(self._embed, chunk, slot)
-        if block > len(self._step_parts):
+        if block == self._head_block:
             return partial(self._finish, chunk, slot)
-        if self._fuse is not None:
-            return partial(self._run_fused, self._fuse, range(blocks.start - 1, blocks.stop - 1), None, slot)
         steps = tuple(self._subgraphs.get(part, chunk.rows.static) for part in self._step_parts[block - 1])
         return partial(self._run_layer, block - 1, steps, slot)
 
@@ -218,19 +180,37 @@ class PlacedModel:
         for step in steps:
             _wait(step(weights, slot.buffers, slot.rows, pages))
 
-    def _run_fused(self, fuse: Fuse, layers: range, parts: tuple[Part, ...] | None, slot: _Slot) -> None:
-        """``parts`` of each of ``layers``, all of a step where they are None, as one call."""
+    def _run_fused(self, fuse: Fuse, blocks: range, chunk: Chunk, slot: _Slot) -> None:
+        """``blocks`` as one call."""
+        if blocks.start == 0:
+            slot.rows = self._arrays.rows(chunk.index, chunk.rows)
         assert slot.rows is not None, "a layer before the embedding"
-        program = slot.programs.get((layers, parts))
-        if program is None:
-            program = fuse([self._bound(layer, parts or self._step_parts[layer], slot) for layer in layers])
-            if not any(layer in self.weights.streamed for layer in layers):  # whose arrays are others in the next step
-                slot.programs[layers, parts] = program
-        program(slot.rows)
+        program = slot.programs.get(blocks) or self._new_program(fuse, blocks, slot)
+        if blocks.stop <= self._head_block:
+            program(slot.rows, LATE)
+            return
+        with self._arrays.workspace() as empty:
+            logits = empty((chunk.rows.count, self.decoder.vocab_size), np.float32)
+            program(slot.rows, logits)
+            slot.outputs = self._arrays.to_host(logits), self._states(chunk, slot)
 
-    def _bound(self, layer: int, parts: Sequence[Part], slot: _Slot) -> BoundOps:
-        ops = [op for part in parts for op in part.ops]
-        return BoundOps(ops, self.weights.use(layer), slot.buffers, self._pages.layers[layer])
+    def _new_program(self, fuse: Fuse, blocks: range, slot: _Slot) -> RunRows:
+        """``blocks`` in the buffers of ``slot``; it is kept unless weights lie elsewhere in the next step."""
+        program = fuse([self._bound(block, slot) for block in blocks])
+        if not any(layer + 1 in blocks for layer in self.weights.streamed):
+            slot.programs[blocks] = program
+        return program
+
+    def _bound(self, block: int, slot: _Slot) -> BoundOps:
+        if block == 0:
+            assert slot.rows is not None
+            table, _ = self.weights.embedding_rows(slot.rows.tokens)
+            return BoundOps(self._embedding.ops, BlockWeights({"embedding": table}, {}), slot.buffers, None)
+        if block == self._head_block:
+            buffers = {**slot.buffers, self.decoder.output.writes: LATE}
+            return BoundOps(self._head(self.decoder.vocab_size).part.ops, self.weights.head, buffers, None)
+        ops = [op for part in self._step_parts[block - 1] for op in part.ops]
+        return BoundOps(ops, self.weights.use(block - 1), slot.buffers, self._pages.layers[block - 1])
 
     def _finish(self, chunk: Chunk, slot: _Slot) -> None:
         """The head of ``chunk``: what its rows are wanted for."""
@@ -351,6 +331,25 @@ def _awaited(step: RunSubgraph) -> RunSubgraph:
 def takes_turns(layer_parts: Sequence[Sequence[Part]]) -> bool:
     """Whether one lane does everything: then the chunks of a window could not overlap anyway."""
     return len({part.lane for parts in layer_parts for part in parts}) == 1
+
+
+STRETCH = 1 << 34
+"""Multiplications of layers that one task carries through together: some 25 ms of two cores, for tasks cannot be cancelled."""
+
+
+def stretches(work: Sequence[int], streamed: Sequence[int]) -> list[range]:
+    """Layers of so much ``work`` each in runs of at most `STRETCH`; a ``streamed`` one is alone, and so is a larger one."""
+    runs: list[range] = []
+    done = STRETCH
+    for layer, own in enumerate(work):
+        apart = layer in streamed or layer - 1 in streamed
+        if apart or done + own > STRETCH:
+            runs.append(range(layer, layer + 1))
+            done = own
+        else:
+            runs[-1] = range(runs[-1].start, layer + 1)
+            done += own
+    return runs
 
 
 def model_widths(decoder: Decoder, placement: Placement) -> dict[str, int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.base import (
     INT8_KEYS,
     Buffers,
@@ -28,7 +29,7 @@ from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardBlock, CardSlot, CardWeights, Load, int8_linears, rounded_linears
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import LayerPages
-from edge_llm.devices.model import HostArrays, PlacedModel, builder
+from edge_llm.devices.model import PlacedModel, builder
 from edge_llm.devices.om_folder import OmFile, OmFolder, read_om_folder
 from edge_llm.errors import DeviceError
 from edge_llm.files import shown

@@ -20,37 +20,40 @@ from scheduler import TaskGraph
 def prefill_graph(chunks: Sequence[Chunk], model: DeviceModel) -> TaskGraph:
     """The tasks that carry ``chunks`` (each sequence's rows in order) from tokens to the last layer's hidden states.
 
-    Program order is layer by layer, and within a layer chunk by chunk, so that one sweep over the weights serves
-    the whole window.
+    Program order is layer by layer, or a few layers at a time where a task carries a chunk through them, and within them chunk
+    by chunk, so that one sweep over the weights serves the whole window.
     """
     graph = TaskGraph()
     sweep = Sweep(graph, model.weights)
     turns = model.take_turns and len(chunks) > 1
     ends = [_add_embedding(graph, index, chunk, model) for index, chunk in enumerate(chunks)]
-    for layer, parts in enumerate(model.layer_parts):
-        read = sweep.begin(layer)
+    for layers in model.stretches(max(chunk.rows.static for chunk in chunks)):
+        parts = model.layer_parts[layers[0]]
+        read = sweep.begin(layers[0])
         for index, chunk in enumerate(chunks):
             before = ends[index - 1] if turns else ()  # ends[-1]: the last chunk's, in the layer before
             for part in parts:
-                after = [_name(index, layer, earlier) for earlier in part.after] or [*ends[index], *before, *read]
-                after += [_name(earlier, layer, name) for earlier in range(index) for name in part.after_earlier]
-                run = model.part(layer, part, chunk)
-                graph.add(_name(index, layer, part.name), part.lane, run, after=after, cost_key=_cost_key(part, chunk))
-            ends[index] = tuple(_name(index, layer, part) for part in last_parts(parts))
-        sweep.end(layer, [name for names in ends for name in names])
+                after = [_name(index, layers, earlier) for earlier in part.after] or [*ends[index], *before, *read]
+                after += [_name(earlier, layers, name) for earlier in range(index) for name in part.after_earlier]
+                run, key = model.part(layers, part, chunk), _cost_key(part, len(layers), chunk)
+                graph.add(_name(index, layers, part.name), part.lane, run, after=after, cost_key=key)
+            ends[index] = tuple(_name(index, layers, part) for part in last_parts(parts))
+        sweep.end(layers[-1], [name for names in ends for name in names])
     return graph
 
 
-def _name(chunk: int, layer: int, part: str) -> str:
-    return f"chunk{chunk}.layer{layer}.{part}"
+def _name(chunk: int, layers: range, part: str) -> str:
+    told = f"layer{layers[0]}" if len(layers) == 1 else f"layers{layers[0]}-{layers[-1]}"
+    return f"chunk{chunk}.{told}.{part}"
 
 
-def _cost_key(part: Part, chunk: Chunk) -> str:
+def _cost_key(part: Part, layers: int, chunk: Chunk) -> str:
     """What tasks of like cost have in common; attention also depends on how many chunks of keys lie before it."""
     rows = chunk.rows
+    size = f"{part.name}/{rows.static}" if layers == 1 else f"{part.name}/{rows.static}x{layers}"
     if part.after_earlier:
-        return f"{part.name}/{rows.static}@{int(rows.position.max()) // rows.static}"
-    return f"{part.name}/{rows.static}"
+        return f"{size}@{int(rows.position.max()) // rows.static}"
+    return size
 
 
 def _add_embedding(graph: TaskGraph, index: int, chunk: Chunk, model: DeviceModel) -> tuple[str, ...]:

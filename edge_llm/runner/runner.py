@@ -17,7 +17,7 @@ from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancel, Cancelled, Segment, Site
-from edge_llm.runner.decode import decode_graph
+from edge_llm.runner.decode import decode_graph, run_whole
 from edge_llm.runner.inside import RunnerInside, look_at_pages, look_at_weights
 from edge_llm.runner.order import choose_policy
 from edge_llm.runner.prefill import prefill_graph
@@ -120,7 +120,7 @@ class Int8Runner:
         """Compute a window of chunks of ``segments``: the logits and the states that are wanted of each."""
         with _numeric_errors():
             if len(chunks) == 1 and chunks[0].rows.count <= STEP_ROWS:
-                self._execute(decode_graph(chunks[0], self.model), cancel)
+                self._step(chunks[0], cancel)
             else:
                 trace = self._execute(prefill_graph(chunks, self.model), cancel)
                 self._prompt.add(segments, trace, sum(chunk.rows.count for chunk in chunks))
@@ -128,6 +128,14 @@ class Int8Runner:
                 if self._looked_at:
                     self._looked_at, self._clipped = False, self.clipped
         return [self.model.outputs(chunk) for chunk in chunks]
+
+    def _step(self, chunk: Chunk, cancel: Cancel | None) -> None:
+        if self.model.weights.streamed:
+            self._execute(decode_graph(chunk, self.model), cancel)
+        elif cancel is not None and cancel():
+            raise Cancelled
+        else:
+            self._learn(run_whole(chunk, self.model))
 
     def _head(self, chunks: Sequence[Chunk]) -> None:
         head = len(self.model.layer_parts) + 1
@@ -139,10 +147,13 @@ class Int8Runner:
             trace = scheduler.execute(graph, self.policy, cost=self.cost, cancel=cancel)
         except scheduler.Cancelled:
             raise Cancelled from None
+        self._learn(trace)
+        return trace
+
+    def _learn(self, trace: scheduler.Trace) -> None:
         self.cost.learn(trace)
         if self.on_trace is not None:
             self.on_trace(trace)
-        return trace
 
     def _dealt(
         self, segments: Sequence[Segment[SequencePages]], outputs: Sequence[tuple[np.ndarray, np.ndarray]]

@@ -80,6 +80,11 @@ class Weights(Protocol):
         ...
 
     @property
+    def flash_tables(self) -> bool:
+        """Whether the embedding and the output matrix lie on flash, so that every look-up and every product reads them."""
+        ...
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory that the weights hold."""
         ...

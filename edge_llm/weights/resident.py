@@ -21,6 +21,7 @@ class ResidentWeights:
     Layers that a card ``streams`` to itself are here all the same.
     """
 
+    flash_tables = False
     streamed_bytes = 0
     read_bytes = 0
     slots = 0

@@ -38,6 +38,7 @@ class StreamedWeights:
         file: RangeFile | None = None,
     ) -> None:
         self.streamed = tuple(sorted({*plan.streamed, *streams}))
+        self.flash_tables = plan.flash_tables
         self.streamed_bytes = plan.streamed_bytes
         self.slots = plan.slots
         self.nbytes = plan.held_bytes

@@ -21,6 +21,7 @@ void bind_range_reader(nb::module_& module);
 void bind_linear(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_pointwise(nb::module_& module);
+void bind_embedding(nb::module_& module);
 void bind_sampling(nb::module_& module);
 void bind_floats(nb::module_& module);
 void bind_program(nb::module_& module);

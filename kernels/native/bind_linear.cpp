@@ -7,12 +7,9 @@
 namespace edge {
 namespace {
 
-// The largest depth whose int32 sum cannot overflow: 127 * 127 * K < 2^31.
-constexpr int64_t kMaxColumns = 131072;
-
 [[noreturn]] void refuse(const std::string& message) { throw nb::value_error(message.c_str()); }
 
-void refuse_not_finite() { refuse(kNotFinite); }
+}  // namespace
 
 Array<const int32_t, 1> read_hot(nb::handle hot_arg, int64_t columns) {
   const auto hot = read<int32_t, 1>(hot_arg, "hot");
@@ -30,6 +27,13 @@ Array<const half, 2> read_hot_weight(nb::handle hot_weight_arg, int64_t hot_coun
   expect_shape(hot_weight, "hot_weight", {hot_count, channels});
   return hot_weight;
 }
+
+namespace {
+
+// The largest depth whose int32 sum cannot overflow: 127 * 127 * K < 2^31.
+constexpr int64_t kMaxColumns = 131072;
+
+void refuse_not_finite() { refuse(kNotFinite); }
 
 float read_input_scale(double input_scale) {
   const float narrow = static_cast<float>(input_scale);
@@ -245,7 +249,7 @@ LinearCall::LinearCall(nb::handle x_arg, const Int8Linear& linear, nb::handle ad
 }
 
 nb::object LinearCall::write_to(nb::handle out_arg) {
-  nb::object array = output<float, 2>(out_arg, "out", {rows, swiglu ? weight.channels / 2 : weight.channels});
+  nb::object array = output<float, 2>(out_arg, "out", {rows, width()});
   out = data_of<float, 2>(array);
   return array;
 }

@@ -12,8 +12,10 @@ namespace {
 // What differs from run to run.
 struct ProgramRows {
   int64_t count;
+  const int64_t* tokens;
   const int64_t* slots;
   AttentionRows attention;
+  float* out;  // [count, of the linear that has no array of its own]
 };
 
 // Null, or why the call failed.
@@ -24,10 +26,26 @@ class Program {
   void linear(nb::handle x, nb::handle linear_arg, nb::handle add, bool shadow, nb::handle gain, double eps, bool swiglu,
               nb::handle out) {
     LinearCall call(x, nb::cast<const Int8Linear&>(linear_arg), add, shadow, gain, eps, swiglu);
+    if (out.is_none()) {
+      keep({x, linear_arg, add, gain}, call.rows);
+      return write_later(call);
+    }
     const nb::object written = call.write_to(out);
     keep({x, linear_arg, add, gain, written}, call.rows);
     steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) {
       return call.run(rows.count, pool) ? nullptr : kNotFinite;
+    });
+  }
+
+  void embedding(nb::handle tiles, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight, nb::handle out) {
+    EmbeddingCall call(tiles, columns, scale, hot, hot_weight);
+    const int64_t rows = read<float, 2>(out, "out").shape[0];
+    const nb::object written = call.write_to(out, rows);
+    keep({tiles, scale, hot, hot_weight, written}, rows);
+    tokens_ = std::min(tokens_, call.args.rows);
+    steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) {
+      call.run(rows.count, rows.tokens, pool);
+      return nullptr;
     });
   }
 
@@ -71,8 +89,8 @@ class Program {
     });
   }
 
-  void run(nb::handle positions_arg, nb::handle slots_arg, nb::handle sequence_arg, nb::handle page_table_arg,
-           ThreadPool& pool) const {
+  void run(nb::handle tokens_arg, nb::handle positions_arg, nb::handle slots_arg, nb::handle sequence_arg,
+           nb::handle page_table_arg, ThreadPool& pool, nb::handle out_arg) const {
     const auto positions = read<int32_t, 1>(positions_arg, "positions");
     const int64_t count = positions.shape[0];
     if (count > rows_)
@@ -80,13 +98,20 @@ class Program {
                              std::to_string(count) + "`")
                                 .c_str());
     expect_positions(positions, positions_);
+    const auto tokens = read<int64_t, 1>(tokens_arg, "tokens");
+    expect_shape(tokens, "tokens", {count});
+    expect_tokens(tokens, tokens_);
     const auto slots = read<int64_t, 1>(slots_arg, "slots");
     expect_shape(slots, "slots", {count});
     expect_slots(slots, pages_);
     const auto sequence = read<int32_t, 1>(sequence_arg, "row_sequence");
     expect_shape(sequence, "row_sequence", {count});
     const auto page_table = read<int32_t, 2>(page_table_arg, "page_table");
-    const ProgramRows rows = {count, slots.data, {page_table.data, page_table.shape[1], sequence.data, positions.data}};
+    const ProgramRows rows = {count,
+                              tokens.data,
+                              slots.data,
+                              {page_table.data, page_table.shape[1], sequence.data, positions.data},
+                              read_out(out_arg, count)};
     if (attends_) expect_rows(rows.attention, count, page_table.shape[0], pages_);
     if (const char* failure = run_all(rows, pool)) throw nb::value_error(failure);
   }
@@ -107,6 +132,25 @@ class Program {
     });
   }
 
+  // A linear whose output each run is given.
+  void write_later(LinearCall call) {
+    if (out_width_ >= 0) throw nb::value_error("`out` must be given: another linear writes to that of `run`");
+    out_width_ = call.width();
+    steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) {
+      LinearCall now = call;
+      now.out = rows.out;
+      return now.run(rows.count, pool) ? nullptr : kNotFinite;
+    });
+  }
+
+  // Null where no call writes to it.
+  float* read_out(nb::handle out_arg, int64_t count) const {
+    if (out_width_ < 0) return nullptr;
+    const auto out = write<float, 2>(out_arg, "out");
+    expect_shape(out, "out", {count, out_width_});
+    return out.data;
+  }
+
   // The arrays of a call that has so many rows.
   void keep(std::initializer_list<nb::handle> arrays, int64_t rows) {
     for (nb::handle array : arrays) arrays_.push_back(nb::borrow(array));
@@ -115,7 +159,8 @@ class Program {
 
   std::vector<Step> steps_;
   std::vector<nb::object> arrays_;
-  int64_t rows_ = INT32_MAX, positions_ = INT32_MAX, pages_ = INT32_MAX;  // that all calls have
+  int64_t rows_ = INT32_MAX, tokens_ = INT64_MAX, positions_ = INT32_MAX, pages_ = INT32_MAX;  // that all calls have
+  int64_t out_width_ = -1;  // of the output of a run; below 0: there is none
   bool attends_ = false;
 };
 
@@ -127,11 +172,12 @@ void bind_program(nb::module_& module) {
   nb::class_<Program>(module, "Program")
       .def(nb::init<>())
       .def("linear", &Program::linear, any, any, any, flag, any, number, flag, any)
+      .def("embedding", &Program::embedding, any, number, any, any, any, any)
       .def("rms_norm", &Program::rms_norm, any, any, number, any)
       .def("swiglu", &Program::swiglu, any, any)
       .def("rope_append", &Program::rope_append, any, number, number, number, any, any, any, any, number, any, any, any, any, any)
       .def("paged_attention", &Program::paged_attention, any, any, any, any, any, number, any)
-      .def("run", &Program::run, any, any, any, any, nb::arg());
+      .def("run", &Program::run, any, any, any, any, any, nb::arg(), any);
 }
 
 }  // namespace edge

@@ -26,6 +26,7 @@ struct LinearCall {
   LinearCall(nb::handle x, const Int8Linear& linear, nb::handle add, bool shadow, nb::handle gain, double eps, bool swiglu);
   nb::object write_to(nb::handle out);              // None: a new array
   bool run(int64_t count, ThreadPool& pool) const;  // false: an activation is not finite
+  int64_t width() const { return swiglu ? weight.channels / 2 : weight.channels; }  // of `out`
 
   Int8Weight weight;
   QuantizeInput input;
@@ -83,7 +84,19 @@ struct AttentionCall {
   int64_t rows, pages;
 };
 
+struct EmbeddingCall {
+  EmbeddingCall(nb::handle tiles, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight);
+  nb::object write_to(nb::handle out, int64_t rows);
+  void run(int64_t count, const int64_t* tokens, ThreadPool& pool) const;
+
+  EmbeddingArgs args;
+  float* out = nullptr;
+};
+
 // These raise ValueError, which names the argument.
+Array<const int32_t, 1> read_hot(nb::handle hot, int64_t columns);
+Array<const half, 2> read_hot_weight(nb::handle hot_weight, int64_t hot_count, int64_t channels);
+void expect_tokens(const Array<const int64_t, 1>& tokens, int64_t limit);
 void expect_positions(const Array<const int32_t, 1>& positions, int64_t limit);
 void expect_slots(const Array<const int64_t, 1>& slots, int64_t pages);
 // The rows' sequences and positions hold, and every page they need exists.

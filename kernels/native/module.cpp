@@ -54,6 +54,7 @@ NB_MODULE(_native, module) {
   bind_linear(module);
   bind_attention(module);
   bind_pointwise(module);
+  bind_embedding(module);
   bind_sampling(module);
   bind_floats(module);
   bind_program(module);

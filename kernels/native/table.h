@@ -3,6 +3,7 @@
 #pragma once
 
 #include "table_attention.h"
+#include "table_embedding.h"
 #include "table_floats.h"
 #include "table_linear.h"
 #include "table_pointwise.h"
@@ -17,6 +18,7 @@ struct KernelTable {
   PointwiseKernels pointwise;
   SamplingKernels sampling;
   FloatKernels floats;
+  EmbeddingKernels embedding;
 };
 
 }  // namespace edge

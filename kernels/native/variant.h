@@ -6,6 +6,7 @@
 #include "vec.h"
 
 #include "attention.h"
+#include "embedding.h"
 #include "floats.h"
 #include "linear.h"
 #include "pointwise.h"
@@ -19,7 +20,7 @@ namespace EDGE_VARIANT {
 
 extern const KernelTable table;
 const KernelTable table = {EDGE_STRING(EDGE_VARIANT), linear_kernels, attention_kernels, pointwise_kernels,
-                           sampling_kernels, float_kernels};
+                           sampling_kernels, float_kernels, embedding_kernels};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

@@ -23,6 +23,7 @@ from kernels.reference.attention import (
     value_page,
     values_of,
 )
+from kernels.reference.embedding import embedding
 from kernels.reference.layout import crc32c, gather_rows, pack_tiles, row_sums, unpack_tiles
 from kernels.reference.linear import hot_product, linear, linear_int8, linear_rounded, merge, quantize
 from kernels.reference.numeric import (
@@ -64,6 +65,7 @@ __all__ = [
     "Rounding",
     "append_kv",
     "crc32c",
+    "embedding",
     "exp",
     "exp2_negative",
     "fma",

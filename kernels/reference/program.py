@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.reference.attention import paged_attention, rope_append
+from kernels.reference.embedding import embedding
 from kernels.reference.linear import linear
 from kernels.reference.pointwise import rms_norm, swiglu
 from kernels.types import F16, F32, I8, I32, I64
@@ -16,10 +17,12 @@ from kernels.types import F16, F32, I8, I32, I64
 class ProgramRows:
     """What a run says of its rows."""
 
+    tokens: I64
     positions: I32
     slots: I64
     row_sequence: I32
     page_table: I32
+    out: F32 | None
 
 
 class Program:
@@ -28,10 +31,17 @@ class Program:
     def __init__(self) -> None:
         self._calls: list[Callable[[ProgramRows], Any]] = []
 
-    def linear(self, x: F32, weight: tuple[Any, ...], *, out: F32, add: F32 | None = None, **how: Any) -> None:
+    def embedding(self, tiles: I8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32) -> None:
+        def call(rows: ProgramRows) -> None:
+            embedding(rows.tokens, tiles, columns, scale, hot, hot_weight, out=out[: len(rows.tokens)])
+
+        self._calls.append(call)
+
+    def linear(self, x: F32, weight: tuple[Any, ...], *, out: F32 | None, add: F32 | None = None, **how: Any) -> None:
         def call(rows: ProgramRows) -> None:
             n = len(rows.positions)
-            linear(x[:n], *weight, add=None if add is None else add[:n], out=out[:n], **how)
+            into = rows.out if out is None else out[:n]
+            linear(x[:n], *weight, add=None if add is None else add[:n], out=into, **how)
 
         self._calls.append(call)
 
@@ -85,6 +95,9 @@ class Program:
 
         self._calls.append(call)
 
-    def run(self, positions: I32, slots: I64, row_sequence: I32, page_table: I32) -> None:
+    def run(
+        self, tokens: I64, positions: I32, slots: I64, row_sequence: I32, page_table: I32, out: F32 | None = None
+    ) -> None:
+        rows = ProgramRows(tokens, positions, slots, row_sequence, page_table, out)
         for call in self._calls:
-            call(ProgramRows(positions, slots, row_sequence, page_table))
+            call(rows)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.ascend.key_forms import Float16Keys, Int8Keys, KeyForm
 from edge_llm.devices.ascend.key_ranges import sample_room, seen_ranges
 from edge_llm.devices.ascend.layers import Layers
@@ -20,7 +21,7 @@ from edge_llm.devices.base import INT8_KEYS, DeviceModel, DeviceOptions, Room, R
 from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardWeights
 from edge_llm.devices.host import HostDevice, build_op
-from edge_llm.devices.model import HostArrays, PlacedModel, builder
+from edge_llm.devices.model import PlacedModel, builder
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange

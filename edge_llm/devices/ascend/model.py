@@ -109,8 +109,11 @@ class CardModel:
     def sharing(self) -> Sharing:
         return Sharing(built=len(self._steps), uses=self._steps_taken, saved_bytes=0)
 
-    def part(self, layer: int, part: Part, chunk: Chunk) -> Task:
-        return partial(self._layer_in_turn, layer, self._flow(chunk))
+    def stretches(self, rows: int) -> Sequence[range]:
+        return [range(layer, layer + 1) for layer in range(len(self.decoder.layers))]
+
+    def part(self, layers: range, part: Part, chunk: Chunk) -> Task:
+        return partial(self._layer_in_turn, layers[0], self._flow(chunk))
 
     def walk(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
         if len(blocks) == len(self.decoder.layers) + 2 and not len(chunk.states) and chunk.rows.count <= GRAPH_ROWS[-1]:
