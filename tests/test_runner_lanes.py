@@ -1,5 +1,6 @@
 """Prefill and decode on lanes: whatever is streamed and in whatever order tasks run, the tokens are the same."""
 
+import itertools
 import threading
 from dataclasses import replace
 
@@ -235,3 +236,16 @@ def test_a_disk_that_breaks_and_recovers(large_vocabulary, block):
             prompt_and_answer(runner, [1, 2, 3])
     file.broken = range(0)
     assert np.array_equal(prompt_and_answer(runner, [1, 2, 3]), expected)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.sets(st.integers(0, 11)), st.integers(0, 20))
+def test_layers_go_together_as_far_as_their_work_allows(work, streamed, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "STRETCH", most)
+        runs = model.stretches(work, sorted(streamed))
+    assert [layer for run in runs for layer in run] == list(range(len(work)))
+    for run in runs:
+        assert len(run) == 1 or (sum(work[layer] for layer in run) <= most and not streamed & {*run})
+    for run, following in itertools.pairwise(runs):
+        more = sum(work[layer] for layer in (*run, following[0]))
+        assert more > most or streamed & {*run, following[0]}

@@ -7,6 +7,7 @@ import pytest
 
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.devices import model
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import ContextOverflow, NumericError, OutOfMemory
 from edge_llm.formats.bundle import open_bundle
@@ -14,6 +15,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancelled, Segment
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.resident import ResidentWeights
+from kernels.program import Program
 
 SHAPES = {
     "grouped heads, tied": ModelConfig(
@@ -145,6 +147,34 @@ def test_what_is_built_for_a_prompt_serves_the_next_one(bundle, tokens, monkeypa
     assert len(fused) == 2 * 2 + 1  # a whole step, whatever its rows
     runner.forward(sequence, tokens[:3], wanted=1)
     assert len(fused) == 2 * 2 + 2  # the same without the head
+
+
+def test_a_step_is_one_native_call(bundle, tokens, whole, monkeypatch):
+    runner, calls, run = make_runner(bundle, chunk=64), [], Program.run
+    monkeypatch.setattr(Program, "run", lambda *given: calls.append(given) or run(*given))
+    first, second = runner.open(), runner.open()
+    runner.forward(first, tokens[:70])
+    runner.forward(second, tokens[:90])
+    for segments in ([Segment(first, tokens[70:71])], [Segment(first, tokens[71:75], 4), Segment(second, tokens[90:91])]):
+        calls.clear()
+        start = first.length
+        logits = runner.run(segments)
+        assert len(calls) == 1  # whatever its rows
+        assert np.array_equal(logits[0], whole[start : start + len(segments[0].tokens)])
+
+
+@pytest.mark.parametrize("most", [0, 10**5, 10**6, 10**12])
+def test_a_prompt_goes_through_a_few_layers_at_a_time(bundle, tokens, whole, monkeypatch, most):
+    monkeypatch.setattr(model, "STRETCH", most)
+    runner, asked, traces = make_runner(bundle, chunk=64, window=2), [], []
+    runner.on_trace = traces.append
+    logits = runner.run([Segment(runner.open(), tokens, len(tokens))], cancel=lambda: asked.append(True))[0]
+    assert np.array_equal(logits, whole)
+    spans = sum(len(trace.spans) for trace in traces)
+    assert len(asked) == spans  # before every task
+    layers = bundle.decoder.layers
+    at_once = max(1, min(len(layers), most // (64 * sum(one.rows * one.columns for one in layers[0].linears))))
+    assert spans == -(-PROMPT // 64) * (1 + -(-len(layers) // at_once))  # of every chunk: the embedding, and layers
 
 
 def test_a_prompt_longer_than_the_context_is_refused_and_changes_nothing(bundle, tokens):

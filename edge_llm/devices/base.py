@@ -6,6 +6,7 @@ numbers of pages; what a row is made of stays where the device has it, until log
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,8 +48,8 @@ class Rows:
 
 
 def static_length(tokens: int, lengths: Sequence[int]) -> int:
-    """The shortest of ``lengths`` that holds ``tokens`` tokens."""
-    return next(length for length in lengths if length >= tokens)
+    """The shortest of the ascending ``lengths`` that holds ``tokens`` tokens."""
+    return lengths[bisect_left(lengths, tokens)]
 
 
 @dataclass(frozen=True)

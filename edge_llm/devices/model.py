@@ -58,7 +58,8 @@ class _Head:
 class PlacedModel:
     """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs.
 
-    Where there is a ``fuse``, blocks of a step that follow each other in memory are one call, and so are layers of a prompt.
+    Where there is a ``fuse``, which wants arrays in the host's memory, blocks of a step that follow each other there are one
+    call, and so are layers of a prompt.
     """
 
     clipped = 0
@@ -106,8 +107,7 @@ class PlacedModel:
 
     def part(self, layers: range, part: Part, chunk: Chunk) -> Task:
         if self._fuse is not None:
-            blocks = range(layers.start + 1, layers.stop + 1)
-            return partial(self._run_fused, self._fuse, blocks, chunk, self._slot(chunk))
+            return self._together(range(layers.start + 1, layers.stop + 1), chunk)
         (layer,) = layers
         subgraph, slot = self._subgraphs.get(part, chunk.rows.static), self._slot(chunk)
         launch, use, pages = self._arrays.launch, self.weights.use, self._pages.layers[layer]
@@ -120,7 +120,14 @@ class PlacedModel:
         return run
 
     def walk(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
-        return self._launched(*(self._run(run, chunk) for run in self._runs(blocks, chunk)))
+        fused = self._fused(blocks, chunk)
+        if fused == blocks:  # on the host, where nothing is sent anywhere
+            return self._together(fused, chunk)
+        tasks = [self._alone(block, chunk) for block in range(blocks.start, fused.start)]
+        if fused:
+            tasks.append(self._together(fused, chunk))
+        tasks += [self._alone(block, chunk) for block in range(fused.stop, blocks.stop)]
+        return self._launched(*tasks)
 
     def outputs(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
         slot = self._slot(chunk)
@@ -138,28 +145,21 @@ class PlacedModel:
 
         return run
 
-    def _runs(self, blocks: range, chunk: Chunk) -> Sequence[range]:
-        """``blocks`` in runs that are one call each: all that follow each other where they can be fused."""
-        fused = self._fusible(chunk)
-        first, end = max(blocks.start, fused.start), min(blocks.stop, fused.stop)
-        if first >= end:
-            return [range(block, block + 1) for block in blocks]
-        before = [range(block, block + 1) for block in range(blocks.start, first)]
-        behind = [range(block, block + 1) for block in range(end, blocks.stop)]
-        return [*before, range(first, end), *behind]
-
-    def _fusible(self, chunk: Chunk) -> range:
-        """The blocks that can be fused: tables that are in memory too, and the head where it is the same for all rows."""
+    def _fused(self, blocks: range, chunk: Chunk) -> range:
+        """The run of ``blocks`` that is one call: of tables too that are in memory, and of a head that all rows want."""
         if self._fuse is None:
-            return range(0)
-        if self.weights.flash_tables:
-            return range(1, self._head_block)
-        return range(self._head_block + (len(chunk.logits) == chunk.rows.count))
+            return range(blocks.stop, blocks.stop)
+        tables = not self.weights.flash_tables
+        first = max(blocks.start, 0 if tables else 1)
+        end = min(blocks.stop, self._head_block + (tables and len(chunk.logits) == chunk.rows.count))
+        return range(first, max(first, end))
 
-    def _run(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
-        slot, block = self._slot(chunk), blocks[0]
-        if self._fuse is not None and block in self._fusible(chunk):
-            return partial(self._run_fused, self._fuse, blocks, chunk, slot)
+    def _together(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
+        assert self._fuse is not None
+        return partial(self._run_fused, self._fuse, blocks, chunk, self._slot(chunk))
+
+    def _alone(self, block: int, chunk: Chunk) -> Callable[[], None]:
+        slot = self._slot(chunk)
         if block == 0:
             return partial(self._embed, chunk, slot)
         if block == self._head_block:
@@ -189,10 +189,9 @@ class PlacedModel:
         if blocks.stop <= self._head_block:
             program(slot.rows, LATE)
             return
-        with self._arrays.workspace() as empty:
-            logits = empty((chunk.rows.count, self.decoder.vocab_size), np.float32)
-            program(slot.rows, logits)
-            slot.outputs = self._arrays.to_host(logits), self._states(chunk, slot)
+        logits = np.empty((chunk.rows.count, self.decoder.vocab_size), np.float32)
+        program(slot.rows, logits)
+        slot.outputs = logits, self._states(chunk, slot)
 
     def _new_program(self, fuse: Fuse, blocks: range, slot: _Slot) -> RunRows:
         """``blocks`` in the buffers of ``slot``; it is kept unless weights lie elsewhere in the next step."""

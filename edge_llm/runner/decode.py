@@ -1,27 +1,14 @@
 """One decode step: the rows of many sequences walk all blocks of the model in program order.
 
 A hand-over between lanes costs tens of microseconds and a step has hundreds of parts, so a step is cut only where it
-must wait for a streamed layer: when all weights are resident it is one task, and on a card one launch.  That one needs no
-graph.
+must wait for a streamed layer: when all weights are resident it is one task, and on a card one launch.
 """
 
 from __future__ import annotations
 
-from time import perf_counter
-
 from edge_llm.devices.base import Chunk, DeviceModel
 from edge_llm.runner.sweep import Sweep
-from scheduler import Span, TaskGraph, Trace
-
-
-def run_whole(chunk: Chunk, model: DeviceModel) -> Trace:
-    """Run what `decode_graph` has as its only task when every layer of ``model`` is resident."""
-    (blocks,) = _spans(model)
-    task = model.walk(blocks, chunk)
-    began = perf_counter()
-    task()
-    span = Span(_name(blocks), model.lane, 0.0, perf_counter() - began, (), _cost_key(blocks, chunk))
-    return Trace((span,), (model.lane,))
+from scheduler import TaskGraph
 
 
 def decode_graph(chunk: Chunk, model: DeviceModel) -> TaskGraph:
@@ -31,19 +18,12 @@ def decode_graph(chunk: Chunk, model: DeviceModel) -> TaskGraph:
     before: tuple[str, ...] = ()
     for blocks in _spans(model):
         first = blocks[0] - 1  # block i + 1 is layer i
-        name, after = _name(blocks), (*before, *sweep.begin(first))
-        graph.add(name, model.lane, model.walk(blocks, chunk), after=after, cost_key=_cost_key(blocks, chunk))
+        name = f"blocks{blocks[0]}-{blocks[-1]}"
+        key = f"blocks{len(blocks)}/{chunk.rows.static}"
+        graph.add(name, model.lane, model.walk(blocks, chunk), after=(*before, *sweep.begin(first)), cost_key=key)
         sweep.end(first, (name,))
         before = (name,)
     return graph
-
-
-def _name(blocks: range) -> str:
-    return f"blocks{blocks[0]}-{blocks[-1]}"
-
-
-def _cost_key(blocks: range, chunk: Chunk) -> str:
-    return f"blocks{len(blocks)}/{chunk.rows.static}"
 
 
 def _spans(model: DeviceModel) -> list[range]:

@@ -5,6 +5,7 @@ A chunk has one of a few static lengths: full ones, then the shortest of the lad
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -35,37 +36,51 @@ def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int], win
     The chunks of each ``window`` are numbered from 0.  A chunk may hold the end of one segment and the beginning of the next; a
     sequence's rows stay in order.
     """
-    counts = [len(segment.tokens) for segment in segments]
-    ends = np.cumsum(counts)
-    tokens = np.array([token for segment in segments for token in segment.tokens], np.int64)
-    sequence = np.repeat(np.arange(len(segments), dtype=np.int32), counts)
-    lengths_before = np.array([segment.sequence.length for segment in segments])
-    position = np.arange(len(tokens)) + np.repeat(lengths_before - (ends - counts), counts)
-    table, page_tokens = _page_table(segments), segments[0].sequence.page_tokens
-    slots = table[sequence, position // page_tokens].astype(np.int64) * page_tokens + position % page_tokens
-    wanted = np.arange(len(tokens)) >= np.repeat(ends - [segment.wanted for segment in segments], counts)
-    position = position.astype(np.int32)
-    for number, (first, end) in enumerate(split(0, len(tokens), lengths[-1])):
-        rows = Rows(
-            static=static_length(end - first, lengths),
-            tokens=tokens[first:end],
-            sequence=sequence[first:end],
-            position=position[first:end],
-            slots=slots[first:end],
-            page_table=table,
-        )
-        yield Chunk(number % window, rows, *_wanted(np.flatnonzero(wanted[first:end]), rows, segments))
+    laid, wanted = _lay_out(segments)
+    table, total = _page_table(segments), len(laid[0])
+    for number, (first, end) in enumerate(split(0, total, lengths[-1])):
+        tokens, sequence, position, slots = laid if end - first == total else [array[first:end] for array in laid]
+        rows = Rows(static_length(end - first, lengths), tokens, sequence, position, slots, table)
+        yield Chunk(number % window, rows, _inside(wanted[False], first, end), _inside(wanted[True], first, end))
 
 
-def _wanted(
-    wanted: np.ndarray, rows: Rows, segments: Sequence[Segment[SequencePages]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Of the rows ``wanted``, those whose logits and those whose states are wanted."""
-    of_states = [segment.states for segment in segments]
-    if not any(of_states):
-        return wanted, NO_ROWS
-    chosen = np.asarray(of_states)[rows.sequence[wanted]]
-    return wanted[~chosen], wanted[chosen]
+def _lay_out(segments: Sequence[Segment[SequencePages]]) -> tuple[tuple[np.ndarray, ...], dict[bool, list[int]]]:
+    """Tokens, sequences, positions and slots of all rows of ``segments``; which rows are wanted: for their states, or logits.
+
+    A step has one row or a few, for which lists are faster than arrays.
+    """
+    tokens: list[int] = []
+    sequence: list[int] = []
+    position: list[int] = []
+    slots: list[int] = []
+    wanted: dict[bool, list[int]] = {False: [], True: []}
+    for number, segment in enumerate(segments):
+        start, count = segment.sequence.length, len(segment.tokens)
+        tokens += segment.tokens
+        sequence += [number] * count
+        position += range(start, start + count)
+        slots += _slots(segment.sequence, start, start + count)
+        wanted[segment.states] += range(len(tokens) - segment.wanted, len(tokens))
+    laid = np.array(tokens, np.int64), np.array(sequence, np.int32), np.array(position, np.int32), np.array(slots, np.int64)
+    return laid, wanted
+
+
+def _slots(sequence: SequencePages, start: int, end: int) -> list[int]:
+    """Where the keys and values of the tokens [start, end) of ``sequence`` are written, page by page."""
+    size = sequence.page_tokens
+    first = start // size
+    found: list[int] = []
+    for number, page in enumerate(sequence.table[first : -(-end // size)].tolist(), first):
+        ahead = (page - number) * size
+        found += range(ahead + max(start, number * size), ahead + min(end, (number + 1) * size))
+    return found
+
+
+def _inside(rows: list[int], first: int, end: int) -> np.ndarray:
+    """Those of the ascending ``rows`` that are in [first, end), counted from there."""
+    if not rows:
+        return NO_ROWS
+    return np.array([row - first for row in rows[bisect_left(rows, first) : bisect_left(rows, end)]], np.int64)
 
 
 def _page_table(segments: Sequence[Segment[SequencePages]]) -> np.ndarray:

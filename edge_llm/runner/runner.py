@@ -17,7 +17,7 @@ from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancel, Cancelled, Segment, Site
-from edge_llm.runner.decode import decode_graph, run_whole
+from edge_llm.runner.decode import decode_graph
 from edge_llm.runner.inside import RunnerInside, look_at_pages, look_at_weights
 from edge_llm.runner.order import choose_policy
 from edge_llm.runner.prefill import prefill_graph
@@ -130,12 +130,13 @@ class Int8Runner:
         return [self.model.outputs(chunk) for chunk in chunks]
 
     def _step(self, chunk: Chunk, cancel: Cancel | None) -> None:
-        if self.model.weights.streamed:
+        """A step of few rows; where nothing is streamed it is one task, which needs a graph only for its trace."""
+        if self.model.weights.streamed or self.on_trace is not None:
             self._execute(decode_graph(chunk, self.model), cancel)
         elif cancel is not None and cancel():
             raise Cancelled
         else:
-            self._learn(run_whole(chunk, self.model))
+            self.model.walk(range(len(self.model.layer_parts) + 2), chunk)()
 
     def _head(self, chunks: Sequence[Chunk]) -> None:
         head = len(self.model.layer_parts) + 1
@@ -147,18 +148,17 @@ class Int8Runner:
             trace = scheduler.execute(graph, self.policy, cost=self.cost, cancel=cancel)
         except scheduler.Cancelled:
             raise Cancelled from None
-        self._learn(trace)
-        return trace
-
-    def _learn(self, trace: scheduler.Trace) -> None:
         self.cost.learn(trace)
         if self.on_trace is not None:
             self.on_trace(trace)
+        return trace
 
     def _dealt(
         self, segments: Sequence[Segment[SequencePages]], outputs: Sequence[tuple[np.ndarray, np.ndarray]]
     ) -> list[np.ndarray]:
         """What each segment wanted, out of the ``outputs`` of all chunks in order."""
+        if len(segments) == len(outputs) == 1:
+            return [outputs[0][segments[0].states]]
         logits, states = zip(*outputs, strict=True) if outputs else ((), ())
         rows = {False: _joined(logits, self.config.vocab_size), True: _joined(states, self.config.hidden_size)}
         given = {False: 0, True: 0}
