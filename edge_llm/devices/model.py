@@ -93,6 +93,7 @@ class PlacedModel:
         self._arrays = arrays
         self._lengths = room.lengths
         self._fuse = fuse
+        self._no_states = np.empty((0, decoder.hidden_size), np.float32)
         self._products = [sum(one.rows * one.columns for one in layer.linears) for layer in decoder.layers]
         self._slots = [_Slot(self._new_buffers(self._widths))]
 
@@ -191,7 +192,7 @@ class PlacedModel:
             return
         logits = np.empty((chunk.rows.count, self.decoder.vocab_size), np.float32)
         program(slot.rows, logits)
-        slot.outputs = logits, self._states(chunk, slot)
+        slot.outputs = logits, self._no_states
 
     def _new_program(self, fuse: Fuse, blocks: range, slot: _Slot) -> RunRows:
         """``blocks`` in the buffers of ``slot``; it is kept unless weights lie elsewhere in the next step."""

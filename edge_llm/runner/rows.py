@@ -67,11 +67,10 @@ def _lay_out(segments: Sequence[Segment[SequencePages]]) -> tuple[tuple[np.ndarr
 
 def _slots(sequence: SequencePages, start: int, end: int) -> list[int]:
     """Where the keys and values of the tokens [start, end) of ``sequence`` are written, page by page."""
-    size = sequence.page_tokens
-    first = start // size
+    size, page_of = sequence.page_tokens, sequence.table.item
     found: list[int] = []
-    for number, page in enumerate(sequence.table[first : -(-end // size)].tolist(), first):
-        ahead = (page - number) * size
+    for number in range(start // size, -(-end // size)):
+        ahead = (page_of(number) - number) * size
         found += range(ahead + max(start, number * size), ahead + min(end, (number + 1) * size))
     return found
 
