@@ -185,6 +185,8 @@ class _numeric_errors:  # noqa: N801 - reads as a block
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
         cause = error.__cause__ if isinstance(error, scheduler.TaskFailed) else error
         if isinstance(cause, ValueError) and "non-finite" in str(cause):
             raise NumericError(f"{cause}: the model's weights or activations left the range of float32") from error
