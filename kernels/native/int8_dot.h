@@ -193,7 +193,7 @@ struct Int8Dot : SignedActivation {
 
 #endif
 
-constexpr int kPrefetchBytes = 2048;  // a few rows are bound by memory: run ahead of the hardware prefetcher
+constexpr int kPrefetchBytes = 4096;  // a few rows are bound by memory: run ahead of the hardware prefetcher
 
 #if defined(EDGE_NEON)
 

@@ -124,9 +124,9 @@ class Buffer {
 
 struct Pieces { int64_t begin, end; };
 
-// The part of a stream that is dealt out before the call begins: enough to be fetched in the time between two calls, and
-// to fit the L2 of any core beside what the call itself needs.
-constexpr int64_t kDealtBytes = 256 << 10;  // to each worker
+// The part of a stream that is dealt out before the call begins: more than is fetched in the time between two calls, and
+// little enough for an L2 of 512 KiB.
+constexpr int64_t kDealtBytes = 448 << 10;  // to each worker
 
 int64_t pieces_per_worker(const Stream& stream) {
   return std::max<int64_t>(1, kDealtBytes / std::max<int64_t>(1, stream.piece_bytes));
@@ -213,11 +213,13 @@ struct ThreadPool::State {
   void (*body)(void*, int) = nullptr;
   void* context = nullptr;
 
-  int64_t stream_count = 0;  // of the stream that is being worked on
-  int64_t stream_block = 1;  // pieces to take at once of what is not dealt
-  Stream next_stream = {};   // its probable successor
-  int next_workers = 1;      // who will share that
+  int64_t stream_count = 0;   // of the stream that is being worked on
+  int64_t stream_block = 1;   // most pieces to take at once of what is not dealt
+  int64_t stream_shares = 1;  // of what is left, one is taken at once
+  Stream next_stream = {};    // its probable successor
+  int next_workers = 1;       // who will share that
   StreamOrder stream_order;
+  Prefetch prefetch;          // of the caller
 
   std::mutex sleep_mutex;  // guards the two condition variables, never held while working
   std::condition_variable work_ready;
@@ -305,7 +307,9 @@ struct ThreadPool::State {
 
   void wait_for_workers(int workers) {
     int waiting = 1;  // the first that may not be idle
+    prefetch.follow(next_stream, 0, next_workers);
     const auto done = [&] {
+      prefetch.step();
       while (waiting < workers && desks[static_cast<size_t>(waiting)].state.load() == Desk::kIdle) ++waiting;
       return waiting >= workers;
     };
@@ -329,10 +333,14 @@ struct ThreadPool::State {
     }
   }
 
-  // A block of what was not dealt.
+  // A block of what was not dealt: the less is left, the smaller, so that all end together.
   Pieces take_rest() {
-    const int64_t begin = next_block.fetch_add(stream_block, std::memory_order_relaxed);
-    return {std::min(begin, stream_count), std::min(begin + stream_block, stream_count)};
+    int64_t begin = next_block.load(std::memory_order_relaxed);
+    while (begin < stream_count) {
+      const int64_t end = begin + std::clamp<int64_t>((stream_count - begin) / stream_shares, 1, stream_block);
+      if (next_block.compare_exchange_weak(begin, end, std::memory_order_relaxed)) return {begin, end};
+    }
+    return {0, 0};
   }
 
   void stop_workers() {
@@ -434,7 +442,6 @@ void ThreadPool::reset_blocks() { state_->next_block.store(0, std::memory_order_
 int64_t ThreadPool::take_block() { return state_->next_block.fetch_add(1, std::memory_order_relaxed); }
 
 void ThreadPool::deal(const Stream& stream, int workers) {
-  constexpr int64_t kBlocksPerWorker = 4;  // at least, so that they balance
   State& s = *state_;
   for (int worker = 0; worker < workers; ++worker) {
     const Pieces own = dealt_to(stream, worker, workers);
@@ -442,7 +449,8 @@ void ThreadPool::deal(const Stream& stream, int workers) {
   }
   s.next_block.store(dealt_pieces(stream, workers), std::memory_order_relaxed);
   s.stream_count = stream.count;
-  s.stream_block = std::clamp<int64_t>(stream.count / (kBlocksPerWorker * workers), 1, pieces_per_worker(stream));
+  s.stream_block = pieces_per_worker(stream);
+  s.stream_shares = 2 * workers;
   s.next_stream = s.stream_order.next(stream);
   s.next_workers = static_cast<int>(std::min<int64_t>(threads_, std::max<int64_t>(1, s.next_stream.count)));
 }

@@ -69,8 +69,8 @@ class ThreadPool {
   }
 
   // body(index, worker) for each piece of memory that passes by once. Every worker begins with pieces of its own, then the
-  // rest goes to whoever is free, in ascending blocks. The pool remembers which stream came after which: workers that wait
-  // for a call meanwhile fetch their own pieces of the probable next one into their caches.
+  // rest goes to whoever is free, in ascending blocks. The pool remembers which stream came after which: who waits, for a
+  // call or for the others at its end, meanwhile fetches his own pieces of the probable next one into his cache.
   template <class Body>
   void for_stream(const Stream& stream, Body&& body, int workers) {
     if (workers > threads_) workers = threads_;
