@@ -195,6 +195,12 @@ struct Int8Dot : SignedActivation {
 
 constexpr int kPrefetchBytes = 4096;  // a few rows are bound by memory: run ahead of the hardware prefetcher
 
+// What a microkernel fetches into L2 meanwhile, `step` bytes further with each block; nothing: 0.
+struct Ahead {
+  const int8_t* data;
+  int64_t step;
+};
+
 #if defined(EDGE_NEON)
 
 // The microkernels: dot[r][0] = rows a[0..R) x the panel w, whole depth, sums in registers.
@@ -277,7 +283,8 @@ EDGE_INLINE void multiply_pairs(const int8_t* a, int64_t stride, const int8_t* w
 #endif
 
 template <int R, int P, int Unroll>
-EDGE_INLINE void multiply(const int8_t* a, int64_t stride, const int8_t* w, int64_t, int64_t blocks, i32x16 (&dot)[R][P]) {
+EDGE_INLINE void multiply(const int8_t* a, int64_t stride, const int8_t* w, int64_t, int64_t blocks, i32x16 (&dot)[R][P],
+                          Ahead = {}) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
   // Up to three rows sdot takes as many instructions: it has no zips.
   if constexpr (R > 3) return multiply_pairs<R>(a, stride, w, blocks, dot);
@@ -292,7 +299,7 @@ EDGE_INLINE void multiply(const int8_t* a, int64_t stride, const int8_t* w, int6
 //   a: first row, `stride` apart; w: first panel, `panel_bytes` apart; blocks = ceil(K/4).
 template <int R, int P, int Unroll>
 EDGE_INLINE void multiply(const Int8Dot::Activation* a, int64_t stride, const int8_t* w, int64_t panel_bytes,
-                          int64_t blocks, i32x16 (&dot)[R][P]) {
+                          int64_t blocks, i32x16 (&dot)[R][P], Ahead ahead = {}) {
   constexpr int kColumns = P * Int8Dot::kRegisters;
   Int8Dot::Accumulator sum[Unroll][R][kColumns];
   unrolled<Unroll>([&](auto u) EDGE_INLINE_LAMBDA {
@@ -308,6 +315,7 @@ EDGE_INLINE void multiply(const Int8Dot::Activation* a, int64_t stride, const in
       tile[c] = Int8Dot::weights(w + kPanel * panel_bytes + block * kTileBytes, kPart);
     });
     if (P == 1) __builtin_prefetch(w + block * kTileBytes + kPrefetchBytes);
+    else if (ahead.step != 0) __builtin_prefetch(ahead.data + block * ahead.step, 0, 2);
     unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
       const Int8Dot::Broadcast row = Int8Dot::broadcast(a + r * stride + block * kTileDepth);
       unrolled<kColumns>([&](auto c) EDGE_INLINE_LAMBDA { Int8Dot::dot(sum[u][r][c], row, tile[c]); });

@@ -39,6 +39,7 @@ struct LinearPlan {
   const ResidualEntry* const* worker_entries;  // [workers]
   const float* add;                            // [M, N] or null
   float* out;                                  // [M, N], for SwiGLU [M, N/2]
+  int64_t next_panels;                         // how much further a worker goes on behind a group of panels; 0: unknown
 };
 
 // An odd number of 64-byte lines, so that the rows of a tile do not fall in one cache set; whole 16-value stores fit.
@@ -81,6 +82,9 @@ struct TileOutput {
   int64_t stride;    // of both
 };
 
+// A tile's share of the weights that come next: from byte `begin` of them on, `step` bytes with each block.
+struct NextShare { int64_t begin, step; };
+
 // The hot columns' share of a tile, sum[R][P][16]. A function of its own: its sums take all registers.
 template <int R, int P>
 __attribute__((noinline)) void hot_tile(const float* hot_x, int64_t hot_count, const uint16_t* hot_weight, int64_t hot_stride,
@@ -106,12 +110,13 @@ __attribute__((noinline)) void hot_tile(const float* hot_x, int64_t hot_count, c
 // Rows m..m+R of P panels of `weight`, from panel `first` on: product, rounded as a card does it or not, and epilogue.
 template <int R, int P, int Unroll, bool Rounded>
 void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const uint16_t* hot_weight, int64_t m, int64_t first,
-                 const TileOutput& to) {
+                 NextShare next, const TileOutput& to) {
   const int64_t panel_bytes = weight.blocks() * kTileBytes;
   const int8_t* panel = weight.tiles + first * panel_bytes;
   const int64_t n = first * kTileChannels;
   i32x16 dot[R][P];
-  multiply<R, P, Unroll>(plan.activations + m * plan.stride, plan.stride, panel, panel_bytes, weight.blocks(), dot);
+  multiply<R, P, Unroll>(plan.activations + m * plan.stride, plan.stride, panel, panel_bytes, weight.blocks(), dot,
+                         {panel + plan.next_panels * panel_bytes + next.begin, next.step});
   alignas(64) float hot_sum[R * P * kLanes];
   if (plan.hot_count != 0)
     hot_tile<R, P>(plan.hot_x + m * plan.hot_count, plan.hot_count, hot_weight + n, plan.hot_stride, weight.channels - n,
@@ -161,7 +166,7 @@ void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const uint16_
 
 // The same of the call's output: for SwiGLU a tile of the gate and one of the up half, which meet here.
 template <int R, int P, int Unroll>
-void output_tile(const LinearPlan& plan, int64_t m, int64_t first) {
+void output_tile(const LinearPlan& plan, int64_t m, int64_t first, NextShare next) {
   const int64_t width = plan.weight.channels, at = m * width + first * kTileChannels;
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
     unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { __builtin_prefetch(plan.out + at + r * width + p * kTileChannels, 1); });
@@ -170,12 +175,12 @@ void output_tile(const LinearPlan& plan, int64_t m, int64_t first) {
       plan.weight.rounded_scale == nullptr ? &linear_tile<R, P, Unroll, false> : &linear_tile<R, P, Unroll, true>;
   if (plan.up.channels == 0) {
     const float* add = plan.add == nullptr ? nullptr : plan.add + at;
-    return tile(plan, plan.weight, plan.hot_weight, m, first, {plan.out + at, add, width});
+    return tile(plan, plan.weight, plan.hot_weight, m, first, next, {plan.out + at, add, width});
   }
   constexpr int kWidth = P * kTileChannels;
   alignas(64) float gate[R * kWidth], up[R * kWidth];
-  tile(plan, plan.weight, plan.hot_weight, m, first, {gate, nullptr, kWidth});
-  tile(plan, plan.up, plan.hot_weight + width, m, first, {up, nullptr, kWidth});
+  tile(plan, plan.weight, plan.hot_weight, m, first, next, {gate, nullptr, kWidth});
+  tile(plan, plan.up, plan.hot_weight + width, m, first, next, {up, nullptr, kWidth});
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < kWidth; n += kLanes)
       store(plan.out + at + r * width + n, swiglu(load(gate + r * kWidth + n), load(up + r * kWidth + n)));
@@ -189,9 +194,15 @@ constexpr int unroll_of() {
 }
 
 template <int R, int P>
-void linear_tile_of(const LinearPlan& plan, int64_t rows, int64_t m, int64_t first) {
-  if (rows == R) return output_tile<R, P, unroll_of<R, P>()>(plan, m, first);
-  if constexpr (R > 1) linear_tile_of<R - 1, P>(plan, rows, m, first);
+void linear_tile_of(const LinearPlan& plan, int64_t rows, int64_t m, int64_t first, NextShare next) {
+  if (rows == R) return output_tile<R, P, unroll_of<R, P>()>(plan, m, first, next);
+  if constexpr (R > 1) linear_tile_of<R - 1, P>(plan, rows, m, first, next);
+}
+
+// Bytes that a tile of a group of `panels` fetches with each of its blocks, so that `tiles` of them fetch the whole next group.
+EDGE_INLINE int64_t next_step(const LinearPlan& plan, int64_t first, int64_t panels, int64_t tiles) {
+  if (plan.next_panels == 0 || first + plan.next_panels + panels > plan.weight.panels()) return 0;
+  return min_i64(kTileBytes, ceil_div(panels * kTileBytes, max_i64(1, tiles)));
 }
 
 // Rows begin..end of panels first..first+P in tiles of at most R rows; the last two share what is left evenly. Every tile
@@ -200,10 +211,12 @@ template <int R, int P>
 void linear_rows(const LinearPlan& plan, int64_t begin, int64_t end, int64_t first) {
   constexpr int64_t kGroup = Int8Dot::kRowGroup;
   static_assert(R % kGroup == 0, "a full tile would leave the next to begin within a group");
+  NextShare next = {0, next_step(plan, first, P, (end - begin) / R)};
   for (int64_t m = begin; m < end;) {
     const int64_t left = end - m;
     const int64_t rows = left <= R ? left : left >= 2 * R ? R : ceil_div(left, 2 * kGroup) * kGroup;
-    linear_tile_of<R, P>(plan, rows, m, first);
+    linear_tile_of<R, P>(plan, rows, m, first, next);
+    next.begin += plan.weight.blocks() * next.step;
     m += rows;
   }
 }
@@ -293,6 +306,7 @@ static bool linear_block(const LinearPlan& plan, int workers, ThreadPool& pool, 
     collect_entries(pool, worker_entries);
     LinearPlan mine = plan;
     mine.worker_entries = worker_entries;
+    mine.next_panels = ceil_div(workers, blocks) * Int8Dot::kPanels;
     take_all(queues + blocks, blocks, groups, own, [&](int64_t block, int64_t group) {
       block_item(mine, block * block_rows, min_i64((block + 1) * block_rows, plan.rows), group);
     });
