@@ -77,6 +77,24 @@ def matrices() -> list[np.ndarray]:
     return [generator.integers(-127, 128, (n, 1000)).astype(np.int8) for n in (20, 1100, 6000, 7)]
 
 
+def test_two_pools_work_at_the_same_time(matrices: list[np.ndarray]) -> None:
+    packed = [layout.pack_tiles(weight) for weight in matrices]
+    good: list[bool] = []
+
+    def call(seed: int) -> None:
+        pool = kernels.ThreadPool(2)
+        for i in range(10):
+            good.append(multiply(pool, seed + i))
+            good.append(stream(pool, matrices, packed, seed + i))
+
+    callers = [threading.Thread(target=call, args=(100 * i,)) for i in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert good == [True] * 40
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4, 9])
 def test_streams_in_any_order(threads: int, matrices: list[np.ndarray]) -> None:
     pool = kernels.ThreadPool(threads)
