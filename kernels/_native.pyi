@@ -206,6 +206,16 @@ def embedding(
     /,
 ) -> _F32: ...
 
+# ---- memory of arrays (bind_memory.cpp) ----
+
+class Memory:
+    """Where the data of NumPy's new arrays lies, see `kernels.memory`."""
+
+def recycled_memory() -> Memory: ...
+def stop_recycling(memory: Memory, /) -> None: ...
+def thread_memory() -> Memory: ...
+def use_memory(memory: Memory, /) -> None: ...
+
 # ---- pointwise (bind_pointwise.cpp) ----
 
 def rms_norm(
