@@ -39,10 +39,20 @@ void float_tile(const FloatProduct& a, int64_t m, int64_t n) {
   });
 }
 
+// While the rows pass by, the next P channels are fetched, a share with every tile.
 template <int P>
 void float_rows(const FloatProduct& a, int64_t begin, int64_t end, int64_t n) {
+  constexpr int64_t kLine = 64;
+  const char* next = reinterpret_cast<const char*>(a.weight + (n + P) * a.columns);
+  const int64_t bytes = max_i64(0, min_i64(P, a.channels - n - P)) * a.columns * static_cast<int64_t>(sizeof(float));
+  const int64_t share = ceil_div(bytes, max_i64(1, (end - begin) / kFloatRows) * kLine) * kLine;
+  int64_t fetched = 0;
   int64_t m = begin;
-  for (; m + kFloatRows <= end; m += kFloatRows) float_tile<kFloatRows, P>(a, m, n);
+  for (; m + kFloatRows <= end; m += kFloatRows) {
+    for (const int64_t stop = min_i64(bytes, fetched + share); fetched < stop; fetched += kLine)
+      __builtin_prefetch(next + fetched, 0, 2);
+    float_tile<kFloatRows, P>(a, m, n);
+  }
   for (; m < end; ++m) float_tile<1, P>(a, m, n);
 }
 
