@@ -36,7 +36,7 @@ from edge_llm.schemes import BlockWeights, Weight, int8, scheme_of
 from edge_llm.subgraphs.placement import HOST, embedding_part, head_part, place
 from edge_llm.subgraphs.shelf import SubgraphShelf
 from kernels import ThreadPool
-from kernels.floats import divergence_terms, exp64, log64, product, softmax_sums
+from kernels.floats import divergences, exp64, log64, product, softmax_sums
 
 Choice = Mapping[str, Treatment]
 """The treatment of every linear."""
@@ -154,23 +154,23 @@ class _Trial:
         states = np.concatenate(self._survey.states) / fold
         run_head = self._shelf.get(self._head, self._rows.static)
 
-        def divergences(rows: np.ndarray) -> np.ndarray:
+        def divergences_of(rows: np.ndarray) -> np.ndarray:
             """The divergence in every block of ``rows`` from each choice: float64 [blocks, choices]."""
             wanted = product(states[rows], output, self._pool)
             wanted_shift = _softmax_shift(wanted, self._pool)
             found = []
             for head, state in zip(heads, self._states, strict=True):
                 run_head(head, {"hidden": state[rows], "logits": logits[: len(rows)]}, self._part(rows), None)
-                terms = logits[: len(rows)]
-                divergence_terms(wanted, wanted_shift, terms, _softmax_shift(terms, self._pool), self._pool)
-                found.append([terms[start : start + size].sum(dtype=np.float64) for start in range(0, len(rows), size)])
+                theirs = logits[: len(rows)]
+                shift = _softmax_shift(theirs, self._pool)
+                found.append(divergences(wanted, wanted_shift, theirs, shift, size, self._pool))
             return np.ascontiguousarray(np.transpose(found))
 
         size = max(1, _BLOCK_LOGITS // len(output))
         step = _BLOCKS * size
         logits = np.empty((min(step, len(states)), len(output)), np.float32)
         groups = np.split(np.arange(len(states)), range(step, len(states), step))
-        total = np.concatenate([divergences(rows) for rows in groups]).sum(axis=0)
+        total = np.concatenate([divergences_of(rows) for rows in groups]).sum(axis=0)
         return [_percent(divergence / len(states)) for divergence in total.tolist()]
 
     def _part(self, at: np.ndarray) -> Rows:
