@@ -126,7 +126,10 @@ def fold_linear(seen: ChannelStatistics, weight: np.ndarray) -> tuple[np.ndarray
 def _linear_factors(seen: ChannelStatistics, length: np.ndarray, power: float) -> np.ndarray:
     """The factors of all rows that are not sinks; factors from all rows show which rows are sinks."""
     first = even_factors(channel_level(seen.rows(), power), length, power)
-    regular = seen.rows()[~seen.divided(first).sinks()]
+    sinks = seen.divided(first).sinks()
+    if not sinks.any():
+        return first
+    regular = seen.rows()[~sinks]
     return even_factors(channel_level(regular, power), length, power) if len(regular) else first
 
 

@@ -178,7 +178,8 @@ FLOAT16_ERROR = 2.0**-22
 
 def float16_treatment(linear: Linear, seen: ChannelStatistics, weight: np.ndarray) -> Treatment:
     """What float16 would make of ``weight``, without a product: few imports need it, and INT8's error is far larger."""
-    fits = np.abs(weight).max(initial=0.0) <= np.finfo(np.float16).max
+    largest = max(weight.max(initial=0.0), -weight.min(initial=0.0))
+    fits = largest <= np.finfo(np.float16).max
     return replace(_unmeasured(linear, float16.NAME, seen), error=FLOAT16_ERROR if fits else math.inf)
 
 
@@ -204,6 +205,6 @@ def _unmeasured(linear: Linear, scheme_name: str, seen: ChannelStatistics) -> Tr
         input_scale=1.0,
         error=math.inf,
         cost=scheme_of(replace(linear, scheme=scheme_name)).cost(linear) - int8.cost(linear),
-        largest_cold=float(np.abs(seen.rows()).max(initial=0.0)),
+        largest_cold=float(seen.peaks().max(initial=0.0)),
         scheme=scheme_name,
     )
