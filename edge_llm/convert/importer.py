@@ -262,7 +262,10 @@ class _Job:
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
 
     def _measure(self, survey: Survey, stage: str, choices: Sequence[Choice]) -> list[float]:
-        return losses(self.source, self.decoder, survey, choices, lambda done, total: self.progress(stage, done, total))
+        def tell(done: int, total: int) -> None:
+            self.progress(stage, done, total)
+
+        return losses(self.source, self.decoder, survey, choices, self.outliers.budget, tell)
 
     def _tell_folds(self, found: Mapping[str, Fold]) -> None:
         """Say how many of the places were folded; where nothing was to be folded, nothing."""
