@@ -4,7 +4,7 @@ NumPy hands a product to a BLAS, which adds in another order on another processo
 cosines by whatever instructions there are. What is written into files, or read from another machine's, is computed here.
 
 `product` and `exp` are native, float32, and run on the calling thread unless they get a `pool`; `kernels.reference.floats`
-defines them, and what import measures, each in one pass (`rounding_errors` to `divergence_terms`). `exp64`, `log64`, `power64`
+defines them, and what import measures, each in one pass (`rounding_errors` to `row_levels`). `exp64`, `log64`, `power64`
 and `cos_sin64` are NumPy, float64, made of sums, products, quotients and roundings alone, which IEEE 754 defines to the last
 bit; they are within 2 units in the last place (`power64`: as exact as y log x is).
 """
@@ -72,14 +72,31 @@ def softmax_sums(x: F32, pool: _native.ThreadPool | None = None) -> tuple[F32, F
     return _native.softmax_sums(x, pool or _native.ThreadPool(1))
 
 
-def divergence_terms(
-    wanted: F32, wanted_shift: F32, found: F32, found_shift: F32, pool: _native.ThreadPool | None = None
-) -> None:
-    """found[M, V] becomes exp(w) * (w - f) of w = wanted - both columns of wanted_shift[M, 2], and f in the same way.
+def divergences(
+    wanted: F32, wanted_shift: F32, found: F32, found_shift: F32, block: int, pool: _native.ThreadPool | None = None
+) -> F64:
+    """The sum of exp(w) * (w - f) over every `block` rows of wanted[M, V] and found[M, V] -> f64[ceil(M / block)].
 
-    With the largest logit and the logarithm of the softmax's sum as shifts these are the terms of KL(wanted || found).
+    w is a value of `wanted` less both columns of wanted_shift[M, 2], f in the same way. With the largest logit and the
+    logarithm of the softmax's sum as shifts these are sums of KL(wanted || found).
     """
-    _native.divergence_terms(wanted, wanted_shift, found, found_shift, pool or _native.ThreadPool(1))
+    return _native.divergences(wanted, wanted_shift, found, found_shift, block, pool or _native.ThreadPool(1))
+
+
+def row_levels(x: F32, index: int, pool: _native.ThreadPool | None = None) -> F32:
+    """The magnitude at `index`, in ascending order, of every row of x[T, K] -> f32[T]."""
+    return _native.row_levels(x, index, pool or _native.ThreadPool(1))
+
+
+def attention(queries: F32, keys: F32, values: F32, scale: float, pool: _native.ThreadPool | None = None) -> F32:
+    """Causal grouped attention of queries[T, H, D], the last T of the positions of keys and values [G, S, D] -> [T, H, D]."""
+    arrays = (np.ascontiguousarray(queries), np.ascontiguousarray(keys), np.ascontiguousarray(values))
+    return _native.float_attention(*arrays, scale, pool or _native.ThreadPool(1))
+
+
+def widen(x: npt.NDArray[np.uint16], out: F32, *, bfloat16: bool) -> float:
+    """out[N] becomes x[N], bits of bfloat16 or of float16; the largest magnitude, NaN where there is one."""
+    return _native.widen(x, out, bfloat16)
 
 
 _LN2_HIGH = float.fromhex("0x1.62e42feep-1")

@@ -55,6 +55,7 @@ from edge_llm.quant.profile import OutlierProfile
 from edge_llm.runner.base import Runner
 from edge_llm.sources import open_source
 from edge_llm.text.tokenizer import Tokenizer
+from kernels.floats import product
 from kernels.layout import unpack_tiles
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -278,11 +279,14 @@ def test_key_offset_is_the_mean_key(tiny_model: Callable[..., Path], family: str
         states = [read_embedding(source, decoder)[np.random.default_rng(i).integers(0, 200, 256)] for i in range(2)]
     tables = RopeTables(256)
     with workers() as pool:
-        after, seen = run_layer(states, layer, weights, tables, "layers.0", pool)
+        run = run_layer(states, layer, weights, tables, "layers.0", pool, every=3)
     caches = [FloatKV(layer.attention) for _ in states]
     pairs = zip(states, caches, strict=True)
     plain = [layer_forward(x, layer, weights, tables, past, arithmetic=SAME_BITS) for x, past in pairs]
-    np.testing.assert_array_equal(after, plain)
+    np.testing.assert_array_equal(run.states, plain)
+    for linear in layer.linears:
+        expected = product(run.seen[linear.name].rows()[::3], weights.linears[linear.name].weight)
+        np.testing.assert_array_equal(run.products[linear.name], expected)
     keys = np.stack(
         [
             cache.append(
@@ -291,7 +295,7 @@ def test_key_offset_is_the_mean_key(tiny_model: Callable[..., Path], family: str
             for cache in caches
         ]
     )
-    offset = key_offset(layer, weights, seen["qkv"], config.context)
+    offset = key_offset(layer, weights, run.seen["qkv"], config.context)
     assert offset.shape == (config.num_kv_heads, config.head_dim) and offset.dtype == np.float32
     spread = keys.std()
     assert np.abs(offset - keys.mean(axis=(0, 2))).max() < 0.3 * spread  # the mean, up to the text's own positions

@@ -11,6 +11,7 @@ import pytest
 from another_processor import run_on_another_processor
 
 import kernels
+from edge_llm.models.reference import SAME_BITS, Arithmetic, attend
 from kernels import floats
 from kernels.reference import floats as reference
 
@@ -171,18 +172,83 @@ def test_quantize_rows_refuses_channels_that_do_not_ascend() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 15, 16, 130, 1037, 5000])
-def test_terms_of_a_divergence_equal_the_reference(isa: str, pools: list[kernels.ThreadPool], vocabulary: int) -> None:
+@pytest.mark.parametrize("block", [1, 2, 5, 9])
+def test_divergences_equal_the_reference_and_numpy(
+    isa: str, pools: list[kernels.ThreadPool], vocabulary: int, block: int
+) -> None:
     wanted, found = normal(5, vocabulary, scale=4.0), normal(5, vocabulary, scale=5.0)
     sums = reference.softmax_sums(wanted)
     shift, other = np.stack(sums, axis=1), np.stack(reference.softmax_sums(found), axis=1)
-    expected = reference.divergence_terms(wanted, shift, found, other)
+    expected = reference.divergences(wanted, shift, found, other, block)
     largest = wanted.max(axis=1, keepdims=True)
     np.testing.assert_array_equal(sums[1], floats.exp(wanted - largest).sum(axis=1))  # as NumPy sums rows
+    w, f = (wanted - shift[:, :1]) - shift[:, 1:], (found - other[:, :1]) - other[:, 1:]
+    terms = floats.exp(w) * (w - f)
+    by_numpy = [terms[start : start + block].sum(dtype=np.float64) for start in range(0, 5, block)]
+    np.testing.assert_array_equal(expected, by_numpy)
     for pool in (None, *pools):
         assert_equal(floats.softmax_sums(wanted, pool), sums)
-        terms = found.copy()
-        floats.divergence_terms(wanted, shift, terms, other, pool)
-        assert_same_bits(terms, expected)
+        assert_equal((floats.divergences(wanted, shift, found, other, block, pool),), (expected,))
+
+
+@pytest.mark.parametrize(("rows", "channels"), [(1, 1), (5, 2), (7, 33), (40, 130), (0, 4)])
+def test_row_levels_equal_the_reference(isa: str, pools: list[kernels.ThreadPool], rows: int, channels: int) -> None:
+    x = spread_out(rows, channels) * np.sign(normal(rows, channels))
+    x[1:2], x[2:3, ::2], x[3:4] = 0.0, -1.0, np.float32(1e-42)
+    for index in {0, channels // 2, int(0.97 * (channels - 1)), channels - 1}:
+        expected = reference.row_levels(x, index)
+        for pool in (None, *pools):
+            assert_equal((floats.row_levels(x, index, pool),), (expected,))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "positions", "heads", "groups", "dim"),
+    [(1, 1, 1, 1, 1), (5, 5, 4, 2, 8), (33, 33, 3, 1, 20), (70, 150, 6, 2, 64), (64, 64, 2, 2, 16), (0, 3, 2, 1, 4)],
+)
+def test_attention_equals_the_reference(
+    isa: str, pools: list[kernels.ThreadPool], tokens: int, positions: int, heads: int, groups: int, dim: int
+) -> None:
+    queries, keys = normal(tokens, heads, dim, scale=3.0), normal(groups, positions, dim)
+    values = np.ascontiguousarray(keys[:, ::-1])
+    expected = reference.attention(queries, keys, values, 0.37)
+    for pool in (None, *pools):
+        assert_same_bits(floats.attention(queries, keys, values, 0.37, pool), expected)
+
+
+def test_attention_is_what_its_parts_make(isa: str) -> None:
+    parts = Arithmetic(floats.product, floats.exp)
+    tokens, past = 300, 7
+    q, k = normal(tokens, 6, 32), normal(2, past + tokens, 32)
+    v = np.ascontiguousarray(k[:, ::-1])
+    assert_same_bits(attend(q, k, v, past, SAME_BITS), attend(q, k, v, past, parts))
+
+
+def test_attention_refuses_what_does_not_fit() -> None:
+    for queries, keys, values in [((2, 3, 4), (2, 2, 4), (2, 2, 4)), ((3, 2, 4), (2, 2, 4), (2, 2, 4)),
+                                  ((2, 2, 4), (2, 2, 5), (2, 2, 5)), ((2, 2, 4), (2, 2, 4), (2, 3, 4))]:  # fmt: skip
+        with pytest.raises(ValueError, match="`(queries|keys|values)`"):
+            floats.attention(normal(*queries), normal(*keys), normal(*values), 1.0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 100])
+@pytest.mark.parametrize("bfloat16", [True, False])
+def test_widening_equals_the_reference(isa: str, count: int, bfloat16: bool) -> None:
+    x = np.random.default_rng(count).integers(0, 0x7800, count).astype(np.uint16) | np.uint16(0x8000)
+    out = np.empty(count, np.float32)
+    largest = floats.widen(x, out, bfloat16=bfloat16)
+    expected = reference.widen(x, bfloat16=bfloat16)
+    assert_same_bits(out, expected)
+    assert largest == np.abs(expected).max(initial=0.0)
+
+
+@pytest.mark.parametrize(("bits", "bfloat16"), [(0x7FC0, True), (0xFF81, True), (0x7E00, False), (0xFC01, False)])
+def test_widening_tells_of_what_is_not_a_number(isa: str, bits: int, bfloat16: bool) -> None:
+    for place in (0, 17, 39):
+        x = np.full(40, 0x7800, np.uint16)
+        x[place] = bits
+        out = np.empty(40, np.float32)
+        assert np.isnan(floats.widen(x, out, bfloat16=bfloat16))
+        assert np.isnan(out[place])
 
 
 # ---- float64 --------------------------------------------------------------------------------------------------------

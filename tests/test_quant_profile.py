@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as arrays
 from edge_llm.errors import NumericError
 from edge_llm.quant.profile import (
     OVERFLOW_PRICE,
+    PERCENTILES,
     ChannelStatistics,
     LinearProfile,
     OutlierProfile,
@@ -19,6 +20,7 @@ from edge_llm.quant.profile import (
     error_with_shadow,
     linear_profile,
     naive_treatment,
+    percentiles,
     treatments,
 )
 
@@ -232,3 +234,11 @@ def test_sinks_and_peaks_know_of_rows_that_come_later() -> None:
     statistics.add(np.full((1, 8), -100, np.float32))
     np.testing.assert_array_equal(statistics.sinks(), [False] * 4 + [True])
     np.testing.assert_array_equal(statistics.peaks(), np.full(8, 100))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (5, 3), (100, 301), (896, 97)])
+def test_percentiles_are_those_of_numpy(shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(0)
+    for values in (random.standard_normal(shape), np.exp(5 * random.standard_normal(shape)), np.ones(shape)):
+        found = percentiles(np.abs(values).astype(np.float32))
+        np.testing.assert_array_equal(found, np.percentile(np.abs(values).astype(np.float32), PERCENTILES))

@@ -17,10 +17,10 @@ import numpy as np
 from edge_llm.config import ModelConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file
-from edge_llm.models.layer import Layer
+from edge_llm.models.layer import Layer, Linear
 from edge_llm.models.reference import SAME_BITS, layer_forward, rms_norm, rotate
 from edge_llm.models.rope import RopeTables, rope_tables
-from edge_llm.models.weights import LayerWeights
+from edge_llm.models.weights import FloatLinear, LayerWeights
 from edge_llm.quant.profile import ChannelStatistics
 from edge_llm.text.tokenizer import Tokenizer
 from kernels.floats import product
@@ -69,6 +69,18 @@ def calibration_sequences(text: str, tokenizer: Tokenizer, config: ModelConfig) 
     return [np.array(head + windows[index], np.int64) for index in chosen]
 
 
+@dataclass(frozen=True)
+class LayerRun:
+    """What a layer did with the sequences; rows in their order."""
+
+    states: list[np.ndarray]
+    """After it, float32 [T, hidden] of each sequence."""
+    seen: dict[str, ChannelStatistics]
+    """What each of its linears was given."""
+    products: dict[str, np.ndarray]
+    """What the linears' weights made of some of that, float32 [rows, N], no bias added."""
+
+
 def run_layer(
     states: Sequence[np.ndarray],
     layer: Layer,
@@ -76,25 +88,35 @@ def run_layer(
     tables: RopeTables,
     name: str,
     pool: Executor,
-) -> tuple[list[np.ndarray], dict[str, ChannelStatistics]]:
-    """Run the layer ``name`` on every sequence's hidden states float32 [T, hidden].
+    every: int,
+) -> LayerRun:
+    """Run the layer ``name`` on every sequence's hidden states float32 [T, hidden]; keep every ``every``-th product."""
 
-    Returns the states after it, and what each of its linears was given, in the sequences' order.
-    """
-
-    def run(state: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def run(state: np.ndarray, start: int) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
         inputs: dict[str, np.ndarray] = {}
+        products: dict[str, np.ndarray] = {}
+
+        def apply(linear: Linear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
+            y = product(x, parts.weight)
+            products[linear.name] = y[-start % every :: every].copy()
+            return y if parts.bias is None else y + parts.bias
+
         # what overflows shows up as a non-finite input of the next linear, which the statistics refuse by name
         with np.errstate(all="ignore"):
-            return layer_forward(state, layer, weights, tables, None, inputs.__setitem__, arithmetic=SAME_BITS), inputs
+            after = layer_forward(
+                state, layer, weights, tables, None, inputs.__setitem__, apply=apply, arithmetic=SAME_BITS
+            )
+        return after, inputs, products
 
+    starts = np.cumsum([0, *(len(state) for state in states)])[:-1]
     seen = {linear.name: ChannelStatistics(linear.columns, f"{name}.{linear.name}") for linear in layer.linears}
-    after = []
-    for state, inputs in pool.map(run, states):
+    after, kept = [], []
+    for state, inputs, products in pool.map(run, states, starts.tolist()):
         after.append(state)
+        kept.append(products)
         for part, x in inputs.items():
             seen[part].add(x)
-    return after, seen
+    return LayerRun(after, seen, {part: np.concatenate([one[part] for one in kept]) for part in seen})
 
 
 OFFSET_CONTEXT = 4096

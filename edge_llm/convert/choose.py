@@ -15,7 +15,10 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET, Treatment, Treatments, choice,
 OUTLIER_MODES = ("auto", "full", "none", "naive")
 
 Measure = Callable[[str, Sequence[Choice]], list[float]]
-"""The loss of each of some choices in percent of perplexity; told the name of the stage."""
+"""The loss of each of some choices in percent of perplexity; told the name of the stage.
+
+Choices come with ever more shadows.  Where the first is within the budget, those between it and the last may be infinite.
+"""
 
 
 @dataclass(frozen=True)

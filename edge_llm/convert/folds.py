@@ -29,11 +29,10 @@ from edge_llm.models.weights import LayerWeights
 from edge_llm.quant.folding import POWERS, Fold, channel_level, column_length, even_factors, spread
 from edge_llm.quant.profile import ChannelStatistics, error_with_shadow
 from edge_llm.quant.scheme import rounded_kv
-from kernels.floats import product
 
 _ATTENDED_SEQUENCES = 4
 """Sequences on which the error of keys and values is measured."""
-_ROWS = 512
+FEW_ROWS = 512
 """Tokens on which the error of a linear is measured."""
 _OUTPUTS = 2048
 """Outputs of a linear on which it is measured."""
@@ -50,6 +49,8 @@ class Calibration:
     """What a layer did with the calibration sequences."""
 
     seen: Seen
+    products: Mapping[str, np.ndarray]
+    """What its linears' weights made of about `FEW_ROWS` of these rows, float32 [rows, N]."""
     lengths: Sequence[int]
     """Tokens of each sequence."""
     tables: RopeTables
@@ -87,7 +88,8 @@ def choose_folds(layer: Layer, weights: LayerWeights, calibration: Calibration, 
             weight = _stacked(weights.linears[linear.name].weight for linear in place.readers)
             return _fold_values(heads, weight, layer.attention)
         seen = calibration.seen[place.readers[0].name]
-        return fold_linear(seen, _stacked(judged(layer, weights, linear, calibration.seen) for linear in place.readers))
+        products = calibration.products.__getitem__
+        return fold_linear(seen, _stacked(judged(layer, weights, linear, products) for linear in place.readers))
 
     chosen = {name: pool.submit(choose, place) for name, place in places(layer).items()}
     made = {name: choice.result() for name, choice in chosen.items()}
@@ -99,22 +101,23 @@ def _stacked(matrices: Iterable[np.ndarray]) -> np.ndarray:
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-def judged(layer: Layer, weights: LayerWeights, linear: Linear, seen: Seen) -> np.ndarray:
+def judged(layer: Layer, weights: LayerWeights, linear: Linear, products: Callable[[str], np.ndarray]) -> np.ndarray:
     """The weight of ``linear`` [N, K] by which errors are judged: the more a row matters, the longer it is.
 
     The rows of o and down write into the same hidden state, where a large one matters more.  Those of qkv and gate_up end
     in channels that are folded themselves: their size says nothing, so each is divided by the level of what it gives.
+    ``products`` tells what the weight of a name gives for about `FEW_ROWS` tokens, float32 [rows, N].
     """
     weight = weights.linears[linear.name].weight
     if not any(isinstance(reader, Attention | SwiGLU) for reader in layer.readers(linear)):
         return weight
-    level = channel_level(product(seen[linear.name].thinned(_ROWS).rows(), weight), 0.5).astype(np.float32)
+    level = channel_level(products(linear.name), 0.5).astype(np.float32)
     return np.asarray(weight / np.where(level > 0, level, 1)[:, None])
 
 
 def fold_linear(seen: ChannelStatistics, weight: np.ndarray) -> tuple[np.ndarray, Fold]:
     """Factors of the channels that ``weight`` float32 [N, K] reads, and what they are worth."""
-    few, some, length = seen.thinned(_ROWS), weight[:: max(1, len(weight) // _OUTPUTS)], column_length(weight)
+    few, some, length = seen.thinned(FEW_ROWS), weight[:: max(1, len(weight) // _OUTPUTS)], column_length(weight)
 
     def error(factors: np.ndarray) -> np.ndarray:
         return np.array([error_with_shadow(few.divided(factors[0]), some * factors[0])])
@@ -126,7 +129,10 @@ def fold_linear(seen: ChannelStatistics, weight: np.ndarray) -> tuple[np.ndarray
 def _linear_factors(seen: ChannelStatistics, length: np.ndarray, power: float) -> np.ndarray:
     """The factors of all rows that are not sinks; factors from all rows show which rows are sinks."""
     first = even_factors(channel_level(seen.rows(), power), length, power)
-    regular = seen.rows()[~seen.divided(first).sinks()]
+    sinks = seen.divided(first).sinks()
+    if not sinks.any():
+        return first
+    regular = seen.rows()[~sinks]
     return even_factors(channel_level(regular, power), length, power) if len(regular) else first
 
 

@@ -65,6 +65,7 @@ from edge_llm.quant.shadow import Treatment
 from edge_llm.schemes import int8, scheme_of
 from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
+from kernels.memory import recycled
 
 FEW_TOKENS = 512
 """A shorter calibration text is worth a word: folds and shadows chosen on it fit other texts less well."""
@@ -121,7 +122,8 @@ def import_model(
             raise _taken(target)
         with Staging(target) as staging:
             _check_space(staging.path, job)
-            job.write(staging.path)
+            with recycled():
+                job.write(staging.path)
             opened.check_unchanged()
             if not staging.publish(replace=overwrite or state == "damaged") and _existing(target, job) != "same":
                 raise _taken(target)  # another import was faster, with another model
@@ -260,7 +262,10 @@ class _Job:
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
 
     def _measure(self, survey: Survey, stage: str, choices: Sequence[Choice]) -> list[float]:
-        return losses(self.source, self.decoder, survey, choices, lambda done, total: self.progress(stage, done, total))
+        def tell(done: int, total: int) -> None:
+            self.progress(stage, done, total)
+
+        return losses(self.source, self.decoder, survey, choices, self.outliers.budget, tell)
 
     def _tell_folds(self, found: Mapping[str, Fold]) -> None:
         """Say how many of the places were folded; where nothing was to be folded, nothing."""

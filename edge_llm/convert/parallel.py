@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 from threadpoolctl import threadpool_limits
 
+from kernels import memory
+
 
 def core_count() -> int:
     """Cores that this process may use, at most 16."""
@@ -22,6 +24,6 @@ def core_count() -> int:
 
 @contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
-    """As many threads as this process has cores (at most 16), with a BLAS that adds none."""
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(core_count()) as pool:
+    """As many threads as this process has cores (at most 16), with a BLAS that adds none; arrays lie where the caller's do."""
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(core_count(), initializer=memory.share()) as pool:
         yield pool

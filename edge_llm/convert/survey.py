@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from edge_llm.convert.calibrate import key_offset, run_layer
-from edge_llm.convert.folds import Calibration, FoldedLayer, choose_folds, fold_linear, judged, unfolded
+from edge_llm.convert.folds import FEW_ROWS, Calibration, FoldedLayer, choose_folds, fold_linear, judged, unfolded
 from edge_llm.convert.layer_folds import Factors, fold_layer
 from edge_llm.convert.parallel import workers
 from edge_llm.errors import InvalidModel
@@ -25,6 +25,7 @@ from edge_llm.quant.profile import ChannelStatistics, output_error
 from edge_llm.quant.shadow import NONE, Treatment
 from edge_llm.schemes import float16, int8, scheme_of
 from kernels import ThreadPool
+from kernels.floats import product
 
 Treat = Callable[[ChannelStatistics, np.ndarray, np.ndarray], tuple[Treatment, ...]]
 """Gives the treatments of a linear, from its input, its weight float32 [N, K], and that weight as `judged` changes it."""
@@ -104,8 +105,8 @@ def survey_model(
         for index, layer in enumerate(decoder.layers):
             progress("calibration", index, len(decoder.layers))
             weights = read_layer(source, layer)
-            states, seen = run_layer(states, layer, weights, tables, f"layers.{index}", pool)
-            calibration = Calibration(seen, lengths, tables, context)
+            run = run_layer(states, layer, weights, tables, f"layers.{index}", pool, max(1, sum(lengths) // FEW_ROWS))
+            states, calibration = run.states, Calibration(run.seen, run.products, lengths, tables, context)
             found.append(_survey_layer(layer, weights, calibration, wishes, f"layers.{index}", pool))
         gain = read_final_norm(source, decoder)
         with np.errstate(all="ignore"):
@@ -136,7 +137,11 @@ def _survey_layer(
     """Fold the layer ``name``, then see what each of its linears needs."""
     folded = choose_folds(layer, weights, calibration, pool) if wishes.fold else unfolded(layer)
     weights, seen = fold_layer(weights, layer, folded.factors, pool), folded.inputs(calibration.seen, layer)
-    judges = pool.map(lambda linear: judged(layer, weights, linear, seen), layer.linears)
+
+    def products(linear: str) -> np.ndarray:
+        return product(seen[linear].thinned(FEW_ROWS).rows(), weights.linears[linear].weight)
+
+    judges = pool.map(lambda linear: judged(layer, weights, linear, products), layer.linears)
     matrices = {linear.name: judge for linear, judge in zip(layer.linears, judges, strict=True)}
 
     def treat(linear: Linear) -> tuple[Treatment, ...]:
@@ -178,7 +183,8 @@ FLOAT16_ERROR = 2.0**-22
 
 def float16_treatment(linear: Linear, seen: ChannelStatistics, weight: np.ndarray) -> Treatment:
     """What float16 would make of ``weight``, without a product: few imports need it, and INT8's error is far larger."""
-    fits = np.abs(weight).max(initial=0.0) <= np.finfo(np.float16).max
+    largest = max(weight.max(initial=0.0), -weight.min(initial=0.0))
+    fits = largest <= np.finfo(np.float16).max
     return replace(_unmeasured(linear, float16.NAME, seen), error=FLOAT16_ERROR if fits else math.inf)
 
 
@@ -204,6 +210,6 @@ def _unmeasured(linear: Linear, scheme_name: str, seen: ChannelStatistics) -> Tr
         input_scale=1.0,
         error=math.inf,
         cost=scheme_of(replace(linear, scheme=scheme_name)).cost(linear) - int8.cost(linear),
-        largest_cold=float(np.abs(seen.rows()).max(initial=0.0)),
+        largest_cold=float(seen.peaks().max(initial=0.0)),
         scheme=scheme_name,
     )

@@ -8,7 +8,7 @@ bundle would give, and holds one layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -36,7 +36,7 @@ from edge_llm.schemes import BlockWeights, Weight, int8, scheme_of
 from edge_llm.subgraphs.placement import HOST, embedding_part, head_part, place
 from edge_llm.subgraphs.shelf import SubgraphShelf
 from kernels import ThreadPool
-from kernels.floats import divergence_terms, exp64, log64, product, softmax_sums
+from kernels.floats import divergences, exp64, log64, product, softmax_sums
 
 Choice = Mapping[str, Treatment]
 """The treatment of every linear."""
@@ -53,9 +53,12 @@ def losses(
     decoder: Decoder,
     survey: Survey,
     choices: Sequence[Choice],
+    enough: float,
     progress: CountProgress,
 ) -> list[float]:
     """What INT8 costs with each of ``choices``, in percent of perplexity: exp(mean KL(float || INT8)) - 1.
+
+    Where the first costs at most ``enough``, those between the first and the last may be left unmeasured: infinity.
 
     That is the rise to expect on text that the float model predicts well.  The rise on the calibration text itself has the
     same mean there, but an error of sqrt(2 KL / tokens), often more than the budget.
@@ -65,7 +68,7 @@ def losses(
         for index in range(len(decoder.layers)):
             progress(index, len(decoder.layers))
             trial.run_layer(index, survey.folded_layer(source, decoder, index, pool), pool)
-        found = trial.compare(read_output(source, decoder), read_final_norm(source, decoder), pool)
+        found = trial.compare(read_output(source, decoder), read_final_norm(source, decoder), enough, pool)
         progress(len(decoder.layers), len(decoder.layers))
     return found
 
@@ -145,8 +148,11 @@ class _Trial:
 
         return {linear.name: [opened(linear, one) for one in treatments[linear.name]] for linear in linears}
 
-    def compare(self, output: np.ndarray, gain: np.ndarray, pool: Executor) -> list[float]:
-        """The loss of every choice; ``output`` float32 [V, hidden] (folded in place), ``gain`` of the last norm."""
+    def compare(self, output: np.ndarray, gain: np.ndarray, enough: float, pool: Executor) -> list[float]:
+        """The loss of every choice; ``output`` float32 [V, hidden] (folded in place), ``gain`` of the last norm.
+
+        See `losses` about ``enough``.
+        """
         fold = self._survey.output_fold
         output *= fold
         made = self._linears("", [self._decoder.output], {"output": FloatLinear(output)}, pool)["output"]
@@ -154,30 +160,79 @@ class _Trial:
         states = np.concatenate(self._survey.states) / fold
         run_head = self._shelf.get(self._head, self._rows.static)
 
-        def divergences(rows: np.ndarray) -> np.ndarray:
-            """The divergence in every block of ``rows`` from each choice: float64 [blocks, choices]."""
+        def divergences_of(rows: np.ndarray, choices: Sequence[int]) -> np.ndarray:
+            """The divergence in every block of ``rows`` from each of ``choices``: float64 [blocks, choices]."""
             wanted = product(states[rows], output, self._pool)
             wanted_shift = _softmax_shift(wanted, self._pool)
+            theirs = logits[: len(rows)]
             found = []
-            for head, state in zip(heads, self._states, strict=True):
-                run_head(head, {"hidden": state[rows], "logits": logits[: len(rows)]}, self._part(rows), None)
-                terms = logits[: len(rows)]
-                divergence_terms(wanted, wanted_shift, terms, _softmax_shift(terms, self._pool), self._pool)
-                found.append([terms[start : start + size].sum(dtype=np.float64) for start in range(0, len(rows), size)])
-            return np.ascontiguousarray(np.transpose(found))
+            for number in choices:
+                run_head(heads[number], {"hidden": self._states[number][rows], "logits": theirs}, self._part(rows), None)
+                shift = _softmax_shift(theirs, self._pool)
+                found.append(divergences(wanted, wanted_shift, theirs, shift, size, self._pool))
+            return np.transpose(found)
 
         size = max(1, _BLOCK_LOGITS // len(output))
         step = _BLOCKS * size
         logits = np.empty((min(step, len(states)), len(output)), np.float32)
         groups = np.split(np.arange(len(states)), range(step, len(states), step))
-        total = np.concatenate([divergences(rows) for rows in groups]).sum(axis=0)
-        return [_percent(divergence / len(states)) for divergence in total.tolist()]
+        comparison = _Comparison(len(heads), groups, divergences_of)
+        comparison.measure_as_needed(enough)
+        return comparison.losses()
 
     def _part(self, at: np.ndarray) -> Rows:
         rows = self._rows
         return replace(
             rows, tokens=rows.tokens[at], sequence=rows.sequence[at], position=rows.position[at], slots=rows.slots[at]
         )
+
+
+class _Comparison:
+    """The divergences from some choices in every block of rows, measured a group of blocks at a time."""
+
+    def __init__(
+        self, choices: int, groups: Sequence[np.ndarray], divergences_of: Callable[[np.ndarray, Sequence[int]], np.ndarray]
+    ) -> None:
+        self._choices = range(choices)
+        self._groups = groups
+        self._divergences_of = divergences_of
+        self._found: list[np.ndarray] = []
+        """Of every group float64 [blocks, choices], 0 where nothing is measured."""
+        self._unmeasured: set[int] = set()
+
+    def measure_as_needed(self, enough: float) -> None:
+        """Measure the first choice, the last, and those between unless the first costs at most ``enough``.
+
+        A sweep over the groups costs a product of the float model.  So the first group says what is likely to be needed, and
+        only where it was wrong there is a second one.
+        """
+        ends = {self._choices[0], self._choices[-1]}
+        between = set(self._choices) - ends
+        start, others = self._groups[:1], self._groups[1:]
+        self._found = [self._measure(rows, ends) for rows in start]
+        in_one_sweep = self._loss(0) > enough
+        self._found += [self._measure(rows, ends | between if in_one_sweep else ends) for rows in others]
+        if self._loss(0) <= enough:
+            self._unmeasured = between
+        else:
+            for number, rows in enumerate(start if in_one_sweep else self._groups):
+                self._found[number] += self._measure(rows, between)
+
+    def _measure(self, rows: np.ndarray, choices: set[int]) -> np.ndarray:
+        wanted = sorted(choices)
+        found = self._divergences_of(rows, wanted)
+        every = np.zeros((len(found), len(self._choices)))
+        every[:, wanted] = found
+        return every
+
+    def losses(self) -> list[float]:
+        """The loss of every choice in percent of perplexity; infinity where it was not measured."""
+        return [math.inf if number in self._unmeasured else self._loss(number) for number in self._choices]
+
+    def _loss(self, choice: int) -> float:
+        """In the groups that were measured."""
+        rows = sum(len(group) for group in self._groups[: len(self._found)])
+        return _percent(float(np.concatenate(self._found).sum(axis=0)[choice]) / rows)
 
 
 def _percent(divergence: float) -> float:

@@ -43,11 +43,13 @@ class Arithmetic:
     product: Callable[[np.ndarray, np.ndarray], np.ndarray]
     """x [..., M, K], weight [..., N, K] -> [..., M, N]."""
     exp: Callable[[np.ndarray], np.ndarray]
+    attention: Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray] | None = None
+    """The whole of `attend` for the last queries, where there is one; else it is made of the others."""
 
 
 NUMPY = Arithmetic(lambda x, weight: x @ weight.swapaxes(-1, -2), np.exp)
 """By all cores; the last bits are the processor's."""
-SAME_BITS = Arithmetic(floats.product, floats.exp)
+SAME_BITS = Arithmetic(floats.product, floats.exp, floats.attention)
 """By the calling thread; the same bits on every processor."""
 
 
@@ -124,6 +126,9 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, past: int, arithmetic: A
     for start in range(0, tokens, _QUERY_BLOCK):
         stop = min(start + _QUERY_BLOCK, tokens)
         seen = past + stop
+        if arithmetic.attention is not None:
+            out[start:stop] = arithmetic.attention(q[start:stop], k[:, :seen], v[:, :seen], float(scale))
+            continue
         scores = arithmetic.product(grouped[:, :, start:stop], k[:, None, :seen]) * scale
         hidden = np.arange(seen) > past + np.arange(start, stop)[:, None]
         scores[:, :, hidden] = -np.inf

@@ -29,7 +29,7 @@ from edge_llm.quant.folding import Fold, column_energy
 from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, QuantizedWeight, quantize_weight
 from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, product_cost, shadow_cost
 from kernels import ThreadPool
-from kernels.floats import column_squares, product, rounding_errors
+from kernels.floats import column_squares, product, rounding_errors, row_levels
 from kernels.linear import Int8Linear, linear
 
 HOT_FACTOR = 4.0
@@ -105,12 +105,10 @@ class ChannelStatistics:
         return self._sinks
 
     def _find_sinks(self) -> np.ndarray:
-        values = np.abs(self.rows())
+        values = self.rows()
         if not values.size:
             return np.zeros(len(values), bool)
-        index = int(0.97 * (self.columns - 1))
-        values.partition(index, axis=1)
-        level = values[:, index]
+        level = row_levels(values, int(0.97 * (self.columns - 1)))
         return np.asarray(level > SINK_FACTOR * np.median(level))
 
     def peaks(self) -> np.ndarray:
@@ -168,7 +166,7 @@ class ScaleSearch:
         output = float((column_squares(sample) / len(sample) * energy).sum())
         sample, energy = np.ascontiguousarray(sample[:, cold].T), energy[cold]
         least = max(largest / _WIDEST, 1e-20) / LIMIT
-        self._scales = np.maximum(np.percentile(sample, PERCENTILES) / LIMIT, least)
+        self._scales = np.maximum(percentiles(sample) / LIMIT, least)
         measured = [_errors(sample, input_scale, energy) for input_scale in self._scales]
         unit = self._scales**2 / output if output > 0.0 else np.zeros(len(measured))
         self._rounding = unit * [rounding for rounding, _, _ in measured]
@@ -185,6 +183,17 @@ class ScaleSearch:
 
     def _least(self, costs: np.ndarray) -> float:
         return float(np.float32(self._scales[int(np.argmin(costs))]))
+
+
+def percentiles(values: np.ndarray) -> np.ndarray:
+    """The `PERCENTILES` of ``values``, float64, interpolated as NumPy does; only values from the first one on are ordered."""
+    at = (values.size - 1) * (np.array(PERCENTILES) / 100.0)
+    below = np.floor(at).astype(np.intp)
+    above, first = np.minimum(below + 1, values.size - 1), below[0]
+    last = np.sort(np.partition(values.reshape(-1), first)[first:])
+    a, b, share = last[below - first], last[above - first], at - below
+    step = b - a
+    return np.where(share < 0.5, a + step * share, b - step * (1.0 - share))
 
 
 def _errors(magnitudes: np.ndarray, input_scale: float, energy: np.ndarray) -> tuple[float, float, float]:

@@ -36,6 +36,7 @@ template <> struct ElementType<double> { static constexpr int number = NPY_FLOAT
 template <> struct ElementType<half> { static constexpr int number = NPY_FLOAT16; static constexpr const char* name = "float16"; };
 template <> struct ElementType<int8_t> { static constexpr int number = NPY_INT8; static constexpr const char* name = "int8"; };
 template <> struct ElementType<uint8_t> { static constexpr int number = NPY_UINT8; static constexpr const char* name = "uint8"; };
+template <> struct ElementType<uint16_t> { static constexpr int number = NPY_UINT16; static constexpr const char* name = "uint16"; };
 template <> struct ElementType<uint32_t> { static constexpr int number = NPY_UINT32; static constexpr const char* name = "uint32"; };
 template <> struct ElementType<int32_t> { static constexpr int number = NPY_INT32; static constexpr const char* name = "int32"; };
 template <> struct ElementType<int64_t> { static constexpr int number = NPY_INT64; static constexpr const char* name = "int64"; };

@@ -1,5 +1,6 @@
 // Bindings of floats.h and calibration.h: arguments checked, channels, rows or values shared out over the pool.
 #include <algorithm>
+#include <vector>
 
 #include "bind.h"
 
@@ -18,7 +19,7 @@ nb::object float_product(nb::handle x_arg, nb::handle weight_arg, ThreadPool& po
   expect_shape(weight, "weight", {-1, columns});
   const int64_t channels = weight.shape[0];
   nb::object out = new_array<float, 2>({rows, channels});
-  const FloatProduct args = {x.data, rows, weight.data, channels, columns, data_of<float, 2>(out)};
+  const FloatProduct args = {x.data, rows, weight.data, columns, channels, columns, data_of<float, 2>(out)};
   const KernelCall call(pool);
   const auto kernel = kernels().floats.product;
   // Few blocks for each thread: all rows pass by once for each.
@@ -118,20 +119,75 @@ nb::object softmax_sums(nb::handle x_arg, ThreadPool& pool) {
   return nb::make_tuple(largest, sums);
 }
 
-void divergence_terms(nb::handle wanted_arg, nb::handle wanted_shift_arg, nb::handle found_arg, nb::handle found_shift_arg,
-                      ThreadPool& pool) {
+nb::object divergences(nb::handle wanted_arg, nb::handle wanted_shift_arg, nb::handle found_arg, nb::handle found_shift_arg,
+                       int64_t block, ThreadPool& pool) {
   const auto wanted = read<float, 2>(wanted_arg, "wanted");
   const int64_t rows = wanted.shape[0], vocabulary = wanted.shape[1];
-  const auto found = write<float, 2>(found_arg, "found");
+  const auto found = read<float, 2>(found_arg, "found");
   expect_shape(found, "found", {rows, vocabulary});
   const auto wanted_shift = read<float, 2>(wanted_shift_arg, "wanted_shift");
   expect_shape(wanted_shift, "wanted_shift", {rows, 2});
   const auto found_shift = read<float, 2>(found_shift_arg, "found_shift");
   expect_shape(found_shift, "found_shift", {rows, 2});
-  const DivergenceTerms args = {wanted.data, wanted_shift.data, found.data, found_shift.data, vocabulary};
+  if (block < 1) throw nb::value_error("`block` must be at least 1");
+  const int64_t blocks = (rows + block - 1) / block;
+  Divergences args = {wanted.data, wanted_shift.data, found.data, found_shift.data, rows, vocabulary, block, nullptr};
+  const int64_t runs = args.runs_per_block();
+  std::vector<double> sums(static_cast<size_t>(blocks * runs));
+  args.sums = sums.data();
+  nb::object total = new_array<double, 1>({blocks});
+  double* totals = data_of<double, 1>(total);
   const KernelCall call(pool);
-  const auto kernel = kernels().floats.divergence_terms;
-  pool.for_blocks(rows, 1, [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
+  const auto kernel = kernels().floats.divergences;
+  pool.for_blocks(blocks * runs, 4, [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
+  for (int64_t i = 0; i < blocks; ++i) {
+    totals[i] = 0.0;
+    for (int64_t run = 0; run < runs; ++run) totals[i] += sums[static_cast<size_t>(i * runs + run)];
+  }
+  return total;
+}
+
+nb::object row_levels(nb::handle x_arg, int64_t index, ThreadPool& pool) {
+  const auto x = read<float, 2>(x_arg, "x");
+  const int64_t rows = x.shape[0], channels = x.shape[1];
+  if (index < 0 || index >= channels) throw nb::value_error("`index` must be that of a channel");
+  nb::object levels = new_array<float, 1>({rows});
+  const RowLevels args = {x.data, channels, index, data_of<float, 1>(levels)};
+  const KernelCall call(pool);
+  const auto kernel = kernels().floats.row_levels;
+  pool.for_blocks(rows, std::max<int64_t>(1, kValuesPerBlock / channels),
+                  [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
+  return levels;
+}
+
+nb::object float_attention(nb::handle queries_arg, nb::handle keys_arg, nb::handle values_arg, float scale, ThreadPool& pool) {
+  const auto queries = read<float, 3>(queries_arg, "queries");
+  const int64_t tokens = queries.shape[0], heads = queries.shape[1], dim = queries.shape[2];
+  const auto keys = read<float, 3>(keys_arg, "keys");
+  expect_shape(keys, "keys", {-1, -1, dim});
+  const int64_t kv_heads = keys.shape[0], positions = keys.shape[1];
+  const auto values = read<float, 3>(values_arg, "values");
+  expect_shape(values, "values", {kv_heads, positions, dim});
+  if (kv_heads < 1 || heads % kv_heads) throw nb::value_error("`queries` must have whole groups of heads for each of `keys`");
+  if (positions < tokens) throw nb::value_error("`keys` must have at least the positions of `queries`");
+  nb::object out = new_array<float, 3>({tokens, heads, dim});
+  const FloatAttention args = {queries.data, keys.data, values.data, tokens, heads, kv_heads, positions, dim, scale,
+                               data_of<float, 3>(out)};
+  std::vector<float> scratch(static_cast<size_t>(args.scratch() * pool.threads()));
+  const KernelCall call(pool);
+  const auto kernel = kernels().floats.attention;
+  pool.for_blocks(heads, 1, [&](int64_t begin, int64_t end, int worker) {
+    kernel(args, scratch.data() + worker * args.scratch(), begin, end);
+  });
+  return out;
+}
+
+float widen(nb::handle x_arg, nb::handle out_arg, bool bfloat16) {
+  const auto x = read<uint16_t, 1>(x_arg, "x");
+  const auto out = write<float, 1>(out_arg, "out");
+  expect_shape(out, "out", {x.shape[0]});
+  const ReleasedGil released;
+  return (bfloat16 ? kernels().floats.widen_bf16 : kernels().floats.widen_f16)(x.data, out.data, x.shape[0]);
 }
 
 }  // namespace
@@ -145,7 +201,10 @@ void bind_floats(nb::module_& module) {
   module.def("column_squares", &column_squares, any, nb::arg(), nb::arg());
   module.def("quantize_rows", &quantize_rows, any, any, nb::arg());
   module.def("softmax_sums", &softmax_sums, any, nb::arg());
-  module.def("divergence_terms", &divergence_terms, any, any, any, any, nb::arg());
+  module.def("divergences", &divergences, any, any, any, any, nb::arg(), nb::arg());
+  module.def("row_levels", &row_levels, any, nb::arg(), nb::arg());
+  module.def("float_attention", &float_attention, any, any, any, nb::arg(), nb::arg());
+  module.def("widen", &widen, any, any, nb::arg());
 }
 
 }  // namespace edge

@@ -198,18 +198,86 @@ static void softmax_sums(const SoftmaxSums& a, int64_t begin, int64_t end) {
   }
 }
 
-static void divergence_terms(const DivergenceTerms& a, int64_t begin, int64_t end) {
-  for (int64_t m = begin; m < end; ++m) {
-    const f32x16 wanted_largest = broadcast(a.wanted_shift[2 * m]), wanted_total = broadcast(a.wanted_shift[2 * m + 1]);
-    const f32x16 found_largest = broadcast(a.found_shift[2 * m]), found_total = broadcast(a.found_shift[2 * m + 1]);
-    const float* wanted = a.wanted + m * a.vocabulary;
-    float* found = a.found + m * a.vocabulary;
-    each_vector(a.vocabulary, [&](int64_t i, int n) EDGE_INLINE_LAMBDA {
-      const f32x16 w = sub(sub(load_some(wanted + i, n), wanted_largest), wanted_total);
-      const f32x16 f = sub(sub(load_some(found + i, n), found_largest), found_total);
-      store_some(found + i, mul(exp(w), sub(w, f)), n);
-    });
+// exp(w) * (w - f) of `count` values of row m from `first` on.
+EDGE_INLINE void divergence_terms(const Divergences& a, int64_t m, int64_t first, int64_t count, float* terms) {
+  const f32x16 wanted_largest = broadcast(a.wanted_shift[2 * m]), wanted_total = broadcast(a.wanted_shift[2 * m + 1]);
+  const f32x16 found_largest = broadcast(a.found_shift[2 * m]), found_total = broadcast(a.found_shift[2 * m + 1]);
+  const float* wanted = a.wanted + m * a.vocabulary + first;
+  const float* found = a.found + m * a.vocabulary + first;
+  each_vector(count, [&](int64_t i, int n) EDGE_INLINE_LAMBDA {
+    const f32x16 w = sub(sub(load_some(wanted + i, n), wanted_largest), wanted_total);
+    const f32x16 f = sub(sub(load_some(found + i, n), found_largest), found_total);
+    store_some(terms + i, mul(exp(w), sub(w, f)), n);
+  });
+}
+
+static void divergences(const Divergences& a, int64_t begin, int64_t end) {
+  float terms[kDivergenceRun];
+  for (int64_t run = begin; run < end; ++run) {
+    const int64_t row = run / a.runs_per_block() * a.block;
+    const int64_t values = min_i64(a.block, a.rows - row) * a.vocabulary;
+    const int64_t first = run % a.runs_per_block() * kDivergenceRun;
+    const int64_t last = min_i64(values, first + kDivergenceRun);
+    for (int64_t i = first; i < last;) {
+      const int64_t at = i % a.vocabulary, count = min_i64(last - i, a.vocabulary - at);
+      divergence_terms(a, row + i / a.vocabulary, at, count, terms + (i - first));
+      i += count;
+    }
+    a.sums[run] = last > first ? sum_by_halves<double>(0, last - first, [&](int64_t i, int64_t n) {
+      return leaf_sum<double>(terms + i, n);
+    }) : 0.0;
   }
+}
+
+EDGE_INLINE uint32_t magnitude_bits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  return bits & 0x7FFFFFFFu;
+}
+
+EDGE_INLINE float of_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+// The magnitude at `index` of a row in order: its bits from the highest down, each by counting how many are below.
+static void row_levels(const RowLevels& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float* x = a.x + row * a.channels;
+    uint32_t level = 0;
+    for (int bit = 30; bit >= 0; --bit) {
+      const uint32_t higher = level | 1u << bit;
+      int32_t below = 0;
+      for (int64_t k = 0; k < a.channels; ++k) below += magnitude_bits(x[k]) < higher;
+      if (below <= a.index) level = higher;
+    }
+    a.levels[row] = of_bits(level);
+  }
+}
+
+static float widen_bf16(const uint16_t* x, float* out, int64_t count) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(x[i]) << 16;
+    memcpy(out + i, &bits, 4);
+    const uint32_t magnitude = bits & 0x7FFFFFFFu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return of_bits(largest);
+}
+
+static float widen_f16(const uint16_t* x, float* out, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(out + i, from_f16(x + i));
+  if (i < count) {
+    uint16_t last[kLanes] = {};
+    memcpy(last, x + i, static_cast<size_t>(count - i) * 2);
+    store_some(out + i, from_f16(last), static_cast<int>(count - i));
+  }
+  uint32_t largest = 0;
+  for (int64_t j = 0; j < count; ++j) largest = magnitude_bits(out[j]) > largest ? magnitude_bits(out[j]) : largest;
+  return of_bits(largest);
 }
 
 }  // namespace EDGE_VARIANT

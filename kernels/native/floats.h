@@ -20,12 +20,12 @@ constexpr int kFloatRows = 2, kFloatChannels = 3;
 template <int R, int P>
 void float_tile(const FloatProduct& a, int64_t m, int64_t n) {
   const float* x = a.x + m * a.columns;
-  const float* weight = a.weight + n * a.columns;
+  const float* weight = a.weight + n * a.weight_stride;
   f32x16 sum[R][P];
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { sum[r][p] = zero(); }); });
   each_vector(a.columns, [&](int64_t k, int lanes) EDGE_INLINE_LAMBDA {
     f32x16 w[P];
-    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { w[p] = load_some(weight + p * a.columns + k, lanes); });
+    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { w[p] = load_some(weight + p * a.weight_stride + k, lanes); });
     unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
       const f32x16 value = load_some(x + r * a.columns + k, lanes);
       unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { sum[r][p] = fma(value, w[p], sum[r][p]); });
@@ -39,10 +39,20 @@ void float_tile(const FloatProduct& a, int64_t m, int64_t n) {
   });
 }
 
+// While the rows pass by, the next P channels are fetched, a share with every tile.
 template <int P>
 void float_rows(const FloatProduct& a, int64_t begin, int64_t end, int64_t n) {
+  constexpr int64_t kLine = 64;
+  const char* next = reinterpret_cast<const char*>(a.weight + (n + P) * a.weight_stride);
+  const int64_t bytes = max_i64(0, min_i64(P, a.channels - n - P)) * a.weight_stride * static_cast<int64_t>(sizeof(float));
+  const int64_t share = ceil_div(bytes, max_i64(1, (end - begin) / kFloatRows) * kLine) * kLine;
+  int64_t fetched = 0;
   int64_t m = begin;
-  for (; m + kFloatRows <= end; m += kFloatRows) float_tile<kFloatRows, P>(a, m, n);
+  for (; m + kFloatRows <= end; m += kFloatRows) {
+    for (const int64_t stop = min_i64(bytes, fetched + share); fetched < stop; fetched += kLine)
+      __builtin_prefetch(next + fetched, 0, 2);
+    float_tile<kFloatRows, P>(a, m, n);
+  }
   for (; m < end; ++m) float_tile<1, P>(a, m, n);
 }
 
@@ -64,8 +74,52 @@ static void float_exp(const float* x, float* out, int64_t begin, int64_t end) {
   each_vector(end - begin, [&](int64_t i, int n) { store_some(out + begin + i, exp(load_some(x + begin + i, n)), n); });
 }
 
-constexpr FloatKernels float_kernels = {float_product,  float_exp,     rounding_errors, channel_powers,
-                                        column_squares, quantize_rows, softmax_sums,    divergence_terms};
+// The first `seen` scores become weights whose sum is 1, the rest of `kept` 0; the sum is one of all `positions`.
+static void attention_weights(float* scores, float scale, int64_t seen, int64_t kept, int64_t positions, float* raised) {
+  float largest = -__builtin_inff();
+  for (int64_t i = 0; i < seen; ++i) {
+    scores[i] *= scale;
+    largest = scores[i] > largest ? scores[i] : largest;
+  }
+  const f32x16 most = broadcast(largest);
+  each_vector(seen, [&](int64_t i, int n) EDGE_INLINE_LAMBDA {
+    store_some(raised + i, exp(sub(load_some(scores + i, n), most)), n);
+  });
+  memset(raised + seen, 0, static_cast<size_t>(positions - seen) * sizeof(float));
+  const float total = sum_by_halves<float>(0, positions, [&](int64_t i, int64_t n) { return leaf_sum<float>(raised + i, n); });
+  for (int64_t i = 0; i < kept; ++i) scores[i] = raised[i] / total;
+}
+
+static void float_attention(const FloatAttention& a, float* scratch, int64_t begin, int64_t end) {
+  float* turned = scratch;  // [D, S]
+  float* queries = turned + a.dim * a.positions;
+  float* outputs = queries + a.kAttended * a.dim;
+  float* scores = outputs + a.kAttended * a.dim;
+  float* raised = scores + a.kAttended * a.positions;
+  const int64_t past = a.positions - a.tokens;
+  for (int64_t head = begin; head < end; ++head) {
+    const int64_t group = head / (a.heads / a.kv_heads);
+    const float* keys = a.keys + group * a.positions * a.dim;
+    const float* values = a.values + group * a.positions * a.dim;
+    for (int64_t i = 0; i < a.positions; ++i)
+      for (int64_t d = 0; d < a.dim; ++d) turned[d * a.positions + i] = values[i * a.dim + d];
+    for (int64_t first = 0; first < a.tokens; first += a.kAttended) {
+      const int64_t count = min_i64(a.kAttended, a.tokens - first), kept = past + first + count;
+      const size_t row_bytes = static_cast<size_t>(a.dim) * sizeof(float);
+      for (int64_t m = 0; m < count; ++m)
+        memcpy(queries + m * a.dim, a.queries + ((first + m) * a.heads + head) * a.dim, row_bytes);
+      float_product({queries, count, keys, a.dim, kept, a.dim, scores}, 0, kept);
+      for (int64_t m = 0; m < count; ++m)
+        attention_weights(scores + m * kept, a.scale, past + first + m + 1, kept, a.positions, raised);
+      float_product({scores, count, turned, a.positions, a.dim, kept, outputs}, 0, a.dim);
+      for (int64_t m = 0; m < count; ++m)
+        memcpy(a.out + ((first + m) * a.heads + head) * a.dim, outputs + m * a.dim, row_bytes);
+    }
+  }
+}
+
+constexpr FloatKernels float_kernels = {float_product, float_exp,    rounding_errors, channel_powers,  column_squares, quantize_rows,
+                                        softmax_sums,  divergences,  row_levels,      float_attention, widen_bf16,     widen_f16};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

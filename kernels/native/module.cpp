@@ -58,4 +58,5 @@ NB_MODULE(_native, module) {
   bind_sampling(module);
   bind_floats(module);
   bind_program(module);
+  bind_memory(module);
 }

@@ -5,14 +5,35 @@
 
 namespace edge {
 
-// out[m, n] = x[m] . weight[n]; all row-major and contiguous.
+// out[m, n] = x[m] . weight[n]; x and out contiguous.
 struct FloatProduct {
-  const float* x;       // [M, K]
-  int64_t rows;         // M
-  const float* weight;  // [N, K]
-  int64_t channels;     // N
-  int64_t columns;      // K
-  float* out;           // [M, N]
+  const float* x;         // [M, K]
+  int64_t rows;           // M
+  const float* weight;    // [N, K]
+  int64_t weight_stride;  // from row to row
+  int64_t channels;       // N
+  int64_t columns;        // K
+  float* out;             // [M, N]
+};
+
+// Causal grouped attention of the last T of S positions, the scores of a head's queries kAttended at a time.
+struct FloatAttention {
+  static constexpr int64_t kAttended = 32;
+  const float* queries;  // [T, H, D]
+  const float* keys;     // [G, S, D]
+  const float* values;   // [G, S, D]
+  int64_t tokens, heads, kv_heads, positions, dim;
+  float scale;
+  float* out;  // [T, H, D]
+
+  // Floats that a worker needs beside them: a head's values turned, and its queries, scores, outputs and one row of scores.
+  int64_t scratch() const { return positions * dim + 2 * kAttended * dim + kAttended * positions + positions; }
+};
+
+struct RowLevels {
+  const float* x;  // [T, K]
+  int64_t channels, index;
+  float* levels;  // [T]
 };
 
 // What INT8 makes of the values of channels, see kernels/floats.py.
@@ -57,12 +78,18 @@ struct SoftmaxSums {
   float* sums;     // [M]
 };
 
-struct DivergenceTerms {
+// Sums of KL terms over kDivergenceRun values at a time, in blocks of rows; a run ends with its block.
+constexpr int64_t kDivergenceRun = 8192;
+struct Divergences {
   const float* wanted;        // [M, V]
   const float* wanted_shift;  // [M, 2]
-  float* found;               // [M, V], becomes the terms
+  const float* found;         // [M, V]
   const float* found_shift;   // [M, 2]
-  int64_t vocabulary;
+  int64_t rows, vocabulary;
+  int64_t block;  // rows
+  double* sums;   // of every run of every block
+
+  int64_t runs_per_block() const { return (block * vocabulary + kDivergenceRun - 1) / kDivergenceRun; }
 };
 
 struct FloatKernels {
@@ -75,7 +102,13 @@ struct FloatKernels {
   void (*column_squares)(const ColumnSquares&);
   void (*quantize_rows)(const QuantizeRows&, int64_t begin, int64_t end);        // rows
   void (*softmax_sums)(const SoftmaxSums&, int64_t begin, int64_t end);          // rows
-  void (*divergence_terms)(const DivergenceTerms&, int64_t begin, int64_t end);  // rows
+  void (*divergences)(const Divergences&, int64_t begin, int64_t end);           // runs
+  void (*row_levels)(const RowLevels&, int64_t begin, int64_t end);              // rows
+  // Heads; `scratch` is the worker's.
+  void (*attention)(const FloatAttention&, float* scratch, int64_t begin, int64_t end);
+  // out[i] = x[i] of `count` bfloat16 or float16; the largest magnitude, NaN above all.
+  float (*widen_bf16)(const uint16_t* x, float* out, int64_t count);
+  float (*widen_f16)(const uint16_t* x, float* out, int64_t count);
 };
 
 }  // namespace edge

@@ -91,8 +91,37 @@ def softmax_sums(x: F32) -> tuple[F32, F32]:
     return largest, sum_by_halves(exp(x - largest[:, None]))
 
 
-def divergence_terms(wanted: F32, wanted_shift: F32, found: F32, found_shift: F32) -> F32:
-    """exp(w) * (w - f), both [M, V] less their two shifts [M, 2]."""
+def divergences(wanted: F32, wanted_shift: F32, found: F32, found_shift: F32, block: int) -> F64:
+    """Sums of exp(w) * (w - f), both [M, V] less their two shifts [M, 2], over every ``block`` rows, 8192 values at a time."""
     w = (wanted - wanted_shift[:, :1]) - wanted_shift[:, 1:]
     f = (found - found_shift[:, :1]) - found_shift[:, 1:]
-    return np.asarray(exp(w) * (w - f))
+    terms = exp(w) * (w - f)
+    sums = []
+    for start in range(0, len(terms), block):
+        values, total = terms[start : start + block].reshape(-1).astype(np.float64), 0.0
+        for first in range(0, len(values), 8192):
+            total += float(sum_by_halves(values[first : first + 8192]))
+        sums.append(total)
+    return np.array(sums, np.float64)
+
+
+def row_levels(x: F32, index: int) -> F32:
+    """The magnitude at ``index`` of every row in ascending order."""
+    return np.asarray(np.sort(np.abs(x), axis=1)[:, index])
+
+
+def attention(queries: F32, keys: F32, values: F32, scale: float) -> F32:
+    """queries [T, H, D] at the last T of the positions of keys and values [G, S, D]: what each sees, weighed."""
+    (tokens, heads, dim), (groups, positions, _) = queries.shape, keys.shape
+    grouped = queries.reshape(tokens, groups, heads // groups, dim).transpose(1, 2, 0, 3)
+    scores = product(grouped, keys[:, None]) * np.float32(scale)
+    scores[:, :, np.arange(positions) > positions - tokens + np.arange(tokens)[:, None]] = -np.inf
+    raised = exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = raised / sum_by_halves(raised)[..., None]
+    seen = product(weights, values[:, None].swapaxes(-1, -2))
+    return np.ascontiguousarray(seen.transpose(2, 0, 1, 3).reshape(tokens, heads, dim))
+
+
+def widen(x: npt.NDArray[np.uint16], *, bfloat16: bool) -> F32:
+    """Bits of bfloat16 or of float16 as float32."""
+    return (x.astype(np.uint32) << 16).view(np.float32) if bfloat16 else x.view(np.float16).astype(np.float32)
