@@ -367,7 +367,9 @@ struct TileSegment {
   }
 
   // What is asked for with page j of the keys, and of the values; where there is nothing, what is at hand anyway.
-  EDGE_INLINE const int8_t* fetched_values(int64_t first, int64_t j) const { return first == 0 ? here.values(j) : here.keys(j); }
+  EDGE_INLINE const int8_t* fetched_values(int64_t first, int64_t j) const {
+    return first == 0 ? here.values(j) : here.keys(j);
+  }
   EDGE_INLINE const int8_t* fetched_keys(int64_t first, int64_t j) const {
     return first == 0 && j < next.pages ? next.keys(j) : here.values(j);
   }
@@ -467,11 +469,14 @@ EDGE_INLINE void exponentials(float* scores, int64_t tokens, float top, const fl
   *step = reduce_max(most) / kInt16Most;
 }
 
-// What `exponentials` wrote of the tokens, as int16 of this step [padded].
+// What `exponentials` wrote of the tokens, as int16 of this step [padded]; anything where the step is not finite.
 EDGE_INLINE void round_weights(const float* products, int64_t tokens, float step, int64_t padded, int16_t* weights) {
   const int64_t end = ceil_div(tokens, kLanes) * kLanes;
   const f32x16 inverse = inverse_step(step);
-  for (int64_t t = 0; t < end; t += kLanes) store_i16(weights + t, round_even(mul(load(products + t), inverse)));
+  const auto rounded = [&](int64_t t) EDGE_INLINE_LAMBDA { return round_even(mul(load(products + t), inverse)); };
+  int64_t t = 0;
+  for (; t + 2 * kLanes <= end; t += 2 * kLanes) store_low_i16(weights + t, rounded(t), rounded(t + kLanes));
+  if (t < end) store_i16(weights + t, rounded(t));
   memset(weights + end, 0, static_cast<size_t>(padded - end) * sizeof(int16_t));
 }
 
