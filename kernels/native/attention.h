@@ -29,6 +29,7 @@ constexpr int kBlockQueries = 6, kBlockVectors = 1, kExpVectors = 1;
 constexpr int kBlockQueries = 1, kBlockVectors = 1, kExpVectors = 1;
 #endif
 
+constexpr int64_t kSegmentPages = kSegment / kPage;
 constexpr int64_t kScoreStride = kSegment + 16;   // a power of two would put the same token's scores into few cache sets
 constexpr int64_t kWeightStride = kSegment + 32;
 constexpr float kInt16Most = 32767.0f, kSmallestNormal = 0x1p-126f, kLog2E = 0x1.715476p+0f;
@@ -320,36 +321,19 @@ EDGE_INLINE int64_t visible_most(const AttentionArgs& a, const AttentionTile& ti
 
 // Where the keys and values lie that a tile sees of a segment.
 struct SegmentPages {
-  const AttentionArgs& a;
-  const int32_t* table;  // its first page
-  int64_t kv_head, pages;
-
-  // Offset of page j's kv head in the scales; times the head size, in the pages.
-  EDGE_INLINE int64_t slot(int64_t j) const { return (table[j] * a.kv_heads + kv_head) * kPage; }
-  EDGE_INLINE const int8_t* keys(int64_t j) const { return a.k_pages + slot(j) * a.head_dim; }
-  EDGE_INLINE const int8_t* values(int64_t j) const { return a.v_pages + slot(j) * a.head_dim; }
-
-  EDGE_INLINE void fetch_scales(int64_t j) const {
-    __builtin_prefetch(a.k_scales + slot(j));
-    __builtin_prefetch(a.v_scales + slot(j));
-  }
-  EDGE_INLINE void fetch_keys(int64_t begin, int64_t end) const {
-    for (int64_t j = begin; j < end; ++j) {
-      fetch_scales(j);
-      for (int64_t i = 0; i < kPage * a.head_dim; i += 64) __builtin_prefetch(keys(j) + i);
-    }
-  }
+  int64_t pages;
+  int64_t slot[kSegmentPages];  // of the kv head in the scales
+  const int8_t *keys[kSegmentPages], *values[kSegmentPages];
 };
 
-EDGE_INLINE SegmentPages segment_pages(const AttentionArgs& a, const AttentionTile& tile, int64_t segment) {
-  const int64_t queries = tile.rows * (a.q_heads / a.kv_heads);
-  return {a, a.page_table + a.row_sequence[tile.row] * a.max_pages + segment * (kSegment / kPage), tile.kv_head,
-          ceil_div(visible_most(a, tile, 0, queries, segment), kPage)};
-}
-
-EDGE_INLINE SegmentPages pages_of(const AttentionArgs& a, NextSegment next) {
-  if (next.tile == nullptr) return {a, nullptr, 0, 0};
-  return segment_pages(a, *next.tile, next.segment);
+EDGE_INLINE void find_pages(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, SegmentPages& found) {
+  const int32_t* table = a.page_table + a.row_sequence[tile.row] * a.max_pages + segment * kSegmentPages;
+  found.pages = ceil_div(visible_most(a, tile, 0, tile.rows * (a.q_heads / a.kv_heads), segment), kPage);
+  for (int64_t j = 0; j < found.pages; ++j) {
+    found.slot[j] = (table[j] * a.kv_heads + tile.kv_head) * kPage;
+    found.keys[j] = a.k_pages + found.slot[j] * a.head_dim;
+    found.values[j] = a.v_pages + found.slot[j] * a.head_dim;
+  }
 }
 
 // A segment at work. While its first queries pass, its values are asked for among the scores, and the next segment's keys
@@ -359,36 +343,55 @@ struct TileSegment {
   const AttentionTile& tile;
   int64_t segment;
   const TileScratch& s;
-  int64_t queries, padded;
-  const SegmentPages &here, &next;
+  int64_t padded;
+  SegmentPages here, next;
 
   int64_t pages_seen(int64_t first, int64_t rows) const {
     return ceil_div(visible_most(a, tile, first, first + rows, segment), kPage);
   }
 
-  // What is asked for with page j of the keys, and of the values; where there is nothing, what is at hand anyway.
-  EDGE_INLINE const int8_t* fetched_values(int64_t first, int64_t j) const {
-    return first == 0 ? here.values(j) : here.keys(j);
-  }
-  EDGE_INLINE const int8_t* fetched_keys(int64_t first, int64_t j) const {
-    return first == 0 && j < next.pages ? next.keys(j) : here.values(j);
-  }
+  // What is asked for with the pages of keys, and of values: by later queries what is at hand anyway.
+  EDGE_INLINE const int8_t* const* asked_with_keys(int64_t first) const { return first == 0 ? here.values : here.keys; }
+  EDGE_INLINE const int8_t* const* asked_with_values(int64_t first) const { return first == 0 ? next.keys : here.values; }
 };
+
+// The next segment's pages; where it has fewer than this one, what is at hand anyway.
+EDGE_INLINE void find_next(TileSegment& t, NextSegment next) {
+  t.next.pages = 0;
+  if (next.tile != nullptr) find_pages(t.a, *next.tile, next.segment, t.next);
+  for (int64_t j = t.next.pages; j < t.here.pages; ++j) {
+    t.next.slot[j] = t.here.slot[j];
+    t.next.keys[j] = t.here.values[j];
+  }
+}
+
+EDGE_INLINE void ask_for_scales(const TileSegment& t, int64_t j) {
+  __builtin_prefetch(t.a.k_scales + t.next.slot[j]);
+  __builtin_prefetch(t.a.v_scales + t.next.slot[j]);
+}
+
+// Pages of the next segment that no page of this one stands for.
+EDGE_INLINE void ask_for_the_rest(const TileSegment& t) {
+  for (int64_t j = t.here.pages; j < t.next.pages; ++j) {
+    ask_for_scales(t, j);
+    for (int64_t i = 0; i < kPage * t.a.head_dim; i += 64) __builtin_prefetch(t.next.keys[j] + i);
+  }
+}
 
 // Scores of R queries, from the first, and the V pages from j on: (float(dot) * key_scale) * q_step.
 template <int R, int V>
 EDGE_INLINE void score_pages(const TileSegment& t, int64_t first, int64_t j) {
-  const int8_t *keys[V], *fetched[V];
+  const int8_t *keys[V], *asked[V];
   f32x16 key_scale[V];
   unrolled<V>([&](auto i) EDGE_INLINE_LAMBDA {
-    keys[i] = t.here.keys(j + i);
-    key_scale[i] = from_f16(t.a.k_scales + t.here.slot(j + i));
-    fetched[i] = t.fetched_values(first, j + i);
+    keys[i] = t.here.keys[j + i];
+    key_scale[i] = from_f16(t.a.k_scales + t.here.slot[j + i]);
+    asked[i] = t.asked_with_keys(first)[j + i];
   });
   BlockSums<R, V> sums;
   clear(sums);
   const auto load = [&](auto i, auto odd, int64_t step) EDGE_INLINE_LAMBDA {
-    if constexpr (odd == 0) __builtin_prefetch(fetched[i] + step * 2 * kPage);
+    if constexpr (odd == 0) __builtin_prefetch(asked[i] + step * 2 * kPage);
     return load_pairs(keys[i] + step * 2 * kPage);
   };
   multiply_block<R, V>(sums, t.s.q + first * t.padded, t.padded, t.a.head_dim / 2, load);
@@ -489,10 +492,10 @@ __attribute__((noinline)) void value_block(const TileSegment& t, int64_t first, 
   const int16_t* weights = t.s.weights + first * kWeightStride;
   const int64_t dim = t.a.head_dim;
   for (int64_t j = 0; j < pages; ++j) {
-    const int8_t *values = t.here.values(j) + 2 * d, *fetched = t.fetched_keys(first, j) + kPage * d;
-    if (first == 0 && d == 0 && j < t.next.pages) t.next.fetch_scales(j);
+    const int8_t *values = t.here.values[j] + 2 * d, *asked = t.asked_with_values(first)[j] + kPage * d;
+    if (first == 0 && d == 0) ask_for_scales(t, j);
     const auto load = [&](auto i, auto odd, int64_t step) EDGE_INLINE_LAMBDA {
-      if constexpr ((odd * V + i) % 2 == 0) __builtin_prefetch(fetched + (step * V + i) * 2 * kLanes);
+      if constexpr ((odd * V + i) % 2 == 0) __builtin_prefetch(asked + (step * V + i) * 2 * kLanes);
       const int8_t* at = values + 2 * (step * dim + i * kLanes);
       if constexpr (Half)
         return load_half_pairs(at);
@@ -545,9 +548,10 @@ EDGE_INLINE void weigh_block(const TileSegment& t, int64_t first, int64_t rows, 
 static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, NextSegment then,
                          const TileScratch& s, SoftmaxPart part) {
   const int64_t queries = tile.rows * (a.q_heads / a.kv_heads);
-  const SegmentPages here = segment_pages(a, tile, segment), next = pages_of(a, then);
-  const TileSegment t = {a, tile, segment, s, queries, attention_padded(a.head_dim), here, next};
-  for (int64_t j = 0; j < here.pages; ++j) store(s.value_scale + j * kPage, from_f16(a.v_scales + here.slot(j)));
+  TileSegment t = {a, tile, segment, s, attention_padded(a.head_dim)};
+  find_pages(a, tile, segment, t.here);
+  find_next(t, then);
+  for (int64_t j = 0; j < t.here.pages; ++j) store(s.value_scale + j * kPage, from_f16(a.v_scales + t.here.slot[j]));
   each_block(queries, [&](int64_t first, int64_t rows) EDGE_INLINE_LAMBDA {
     with_rows<kBlockQueries>(rows, [&](auto r) EDGE_INLINE_LAMBDA { score_block<r>(t, first, t.pages_seen(first, rows)); });
     weigh_block(t, first, rows, part);
@@ -557,7 +561,7 @@ static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int6
       value_head<r>(t, first, t.pages_seen(first, rows), part.value);
     });
   });
-  next.fetch_keys(here.pages, next.pages);
+  ask_for_the_rest(t);
 }
 
 // Query n: `segment` joins the segments before it.
