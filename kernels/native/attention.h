@@ -336,6 +336,16 @@ EDGE_INLINE void find_pages(const AttentionArgs& a, const AttentionTile& tile, i
   }
 }
 
+// The pages of the segment after `here`; where it has fewer, what is at hand anyway.
+EDGE_INLINE void find_next(const AttentionArgs& a, NextSegment next, const SegmentPages& here, SegmentPages& found) {
+  found.pages = 0;
+  if (next.tile != nullptr) find_pages(a, *next.tile, next.segment, found);
+  for (int64_t j = found.pages; j < here.pages; ++j) {
+    found.slot[j] = here.slot[j];
+    found.keys[j] = here.values[j];
+  }
+}
+
 // A segment at work. While its first queries pass, its values are asked for among the scores, and the next segment's keys
 // among the values, 64 bytes at a time: many requests at once would fill the processor's queue and stop it.
 struct TileSegment {
@@ -344,7 +354,7 @@ struct TileSegment {
   int64_t segment;
   const TileScratch& s;
   int64_t padded;
-  SegmentPages here, next;
+  const SegmentPages &here, &next;
 
   int64_t pages_seen(int64_t first, int64_t rows) const {
     return ceil_div(visible_most(a, tile, first, first + rows, segment), kPage);
@@ -354,16 +364,6 @@ struct TileSegment {
   EDGE_INLINE const int8_t* const* asked_with_keys(int64_t first) const { return first == 0 ? here.values : here.keys; }
   EDGE_INLINE const int8_t* const* asked_with_values(int64_t first) const { return first == 0 ? next.keys : here.values; }
 };
-
-// The next segment's pages; where it has fewer than this one, what is at hand anyway.
-EDGE_INLINE void find_next(TileSegment& t, NextSegment next) {
-  t.next.pages = 0;
-  if (next.tile != nullptr) find_pages(t.a, *next.tile, next.segment, t.next);
-  for (int64_t j = t.next.pages; j < t.here.pages; ++j) {
-    t.next.slot[j] = t.here.slot[j];
-    t.next.keys[j] = t.here.values[j];
-  }
-}
 
 EDGE_INLINE void ask_for_scales(const TileSegment& t, int64_t j) {
   __builtin_prefetch(t.a.k_scales + t.next.slot[j]);
@@ -548,9 +548,10 @@ EDGE_INLINE void weigh_block(const TileSegment& t, int64_t first, int64_t rows, 
 static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, NextSegment then,
                          const TileScratch& s, SoftmaxPart part) {
   const int64_t queries = tile.rows * (a.q_heads / a.kv_heads);
-  TileSegment t = {a, tile, segment, s, attention_padded(a.head_dim)};
-  find_pages(a, tile, segment, t.here);
-  find_next(t, then);
+  SegmentPages here, next;
+  find_pages(a, tile, segment, here);
+  find_next(a, then, here, next);
+  const TileSegment t = {a, tile, segment, s, attention_padded(a.head_dim), here, next};
   for (int64_t j = 0; j < t.here.pages; ++j) store(s.value_scale + j * kPage, from_f16(a.v_scales + t.here.slot[j]));
   each_block(queries, [&](int64_t first, int64_t rows) EDGE_INLINE_LAMBDA {
     with_rows<kBlockQueries>(rows, [&](auto r) EDGE_INLINE_LAMBDA { score_block<r>(t, first, t.pages_seen(first, rows)); });
