@@ -29,9 +29,9 @@ constexpr int kBlockQueries = 6, kBlockVectors = 1, kExpVectors = 1;
 constexpr int kBlockQueries = 1, kBlockVectors = 1, kExpVectors = 1;
 #endif
 
+constexpr int64_t kSegmentPages = kSegment / kPage;
 constexpr int64_t kScoreStride = kSegment + 16;   // a power of two would put the same token's scores into few cache sets
 constexpr int64_t kWeightStride = kSegment + 32;
-constexpr int64_t kPrefetchPages = 4;  // how far ahead of its use a page of keys is asked for
 constexpr float kInt16Most = 32767.0f, kSmallestNormal = 0x1p-126f, kLog2E = 0x1.715476p+0f;
 
 // ---- append ------------------------------------------------------------------------------------------------
@@ -210,17 +210,19 @@ EDGE_INLINE void clear(BlockSums<R, V>& sums) {
   });
 }
 
-// sums[r][i] += the pairs load(i, step) times factors[r * stride + 2 * step ..], over the steps.
+// sums[r][i] += the pairs load(i, odd, step) times factors[r * stride + 2 * step ..], over the steps, an even number.
 template <int R, int V, class Load>
 EDGE_INLINE void multiply_block(BlockSums<R, V>& sums, const int16_t* factors, int64_t stride, int64_t steps, Load&& load) {
-  for (int64_t step = 0; step < steps; ++step) {
-    Pairs x[V];
-    unrolled<V>([&](auto i) EDGE_INLINE_LAMBDA { x[i] = load(i, step); });
-    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-      const PairFactor f = load_factor(factors + r * stride + 2 * step);
-      unrolled<V>([&](auto i) EDGE_INLINE_LAMBDA { multiply_add(sums.v[r][i], x[i], f); });
+  for (int64_t pair = 0; pair < steps; pair += 2)
+    unrolled<2>([&](auto odd) EDGE_INLINE_LAMBDA {
+      const int64_t step = pair + odd;
+      Pairs x[V];
+      unrolled<V>([&](auto i) EDGE_INLINE_LAMBDA { x[i] = load(i, odd, step); });
+      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+        const PairFactor f = load_factor(factors + r * stride + 2 * step);
+        unrolled<V>([&](auto i) EDGE_INLINE_LAMBDA { multiply_add(sums.v[r][i], x[i], f); });
+      });
     });
-  }
 }
 
 // body(Index<rows>) for rows in 1..R known only at run time.
@@ -294,8 +296,9 @@ EDGE_INLINE float quantize_query(const float* source, int64_t dim, float softmax
   return step;
 }
 
-static void load_queries(const AttentionArgs& a, const AttentionTile& tile, const TileScratch& s) {
+static void load_queries(const AttentionArgs& a, const AttentionTile& tile, float* scratch) {
   const int64_t group = a.q_heads / a.kv_heads, padded = attention_padded(a.head_dim);
+  const TileScratch s = tile_scratch(scratch, tile.rows * group, a.head_dim);
   for (int64_t n = 0; n < tile.rows * group; ++n) {
     const float* source = a.q + (tile.row + n / group) * a.row_stride + (tile.kv_head * group + n % group) * a.head_stride;
     s.q_step[n] = quantize_query(source, a.head_dim, a.softmax_scale, s.q + n * padded);
@@ -316,54 +319,82 @@ EDGE_INLINE int64_t visible_most(const AttentionArgs& a, const AttentionTile& ti
   return most;
 }
 
-// Its callers must be inlined too: GCC takes a function that only prefetches for one without effect and drops the call.
-EDGE_INLINE void prefetch_page(const int8_t* page, const uint16_t* scales, int64_t dim) {
-  __builtin_prefetch(scales);
-  for (int64_t i = 0; i < kPage * dim; i += 64) __builtin_prefetch(page + i);
+// Where the keys and values lie that a tile sees of a segment.
+struct SegmentPages {
+  int64_t pages;
+  int64_t slot[kSegmentPages];  // of the kv head in the scales
+  const int8_t *keys[kSegmentPages], *values[kSegmentPages];
+};
+
+EDGE_INLINE void find_pages(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, SegmentPages& found) {
+  const int32_t* table = a.page_table + a.row_sequence[tile.row] * a.max_pages + segment * kSegmentPages;
+  found.pages = ceil_div(visible_most(a, tile, 0, tile.rows * (a.q_heads / a.kv_heads), segment), kPage);
+  for (int64_t j = 0; j < found.pages; ++j) {
+    found.slot[j] = (table[j] * a.kv_heads + tile.kv_head) * kPage;
+    found.keys[j] = a.k_pages + found.slot[j] * a.head_dim;
+    found.values[j] = a.v_pages + found.slot[j] * a.head_dim;
+  }
 }
 
-// A segment at work.
+// The pages of the segment after `here`; where it has fewer, what is at hand anyway.
+EDGE_INLINE void find_next(const AttentionArgs& a, NextSegment next, const SegmentPages& here, SegmentPages& found) {
+  found.pages = 0;
+  if (next.tile != nullptr) find_pages(a, *next.tile, next.segment, found);
+  for (int64_t j = found.pages; j < here.pages; ++j) {
+    found.slot[j] = here.slot[j];
+    found.keys[j] = here.values[j];
+  }
+}
+
+// A segment at work. While its first queries pass, its values are asked for among the scores, and the next segment's keys
+// among the values, 64 bytes at a time: many requests at once would fill the processor's queue and stop it.
 struct TileSegment {
   const AttentionArgs& a;
   const AttentionTile& tile;
   int64_t segment;
   const TileScratch& s;
-  int64_t queries, padded;
-  int64_t pages;  // that any query sees
+  int64_t padded;
+  const SegmentPages &here, &next;
 
   int64_t pages_seen(int64_t first, int64_t rows) const {
     return ceil_div(visible_most(a, tile, first, first + rows, segment), kPage);
   }
 
-  // Offset of page j's kv head in the scales; times the head size, in the pages.
-  EDGE_INLINE int64_t slot(int64_t j) const {
-    const int32_t* table = a.page_table + a.row_sequence[tile.row] * a.max_pages + segment * (kSegment / kPage);
-    return (table[j] * a.kv_heads + tile.kv_head) * kPage;
-  }
-
-  // While the keys of the pages j .. j+count-1 are used: their values, and keys further on.
-  EDGE_INLINE void prefetch(int64_t j, int64_t count) const {
-    for (int64_t i = j; i < j + count; ++i) {
-      const int64_t value = slot(i), key = slot(min_i64(i + kPrefetchPages, pages - 1));
-      prefetch_page(a.k_pages + key * a.head_dim, a.k_scales + key, a.head_dim);
-      prefetch_page(a.v_pages + value * a.head_dim, a.v_scales + value, a.head_dim);
-    }
-  }
+  // What is asked for with the pages of keys, and of values: by later queries what is at hand anyway.
+  EDGE_INLINE const int8_t* const* asked_with_keys(int64_t first) const { return first == 0 ? here.values : here.keys; }
+  EDGE_INLINE const int8_t* const* asked_with_values(int64_t first) const { return first == 0 ? next.keys : here.values; }
 };
+
+EDGE_INLINE void ask_for_scales(const TileSegment& t, int64_t j) {
+  __builtin_prefetch(t.a.k_scales + t.next.slot[j]);
+  __builtin_prefetch(t.a.v_scales + t.next.slot[j]);
+}
+
+// Pages of the next segment that no page of this one stands for.
+EDGE_INLINE void ask_for_the_rest(const TileSegment& t) {
+  for (int64_t j = t.here.pages; j < t.next.pages; ++j) {
+    ask_for_scales(t, j);
+    for (int64_t i = 0; i < kPage * t.a.head_dim; i += 64) __builtin_prefetch(t.next.keys[j] + i);
+  }
+}
 
 // Scores of R queries, from the first, and the V pages from j on: (float(dot) * key_scale) * q_step.
 template <int R, int V>
 EDGE_INLINE void score_pages(const TileSegment& t, int64_t first, int64_t j) {
-  const int8_t* keys[V];
+  const int8_t *keys[V], *asked[V];
   f32x16 key_scale[V];
   unrolled<V>([&](auto i) EDGE_INLINE_LAMBDA {
-    keys[i] = t.a.k_pages + t.slot(j + i) * t.a.head_dim;
-    key_scale[i] = from_f16(t.a.k_scales + t.slot(j + i));
+    keys[i] = t.here.keys[j + i];
+    key_scale[i] = from_f16(t.a.k_scales + t.here.slot[j + i]);
+    asked[i] = t.asked_with_keys(first)[j + i];
   });
   BlockSums<R, V> sums;
   clear(sums);
-  multiply_block<R, V>(sums, t.s.q + first * t.padded, t.padded, t.a.head_dim / 2,
-                       [&](auto i, int64_t step) EDGE_INLINE_LAMBDA { return load_pairs(keys[i] + step * 2 * kPage); });
+  const auto load = [&](auto i, auto odd, int64_t step) EDGE_INLINE_LAMBDA {
+    if constexpr (odd == 0) __builtin_prefetch(asked[i] + step * 2 * kPage);
+    return load_pairs(keys[i] + step * 2 * kPage);
+  };
+  multiply_block<R, V>(sums, t.s.q + first * t.padded, t.padded, t.a.head_dim / 2, load);
   float* scores = t.s.scores + j * kPage;
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
     const f32x16 q_step = broadcast(t.s.q_step[first + r]);
@@ -373,14 +404,11 @@ EDGE_INLINE void score_pages(const TileSegment& t, int64_t first, int64_t j) {
   });
 }
 
-// The scores of R queries and all pages that they see. The first block asks for the memory of the others too.
+// The scores of R queries and all pages that they see.
 template <int R>
 __attribute__((noinline)) void score_block(const TileSegment& t, int64_t first, int64_t pages) {
   int64_t j = 0;
-  for (; j + kBlockVectors <= pages; j += kBlockVectors) {
-    if (first == 0) t.prefetch(j, kBlockVectors);
-    score_pages<R, kBlockVectors>(t, first, j);
-  }
+  for (; j + kBlockVectors <= pages; j += kBlockVectors) score_pages<R, kBlockVectors>(t, first, j);
   if constexpr (kBlockVectors > 1) {
     for (; j < pages; ++j) score_pages<R, 1>(t, first, j);
   }
@@ -444,11 +472,14 @@ EDGE_INLINE void exponentials(float* scores, int64_t tokens, float top, const fl
   *step = reduce_max(most) / kInt16Most;
 }
 
-// What `exponentials` wrote of the tokens, as int16 of this step [padded].
+// What `exponentials` wrote of the tokens, as int16 of this step [padded]; anything where the step is not finite.
 EDGE_INLINE void round_weights(const float* products, int64_t tokens, float step, int64_t padded, int16_t* weights) {
   const int64_t end = ceil_div(tokens, kLanes) * kLanes;
   const f32x16 inverse = inverse_step(step);
-  for (int64_t t = 0; t < end; t += kLanes) store_i16(weights + t, round_even(mul(load(products + t), inverse)));
+  const auto rounded = [&](int64_t t) EDGE_INLINE_LAMBDA { return round_even(mul(load(products + t), inverse)); };
+  int64_t t = 0;
+  for (; t + 2 * kLanes <= end; t += 2 * kLanes) store_low_i16(weights + t, rounded(t), rounded(t + kLanes));
+  if (t < end) store_i16(weights + t, rounded(t));
   memset(weights + end, 0, static_cast<size_t>(padded - end) * sizeof(int16_t));
 }
 
@@ -461,14 +492,17 @@ __attribute__((noinline)) void value_block(const TileSegment& t, int64_t first, 
   const int16_t* weights = t.s.weights + first * kWeightStride;
   const int64_t dim = t.a.head_dim;
   for (int64_t j = 0; j < pages; ++j) {
-    const int8_t* values = t.a.v_pages + t.slot(j) * dim + 2 * d;
-    multiply_block<R, V>(sums, weights + j * kPage, kWeightStride, kPage / 2, [&](auto i, int64_t step) EDGE_INLINE_LAMBDA {
+    const int8_t *values = t.here.values[j] + 2 * d, *asked = t.asked_with_values(first)[j] + kPage * d;
+    if (first == 0 && d == 0) ask_for_scales(t, j);
+    const auto load = [&](auto i, auto odd, int64_t step) EDGE_INLINE_LAMBDA {
+      if constexpr ((odd * V + i) % 2 == 0) __builtin_prefetch(asked + (step * V + i) * 2 * kLanes);
       const int8_t* at = values + 2 * (step * dim + i * kLanes);
       if constexpr (Half)
         return load_half_pairs(at);
       else
         return load_pairs(at);
-    });
+    };
+    multiply_block<R, V>(sums, weights + j * kPage, kWeightStride, kPage / 2, load);
   }
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
     const f32x16 step = broadcast(t.s.weight_step[first + r]);
@@ -493,7 +527,7 @@ EDGE_INLINE void value_head(const TileSegment& t, int64_t first, int64_t pages, 
 // The weights of the queries first .. first+rows-1 from the block's scores; step by step for all, so that none waits for
 // the end of another's sums. A query that sees nothing has weights of zero, and neither a top nor a sum.
 EDGE_INLINE void weigh_block(const TileSegment& t, int64_t first, int64_t rows, SoftmaxPart part) {
-  const int64_t group = t.a.q_heads / t.a.kv_heads, padded = t.pages * kPage;
+  const int64_t group = t.a.q_heads / t.a.kv_heads, padded = t.here.pages * kPage;
   int64_t tokens[kBlockQueries];
   for (int64_t r = 0; r < rows; ++r) {
     tokens[r] = visible(t.a, t.tile.row + (first + r) / group, t.segment);
@@ -511,12 +545,14 @@ EDGE_INLINE void weigh_block(const TileSegment& t, int64_t first, int64_t rows, 
 }
 
 // One segment for all queries of a tile; a query that sees none of it gets an undefined part, which is never merged.
-static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, const TileScratch& s,
-                         SoftmaxPart part) {
-  const int64_t group = a.q_heads / a.kv_heads, queries = tile.rows * group;
-  const int64_t pages = ceil_div(visible_most(a, tile, 0, queries, segment), kPage);
-  const TileSegment t = {a, tile, segment, s, queries, attention_padded(a.head_dim), pages};
-  for (int64_t j = 0; j < pages; ++j) store(s.value_scale + j * kPage, from_f16(a.v_scales + t.slot(j)));
+static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, NextSegment then,
+                         const TileScratch& s, SoftmaxPart part) {
+  const int64_t queries = tile.rows * (a.q_heads / a.kv_heads);
+  SegmentPages here, next;
+  find_pages(a, tile, segment, here);
+  find_next(a, then, here, next);
+  const TileSegment t = {a, tile, segment, s, attention_padded(a.head_dim), here, next};
+  for (int64_t j = 0; j < t.here.pages; ++j) store(s.value_scale + j * kPage, from_f16(a.v_scales + t.here.slot[j]));
   each_block(queries, [&](int64_t first, int64_t rows) EDGE_INLINE_LAMBDA {
     with_rows<kBlockQueries>(rows, [&](auto r) EDGE_INLINE_LAMBDA { score_block<r>(t, first, t.pages_seen(first, rows)); });
     weigh_block(t, first, rows, part);
@@ -526,6 +562,7 @@ static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int6
       value_head<r>(t, first, t.pages_seen(first, rows), part.value);
     });
   });
+  ask_for_the_rest(t);
 }
 
 // Query n: `segment` joins the segments before it.
@@ -566,23 +603,23 @@ static void finish_tile(const AttentionArgs& a, const AttentionTile& tile, Softm
   }
 }
 
-static void attend(const AttentionArgs& a, const AttentionTile& tile, float* scratch) {
+static void attend(const AttentionArgs& a, const AttentionTile& tile, const AttentionTile* next, float* scratch) {
   const int64_t queries = tile.rows * (a.q_heads / a.kv_heads);
   const TileScratch s = tile_scratch(scratch, queries, a.head_dim);
   const SoftmaxPart run = attention_part(s.run, queries), part = attention_part(s.part, queries);
-  load_queries(a, tile, s);
+  load_queries(a, tile, scratch);
   for (int64_t segment = 0; segment < tile.segments; ++segment) {
-    tile_segment(a, tile, segment, s, segment == 0 ? run : part);
+    const NextSegment then = segment + 1 < tile.segments ? NextSegment{&tile, segment + 1} : NextSegment{next, 0};
+    tile_segment(a, tile, segment, then, s, segment == 0 ? run : part);
     if (segment > 0) merge_tile(a, tile, segment, run, part);
   }
   finish_tile(a, tile, run);
 }
 
-static void attend_segment(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, SoftmaxPart part,
-                           float* scratch) {
+static void attend_segment(const AttentionArgs& a, const AttentionTile& tile, int64_t segment, NextSegment next,
+                           SoftmaxPart part, float* scratch) {
   const TileScratch s = tile_scratch(scratch, tile.rows * (a.q_heads / a.kv_heads), a.head_dim);
-  load_queries(a, tile, s);
-  tile_segment(a, tile, segment, s, part);
+  tile_segment(a, tile, segment, next, s, part);
 }
 
 static void join_segments(const AttentionArgs& a, const AttentionTile& tile, float* parts, int64_t stride) {
@@ -593,8 +630,8 @@ static void join_segments(const AttentionArgs& a, const AttentionTile& tile, flo
   finish_tile(a, tile, run);
 }
 
-constexpr AttentionKernels attention_kernels = {rope_append_rows, attention_scratch_floats, attend, attend_segment,
-                                                join_segments};
+constexpr AttentionKernels attention_kernels = {rope_append_rows, attention_scratch_floats, attend, load_queries,
+                                                attend_segment, join_segments};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

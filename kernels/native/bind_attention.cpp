@@ -1,6 +1,7 @@
 // rope_append and paged_attention: arguments checked, rows cut into tiles, tiles (or their segments) shared out.
 #include <algorithm>
 #include <atomic>
+#include <utility>
 #include <vector>
 
 #include "calls.h"
@@ -209,12 +210,19 @@ size_t scratch_bytes(const AttentionArgs& a, const std::vector<PlannedTile>& til
   return static_cast<size_t>(kernels().attention.scratch_floats(rows * (a.q_heads / a.kv_heads), a.head_dim)) * 4;
 }
 
+// The unit that probably follows `i` on the same worker, which is at work on a block that ends at `end`: all take turns.
+int64_t probable_next(int64_t i, int64_t end, int workers) { return i + 1 < end ? i + 1 : i + workers; }
+
 void run_tiles(const AttentionArgs& a, const std::vector<PlannedTile>& tiles, ThreadPool& pool, int workers) {
-  const auto attend = kernels().attention.attend;
+  const AttentionKernels& kernel = kernels().attention;
   const size_t bytes = scratch_bytes(a, tiles);
+  const auto tile_of = [&](int64_t i) {
+    return i < static_cast<int64_t>(tiles.size()) ? &tiles[static_cast<size_t>(i)].tile : nullptr;
+  };
   pool.for_blocks(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end, int worker) {
     float* scratch = static_cast<float*>(pool.scratch(worker, bytes));
-    for (int64_t i = begin; i < end; ++i) attend(a, tiles[static_cast<size_t>(i)].tile, scratch);
+    for (int64_t i = begin; i < end; ++i)
+      kernel.attend(a, *tile_of(i), tile_of(probable_next(i, end, workers)), scratch);
   }, workers);
 }
 
@@ -241,14 +249,23 @@ void run_segments(const AttentionArgs& a, std::vector<PlannedTile>& tiles, Threa
   float* parts = static_cast<float*>(pool.shared_scratch(0, static_cast<size_t>(floats) * 4));
   const size_t bytes = scratch_bytes(a, tiles);
   const AttentionKernels& kernel = kernels().attention;
+  const auto segment_of = [&](int64_t i) {
+    if (i >= static_cast<int64_t>(units.size())) return NextSegment{};
+    const Unit unit = units[static_cast<size_t>(i)];
+    return NextSegment{&tiles[static_cast<size_t>(unit.tile)].tile, unit.segment};
+  };
+  std::vector<int32_t> loaded(static_cast<size_t>(workers), -1);  // the tile whose queries a worker has at hand
   pool.for_blocks(static_cast<int64_t>(units.size()), 1, [&](int64_t begin, int64_t end, int worker) {
     float* scratch = static_cast<float*>(pool.scratch(worker, bytes));
     for (int64_t i = begin; i < end; ++i) {
       const Unit unit = units[static_cast<size_t>(i)];
       const PlannedTile& planned = tiles[static_cast<size_t>(unit.tile)];
+      if (std::exchange(loaded[static_cast<size_t>(worker)], unit.tile) != unit.tile)
+        kernel.load_queries(a, planned.tile, scratch);
       const int64_t stride = stride_of(planned.tile);
       float* part = parts + planned.parts + unit.segment * stride;
-      kernel.attend_segment(a, planned.tile, unit.segment, attention_part(part, planned.tile.rows * group), scratch);
+      kernel.attend_segment(a, planned.tile, unit.segment, segment_of(probable_next(i, end, workers)),
+                            attention_part(part, planned.tile.rows * group), scratch);
       if (finished[static_cast<size_t>(unit.tile)].fetch_add(1) + 1 >= planned.tile.segments)
         kernel.join(a, planned.tile, parts + planned.parts, stride);
     }

@@ -49,6 +49,12 @@ struct AttentionTile {
   int64_t segments;  // up to the tile's last position
 };
 
+// The tile and segment that a worker probably does next: its keys are fetched meanwhile. `tile` null: none.
+struct NextSegment {
+  const AttentionTile* tile;
+  int64_t segment;
+};
+
 // The softmax of some keys, per query of a tile: maximum, sum of exponentials, weighted sum of values [n][padded dim].
 struct SoftmaxPart {
   float *top, *sum, *value;
@@ -67,10 +73,12 @@ struct AttentionKernels {
   bool (*rope_append)(const RopeAppendArgs&, int64_t begin, int64_t end);
   // Floats of scratch that the functions below need for a tile of so many queries.
   int64_t (*scratch_floats)(int64_t queries, int64_t head_dim);
-  // All segments of a tile, to the result.
-  void (*attend)(const AttentionArgs&, const AttentionTile&, float* scratch);
+  // All segments of a tile, to the result. `next`: the tile that this worker probably does next, or null.
+  void (*attend)(const AttentionArgs&, const AttentionTile&, const AttentionTile* next, float* scratch);
+  // A tile's queries into the scratch, for its segments there.
+  void (*load_queries)(const AttentionArgs&, const AttentionTile&, float* scratch);
   // One segment of a tile.
-  void (*attend_segment)(const AttentionArgs&, const AttentionTile&, int64_t segment, SoftmaxPart, float* scratch);
+  void (*attend_segment)(const AttentionArgs&, const AttentionTile&, int64_t segment, NextSegment, SoftmaxPart, float* scratch);
   // The parts of a tile's segments, `stride` floats apart, merged in ascending order into the first, to the result.
   void (*join)(const AttentionArgs&, const AttentionTile&, float* parts, int64_t stride);
 };

@@ -95,6 +95,11 @@ EDGE_INLINE void store_i8(int8_t* p, i32x16 a) {
 EDGE_INLINE void store_i16(int16_t* p, i32x16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a.v));
 }
+alignas(64) static const int16_t kEvenWords[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                                                   32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
+EDGE_INLINE void store_low_i16(int16_t* p, i32x16 a, i32x16 b) {
+  _mm512_storeu_si512(p, _mm512_permutex2var_epi16(a.v, _mm512_load_si512(kEvenWords), b.v));
+}
 
 EDGE_INLINE f32x16 from_i32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 EDGE_INLINE f32x16 from_i8(const int8_t* p) {
@@ -527,6 +532,14 @@ EDGE_INLINE void reduce_add_4(f32x16 a, f32x16 b, f32x16 c, f32x16 d, float* p) 
   p[0] = reduce_add(a), p[1] = reduce_add(b), p[2] = reduce_add(c), p[3] = reduce_add(d);
 #endif
 }
+
+#if !defined(__AVX512F__)
+// Sixteen and sixteen that are known to be int16; of others, any.
+EDGE_INLINE void store_low_i16(int16_t* p, i32x16 a, i32x16 b) {
+  store_i16(p, a);
+  store_i16(p + kLanes, b);
+}
+#endif
 
 EDGE_INLINE f32x16 clamp(f32x16 a, f32x16 low, f32x16 high) { return min(max(a, low), high); }
 

@@ -385,13 +385,15 @@ Array<float> attend(const KernelTable& table, edge::AttentionArgs args, const At
       const edge::AttentionTile tile = {row, rows, h, last < 0 ? 0 : last / edge::kSegment + 1};
       Array<float> scratch(kernel.scratch_floats(queries, p.head_dim), -1.0f);
       if (!by_segments) {
-        kernel.attend(args, tile, scratch.data());
+        kernel.attend(args, tile, nullptr, scratch.data());
         continue;
       }
       const int64_t stride = edge::attention_part_floats(queries, p.head_dim);
       Array<float> parts(std::max<int64_t>(1, tile.segments) * stride, -1.0f);
+      kernel.load_queries(args, tile, scratch.data());
       for (int64_t s = tile.segments; s-- > 0;)
-        kernel.attend_segment(args, tile, s, edge::attention_part(parts.data() + s * stride, queries), scratch.data());
+        kernel.attend_segment(args, tile, s, {&tile, s - (s > 0)}, edge::attention_part(parts.data() + s * stride, queries),
+                              scratch.data());
       kernel.join(args, tile, parts.data(), stride);
     }
   return out;

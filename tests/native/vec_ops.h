@@ -86,8 +86,10 @@ static void integer_ops(const VecOperands& at, Writer& out) {
   int8_t narrow[kLanes];
   store_i8(narrow, a);
   out.bytes(narrow, sizeof(narrow));
-  int16_t words[kLanes];
+  int16_t words[2 * kLanes];
   store_i16(words, a);
+  out.bytes(words, kLanes * sizeof(words[0]));
+  store_low_i16(words, shift_right(a, 16), shift_right(b, 16));
   out.bytes(words, sizeof(words));
 }
 
