@@ -25,8 +25,9 @@ from edge_llm.models import describe, load_config
 from edge_llm.models.layer import HIDDEN
 from edge_llm.models.reference import FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
+from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import POWERS, channel_level, even_factors
-from edge_llm.quant.profile import ChannelStatistics, OutlierProfile
+from edge_llm.quant.profile import OutlierProfile
 from edge_llm.quant.scheme import rounded_kv
 from kernels import reference
 

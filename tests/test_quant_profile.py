@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edge_llm.errors import NumericError
+from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.profile import (
     OVERFLOW_PRICE,
     PERCENTILES,
-    ChannelStatistics,
     LinearProfile,
     OutlierProfile,
     ScaleSearch,

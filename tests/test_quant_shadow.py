@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_llm.quant.profile import ChannelStatistics, LinearProfile, treatments
+from edge_llm.quant.channels import ChannelStatistics
+from edge_llm.quant.profile import LinearProfile, treatments
 from edge_llm.quant.report import LinearShadow, by_kind, totals
 from edge_llm.quant.shadow import SLACK, Treatment, choice, fewest_steps, shadow_cost, upgrades
 

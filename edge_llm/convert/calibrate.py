@@ -21,7 +21,7 @@ from edge_llm.models.layer import Layer, Linear
 from edge_llm.models.reference import SAME_BITS, layer_forward, rms_norm, rotate
 from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.models.weights import FloatLinear, LayerWeights
-from edge_llm.quant.profile import ChannelStatistics
+from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.text.tokenizer import Tokenizer
 from kernels.floats import product
 

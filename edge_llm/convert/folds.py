@@ -26,8 +26,9 @@ from edge_llm.models.layer import Attention, Layer, Linear, SwiGLU
 from edge_llm.models.reference import SAME_BITS, apply_float, attend, split_heads
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights
+from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import POWERS, Fold, channel_level, column_length, even_factors, spread
-from edge_llm.quant.profile import ChannelStatistics, error_with_shadow
+from edge_llm.quant.profile import error_with_shadow
 from edge_llm.quant.scheme import rounded_kv
 
 _ATTENDED_SEQUENCES = 4

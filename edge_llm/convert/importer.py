@@ -49,12 +49,12 @@ from edge_llm.models.weights import (
 )
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
 from edge_llm.progress import StageProgress, ignore
+from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import (
     HOT_FACTOR,
     HOT_SHARE,
     OVERFLOW_PRICE,
-    ChannelStatistics,
     OutlierProfile,
     linear_profile,
     naive_treatment,

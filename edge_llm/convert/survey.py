@@ -20,8 +20,9 @@ from edge_llm.models.reference import rms_norm
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding, read_final_norm, read_layer, read_output
 from edge_llm.progress import StageProgress
+from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import Fold
-from edge_llm.quant.profile import ChannelStatistics, output_error
+from edge_llm.quant.profile import output_error
 from edge_llm.quant.shadow import NONE, Treatment
 from edge_llm.schemes import float16, int8, scheme_of
 from kernels import ThreadPool

@@ -10,10 +10,8 @@ even by what can be folded into weights (`folding`).
                      rounding error + price * overflow: a heavy-tailed input (that of `down`) gets finer steps at the
                      price of more overflow, a bell-shaped one does not.
 
-A few tokens (the first of a sequence above all) can carry activations hundreds of times larger than the rest in every
-channel ("attention sinks": Xiao et al., 2023, arXiv 2309.17453).  The scale and
-the median channel are measured without such rows, whose overflow the residual takes; a channel in which they peak may
-still become hot.
+Rows that stand out as a whole (`channels`) do not count for the scale and the median channel; their overflow goes into the
+residual, and a channel in which they peak may still become hot.
 """
 
 from __future__ import annotations
@@ -25,11 +23,12 @@ from typing import Any
 import numpy as np
 
 from edge_llm.errors import NumericError
+from edge_llm.quant.channels import ChannelStatistics, peaks_of
 from edge_llm.quant.folding import Fold, column_energy
 from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, QuantizedWeight, quantize_weight
 from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, product_cost, shadow_cost
 from kernels import ThreadPool
-from kernels.floats import column_squares, product, rounding_errors, row_levels
+from kernels.floats import column_squares, product, rounding_errors
 from kernels.linear import Int8Linear, linear
 
 HOT_FACTOR = 4.0
@@ -46,8 +45,6 @@ Measured on stories260k against 99.9 % everywhere: half the KL for 2.6x the over
 """
 OVERFLOW_PRICES = (0.3, 0.05, OVERFLOW_PRICE, 0.003)
 """The prices at which scales are searched, from the cheapest shadow to the most exact one."""
-SINK_FACTOR = 8.0
-"""A row is a sink when its level (97th percentile of |x| in the row) is this many times the median row's."""
 _WIDEST = 1e6
 """Bound on max |x| / (127 s) in calibration, so that a residual stays far from float32's end."""
 _SAMPLE = 2**22
@@ -58,78 +55,13 @@ _ERROR_ROWS = 128
 """Rows on which a linear's error is measured; fewer where the output is very wide."""
 
 
-class ChannelStatistics:
-    """One linear's input, collected over calibration sequences."""
-
-    def __init__(self, columns: int, name: str = "linear") -> None:
-        self.columns = columns
-        self.name = name
-        self._parts: list[np.ndarray] = []
-        self._sinks: np.ndarray | None = None
-        self._peaks: np.ndarray | None = None
-
-    def add(self, x: np.ndarray) -> None:
-        """Add x float32 [tokens, channels] (kept, not copied); raises `NumericError` if it is not finite."""
-        if x.ndim != 2 or x.shape[1] != self.columns:
-            raise ValueError(f"x must be [tokens, {self.columns}], got {list(x.shape)}")
-        if not np.isfinite(x).all():
-            raise NumericError(
-                f"the input of `{self.name}` became infinite or not-a-number on the calibration text; "
-                "the source's weights are damaged, or do not belong to its config.json"
-            )
-        self._parts.append(x)
-        self._sinks = self._peaks = None
-
-    def rows(self) -> np.ndarray:
-        """All of x, float32 [tokens, channels]."""
-        if len(self._parts) != 1:
-            self._parts = [np.concatenate([np.zeros((0, self.columns), np.float32), *self._parts])]
-        return self._parts[0]
-
-    def divided(self, factors: np.ndarray) -> ChannelStatistics:
-        """The same input with its channels divided by ``factors`` [channels]."""
-        divided = ChannelStatistics(self.columns, self.name)
-        divided.add(self.rows() / factors)
-        return divided
-
-    def thinned(self, rows: int) -> ChannelStatistics:
-        """About ``rows`` of the rows, evenly spread."""
-        thinned = ChannelStatistics(self.columns, self.name)
-        thinned.add(np.ascontiguousarray(self.rows()[:: max(1, len(self.rows()) // rows)]))
-        return thinned
-
-    def sinks(self) -> np.ndarray:
-        """Bool [tokens]: rows whose activations stand out as a whole."""
-        if self._sinks is None:
-            self._sinks = self._find_sinks()
-        return self._sinks
-
-    def _find_sinks(self) -> np.ndarray:
-        values = self.rows()
-        if not values.size:
-            return np.zeros(len(values), bool)
-        level = row_levels(values, int(0.97 * (self.columns - 1)))
-        return np.asarray(level > SINK_FACTOR * np.median(level))
-
-    def peaks(self) -> np.ndarray:
-        """The largest magnitude of every channel, float32 [channels]; 0 without rows."""
-        if self._peaks is None:
-            self._peaks = _peaks(self.rows())
-        return self._peaks
-
-
-def _peaks(x: np.ndarray) -> np.ndarray:
-    """Largest magnitudes of the channels of x [tokens, channels]."""
-    return np.asarray(np.maximum(x.max(axis=0, initial=0.0), np.abs(x.min(axis=0, initial=0.0))))
-
-
 def choose_hot(statistics: ChannelStatistics, factor: float = HOT_FACTOR, share: float = HOT_SHARE) -> np.ndarray:
     """Hot channels, int32 [H] ascending."""
     regular = statistics.rows()[~statistics.sinks()]
     limit = max(FEWEST_HOT, int(np.ceil(share * statistics.columns)))
     if not regular.size:
         return np.empty(0, np.int32)
-    usual, largest = _peaks(regular), statistics.peaks()
+    usual, largest = peaks_of(regular), statistics.peaks()
     bar = factor * float(np.median(usual))
     if bar <= 0.0:  # most channels are zero, so no channel is typical
         return np.empty(0, np.int32)
