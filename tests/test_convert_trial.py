@@ -24,6 +24,7 @@ class Divergences:
         self.asked: list[tuple[int, int]] = []
 
     def __call__(self, rows: np.ndarray, choices: Sequence[int]) -> np.ndarray:
+        assert len(choices), "a sweep costs a product of the float model even where it measures nothing"
         group = int(rows[0]) // 4
         self.sweeps[group] += 1
         self.asked += [(group, choice) for choice in choices]

@@ -212,7 +212,7 @@ class _Comparison:
         self._found = [self._measure(rows, ends) for rows in start]
         in_one_sweep = self._loss(0) > enough
         self._found += [self._measure(rows, ends | between if in_one_sweep else ends) for rows in others]
-        if self._loss(0) <= enough:
+        if not between or self._loss(0) <= enough:
             self._unmeasured = between
         else:
             for number, rows in enumerate(start if in_one_sweep else self._groups):
