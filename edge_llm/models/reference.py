@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class Arithmetic:
     """x [..., M, K], weight [..., N, K] -> [..., M, N]."""
     exp: Callable[[np.ndarray], np.ndarray]
     attention: Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray] | None = None
-    """The whole of `attend` for the last queries, where there is one; else it is made of the others."""
+    """q [T, Hq, D] at the last T positions, k and v [Hkv, S, D], scale -> [T, Hq, D]; None: made of the two above."""
 
 
 NUMPY = Arithmetic(lambda x, weight: x @ weight.swapaxes(-1, -2), np.exp)
@@ -117,26 +118,28 @@ def silu(x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, past: int, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
     """Causal grouped attention: q [T, Hq, D] at positions past.., k and v [Hkv, past + T, D] -> [T, Hq, D]."""
-    tokens, heads, dim = q.shape
-    kv_heads = k.shape[0]
+    attend_last = arithmetic.attention or partial(_attend_last, arithmetic)
+    scale = float(np.float32(1.0 / math.sqrt(q.shape[-1])))
     out = np.empty_like(q)
-    grouped = q.reshape(tokens, kv_heads, heads // kv_heads, dim).transpose(1, 2, 0, 3)  # [Hkv, G, T, D]
-    result = out.reshape(tokens, kv_heads, heads // kv_heads, dim).transpose(1, 2, 0, 3)
-    scale = np.float32(1.0 / math.sqrt(dim))
-    for start in range(0, tokens, _QUERY_BLOCK):
-        stop = min(start + _QUERY_BLOCK, tokens)
+    for start in range(0, len(q), _QUERY_BLOCK):
+        stop = min(start + _QUERY_BLOCK, len(q))
         seen = past + stop
-        if arithmetic.attention is not None:
-            out[start:stop] = arithmetic.attention(q[start:stop], k[:, :seen], v[:, :seen], float(scale))
-            continue
-        scores = arithmetic.product(grouped[:, :, start:stop], k[:, None, :seen]) * scale
-        hidden = np.arange(seen) > past + np.arange(start, stop)[:, None]
-        scores[:, :, hidden] = -np.inf
-        scores -= scores.max(axis=-1, keepdims=True)
-        scores = arithmetic.exp(scores)
-        scores /= scores.sum(axis=-1, keepdims=True)
-        result[:, :, start:stop] = arithmetic.product(scores, v[:, None, :seen].swapaxes(-1, -2))
+        out[start:stop] = attend_last(q[start:stop], k[:, :seen], v[:, :seen], scale)
     return out
+
+
+def _attend_last(arithmetic: Arithmetic, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
+    """q [T, Hq, D] at the last T of the positions of k and v [Hkv, S, D] -> [T, Hq, D]."""
+    (tokens, heads, dim), (kv_heads, seen, _) = q.shape, k.shape
+    grouped = q.reshape(tokens, kv_heads, heads // kv_heads, dim).transpose(1, 2, 0, 3)  # [Hkv, G, T, D]
+    scores = arithmetic.product(grouped, k[:, None]) * np.float32(scale)
+    hidden = np.arange(seen) > np.arange(seen - tokens, seen)[:, None]
+    scores[:, :, hidden] = -np.inf
+    scores -= scores.max(axis=-1, keepdims=True)
+    scores = arithmetic.exp(scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    weighed = arithmetic.product(scores, v[:, None].swapaxes(-1, -2))
+    return weighed.transpose(2, 0, 1, 3).reshape(tokens, heads, dim)
 
 
 ApplyLinear = Callable[[Linear, FloatLinear, np.ndarray], np.ndarray]
