@@ -71,14 +71,14 @@ def calibration_sequences(text: str, tokenizer: Tokenizer, config: ModelConfig) 
 
 @dataclass(frozen=True)
 class LayerRun:
-    """What a layer did with the sequences; rows in their order."""
+    """What a layer made of the sequences; rows are in their order."""
 
     states: list[np.ndarray]
-    """After it, float32 [T, hidden] of each sequence."""
+    """Hidden states after it, float32 [T, hidden] of each sequence."""
     seen: dict[str, ChannelStatistics]
     """What each of its linears was given."""
     products: dict[str, np.ndarray]
-    """What the linears' weights made of some of that, float32 [rows, N], no bias added."""
+    """Of each linear, its weight times some rows of that, float32 [rows, N], without bias."""
 
 
 def run_layer(
@@ -90,7 +90,7 @@ def run_layer(
     pool: Executor,
     every: int,
 ) -> LayerRun:
-    """Run the layer ``name`` on every sequence's hidden states float32 [T, hidden]; keep every ``every``-th product."""
+    """Run the layer ``name`` on every sequence's hidden states float32 [T, hidden]; keep the products of every ``every``-th row."""
 
     def run(state: np.ndarray, start: int) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
         inputs: dict[str, np.ndarray] = {}

@@ -51,7 +51,7 @@ class Calibration:
 
     seen: Seen
     products: Mapping[str, np.ndarray]
-    """What its linears' weights made of about `FEW_ROWS` of these rows, float32 [rows, N]."""
+    """Of each linear, its weight times the rows of ``seen`` `thinned` to `FEW_ROWS`, float32 [rows, N]."""
     lengths: Sequence[int]
     """Tokens of each sequence."""
     tables: RopeTables
@@ -107,7 +107,7 @@ def judged(layer: Layer, weights: LayerWeights, linear: Linear, products: Callab
 
     The rows of o and down write into the same hidden state, where a large one matters more.  Those of qkv and gate_up end
     in channels that are folded themselves: their size says nothing, so each is divided by the level of what it gives.
-    ``products`` tells what the weight of a name gives for about `FEW_ROWS` tokens, float32 [rows, N].
+    ``products`` gives a linear's weight, by its name, times the inputs of about `FEW_ROWS` tokens: float32 [rows, N].
     """
     weight = weights.linears[linear.name].weight
     if not any(isinstance(reader, Attention | SwiGLU) for reader in layer.readers(linear)):

@@ -20,7 +20,7 @@ from edge_llm.models.reference import rms_norm
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding, read_final_norm, read_layer, read_output
 from edge_llm.progress import StageProgress
-from edge_llm.quant.channels import ChannelStatistics
+from edge_llm.quant.channels import ChannelStatistics, spacing
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import output_error
 from edge_llm.quant.shadow import NONE, Treatment
@@ -106,7 +106,7 @@ def survey_model(
         for index, layer in enumerate(decoder.layers):
             progress("calibration", index, len(decoder.layers))
             weights = read_layer(source, layer)
-            run = run_layer(states, layer, weights, tables, f"layers.{index}", pool, max(1, sum(lengths) // FEW_ROWS))
+            run = run_layer(states, layer, weights, tables, f"layers.{index}", pool, spacing(sum(lengths), FEW_ROWS))
             states, calibration = run.states, Calibration(run.seen, run.products, lengths, tables, context)
             found.append(_survey_layer(layer, weights, calibration, wishes, f"layers.{index}", pool))
         gain = read_final_norm(source, decoder)

@@ -52,7 +52,7 @@ class ChannelStatistics:
     def thinned(self, rows: int) -> ChannelStatistics:
         """About ``rows`` of the rows, evenly spread."""
         thinned = ChannelStatistics(self.columns, self.name)
-        thinned.add(np.ascontiguousarray(self.rows()[:: max(1, len(self.rows()) // rows)]))
+        thinned.add(np.ascontiguousarray(self.rows()[:: spacing(len(self.rows()), rows)]))
         return thinned
 
     def sinks(self) -> np.ndarray:
@@ -73,6 +73,11 @@ class ChannelStatistics:
         if self._peaks is None:
             self._peaks = peaks_of(self.rows())
         return self._peaks
+
+
+def spacing(rows: int, few: int) -> int:
+    """How far about ``few`` rows lie apart that are spread evenly over ``rows``."""
+    return max(1, rows // few)
 
 
 def peaks_of(x: np.ndarray) -> np.ndarray:
