@@ -9,7 +9,9 @@ from model_files import tiny_config, write_model
 from edge_llm import devices
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
+from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.host import HostDevice
+from edge_llm.devices.model import PlacedModel, builder
 from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle
@@ -29,6 +31,9 @@ class PlainDevice(HostDevice):
     def __init__(self, name, options):
         super().__init__(options.threads, shadow=options.shadow)
         self.name, self.products = name, 0
+
+    def open(self, decoder, weights, tables, room, watch=None):
+        return PlacedModel(decoder, weights, self.placement, builder(self.build, tables, watch), HostArrays(), room)
 
     def build(self, subgraph, tables):
         steps = [self._step(subgraph, op, tables) for op in subgraph.ops]

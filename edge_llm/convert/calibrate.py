@@ -90,7 +90,7 @@ def run_layer(
     pool: Executor,
     every: int,
 ) -> LayerRun:
-    """Run the layer ``name`` on every sequence's hidden states float32 [T, hidden]; keep the products of every ``every``-th row."""
+    """Run the layer ``name`` on every sequence's hidden states float32 [T, hidden]; keep every ``every``-th row's products."""
 
     def run(state: np.ndarray, start: int) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
         inputs: dict[str, np.ndarray] = {}

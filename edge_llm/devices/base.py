@@ -72,7 +72,7 @@ Completion = Callable[[], None]
 """Work that a device goes on with: a call returns when it has ended, or raises what went wrong; so does a second call."""
 
 LATE = None
-"""In place of a buffer that operations which are bound write: it comes with every run."""
+"""Stands for an array that bound operations write to, and that every run brings with it."""
 
 RunSubgraph = Callable[[BlockWeights, Buffers, Rows, LayerPages | None], Completion | None]
 """A built subgraph: weights of the layer, buffers and rows of the chunk, pages of the layer (None outside of layers).
@@ -83,7 +83,7 @@ It has ended when it returns, unless it returns a completion.
 
 @dataclass(frozen=True)
 class BoundOps:
-    """Operations of a block, and the arrays that they work in; one linear of all that are fused may write to `LATE`."""
+    """Operations of a block, and the arrays that they work in.  Of all that are fused, one linear may write to `LATE`."""
 
     ops: Sequence[Op]
     weights: BlockWeights
@@ -92,7 +92,7 @@ class BoundOps:
 
 
 RunRows = Callable[[Rows, np.ndarray | None], None]
-"""Runs what is bound, for the rows of a chunk and with what stands for `LATE`."""
+"""Runs what is bound for the rows of a chunk; what was bound to `LATE` is written to the array that comes with them."""
 Fuse = Callable[[Sequence[BoundOps]], RunRows]
 """Makes one call of operations that follow each other; their arrays must stay where they are."""
 
@@ -129,9 +129,9 @@ class DeviceModel(Protocol):
         ...
 
     def stretches(self, rows: int) -> Sequence[range]:
-        """All layers in order, in runs that one task each carries a prompt's chunk of ``rows`` rows through.
+        """All layers in order, in stretches: a task carries a prompt's chunk of ``rows`` rows through one of them.
 
-        The layers of a longer run than one have a single part each, and are resident; its work is soon done.
+        Layers that share a stretch have a single part each and are resident, and their work is soon done.
         """
         ...
 

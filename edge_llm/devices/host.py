@@ -12,7 +12,6 @@ from edge_llm.devices.base import (
     Buffers,
     DeviceModel,
     DeviceOptions,
-    Fuse,
     Room,
     Rows,
     RunSubgraph,
@@ -39,7 +38,8 @@ from kernels import ThreadPool
 class HostDevice:
     """Runs subgraphs with ``threads`` threads, on ``cores`` (one each) if they are given.
 
-    ``shadow=False`` drops the outliers, to see what they are worth.
+    ``shadow=False`` drops the outliers, to see what they are worth.  A model runs whole programs, which `build` does not make:
+    a device that builds operations in its own way opens its models itself.
     """
 
     name = numerics = "host"
@@ -59,14 +59,8 @@ class HostDevice:
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
         build = builder(self.build, tables, watch)
-        fuse = self._fuse(tables) if watch is None else None
-        return PlacedModel(decoder, weights, self.placement, build, HostArrays(), room, fuse)
-
-    def _fuse(self, tables: RopeTables) -> Fuse | None:
-        """Programs of the operations that `build` builds; None for a device that builds them in its own way."""
-        if type(self).build is not HostDevice.build:
-            return None
-        return partial(_program_of, tables=tables, pool=self.pool, shadow=self._shadow)
+        fuse = partial(_program_of, tables=tables, pool=self.pool, shadow=self._shadow)
+        return PlacedModel(decoder, weights, self.placement, build, HostArrays(), room, fuse if watch is None else None)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         return ()

@@ -58,8 +58,8 @@ class _Head:
 class PlacedModel:
     """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs.
 
-    Where there is a ``fuse``, which wants arrays in the host's memory, blocks of a step that follow each other there are one
-    call, and so are layers of a prompt.
+    ``fuse`` wants arrays in the host's memory and one lane. It makes one call of a step's blocks that follow each other, and
+    one of a few layers of a prompt.
     """
 
     clipped = 0
@@ -147,7 +147,7 @@ class PlacedModel:
         return run
 
     def _fused(self, blocks: range, chunk: Chunk) -> range:
-        """The run of ``blocks`` that is one call: of tables too that are in memory, and of a head that all rows want."""
+        """Those of ``blocks`` that are one call: layers; with tables in memory the embedding, and a head that all rows want."""
         if self._fuse is None:
             return range(blocks.stop, blocks.stop)
         tables = not self.weights.flash_tables
@@ -188,14 +188,14 @@ class PlacedModel:
         assert slot.rows is not None, "a layer before the embedding"
         program = slot.programs.get(blocks) or self._new_program(fuse, blocks, slot)
         if blocks.stop <= self._head_block:
-            program(slot.rows, LATE)
+            program(slot.rows, None)
             return
         logits = np.empty((chunk.rows.count, self.decoder.vocab_size), np.float32)
         program(slot.rows, logits)
         slot.outputs = logits, self._no_states
 
     def _new_program(self, fuse: Fuse, blocks: range, slot: _Slot) -> RunRows:
-        """``blocks`` in the buffers of ``slot``; it is kept unless weights lie elsewhere in the next step."""
+        """A call of ``blocks`` in the buffers of ``slot``; it is kept unless their weights lie elsewhere in the next step."""
         program = fuse([self._bound(block, slot) for block in blocks])
         if not any(layer + 1 in blocks for layer in self.weights.streamed):
             slot.programs[blocks] = program
@@ -334,22 +334,22 @@ def takes_turns(layer_parts: Sequence[Sequence[Part]]) -> bool:
 
 
 STRETCH = 1 << 34
-"""Multiplications of layers that one task carries through together: some 25 ms of two cores, for tasks cannot be cancelled."""
+"""Multiplications that a task does at most where it has several layers: 25 ms of two cores, for a task cannot be cancelled."""
 
 
 def stretches(work: Sequence[int], streamed: Sequence[int]) -> list[range]:
-    """Layers of so much ``work`` each in runs of at most `STRETCH`; a ``streamed`` one is alone, and so is a larger one."""
-    runs: list[range] = []
+    """Layers of so much ``work`` each in stretches of at most `STRETCH`; a ``streamed`` or a larger layer is alone."""
+    made: list[range] = []
     done = STRETCH
     for layer, own in enumerate(work):
         apart = layer in streamed or layer - 1 in streamed
         if apart or done + own > STRETCH:
-            runs.append(range(layer, layer + 1))
+            made.append(range(layer, layer + 1))
             done = own
         else:
-            runs[-1] = range(runs[-1].start, layer + 1)
+            made[-1] = range(made[-1].start, layer + 1)
             done += own
-    return runs
+    return made
 
 
 def model_widths(decoder: Decoder, placement: Placement) -> dict[str, int]:

@@ -45,9 +45,9 @@ def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int], win
 
 
 def _lay_out(segments: Sequence[Segment[SequencePages]]) -> tuple[tuple[np.ndarray, ...], dict[bool, list[int]]]:
-    """Tokens, sequences, positions and slots of all rows of ``segments``; which rows are wanted: for their states, or logits.
+    """Tokens, sequences, positions and slots of all rows; the rows whose states (True) or logits (False) are wanted.
 
-    A step has one row or a few, for which lists are faster than arrays.
+    A step has one row or a few: lists are faster there than arrays.
     """
     tokens: list[int] = []
     sequence: list[int] = []
