@@ -129,9 +129,9 @@ class DeviceModel(Protocol):
         ...
 
     def stretches(self, rows: int) -> Sequence[range]:
-        """All layers in order, in stretches: a task carries a prompt's chunk of ``rows`` rows through one of them.
+        """All layers in order, in runs that one task each carries a prompt's chunk of ``rows`` rows through.
 
-        Layers that share a stretch have a single part each and are resident, and their work is soon done.
+        Layers that share a run have a single part each and are resident, and their work is soon done.
         """
         ...
 

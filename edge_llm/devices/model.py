@@ -334,22 +334,22 @@ def takes_turns(layer_parts: Sequence[Sequence[Part]]) -> bool:
 
 
 STRETCH = 1 << 34
-"""Multiplications that a task does at most where it has several layers: 25 ms of two cores, for a task cannot be cancelled."""
+"""Multiplications of layers that one task carries through together: some 25 ms of two cores, for tasks cannot be cancelled."""
 
 
 def stretches(work: Sequence[int], streamed: Sequence[int]) -> list[range]:
-    """Layers of so much ``work`` each in stretches of at most `STRETCH`; a ``streamed`` or a larger layer is alone."""
-    made: list[range] = []
+    """Layers of so much ``work`` each in runs of at most `STRETCH`; a ``streamed`` or a larger layer is alone."""
+    runs: list[range] = []
     done = STRETCH
     for layer, own in enumerate(work):
         apart = layer in streamed or layer - 1 in streamed
         if apart or done + own > STRETCH:
-            made.append(range(layer, layer + 1))
+            runs.append(range(layer, layer + 1))
             done = own
         else:
-            made[-1] = range(made[-1].start, layer + 1)
+            runs[-1] = range(runs[-1].start, layer + 1)
             done += own
-    return made
+    return runs
 
 
 def model_widths(decoder: Decoder, placement: Placement) -> dict[str, int]:

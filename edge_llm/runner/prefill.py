@@ -20,8 +20,8 @@ from scheduler import TaskGraph
 def prefill_graph(chunks: Sequence[Chunk], model: DeviceModel) -> TaskGraph:
     """The tasks that carry ``chunks`` (each sequence's rows in order) from tokens to the last layer's hidden states.
 
-    Program order is stretch by stretch of the model's layers, and within one chunk by chunk, so that one sweep over the weights
-    serves the whole window.
+    Program order is layer by layer, or a few layers at a time where one task carries a chunk through them, and within them chunk
+    by chunk, so that one sweep over the weights serves the whole window.
     """
     graph = TaskGraph()
     sweep = Sweep(graph, model.weights)
