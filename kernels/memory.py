@@ -5,7 +5,7 @@ live for one expression each, as in import, that is a sixth of the time. Under `
 of about its size instead. What waits and what is in use together never exceed the most that was in use at once, so no peak
 grows.
 
-A thread has such memory for itself to choose; `share` gives one thread's to another.
+Each thread chooses for itself; `share` hands the choice of one thread on to another.
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ def recycled() -> Iterator[None]:
 
 
 def share() -> Callable[[], None]:
-    """What another thread calls so that its new arrays lie where those of the thread that asks now do."""
+    """A call for another thread: its new arrays then lie where those of the calling thread lie now."""
     return partial(_native.use_memory, _native.thread_memory())

@@ -42,7 +42,7 @@ class Program:
         eps: float = 0.0,
         swiglu: bool = False,
     ) -> None:
-        """`kernels.linear.linear`; into the `out` of `run` where there is none here, which one linear may do."""
+        """`kernels.linear.linear`. Without `out` it writes to the `out` of `run`, as one linear of a program may."""
         if out is not None and swiglu and add is None and weight.rows % SWIGLU_CHANNELS != 0:
             y = np.empty((len(x), weight.rows), np.float32)
             self._native.linear(x, weight, add, shadow, gain, eps, False, y)

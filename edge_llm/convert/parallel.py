@@ -24,6 +24,6 @@ def core_count() -> int:
 
 @contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
-    """As many threads as this process has cores (at most 16), with a BLAS that adds none; arrays lie where the caller's do."""
+    """As many threads as this process has cores (at most 16), whose arrays lie where the caller's do; a BLAS adds none."""
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(core_count(), initializer=memory.share()) as pool:
         yield pool

@@ -118,7 +118,7 @@ class ScaleSearch:
 
 
 def percentiles(values: np.ndarray) -> np.ndarray:
-    """The `PERCENTILES` of ``values``, float64, interpolated as NumPy does; only values from the first one on are ordered."""
+    """The `PERCENTILES` of ``values``, float64, interpolated as NumPy does; only values above the lowest of them are sorted."""
     at = (values.size - 1) * (np.array(PERCENTILES) / 100.0)
     below = np.floor(at).astype(np.intp)
     above, first = np.minimum(below + 1, values.size - 1), below[0]

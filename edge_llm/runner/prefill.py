@@ -20,7 +20,7 @@ from scheduler import TaskGraph
 def prefill_graph(chunks: Sequence[Chunk], model: DeviceModel) -> TaskGraph:
     """The tasks that carry ``chunks`` (each sequence's rows in order) from tokens to the last layer's hidden states.
 
-    Program order is layer by layer, or a few layers at a time where one task carries a chunk through them, and within them chunk
+    Program order is layer by layer, or a few layers at a time where a task carries a chunk through them, and within them chunk
     by chunk, so that one sweep over the weights serves the whole window.
     """
     graph = TaskGraph()

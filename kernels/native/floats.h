@@ -74,7 +74,8 @@ static void float_exp(const float* x, float* out, int64_t begin, int64_t end) {
   each_vector(end - begin, [&](int64_t i, int n) { store_some(out + begin + i, exp(load_some(x + begin + i, n)), n); });
 }
 
-// The first `seen` scores become weights whose sum is 1, the rest of `kept` 0; the sum is one of all `positions`.
+// The first `seen` scores become weights that add up to 1, and the rest of `kept` become 0. They are added in the order of a
+// sum over all `positions`, zeros included.
 static void attention_weights(float* scores, float scale, int64_t seen, int64_t kept, int64_t positions, float* raised) {
   float largest = -__builtin_inff();
   for (int64_t i = 0; i < seen; ++i) {

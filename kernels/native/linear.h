@@ -39,7 +39,7 @@ struct LinearPlan {
   const ResidualEntry* const* worker_entries;  // [workers]
   const float* add;                            // [M, N] or null
   float* out;                                  // [M, N], for SwiGLU [M, N/2]
-  int64_t next_panels;                         // how much further a worker goes on behind a group of panels; 0: unknown
+  int64_t next_panels;                         // from a group of panels to the one that its worker takes next; 0: unknown
 };
 
 // An odd number of 64-byte lines, so that the rows of a tile do not fall in one cache set; whole 16-value stores fit.

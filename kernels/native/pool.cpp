@@ -215,7 +215,7 @@ struct ThreadPool::State {
 
   int64_t stream_count = 0;   // of the stream that is being worked on
   int64_t stream_block = 1;   // most pieces to take at once of what is not dealt
-  int64_t stream_shares = 1;  // of what is left, one is taken at once
+  int64_t stream_shares = 1;  // one of so many of what is left is taken at once
   Stream next_stream = {};    // its probable successor
   int next_workers = 1;       // who will share that
   StreamOrder stream_order;
