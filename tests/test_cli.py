@@ -11,6 +11,7 @@ import pytest
 from edge_llm.cli.main import VERBS, run
 from edge_llm.convert.importer import import_model
 from edge_llm.devices import device_forms
+from edge_llm.errors import DeviceError
 
 
 @pytest.fixture(scope="session")
@@ -245,6 +246,16 @@ def test_perplexity_reports_both_paths(call, tiny_bundle, tmp_path):
     assert set(quality["shares"]) == {"linears", "keys", "values", "output", "tokens"}
     assert quality["perplexity"] == pytest.approx(quality["float_perplexity"], rel=0.1)
     assert 0.0 <= quality["mean_kl"] < 0.1
+
+
+def test_perplexity_says_what_it_does_before_it_begins_to_load(call, tiny_bundle, tmp_path, monkeypatch):
+    def fail(model, runtime):
+        raise DeviceError("loading failed")
+
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox")
+    monkeypatch.setattr("edge_llm.cli.perplexity.load_comparison", fail)
+    assert call("perplexity", tiny_bundle, text)[2] == "loading ...\nerror: loading failed\n"
 
 
 def test_doctor_looks_at_the_machine(call):

@@ -58,10 +58,12 @@ def perplexity_command(
     except UnicodeDecodeError as error:
         raise UsageError(f"`{file}` is not UTF-8 text (byte {error.start})", param="file") from error
     runtime = RuntimeConfig(threads=threads, shadow=not no_shadow, device=device, placement=placement, keys=keys)
-    tokenizer, runner, oracle = load_comparison(model, runtime)
-    tokens = tokenizer.encode(text, parse_special=parse_special)[:max_tokens]
-    bos = tokenizer.bos_id if tokenizer.add_bos else None
     with progress_bar() as draw:
+        draw("loading", 0, 1)  # the float weights of a large model take long
+        tokenizer, runner, oracle = load_comparison(model, runtime)
+        draw("loading", 1, 1)
+        tokens = tokenizer.encode(text, parse_special=parse_special)[:max_tokens]
+        bos = tokenizer.bos_id if tokenizer.add_bos else None
         quality = compare(
             runner, oracle, tokens, min(window, runner.context), bos, lambda done, total: draw("perplexity", done, total)
         )
