@@ -13,6 +13,7 @@ from edge_llm.errors import ContextOverflow, NumericError, OutOfMemory
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancelled, Segment
+from edge_llm.runner.rows import split
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.resident import ResidentWeights
 from kernels.program import Program
@@ -170,11 +171,28 @@ def test_a_prompt_goes_through_a_few_layers_at_a_time(bundle, tokens, whole, mon
     runner.on_trace = traces.append
     logits = runner.run([Segment(runner.open(), tokens, len(tokens))], cancel=lambda: asked.append(True))[0]
     assert np.array_equal(logits, whole)
-    spans = sum(len(trace.spans) for trace in traces)
-    assert len(asked) == spans  # before every task
-    layers = bundle.decoder.layers
-    at_once = max(1, min(len(layers), most // (64 * sum(one.rows * one.columns for one in layers[0].linears))))
-    assert spans == -(-PROMPT // 64) * (1 + -(-len(layers) // at_once))  # of every chunk: the embedding, and layers
+    assert len(asked) == sum(len(trace.spans) for trace in traces)  # before every task
+    layers, windows = bundle.decoder.layers, list(split(0, PROMPT, 2 * 64))
+    for trace, (first, end) in zip(traces, windows, strict=True):
+        linears = 64 * sum(one.rows * one.columns for one in layers[0].linears)
+        attention = 2 * bundle.decoder.attentions[0].q_size * max(sum(range(a + 1, b + 1)) for a, b in split(first, end, 64))
+        at_once = max(1, min(len(layers), most // (linears + attention)))
+        chunks = len(list(split(first, end, 64)))
+        assert len(trace.spans) == chunks * (1 + -(-len(layers) // at_once))  # of every chunk: the embedding, and layers
+
+
+def test_a_task_of_a_deep_prompt_has_fewer_layers(bundle, tokens, whole, monkeypatch):
+    """Attention grows with the tokens before; what no task may exceed, for it cannot be cancelled, does not."""
+    layers, keys = bundle.decoder.layers, sum(range(1, 64 + 1))
+    of_a_layer = 64 * sum(one.rows * one.columns for one in layers[0].linears) + 2 * bundle.decoder.attentions[0].q_size * keys
+    monkeypatch.setattr(model, "STRETCH", len(layers) * of_a_layer)
+    runner, traces = make_runner(bundle, chunk=64), []
+    runner.on_trace = traces.append
+    sequence = runner.open()
+    for start in (0, 64):
+        logits = runner.forward(sequence, tokens[start : start + 64])
+        assert np.array_equal(logits, whole[start + 63 : start + 64])
+    assert len(traces[0].spans) == 2 < len(traces[1].spans)
 
 
 def test_a_prompt_longer_than_the_context_is_refused_and_changes_nothing(bundle, tokens):

@@ -128,8 +128,8 @@ class DeviceModel(Protocol):
         """What sharing subgraphs between chunks and layers saved so far."""
         ...
 
-    def stretches(self, rows: int) -> Sequence[range]:
-        """All layers in order, in runs that one task each carries a prompt's chunk of ``rows`` rows through.
+    def stretches(self, chunks: Sequence[Chunk]) -> Sequence[range]:
+        """All layers in order, in runs that one task each carries any of a prompt's ``chunks`` through.
 
         Layers that share a run have a single part each and are resident, and their work is soon done.
         """

@@ -94,17 +94,21 @@ class PlacedModel:
         self._lengths = room.lengths
         self._fuse = fuse
         self._no_states = np.empty((0, decoder.hidden_size), np.float32)
-        self._products = [sum(one.rows * one.columns for one in layer.linears) for layer in decoder.layers]
+        self._of_a_row = [sum(one.rows * one.columns for one in layer.linears) for layer in decoder.layers]
+        self._of_a_key = [2 * one.q_size for one in decoder.attentions]
         self._slots = [_Slot(self._new_buffers(self._widths))]
 
     @property
     def sharing(self) -> Sharing:
         return self._subgraphs.sharing
 
-    def stretches(self, rows: int) -> Sequence[range]:
+    def stretches(self, chunks: Sequence[Chunk]) -> Sequence[range]:
         if self._fuse is None:
             return [range(layer, layer + 1) for layer in range(len(self.layer_parts))]
-        return stretches([rows * products for products in self._products], self.weights.streamed)
+        rows = max(chunk.rows.static for chunk in chunks)
+        keys = max(chunk.rows.count + int(chunk.rows.position.sum(dtype=np.int64)) for chunk in chunks)
+        work = [rows * row + keys * key for row, key in zip(self._of_a_row, self._of_a_key, strict=True)]
+        return stretches(work, self.weights.streamed)
 
     def part(self, layers: range, part: Part, chunk: Chunk) -> Task:
         if self._fuse is not None:
@@ -334,7 +338,8 @@ def takes_turns(layer_parts: Sequence[Sequence[Part]]) -> bool:
 
 
 STRETCH = 1 << 34
-"""Multiplications of layers that one task carries through together: some 25 ms of two cores, for tasks cannot be cancelled."""
+"""Multiplications, attention's too, that one task of several layers does at most: some 25 ms of two cores, for tasks cannot be
+cancelled."""
 
 
 def stretches(work: Sequence[int], streamed: Sequence[int]) -> list[range]:

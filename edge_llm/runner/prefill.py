@@ -27,7 +27,7 @@ def prefill_graph(chunks: Sequence[Chunk], model: DeviceModel) -> TaskGraph:
     sweep = Sweep(graph, model.weights)
     turns = model.take_turns and len(chunks) > 1
     ends = [_add_embedding(graph, index, chunk, model) for index, chunk in enumerate(chunks)]
-    for layers in model.stretches(max(chunk.rows.static for chunk in chunks)):
+    for layers in model.stretches(chunks):
         parts = model.layer_parts[layers[0]]
         read = sweep.begin(layers[0])
         for index, chunk in enumerate(chunks):

@@ -109,7 +109,7 @@ class CardModel:
     def sharing(self) -> Sharing:
         return Sharing(built=len(self._steps), uses=self._steps_taken, saved_bytes=0)
 
-    def stretches(self, rows: int) -> Sequence[range]:
+    def stretches(self, chunks: Sequence[Chunk]) -> Sequence[range]:
         return [range(layer, layer + 1) for layer in range(len(self.decoder.layers))]
 
     def part(self, layers: range, part: Part, chunk: Chunk) -> Task:
