@@ -555,9 +555,9 @@ void test_floats(Report& report) {
     const Array<float> x = random.floats(s.m * s.k, 3.0f), weight = random.floats(s.n * s.k, 2.0f);
     report.compare(name_of("float product", {s.m, s.n, s.k}), [&](const KernelTable& table, Result& result) {
       Array<float> out(s.m * s.n), halves(s.m * s.n);
-      table.floats.product({x.data(), s.m, weight.data(), s.n, s.k, out.data()}, 0, s.n);
-      table.floats.product({x.data(), s.m, weight.data(), s.n, s.k, halves.data()}, 0, s.n / 2);
-      table.floats.product({x.data(), s.m, weight.data(), s.n, s.k, halves.data()}, s.n / 2, s.n);
+      table.floats.product({x.data(), s.m, weight.data(), s.k, s.n, s.k, out.data()}, 0, s.n);
+      table.floats.product({x.data(), s.m, weight.data(), s.k, s.n, s.k, halves.data()}, 0, s.n / 2);
+      table.floats.product({x.data(), s.m, weight.data(), s.k, s.n, s.k, halves.data()}, s.n / 2, s.n);
       result.expect(same_bits(out, halves), "a channel depends on the others");
       result.add(out);
     });
