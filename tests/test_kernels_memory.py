@@ -84,6 +84,16 @@ def test_what_waits_makes_room_for_what_is_new() -> None:
         assert resident() - before < 112 * LARGE
 
 
+def test_what_a_block_has_behind_its_array_makes_room_for_what_is_new() -> None:
+    """Half of a large block holds an array; beside it there is room for the other half only."""
+    before = resident()
+    with recycled():
+        np.ones(100 * LARGE, np.uint8)
+        arrays = [np.full(size * LARGE, size, np.uint8) for size in (51, 30, 19)]
+        assert resident() - before < 116 * LARGE
+        assert all((array == len(array) // LARGE).all() for array in arrays)
+
+
 def test_a_thread_shares_the_memory_of_another() -> None:
     with recycled():
         place = address(np.ones(LARGE, np.float32))

@@ -107,7 +107,18 @@ class Recycler {
       unmap(idle_.back());
       idle_.pop_back();
     }
+    if (mapped_ + size > limit) give_back_slack();
     return map(size);
+  }
+
+  // What blocks in use have behind what was asked for.
+  void give_back_slack() {
+    for (auto& [start, block] : used_) {
+      if (block.size == block.used) continue;
+      munmap(static_cast<char*>(start) + block.used, block.size - block.used);
+      mapped_ -= block.size - block.used;
+      block.size = block.used;
+    }
   }
 
   Block map(size_t size) {
