@@ -16,6 +16,7 @@ from edge_llm.runner.base import Cancelled, Segment
 from edge_llm.runner.rows import split
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.resident import ResidentWeights
+from kernels import program
 from kernels.program import Program
 
 SHAPES = {
@@ -193,6 +194,13 @@ def test_a_task_of_a_deep_prompt_has_fewer_layers(bundle, tokens, whole, monkeyp
         logits = runner.forward(sequence, tokens[start : start + 64])
         assert np.array_equal(logits, whole[start + 63 : start + 64])
     assert len(traces[0].spans) == 2 < len(traces[1].spans)
+
+
+def test_programs_hold_no_activations_of_their_own(bundle, tokens, whole, monkeypatch):
+    """There is a program for every run of layers and chunk of a window; what they work in is the model's, and counted there."""
+    monkeypatch.setattr(program, "np", None)
+    runner = make_runner(bundle, chunk=64, window=4)
+    assert np.array_equal(runner.forward(runner.open(), tokens, wanted=len(tokens)), whole)
 
 
 def test_a_prompt_longer_than_the_context_is_refused_and_changes_nothing(bundle, tokens):

@@ -12,7 +12,7 @@ from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Attention, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.int8_weight import Int8Weight
-from edge_llm.subgraphs.ops import Op
+from edge_llm.subgraphs.ops import PRODUCT, Op
 from kernels import ThreadPool
 from kernels.program import Program
 
@@ -81,7 +81,11 @@ def _add_linear(program: HostProgram, op: Op, bound: BoundOps, pool: ThreadPool,
     x, out = bound.buffers[op.reads[0]], bound.buffers[op.writes[0]]
     add = bound.buffers[op.adds] if op.adds else None
     gain, eps = (bound.weights.gains[op.norm.gain.name], op.norm.eps) if op.norm else (None, 0.0)
-    if weight.add_to(program.native, x, add=add, shadow=shadow, gain=gain, eps=eps, swiglu=swiglu, out=out):
+    product = _product(op, bound, len(x)) if PRODUCT in op.writes else None
+    into, in_one = (out, swiglu) if product is None else (product, False)
+    if weight.add_to(program.native, x, add=add, shadow=shadow, gain=gain, eps=eps, swiglu=in_one, out=into):
+        if product is not None:
+            program.native.swiglu(product, out=out)
         return
 
     def apply(rows: Rows, late: np.ndarray | None) -> None:
@@ -90,6 +94,12 @@ def _add_linear(program: HostProgram, op: Op, bound: BoundOps, pool: ThreadPool,
         weight.apply(x[:n], pool, add=added, shadow=shadow, gain=gain, eps=eps, swiglu=swiglu, out=into)
 
     program.add(apply)
+
+
+def _product(op: Op, bound: BoundOps, rows: int) -> np.ndarray:
+    """A buffer for the product of ``op``, of the width that it has here."""
+    values: np.ndarray = bound.buffers[PRODUCT].reshape(-1)
+    return values[: rows * op.linear.rows].reshape(rows, op.linear.rows)
 
 
 def _add_append(program: HostProgram, op: Op, attention: Attention, bound: BoundOps, tables: RopeTables) -> None:

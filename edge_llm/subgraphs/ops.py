@@ -17,9 +17,11 @@ PAGES = "pages"
 """What operations call the keys and values of their layer."""
 NORMED = "normed_rows"
 """Where quantize puts the rows that it normed."""
+PRODUCT = "product_rows"
+"""Where a linear puts its product when its SwiGLU is a pass of its own."""
 QUANTIZED, HOT, RESIDUAL, SHADOW = "quantized", "hot", "residual", "shadow"
 """Between a linear's float rows and its result: INT8 rows, hot channels, what the scale cut off, the hot channels' product."""
-DEVICE_BUFFERS = frozenset((PAGES, NORMED, QUANTIZED, HOT, RESIDUAL, SHADOW))
+DEVICE_BUFFERS = frozenset((PAGES, NORMED, PRODUCT, QUANTIZED, HOT, RESIDUAL, SHADOW))
 """Names that no buffer of a layer may have."""
 
 
@@ -95,4 +97,6 @@ def _op_widths(op: Op) -> dict[str, int]:
         return {op.writes[0]: op.of.gain.size}
     if op.kind == "quantize":
         return {NORMED: op.of.columns} if op.norm else {}
-    return {op.writes[0]: op.of.rows // 2 if op.kind == "linear_swiglu" else op.of.rows}
+    if op.kind == "linear_swiglu":
+        return {op.writes[0]: op.of.rows // 2} | ({PRODUCT: op.of.rows} if PRODUCT in op.writes else {})
+    return {op.writes[0]: op.of.rows}

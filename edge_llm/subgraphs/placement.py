@@ -23,12 +23,14 @@ from edge_llm.subgraphs.ops import (
     HOT,
     NORMED,
     PAGES,
+    PRODUCT,
     QUANTIZED,
     RESIDUAL,
     SHADOW,
     Op,
     Part,
 )
+from kernels.linear import SWIGLU_CHANNELS
 
 CARD_SCHEMES = (int8.NAME,)
 """What a card's INT8 unit multiplies; linears of other schemes stay with the CPU, or with the card's float units."""
@@ -308,7 +310,8 @@ def _whole_linear(layer: Layer, linear: Linear) -> Op:
     swiglu = next((one for one in layer.readers(linear) if isinstance(one, SwiGLU) and _linear_of(layer, one) == linear), None)
     if swiglu is None:
         return Op("linear", reads, (linear.writes,), linear, norm)
-    return Op("linear_swiglu", reads, (swiglu.writes,), linear, norm)
+    product = (PRODUCT,) if linear.rows % SWIGLU_CHANNELS else ()  # gate and up channels meet in one pass, or in a second
+    return Op("linear_swiglu", reads, (swiglu.writes, *product), linear, norm)
 
 
 def _norm(norm: Norm) -> Op:
