@@ -63,6 +63,30 @@ Int8Weight read_weight(nb::handle tiles_arg, int64_t n, int64_t columns) {
   return weight;
 }
 
+// The codes of a W4 weight: every byte of multiplier and shift gives weights in [-127, 127].
+Int8Weight read_codes(nb::handle codes_arg, int64_t n, int64_t columns) {
+  Int8Weight weight = {};
+  weight.channels = n;
+  weight.columns = columns;
+  if (n < 0 || columns < 0 || columns > kMaxColumns || columns % kTileDepth != 0)
+    refuse("a W4 weight has 0 or more rows and a multiple of 4 columns, at most " + std::to_string(kMaxColumns) + "; got `" +
+           std::to_string(n) + "` and `" + std::to_string(columns) + "`");
+  const auto codes = read<uint8_t, 2>(codes_arg, "codes");
+  expect_shape(codes, "codes", {weight.panels(), weight.code_bytes()});
+  weight.codes = codes.data;
+  bool good[256];
+  for (int byte = 0; byte < 256; ++byte) {
+    const int multiplier = byte & 15, shift = byte >> 4, most = kCodebook[15] - shift;
+    good[byte] = multiplier <= kMaxMultiplier && multiplier * (shift > most ? shift : most) <= 127;
+  }
+  for (int64_t panel = 0; panel < weight.panels(); ++panel)
+    for (int64_t i = 0; i < weight.groups() * kTileChannels; ++i)
+      if (!good[codes.data[panel * weight.code_bytes() + i]])
+        refuse("`codes` holds the multiplier and shift `" + std::to_string(codes.data[panel * weight.code_bytes() + i]) +
+               "`, whose weights leave [-127, 127]");
+  return weight;
+}
+
 const float* read_channel_floats(nb::handle value, const char* name, int64_t channels) {
   const auto array = read<float, 1>(value, name);
   expect_shape(array, name, {channels});
@@ -75,12 +99,11 @@ const int32_t* read_channel_integers(nb::handle value, const char* name, int64_t
   return array.data;
 }
 
-Int8Weight read_scaled_weight(nb::handle tiles_arg, int64_t n, int64_t columns, nb::handle product_scale_arg,
-                              nb::handle row_sum_arg, nb::handle bias_arg) {
-  Int8Weight weight = read_weight(tiles_arg, n, columns);
-  weight.product_scale = read_channel_floats(product_scale_arg, "product_scale", n);
-  weight.row_sum = read_channel_integers(row_sum_arg, "row_sum", n);
-  if (!bias_arg.is_none()) weight.bias = read_channel_floats(bias_arg, "bias", n);
+// `weight` with what turns its sums into floats.
+Int8Weight scaled(Int8Weight weight, nb::handle product_scale_arg, nb::handle row_sum_arg, nb::handle bias_arg) {
+  weight.product_scale = read_channel_floats(product_scale_arg, "product_scale", weight.channels);
+  weight.row_sum = read_channel_integers(row_sum_arg, "row_sum", weight.channels);
+  if (!bias_arg.is_none()) weight.bias = read_channel_floats(bias_arg, "bias", weight.channels);
   return weight;
 }
 
@@ -148,7 +171,7 @@ nb::object quantized_product(const Array<const int8_t, 2>& q, const Int8Weight& 
 nb::object linear_int8(nb::handle q_arg, nb::handle tiles, int64_t n, nb::handle product_scale, nb::handle row_sum,
                        ThreadPool& pool, nb::handle bias, nb::handle out) {
   const auto q = read<int8_t, 2>(q_arg, "q");
-  return quantized_product(q, read_scaled_weight(tiles, n, q.shape[1], product_scale, row_sum, bias), pool, out);
+  return quantized_product(q, scaled(read_weight(tiles, n, q.shape[1]), product_scale, row_sum, bias), pool, out);
 }
 
 nb::object linear_rounded(nb::handle q_arg, nb::handle tiles, int64_t n, nb::handle scale, nb::handle bias, nb::handle row_sum,
@@ -213,19 +236,30 @@ void merge(nb::handle y_arg, nb::handle hot_sum_arg, nb::handle row_start_arg, n
   kernels().linear.merge(args, pool);
 }
 
-void make_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, double input_scale, nb::handle product_scale,
-                 nb::handle row_sum, nb::handle hot_arg, nb::handle hot_weight_arg, nb::handle bias, nb::handle rounded_scale,
-                 nb::handle rounded_bias) {
-  Int8Weight weight = read_scaled_weight(tiles, n, k, product_scale, row_sum, bias);
+using ReadPanels = Int8Weight (*)(nb::handle, int64_t, int64_t);
+
+// A linear of tiles or of codes, as `read_panels` reads them.
+template <ReadPanels read_panels>
+Int8Linear make_linear(nb::handle panels, int64_t n, int64_t k, double input_scale, nb::handle product_scale,
+                       nb::handle row_sum, nb::handle hot_arg, nb::handle hot_weight_arg, nb::handle bias,
+                       nb::handle rounded_scale, nb::handle rounded_bias) {
+  Int8Weight weight = scaled(read_panels(panels, n, k), product_scale, row_sum, bias);
   if (!rounded_scale.is_none()) read_rounding(weight, rounded_scale, rounded_bias);
   if (rounded_scale.is_none() ? !rounded_bias.is_none() : !bias.is_none())
     refuse("a product that is rounded has `rounded_scale` and no `bias`, any other no `rounded_bias`");
   const auto hot = read_hot(hot_arg, k);
   const auto hot_weight = read_hot_weight(hot_weight_arg, hot.shape[0], n);
   std::vector<nb::object> arrays;
-  for (nb::handle array : {tiles, product_scale, row_sum, hot_arg, hot_weight_arg, bias, rounded_scale, rounded_bias})
+  for (nb::handle array : {panels, product_scale, row_sum, hot_arg, hot_weight_arg, bias, rounded_scale, rounded_bias})
     arrays.push_back(nb::borrow(array));
-  new (self) Int8Linear{std::move(arrays), weight, read_input_scale(input_scale), hot, hot_weight};
+  return {std::move(arrays), weight, read_input_scale(input_scale), hot, hot_weight};
+}
+
+void make_tile_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, double input_scale, nb::handle product_scale,
+                      nb::handle row_sum, nb::handle hot, nb::handle hot_weight, nb::handle bias, nb::handle rounded_scale,
+                      nb::handle rounded_bias) {
+  new (self) Int8Linear(make_linear<read_weight>(tiles, n, k, input_scale, product_scale, row_sum, hot, hot_weight, bias,
+                                                 rounded_scale, rounded_bias));
 }
 
 }  // namespace
@@ -299,8 +333,10 @@ void bind_linear(nb::module_& module) {
   module.def("hot_product", &hot_product, any, any, any, pool, any);
   module.def("merge", &merge, any, any, any, any, any, any, number, any, pool, any);
   nb::class_<Int8Linear>(module, "Int8Linear")
-      .def("__init__", &make_linear, any, number, number, number, any, any, any, any, any,
+      .def("__init__", &make_tile_linear, any, number, number, number, any, any, any, any, any,
            nb::arg() = nb::none(), nb::arg() = nb::none())
+      .def_static("of_codes", &make_linear<read_codes>, any, number, number, number, any, any, any, any, any,
+                  nb::arg() = nb::none(), nb::arg() = nb::none())
       .def_prop_ro("rows", [](const Int8Linear& self) { return self.weight.channels; })
       .def_prop_ro("columns", [](const Int8Linear& self) { return self.weight.columns; });
   module.def("linear", &linear, any, nb::arg(), pool, any, flag, any, any, number, flag);

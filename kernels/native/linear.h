@@ -18,6 +18,7 @@
 #include "roofs.h"
 #include "table_linear.h"
 #include "vec.h"
+#include "w4.h"
 
 namespace edge {
 namespace EDGE_VARIANT {
@@ -54,22 +55,47 @@ EDGE_INLINE i32x16 load_lanes_i32(const int32_t* p, int lanes) {
 EDGE_INLINE f32x16 load_lanes_f16(const uint16_t* p, int lanes) {
   return lanes == kLanes ? from_f16(p) : from_f16_partial(p, lanes);
 }
-// Column c of a panel as floats: byte c % 4 of the 16 words of block c / 4, moved to the top and back with its sign.
-EDGE_INLINE f32x16 panel_column(const int8_t* panel, int64_t c) {
-  const i32x16 words = load_i32(panel + c / kTileDepth * kTileBytes);
+// Column c of a tile as floats: byte c % 4 of its 16 words, moved to the top and back with its sign.
+EDGE_INLINE f32x16 tile_column(i32x16 words, int64_t c) {
   return from_i32(shift_right(shift_left(words, static_cast<int>(24 - 8 * (c % kTileDepth))), 24));
 }
 
-// y = fma(sum over the row's entries of value * W[:, column], product_scale, y), for P panels.
+// P panels whose tiles lie in memory, `bytes` apart.
 template <int P>
-EDGE_INLINE void add_entries(const ResidualEntry* entry, int64_t count, const int8_t* panel, int64_t panel_bytes,
+struct TilePanels {
+  const int8_t* panel;
+  int64_t bytes;
+  int64_t blocks;
+
+  template <int R, int Unroll>
+  EDGE_INLINE void multiply_rows_of(const Activation* a, int64_t stride, i32x16 (&dot)[R][P], Ahead ahead) const {
+    multiply<R, P, Unroll>(a, stride, panel, bytes, blocks, dot, ahead);
+  }
+  EDGE_INLINE i32x16 tile(int64_t p, int64_t block) const { return load_i32(panel + p * bytes + block * kTileBytes); }
+};
+
+// One panel of codes.
+struct CodePanels {
+  CodePanel panel;
+
+  template <int R, int Unroll>
+  EDGE_INLINE void multiply_rows_of(const Activation* a, int64_t stride, i32x16 (&dot)[R][1], Ahead) const {
+    multiply_codes<R, Unroll>(a, stride, panel, dot);
+  }
+  EDGE_INLINE i32x16 tile(int64_t, int64_t block) const { return panel.tile(block); }
+};
+
+// y = fma(sum over the row's entries of value * W[:, column], product_scale, y), for P panels.
+template <int P, class Panels>
+EDGE_INLINE void add_entries(const ResidualEntry* entry, int64_t count, const Panels& panels,
                              const f32x16 (&product_scale)[P], f32x16 (&y)[P]) {
   f32x16 total[P];
   unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { total[p] = zero(); });
   for (int64_t i = 0; i < count; ++i) {
     const f32x16 value = broadcast(entry[i].value);
     unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
-      total[p] = fma(value, panel_column(panel + p * panel_bytes, entry[i].column), total[p]);
+      const int64_t c = entry[i].column;
+      total[p] = fma(value, tile_column(panels.tile(p, c / kTileDepth), c), total[p]);
     });
   }
   unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { y[p] = fma(total[p], product_scale[p], y[p]); });
@@ -107,16 +133,15 @@ __attribute__((noinline)) void hot_tile(const float* hot_x, int64_t hot_count, c
   });
 }
 
-// Rows m..m+R of P panels of `weight`, from panel `first` on: product, rounded as a card does it or not, and epilogue.
-template <int R, int P, int Unroll, bool Rounded>
-void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const uint16_t* hot_weight, int64_t m, int64_t first,
-                 NextShare next, const TileOutput& to) {
-  const int64_t panel_bytes = weight.blocks() * kTileBytes;
-  const int8_t* panel = weight.tiles + first * panel_bytes;
+// Rows m..m+R of the P `panels` of `weight` from number `first` on: product, rounded as a card does it or not, and epilogue.
+template <int R, int P, int Unroll, bool Rounded, class Panels>
+void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const Panels& panels, const uint16_t* hot_weight, int64_t m,
+                 int64_t first, NextShare next, const TileOutput& to) {
   const int64_t n = first * kTileChannels;
+  const auto* next_panels = static_cast<const int8_t*>(weight.panel(first + plan.next_panels));
   i32x16 dot[R][P];
-  multiply<R, P, Unroll>(plan.activations + m * plan.stride, plan.stride, panel, panel_bytes, weight.blocks(), dot,
-                         {panel + plan.next_panels * panel_bytes + next.begin, next.step});
+  panels.template multiply_rows_of<R, Unroll>(plan.activations + m * plan.stride, plan.stride, dot,
+                                              {next_panels + next.begin, next.step});
   alignas(64) float hot_sum[R * P * kLanes];
   if (plan.hot_count != 0)
     hot_tile<R, P>(plan.hot_x + m * plan.hot_count, plan.hot_count, hot_weight + n, plan.hot_stride, weight.channels - n,
@@ -154,7 +179,7 @@ void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const uint16_
     if (plan.residual_rows != nullptr) {
       const ResidualRow& row = plan.residual_rows[m + r];
       if (row.count != 0)
-        add_entries<P>(plan.worker_entries[row.worker] + row.offset, row.count, panel, panel_bytes, product_scale, y[r]);
+        add_entries<P>(plan.worker_entries[row.worker] + row.offset, row.count, panels, product_scale, y[r]);
     }
     unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
       const int64_t at = r * to.stride + p * kTileChannels;
@@ -164,23 +189,30 @@ void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const uint16_
   });
 }
 
+// Panels from number `first` on, and for SwiGLU those of the up half.
+template <class Panels>
+struct OutputPanels {
+  int64_t first;
+  Panels weight, up;
+};
+
 // The same of the call's output: for SwiGLU a tile of the gate and one of the up half, which meet here.
-template <int R, int P, int Unroll>
-void output_tile(const LinearPlan& plan, int64_t m, int64_t first, NextShare next) {
-  const int64_t width = plan.weight.channels, at = m * width + first * kTileChannels;
+template <int R, int P, int Unroll, class Panels>
+void output_tile(const LinearPlan& plan, int64_t m, const OutputPanels<Panels>& panels, NextShare next) {
+  const int64_t first = panels.first, width = plan.weight.channels, at = m * width + first * kTileChannels;
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
     unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { __builtin_prefetch(plan.out + at + r * width + p * kTileChannels, 1); });
   });
   const auto tile =
-      plan.weight.rounded_scale == nullptr ? &linear_tile<R, P, Unroll, false> : &linear_tile<R, P, Unroll, true>;
+      plan.weight.rounded_scale == nullptr ? &linear_tile<R, P, Unroll, false, Panels> : &linear_tile<R, P, Unroll, true, Panels>;
   if (plan.up.channels == 0) {
     const float* add = plan.add == nullptr ? nullptr : plan.add + at;
-    return tile(plan, plan.weight, plan.hot_weight, m, first, next, {plan.out + at, add, width});
+    return tile(plan, plan.weight, panels.weight, plan.hot_weight, m, first, next, {plan.out + at, add, width});
   }
   constexpr int kWidth = P * kTileChannels;
   alignas(64) float gate[R * kWidth], up[R * kWidth];
-  tile(plan, plan.weight, plan.hot_weight, m, first, next, {gate, nullptr, kWidth});
-  tile(plan, plan.up, plan.hot_weight + width, m, first, next, {up, nullptr, kWidth});
+  tile(plan, plan.weight, panels.weight, plan.hot_weight, m, first, next, {gate, nullptr, kWidth});
+  tile(plan, plan.up, panels.up, plan.hot_weight + width, m, first, next, {up, nullptr, kWidth});
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < kWidth; n += kLanes)
       store(plan.out + at + r * width + n, swiglu(load(gate + r * kWidth + n), load(up + r * kWidth + n)));
@@ -193,39 +225,71 @@ constexpr int unroll_of() {
   return kSums >= 8 ? 1 : kSums >= 4 ? 2 : kSums >= 2 ? 4 : 8;
 }
 
-template <int R, int P>
-void linear_tile_of(const LinearPlan& plan, int64_t rows, int64_t m, int64_t first, NextShare next) {
-  if (rows == R) return output_tile<R, P, unroll_of<R, P>()>(plan, m, first, next);
-  if constexpr (R > 1) linear_tile_of<R - 1, P>(plan, rows, m, first, next);
+template <int R, int P, class Panels>
+void linear_tile_of(const LinearPlan& plan, int64_t rows, int64_t m, const OutputPanels<Panels>& panels, NextShare next) {
+  if (rows == R) return output_tile<R, P, unroll_of<R, P>()>(plan, m, panels, next);
+  if constexpr (R > 1) linear_tile_of<R - 1, P>(plan, rows, m, panels, next);
 }
 
 // Bytes that a tile of a group of `panels` fetches with each of its blocks, so that `tiles` of them fetch the whole next group.
 EDGE_INLINE int64_t next_step(const LinearPlan& plan, int64_t first, int64_t panels, int64_t tiles) {
-  if (plan.next_panels == 0 || first + plan.next_panels + panels > plan.weight.panels()) return 0;
-  return min_i64(kTileBytes, ceil_div(panels * kTileBytes, max_i64(1, tiles)));
+  const Int8Weight& weight = plan.weight;
+  if (plan.next_panels == 0 || first + plan.next_panels + panels > weight.panels()) return 0;
+  return min_i64(kTileBytes, ceil_div(panels * weight.panel_bytes(), max_i64(1, tiles * weight.blocks())));
 }
 
-// Rows begin..end of panels first..first+P in tiles of at most R rows; the last two share what is left evenly. Every tile
+// Rows begin..end of P panels in tiles of at most R rows; the last two share what is left evenly. Every tile
 // begins with a group of rows (Int8Dot::kRowGroup).
-template <int R, int P>
-void linear_rows(const LinearPlan& plan, int64_t begin, int64_t end, int64_t first) {
+template <int R, int P, class Panels>
+void linear_rows(const LinearPlan& plan, int64_t begin, int64_t end, const OutputPanels<Panels>& panels) {
   constexpr int64_t kGroup = Int8Dot::kRowGroup;
   static_assert(R % kGroup == 0, "a full tile would leave the next to begin within a group");
-  NextShare next = {0, next_step(plan, first, P, (end - begin) / R)};
+  NextShare next = {0, next_step(plan, panels.first, P, (end - begin) / R)};
   for (int64_t m = begin; m < end;) {
     const int64_t left = end - m;
     const int64_t rows = left <= R ? left : left >= 2 * R ? R : ceil_div(left, 2 * kGroup) * kGroup;
-    linear_tile_of<R, P>(plan, rows, m, first, next);
+    linear_tile_of<R, P>(plan, rows, m, panels, next);
     next.begin += plan.weight.blocks() * next.step;
     m += rows;
   }
 }
 
+// P panels of tiles; those of codes are expanded in memory of `worker`.
+template <int P>
+static OutputPanels<TilePanels<P>> tile_panels(const LinearPlan& plan, int64_t first, int worker, ThreadPool& pool) {
+  const Int8Weight &weight = plan.weight, &up = plan.up;
+  const int64_t blocks = weight.blocks();
+  if (weight.codes == nullptr) {
+    const int64_t bytes = weight.tile_bytes();
+    const int8_t* of_up = up.channels == 0 ? nullptr : up.tiles + first * bytes;
+    return {first, {weight.tiles + first * bytes, bytes, blocks}, {of_up, bytes, blocks}};
+  }
+  const int64_t bytes = weight.groups() * kBlocksPerGroup * kTileBytes, halves = up.channels == 0 ? 1 : 2;
+  auto* scratch = static_cast<int8_t*>(pool.scratch(worker, static_cast<size_t>(halves * P * bytes)));
+  for (int64_t half = 0; half < halves; ++half)
+    for (int p = 0; p < P; ++p) {
+      const void* panel = (half == 0 ? weight : up).panel(first + p);
+      expand_panel(CodePanel(panel, weight.groups(), blocks), scratch + (half * P + p) * bytes);
+    }
+  return {first, {scratch, bytes, blocks}, {scratch + P * bytes, bytes, blocks}};
+}
+
+static OutputPanels<CodePanels> code_panels(const LinearPlan& plan, int64_t first) {
+  const Int8Weight &weight = plan.weight, &up = plan.up;
+  const auto panel = [&](const Int8Weight& of) { return CodePanels{{of.panel(first), weight.groups(), weight.blocks()}}; };
+  return {first, panel(weight), up.channels == 0 ? panel(weight) : panel(up)};
+}
+
 // Few rows: the weights pass by once, panel after panel, and memory sets the pace.
 static void linear_stream(const LinearPlan& plan, int workers, ThreadPool& pool) {
   pool.for_stream(
-      {plan.weight.tiles, plan.weight.panels(), plan.weight.blocks() * kTileBytes},
-      [&](int64_t panel, int) { linear_rows<Int8Dot::kStreamRows, 1>(plan, 0, plan.rows, panel); }, workers);
+      {plan.weight.panel(0), plan.weight.panels(), plan.weight.panel_bytes()},
+      [&](int64_t panel, int worker) {
+        constexpr int kRows = Int8Dot::kStreamRows;
+        if (plan.weight.codes == nullptr) return linear_rows<kRows, 1>(plan, 0, plan.rows, tile_panels<1>(plan, panel, worker, pool));
+        linear_rows<kRows, 1>(plan, 0, plan.rows, code_panels(plan, panel));
+      },
+      workers);
 }
 
 // Items of one row block, which its owner and then others take in ascending order.
@@ -264,10 +328,13 @@ EDGE_INLINE void wait_for_count(const int64_t* counter, int64_t wanted) {
   }
 }
 
-static void block_item(const LinearPlan& plan, int64_t begin, int64_t end, int64_t group) {
-  const int64_t first = group * Int8Dot::kPanels, panels = plan.weight.panels();
-  if (first + Int8Dot::kPanels <= panels) return linear_rows<Int8Dot::kRows, Int8Dot::kPanels>(plan, begin, end, first);
-  for (int64_t p = first; p < panels; ++p) linear_rows<Int8Dot::kStreamRows, 1>(plan, begin, end, p);
+static void block_item(const LinearPlan& plan, int64_t begin, int64_t end, int64_t group, int worker, ThreadPool& pool) {
+  constexpr int kPanels = Int8Dot::kPanels;
+  const int64_t first = group * kPanels, panels = plan.weight.panels();
+  if (first + kPanels <= panels)
+    return linear_rows<Int8Dot::kRows, kPanels>(plan, begin, end, tile_panels<kPanels>(plan, first, worker, pool));
+  for (int64_t p = first; p < panels; ++p)
+    linear_rows<Int8Dot::kStreamRows, 1>(plan, begin, end, tile_panels<1>(plan, p, worker, pool));
 }
 
 static void collect_entries(ThreadPool& pool, const ResidualEntry** worker_entries) {
@@ -308,7 +375,7 @@ static bool linear_block(const LinearPlan& plan, int workers, ThreadPool& pool, 
     mine.worker_entries = worker_entries;
     mine.next_panels = ceil_div(workers, blocks) * Int8Dot::kPanels;
     take_all(queues + blocks, blocks, groups, own, [&](int64_t block, int64_t group) {
-      block_item(mine, block * block_rows, min_i64((block + 1) * block_rows, plan.rows), group);
+      block_item(mine, block * block_rows, min_i64((block + 1) * block_rows, plan.rows), group, worker, pool);
     });
   });
   return refused == 0;
@@ -416,7 +483,9 @@ static bool linear_swiglu(const QuantizeInput& input, const Int8Weight& weight, 
   const int64_t width = weight.channels / 2;
   plan.weight.channels = plan.up.channels = width;
   plan.up.columns = weight.columns;
-  plan.up.tiles = weight.tiles + width / kTileChannels * weight.blocks() * kTileBytes;
+  const int64_t half = width / kTileChannels;
+  if (weight.codes != nullptr) plan.up.codes = weight.codes + half * weight.code_bytes();
+  else plan.up.tiles = weight.tiles + half * weight.tile_bytes();
   plan.up.product_scale = weight.product_scale + width;
   plan.up.row_sum = weight.row_sum + width;
   plan.up.bias = weight.bias == nullptr ? nullptr : weight.bias + width;
@@ -442,13 +511,14 @@ static void hot_product(float* out, const float* x, int64_t rows, int64_t column
 
 static void merge_row(const MergeArgs& args, int64_t m, const ResidualEntry* entries, int64_t count) {
   const Int8Weight& weight = args.weight;
-  const int64_t panel_bytes = weight.blocks() * kTileBytes, row = m * weight.channels;
+  const int64_t row = m * weight.channels;
   each_vector(weight.channels, [&](int64_t n, int lanes) EDGE_INLINE_LAMBDA {
     f32x16 y[1] = {load_some(args.y + row + n, lanes)};
     if (args.hot_sum != nullptr) y[0] = add(y[0], load_some(args.hot_sum + row + n, lanes));
     if (count != 0) {
       const f32x16 product_scale[1] = {load_some(weight.product_scale + n, lanes)};
-      add_entries<1>(entries, count, weight.tiles + n / kTileChannels * panel_bytes, panel_bytes, product_scale, y);
+      const TilePanels<1> panel = {weight.tiles + n / kTileChannels * weight.tile_bytes(), 0, weight.blocks()};
+      add_entries<1>(entries, count, panel, product_scale, y);
     }
     if (args.add != nullptr) y[0] = add(y[0], load_some(args.add + row + n, lanes));
     store_some(args.y + row + n, y[0], lanes);

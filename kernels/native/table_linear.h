@@ -13,6 +13,14 @@ constexpr int kTileChannels = 16;  // output channels of a panel
 constexpr int kTileDepth = 4;      // input channels next to each other in a panel
 constexpr int kTileBytes = kTileChannels * kTileDepth;
 
+// 4-bit codes, see kernels/reference/w4.py.
+constexpr int kCodeGroup = 32;  // input channels that share a multiplier and a shift
+constexpr int kCodeGroupBytes = kTileChannels * kCodeGroup / 2;
+constexpr int kMaxMultiplier = 12;
+constexpr uint8_t kCodebook[16] = {0, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19};
+// Multipliers and shifts before the codes of a panel: whole lines of 64 bytes.
+constexpr int64_t code_steps_bytes(int64_t groups) { return (groups * kTileChannels + 63) / 64 * 64; }
+
 // What quantization cut off at one place, in units of the input scale.
 struct ResidualEntry {
   int32_t column;
@@ -44,7 +52,8 @@ struct QuantizeInput {
 // As it is: y = float(dot) * product_scale (+ bias). Rounded, as a card that ends in float16 gives it:
 //   y = float16(clamp(float(dot + rounded_bias) * rounded_scale, -65504, 65504)), and there is no bias besides.
 struct Int8Weight {
-  const int8_t* tiles;         // [ceil(N/16), ceil(K/4), 16, 4], zero padded
+  const int8_t* tiles;         // [ceil(N/16), ceil(K/4), 16, 4], zero padded; or null and
+  const uint8_t* codes;        // [ceil(N/16), panel bytes] that expand to them
   int64_t channels;            // N
   int64_t columns;             // K
   const float* product_scale;  // [N] input scale * weight scale
@@ -54,6 +63,14 @@ struct Int8Weight {
   const int32_t* rounded_bias; // [N] or null; |rounded_bias| + 127 * 127 * K < 2^31
   int64_t panels() const { return (channels + kTileChannels - 1) / kTileChannels; }
   int64_t blocks() const { return (columns + kTileDepth - 1) / kTileDepth; }
+  int64_t groups() const { return (columns + kCodeGroup - 1) / kCodeGroup; }
+  // Of a panel of codes, of tiles, and of whatever there is.
+  int64_t code_bytes() const { return code_steps_bytes(groups()) + groups() * kCodeGroupBytes; }
+  int64_t tile_bytes() const { return blocks() * kTileBytes; }
+  int64_t panel_bytes() const { return codes != nullptr ? code_bytes() : tile_bytes(); }
+  const void* panel(int64_t number) const {
+    return codes != nullptr ? static_cast<const void*>(codes + number * code_bytes()) : tiles + number * tile_bytes();
+  }
 };
 
 // y[M, N] += hot_sum; = fma(residual . W, product_scale, y) where a row has a residual; += add. Null: nothing to add.

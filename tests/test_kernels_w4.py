@@ -1,0 +1,89 @@
+"""W4: linears of 4-bit codes give the bits of the INT8 linear of the expanded weights, on every ISA and at any row count."""
+
+import numpy as np
+import pytest
+
+import kernels
+from kernels import layout, linear, reference
+from kernels.reference import w4
+
+ROWS = [1, 2, 3, 5, 12, 13, 33, 130]
+
+
+def codes_of(n: int, k: int, extreme: bool = False) -> tuple[w4.U8, w4.U8, w4.U8]:
+    """Codes, multipliers and shifts of all kinds; the largest weights alone if ``extreme``."""
+    generator = np.random.default_rng([n, k])
+    shape = (n, -(-k // w4.GROUP))
+    codes = generator.integers(0, 16, (n, k)).astype(np.uint8)
+    multiplier = generator.integers(0, w4.MAX_MULTIPLIER + 1, shape).astype(np.int32)
+    shift = generator.integers(0, 16, shape).astype(np.int32)
+    if extreme:
+        codes, multiplier, shift = codes // 8 * 15, np.full(shape, 12), generator.integers(9, 11, shape)
+    most = 127 // np.maximum(shift, 19 - shift)
+    return codes, np.minimum(multiplier, most).astype(np.uint8), shift.astype(np.uint8)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 4), (16, 32), (17, 36), (40, 172), (64, 256)])
+def test_packed_codes_are_what_was_packed(n: int, k: int) -> None:
+    parts = codes_of(n, k)
+    panels = w4.pack_codes(*parts)
+    for found, packed in zip(w4.unpack_codes(panels, n, k), parts, strict=True):
+        np.testing.assert_array_equal(found, packed)
+    np.testing.assert_array_equal(layout.unpack_tiles(w4.expand(panels, n, k), n, k), w4.decode(*parts))
+
+
+@pytest.mark.parametrize("extreme", [False, True])
+@pytest.mark.parametrize(("n", "k", "hot"), [(16, 4, 0), (17, 36, 2), (96, 172, 3), (160, 896, 5)])
+def test_a_linear_of_codes_is_the_linear_of_their_weights(
+    isa: str, pools: list[kernels.ThreadPool], n: int, k: int, hot: int, extreme: bool
+) -> None:
+    generator = np.random.default_rng([n, k, hot])
+    parts = codes_of(n, k, extreme)
+    panels, tiles = w4.pack_codes(*parts), layout.pack_tiles(w4.decode(*parts))
+    hot_index = np.sort(generator.choice(k, hot, replace=False)).astype(np.int32)
+    scale = (generator.random(n) * 1e-3).astype(np.float32)
+    hot_weight = generator.standard_normal((hot, n)).astype(np.float16)
+    bias = generator.standard_normal(n).astype(np.float32)
+    rest = (n, k, 0.03, scale, layout.row_sums(tiles, n), hot_index, hot_weight, bias)
+    of_codes, of_tiles = linear.Int8Linear.of_codes(panels, *rest), linear.Int8Linear(tiles, *rest)
+    for m in ROWS:
+        x = generator.standard_normal((m, k)).astype(np.float32) * np.float32(20 if extreme else 1)
+        x[generator.random((m, k)) < 0.02] *= 40
+        add = generator.standard_normal((m, n)).astype(np.float32)
+        for pool in pools:
+            for how in ({"add": add}, {"shadow": False}, {"swiglu": n % 2 == 0}):
+                expected = linear.linear(x, of_tiles, pool, **how)
+                found = linear.linear(x, of_codes, pool, **how)
+                np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+
+
+def test_a_linear_of_codes_is_the_reference(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    n, k = 48, 100
+    generator = np.random.default_rng(7)
+    parts = codes_of(n, k)
+    panels, tiles = w4.pack_codes(*parts), reference.pack_tiles(w4.decode(*parts))
+    hot, hot_weight = np.array([3, 50], np.int32), generator.standard_normal((2, n)).astype(np.float16)
+    scale, row_sum = (generator.random(n) * 1e-3).astype(np.float32), reference.row_sums(tiles, n)
+    x = generator.standard_normal((7, k)).astype(np.float32)
+    x[::2, 5] *= 60
+    expected = reference.linear(x, tiles, n, 0.03, scale, row_sum, hot, hot_weight)
+    weight = linear.Int8Linear.of_codes(panels, n, k, 0.03, scale, row_sum, hot, hot_weight, None)
+    for pool in pools:
+        np.testing.assert_array_equal(linear.linear(x, weight, pool).view(np.int32), expected.view(np.int32))
+
+
+@pytest.mark.parametrize("byte", [13, 0x0C, 0xFF, 0x1C])
+def test_steps_that_leave_int8_are_refused(byte: int) -> None:
+    panels = w4.pack_codes(*codes_of(16, 32)).copy()
+    panels[0, 5] = byte
+    no_hot, no_weight = np.zeros(0, np.int32), np.zeros((0, 16), np.float16)
+    scale, row_sum = np.ones(16, np.float32), np.zeros(16, np.int32)
+    with pytest.raises(ValueError, match="multiplier and shift"):
+        linear.Int8Linear.of_codes(panels, 16, 32, 0.1, scale, row_sum, no_hot, no_weight, None)
+    with pytest.raises(ValueError, match="multiplier"):
+        w4.check_steps(np.array([[byte & 15]], np.uint8), np.array([[byte >> 4]], np.uint8))
+
+
+def test_columns_that_do_not_fill_a_tile_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of 4"):
+        w4.pack_codes(np.zeros((1, 6), np.uint8), np.zeros((1, 1), np.uint8), np.zeros((1, 1), np.uint8))
