@@ -114,6 +114,21 @@ class Int8Linear:
         rounded_bias: _I32 | None = None,
         /,
     ) -> None: ...
+    @staticmethod
+    def of_codes(
+        codes: _U8,
+        n: int,
+        k: int,
+        input_scale: float,
+        product_scale: _F32,
+        row_sum: _I32,
+        hot: _I32,
+        hot_weight: _F16,
+        bias: _F32 | None,
+        rounded_scale: _F32 | None = None,
+        rounded_bias: _I32 | None = None,
+        /,
+    ) -> Int8Linear: ...
     @property
     def rows(self) -> int: ...
     @property
@@ -303,3 +318,6 @@ class Program:
         out: _F32 | None,
         /,
     ) -> None: ...
+
+def expand_codes(codes: _U8, n: int, k: int, pool: ThreadPool, /) -> _I8: ...
+def search_codes(weight: _F32, importance: _F32, pool: ThreadPool, /) -> tuple[_U8, _U8, _U8, _F32]: ...

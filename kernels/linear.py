@@ -11,6 +11,8 @@ f32[N] always input_scale * weight_scale, `tiles` is made by `kernels.layout.pac
 empty (then `hot_weight` is f16[0, N]). A row's result does not depend on the other rows, on the number of threads or on the
 instruction set. `kernels.reference` defines every function.
 
+`Int8Linear.of_codes(codes, n, ...)` is the same weight kept as 4-bit codes (`kernels.w4`): the same bits, half the memory.
+
 A card may end its products in float16. `Int8Linear(..., None, *rounding)`, with a `Rounding` in place of the bias, is a
 weight with such products: `linear` has linear_rounded in the place of linear_int8, and what is merged is float32 as ever.
 

@@ -5,6 +5,7 @@ import pytest
 
 import kernels
 from kernels import layout, linear, reference
+from kernels import w4 as native_w4
 from kernels.reference import w4
 
 ROWS = [1, 2, 3, 5, 12, 13, 33, 130]
@@ -16,7 +17,7 @@ def codes_of(n: int, k: int, extreme: bool = False) -> tuple[w4.U8, w4.U8, w4.U8
     shape = (n, -(-k // w4.GROUP))
     codes = generator.integers(0, 16, (n, k)).astype(np.uint8)
     multiplier = generator.integers(0, w4.MAX_MULTIPLIER + 1, shape).astype(np.int32)
-    shift = generator.integers(0, 16, shape).astype(np.int32)
+    shift = generator.integers(w4.MIN_SHIFT, 16, shape).astype(np.int32)
     if extreme:
         codes, multiplier, shift = codes // 8 * 15, np.full(shape, 12), generator.integers(9, 11, shape)
     most = 127 // np.maximum(shift, 19 - shift)
@@ -72,7 +73,7 @@ def test_a_linear_of_codes_is_the_reference(isa: str, pools: list[kernels.Thread
         np.testing.assert_array_equal(linear.linear(x, weight, pool).view(np.int32), expected.view(np.int32))
 
 
-@pytest.mark.parametrize("byte", [13, 0x0C, 0xFF, 0x1C])
+@pytest.mark.parametrize("byte", [0x9D, 0x3C, 0xFF, 0x21])
 def test_steps_that_leave_int8_are_refused(byte: int) -> None:
     panels = w4.pack_codes(*codes_of(16, 32)).copy()
     panels[0, 5] = byte
@@ -87,3 +88,56 @@ def test_steps_that_leave_int8_are_refused(byte: int) -> None:
 def test_columns_that_do_not_fill_a_tile_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of 4"):
         w4.pack_codes(np.zeros((1, 6), np.uint8), np.zeros((1, 1), np.uint8), np.zeros((1, 1), np.uint8))
+
+
+def matrix(n: int, k: int, kind: str) -> np.ndarray:
+    """Weights of one kind: as trained ones look, even, skewed, or with rows and groups of zeros and of tiny values."""
+    generator = np.random.default_rng([n, k])
+    weight = generator.standard_normal((n, k)) * 0.02
+    if kind == "laplace":
+        weight = generator.laplace(size=(n, k)) * np.exp(generator.standard_normal((n, 1)))
+    if kind == "skewed":
+        weight = np.abs(weight) * generator.choice([-1, 1], (n, 1))
+    if kind == "zeros":
+        weight[::3] = 0
+        weight[1::3, :32] = 0
+        weight[2::3] *= 1e-33
+    if kind == "steps":
+        weight = np.round(weight * 100)
+    return weight.astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["normal", "laplace", "skewed", "zeros", "steps"])
+@pytest.mark.parametrize(("n", "k"), [(1, 4), (5, 32), (20, 172), (7, 300)])
+def test_searched_codes_equal_the_reference(
+    isa: str, pools: list[kernels.ThreadPool], n: int, k: int, kind: str
+) -> None:
+    weight = matrix(n, k, kind)
+    importance = np.random.default_rng(k).random(k).astype(np.float32)
+    expected = w4.search(weight, importance)
+    for pool in pools:
+        for found, wanted in zip(native_w4.search(weight, importance, pool), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    codes, multiplier, shift, scale = expected
+    np.testing.assert_array_equal(w4.encode(weight, scale, multiplier, shift), codes)
+    panels = w4.pack_codes(codes, multiplier, shift)
+    np.testing.assert_array_equal(native_w4.expand(panels, n, k, pools[0]), w4.expand(panels, n, k))
+
+
+def test_searched_codes_are_near_the_weights() -> None:
+    weight = matrix(64, 512, "normal")
+    codes, multiplier, shift, scale = w4.search(weight, np.ones(512, np.float32))
+    off = scale[:, None] * w4.decode(codes, multiplier, shift) - weight
+    assert np.sqrt(np.square(off).sum() / np.square(weight).sum()) < 0.08  # Q4_0: 0.086
+
+
+def test_columns_of_importance_are_nearer() -> None:
+    weight, importance = matrix(64, 512, "laplace"), np.ones(512, np.float32)
+    importance[::7] = 100
+
+    def error(judged: np.ndarray) -> float:
+        codes, multiplier, shift, scale = w4.search(weight, judged)
+        off = (scale[:, None] * w4.decode(codes, multiplier, shift) - weight)[:, ::7]
+        return float(np.square(off).sum())
+
+    assert error(importance) < 0.9 * error(np.ones(512, np.float32))

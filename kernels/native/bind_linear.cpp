@@ -63,30 +63,6 @@ Int8Weight read_weight(nb::handle tiles_arg, int64_t n, int64_t columns) {
   return weight;
 }
 
-// The codes of a W4 weight: every byte of multiplier and shift gives weights in [-127, 127].
-Int8Weight read_codes(nb::handle codes_arg, int64_t n, int64_t columns) {
-  Int8Weight weight = {};
-  weight.channels = n;
-  weight.columns = columns;
-  if (n < 0 || columns < 0 || columns > kMaxColumns || columns % kTileDepth != 0)
-    refuse("a W4 weight has 0 or more rows and a multiple of 4 columns, at most " + std::to_string(kMaxColumns) + "; got `" +
-           std::to_string(n) + "` and `" + std::to_string(columns) + "`");
-  const auto codes = read<uint8_t, 2>(codes_arg, "codes");
-  expect_shape(codes, "codes", {weight.panels(), weight.code_bytes()});
-  weight.codes = codes.data;
-  bool good[256];
-  for (int byte = 0; byte < 256; ++byte) {
-    const int multiplier = byte & 15, shift = byte >> 4, most = kCodebook[15] - shift;
-    good[byte] = multiplier <= kMaxMultiplier && multiplier * (shift > most ? shift : most) <= 127;
-  }
-  for (int64_t panel = 0; panel < weight.panels(); ++panel)
-    for (int64_t i = 0; i < weight.groups() * kTileChannels; ++i)
-      if (!good[codes.data[panel * weight.code_bytes() + i]])
-        refuse("`codes` holds the multiplier and shift `" + std::to_string(codes.data[panel * weight.code_bytes() + i]) +
-               "`, whose weights leave [-127, 127]");
-  return weight;
-}
-
 const float* read_channel_floats(nb::handle value, const char* name, int64_t channels) {
   const auto array = read<float, 1>(value, name);
   expect_shape(array, name, {channels});

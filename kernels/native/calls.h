@@ -84,6 +84,9 @@ struct AttentionCall {
   int64_t rows, pages;
 };
 
+// The largest depth whose int32 sum cannot overflow: 127 * 127 * K < 2^31.
+constexpr int64_t kMaxColumns = 131072;
+
 struct EmbeddingCall {
   EmbeddingCall(nb::handle tiles, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight);
   nb::object write_to(nb::handle out, int64_t rows);
@@ -97,6 +100,7 @@ struct EmbeddingCall {
 Array<const int32_t, 1> read_hot(nb::handle hot, int64_t columns);
 Array<const half, 2> read_hot_weight(nb::handle hot_weight, int64_t hot_count, int64_t channels);
 void expect_tokens(const Array<const int64_t, 1>& tokens, int64_t limit);
+Int8Weight read_codes(nb::handle codes, int64_t n, int64_t columns);  // a weight of 4-bit codes
 void expect_positions(const Array<const int32_t, 1>& positions, int64_t limit);
 void expect_slots(const Array<const int64_t, 1>& slots, int64_t pages);
 // The rows' sequences and positions hold, and every page they need exists.

@@ -59,4 +59,5 @@ NB_MODULE(_native, module) {
   bind_floats(module);
   bind_program(module);
   bind_memory(module);
+  bind_w4(module);
 }

@@ -8,6 +8,7 @@
 #include "table_linear.h"
 #include "table_pointwise.h"
 #include "table_sampling.h"
+#include "table_w4.h"
 
 namespace edge {
 
@@ -19,6 +20,7 @@ struct KernelTable {
   SamplingKernels sampling;
   FloatKernels floats;
   EmbeddingKernels embedding;
+  CodeKernels codes;
 };
 
 }  // namespace edge

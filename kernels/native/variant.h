@@ -11,6 +11,7 @@
 #include "linear.h"
 #include "pointwise.h"
 #include "sampling.h"
+#include "w4_search.h"
 
 #define EDGE_STRING_(x) #x
 #define EDGE_STRING(x) EDGE_STRING_(x)
@@ -20,7 +21,8 @@ namespace EDGE_VARIANT {
 
 extern const KernelTable table;
 const KernelTable table = {EDGE_STRING(EDGE_VARIANT), linear_kernels, attention_kernels, pointwise_kernels,
-                           sampling_kernels, float_kernels, embedding_kernels};
+                           sampling_kernels, float_kernels, embedding_kernels,
+                           code_kernels};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

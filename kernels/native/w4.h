@@ -150,7 +150,7 @@ struct CodePanel {
 };
 
 // The whole panel: `groups` * 8 tiles.
-static void expand_panel(const CodePanel& panel, int8_t* tiles) {
+static inline void expand_panel(const CodePanel& panel, int8_t* tiles) {
   for (int64_t group = 0; group < panel.groups; ++group) panel.expand(group, tiles + group * kBlocksPerGroup * kTileBytes);
 }
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.reference.layout import pack_tiles, unpack_tiles
-from kernels.types import I8, TILE_CHANNELS, TILE_DEPTH, U8
+from kernels.reference.numeric import LANES, reduce_lanes
+from kernels.types import F32, I8, I32, TILE_CHANNELS, TILE_DEPTH, U8
 
 CODEBOOK = np.array([0, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19], np.uint8)
 GROUP = 32
 """Input channels that share a multiplier and a shift."""
 MAX_MULTIPLIER = 12
 """Its products with the codebook fit a byte."""
+MIN_SHIFT = 3
+"""Then no code is more than 16 from the shift, and int16 holds the sum of 16 products with an activation."""
 _LINE = 64
 _GROUP_BYTES = TILE_CHANNELS * GROUP // 2
 
@@ -58,10 +61,13 @@ def pack_codes(codes: U8, multiplier: U8, shift: U8) -> U8:
 
 
 def check_steps(multiplier: U8, shift: U8) -> None:
-    """Raises ValueError for a multiplier and a shift under which some code leaves [-127, 127]."""
+    """Raises ValueError for a multiplier and a shift that are not allowed: some code would leave [-127, 127] or int16.
+
+    A multiplier of 0 goes with any shift: the weights are 0.
+    """
     m, z = multiplier.astype(np.int32), shift.astype(np.int32)
-    if (m > MAX_MULTIPLIER).any() or (z > 15).any():
-        raise ValueError(f"a multiplier must be at most {MAX_MULTIPLIER}, a shift at most 15")
+    if (m > MAX_MULTIPLIER).any() or (z > 15).any() or ((z < MIN_SHIFT) & (m > 0)).any():
+        raise ValueError(f"a multiplier must be at most {MAX_MULTIPLIER}, a shift from {MIN_SHIFT} to 15")
     if (m * np.maximum(z, int(CODEBOOK[-1]) - z) > 127).any():
         raise ValueError("a multiplier and a shift give weights outside of [-127, 127]")
 
@@ -92,3 +98,98 @@ def expand(panels: U8, n: int, k: int) -> I8:
 def expand_rows(panels: U8, rows: int, k: int) -> I8:
     """panels -> w8[rows, K]."""
     return unpack_tiles(expand(panels, rows, k), rows, k)
+
+
+SEARCH_FACTORS = (0.82, 0.88, 0.94, 1.0, 1.06)
+"""Of the scale under which no weight is cut off: those that are tried."""
+SMALLEST_SCALE = np.float32(1e-30)
+_TOP = np.float32(CODEBOOK[-1])
+
+
+def search(weight: F32, importance: F32) -> tuple[U8, U8, U8, F32]:
+    """Codes, multipliers, shifts and scales[N] for weight[N, K] ~ scale * w8, of finite values.
+
+    Of some scales for a row, and multipliers and shifts for a group, those with the least sum of importance[K] * error^2.
+    """
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # where all weights are 0 nothing of it is used
+        return _search(weight, importance)
+
+
+def _search(weight: F32, importance: F32) -> tuple[U8, U8, U8, F32]:
+    n, k = weight.shape
+    groups = -(-k // GROUP)
+    w, h = np.zeros((n, groups * GROUP), np.float32), np.zeros(groups * GROUP, np.float32)
+    w[:, :k], h[:k] = weight, importance
+    w, h = w.reshape(n, groups, GROUP), h.reshape(groups, GROUP)
+    low, high = np.minimum(w.min(-1), 0), np.maximum(w.max(-1), 0)
+    step, least = _widest(low, high)
+    base = least.max(axis=1, initial=0)
+    error, scale = np.full(n, np.inf, np.float32), np.full(n, SMALLEST_SCALE)
+    for factor in SEARCH_FACTORS:
+        tried = base * np.float32(factor)
+        found = _steps(w, h, low, high, step, tried)[2]
+        total = np.zeros(n, np.float32)
+        for group in range(groups):
+            total = total + found[:, group]
+        better = (total < error) & (base >= SMALLEST_SCALE)
+        error, scale = np.where(better, total, error), np.where(better, tried, scale)
+    multiplier, shift, _ = _steps(w, h, low, high, step, scale)
+    zero = base < SMALLEST_SCALE
+    multiplier[zero], shift[zero] = 0, 0
+    codes = encode(w.reshape(n, -1)[:, :k], scale, multiplier, shift)
+    return codes, multiplier.astype(np.uint8), shift.astype(np.uint8), scale
+
+
+def encode(weight: F32, scale: F32, multiplier: U8, shift: U8) -> U8:
+    """The nearest codes of weight[N, K] under scale[N] and the steps of each group."""
+    columns = np.arange(weight.shape[1]) // GROUP
+    m, z = multiplier[:, columns].astype(np.float32), shift[:, columns].astype(np.float32)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(m > 0, np.float32(1) / (scale[:, None] * m), 0).astype(np.float32)
+    value = nearest(weight * inverse + z).astype(np.int32)
+    code = np.where(value < 4, value // 2, np.where(value <= 15, value - 2, 14 + (value - 17) // 2))
+    return np.where(m > 0, code, 0).astype(np.uint8)
+
+
+def nearest(v: F32) -> F32:
+    """The nearest value of the codebook."""
+    four, fifteen, half = np.float32(4), np.float32(15), np.float32(0.5)
+    low = np.rint(np.clip(v - four, -four, np.float32(0)) * half)
+    high = np.rint(np.clip(v - fifteen, np.float32(0), four) * half)
+    return np.asarray(np.rint(np.clip(v, four, fifteen)) + low * np.float32(2) + high * np.float32(2))
+
+
+def _widest(low: F32, high: F32) -> tuple[F32, F32]:
+    """The step of each group that reaches over all of it, and the scale that the largest multiplier makes of it."""
+    span = (high - low) / _TOP
+    some = span > 0
+    at = np.clip(np.divide(-low, span, out=np.full_like(span, 9), where=some), np.float32(MIN_SHIFT), np.float32(15))
+    step = np.where(some, np.maximum(high / (_TOP - at), -low / at), span)
+    return step, np.where(some, step / np.trunc(np.float32(127) / np.maximum(at, _TOP - at)), np.float32(0))
+
+
+def _steps(w: F32, h: F32, low: F32, high: F32, step: F32, scale: F32) -> tuple[I32, I32, F32]:
+    """The multiplier and the shift of each group under scale[N], and the error that is left."""
+    s, some = scale[:, None], step > 0
+    ratio, middle = step / s, (low + high) * np.float32(0.5)
+    first = np.clip(np.trunc(ratio * np.float32(0.75)), 1, MAX_MULTIPLIER)
+    last = np.minimum(np.trunc(ratio) + 1, MAX_MULTIPLIER)
+    multiplier, shift = np.zeros(step.shape, np.int32), np.zeros(step.shape, np.int32)
+    error = np.where(some, np.float32(np.inf), np.float32(0))
+    for wanted in range(1, MAX_MULTIPLIER + 1):
+        at = np.clip(np.float32(9.5) - middle / (s * np.float32(wanted)), np.float32(MIN_SHIFT), np.float32(15))
+        for more in (0, 1):
+            z = np.trunc(at).astype(np.int32) + more
+            m = np.minimum(wanted, 127 // np.maximum(z, int(_TOP) - z))
+            found = _error(w, h, s * m.astype(np.float32), z)
+            better = some & (first <= wanted) & (wanted <= last) & (z <= 15) & (found < error)
+            error = np.where(better, found, error)
+            multiplier, shift = np.where(better, m, multiplier), np.where(better, z, shift)
+    return multiplier, shift, error
+
+
+def _error(w: F32, h: F32, step: F32, shift: I32) -> F32:
+    z = shift.astype(np.float32)[..., None]
+    off = (nearest(w * (np.float32(1) / step)[..., None] + z) - z) * step[..., None] - w
+    error = off * off * h
+    return reduce_lanes(error[..., :LANES] + error[..., LANES:])
