@@ -10,7 +10,7 @@ from typing import Literal
 
 from edge_llm.errors import UsageError
 
-INT8, FLOAT16 = "int8", "float16"
+INT8, W4, FLOAT16 = "int8", "w4", "float16"
 """Weight schemes that import chooses between."""
 DEFAULT_SCHEME = INT8
 """The weight scheme of every linear for which nothing else is said."""

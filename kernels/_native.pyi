@@ -7,6 +7,7 @@ _F16 = npt.NDArray[np.float16]
 _F32 = npt.NDArray[np.float32]
 _F64 = npt.NDArray[np.float64]
 _I8 = npt.NDArray[np.int8]
+_U8 = npt.NDArray[np.uint8]
 _I32 = npt.NDArray[np.int32]
 _I64 = npt.NDArray[np.int64]
 

@@ -24,7 +24,7 @@ TABLES = ("embedding.tiles", "output.tiles")
 """Tensors of which parts are read alone, so each piece of them has a checksum of its own."""
 KEY_OFFSET = "k_offset"
 """Per layer the mean key [kv heads, head_dim], which is subtracted from every key before it is stored."""
-DTYPES = {"int8": np.int8, "int32": np.int32, "float16": np.float16, "float32": np.float32}
+DTYPES = {"int8": np.int8, "uint8": np.uint8, "int32": np.int32, "float16": np.float16, "float32": np.float32}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A manifest names the scheme of every linear; whoever opens, writes or multiplies
 from __future__ import annotations
 
 from edge_llm.models.layer import Linear
-from edge_llm.schemes import float16, int8
+from edge_llm.schemes import float16, int8, w4
 from edge_llm.schemes.base import BlockWeights, Facts, Scheme, TensorSpec, Weight
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "scheme_of", "schemes",
 ]  # fmt: skip
 
-_SCHEMES: dict[str, Scheme] = {int8.NAME: int8, float16.NAME: float16}
+_SCHEMES: dict[str, Scheme] = {int8.NAME: int8, w4.NAME: w4, float16.NAME: float16}
 
 
 def schemes() -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from typing import Self
 
 import numpy as np
 
-from kernels import ThreadPool, linear
-from kernels.program import Program
+from edge_llm.schemes.int8_product import Int8Product
+from kernels import linear
 from kernels.types import Residual, Rounding
 
 WIDER = 3.0
@@ -20,7 +20,7 @@ _WIDEST_PAD = 256
 
 
 @dataclass(frozen=True)
-class Int8Weight:
+class Int8Weight(Int8Product):
     """tiles: int8 [ceil(N/16), ceil(K/4), 16, 4]; weight_scale: float32 [N]; row_sum: int32 [N]; hot_index: int32 [H];
     hot_weight: float16 [H, N]; bias: float32 [N] or None."""
 
@@ -40,11 +40,6 @@ class Int8Weight:
     """The cold residual is added; else what overflows is clipped."""
     rounds: bool = False
     """The product ends in float16 as `rounding` says: the weight multiplies as a card does."""
-
-    @cached_property
-    def product_scale(self) -> np.ndarray:
-        """input_scale * weight_scale, what an int32 sum is multiplied with: float32 [N]."""
-        return np.asarray(np.float32(self.input_scale) * self.weight_scale)
 
     @cached_property
     def rounding(self) -> Rounding:
@@ -96,34 +91,3 @@ class Int8Weight:
         scales = (self.weight_scale, self.product_scale)
         arrays = (self.tiles, *scales, self.row_sum, self.hot_index, self.hot_weight, self.bias)
         return sum(array.nbytes for array in arrays if array is not None)
-
-    def apply(
-        self,
-        x: np.ndarray,
-        pool: ThreadPool,
-        *,
-        add: np.ndarray | None = None,
-        shadow: bool = True,
-        gain: np.ndarray | None = None,
-        eps: float = 0.0,
-        swiglu: bool = False,
-        out: np.ndarray | None = None,
-    ) -> np.ndarray:
-        keep = shadow and self.residual
-        return linear.linear(x, self.native, pool, add=add, shadow=keep, gain=gain, eps=eps, swiglu=swiglu, out=out)
-
-    def add_to(
-        self,
-        program: Program,
-        x: np.ndarray,
-        *,
-        add: np.ndarray | None,
-        shadow: bool,
-        gain: np.ndarray | None,
-        eps: float,
-        swiglu: bool,
-        out: np.ndarray,
-    ) -> bool:
-        keep = shadow and self.residual
-        program.linear(x, self.native, add=add, shadow=keep, gain=gain, eps=eps, swiglu=swiglu, out=out)
-        return True

@@ -80,7 +80,7 @@ def unpack_codes(panels: U8, n: int, k: int) -> tuple[U8, U8, U8]:
     bytes_ = panels[:, panel_bytes(k) - groups * _GROUP_BYTES :].reshape(count, groups, 4, TILE_CHANNELS, TILE_DEPTH)
     halves = np.stack([bytes_ & 15, bytes_ >> 4], axis=-2).transpose(0, 3, 1, 2, 4, 5)
     codes = halves.reshape(count * TILE_CHANNELS, groups * GROUP)[:n, :k]
-    return np.ascontiguousarray(codes), steps & 15, steps >> 4
+    return np.ascontiguousarray(codes), np.bitwise_and(steps, 15, dtype=np.uint8), np.right_shift(steps, 4, dtype=np.uint8)
 
 
 def decode(codes: U8, multiplier: U8, shift: U8) -> I8:
@@ -140,7 +140,7 @@ def _search(weight: F32, importance: F32) -> tuple[U8, U8, U8, F32]:
     return codes, multiplier.astype(np.uint8), shift.astype(np.uint8), scale
 
 
-def encode(weight: F32, scale: F32, multiplier: U8, shift: U8) -> U8:
+def encode(weight: F32, scale: F32, multiplier: U8 | I32, shift: U8 | I32) -> U8:
     """The nearest codes of weight[N, K] under scale[N] and the steps of each group."""
     columns = np.arange(weight.shape[1]) // GROUP
     m, z = multiplier[:, columns].astype(np.float32), shift[:, columns].astype(np.float32)

@@ -1,0 +1,76 @@
+"""Quantizing to W4: an INT8 weight whose values are 4-bit codes in integer steps, hot input channels kept in float16.
+
+    w[n, k] ~ weight_scale[n] * m[n, g] * (CODEBOOK[code[n, k]] - z[n, g])     g = k // 32; hot channels are not counted
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_llm.errors import InvalidModel
+from edge_llm.quant.scheme import MAX_FLOAT16
+from kernels import ThreadPool, w4
+from kernels.reference.w4 import decode
+
+
+@dataclass(frozen=True)
+class CodedWeight:
+    """One matrix W[N, K] in panels of codes: uint8 [ceil(N/16), `kernels.w4.panel_bytes`]; the rest as of a `QuantizedWeight`."""
+
+    codes: np.ndarray
+    weight_scale: np.ndarray
+    row_sum: np.ndarray
+    hot_index: np.ndarray
+    hot_weight: np.ndarray
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by their names in a bundle, in file order."""
+        return {
+            "codes": self.codes,
+            "scale": self.weight_scale,
+            "row_sum": self.row_sum,
+            "hot_index": self.hot_index,
+            "hot_weight": self.hot_weight,
+        }
+
+
+def fits(columns: int) -> bool:
+    """Whether a matrix of so many columns can be coded: tiles must be whole."""
+    return columns % w4.TILE_DEPTH == 0
+
+
+def round_weight(weight: np.ndarray, hot: np.ndarray, importance: np.ndarray | None, name: str) -> CodedWeight:
+    """Round ``weight`` float32 [N, K] to the nearest codes, in steps of least error weighted by ``importance`` [K] (default: 1).
+
+    Raises `InvalidModel`, with ``name``, for values that are not finite, or too large for float16 in a hot column.
+    """
+    rows, columns = weight.shape
+    cold, hot_weight = _apart(weight, hot, name)
+    judged = np.ones(columns, np.float32) if importance is None else importance.astype(np.float32)
+    judged[hot] = 0
+    codes, multiplier, shift, scale = w4.search(cold, judged, ThreadPool(1))
+    return coded(codes, multiplier, shift, scale, hot, hot_weight)
+
+
+def coded(
+    codes: np.ndarray, multiplier: np.ndarray, shift: np.ndarray, scale: np.ndarray, hot: np.ndarray, hot_weight: np.ndarray
+) -> CodedWeight:
+    """The weight of uint8 ``codes`` [N, K] with the steps uint8 [N, ceil(K/32)] and ``scale`` float32 [N]."""
+    row_sum = decode(codes, multiplier, shift).sum(axis=1, dtype=np.int32)
+    panels = w4.pack_codes(codes, multiplier, shift)
+    return CodedWeight(panels, scale, row_sum, np.ascontiguousarray(hot, np.int32), hot_weight)
+
+
+def _apart(weight: np.ndarray, hot: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """``weight`` with zeros for its ``hot`` columns, and these as float16 [H, N]."""
+    if not np.isfinite(weight).all():
+        raise InvalidModel(f"`{name}` holds a value that is not finite, so it cannot be quantized")
+    with np.errstate(over="ignore"):
+        hot_weight = np.ascontiguousarray(weight[:, hot].T, np.float16)
+    if not np.isfinite(hot_weight).all():
+        raise InvalidModel(f"`{name}` holds a value above {MAX_FLOAT16:g} that must be kept in float16")
+    cold = np.array(weight, np.float32)
+    cold[:, hot] = 0
+    return cold, hot_weight

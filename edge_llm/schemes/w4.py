@@ -1,0 +1,106 @@
+"""Scheme ``w4``: the weight of scheme ``int8`` kept as 4-bit codes, with the same activations, outliers and sums.
+
+    w8[n, k] = m * (CODEBOOK[code[n, k]] - z), one m and z for 32 columns of a row; y as in `edge_llm.schemes.int8`
+
+So its products have the bits of the INT8 weight that it stands for, wherever they are computed (`kernels.reference.w4`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from edge_llm.config import W4
+from edge_llm.models.layer import Linear
+from edge_llm.quant.shadow import NONE, product_cost
+from edge_llm.quant.w4 import round_weight
+from edge_llm.schemes import int8
+from edge_llm.schemes.base import Facts, TensorSpec
+from edge_llm.schemes.int8_product import Int8Product
+from edge_llm.schemes.int8_weight import Int8Weight
+from kernels import ThreadPool, w4
+from kernels.linear import Int8Linear
+from kernels.types import TILE_CHANNELS
+
+NAME = W4
+facts, facts_of = int8.facts, int8.facts_of
+
+
+@dataclass(frozen=True)
+class W4Weight(Int8Product):
+    """codes: uint8 [ceil(N/16), bytes of a panel]; the rest as of an `Int8Weight`."""
+
+    codes: np.ndarray
+    columns: int
+    input_scale: float
+    weight_scale: np.ndarray
+    row_sum: np.ndarray
+    hot_index: np.ndarray
+    hot_weight: np.ndarray
+    bias: np.ndarray | None = None
+    residual: bool = True
+
+    @property
+    def rows(self) -> int:
+        return len(self.weight_scale)
+
+    @cached_property
+    def native(self) -> Int8Linear:
+        parts = (self.product_scale, self.row_sum, self.hot_index, self.hot_weight, self.bias)
+        return Int8Linear.of_codes(self.codes, self.rows, self.columns, self.input_scale, *parts)
+
+    @property
+    def nbytes(self) -> int:
+        scales = (self.weight_scale, self.product_scale)
+        arrays = (self.codes, *scales, self.row_sum, self.hot_index, self.hot_weight, self.bias)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def expanded(self, pool: ThreadPool) -> Int8Weight:
+        """The INT8 weight that the codes stand for."""
+        return Int8Weight(
+            tiles=w4.expand(self.codes, self.rows, self.columns, pool),
+            rows=self.rows,
+            columns=self.columns,
+            input_scale=self.input_scale,
+            weight_scale=self.weight_scale,
+            row_sum=self.row_sum,
+            hot_index=self.hot_index,
+            hot_weight=self.hot_weight,
+            bias=self.bias,
+            residual=self.residual,
+        )
+
+
+def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
+    panels = -(-linear.rows // TILE_CHANNELS)
+    _, *others = int8.tensors(linear, hot)
+    return [("codes", "uint8", (panels, w4.panel_bytes(linear.columns))), *others]
+
+
+def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
+    return round_weight(weight, hot, None, name).arrays()
+
+
+def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> W4Weight:
+    return W4Weight(
+        codes=arrays["codes"],
+        columns=linear.columns,
+        input_scale=facts["input_scale"],
+        weight_scale=arrays["scale"],
+        row_sum=arrays["row_sum"],
+        hot_index=arrays["hot_index"],
+        hot_weight=arrays["hot_weight"],
+        bias=arrays.get("bias"),
+        residual=facts["shadow"] != NONE,
+    )
+
+
+def cost(linear: Linear) -> float:
+    return product_cost(linear.rows, linear.columns)
+
+
+def reference(x: np.ndarray, weight: W4Weight) -> np.ndarray:
+    return int8.reference(x, weight.expanded(ThreadPool(1)))
