@@ -12,15 +12,20 @@ from pathlib import Path
 import numpy as np
 
 import edge_llm
-from edge_llm.config import ModelConfig
+from edge_llm.config import INT8, ModelConfig
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.layout import tensor_layout
 from edge_llm.models import describe
 from edge_llm.paths import synthetic_folder
+from edge_llm.quant.shadow import FULL
+from kernels import ThreadPool, w4
 from kernels.layout import row_sums
+from kernels.types import TILE_CHANNELS
 
 HOT_SHARE = 0.003
+_STEPS = np.array([9 << 4 | 12, 10 << 4 | 12], np.uint8)
+"""Multiplier 12 and shifts 9 and 10 for groups of codes: weights with a mean of 0 that spread about as random INT8 ones do."""
 INPUT_SCALE = 4.0 / 127.0
 """Four standard deviations of a normalized activation fit the INT8 range."""
 
@@ -44,44 +49,55 @@ SHAPES: dict[str, ModelConfig] = {
 }  # fmt: skip
 
 
-def synthetic_bundle(shape: str) -> Path:
-    """Folder of the bundle with random weights at ``shape``; made once and kept."""
+def synthetic_bundle(shape: str, weights: str = INT8) -> Path:
+    """Folder of the bundle with random weights at ``shape``, the layers' in the scheme ``weights``; made once and kept."""
     if shape not in SHAPES:
         raise UsageError(f"no synthetic shape `{shape}`; there are: {', '.join(SHAPES)}", param="synthetic")
-    folder = synthetic_folder() / f"{shape}-v2"
+    folder = synthetic_folder() / (f"{shape}-v2" if weights == INT8 else f"{shape}-{weights}")
     if not (folder / "manifest.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.parent / f".{folder.name}.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
-            write_random(temporary, SHAPES[shape])
+            write_random(temporary, SHAPES[shape], weights=weights)
             temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def write_random(folder: Path, config: ModelConfig, seed: int = 0) -> None:
-    """Fill the empty ``folder`` with a bundle of random weights that keep activations near one."""
+def write_random(folder: Path, config: ModelConfig, seed: int = 0, weights: str = INT8) -> None:
+    """Fill the empty ``folder`` with a bundle of random weights that keep activations near one.
+
+    Those of the layers are in the scheme ``weights``.
+    """
     random = np.random.default_rng(seed)
-    shapes = describe(config).linears()
+    plain = describe(config)
+    schemes = {name: weights for name in plain.linears() if name != "output"}
+    decoder = plain.with_schemes(schemes)
+    shapes = decoder.linears()
     hot = {name: max(1, round(HOT_SHARE * shape.columns)) for name, shape in shapes.items()}
     with BundleWriter(folder) as writer:
         writer.add_file("tokenizer.json", [b"{}"])
         tiles: np.ndarray = np.empty(0, np.int8)
-        for tensor in tensor_layout(describe(config), hot):
+        for tensor in tensor_layout(decoder, hot):
             array: np.ndarray
+            columns = _columns(tensor.name, config)
             if tensor.name.endswith(".row_sum"):
                 array = row_sums(tiles, tensor.shape[0])
             else:
-                array = _random_tensor(tensor.name, tensor.shape, _columns(tensor.name, config), random)
+                array = _random_tensor(tensor.name, tensor.shape, columns, random)
             if tensor.name.endswith(".tiles"):
                 tiles = array
+            if tensor.name.endswith(".codes"):
+                tiles = w4.expand(array.astype(np.uint8), TILE_CHANNELS * len(array), columns, ThreadPool(1))
             writer.add(tensor.name, array)
         writer.finish(
             config,
             dict.fromkeys(shapes, INPUT_SCALE),
+            schemes=schemes,
+            facts={name: {"input_scale": INPUT_SCALE, "shadow": FULL} for name in schemes},
             profile={},
             source={"kind": "synthetic", "path": None, "digest": None, "float": None},
             created_with=edge_llm.__version__,
@@ -99,6 +115,11 @@ def _random_tensor(name: str, shape: tuple[int, ...], columns: int, random: np.r
     if kind == "tiles":
         bytes_ = np.frombuffer(random.bytes(int(np.prod(shape))), np.int8).reshape(shape)
         return np.maximum(bytes_, -127)
+    if kind == "codes":
+        codes = np.frombuffer(random.bytes(int(np.prod(shape))), np.uint8).reshape(shape).copy()
+        steps = codes[:, : TILE_CHANNELS * -(-columns // w4.GROUP)]
+        steps[:] = random.choice(_STEPS, steps.shape)
+        return codes
     if kind == "scale":
         return np.full(shape, 1.0 / (73.0 * columns**0.5), np.float32)  # 73: deviation of a uniform INT8
     if kind == "hot_index":

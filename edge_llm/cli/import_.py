@@ -8,7 +8,7 @@ import click
 
 from edge_llm.cli.terminal import note, progress_as, progress_option, write
 from edge_llm.cli.values import REAL
-from edge_llm.config import FLOAT16
+from edge_llm.config import FLOAT16, INT8, W4
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.quant.shadow import DEFAULT_BUDGET
@@ -39,6 +39,13 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
     metavar="NAME",
     help="Keep linears in float16, by name or pattern: layers.0.down, '*.o'.  May be given several times.",
 )
+@click.option(
+    "--weights",
+    type=click.Choice([INT8, W4]),
+    default=INT8,
+    show_default=True,
+    help="Weights of the layers: 8 bits, or 4.25 bits, which take half the memory and the time to read it.",
+)
 @click.option("--no-fold", is_flag=True, help="Leave uneven channels as they are, to see what folding them is worth.")
 @click.option("--keep-float", is_flag=True, help="Keep the float weights in the bundle, for --float and perplexity.")
 @click.option("--revision", help="Branch, tag or commit of a hub id; default: main.")
@@ -51,6 +58,7 @@ def import_command(
     shadow: str,
     shadow_budget: float,
     float16: tuple[str, ...],
+    weights: str,
     no_fold: bool,
     keep_float: bool,
     revision: str | None,
@@ -70,6 +78,7 @@ def import_command(
             calibration=calibration,
             outliers=Outliers(shadow, shadow_budget, tuple((pattern, FLOAT16) for pattern in float16)),
             fold=not no_fold,
+            weights=weights,
             keep_float=keep_float,
             overwrite=overwrite,
             progress=draw,

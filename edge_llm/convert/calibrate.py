@@ -54,8 +54,10 @@ def read_calibration(path: Path | None = None) -> CalibrationText:
     return CalibrationText(text, f"sha256:{hashlib.sha256(data).hexdigest()}")
 
 
-def calibration_sequences(text: str, tokenizer: Tokenizer, config: ModelConfig) -> list[np.ndarray]:
-    """Token ids int64 [T] of the sequences that are run."""
+def calibration_sequences(
+    text: str, tokenizer: Tokenizer, config: ModelConfig, most_tokens: int = MAX_TOKENS
+) -> list[np.ndarray]:
+    """Token ids int64 [T] of the sequences that are run, about ``most_tokens`` together."""
     head = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     ids = [token for passage in text.split(PASSAGE_BREAK) for token in tokenizer.encode(passage)]
     if not ids:
@@ -64,7 +66,8 @@ def calibration_sequences(text: str, tokenizer: Tokenizer, config: ModelConfig) 
     windows = [ids[start : start + length] for start in range(0, len(ids), length)]
     if len(windows) > 1 and len(windows[-1]) < length:
         windows.pop()
-    count = max(1, min(MAX_SEQUENCES, MAX_TOKENS // (length + len(head)), len(windows)))
+    most = MAX_SEQUENCES * max(1, most_tokens // MAX_TOKENS)
+    count = max(1, min(most, most_tokens // (length + len(head)), len(windows)))
     chosen = np.linspace(0, len(windows) - 1, count).round().astype(int)
     return [np.array(head + windows[index], np.int64) for index in chosen]
 

@@ -19,13 +19,16 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from edge_llm.config import INT8, W4
 from edge_llm.convert.calibrate import CalibrationText, calibration_sequences, read_calibration
 from edge_llm.convert.choose import Outliers, choose
+from edge_llm.convert.coding import Coder
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.staging import Staging
 from edge_llm.convert.survey import Survey, Wishes, survey_model
@@ -62,6 +65,7 @@ from edge_llm.quant.profile import (
 )
 from edge_llm.quant.scheme import MAX_FLOAT16
 from edge_llm.quant.shadow import Treatment
+from edge_llm.quant.w4 import fits
 from edge_llm.schemes import int8, scheme_of
 from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
@@ -69,7 +73,11 @@ from kernels.memory import recycled
 
 FEW_TOKENS = 512
 """A shorter calibration text is worth a word: folds and shadows chosen on it fit other texts less well."""
+MAX_CODED_TOKENS = 32768
+"""Calibration tokens that codes are fitted to, at most."""
 _NO_CHANNELS = np.empty(0, np.int32)
+_BEFORE = {"weights": INT8}
+"""What older bundles do not say of how they were made."""
 
 
 def import_model(
@@ -82,6 +90,7 @@ def import_model(
     keep_float: bool = False,
     outliers: Outliers | None = None,
     fold: bool = True,
+    weights: str = INT8,
     overwrite: bool = False,
     progress: StageProgress | None = None,
     notice: Callable[[str], None] | None = None,
@@ -91,7 +100,8 @@ def import_model(
     name: what the bundle will be called (default: what the source is called).  target: a folder to write instead of
     the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one.  keep_float: put
     the float weights (float16) into the bundle.  outliers: what is done about them (default: as few shadows as the
-    budget allows).  fold: make uneven channels even first, by factors that cancel.  overwrite: replace another model of
+    budget allows).  fold: make uneven channels even first, by factors that cancel.  weights: int8, or w4 for 4-bit weights in
+    the layers.  overwrite: replace another model of
     this name.  notice: told what is worth a line.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
@@ -109,7 +119,7 @@ def import_model(
     with open_source(source, revision=revision, progress=tell_progress) as opened:
         _refuse_overlap(Path(opened.place), target)
         clear_leftovers(target.parent)
-        job = _Job(opened, text, keep_float, outliers or Outliers(), fold, tell_progress, tell)
+        job = _Job(opened, text, keep_float, outliers or Outliers(), fold, weights, tell_progress, tell)
         state = _existing(target, job)
         if state == "unfolded" and not overwrite:
             tell(f"`{target.name}` was imported from this source without folds and stays as it is; `--overwrite` folds it")
@@ -156,8 +166,8 @@ def _existing(target: Path, job: _Job) -> str:
         made_from = read_manifest(target)["source"]
     except EdgeLLMError:
         return "other"
-    facts = {"digest": job.digest, "calibration": job.text.digest, "outliers": str(job.outliers)}
-    if any(made_from.get(key) != value for key, value in facts.items()):
+    facts = {"digest": job.digest, "calibration": job.text.digest, "outliers": str(job.outliers), "weights": job.weights}
+    if any(made_from.get(key, _BEFORE.get(key)) != value for key, value in facts.items()):
         return "other"
     if job.keep_float and made_from.get("float") != "source":
         return "other"
@@ -197,6 +207,7 @@ class _Job:
         keep_float: bool,
         outliers: Outliers,
         fold: bool,
+        weights: str,
         progress: StageProgress,
         notice: Callable[[str], None],
     ) -> None:
@@ -205,6 +216,7 @@ class _Job:
         self.keep_float = keep_float
         self.outliers = outliers
         self.fold = fold and outliers.mode != "naive"
+        self.weights = weights
         self.progress = progress
         self.notice = notice
         self.config = source.config
@@ -233,7 +245,8 @@ class _Job:
         wishes = Wishes(self._treat, self.fold, self.asked)
         survey = survey_model(self.source, self.decoder, self.config.context, sequences, wishes, self.progress)
         self._tell_folds(survey.found_folds)
-        kept, figures = choose(self.outliers, self.asked, survey, partial(self._measure, survey), self.notice)
+        chosen, figures = choose(self.outliers, self.asked, survey, partial(self._measure, survey), self.notice)
+        kept = self._in_scheme(chosen)
         with BundleWriter(folder) as writer:
             self._write_weights(writer, kept, survey)
             self._write_files(writer)
@@ -257,6 +270,17 @@ class _Job:
                 source=self._made_from(),
                 created_with=_version(),
             )
+
+    def _in_scheme(self, chosen: Mapping[str, Treatment]) -> dict[str, Treatment]:
+        """What was ``chosen`` for INT8, with the layers' linears in the weights that were asked for: outliers stay the same."""
+        linears = self.decoder.linears()
+        if self.weights != W4:
+            return dict(chosen)
+        wanted = {name for name, one in chosen.items() if one.scheme == INT8 and name != "output"}
+        whole = {name for name in wanted if fits(linears[name].columns)}
+        if wanted - whole:
+            self.notice(f"{len(wanted - whole)} linears stay INT8: their input channels are no multiple of 4")
+        return {name: replace(one, scheme=W4) if name in whole else one for name, one in chosen.items()}
 
     def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
@@ -284,6 +308,7 @@ class _Job:
             "calibration": self.text.digest,
             "outliers": str(self.outliers),
             "folds": self.folds,
+            "weights": self.weights,
             "float": "source" if self.keep_float else source.place,
         }
 
@@ -293,14 +318,18 @@ class _Job:
 
     def _write_weights(self, writer: BundleWriter, kept: Mapping[str, Treatment], survey: Survey) -> None:
         decoder = self._kept(kept)
+        coder = self._coder(kept)
         if not decoder.tied:
             _add(writer, "embedding", int8.convert(read_embedding(self.source, decoder), _NO_CHANNELS, "the embedding"))
         with workers() as pool:
             for index, layer in enumerate(decoder.layers):
                 self.progress("layers", index, len(decoder.layers))
                 weights = survey.folded_layer(self.source, decoder, index, pool)
-                _write_layer(writer, f"layers.{index}", layer, weights, kept, survey.key_offsets[index], pool)
+                coded = coder.run(layer, weights, kept, f"layers.{index}", pool) if coder else {}
+                _write_layer(writer, f"layers.{index}", layer, weights, coded, kept, survey.key_offsets[index], pool)
         self.progress("layers", len(decoder.layers), len(decoder.layers))
+        if coder:
+            self.notice(f"fitted the codes of {coder.fitted} linears to the calibration text; {coder.rounded} are rounded")
         self.progress("output", 0, 1)
         writer.add("final_norm", read_final_norm(self.source, decoder) / survey.output_fold)
         place = "embedding" if decoder.tied else "output"
@@ -308,6 +337,13 @@ class _Job:
         output *= survey.output_fold
         _add(writer, place, int8.convert(output, kept["output"].hot, "output"))
         self.progress("output", 1, 1)
+
+    def _coder(self, kept: Mapping[str, Treatment]) -> Coder | None:
+        """What fits codes to the calibration text, where there are any."""
+        if all(one.scheme != W4 for one in kept.values()):
+            return None
+        sequences = calibration_sequences(self.text.text, self.tokenizer, self.config, MAX_CODED_TOKENS)
+        return Coder.begin(self.source, self.decoder, sequences)
 
     def _write_files(self, writer: BundleWriter) -> None:
         files = self.source.side_files()
@@ -338,16 +374,17 @@ def _write_layer(
     name: str,
     layer: Layer,
     weights: LayerWeights,
+    coded: Mapping[str, dict[str, np.ndarray]],
     kept: Mapping[str, Treatment],
     offset: np.ndarray,
     pool: Executor,
 ) -> None:
-    """The tensors of layer ``name`` in the order of the file; ``offset`` is its mean key."""
+    """The tensors of layer ``name`` in the order of the file; some are ``coded`` already; ``offset`` is its mean key."""
     hot = {linear.name: len(kept[f"{name}.{linear.name}"].hot) for linear in layer.linears}
 
     def convert(linear: Linear) -> dict[str, np.ndarray]:
         full_name, found = f"{name}.{linear.name}", weights.linears[linear.name]
-        arrays = scheme_of(linear).convert(found.weight, kept[full_name].hot, full_name)
+        arrays = coded.get(linear.name) or scheme_of(linear).convert(found.weight, kept[full_name].hot, full_name)
         return arrays if found.bias is None else {**arrays, "bias": found.bias}
 
     arrays = {**weights.gains, KEY_OFFSET: offset}

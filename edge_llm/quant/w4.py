@@ -10,20 +10,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_llm.errors import InvalidModel
+from edge_llm.quant.gptq import gptq
 from edge_llm.quant.scheme import MAX_FLOAT16
 from kernels import ThreadPool, w4
-from kernels.reference.w4 import decode
+from kernels.reference.w4 import decode, nearest, unpack_codes
 
 
 @dataclass(frozen=True)
 class CodedWeight:
-    """One matrix W[N, K] in panels of codes: uint8 [ceil(N/16), `kernels.w4.panel_bytes`]; the rest as of a `QuantizedWeight`."""
+    """One matrix W[N, K] in codes uint8 [ceil(N/16), `kernels.w4.panel_bytes`]; the rest as of a `QuantizedWeight`."""
 
     codes: np.ndarray
     weight_scale: np.ndarray
     row_sum: np.ndarray
     hot_index: np.ndarray
     hot_weight: np.ndarray
+    columns: int
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by their names in a bundle, in file order."""
@@ -42,16 +44,51 @@ def fits(columns: int) -> bool:
 
 
 def round_weight(weight: np.ndarray, hot: np.ndarray, importance: np.ndarray | None, name: str) -> CodedWeight:
-    """Round ``weight`` float32 [N, K] to the nearest codes, in steps of least error weighted by ``importance`` [K] (default: 1).
+    """Round ``weight`` float32 [N, K] to the nearest codes, in steps of least error by ``importance`` [K] (default: 1).
 
     Raises `InvalidModel`, with ``name``, for values that are not finite, or too large for float16 in a hot column.
     """
-    rows, columns = weight.shape
     cold, hot_weight = _apart(weight, hot, name)
-    judged = np.ones(columns, np.float32) if importance is None else importance.astype(np.float32)
+    judged = np.ones(weight.shape[1], np.float32) if importance is None else importance.astype(np.float32)
     judged[hot] = 0
     codes, multiplier, shift, scale = w4.search(cold, judged, ThreadPool(1))
     return coded(codes, multiplier, shift, scale, hot, hot_weight)
+
+
+def fit_weight(weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, damped: float, name: str) -> CodedWeight:
+    """``weight`` [N, K] rounded by GPTQ for inputs of ``energy`` [K, K], in steps that are weighted by its diagonal.
+
+    Raises `InvalidModel` as `round_weight`.
+    """
+    cold, _ = _apart(weight, hot, name)
+    judged = np.ascontiguousarray(np.diag(energy), np.float32)
+    judged[hot] = 0
+    _, multiplier, shift, scale = w4.search(cold, judged, ThreadPool(1))
+    inverse = _inverse_steps(scale, multiplier)
+    offset = shift.astype(np.float32)
+
+    def rounded(column: int, values: np.ndarray) -> np.ndarray:
+        group = column // w4.GROUP
+        code = nearest(values * inverse[:, group] + offset[:, group])
+        return np.asarray((code - offset[:, group]) * (scale * multiplier[:, group]), np.float32)
+
+    fitted = gptq(weight, energy, damped, hot, rounded)
+    cold, hot_weight = _apart(fitted, hot, name)
+    return coded(w4.encode(cold, scale, multiplier, shift), multiplier, shift, scale, hot, hot_weight)
+
+
+def dense(weight: CodedWeight) -> np.ndarray:
+    """What ``weight`` multiplies with: float32 [N, K], hot channels as they are kept."""
+    rows, columns = len(weight.weight_scale), weight.columns
+    found = np.float32(1) * decode(*unpack_codes(weight.codes, rows, columns)) * weight.weight_scale[:, None]
+    found[:, weight.hot_index] = weight.hot_weight.T
+    return found
+
+
+def _inverse_steps(scale: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
+    """Codes per unit of every group, float32 [N, groups]; 0 where all weights are 0."""
+    step = scale[:, None] * multiplier
+    return np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
 
 
 def coded(
@@ -60,7 +97,7 @@ def coded(
     """The weight of uint8 ``codes`` [N, K] with the steps uint8 [N, ceil(K/32)] and ``scale`` float32 [N]."""
     row_sum = decode(codes, multiplier, shift).sum(axis=1, dtype=np.int32)
     panels = w4.pack_codes(codes, multiplier, shift)
-    return CodedWeight(panels, scale, row_sum, np.ascontiguousarray(hot, np.int32), hot_weight)
+    return CodedWeight(panels, scale, row_sum, np.ascontiguousarray(hot, np.int32), hot_weight, codes.shape[1])
 
 
 def _apart(weight: np.ndarray, hot: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:

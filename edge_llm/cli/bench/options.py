@@ -17,7 +17,7 @@ from edge_llm.bench.synthetic import SHAPES, synthetic_bundle
 from edge_llm.cli.options import Command, add_options, place_options, runtime_config
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import MODEL, NewFile, Whole, short, whole_number
-from edge_llm.config import RuntimeConfig
+from edge_llm.config import INT8, W4, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.paths import find_bundle
 
@@ -94,12 +94,13 @@ class BenchModel(NamedTuple):
 
 
 def model_options(command: Command) -> Command:
-    """Add MODEL -m --synthetic --isa."""
+    """Add MODEL -m --synthetic --weights --isa."""
     return add_options(
         command,
         click.argument("model", type=MODEL, required=False),
         click.option("-m", "--model", "model_option", type=MODEL, metavar="MODEL", help="The same as MODEL."),
         click.option("--synthetic", type=click.Choice(list(SHAPES)), help="Random weights at a real shape instead of MODEL."),
+        click.option("--weights", type=click.Choice([INT8, W4]), help="Weights of --synthetic; default: int8."),
         click.option("--isa", type=click.Choice(kernels.isa_variants()), help="Kernels of this instruction set."),
     )
 
@@ -131,10 +132,14 @@ def bench_model(options: dict[str, Any]) -> BenchModel:
     name, synthetic, isa = options["model"] or options["model_option"], options["synthetic"], options["isa"]
     if name is not None and synthetic is not None:
         raise UsageError("give MODEL or --synthetic, not both", param="synthetic")
+    weights = options["weights"]
+    if weights is not None and synthetic is None:
+        raise UsageError("--weights is for --synthetic; a model has those that it was imported with", param="weights")
     if isa is not None:
         kernels.use_isa(isa)
-    folder = synthetic_bundle(synthetic) if synthetic else find_bundle(name)
-    return BenchModel(synthetic or name or "builtin", folder, synthetic is not None)
+    folder = synthetic_bundle(synthetic, weights or INT8) if synthetic else find_bundle(name)
+    label = f"{synthetic} {weights}" if synthetic and weights else synthetic or name or "builtin"
+    return BenchModel(label, folder, synthetic is not None)
 
 
 # -- what is printed and drawn ----------------------------------------------------------------------------------------

@@ -1,0 +1,91 @@
+"""GPTQ: columns are rounded one after the other, and those that are left take up the error in the output.
+
+After Frantar et al., 2022 (arXiv 2210.17323), algorithm 1, with the steps of all columns fixed before ("static groups"),
+columns in descending order of their input's energy, and hot channels last, which are not rounded and so absorb what is left
+(OWQ: Lee et al., 2023, arXiv 2306.02272).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kernels.floats import product
+
+Rounded = Callable[[int, np.ndarray], np.ndarray]
+"""What column j of a matrix becomes: (j, float32 [N]) -> float32 [N]."""
+
+ENOUGH = 10.0
+"""Tokens per column from which on little damping is needed."""
+DAMPING, MORE_DAMPING = 0.01, 0.1
+"""Of the mean energy of an input channel, added to every channel's: with enough tokens, and with fewer."""
+_BLOCK = 128
+"""Columns after which the rest of the matrix is brought up to date."""
+
+
+def input_energy(x: np.ndarray) -> np.ndarray:
+    """x^T x / T of calibration rows float32 [T, K]: float32 [K, K]."""
+    columns = np.ascontiguousarray(x.T)
+    return product(columns, columns) / np.float32(max(1, len(x)))
+
+
+def damping(tokens: int, columns: int) -> float:
+    """How much is added to the diagonal; fewer tokens than columns say little of a matrix's directions."""
+    return DAMPING if tokens >= ENOUGH * columns else MORE_DAMPING
+
+
+def gptq(weight: np.ndarray, energy: np.ndarray, damped: float, hot: np.ndarray, rounded: Rounded) -> np.ndarray:
+    """``weight`` float32 [N, K] with its columns ``rounded``, for inputs of ``energy`` [K, K]; ``hot`` columns stay float.
+
+    A channel that the calibration never saw is rounded to the nearest.  Raises ValueError where ``energy`` is not finite.
+    """
+    order = column_order(np.diag(energy), hot)
+    feedback = _feedback(energy[np.ix_(order, order)], damped)
+    left, found = np.ascontiguousarray(weight[:, order].T), np.empty_like(weight.T)  # a column is one run of memory
+    kept = np.isin(order, hot)
+    for start in range(0, len(order), _BLOCK):
+        end = min(start + _BLOCK, len(order))
+        errors = np.zeros((end - start, len(weight)), np.float32)
+        for at in range(start, end):
+            column = left[at] if kept[at] else rounded(int(order[at]), left[at])
+            found[order[at]] = column
+            errors[at - start] = (left[at] - column) / feedback[at, at]
+            left[at + 1 : end] -= np.outer(feedback[at, at + 1 : end], errors[at - start])
+        left[end:] -= feedback[start:end, end:].T @ errors
+    return np.ascontiguousarray(found.T)
+
+
+def column_order(diagonal: np.ndarray, hot: np.ndarray) -> np.ndarray:
+    """Columns by descending energy, the ``hot`` ones last: int64 [K]."""
+    last = np.zeros(len(diagonal), bool)
+    last[hot] = True
+    return np.lexsort((-diagonal, last))
+
+
+def _feedback(energy: np.ndarray, damped: float) -> np.ndarray:
+    """The upper factor U of the inverse, energy^-1 = U^T U, float32; doubled damping where the energy is singular."""
+    matrix = energy.astype(np.float64)
+    if not np.isfinite(matrix).all():
+        raise ValueError("the energy of the input is not finite")
+    mean = float(np.diag(matrix).mean()) or 1.0
+    while True:
+        tried = matrix + damped * mean * np.eye(len(matrix))
+        try:
+            backwards = np.linalg.cholesky(tried[::-1, ::-1])
+        except np.linalg.LinAlgError:
+            damped *= 2
+            continue
+        return _inverse(np.ascontiguousarray(backwards[::-1, ::-1])).astype(np.float32)
+
+
+def _inverse(upper: np.ndarray) -> np.ndarray:
+    """The inverse of an upper triangular matrix, by halves."""
+    size = len(upper)
+    if size <= 64:
+        return np.triu(np.linalg.inv(upper))
+    half = size // 2
+    found = np.zeros_like(upper)
+    found[:half, :half], found[half:, half:] = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
+    found[:half, half:] = -found[:half, :half] @ upper[:half, half:] @ found[half:, half:]
+    return found
