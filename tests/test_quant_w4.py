@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edge_llm.errors import InvalidModel
-from edge_llm.quant.gptq import column_order, damping, gptq, input_energy
+from edge_llm.quant.gptq import column_order, damped_energy, damping, descend, gptq, input_energy
 from edge_llm.quant.w4 import dense, fit_weight, fits, round_weight
 
 NO_HOT = np.empty(0, np.int32)
@@ -22,38 +22,45 @@ def output_error(x: np.ndarray, found: np.ndarray, weight: np.ndarray) -> float:
     return float(np.square(x @ (found - weight).T).sum() / np.square(x @ weight.T).sum())
 
 
+def energy_of(off: np.ndarray, energy: np.ndarray) -> float:
+    return float(np.einsum("nk,kl,nl->", off, energy, off, dtype=np.float64))
+
+
 @pytest.mark.parametrize("hot", [NO_HOT, np.array([3, 40, 95], np.int32)])
 def test_gptq_has_the_lesser_error_on_other_tokens(hot):
     rows, columns = 80, 96
     weight = np.random.default_rng(1).standard_normal((rows, columns)).astype(np.float32)
     x = inputs(3000, columns)
     seen, held_out = x[:2000], x[2000:]
-    energy = input_energy(seen)
-    near = dense(round_weight(weight, hot, np.diag(energy), "w"))
-    fitted = dense(fit_weight(weight, hot, energy, damping(len(seen), columns), "w"))
+    energy = damped_energy(input_energy(seen), damping(len(seen), columns))
+    near, fitted = dense(round_weight(weight, hot, "w")), dense(fit_weight(weight, hot, energy, "w"))
     assert output_error(held_out, fitted, weight) < 0.6 * output_error(held_out, near, weight)
 
 
-def test_without_correlations_gptq_rounds_to_the_nearest():
+def test_without_correlations_the_nearest_codes_are_kept():
     weight = np.random.default_rng(2).standard_normal((20, 64)).astype(np.float32)
-    loudness = np.random.default_rng(3).random(64).astype(np.float32)
-    near = round_weight(weight, NO_HOT, loudness, "w")
-    fitted = fit_weight(weight, NO_HOT, np.diag(loudness), 0.01, "w")
+    near = round_weight(weight, NO_HOT, "w")
+    fitted = fit_weight(weight, NO_HOT, np.eye(64, dtype=np.float32), "w")
     np.testing.assert_array_equal(near.codes, fitted.codes)
     np.testing.assert_array_equal(near.row_sum, fitted.row_sum)
+    assert np.square(dense(fitted) - weight).sum() <= np.square(dense(near) - weight).sum()
 
 
 def test_columns_that_are_not_rounded_take_up_the_error():
     weight = np.random.default_rng(4).standard_normal((5, 200)).astype(np.float32)
     hot, x = np.array([7, 150], np.int32), inputs(1000, 200, seed=1)
-    found = gptq(weight, input_energy(x), 0.01, hot, lambda j, column: np.rint(column))
+    energy = damped_energy(input_energy(x), 0.01)
+    found = gptq(weight, energy, hot, lambda j, column: np.rint(column))
     cold = np.setdiff1d(np.arange(200), hot)
     np.testing.assert_array_equal(found[:, cold], np.rint(found[:, cold]))
     assert not np.array_equal(found[:, hot], weight[:, hot])
     kept = found.copy()
     kept[:, hot] = weight[:, hot]
     assert output_error(x, found, weight) < output_error(x, kept, weight)
-    assert column_order(np.diag(input_energy(x)), hot)[-2:].tolist() in ([7, 150], [150, 7])
+    nearer = descend(weight, found, energy, hot, lambda j, column: np.rint(column))
+    np.testing.assert_array_equal(nearer[:, cold], np.rint(nearer[:, cold]))
+    assert energy_of(nearer - weight, energy) < energy_of(found - weight, energy)
+    assert column_order(np.diag(energy), hot)[-2:].tolist() in ([7, 150], [150, 7])
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])
@@ -61,7 +68,7 @@ def test_few_tokens_and_silent_channels_are_no_trouble(tokens):
     weight = np.random.default_rng(5).standard_normal((8, 100)).astype(np.float32)
     x = inputs(tokens, 100)
     x[:, ::3] = 0
-    found = dense(fit_weight(weight, NO_HOT, input_energy(x), damping(tokens, 100), "w"))
+    found = dense(fit_weight(weight, NO_HOT, damped_energy(input_energy(x), damping(tokens, 100)), "w"))
     assert np.isfinite(found).all()
     assert np.abs(found[:, ::3] - weight[:, ::3]).max() < 1.0
 
@@ -70,8 +77,8 @@ def test_what_is_not_finite_or_too_large_is_refused_by_name():
     weight = np.ones((4, 32), np.float32)
     weight[2, 3] = np.inf
     with pytest.raises(InvalidModel, match=r"layers\.0\.o"):
-        round_weight(weight, NO_HOT, None, "layers.0.o")
+        round_weight(weight, NO_HOT, "layers.0.o")
     weight[2, 3] = 1e6
     with pytest.raises(InvalidModel, match="float16"):
-        round_weight(weight, np.array([3], np.int32), None, "w")
+        round_weight(weight, np.array([3], np.int32), "w")
     assert not fits(30) and fits(36)

@@ -16,7 +16,7 @@ from edge_llm.convert.calibrate import run_layer
 from edge_llm.models.layer import Decoder, Layer
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding
-from edge_llm.quant.gptq import damping, input_energy
+from edge_llm.quant.gptq import damped_energy, damping, input_energy
 from edge_llm.quant.profile import ChannelStatistics
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import CodedWeight, dense, fit_weight, round_weight
@@ -66,9 +66,8 @@ def coded(seen: ChannelStatistics, weight: np.ndarray, hot: np.ndarray, name: st
     """``weight`` [N, K] in codes for the input ``seen``, and whether they are fitted, not rounded."""
     x = seen.rows()[~seen.sinks()]
     held_out, fitting = x[::HELD_OUT][:_MOST_HELD_OUT], np.delete(x, np.s_[::HELD_OUT], axis=0)
-    energy = input_energy(fitting)
-    near = round_weight(weight, hot, np.diag(energy), name)
-    fitted = fit_weight(weight, hot, energy, damping(len(fitting), weight.shape[1]), name)
+    energy = damped_energy(input_energy(fitting), damping(len(fitting), weight.shape[1]))
+    near, fitted = round_weight(weight, hot, name), fit_weight(weight, hot, energy, name)
     better = _error(held_out, fitted, weight) < _error(held_out, near, weight)
     return (fitted, True) if better else (near, False)
 

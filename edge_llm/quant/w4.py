@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_llm.errors import InvalidModel
-from edge_llm.quant.gptq import gptq
+from edge_llm.quant.gptq import descend, gptq
 from edge_llm.quant.scheme import MAX_FLOAT16
 from kernels import ThreadPool, w4
 from kernels.reference.w4 import decode, nearest, unpack_codes
@@ -43,27 +43,24 @@ def fits(columns: int) -> bool:
     return columns % w4.TILE_DEPTH == 0
 
 
-def round_weight(weight: np.ndarray, hot: np.ndarray, importance: np.ndarray | None, name: str) -> CodedWeight:
-    """Round ``weight`` float32 [N, K] to the nearest codes, in steps of least error by ``importance`` [K] (default: 1).
+def round_weight(weight: np.ndarray, hot: np.ndarray, name: str) -> CodedWeight:
+    """Round ``weight`` float32 [N, K] to the nearest codes, in steps of least error.
 
     Raises `InvalidModel`, with ``name``, for values that are not finite, or too large for float16 in a hot column.
     """
     cold, hot_weight = _apart(weight, hot, name)
-    judged = np.ones(weight.shape[1], np.float32) if importance is None else importance.astype(np.float32)
-    judged[hot] = 0
-    codes, multiplier, shift, scale = w4.search(cold, judged, ThreadPool(1))
+    codes, multiplier, shift, scale = _search(cold, hot)
     return coded(codes, multiplier, shift, scale, hot, hot_weight)
 
 
-def fit_weight(weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, damped: float, name: str) -> CodedWeight:
-    """``weight`` [N, K] rounded by GPTQ for inputs of ``energy`` [K, K], in steps that are weighted by its diagonal.
+def fit_weight(weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, name: str) -> CodedWeight:
+    """``weight`` [N, K] fitted to inputs of ``energy`` [K, K], positive definite: GPTQ, coordinate descent, the best scales.
 
-    Raises `InvalidModel` as `round_weight`.
+    Steps weighted by the inputs' energy were no better than those of all columns alike.  Raises `InvalidModel` as
+    `round_weight`.
     """
     cold, _ = _apart(weight, hot, name)
-    judged = np.ascontiguousarray(np.diag(energy), np.float32)
-    judged[hot] = 0
-    _, multiplier, shift, scale = w4.search(cold, judged, ThreadPool(1))
+    _, multiplier, shift, scale = _search(cold, hot)
     inverse = _inverse_steps(scale, multiplier)
     offset = shift.astype(np.float32)
 
@@ -72,9 +69,25 @@ def fit_weight(weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, damped: 
         code = nearest(values * inverse[:, group] + offset[:, group])
         return np.asarray((code - offset[:, group]) * (scale * multiplier[:, group]), np.float32)
 
-    fitted = gptq(weight, energy, damped, hot, rounded)
+    fitted = descend(weight, gptq(weight, energy, hot, rounded), energy, hot, rounded)
     cold, hot_weight = _apart(fitted, hot, name)
-    return coded(w4.encode(cold, scale, multiplier, shift), multiplier, shift, scale, hot, hot_weight)
+    codes = w4.encode(cold, scale, multiplier, shift)
+    return coded(codes, multiplier, shift, scale * _best_factors(weight, fitted, cold, energy), hot, hot_weight)
+
+
+def _search(cold: np.ndarray, hot: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, steps and scales of least error outside of the ``hot`` columns, which are 0 in ``cold``."""
+    counted = np.ones(cold.shape[1], np.float32)
+    counted[hot] = 0
+    return w4.search(cold, counted, ThreadPool(1))
+
+
+def _best_factors(weight: np.ndarray, fitted: np.ndarray, cold: np.ndarray, energy: np.ndarray) -> np.ndarray:
+    """What the scale of every row is best multiplied with: float32 [N]; the hot columns of ``fitted`` stay."""
+    seen = cold @ energy
+    wanted, there = np.einsum("nk,nk->n", weight - (fitted - cold), seen), np.einsum("nk,nk->n", cold, seen)
+    factors = np.divide(wanted, there, out=np.ones_like(there), where=there > 0)
+    return np.asarray(np.clip(factors, 0.5, 2.0), np.float32)
 
 
 def dense(weight: CodedWeight) -> np.ndarray:

@@ -81,7 +81,7 @@ def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
 
 
 def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
-    return round_weight(weight, hot, None, name).arrays()
+    return round_weight(weight, hot, name).arrays()
 
 
 def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> W4Weight:
