@@ -16,8 +16,8 @@ from edge_llm.convert.calibrate import run_layer
 from edge_llm.models.layer import Decoder, Layer
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding
+from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.gptq import damped_energy, damping, input_energy
-from edge_llm.quant.profile import ChannelStatistics
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import CodedWeight, dense, fit_weight, round_weight
 from kernels.floats import product
