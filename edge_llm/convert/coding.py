@@ -5,6 +5,7 @@ Part of the text is held out: a linear whose output GPTQ does not bring nearer t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ import numpy as np
 
 from edge_llm.config import W4
 from edge_llm.convert.calibrate import run_layer
-from edge_llm.models.layer import Decoder, Layer
+from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding
 from edge_llm.quant.channels import ChannelStatistics
-from edge_llm.quant.gptq import damped_energy, damping, input_energy
+from edge_llm.quant.gptq import damped_energy, damping
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import CodedWeight, dense, fit_weight, round_weight
 from kernels.floats import product
@@ -25,6 +26,39 @@ from kernels.floats import product
 HELD_OUT = 8
 """Every so many-th row is held out."""
 _MOST_HELD_OUT = 256
+_SEQUENCES = 8
+"""Sequences that run at a time: what the linears read of these is in memory together."""
+
+
+class Inputs:
+    """What a linear of ``columns`` input channels reads: its energy, and some rows that are held out of it."""
+
+    def __init__(self, columns: int) -> None:
+        self._energy = np.zeros((columns, columns), np.float32)
+        self._held_out: list[np.ndarray] = []
+        self.tokens = 0
+        """Rows that the energy is of."""
+
+    def add(self, seen: ChannelStatistics) -> None:
+        """Add rows; those that stand out as a whole are left out."""
+        x = seen.rows()[~seen.sinks()]
+        fitting = np.delete(x, np.s_[::HELD_OUT], axis=0)
+        self._held_out.append(x[::HELD_OUT])
+        columns = np.ascontiguousarray(fitting.T)
+        self._energy += product(columns, columns)
+        self.tokens += len(fitting)
+
+    @property
+    def energy(self) -> np.ndarray:
+        """x^T x / tokens, damped: float32 [K, K]."""
+        mean = self._energy / np.float32(max(1, self.tokens))
+        return damped_energy(mean, damping(self.tokens, len(mean)))
+
+    @property
+    def held_out(self) -> np.ndarray:
+        """float32 [rows, K]."""
+        rows = np.concatenate(self._held_out)
+        return rows[:: max(1, len(rows) // _MOST_HELD_OUT)]
 
 
 @dataclass
@@ -49,25 +83,35 @@ class Coder:
         self, layer: Layer, weights: LayerWeights, kept: Mapping[str, Treatment], name: str, pool: Executor
     ) -> dict[str, dict[str, np.ndarray]]:
         """The arrays of the W4 linears of the layer ``name``, by the linears' names; its float ``weights`` are folded."""
-        self.states, seen = run_layer(self.states, layer, weights, self.tables, name, pool)
-        linears = [one.name for one in layer.linears if kept[f"{name}.{one.name}"].scheme == W4]
+        linears = [one for one in layer.linears if kept[f"{name}.{one.name}"].scheme == W4]
+        inputs = self._through(layer, weights, linears, name, pool)
 
-        def code(linear: str) -> tuple[CodedWeight, bool]:
-            full_name = f"{name}.{linear}"
-            return coded(seen[linear], weights.linears[linear].weight, kept[full_name].hot, full_name)
+        def code(linear: Linear) -> tuple[CodedWeight, bool]:
+            full_name = f"{name}.{linear.name}"
+            return coded(inputs[linear.name], weights.linears[linear.name].weight, kept[full_name].hot, full_name)
 
-        found = dict(zip(linears, pool.map(code, linears), strict=True))
+        found = dict(zip(inputs, pool.map(code, linears), strict=True))
         self.fitted += sum(fitted for _, fitted in found.values())
         self.rounded += sum(not fitted for _, fitted in found.values())
         return {linear: weight.arrays() for linear, (weight, _) in found.items()}
 
+    def _through(
+        self, layer: Layer, weights: LayerWeights, linears: Sequence[Linear], name: str, pool: Executor
+    ) -> dict[str, Inputs]:
+        """Carry the states through the layer: what its ``linears`` read."""
+        inputs = {one.name: Inputs(one.columns) for one in linears}
+        for start in range(0, len(self.states), _SEQUENCES):
+            some = slice(start, start + _SEQUENCES)
+            ran = run_layer(self.states[some], layer, weights, self.tables, name, pool, every=sys.maxsize)
+            self.states[some] = ran.states
+            list(pool.map(lambda one: inputs[one].add(ran.seen[one]), inputs))  # noqa: B023 - ends before the next turn
+        return inputs
 
-def coded(seen: ChannelStatistics, weight: np.ndarray, hot: np.ndarray, name: str) -> tuple[CodedWeight, bool]:
-    """``weight`` [N, K] in codes for the input ``seen``, and whether they are fitted, not rounded."""
-    x = seen.rows()[~seen.sinks()]
-    held_out, fitting = x[::HELD_OUT][:_MOST_HELD_OUT], np.delete(x, np.s_[::HELD_OUT], axis=0)
-    energy = damped_energy(input_energy(fitting), damping(len(fitting), weight.shape[1]))
-    near, fitted = round_weight(weight, hot, name), fit_weight(weight, hot, energy, name)
+
+def coded(inputs: Inputs, weight: np.ndarray, hot: np.ndarray, name: str) -> tuple[CodedWeight, bool]:
+    """``weight`` [N, K] in codes for its ``inputs``, and whether they are fitted, not rounded."""
+    near, fitted = round_weight(weight, hot, name), fit_weight(weight, hot, inputs.energy, name)
+    held_out = inputs.held_out
     better = _error(held_out, fitted, weight) < _error(held_out, near, weight)
     return (fitted, True) if better else (near, False)
 
