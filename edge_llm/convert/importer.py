@@ -342,7 +342,7 @@ class _Job:
         """What fits codes to the calibration text, where there are any."""
         if all(one.scheme != W4 for one in kept.values()):
             return None
-        sequences = calibration_sequences(self.text.text, self.tokenizer, self.config, MAX_CODED_TOKENS)
+        sequences = calibration_sequences(self.text.text, self.tokenizer, self.config, MAX_CODED_TOKENS, parse_special=True)
         return Coder.begin(self.source, self.decoder, sequences)
 
     def _write_files(self, writer: BundleWriter) -> None:
