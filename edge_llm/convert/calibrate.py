@@ -55,14 +55,14 @@ def read_calibration(path: Path | None = None) -> CalibrationText:
 
 
 def calibration_sequences(
-    text: str, tokenizer: Tokenizer, config: ModelConfig, most_tokens: int = MAX_TOKENS, parse_special: bool = False
+    text: str, tokenizer: Tokenizer, config: ModelConfig, most_tokens: int = MAX_TOKENS
 ) -> list[np.ndarray]:
     """Token ids int64 [T] of the sequences that are run, about ``most_tokens`` together.
 
-    With ``parse_special`` control tokens that the text spells are control tokens, as in rendered chats.
+    Control tokens that the text spells are control tokens, as in rendered chats.
     """
     head = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-    ids = [token for passage in text.split(PASSAGE_BREAK) for token in tokenizer.encode(passage, parse_special=parse_special)]
+    ids = [token for passage in text.split(PASSAGE_BREAK) for token in tokenizer.encode(passage, parse_special=True)]
     if not ids:
         raise UsageError("the calibration text has no tokens in this model's vocabulary; give another text")
     length = max(1, min(config.context, MAX_SEQUENCE_TOKENS) - len(head))

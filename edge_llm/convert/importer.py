@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,26 +28,21 @@ from edge_llm.config import INT8, W4
 from edge_llm.convert.calibrate import CalibrationText, calibration_sequences, read_calibration
 from edge_llm.convert.choose import Outliers, choose
 from edge_llm.convert.coding import Coder
-from edge_llm.convert.parallel import workers
 from edge_llm.convert.staging import Staging
 from edge_llm.convert.survey import Survey, Wishes, survey_model
 from edge_llm.convert.trial import Choice, losses
 from edge_llm.convert.usable import check_usable
+from edge_llm.convert.writing import write_weights
 from edge_llm.errors import EdgeLLMError, StorageError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.bundle import open_bundle, read_manifest
 from edge_llm.formats.bundle_writer import BundleWriter
-from edge_llm.formats.layout import KEY_OFFSET, layer_tensors
 from edge_llm.formats.leftovers import clear_leftovers
 from edge_llm.formats.safetensors import safetensors_header
 from edge_llm.models import describe
-from edge_llm.models.layer import Decoder, Layer, Linear
+from edge_llm.models.layer import Decoder
 from edge_llm.models.weights import (
-    LayerWeights,
     check_tensors,
-    read_embedding,
-    read_final_norm,
-    read_output,
 )
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
 from edge_llm.progress import StageProgress, ignore
@@ -66,7 +60,7 @@ from edge_llm.quant.profile import (
 from edge_llm.quant.scheme import MAX_FLOAT16
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import fits
-from edge_llm.schemes import int8, scheme_of
+from edge_llm.schemes import scheme_of
 from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
 from kernels.memory import recycled
@@ -75,7 +69,6 @@ FEW_TOKENS = 512
 """A shorter calibration text is worth a word: folds and shadows chosen on it fit other texts less well."""
 MAX_CODED_TOKENS = 32768
 """Calibration tokens that codes are fitted to, at most."""
-_NO_CHANNELS = np.empty(0, np.int32)
 _BEFORE = {"weights": INT8}
 """What older bundles do not say of how they were made."""
 
@@ -248,7 +241,7 @@ class _Job:
         chosen, figures = choose(self.outliers, self.asked, survey, partial(self._measure, survey), self.notice)
         kept = self._in_scheme(chosen)
         with BundleWriter(folder) as writer:
-            self._write_weights(writer, kept, survey)
+            figures = {**figures, **self._write_weights(writer, kept, survey)}
             self._write_files(writer)
             profile = OutlierProfile(
                 calibration=self.text.digest,
@@ -316,33 +309,23 @@ class _Job:
         """The model with the weight schemes that its linears got."""
         return self.decoder.with_schemes({name: one.scheme for name, one in kept.items()})
 
-    def _write_weights(self, writer: BundleWriter, kept: Mapping[str, Treatment], survey: Survey) -> None:
-        decoder = self._kept(kept)
+    def _write_weights(self, writer: BundleWriter, kept: Mapping[str, Treatment], survey: Survey) -> dict[str, float]:
+        """Write all weights; what 4-bit ones cost in percent of perplexity, if there are any."""
         coder = self._coder(kept)
-        if not decoder.tied:
-            _add(writer, "embedding", int8.convert(read_embedding(self.source, decoder), _NO_CHANNELS, "the embedding"))
-        with workers() as pool:
-            for index, layer in enumerate(decoder.layers):
-                self.progress("layers", index, len(decoder.layers))
-                weights = survey.folded_layer(self.source, decoder, index, pool)
-                coded = coder.run(layer, weights, kept, f"layers.{index}", pool) if coder else {}
-                _write_layer(writer, f"layers.{index}", layer, weights, coded, kept, survey.key_offsets[index], pool)
-        self.progress("layers", len(decoder.layers), len(decoder.layers))
-        if coder:
-            self.notice(f"fitted the codes of {coder.fitted} linears to the calibration text; {coder.rounded} are rounded")
-        self.progress("output", 0, 1)
-        writer.add("final_norm", read_final_norm(self.source, decoder) / survey.output_fold)
-        place = "embedding" if decoder.tied else "output"
-        output = read_output(self.source, decoder)
-        output *= survey.output_fold
-        _add(writer, place, int8.convert(output, kept["output"].hot, "output"))
-        self.progress("output", 1, 1)
+        cost = write_weights(writer, self.source, self._kept(kept), survey, kept, coder, self.progress)
+        if coder is None or cost is None:
+            return {}
+        self.notice(
+            f"4-bit weights cost {cost:.2f} % of perplexity on the calibration text; {coder.fitted} linears are fitted to it, "
+            f"{coder.rounded} rounded"
+        )
+        return {"coded": cost}
 
     def _coder(self, kept: Mapping[str, Treatment]) -> Coder | None:
         """What fits codes to the calibration text, where there are any."""
         if all(one.scheme != W4 for one in kept.values()):
             return None
-        sequences = calibration_sequences(self.text.text, self.tokenizer, self.config, MAX_CODED_TOKENS, parse_special=True)
+        sequences = calibration_sequences(self.text.text, self.tokenizer, self.config, MAX_CODED_TOKENS)
         return Coder.begin(self.source, self.decoder, sequences)
 
     def _write_files(self, writer: BundleWriter) -> None:
@@ -367,36 +350,6 @@ class _Job:
             data = values.astype(np.float16) if kinds[name] == "F16" else values
             yield data.reshape(-1).view(np.uint8)
         self.progress("copy", len(names), len(names))
-
-
-def _write_layer(
-    writer: BundleWriter,
-    name: str,
-    layer: Layer,
-    weights: LayerWeights,
-    coded: Mapping[str, dict[str, np.ndarray]],
-    kept: Mapping[str, Treatment],
-    offset: np.ndarray,
-    pool: Executor,
-) -> None:
-    """The tensors of layer ``name`` in the order of the file; some are ``coded`` already; ``offset`` is its mean key."""
-    hot = {linear.name: len(kept[f"{name}.{linear.name}"].hot) for linear in layer.linears}
-
-    def convert(linear: Linear) -> dict[str, np.ndarray]:
-        full_name, found = f"{name}.{linear.name}", weights.linears[linear.name]
-        arrays = coded.get(linear.name) or scheme_of(linear).convert(found.weight, kept[full_name].hot, full_name)
-        return arrays if found.bias is None else {**arrays, "bias": found.bias}
-
-    arrays = {**weights.gains, KEY_OFFSET: offset}
-    for linear, made in zip(layer.linears, pool.map(convert, layer.linears), strict=True):
-        arrays |= {f"{linear.name}.{part}": array for part, array in made.items()}
-    for tensor, _, _ in layer_tensors(layer, hot):
-        writer.add(f"{name}.{tensor}", arrays[tensor])
-
-
-def _add(writer: BundleWriter, place: str, arrays: Mapping[str, np.ndarray]) -> None:
-    for part, array in arrays.items():
-        writer.add(f"{place}.{part}", array)
 
 
 def _version() -> str:

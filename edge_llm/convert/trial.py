@@ -40,6 +40,9 @@ from kernels.floats import divergences, exp64, log64, product, softmax_sums
 
 Choice = Mapping[str, Treatment]
 """The treatment of every linear."""
+Made = Mapping[str, Mapping[str, np.ndarray]]
+"""The arrays of linears that are quantized already, by the linears' names in a layer."""
+NOTHING_MADE: Made = {}
 WORST_DIVERGENCE = 100.0
 """Nats of KL; a larger divergence counts as this."""
 _BLOCK_LOGITS = 2**22
@@ -64,7 +67,7 @@ def losses(
     same mean there, but an error of sqrt(2 KL / tokens), often more than the budget.
     """
     with workers() as pool:
-        trial = _Trial(decoder, survey, choices)
+        trial = Trial(decoder, survey, choices)
         for index in range(len(decoder.layers)):
             progress(index, len(decoder.layers))
             trial.run_layer(index, survey.folded_layer(source, decoder, index, pool), pool)
@@ -73,7 +76,7 @@ def losses(
     return found
 
 
-class _Trial:
+class Trial:
     """The hidden states of every choice, between two layers."""
 
     def __init__(self, decoder: Decoder, survey: Survey, choices: Sequence[Choice]) -> None:
@@ -114,10 +117,10 @@ class _Trial:
         look_up(BlockWeights({"embedding": table}, {}), {HIDDEN: hidden}, rows, None)
         return hidden
 
-    def run_layer(self, index: int, weights: LayerWeights, pool: Executor) -> None:
-        """Carry the states of every choice through layer ``index`` with the float ``weights``."""
+    def run_layer(self, index: int, weights: LayerWeights, pool: Executor, made: Made = NOTHING_MADE) -> None:
+        """Carry the states of every choice through layer ``index`` with the float ``weights``; some linears are ``made``."""
         layer, prefix = self._decoder.layers[index], f"layers.{index}."
-        linears = self._linears(prefix, layer.linears, weights.linears, pool)
+        linears = self._linears(prefix, layer.linears, weights.linears, pool, made)
         gains = {**weights.gains, KEY_OFFSET: self._survey.key_offsets[index]}
         parts = [self._shelf.get(part, self._rows.static) for part in self._layer_parts[index]]
         for number, state in enumerate(self._states):
@@ -127,7 +130,12 @@ class _Trial:
                 part(block, buffers, self._rows, self._pages[index])
 
     def _linears(
-        self, prefix: str, linears: Sequence[Linear], weights: Mapping[str, FloatLinear], pool: Executor
+        self,
+        prefix: str,
+        linears: Sequence[Linear],
+        weights: Mapping[str, FloatLinear],
+        pool: Executor,
+        already: Made = NOTHING_MADE,
     ) -> dict[str, list[Weight]]:
         """Of each linear that of every choice; the same arrays where scheme and hot channels are the same.
 
@@ -136,7 +144,9 @@ class _Trial:
         treatments = {linear.name: [choice[prefix + linear.name] for choice in self._choices] for linear in linears}
         kinds = {(linear, _kind(treatment)): treatment for linear in linears for treatment in treatments[linear.name]}
 
-        def convert(linear: Linear, treatment: Treatment) -> dict[str, np.ndarray]:
+        def convert(linear: Linear, treatment: Treatment) -> Mapping[str, np.ndarray]:
+            if linear.name in already:
+                return already[linear.name]
             scheme = scheme_of(replace(linear, scheme=treatment.scheme))
             return scheme.convert(weights[linear.name].weight, treatment.hot, prefix + linear.name)
 
