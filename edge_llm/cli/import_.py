@@ -8,9 +8,11 @@ import click
 
 from edge_llm.cli.terminal import note, progress_as, progress_option, write
 from edge_llm.cli.values import REAL
-from edge_llm.config import FLOAT16, INT8, W4
+from edge_llm.config import FLOAT16, INT8
+from edge_llm.convert.allocate import AUTO, DEFAULT_BITS, KINDS, LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
+from edge_llm.errors import UsageError
 from edge_llm.quant.shadow import DEFAULT_BUDGET
 
 
@@ -41,11 +43,12 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
 )
 @click.option(
     "--weights",
-    type=click.Choice([INT8, W4]),
+    type=click.Choice(KINDS),
     default=INT8,
     show_default=True,
-    help="Weights of the layers: 8 bits, or 4.25 bits, which take half the memory and the time to read it.",
+    help="Weights of the layers: 8 bits, 4 bits (half the memory and the time to read it), or auto: a mixture.",
 )
+@click.option("--bits", type=REAL, help=f"Bits per weight of the layers, with --weights auto; default: {DEFAULT_BITS:g}.")
 @click.option("--no-fold", is_flag=True, help="Leave uneven channels as they are, to see what folding them is worth.")
 @click.option("--keep-float", is_flag=True, help="Keep the float weights in the bundle, for --float and perplexity.")
 @click.option("--revision", help="Branch, tag or commit of a hub id; default: main.")
@@ -59,6 +62,7 @@ def import_command(
     shadow_budget: float,
     float16: tuple[str, ...],
     weights: str,
+    bits: float | None,
     no_fold: bool,
     keep_float: bool,
     revision: str | None,
@@ -70,6 +74,9 @@ def import_command(
     Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even, quantizes
     to INT8 and keeps outliers in float where that is worth its time.  A half-written model is never visible.
     """
+    if bits is not None and weights != AUTO:
+        raise UsageError(f"--bits is for --weights {AUTO}", param="bits")
+    layer_bits = LayerBits(weights) if bits is None else LayerBits(weights, bits)
     with progress_as(progress_form) as draw:
         folder = import_model(
             source,
@@ -78,7 +85,7 @@ def import_command(
             calibration=calibration,
             outliers=Outliers(shadow, shadow_budget, tuple((pattern, FLOAT16) for pattern in float16)),
             fold=not no_fold,
-            weights=weights,
+            weights=layer_bits,
             keep_float=keep_float,
             overwrite=overwrite,
             progress=draw,

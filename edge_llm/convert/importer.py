@@ -15,16 +15,17 @@ included, the folder goes, and the next import clears what a killed one left beh
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from edge_llm.config import INT8, W4
+from edge_llm.convert.allocate import LayerBits, allocate, coded, that_fit
 from edge_llm.convert.calibrate import CalibrationText, calibration_sequences, read_calibration
 from edge_llm.convert.choose import Outliers, choose
 from edge_llm.convert.coding import Coder
@@ -59,7 +60,6 @@ from edge_llm.quant.profile import (
 )
 from edge_llm.quant.scheme import MAX_FLOAT16
 from edge_llm.quant.shadow import Treatment
-from edge_llm.quant.w4 import fits
 from edge_llm.schemes import scheme_of
 from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
@@ -83,7 +83,7 @@ def import_model(
     keep_float: bool = False,
     outliers: Outliers | None = None,
     fold: bool = True,
-    weights: str = INT8,
+    weights: LayerBits | None = None,
     overwrite: bool = False,
     progress: StageProgress | None = None,
     notice: Callable[[str], None] | None = None,
@@ -93,8 +93,8 @@ def import_model(
     name: what the bundle will be called (default: what the source is called).  target: a folder to write instead of
     the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one.  keep_float: put
     the float weights (float16) into the bundle.  outliers: what is done about them (default: as few shadows as the
-    budget allows).  fold: make uneven channels even first, by factors that cancel.  weights: int8, or w4 for 4-bit weights in
-    the layers.  overwrite: replace another model of
+    budget allows).  fold: make uneven channels even first, by factors that cancel.  weights: how many bits the layers get
+    (default: INT8).  overwrite: replace another model of
     this name.  notice: told what is worth a line.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
@@ -112,7 +112,7 @@ def import_model(
     with open_source(source, revision=revision, progress=tell_progress) as opened:
         _refuse_overlap(Path(opened.place), target)
         clear_leftovers(target.parent)
-        job = _Job(opened, text, keep_float, outliers or Outliers(), fold, weights, tell_progress, tell)
+        job = _Job(opened, text, keep_float, outliers or Outliers(), fold, weights or LayerBits(), tell_progress, tell)
         state = _existing(target, job)
         if state == "unfolded" and not overwrite:
             tell(f"`{target.name}` was imported from this source without folds and stays as it is; `--overwrite` folds it")
@@ -159,7 +159,7 @@ def _existing(target: Path, job: _Job) -> str:
         made_from = read_manifest(target)["source"]
     except EdgeLLMError:
         return "other"
-    facts = {"digest": job.digest, "calibration": job.text.digest, "outliers": str(job.outliers), "weights": job.weights}
+    facts = {"digest": job.digest, "calibration": job.text.digest, "outliers": str(job.outliers), "weights": str(job.weights)}
     if any(made_from.get(key, _BEFORE.get(key)) != value for key, value in facts.items()):
         return "other"
     if job.keep_float and made_from.get("float") != "source":
@@ -200,7 +200,7 @@ class _Job:
         keep_float: bool,
         outliers: Outliers,
         fold: bool,
-        weights: str,
+        weights: LayerBits,
         progress: StageProgress,
         notice: Callable[[str], None],
     ) -> None:
@@ -239,7 +239,7 @@ class _Job:
         survey = survey_model(self.source, self.decoder, self.config.context, sequences, wishes, self.progress)
         self._tell_folds(survey.found_folds)
         chosen, figures = choose(self.outliers, self.asked, survey, partial(self._measure, survey), self.notice)
-        kept = self._in_scheme(chosen)
+        kept = self._in_scheme(chosen, survey)
         with BundleWriter(folder) as writer:
             figures = {**figures, **self._write_weights(writer, kept, survey)}
             self._write_files(writer)
@@ -264,25 +264,26 @@ class _Job:
                 created_with=_version(),
             )
 
-    def _in_scheme(self, chosen: Mapping[str, Treatment]) -> dict[str, Treatment]:
-        """What was ``chosen`` for INT8, with the layers' linears in the weights that were asked for: outliers stay the same."""
-        linears = self.decoder.linears()
-        if self.weights != W4:
+    def _in_scheme(self, chosen: Mapping[str, Treatment], survey: Survey) -> dict[str, Treatment]:
+        """What was ``chosen`` for INT8, with the layers' linears in the weights that were asked for."""
+        if self.weights.kind == INT8:
             return dict(chosen)
-        wanted = {name for name, one in chosen.items() if one.scheme == INT8 and name != "output"}
-        whole = {name for name in wanted if fits(linears[name].columns)}
-        if wanted - whole:
-            self.notice(f"{len(wanted - whole)} linears stay INT8: their input channels are no multiple of 4")
-        return {name: replace(one, scheme=W4) if name in whole else one for name, one in chosen.items()}
+        linears = [name for name, one in chosen.items() if name != "output" and one.scheme == INT8]
+        whole = that_fit(self.decoder, chosen)
+        if len(whole) < len(linears):
+            self.notice(f"{len(linears) - len(whole)} linears stay INT8: their input channels are no multiple of 4")
+        if self.weights.kind == W4:
+            return coded(chosen, whole)
+        return allocate(self.decoder, chosen, self.weights.bits, partial(self._measure, survey, enough=-math.inf))
 
     def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
 
-    def _measure(self, survey: Survey, stage: str, choices: Sequence[Choice]) -> list[float]:
+    def _measure(self, survey: Survey, stage: str, choices: Sequence[Choice], enough: float | None = None) -> list[float]:
         def tell(done: int, total: int) -> None:
             self.progress(stage, done, total)
 
-        return losses(self.source, self.decoder, survey, choices, self.outliers.budget, tell)
+        return losses(self.source, self.decoder, survey, choices, self.outliers.budget if enough is None else enough, tell)
 
     def _tell_folds(self, found: Mapping[str, Fold]) -> None:
         """Say how many of the places were folded; where nothing was to be folded, nothing."""
@@ -301,7 +302,7 @@ class _Job:
             "calibration": self.text.digest,
             "outliers": str(self.outliers),
             "folds": self.folds,
-            "weights": self.weights,
+            "weights": str(self.weights),
             "float": "source" if self.keep_float else source.place,
         }
 

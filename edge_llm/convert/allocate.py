@@ -1,0 +1,98 @@
+"""Which linears are W4 and which stay INT8 under a number of bits: where 4 bits cost the most per byte, there are 8.
+
+What 4 bits cost is measured on the calibration text, for every kind of linear in all layers and for every layer with all of
+its linears.  A linear's share is taken to be that of its layer times that of its kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edge_llm.config import INT8, W4
+from edge_llm.convert.choose import Measure
+from edge_llm.convert.trial import Choice
+from edge_llm.errors import UsageError
+from edge_llm.files import shown
+from edge_llm.models.layer import Decoder, Linear
+from edge_llm.quant.shadow import Treatment
+from edge_llm.quant.w4 import fits
+from edge_llm.schemes import linear_tensors
+
+DEFAULT_BITS = 4.6
+AUTO = "auto"
+KINDS = (INT8, W4, AUTO)
+
+
+@dataclass(frozen=True)
+class LayerBits:
+    """How the weights of the layers are kept."""
+
+    kind: str = INT8
+    """int8 or w4, where it can be; auto: W4, and INT8 where that pays most, within ``bits``."""
+    bits: float = DEFAULT_BITS
+    """Per weight, everything counted, for auto."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UsageError(f"no weights `{shown(self.kind)}`; there are: {', '.join(KINDS)}", param="weights")
+        if not 0 < self.bits <= 16:
+            raise UsageError(f"the bits per weight must be above 0 and at most 16, got `{self.bits:g}`", param="bits")
+
+    def __str__(self) -> str:
+        """As a manifest holds it."""
+        return f"{self.kind} {self.bits:g}" if self.kind == AUTO else self.kind
+
+
+def coded(chosen: Choice, names: Iterable[str]) -> dict[str, Treatment]:
+    """What was ``chosen`` for INT8, with the linears of these ``names`` in W4: outliers stay the same."""
+    return {**chosen, **{name: replace(chosen[name], scheme=W4) for name in names}}
+
+
+def that_fit(decoder: Decoder, chosen: Choice) -> list[str]:
+    """The INT8 linears of the layers that can be coded."""
+    linears = decoder.linears()
+    return [name for name, one in chosen.items() if name != "output" and one.scheme == INT8 and fits(linears[name].columns)]
+
+
+def allocate(decoder: Decoder, chosen: Choice, bits: float, measure: Measure) -> dict[str, Treatment]:
+    """``chosen`` with as many linears in W4 as it takes for ``bits`` per weight of the layers, those that cost least.
+
+    Raises `UsageError` where all of them are not enough.
+    """
+    linears, names = decoder.linears(), that_fit(decoder, chosen)
+    weights = sum(one.rows * one.columns for name, one in linears.items() if name != "output")
+    narrow = {name: _bits(linears[name], chosen[name], W4) for name in names}
+    wide = {name: _bits(linears[name], chosen[name], INT8) for name in names}
+    others = [name for name in linears if name not in narrow and name != "output"]
+    least = sum(narrow.values()) + sum(_bits(linears[name], chosen[name], chosen[name].scheme) for name in others)
+    if least > bits * weights:
+        raise UsageError(f"the layers take {math.ceil(100 * least / weights) / 100:g} bits per weight at least", param="bits")
+    left = bits * weights - least
+    shares = _shares(chosen, names, measure)
+    kept: set[str] = set()
+    for name in sorted(names, key=lambda name: -shares[name] / (wide[name] - narrow[name])):
+        if wide[name] - narrow[name] <= left:
+            left -= wide[name] - narrow[name]
+            kept.add(name)
+    return coded(chosen, [name for name in names if name not in kept])
+
+
+def _bits(linear: Linear, treatment: Treatment, scheme: str) -> int:
+    """What a linear takes in a bundle, all counted."""
+    specs = linear_tensors(replace(linear, scheme=scheme), len(treatment.hot))
+    return sum(8 * np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in specs)
+
+
+def _shares(chosen: Choice, names: list[str], measure: Measure) -> Mapping[str, float]:
+    """About what W4 costs in each of the linears ``names``, in no unit."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+    groups = [[name for name in names if name.startswith(f"{layer}.")] for layer in layers]
+    groups += [[name for name in names if name.endswith(f".{kind}")] for kind in kinds]
+    none, *costs = measure("4 bits", [dict(chosen), *(coded(chosen, group) for group in groups)])
+    cost = dict(zip([*layers, *kinds], (max(one - none, 1e-6) for one in costs), strict=True))
+    return {name: cost[name.rpartition(".")[0]] * cost[name.rpartition(".")[2]] for name in names}
