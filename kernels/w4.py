@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from kernels import _native
 from kernels._native import ThreadPool
-from kernels.reference.w4 import CODEBOOK, GROUP, encode, pack_codes, panel_bytes
-from kernels.types import F32, I8, TILE_DEPTH, U8
-
-__all__ = ["CODEBOOK", "GROUP", "TILE_DEPTH", "encode", "expand", "pack_codes", "panel_bytes", "search"]
+from kernels.types import F32, I8, U8
 
 
 def expand(panels: U8, n: int, k: int, pool: ThreadPool) -> I8:

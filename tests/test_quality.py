@@ -8,7 +8,8 @@ import pytest
 from model_files import inject_outliers
 
 from edge_llm.bench.quality import compare
-from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.config import W4, GenerationParams, RuntimeConfig
+from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.importer import Outliers, import_model
 from edge_llm.engine.load import load_comparison, load_engine
 from edge_llm.paths import builtin_bundle
@@ -52,6 +53,15 @@ def test_the_builtin_model_loses_nothing_in_int8(builtin_text):
     assert ratio(measured) <= 1.01
     assert measured.top1_agreement >= 0.97
     assert measured.mean_kl <= 0.01
+
+
+def test_the_builtin_model_in_four_bits(builtin_source, builtin_text, tmp_path):
+    calibration = ASSETS / "calibration.txt"
+    bundle = import_model(builtin_source, target=tmp_path / "bundle", calibration=calibration, weights=LayerBits(W4))
+    measured = quality(bundle, builtin_text, 6000)
+    assert measured.mean_kl <= 6e-3
+    assert measured.top1_agreement >= 0.97
+    assert ratio(measured) <= 1.02
 
 
 def test_a_float_path_against_itself_is_perfect(builtin_text):

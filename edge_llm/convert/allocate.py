@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge_llm.config import INT8, W4
-from edge_llm.convert.choose import Measure
-from edge_llm.convert.trial import Choice
+from edge_llm.convert.trial import Choice, Measure
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder, Linear

@@ -7,18 +7,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from edge_llm.convert.survey import Survey
-from edge_llm.convert.trial import Choice
+from edge_llm.convert.trial import Measure
 from edge_llm.errors import UsageError
 from edge_llm.models.layer import Decoder
 from edge_llm.quant.shadow import DEFAULT_BUDGET, Treatment, Treatments, choice, fewest_steps, upgrades
 
 OUTLIER_MODES = ("auto", "full", "none", "naive")
-
-Measure = Callable[[str, Sequence[Choice]], list[float]]
-"""The loss of each of some choices in percent of perplexity; told the name of the stage.
-
-Choices come with ever more shadows.  Where the first is within the budget, those between it and the last may be infinite.
-"""
 
 
 @dataclass(frozen=True)

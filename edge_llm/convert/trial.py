@@ -40,6 +40,11 @@ from kernels.floats import divergences, exp64, log64, product, softmax_sums
 
 Choice = Mapping[str, Treatment]
 """The treatment of every linear."""
+Measure = Callable[[str, Sequence[Choice]], list[float]]
+"""The loss of each of some choices in percent of perplexity; told the name of the stage.
+
+Choices come with ever more shadows.  Where the first is within the budget, those between it and the last may be infinite.
+"""
 Made = Mapping[str, Mapping[str, np.ndarray]]
 """The arrays of linears that are quantized already, by the linears' names in a layer."""
 NOTHING_MADE: Made = {}

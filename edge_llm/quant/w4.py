@@ -13,12 +13,13 @@ from edge_llm.errors import InvalidModel
 from edge_llm.quant.gptq import descend, gptq
 from edge_llm.quant.scheme import MAX_FLOAT16
 from kernels import ThreadPool, w4
-from kernels.reference.w4 import decode, nearest, unpack_codes
+from kernels.reference.w4 import GROUP, decode, encode, nearest, pack_codes, unpack_codes
+from kernels.types import TILE_DEPTH
 
 
 @dataclass(frozen=True)
 class CodedWeight:
-    """One matrix W[N, K] in codes uint8 [ceil(N/16), `kernels.w4.panel_bytes`]; the rest as of a `QuantizedWeight`."""
+    """One matrix W[N, K] in codes uint8 [ceil(N/16), `kernels.reference.w4.panel_bytes`]; the rest as of a `QuantizedWeight`."""
 
     codes: np.ndarray
     weight_scale: np.ndarray
@@ -40,7 +41,7 @@ class CodedWeight:
 
 def fits(columns: int) -> bool:
     """Whether a matrix of so many columns can be coded: tiles must be whole."""
-    return columns % w4.TILE_DEPTH == 0
+    return columns % TILE_DEPTH == 0
 
 
 def round_weight(weight: np.ndarray, hot: np.ndarray, name: str) -> CodedWeight:
@@ -65,13 +66,13 @@ def fit_weight(weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, name: st
     offset = shift.astype(np.float32)
 
     def rounded(column: int, values: np.ndarray) -> np.ndarray:
-        group = column // w4.GROUP
+        group = column // GROUP
         code = nearest(values * inverse[:, group] + offset[:, group])
         return np.asarray((code - offset[:, group]) * (scale * multiplier[:, group]), np.float32)
 
     fitted = descend(weight, gptq(weight, energy, hot, rounded), energy, hot, rounded)
     cold, hot_weight = _apart(fitted, hot, name)
-    codes = w4.encode(cold, scale, multiplier, shift)
+    codes = encode(cold, scale, multiplier, shift)
     return coded(codes, multiplier, shift, scale * _best_factors(weight, fitted, cold, energy), hot, hot_weight)
 
 
@@ -109,7 +110,7 @@ def coded(
 ) -> CodedWeight:
     """The weight of uint8 ``codes`` [N, K] with the steps uint8 [N, ceil(K/32)] and ``scale`` float32 [N]."""
     row_sum = decode(codes, multiplier, shift).sum(axis=1, dtype=np.int32)
-    panels = w4.pack_codes(codes, multiplier, shift)
+    panels = pack_codes(codes, multiplier, shift)
     return CodedWeight(panels, scale, row_sum, np.ascontiguousarray(hot, np.int32), hot_weight, codes.shape[1])
 
 

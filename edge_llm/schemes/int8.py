@@ -8,48 +8,27 @@ with hot channels J in float16 and what else overflows added back (design: shado
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from edge_llm.config import INT8
-from edge_llm.files import shown
 from edge_llm.models.layer import Linear
 from edge_llm.quant.scheme import quantize_weight
-from edge_llm.quant.shadow import FULL, NONE, SHADOWS, Treatment, product_cost
-from edge_llm.schemes.base import Facts, TensorSpec, check_keys
+from edge_llm.quant.shadow import NONE, product_cost
+from edge_llm.schemes.base import Facts, TensorSpec
+from edge_llm.schemes.int8_facts import beside_integers, facts, facts_of
 from edge_llm.schemes.int8_weight import Int8Weight
 from kernels.reference.linear import linear as reference_linear
 from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 NAME = INT8
+__all__ = ["NAME", "Int8Weight", "convert", "cost", "facts", "facts_of", "open", "reference", "tensors"]
 
 
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
     rows, columns = linear.rows, linear.columns
-    return [
-        ("tiles", "int8", (-(-rows // TILE_CHANNELS), -(-columns // TILE_DEPTH), TILE_CHANNELS, TILE_DEPTH)),
-        ("scale", "float32", (rows,)),
-        ("row_sum", "int32", (rows,)),
-        ("hot_index", "int32", (hot,)),
-        ("hot_weight", "float16", (hot, rows)),
-    ]
-
-
-def facts(record: Mapping[str, Any]) -> Facts:
-    """The input scale, and which shadow is kept; a bundle that does not say keeps all of it."""
-    check_keys(record, {"input_scale", "shadow"})
-    input_scale, shadow = record.get("input_scale"), record.get("shadow", FULL)
-    # the kernels work with the float32 reciprocal, which must be finite as well
-    if type(input_scale) is not float or not 1e-30 <= input_scale <= 1e30:
-        raise ValueError(f"the input scale `{shown(input_scale)}`")
-    if shadow not in SHADOWS:
-        raise ValueError(f"the shadow `{shown(shadow)}`")
-    return {"input_scale": input_scale, "shadow": shadow}
-
-
-def facts_of(treatment: Treatment) -> Facts:
-    return {"input_scale": treatment.input_scale, "shadow": treatment.shadow}
+    tiles = (-(-rows // TILE_CHANNELS), -(-columns // TILE_DEPTH), TILE_CHANNELS, TILE_DEPTH)
+    return [("tiles", "int8", tiles), *beside_integers(linear, hot)]
 
 
 def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:

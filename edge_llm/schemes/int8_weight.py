@@ -8,8 +8,8 @@ from typing import Self
 
 import numpy as np
 
-from edge_llm.schemes.int8_product import Int8Product
-from kernels import linear
+from kernels import ThreadPool, linear
+from kernels.program import Program
 from kernels.types import Residual, Rounding
 
 WIDER = 3.0
@@ -17,6 +17,58 @@ WIDER = 3.0
 least divergence where it is cut off instead (`edge-llm perplexity` of the built-in model on a card, see benchmarks/LOG.md)."""
 _WIDEST_PAD = 256
 """A card fills K up with zeros, to a multiple of at most this many."""
+
+
+class Int8Product:
+    """The product of an opened weight whose integers are multiplied as INT8, in whatever form they are kept."""
+
+    input_scale: float
+    """Static per-tensor scale s of the activations."""
+    weight_scale: np.ndarray
+    """float32 [N]."""
+    residual: bool
+    """The cold residual is added; else what overflows is clipped."""
+
+    @property
+    def native(self) -> linear.Int8Linear:
+        """The weight for the kernels, which check it when it is made and trust it from then on."""
+        raise NotImplementedError
+
+    @cached_property
+    def product_scale(self) -> np.ndarray:
+        """input_scale * weight_scale, what an int32 sum is multiplied with: float32 [N]."""
+        return np.asarray(np.float32(self.input_scale) * self.weight_scale)
+
+    def apply(
+        self,
+        x: np.ndarray,
+        pool: ThreadPool,
+        *,
+        add: np.ndarray | None = None,
+        shadow: bool = True,
+        gain: np.ndarray | None = None,
+        eps: float = 0.0,
+        swiglu: bool = False,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        keep = shadow and self.residual
+        return linear.linear(x, self.native, pool, add=add, shadow=keep, gain=gain, eps=eps, swiglu=swiglu, out=out)
+
+    def add_to(
+        self,
+        program: Program,
+        x: np.ndarray,
+        *,
+        add: np.ndarray | None,
+        shadow: bool,
+        gain: np.ndarray | None,
+        eps: float,
+        swiglu: bool,
+        out: np.ndarray,
+    ) -> bool:
+        keep = shadow and self.residual
+        program.linear(x, self.native, add=add, shadow=keep, gain=gain, eps=eps, swiglu=swiglu, out=out)
+        return True
 
 
 @dataclass(frozen=True)

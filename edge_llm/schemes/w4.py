@@ -17,16 +17,17 @@ from edge_llm.config import W4
 from edge_llm.models.layer import Linear
 from edge_llm.quant.shadow import NONE, product_cost
 from edge_llm.quant.w4 import round_weight
-from edge_llm.schemes import int8
 from edge_llm.schemes.base import Facts, TensorSpec
-from edge_llm.schemes.int8_product import Int8Product
-from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.schemes.int8_facts import beside_integers, facts, facts_of
+from edge_llm.schemes.int8_weight import Int8Product, Int8Weight
 from kernels import ThreadPool, w4
 from kernels.linear import Int8Linear
+from kernels.reference.linear import linear as reference_linear
+from kernels.reference.w4 import expand, panel_bytes
 from kernels.types import TILE_CHANNELS
 
 NAME = W4
-facts, facts_of = int8.facts, int8.facts_of
+__all__ = ["NAME", "W4Weight", "convert", "cost", "facts", "facts_of", "open", "reference", "tensors"]
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,7 @@ class W4Weight(Int8Product):
 
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
     panels = -(-linear.rows // TILE_CHANNELS)
-    _, *others = int8.tensors(linear, hot)
-    return [("codes", "uint8", (panels, w4.panel_bytes(linear.columns))), *others]
+    return [("codes", "uint8", (panels, panel_bytes(linear.columns))), *beside_integers(linear, hot)]
 
 
 def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
@@ -103,4 +103,15 @@ def cost(linear: Linear) -> float:
 
 
 def reference(x: np.ndarray, weight: W4Weight) -> np.ndarray:
-    return int8.reference(x, weight.expanded(ThreadPool(1)))
+    return reference_linear(
+        x,
+        expand(weight.codes, weight.rows, weight.columns),
+        weight.rows,
+        weight.input_scale,
+        weight.product_scale,
+        weight.row_sum,
+        weight.hot_index,
+        weight.hot_weight,
+        bias=weight.bias,
+        shadow=weight.residual,
+    )
