@@ -19,7 +19,7 @@ from kernels.types import TILE_DEPTH
 
 @dataclass(frozen=True)
 class CodedWeight:
-    """One matrix W[N, K] in codes uint8 [ceil(N/16), `kernels.reference.w4.panel_bytes`]; the rest as of a `QuantizedWeight`."""
+    """One matrix W[N, K] in panels of codes, uint8 [ceil(N/16), bytes of a panel]; the rest as of a `QuantizedWeight`."""
 
     codes: np.ndarray
     weight_scale: np.ndarray

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_llm.files import shown
 from edge_llm.models.layer import Linear
-from edge_llm.quant.shadow import Treatment
+from edge_llm.quant.shadow import FULL, SHADOWS, Treatment
 from kernels import ThreadPool
 from kernels.program import Program
 
@@ -118,6 +118,33 @@ def check_keys(record: Mapping[str, Any], known: set[str]) -> None:
     odd = sorted(set(record) - known)
     if odd:
         raise ValueError(f"the unknown key `{shown(odd[0])}`")
+
+
+def beside_integers(linear: Linear, hot: int) -> list[TensorSpec]:
+    """The tensors that follow the integers of a ``linear`` that is multiplied as INT8, with ``hot`` channels kept apart."""
+    return [
+        ("scale", "float32", (linear.rows,)),
+        ("row_sum", "int32", (linear.rows,)),
+        ("hot_index", "int32", (hot,)),
+        ("hot_weight", "float16", (hot, linear.rows)),
+    ]
+
+
+def integer_facts(record: Mapping[str, Any]) -> Facts:
+    """Of a linear that is multiplied as INT8: its input scale, and its shadow, which is all of it where nothing is said."""
+    check_keys(record, {"input_scale", "shadow"})
+    input_scale, shadow = record.get("input_scale"), record.get("shadow", FULL)
+    # the kernels work with the float32 reciprocal, which must be finite as well
+    if type(input_scale) is not float or not 1e-30 <= input_scale <= 1e30:
+        raise ValueError(f"the input scale `{shown(input_scale)}`")
+    if shadow not in SHADOWS:
+        raise ValueError(f"the shadow `{shown(shadow)}`")
+    return {"input_scale": input_scale, "shadow": shadow}
+
+
+def integer_facts_of(treatment: Treatment) -> Facts:
+    """The same of a linear that import treats so."""
+    return {"input_scale": treatment.input_scale, "shadow": treatment.shadow}
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,13 @@ from edge_llm.config import INT8
 from edge_llm.models.layer import Linear
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import NONE, product_cost
-from edge_llm.schemes.base import Facts, TensorSpec
-from edge_llm.schemes.int8_facts import beside_integers, facts, facts_of
+from edge_llm.schemes.base import Facts, TensorSpec, beside_integers, integer_facts, integer_facts_of
 from edge_llm.schemes.int8_weight import Int8Weight
 from kernels.reference.linear import linear as reference_linear
 from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 NAME = INT8
-__all__ = ["NAME", "Int8Weight", "convert", "cost", "facts", "facts_of", "open", "reference", "tensors"]
+facts, facts_of = integer_facts, integer_facts_of
 
 
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:

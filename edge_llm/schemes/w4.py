@@ -17,8 +17,7 @@ from edge_llm.config import W4
 from edge_llm.models.layer import Linear
 from edge_llm.quant.shadow import NONE, product_cost
 from edge_llm.quant.w4 import round_weight
-from edge_llm.schemes.base import Facts, TensorSpec
-from edge_llm.schemes.int8_facts import beside_integers, facts, facts_of
+from edge_llm.schemes.base import Facts, TensorSpec, beside_integers, integer_facts, integer_facts_of
 from edge_llm.schemes.int8_weight import Int8Product, Int8Weight
 from kernels import ThreadPool, w4
 from kernels.linear import Int8Linear
@@ -27,7 +26,7 @@ from kernels.reference.w4 import expand, panel_bytes
 from kernels.types import TILE_CHANNELS
 
 NAME = W4
-__all__ = ["NAME", "W4Weight", "convert", "cost", "facts", "facts_of", "open", "reference", "tensors"]
+facts, facts_of = integer_facts, integer_facts_of
 
 
 @dataclass(frozen=True)
