@@ -81,15 +81,20 @@ EDGE_INLINE __m256i load_half(const uint8_t* tile, int half) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(tile) + half);
 }
 
-constexpr int kLookedUpRows = 3;
+// A group's share of the panels that come next, steps and codes.
+EDGE_INLINE void prefetch_codes(const CodePanel& panel, int64_t group) {
+  constexpr int kGroupBytes = kCodeGroupBytes + kTileChannels, kAhead = 16384;
+  const uint8_t* next = panel.steps + kAhead + group * kGroupBytes;
+  unrolled<(kGroupBytes + 63) / 64>([&](auto line) EDGE_INLINE_LAMBDA { __builtin_prefetch(next + line * 64); });
+}
 
-// A few rows x a panel, all sums in registers.
+// A few rows x a panel.
 template <int R>
 EDGE_INLINE void multiply_looked_up(const int8_t* a, int64_t stride, const CodePanel& panel, __m256i (&dot)[R][2]) {
   const int8_t* sums = a + CodeRow::sums_at(panel.blocks);
   const uint8_t* codes = panel.codes;
   for (int64_t group = 0; group < panel.groups; ++group, sums += sizeof(int32_t), a += kCodeGroup, codes += kCodeGroupBytes) {
-    for (int line = 0; line < kCodeGroupBytes; line += 64) __builtin_prefetch(codes + kCodePrefetchBytes + line);
+    prefetch_codes(panel, group);
     const uint8_t* steps = panel.steps + group * kTileChannels;
     __m256i sum[R][2];
     unrolled<2>([&](auto half) EDGE_INLINE_LAMBDA {
@@ -187,15 +192,7 @@ EDGE_INLINE void sums_of(i32x16 (&dot)[R][1], Multiply&& multiply) {
 template <int R, int Unroll>
 EDGE_INLINE void multiply_codes(const int8_t* a, int64_t stride, const CodePanel& panel, i32x16 (&dot)[R][1]) {
   sums_of<R>(dot, [&](__m256i (&sum)[R][2]) EDGE_INLINE_LAMBDA {
-    if constexpr (R <= kLookedUpRows) return multiply_looked_up<R>(a, stride, panel, sum);
-    WideGroup wide;
-    const auto look_up = [&](int64_t group) EDGE_INLINE_LAMBDA -> const WideGroup& {
-      const uint8_t* codes = panel.codes + group * kCodeGroupBytes;
-      for (int line = 0; line < kCodeGroupBytes; line += 64) __builtin_prefetch(codes + kCodePrefetchBytes + line);
-      wide.look_up(panel.steps + group * kTileChannels, codes);
-      return wide;
-    };
-    multiply_groups<R>(a, stride, panel.blocks, look_up, sum);
+    multiply_looked_up<R>(a, stride, panel, sum);
   });
 }
 
