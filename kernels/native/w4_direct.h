@@ -81,20 +81,13 @@ EDGE_INLINE __m256i load_half(const uint8_t* tile, int half) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(tile) + half);
 }
 
-// A group's share of the panels that come next, steps and codes.
-EDGE_INLINE void prefetch_codes(const CodePanel& panel, int64_t group) {
-  constexpr int kGroupBytes = kCodeGroupBytes + kTileChannels, kAhead = 16384;
-  const uint8_t* next = panel.steps + kAhead + group * kGroupBytes;
-  unrolled<(kGroupBytes + 63) / 64>([&](auto line) EDGE_INLINE_LAMBDA { __builtin_prefetch(next + line * 64); });
-}
-
 // A few rows x a panel.
 template <int R>
 EDGE_INLINE void multiply_looked_up(const int8_t* a, int64_t stride, const CodePanel& panel, __m256i (&dot)[R][2]) {
   const int8_t* sums = a + CodeRow::sums_at(panel.blocks);
   const uint8_t* codes = panel.codes;
   for (int64_t group = 0; group < panel.groups; ++group, sums += sizeof(int32_t), a += kCodeGroup, codes += kCodeGroupBytes) {
-    prefetch_codes(panel, group);
+    panel.prefetch(group);
     const uint8_t* steps = panel.steps + group * kTileChannels;
     __m256i sum[R][2];
     unrolled<2>([&](auto half) EDGE_INLINE_LAMBDA {
