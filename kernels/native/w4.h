@@ -131,7 +131,8 @@ EDGE_INLINE f32x16 code_column(const uint8_t* steps, const uint8_t* codes, int64
 #endif
 #if defined(__AVX512F__)
   const __m512i book = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(kCodebook)));
-  const __m512i low = _mm512_set1_epi32(15), step = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(steps)));
+  const __m512i low = _mm512_set1_epi32(15);
+  const __m512i step = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(steps)));
   const __m512i value = _mm512_shuffle_epi8(book, _mm512_and_si512(_mm512_srl_epi32(_mm512_loadu_si512(pair), bits), low));
   return from_i32({_mm512_madd_epi16(_mm512_sub_epi32(value, _mm512_srli_epi32(step, 4)), _mm512_and_si512(step, low))});
 #elif defined(__AVX2__)

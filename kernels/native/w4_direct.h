@@ -31,7 +31,8 @@ struct CodeRow {
     for (int64_t block = 0; block < blocks; block += kBlocksPerGroup, sums += sizeof(int32_t)) {
       alignas(32) int8_t group[kCodeGroup] = {};
       memcpy(group, row + block * kTileDepth, static_cast<size_t>(min_i64(kBlocksPerGroup, blocks - block) * kTileDepth));
-      const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), _mm256_load_si256(reinterpret_cast<const __m256i*>(group)));
+      const __m256i values = _mm256_load_si256(reinterpret_cast<const __m256i*>(group));
+      const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), values);
       __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
       sum = _mm_add_epi16(sum, _mm_srli_si128(sum, 8));
       sum = _mm_sub_epi16(_mm_setzero_si128(), _mm_add_epi16(sum, _mm_srli_si128(sum, 4)));
@@ -100,7 +101,9 @@ EDGE_INLINE void multiply_looked_up(const int8_t* a, int64_t stride, const CodeP
     const auto add_pair = [&](auto pair) EDGE_INLINE_LAMBDA {
       const __m256i low = load_half(codes + pair * kTileBytes, 0), high = load_half(codes + pair * kTileBytes, 1);
       const __m256i first[2] = {book_values(low), book_values(high)};
-      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { add_four(sum[r], a + r * stride + 2 * pair * kTileDepth, first[0], first[1]); });
+      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+        add_four(sum[r], a + r * stride + 2 * pair * kTileDepth, first[0], first[1]);
+      });
       if (2 * pair + 1 == left) return;
       const __m256i second[2] = {book_values(_mm256_srli_epi16(low, 4)), book_values(_mm256_srli_epi16(high, 4))};
       unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
