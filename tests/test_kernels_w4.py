@@ -8,7 +8,7 @@ from kernels import layout, linear, reference
 from kernels import w4 as native_w4
 from kernels.reference import w4
 
-ROWS = [1, 2, 3, 5, 12, 13, 33, 130]
+ROWS = [1, 2, 3, 4, 5, 6, 7, 12, 13, 33, 130]
 
 
 def codes_of(n: int, k: int, extreme: bool = False) -> tuple[w4.U8, w4.U8, w4.U8]:
@@ -71,6 +71,47 @@ def test_a_linear_of_codes_is_the_reference(isa: str, pools: list[kernels.Thread
     weight = linear.Int8Linear.of_codes(panels, n, k, 0.03, scale, row_sum, hot, hot_weight, None)
     for pool in pools:
         np.testing.assert_array_equal(linear.linear(x, weight, pool).view(np.int32), expected.view(np.int32))
+
+
+def steps_at_the_end_of_int16(n: int, k: int, kind: str) -> tuple[w4.U8, w4.U8, w4.U8]:
+    """Codes 16 away from the shift: 16 products of one sign make the largest sum that int16 must hold."""
+    shape = (n, -(-k // w4.GROUP))
+    code, shift = {"above": (15, 3), "below": (0, 15), "zeros": (15, 0)}[kind]
+    multiplier = 0 if kind == "zeros" else 127 // max(shift, 19 - shift)
+    steps = np.full(shape, multiplier, np.uint8), np.full(shape, shift, np.uint8)
+    if kind == "zeros":
+        steps[0][:, 1:] = 7
+        steps[1][:, 1:] = 3
+    return np.full((n, k), code, np.uint8), *steps
+
+
+@pytest.mark.parametrize("k", [4, 28, 32, 36, 60, 64, 136])
+@pytest.mark.parametrize("kind", ["above", "below", "zeros"])
+def test_sums_at_the_ends_of_int16_are_exact(isa: str, pools: list[kernels.ThreadPool], kind: str, k: int) -> None:
+    n = 24
+    parts = steps_at_the_end_of_int16(n, k, kind)
+    panels, weight = w4.pack_codes(*parts), w4.decode(*parts)
+    rest = (1.0, np.ones(n, np.float32), weight.sum(axis=1, dtype=np.int32), np.zeros(0, np.int32))
+    of_codes = linear.Int8Linear.of_codes(panels, n, k, *rest, np.zeros((0, n), np.float16), None)
+    signs = np.array([[1, 1, 1, 1], [-1, -1, -1, -1], [1, 1, -1, -1], [-1, 1, -1, 1]], np.float32)
+    for m in [1, 2, 3, 4, 5, 6, 7, 12, 13, 25]:
+        x = np.tile(signs[np.arange(m) % 4], k // 4) * np.float32(127)
+        for pool in pools:
+            found = linear.linear(x, of_codes, pool)
+            np.testing.assert_array_equal(found, (x.astype(np.int64) @ weight.astype(np.int64).T).astype(np.float32))
+
+
+@pytest.mark.parametrize("k", [4, 36, 64, 172])
+def test_each_column_of_codes_meets_what_overflows(isa: str, pools: list[kernels.ThreadPool], k: int) -> None:
+    n = 24
+    parts = codes_of(n, k)
+    panels, weight = w4.pack_codes(*parts), w4.decode(*parts)
+    rest = (1.0, np.ones(n, np.float32), weight.sum(axis=1, dtype=np.int32), np.zeros(0, np.int32))
+    of_codes = linear.Int8Linear.of_codes(panels, n, k, *rest, np.zeros((0, n), np.float16), None)
+    x = np.diag(np.full(k, 1000, np.float32))  # one column of each row, 873 of it residual
+    for m in (1, k):
+        found = linear.linear(x[:m], of_codes, pools[0])
+        np.testing.assert_array_equal(found, 1000 * weight.T[:m].astype(np.float32))
 
 
 @pytest.mark.parametrize("byte", [0x9D, 0x3C, 0xFF, 0x21])

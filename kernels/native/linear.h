@@ -11,6 +11,8 @@
 
 #include <sched.h>
 
+#include <type_traits>
+
 #include "int8_dot.h"
 #include "pointwise.h"
 #include "pool.h"
@@ -19,6 +21,7 @@
 #include "table_linear.h"
 #include "vec.h"
 #include "w4.h"
+#include "w4_direct.h"
 
 namespace edge {
 namespace EDGE_VARIANT {
@@ -55,11 +58,6 @@ EDGE_INLINE i32x16 load_lanes_i32(const int32_t* p, int lanes) {
 EDGE_INLINE f32x16 load_lanes_f16(const uint16_t* p, int lanes) {
   return lanes == kLanes ? from_f16(p) : from_f16_partial(p, lanes);
 }
-// Column c of a tile as floats: byte c % 4 of its 16 words, moved to the top and back with its sign.
-EDGE_INLINE f32x16 tile_column(i32x16 words, int64_t c) {
-  return from_i32(shift_right(shift_left(words, static_cast<int>(24 - 8 * (c % kTileDepth))), 24));
-}
-
 // P panels whose tiles lie in memory, `bytes` apart.
 template <int P>
 struct TilePanels {
@@ -71,7 +69,9 @@ struct TilePanels {
   EDGE_INLINE void multiply_rows_of(const Activation* a, int64_t stride, i32x16 (&dot)[R][P], Ahead ahead) const {
     multiply<R, P, Unroll>(a, stride, panel, bytes, blocks, dot, ahead);
   }
-  EDGE_INLINE i32x16 tile(int64_t p, int64_t block) const { return load_i32(panel + p * bytes + block * kTileBytes); }
+  EDGE_INLINE f32x16 column(int64_t p, int64_t c) const {
+    return tile_column(load_i32(panel + p * bytes + c / kTileDepth * kTileBytes), c);
+  }
 };
 
 // One panel of codes.
@@ -82,7 +82,7 @@ struct CodePanels {
   EDGE_INLINE void multiply_rows_of(const Activation* a, int64_t stride, i32x16 (&dot)[R][1], Ahead) const {
     multiply_codes<R, Unroll>(a, stride, panel, dot);
   }
-  EDGE_INLINE i32x16 tile(int64_t, int64_t block) const { return panel.tile(block); }
+  EDGE_INLINE f32x16 column(int64_t, int64_t c) const { return panel.column(c); }
 };
 
 // y = fma(sum over the row's entries of value * W[:, column], product_scale, y), for P panels.
@@ -94,8 +94,7 @@ EDGE_INLINE void add_entries(const ResidualEntry* entry, int64_t count, const Pa
   for (int64_t i = 0; i < count; ++i) {
     const f32x16 value = broadcast(entry[i].value);
     unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
-      const int64_t c = entry[i].column;
-      total[p] = fma(value, tile_column(panels.tile(p, c / kTileDepth), c), total[p]);
+      total[p] = fma(value, panels.column(p, entry[i].column), total[p]);
     });
   }
   unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { y[p] = fma(total[p], product_scale[p], y[p]); });
@@ -254,24 +253,38 @@ void linear_rows(const LinearPlan& plan, int64_t begin, int64_t end, const Outpu
   }
 }
 
-// P panels of tiles; those of codes are expanded in memory of `worker`.
 template <int P>
-static OutputPanels<TilePanels<P>> tile_panels(const LinearPlan& plan, int64_t first, int worker, ThreadPool& pool) {
+static OutputPanels<TilePanels<P>> tile_panels(const LinearPlan& plan, int64_t first) {
   const Int8Weight &weight = plan.weight, &up = plan.up;
-  const int64_t blocks = weight.blocks();
-  if (weight.codes == nullptr) {
-    const int64_t bytes = weight.tile_bytes();
-    const int8_t* of_up = up.channels == 0 ? nullptr : up.tiles + first * bytes;
-    return {first, {weight.tiles + first * bytes, bytes, blocks}, {of_up, bytes, blocks}};
-  }
-  const int64_t bytes = weight.groups() * kBlocksPerGroup * kTileBytes, halves = up.channels == 0 ? 1 : 2;
-  auto* scratch = static_cast<int8_t*>(pool.scratch(worker, static_cast<size_t>(halves * P * bytes)));
-  for (int64_t half = 0; half < halves; ++half)
-    for (int p = 0; p < P; ++p) {
-      const void* panel = (half == 0 ? weight : up).panel(first + p);
-      expand_panel(CodePanel(panel, weight.groups(), blocks), scratch + (half * P + p) * bytes);
-    }
-  return {first, {scratch, bytes, blocks}, {scratch + P * bytes, bytes, blocks}};
+  const int64_t bytes = weight.tile_bytes(), blocks = weight.blocks();
+  const int8_t* of_up = up.channels == 0 ? nullptr : up.tiles + first * bytes;
+  return {first, {weight.tiles + first * bytes, bytes, blocks}, {of_up, bytes, blocks}};
+}
+
+#if !defined(EDGE_DIRECT_CODES)
+
+constexpr int64_t kReadyGroupBytes = kBlocksPerGroup * kTileBytes;
+
+// P panels of codes, expanded in `memory`, kReadyGroupBytes for each of their groups.
+template <int P>
+static TilePanels<P> make_ready(const Int8Weight& weight, int64_t first, void* memory) {
+  const int64_t bytes = weight.groups() * kReadyGroupBytes;
+  auto* tiles = static_cast<int8_t*>(memory);
+  for (int p = 0; p < P; ++p)
+    expand_panel(CodePanel(weight.panel(first + p), weight.groups(), weight.blocks()), tiles + p * bytes);
+  return {tiles, bytes, weight.blocks()};
+}
+
+#endif
+
+// P panels of codes, made ready for many rows in memory of `worker`.
+template <int P>
+static auto ready_panels(const LinearPlan& plan, int64_t first, int worker, ThreadPool& pool) {
+  const int64_t bytes = P * plan.weight.groups() * kReadyGroupBytes, halves = plan.up.channels == 0 ? 1 : 2;
+  auto* memory = static_cast<int8_t*>(pool.scratch(worker, static_cast<size_t>(halves * bytes)));
+  const auto weight = make_ready<P>(plan.weight, first, memory);
+  const auto up = halves == 1 ? weight : make_ready<P>(plan.up, first, memory + bytes);
+  return OutputPanels<std::remove_const_t<decltype(weight)>>{first, weight, up};
 }
 
 static OutputPanels<CodePanels> code_panels(const LinearPlan& plan, int64_t first) {
@@ -284,9 +297,9 @@ static OutputPanels<CodePanels> code_panels(const LinearPlan& plan, int64_t firs
 static void linear_stream(const LinearPlan& plan, int workers, ThreadPool& pool) {
   pool.for_stream(
       {plan.weight.panel(0), plan.weight.panels(), plan.weight.panel_bytes()},
-      [&](int64_t panel, int worker) {
+      [&](int64_t panel, int) {
         constexpr int kRows = Int8Dot::kStreamRows;
-        if (plan.weight.codes == nullptr) return linear_rows<kRows, 1>(plan, 0, plan.rows, tile_panels<1>(plan, panel, worker, pool));
+        if (plan.weight.codes == nullptr) return linear_rows<kRows, 1>(plan, 0, plan.rows, tile_panels<1>(plan, panel));
         linear_rows<kRows, 1>(plan, 0, plan.rows, code_panels(plan, panel));
       },
       workers);
@@ -328,13 +341,18 @@ EDGE_INLINE void wait_for_count(const int64_t* counter, int64_t wanted) {
   }
 }
 
+// Rows begin..end of P panels.
+template <int R, int P>
+static void block_rows(const LinearPlan& plan, int64_t begin, int64_t end, int64_t first, int worker, ThreadPool& pool) {
+  if (plan.weight.codes == nullptr) return linear_rows<R, P>(plan, begin, end, tile_panels<P>(plan, first));
+  linear_rows<R, P>(plan, begin, end, ready_panels<P>(plan, first, worker, pool));
+}
+
 static void block_item(const LinearPlan& plan, int64_t begin, int64_t end, int64_t group, int worker, ThreadPool& pool) {
   constexpr int kPanels = Int8Dot::kPanels;
   const int64_t first = group * kPanels, panels = plan.weight.panels();
-  if (first + kPanels <= panels)
-    return linear_rows<Int8Dot::kRows, kPanels>(plan, begin, end, tile_panels<kPanels>(plan, first, worker, pool));
-  for (int64_t p = first; p < panels; ++p)
-    linear_rows<Int8Dot::kStreamRows, 1>(plan, begin, end, tile_panels<1>(plan, p, worker, pool));
+  if (first + kPanels <= panels) return block_rows<Int8Dot::kRows, kPanels>(plan, begin, end, first, worker, pool);
+  for (int64_t p = first; p < panels; ++p) block_rows<Int8Dot::kStreamRows, 1>(plan, begin, end, p, worker, pool);
 }
 
 static void collect_entries(ThreadPool& pool, const ResidualEntry** worker_entries) {
@@ -381,13 +399,20 @@ static bool linear_block(const LinearPlan& plan, int workers, ThreadPool& pool, 
   return refused == 0;
 }
 
+// Up to so many rows weights pass by once. More rows that meet codes are better served by the larger tile of linear_block,
+// which also takes residual columns from what is expanded already.
+EDGE_INLINE int64_t stream_rows(const Int8Weight& weight) {
+  constexpr int64_t kCodeRows = 7;
+  return weight.codes == nullptr ? Int8Dot::kStreamRows : min_i64(kCodeRows, Int8Dot::kStreamRows);
+}
+
 // The whole product; `rows_of` as in prepare_rows makes the activations.
 template <class RowsOf>
 static bool linear_product(LinearPlan& plan, ThreadPool& pool, const RowsOf& rows_of) {
   constexpr int64_t kProductsPerWorker = 128 << 10;  // some microseconds: less is not worth waking a core
   const int64_t products = plan.rows * (plan.weight.channels + plan.up.channels) * plan.weight.columns;
   const int workers = static_cast<int>(min_i64(pool.threads(), 1 + products / kProductsPerWorker));
-  if (plan.rows > Int8Dot::kStreamRows) return linear_block(plan, workers, pool, rows_of);
+  if (plan.rows > stream_rows(plan.weight)) return linear_block(plan, workers, pool, rows_of);
   if (!prepare_rows(plan.rows, plan.weight.columns, pool, rows_of)) return false;
   const ResidualEntry* worker_entries[kMaxThreads];
   collect_entries(pool, worker_entries);
@@ -399,6 +424,15 @@ static bool linear_product(LinearPlan& plan, ThreadPool& pool, const RowsOf& row
 static Activation* activation_scratch(ThreadPool& pool, int64_t rows, int64_t stride) {
   const int64_t whole_groups = ceil_div(rows, Int8Dot::kRowGroup) * Int8Dot::kRowGroup;
   return static_cast<Activation*>(pool.shared_scratch(1, static_cast<size_t>(whole_groups * stride) * sizeof(Activation)));
+}
+
+// The stride of activations that meet `weight`.
+EDGE_INLINE int64_t stride_for(const Int8Weight& weight) {
+  return activation_stride(weight.codes == nullptr ? weight.columns : CodeRow::columns(weight.blocks()));
+}
+
+EDGE_INLINE void complete_row(const LinearPlan& plan, Activation* activations, int64_t m) {
+  if (plan.weight.codes != nullptr) CodeRow::complete(activations + m * plan.stride, plan.weight.blocks());
 }
 
 // One row of q, and zeros up to a whole block. False: it holds -128.
@@ -418,14 +452,16 @@ static bool linear_int8(const int8_t* q, int64_t rows, const Int8Weight& weight,
   plan.weight = weight;
   plan.rows = rows;
   plan.out = out;
-  plan.stride = activation_stride(weight.columns);
+  plan.stride = stride_for(weight);
   Activation* activations = activation_scratch(pool, rows, plan.stride);
   plan.activations = activations;
   return linear_product(plan, pool, [&](int) {
     return [&](int64_t begin, int64_t end) {
       bool in_range = true;
-      for (int64_t m = begin; m < end; ++m)
+      for (int64_t m = begin; m < end; ++m) {
         in_range &= place_row(q + m * weight.columns, weight.columns, activations, plan.stride, m);
+        complete_row(plan, activations, m);
+      }
       return in_range;
     };
   });
@@ -434,7 +470,7 @@ static bool linear_int8(const int8_t* q, int64_t rows, const Int8Weight& weight,
 // Quantizes into the pool's memory and runs the plan, which says what to multiply and where to write.
 static bool quantized_product(const QuantizeInput& input, LinearPlan& plan, ThreadPool& pool) {
   plan.rows = input.rows;
-  plan.stride = activation_stride(input.columns);
+  plan.stride = stride_for(plan.weight);
   Activation* activations = activation_scratch(pool, input.rows, plan.stride);
   auto* hot_x = static_cast<float*>(
       pool.shared_scratch(2, static_cast<size_t>(input.rows * plan.hot_count) * sizeof(float)));
@@ -452,6 +488,7 @@ static bool quantized_product(const QuantizeInput& input, LinearPlan& plan, Thre
         finite &= quantize_row(input, m, factor, rest, writer, [&](int64_t c, i32x16 q) EDGE_INLINE_LAMBDA {
           Int8Dot::store(Int8Dot::place(activations, plan.stride, m, c), q);
         });
+        complete_row(plan, activations, m);
       }
       return finite;
     };

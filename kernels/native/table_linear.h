@@ -17,7 +17,7 @@ constexpr int kTileBytes = kTileChannels * kTileDepth;
 constexpr int kCodeGroup = 32;  // input channels that share a multiplier and a shift
 constexpr int kCodeGroupBytes = kTileChannels * kCodeGroup / 2;
 constexpr int kMaxMultiplier = 12, kMinShift = 3;
-constexpr uint8_t kCodebook[16] = {0, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19};
+alignas(16) constexpr uint8_t kCodebook[16] = {0, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19};
 // Multipliers and shifts before the codes of a panel: whole lines of 64 bytes.
 constexpr int64_t code_steps_bytes(int64_t groups) { return (groups * kTileChannels + 63) / 64 * 64; }
 

@@ -1,9 +1,9 @@
 // W4: a panel of 4-bit codes becomes the tiles of its INT8 weight (kernels/reference/w4.py defines both).
 //
 //   expand_group    the eight tiles of 32 columns
-//   expand_tile     one of them
+//   code_column     one column of the weight, as floats
 //   expand_panel    all of a panel: many rows multiply what lies in a core's cache then
-//   multiply_codes  few rows multiply each group as it is expanded
+//   multiply_codes  few rows multiply each group as it is expanded (without a dot product instruction: see w4_direct.h)
 //
 // Every form is exact: a product of multiplier and codebook is at most 12 * 19 < 256, so bytes multiply alone.
 #pragma once
@@ -16,6 +16,10 @@ namespace edge {
 namespace EDGE_VARIANT {
 
 constexpr int kBlocksPerGroup = kCodeGroup / kTileDepth;
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#define EDGE_DIRECT_CODES  // see w4_direct.h
+#endif
 
 #if defined(__AVX512F__)
 
@@ -114,19 +118,41 @@ EDGE_INLINE void expand_group(const uint8_t* steps, const uint8_t* codes, int8_t
 
 #endif
 
-// The tile of block `block` of a group.
-EDGE_INLINE i32x16 expand_tile(const uint8_t* steps, const uint8_t* codes, int64_t block) {
+// Column c of a tile as floats: byte c % 4 of its 16 words, moved to the top and back with its sign.
+EDGE_INLINE f32x16 tile_column(i32x16 words, int64_t c) {
+  return from_i32(shift_right(shift_left(words, static_cast<int>(24 - 8 * (c % kTileDepth))), 24));
+}
+
+// Column c of a group. Its codes become words of 0 .. 15, and 0 is 0 in the codebook too.
+EDGE_INLINE f32x16 code_column(const uint8_t* steps, const uint8_t* codes, int64_t c) {
+#if defined(__AVX512F__) || defined(__AVX2__)
+  const uint8_t* pair = codes + c / (2 * kTileDepth) * kTileBytes;
+  const __m128i bits = _mm_cvtsi32_si128(static_cast<int>(8 * (c % kTileDepth) + c / kTileDepth % 2 * 4));
+#endif
 #if defined(__AVX512F__)
-  const __m512i both = _mm512_loadu_si512(codes + block / 2 * kTileBytes);
-  return {CodeSteps(steps).weights(block % 2 == 0 ? both : _mm512_srli_epi16(both, 4))};
+  const __m512i book = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(kCodebook)));
+  const __m512i low = _mm512_set1_epi32(15);
+  const __m512i step = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(steps)));
+  const __m512i value = _mm512_shuffle_epi8(book, _mm512_and_si512(_mm512_srl_epi32(_mm512_loadu_si512(pair), bits), low));
+  return from_i32({_mm512_madd_epi16(_mm512_sub_epi32(value, _mm512_srli_epi32(step, 4)), _mm512_and_si512(step, low))});
+#elif defined(__AVX2__)
+  const __m256i book = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(kCodebook)));
+  const __m256i low = _mm256_set1_epi32(15);
+  const auto half = [&](int number) EDGE_INLINE_LAMBDA {
+    const __m256i step = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i_u*>(steps + 8 * number)));
+    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(pair) + number);
+    const __m256i value = _mm256_shuffle_epi8(book, _mm256_and_si256(_mm256_srl_epi32(words, bits), low));
+    return _mm256_madd_epi16(_mm256_sub_epi32(value, _mm256_srli_epi32(step, 4)), _mm256_and_si256(step, low));
+  };
+  return from_i32({half(0), half(1)});
 #else
   alignas(64) int8_t tiles[kBlocksPerGroup * kTileBytes];
   expand_group(steps, codes, tiles);
-  return load_i32(tiles + block * kTileBytes);
+  return tile_column(load_i32(tiles + c / kTileDepth * kTileBytes), c);
 #endif
 }
 
-constexpr int kCodePrefetchBytes = 8192;  // expanding fills the window in which a core looks ahead by itself
+constexpr int kCodePrefetchBytes = 16384;  // what is done with codes fills the window in which a core looks ahead by itself
 
 // The codes of a panel.
 struct CodePanel {
@@ -138,14 +164,19 @@ struct CodePanel {
   CodePanel(const void* panel, int64_t groups, int64_t blocks)
       : steps(static_cast<const uint8_t*>(panel)), codes(steps + code_steps_bytes(groups)), groups(groups), blocks(blocks) {}
 
-  EDGE_INLINE void expand(int64_t group, int8_t* tiles) const {
-    const uint8_t* from = codes + group * kCodeGroupBytes;
-    for (int line = 0; line < kCodeGroupBytes; line += 64) __builtin_prefetch(from + kCodePrefetchBytes + line);
-    expand_group(steps + group * kTileChannels, from, tiles);
+  // A group's share of the panels that come next, steps and codes.
+  EDGE_INLINE void prefetch(int64_t group) const {
+    constexpr int kBytes = kTileChannels + kCodeGroupBytes;
+    const uint8_t* next = steps + kCodePrefetchBytes + group * kBytes;
+    unrolled<(kBytes + 63) / 64>([&](auto line) EDGE_INLINE_LAMBDA { __builtin_prefetch(next + line * 64); });
   }
-  EDGE_INLINE i32x16 tile(int64_t block) const {
-    const int64_t group = block / kBlocksPerGroup;
-    return expand_tile(steps + group * kTileChannels, codes + group * kCodeGroupBytes, block % kBlocksPerGroup);
+  EDGE_INLINE void expand(int64_t group, int8_t* tiles) const {
+    prefetch(group);
+    expand_group(steps + group * kTileChannels, codes + group * kCodeGroupBytes, tiles);
+  }
+  EDGE_INLINE f32x16 column(int64_t c) const {
+    const int64_t group = c / kCodeGroup;
+    return code_column(steps + group * kTileChannels, codes + group * kCodeGroupBytes, c % kCodeGroup);
   }
 };
 
@@ -153,6 +184,8 @@ struct CodePanel {
 static inline void expand_panel(const CodePanel& panel, int8_t* tiles) {
   for (int64_t group = 0; group < panel.groups; ++group) panel.expand(group, tiles + group * kBlocksPerGroup * kTileBytes);
 }
+
+#if !defined(EDGE_DIRECT_CODES)
 
 // As `multiply`, of a panel of codes.
 template <int R, int Unroll>
@@ -200,6 +233,8 @@ EDGE_INLINE void multiply_codes(const Int8Dot::Activation* a, int64_t stride, co
   });
 #endif
 }
+
+#endif
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge
