@@ -8,6 +8,7 @@ from serving import client_of, hosted
 
 from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
+from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.library import installed_models
@@ -27,7 +28,7 @@ def weights(request):
 @pytest.fixture(params=[{}, {"tie_word_embeddings": True}], ids=["untied", "tied"])
 def bundle(request, weights, tmp_path, edge_llm_home):
     write_model(tmp_path / "source", tiny_config("llama", attention_bias=True, **request.param))
-    import_model(tmp_path / "source", "mine", weights=weights)
+    import_model(tmp_path / "source", "mine", weights=LayerBits(weights))
     with open_bundle(bundle_path("mine")) as opened:
         yield opened
 
@@ -78,7 +79,8 @@ def test_the_float_path_is_no_integer(tiny_model, capsys):
 
 
 def test_mixed_schemes_of_a_kind_are_counted(tiny_model):
-    import_model(tiny_model("llama"), "mine", outliers=Outliers("none", 1.0, (("layers.0.down", "float16"),)), weights="w4")
+    outliers = Outliers("none", 1.0, (("layers.0.down", "float16"),))
+    import_model(tiny_model("llama"), "mine", outliers=outliers, weights=LayerBits("w4"))
     with open_bundle(bundle_path("mine")) as bundle:
         assert sizes_by_kind(bundle)["down"].schemes == (("float16", 1), ("w4", 1))
         assert sizes(bundle).precision == "w4+float16+int8"

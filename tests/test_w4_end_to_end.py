@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 from int8_twin import int8_twin
-from model_files import tiny_config, write_model
+from model_files import random_tensors, tiny_config, write_model
 
 from edge_llm.bench.synthetic import write_random
-from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
+from edge_llm.config import W4, GenerationParams, ModelConfig, RuntimeConfig
+from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
 from edge_llm.engine.load import load_engine
+from edge_llm.errors import EdgeLLMError
 from edge_llm.export.exporter import export_onnx
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.runner.base import Segment
@@ -34,7 +36,7 @@ def bundles(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("w4")
     if request.param == "imported":
         write_model(folder / "source", tiny_config("llama", num_hidden_layers=4, attention_bias=True))
-        import_model(folder / "source", target=folder / "w4", outliers=Outliers("full"), weights="w4")
+        import_model(folder / "source", target=folder / "w4", outliers=Outliers("full"), weights=LayerBits(W4))
     else:
         (folder / "w4").mkdir()
         write_random(folder / "w4", ODD, seed=1, weights="w4")
@@ -132,9 +134,67 @@ def test_an_export_has_the_initializers_of_the_int8_weights(bundles, tmp_path):
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def answer(folder, **runtime):
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("source") / "source", tiny_config("llama", num_hidden_layers=4))
+
+
+@pytest.fixture(scope="module")
+def folders(source, tmp_path_factory):
+    """A W4 bundle with words, and its INT8 twin."""
+    folder = tmp_path_factory.mktemp("words")
+    import_model(source, target=folder / "w4", outliers=Outliers("full"), weights=LayerBits(W4))
+    int8_twin(open_bundle(folder / "w4"), folder / "int8")
+    return folder / "w4", folder / "int8"
+
+
+def answer(folder, text="hello world in the hell", **runtime):
     engine = load_engine(folder, RuntimeConfig(threads=2, context=224, **runtime))
-    request = engine.text_request("hello world in the hell", GenerationParams(max_tokens=20, temperature=0, ignore_eos=True))
-    *_, last = engine.generate(request)
-    engine.close()
-    return last.finish
+    request = engine.text_request(text, GenerationParams(max_tokens=24, ignore_eos=True))
+    found = engine.answer(request)
+    if runtime.get("prefix_cache"):
+        engine.runner.memory._disk.close()  # writes what it has
+    return found
+
+
+@pytest.mark.parametrize("target", ["w4", "int8"])
+def test_a_draft_in_codes_guesses_like_the_int8_weight(folders, target):
+    folder = folders[target == "int8"]
+    alone = answer(folder, draft="none")
+    drafted = [answer(folder, draft=str(draft)) for draft in folders]
+    assert {tuple(one.tokens) for one in (alone, *drafted)} == {tuple(alone.tokens)}
+    assert all(one.finish.timings.accepted_tokens == one.finish.timings.drafted_tokens > 0 for one in drafted)
+
+
+def test_pages_on_disk_are_found_again(folders):
+    text = "the world " * 30
+    first, again = (answer(folders[0], text, prefix_cache="64MiB") for _ in range(2))
+    assert first.tokens == again.tokens == answer(folders[1], text).tokens
+    assert first.finish.usage.cached_tokens == 0 < again.finish.usage.cached_tokens
+
+
+def test_an_interrupted_import_leaves_nothing(source, tmp_path):
+    seen = []
+    import_model(source, target=tmp_path / "whole", weights=LayerBits(W4), progress=lambda *at: seen.append(at))
+    stages = {stage: at for stage, *at in seen}
+    assert {"digest", "layers", "output"} <= set(stages)
+    for stage, at in stages.items():
+
+        def interrupt(*now, stop=(stage, *at)):
+            if now == stop:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            import_model(source, target=tmp_path / "cut", weights=LayerBits(W4), progress=interrupt)
+        assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e38])
+def test_weights_that_no_code_can_stand_for_are_named(tmp_path, bad):
+    raw = tiny_config("llama")
+    tensors = random_tensors(raw)
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = bad
+    write_model(tmp_path / "source", raw, tensors=tensors)
+    with pytest.raises(EdgeLLMError, match="down"):
+        import_model(tmp_path / "source", target=tmp_path / "bundle", weights=LayerBits(W4))
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
