@@ -74,6 +74,7 @@ def test_weights_of_a_gguf_are_those_of_the_shape():
     assert columns["blk.1.attn_output.weight"].columns == CONFIG.q_size
     parameters = sum(matrix.rows * max(1, matrix.columns) for matrix in matrices(CONFIG))
     assert parameters == describe(CONFIG).parameters
+    assert weight_bytes(CONFIG, "q8_0") / parameters == pytest.approx(34 / 32, rel=0.02)
     assert weight_bytes(CONFIG, "q8_0") / weight_bytes(CONFIG, "q4_0") == pytest.approx(34 / 18, rel=0.02)
 
 

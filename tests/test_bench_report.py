@@ -34,6 +34,12 @@ def test_roof_and_ratio_are_further_columns():
     assert [cell.strip() for cell in theirs.split("|")][8:-1] == ["12", "50%", "2.00x (1.90-2.20)"]
 
 
+def test_bits_per_weight_stand_behind_the_speed():
+    peer = ROW | {"backends": "llama.cpp", "model_type": "tiny Q4_0", "bits_per_weight": 4.5}
+    head, _, ours, theirs = render([ROW | {"bits_per_weight": 8.314}, peer], "md").splitlines()
+    assert [line.split("|")[8].strip() for line in (head, ours, theirs)] == ["bits/weight", "8.31", "4.50"]
+
+
 def test_json_keeps_everything_and_csv_what_is_flat():
     assert json.loads(render([ROW, ROW], "json")) == [ROW, ROW]
     assert [json.loads(line) for line in render([ROW, ROW], "jsonl").splitlines()] == [ROW, ROW]

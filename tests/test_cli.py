@@ -241,8 +241,9 @@ def test_perplexity_reports_both_paths(call, tiny_bundle, tmp_path):
     quality = json.loads(out)
     assert code == 0
     place = {"device", "device_reason", "placement", "placement_reason", "keys"}
-    figures = {"perplexity", "float_perplexity", "mean_kl", "top1_agreement", "tokens", "shares", "clipped_inputs"}
+    figures = {"perplexity", "float_perplexity", "mean_kl", "top1_agreement", "tokens", "shares", "clipped_inputs", "precision"}
     assert set(quality) == figures | place
+    assert quality["precision"] == "int8"
     assert set(quality["shares"]) == {"linears", "keys", "values", "output", "tokens"}
     assert quality["perplexity"] == pytest.approx(quality["float_perplexity"], rel=0.1)
     assert 0.0 <= quality["mean_kl"] < 0.1

@@ -52,7 +52,7 @@ def test_all_layers_are_coded_and_the_output_is_not(source, tmp_path):
     assert np.linalg.norm(near - exact) < 0.8 * np.linalg.norm(exact)  # random layers magnify what changes
 
 
-@pytest.mark.parametrize("way", [{"chunk": 8}, {"memory": "200KiB"}, {"device": "emulated:310p"}])
+@pytest.mark.parametrize("way", [{"chunk": 8}, {"memory": "200KiB"}, {"device": "emulated:910b"}])
 def test_every_way_gives_the_same(source, tmp_path, way):
     folder, _ = imported(source, tmp_path / "b", LayerBits(W4))
     assert np.array_equal(logits(folder, **way), logits(folder))

@@ -1,5 +1,7 @@
 """Weights that lie on a card alone: what an overflow needs of them comes from flash, and is what it was."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from edge_llm.bench.synthetic import write_random
 from edge_llm.config import ModelConfig
 from edge_llm.errors import CorruptBundle
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.cold import ColdChannels, ColdWeight
 from edge_llm.weights.plan import WeightSizes, plan_staging
@@ -25,16 +28,30 @@ CONFIG = ModelConfig(
 POOL = ThreadPool(1)
 
 
+MATRIX = {"int8": "tiles", "w4": "codes"}
+"""What lies on a card alone, by the scheme of the layers."""
+
+
+@pytest.fixture(scope="module", params=MATRIX)
+def scheme(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
+def bundle(scheme, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bundle")
-    write_random(folder, CONFIG, seed=3)
+    write_random(folder, CONFIG if scheme == "int8" else replace(CONFIG, intermediate_size=76), seed=3, weights=scheme)
     return open_bundle(folder)
 
 
 @pytest.fixture(scope="module")
 def resident(bundle):
     return ResidentWeights(bundle)
+
+
+def tiles_of(resident, layer):
+    """The INT8 tiles of every linear of ``layer``."""
+    return {name: linear.tiles for name, linear in expanded(resident.use(layer)).linears.items()}
 
 
 def flip(path, offset):
@@ -51,20 +68,21 @@ def staged(bundle, budget=None):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["qkv", "down"]), st.sets(st.integers(0, 17), max_size=9)), max_size=8), st.data())
-def test_any_channels_are_those_of_the_whole_matrix_whatever_is_kept(bundle, resident, wishes, data):
+def test_any_channels_are_those_of_the_whole_matrix_whatever_is_kept(bundle, scheme, resident, wishes, data):
+    whole = tiles_of(resident, 1)
     room = data.draw(st.sampled_from([0, 5_000, 10**9]))
     cold = ColdChannels(bundle, room)
     for linear, groups in wishes:
         wanted = np.array(sorted(groups), np.int64)
-        found = cold.tiles(f"layers.1.{linear}.tiles", wanted)
-        assert np.array_equal(found, resident.use(1).linears[linear].tiles[:, wanted])
+        found = cold.tiles(f"layers.1.{linear}.{MATRIX[scheme]}", wanted)
+        assert np.array_equal(found, whole[linear][:, wanted])
         assert cold.held <= room
 
 
-def test_what_is_kept_is_not_read_again(bundle):
+def test_what_is_kept_is_not_read_again(bundle, scheme):
     cold = ColdChannels(bundle, 10**9)
     for groups, read in (([3, 4], 1), ([3], 1), ([4, 3][::-1], 1), ([4, 5], 2), ([], 2)):
-        cold.tiles("layers.0.o.tiles", np.array(groups, np.int64))
+        cold.tiles(f"layers.0.o.{MATRIX[scheme]}", np.array(groups, np.int64))
         assert cold.read == read
 
 
@@ -88,7 +106,7 @@ def test_an_overflow_adds_the_same_bits(bundle, resident, name):
     assert np.array_equal(*found)
 
 
-def test_what_the_host_keeps_outlives_the_buffer_and_holds_no_matrix(bundle, resident):
+def test_what_the_host_keeps_outlives_the_buffer_and_holds_no_matrix(bundle, scheme, resident):
     weights = staged(bundle)
     kept = []
     for index in range(3):  # the third takes the buffer of the first
@@ -99,7 +117,8 @@ def test_what_the_host_keeps_outlives_the_buffer_and_holds_no_matrix(bundle, res
         whole = resident.use(index)
         for name, linear in block.linears.items():
             assert isinstance(linear, Int8Weight)
-            assert linear.nbytes == whole.linears[name].nbytes - whole.linears[name].tiles.nbytes
+            matrix = getattr(whole.linears[name], MATRIX[scheme])
+            assert linear.nbytes == whole.linears[name].nbytes - matrix.nbytes
             for array in ("weight_scale", "row_sum", "hot_index", "hot_weight", "bias"):
                 assert np.array_equal(getattr(linear, array), getattr(whole.linears[name], array))
         assert all(np.array_equal(block.gains[name], gain) for name, gain in whole.gains.items())

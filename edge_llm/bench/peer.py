@@ -17,10 +17,11 @@ from typing import Any
 
 from edge_llm.bench.measure import Test
 from edge_llm.bench.roofs import Costs, operations
-from edge_llm.bench.synthetic_gguf import BLOCK_BYTES, shape_name, synthetic_gguf, weight_bytes
+from edge_llm.bench.synthetic_gguf import BLOCK_BYTES, read_bytes, shape_name, synthetic_gguf, weight_bytes
 from edge_llm.bench.worker import Worker
 from edge_llm.config import ModelConfig
 from edge_llm.errors import DeviceError, UsageError
+from edge_llm.formats.sizes import bits_per_weight
 from edge_llm.models import describe as describe_model
 from edge_llm.paths import synthetic_folder
 
@@ -166,7 +167,7 @@ class Peer:
         per_token = 2 * config.num_layers * config.kv_size  # keys and values
         layers, logits = operations(describe_model(config))
         if spec.engine is LLAMA_CPP:
-            return Costs(layers, logits, weight_bytes(config, spec.variant), 2 * per_token)  # float16
+            return Costs(layers, logits, read_bytes(config, spec.variant), 2 * per_token)  # float16
         return Costs(layers, logits, (layers + logits) // 2, 4 * per_token)  # INT8 weights, float32 keys and values
 
     @property
@@ -175,9 +176,20 @@ class Peer:
         config, spec = self._settings.config, self.spec
         if spec.engine is LLAMA_CPP:
             gguf = synthetic_gguf(config, spec.variant)
-            return _facts(gguf.name, spec.variant.upper(), gguf.stat().st_size, "f16")
+            nbytes = weight_bytes(config, spec.variant)
+            return self._facts(gguf.name, spec.variant.upper(), gguf.stat().st_size, nbytes, "f16")
         size = self.costs.weight_bytes + 4 * config.vocab_size * config.hidden_size  # the embedding stays float32
-        return _facts("", f"INT8 {spec.variant}", size, "f32")
+        return self._facts("", f"INT8 {spec.variant}", size, size, "f32")
+
+    def _facts(self, filename: str, numbers: str, size: int, nbytes: int, kv_type: str) -> dict[str, Any]:
+        return {
+            "model_filename": filename,
+            "numbers": numbers,
+            "model_size": size,
+            "bits_per_weight": bits_per_weight(nbytes, describe_model(self._settings.config).parameters),
+            "type_k": kv_type,
+            "type_v": kv_type,
+        }
 
     def begin(self, depth: int) -> None:
         state = str(self._state_file(depth)) if depth and self.spec.engine is LLAMA_CPP else None
@@ -200,10 +212,6 @@ class Peer:
         """Keys and values of random tokens: how they are laid out depends on flash attention, not on the weights' quant."""
         layout = "fa" if self.spec.flash_attention else "nofa"
         return synthetic_folder() / f"{shape_name(self._settings.config)}-d{depth}-{layout}-{LLAMA_CPP.version}.state"
-
-
-def _facts(filename: str, numbers: str, size: int, kv_type: str) -> dict[str, Any]:
-    return {"model_filename": filename, "numbers": numbers, "model_size": size, "type_k": kv_type, "type_v": kv_type}
 
 
 def start(spec: PeerSpec, settings: PeerSettings) -> Worker:

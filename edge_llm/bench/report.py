@@ -32,6 +32,7 @@ COLUMNS = (
 )
 """Exactly llama-bench's."""
 OPTIONAL = (
+    Column("bits/weight", lambda row: _number(row.get("bits_per_weight"), ".2f")),
     Column("GOP/s", lambda row: _number(row["gops"], ".0f")),
     Column("GB/s", lambda row: _number(row["gb_s"], ".1f")),
     Column("of roof", lambda row: _number(row["gops_share"] or row["gb_s_share"], ".0%")),
@@ -78,6 +79,7 @@ def table_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 def _wanted(head: str, rows: Sequence[Row]) -> bool:
     key = {
+        "bits/weight": "bits_per_weight",
         "GOP/s": "gops_share", "GB/s": "gb_s_share", "of roof": "roof_gops", "edge-llm / peer": "ratio",
         "first token": "ttft_ms", "from flash": "ttft_cold_ms", "peak memory": "ttft_ms", "vs. saved": "saved_ratio",
         "streamed": "disk_bytes_per_s", "disk": "disk_bytes_per_s", "of disk": "disk_share",

@@ -21,6 +21,7 @@ from edge_llm.bench.roofs import Costs, Roofs, measure_roofs, shares
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.assembly import load_runner
 from edge_llm.formats.bundle import Bundle
+from edge_llm.formats.sizes import float_sizes, sizes
 from edge_llm.runner.base import Site
 from edge_llm.runner.runner import Int8Runner
 
@@ -181,7 +182,8 @@ class _Facts:
 
     def own_row(self, measurement: Measurement, roofs: Roofs | None, usage: CoreUsage | None, disk: DiskUse | None) -> Row:
         settings, runtime = self.settings, self.runtime
-        numbers = "F32" if runtime.float_path else "INT8"
+        found = float_sizes(settings.bundle) if runtime.float_path else sizes(settings.bundle)
+        kv_type = "f32" if runtime.float_path else "int8"
         model = {
             "peer": None,
             "peer_version": None,
@@ -189,12 +191,13 @@ class _Facts:
             "backends": self.site.device,
             **asdict(self.site),
             "model_filename": settings.bundle.folder.name,
-            "model_type": f"{settings.label} {numbers}",
+            "model_type": f"{settings.label} {'F32' if runtime.float_path else found.precision.upper()}",
             "model_size": settings.bundle.size,
+            "bits_per_weight": found.bits_per_weight,
             "n_batch": runtime.chunk * runtime.window,
             "n_ubatch": runtime.chunk,
-            "type_k": numbers.lower(),
-            "type_v": numbers.lower(),
+            "type_k": kv_type,
+            "type_v": kv_type,
             "flash_attn": True,
             "load_ms": 1e3 * self.load_seconds,
         }

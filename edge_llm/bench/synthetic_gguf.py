@@ -79,13 +79,15 @@ def matrices(config: ModelConfig) -> Iterator[Matrix]:
         yield Matrix("output.weight", config.vocab_size, hidden)
 
 
-def weight_bytes(config: ModelConfig, quant: str) -> int:
+def read_bytes(config: ModelConfig, quant: str) -> int:
     """Bytes of weights that a generated token reads (see `edge_llm.bench.roofs.Costs`)."""
-    return sum(
-        matrix.nbytes(quant)
-        for matrix in matrices(config)
-        if config.tied_embeddings or matrix.name != "token_embd.weight"
-    )
+    unread = "" if config.tied_embeddings else "token_embd.weight"
+    return sum(matrix.nbytes(quant) for matrix in matrices(config) if matrix.name != unread)
+
+
+def weight_bytes(config: ModelConfig, quant: str) -> int:
+    """Bytes of all weights."""
+    return sum(matrix.nbytes(quant) for matrix in matrices(config))
 
 
 def write_random_gguf(path: Path, config: ModelConfig, quant: str, seed: int = 0) -> None:

@@ -12,6 +12,7 @@ import click
 from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.cli.values import MODEL
+from edge_llm.cli.weights import weights_lines, weights_report
 from edge_llm.convert.staging import discard
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.engine.library import InstalledModel, folder_bytes, installed_models
@@ -71,7 +72,7 @@ def show_command(model: str, as_json: bool) -> None:
             say(f"{(key if index == 0 else '').ljust(width)}  {line}")
 
 
-_TABLES = {"folds": fold_lines, "shadow": shadow_lines}
+_TABLES = {"weights": weights_lines, "folds": fold_lines, "shadow": shadow_lines}
 """Facts that are shown as a table."""
 
 
@@ -128,6 +129,7 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "kv_bytes_per_token": page_bytes(describe(config).attentions) // PAGE_TOKENS,
         "kv_bytes_per_token_float16": sum(4 * attention.kv_size for attention in describe(config).attentions),
         "model": asdict(config),
+        "weights": weights_report(bundle),
         "folds": fold_report(bundle),
         "shadow": shadow_report(bundle),
         "generation_defaults": bundle.generation_config,

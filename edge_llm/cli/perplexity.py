@@ -17,6 +17,9 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.engine.load import load_comparison
 from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.files import read_file
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.sizes import sizes
+from edge_llm.paths import find_bundle
 from edge_llm.runner.base import Runner
 
 MAX_TEXT_BYTES = 64 << 20
@@ -62,6 +65,7 @@ def perplexity_command(
         draw("loading", 0, 1)  # the float weights of a large model take long
         tokenizer, runner, oracle = load_comparison(model, runtime)
         draw("loading", 1, 1)
+        precision = _precision(model)
         tokens = tokenizer.encode(text, parse_special=parse_special)[:max_tokens]
         bos = tokenizer.bos_id if tokenizer.add_bos else None
         quality = compare(
@@ -73,10 +77,16 @@ def perplexity_command(
                 model, runtime, tokens, min(window, runner.context), bos, lambda done, total: draw("shares", done, total)
             )
     if as_json:
-        facts = {"shares": shares and asdict(shares), "clipped_inputs": runner.clipped}
+        facts = {"shares": shares and asdict(shares), "clipped_inputs": runner.clipped, "precision": precision}
         say_json(asdict(quality) | facts | asdict(runner.site), indent=None)
     else:
-        say(f"{_table(quality)}\n{_shares(shares) if shares else _place(runner)}")
+        say(f"{_table(quality, precision.upper())}\n{_shares(shares) if shares else _place(runner)}")
+
+
+def _precision(model: str) -> str:
+    """The schemes of the model's weights, such as `int8`."""
+    with open_bundle(find_bundle(model)) as bundle:
+        return sizes(bundle).precision
 
 
 def _place(runner: Runner[Any]) -> str:
@@ -90,11 +100,11 @@ def _shares(shares: Shares) -> str:
     return "\n".join([f"of the divergence, on {shares.tokens} tokens", *lines])
 
 
-def _table(quality: Quality) -> str:
+def _table(quality: Quality, precision: str) -> str:
     ratio = quality.perplexity / quality.float_perplexity
     return (
-        f"perplexity INT8     {quality.perplexity:10.4f}\n"
-        f"perplexity float    {quality.float_perplexity:10.4f}   (INT8 is x{ratio:.5f})\n"
+        f"{'perplexity ' + precision:19} {quality.perplexity:10.4f}\n"
+        f"perplexity float    {quality.float_perplexity:10.4f}   ({precision} is x{ratio:.5f})\n"
         f"mean KL divergence  {quality.mean_kl:10.6f}   nats per token\n"
         f"top-1 agreement     {100 * quality.top1_agreement:10.2f} %\n"
         f"tokens              {quality.tokens:10d}"

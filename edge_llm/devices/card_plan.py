@@ -14,6 +14,7 @@ from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes, pages_for
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
+from edge_llm.schemes.expanding import CODES, TILES, tile_bytes
 from edge_llm.subgraphs.placement import CARD_SCHEMES, Placement
 from edge_llm.weights.base import SLOTS
 from edge_llm.weights.plan import spread
@@ -106,10 +107,12 @@ class CardPlan:
         return self.law.allocation(columns * outputs) + vectors * self.law.allocation(4 * outputs)
 
     def _beside(self, prefix: str, layer: Layer) -> int:
-        """The tensors of a layer, but for tiles that its products share."""
-        shared = {f"{prefix}{linear.name}.tiles" for linear in _products(layer) if self._shares_tiles(linear)}
-        own = (tensor for name, tensor in self.tensors.items() if name.startswith(prefix) and name not in shared)
-        return sum(self.law.allocation(tensor.nbytes) for tensor in own)
+        """The tensors of a layer, codes as the tiles that they are expanded to, but for tiles that its products share."""
+        linears = _products(layer)
+        matrices = {f"{prefix}{linear.name}{kind}" for linear in linears for kind in (TILES, CODES)}
+        own = (tensor for name, tensor in self.tensors.items() if name.startswith(prefix) and name not in matrices)
+        tiles = (tile_bytes(linear) for linear in linears if not self._shares_tiles(linear))
+        return sum(self.law.allocation(tensor.nbytes) for tensor in own) + sum(self.law.allocation(one) for one in tiles)
 
     def _shares_tiles(self, linear: Linear) -> bool:
         """Whether the chip multiplies the bundle's tiles of ``linear`` as they are, without zeros beside them."""

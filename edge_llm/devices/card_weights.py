@@ -10,7 +10,8 @@ import numpy as np
 
 from edge_llm.models.layer import Decoder
 from edge_llm.schemes.base import BlockWeights, Weight
-from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.schemes.expanding import expanded
+from edge_llm.schemes.int8_weight import Int8Product, Int8Weight
 from edge_llm.weights.base import SLOTS, Weights
 from edge_llm.weights.ring import Ring
 
@@ -68,13 +69,13 @@ def load_products(card: Card[CardLinearT]) -> Load[CardLinearT]:
 
 
 def int8_linears(block: BlockWeights) -> dict[str, Int8Weight]:
-    """Those that a card multiplies."""
-    return {name: linear for name, linear in block.linears.items() if isinstance(linear, Int8Weight)}
+    """Those that a card multiplies; codes are expanded."""
+    return {name: linear for name, linear in expanded(block).linears.items() if isinstance(linear, Int8Weight)}
 
 
 def rounded_linears(linears: Mapping[str, Weight]) -> dict[str, Weight]:
-    """``linears`` for a host beside a card that rounds: those in INT8 multiply as the card does."""
-    return {name: linear.rounded if isinstance(linear, Int8Weight) else linear for name, linear in linears.items()}
+    """``linears`` for a host beside a card that rounds: those that it has multiply as it does."""
+    return {name: linear.rounded if isinstance(linear, Int8Product) else linear for name, linear in linears.items()}
 
 
 def output_blocks(host: Weights, decoder: Decoder) -> Iterator[tuple[slice, Int8Weight]]:

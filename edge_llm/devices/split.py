@@ -16,7 +16,7 @@ import numpy as np
 from edge_llm.devices.base import Buffers, Rows, RunSubgraph
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.schemes.base import BlockWeights
-from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.schemes.int8_weight import Int8Product, no_channels
 from edge_llm.subgraphs.ops import HOT, NORMED, QUANTIZED, RESIDUAL, SHADOW, Op
 from kernels import ThreadPool
 from kernels.linear import hot_product, merge, quantize
@@ -35,9 +35,9 @@ def build_split_op(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph | None
     return None if build is None else build(op, pool, shadow)
 
 
-def _int8(weights: BlockWeights, op: Op) -> Int8Weight:
+def _int8(weights: BlockWeights, op: Op) -> Int8Product:
     linear = weights.linears[op.linear.name]
-    assert isinstance(linear, Int8Weight), f"the placement sent `{op.linear.name}` to the card"
+    assert isinstance(linear, Int8Product), f"the placement sent `{op.linear.name}` to the card"
     return linear
 
 
@@ -81,7 +81,7 @@ def _build_merge(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
         y = buffers[product][: rows.count]
         hot_sum = _block(buffers[SHADOW], *y.shape) if shadow and len(linear.hot_index) else None
         residual = buffers[RESIDUAL] if shadow and linear.residual else None
-        tiles, residual = linear.overflow(residual) if residual is not None else (linear.tiles, None)
+        tiles, residual = linear.overflow(residual) if residual is not None else (no_channels(linear.rows), None)
         add = buffers[op.adds][: rows.count] if op.adds else None
         merge(y, hot_sum, residual, tiles, TILE_DEPTH * tiles.shape[1], linear.product_scale, pool, add=add)
         if result != product:

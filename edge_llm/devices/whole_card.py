@@ -13,6 +13,7 @@ from edge_llm.devices.emulated_chip import CardLinear, EmulatedChip
 from edge_llm.models.layer import Decoder, Linear, Rope
 from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.schemes.base import BlockWeights
+from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
 from kernels.types import TILE_CHANNELS, TILE_DEPTH
@@ -32,7 +33,7 @@ def load_whole(chip: EmulatedChip) -> Load[CardLinear]:
     """Puts all of a layer into the memory of ``chip``."""
 
     def load(host: Weights, index: int, slot: CardSlot[CardLinear]) -> CardBlock[CardLinear]:
-        block = host.use(index)
+        block = expanded(host.use(index))
         _clear(chip, slot, keep=block.tensors)
         for name, array in block.tensors.items():
             slot.tensors[name] = chip.memory.renewed(slot.tensors.get(name), array)

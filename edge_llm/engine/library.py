@@ -9,6 +9,7 @@ from edge_llm.config import DEFAULT_CONTEXT
 from edge_llm.engine.cores import free_memory
 from edge_llm.errors import EdgeLLMError
 from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.formats.sizes import sizes
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models import describe
 from edge_llm.paths import model_folders
@@ -64,13 +65,8 @@ def _known(name: str, bundle: Bundle) -> InstalledModel:
         bundle.size,
         page_bytes(described.attentions) // PAGE_TOKENS * min(config.context, DEFAULT_CONTEXT),
         config.context,
-        _precision(bundle),
+        sizes(bundle).precision,
     )
-
-
-def _precision(bundle: Bundle) -> str:
-    schemes = [linear.scheme for linear in bundle.decoder.linears().values()]
-    return "+".join(sorted(dict.fromkeys(schemes), key=schemes.count, reverse=True))
 
 
 def folder_bytes(folder: Path) -> int:

@@ -23,6 +23,7 @@ from edge_llm.engine.model_facts import ModelFacts
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers
+from edge_llm.formats.sizes import float_sizes, sizes
 from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle, models_folder
 from edge_llm.progress import StageProgress
 from edge_llm.quant.shadow import NONE
@@ -81,11 +82,19 @@ def _load_parts(
 def model_facts(bundle: Bundle, runtime: RuntimeConfig) -> ModelFacts:
     """The facts of the model in ``bundle`` as the filled-in ``runtime`` runs it."""
     budget = None if runtime.memory is None else parse_memory(runtime.memory, WeightSizes.of_bundle(bundle).total)
+    found = float_sizes(bundle) if runtime.float_path else sizes(bundle)
+    all_kept = ModelFacts(
+        linears=len(bundle.facts),
+        budget=budget,
+        precision=found.precision,
+        weights_bytes=found.nbytes,
+        bits_per_weight=found.bits_per_weight,
+    )
     if runtime.float_path or not runtime.shadow:
-        return ModelFacts(linears=len(bundle.facts), budget=budget)
+        return all_kept
     hot = sum(tensor.shape[0] for name, tensor in bundle.tensors.items() if name.endswith(".hot_index"))
     shadowed = sum(facts.get("shadow", NONE) != NONE for facts in bundle.facts.values())
-    return ModelFacts(hot, shadowed, len(bundle.facts), budget)
+    return replace(all_kept, hot_channels=hot, shadowed_linears=shadowed)
 
 
 def _clear_leftovers() -> None:

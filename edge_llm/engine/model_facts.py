@@ -16,3 +16,8 @@ class ModelFacts:
     linears: int = 0
     budget: int | None = None
     """Bytes that weights may take; None: no limit."""
+    precision: str = ""
+    """The schemes of the weights, such as `w4+int8`."""
+    weights_bytes: int = 0
+    """Of all weights."""
+    bits_per_weight: float | None = None

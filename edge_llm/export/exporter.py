@@ -25,6 +25,7 @@ from edge_llm.formats.layout import tensors_digest
 from edge_llm.models.layer import Linear
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.schemes import Weight
+from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import CARD_LANE, Part
 from edge_llm.subgraphs.placement import SPLIT, place
@@ -138,7 +139,7 @@ class _Export:
         """Write the initializers of a layer; its entry in the index."""
         block = f"layers.{index}"
         file = f"{INITIALIZERS}/{block}.bin"
-        opened = layer_weights(self.bundle, self.bundle.read_block(block), index).linears
+        opened = expanded(layer_weights(self.bundle, self.bundle.read_block(block), index)).linears
         weights = {linear.name: _int8(opened[linear.name]) for linear in linears}
         products = write_products(self.folder / file, weights, self.flavour.arrays)
         found = {name: self._part(name, weights[name], product, file) for name, product in products.items()}

@@ -10,13 +10,25 @@ import numpy as np
 
 from kernels import ThreadPool, linear
 from kernels.program import Program
-from kernels.types import Residual, Rounding
+from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
 
 WIDER = 3.0
 """Import chooses a narrow scale where the cold residual is added back.  Of 1, 2, 3, 4 and 8 times that scale, this one had the
 least divergence where it is cut off instead (`edge-llm perplexity` of the built-in model on a card, see benchmarks/LOG.md)."""
 _WIDEST_PAD = 256
 """A card fills K up with zeros, to a multiple of at most this many."""
+
+
+def by_blocks(residual: Residual) -> tuple[np.ndarray, Residual]:
+    """The blocks of four input channels that ``residual`` needs, ascending, and the residual by the channels' numbers there."""
+    blocks, places = np.unique(residual.column // TILE_DEPTH, return_inverse=True)
+    column = (TILE_DEPTH * places + residual.column % TILE_DEPTH).astype(np.int32)
+    return blocks, residual._replace(column=column)
+
+
+def no_channels(rows: int) -> np.ndarray:
+    """Tiles of ``rows`` output channels that hold no input channel."""
+    return np.empty((-(-rows // TILE_CHANNELS), 0, TILE_CHANNELS, TILE_DEPTH), np.int8)
 
 
 class Int8Product:
@@ -28,6 +40,16 @@ class Int8Product:
     """float32 [N]."""
     residual: bool
     """The cold residual is added; else what overflows is clipped."""
+    rows: int
+    """Output channels N."""
+    columns: int
+    """Input channels K."""
+    hot_index: np.ndarray
+    """int32 [H]."""
+    hot_weight: np.ndarray
+    """float16 [H, N]."""
+    bias: np.ndarray | None
+    """float32 [N]."""
 
     @property
     def native(self) -> linear.Int8Linear:
@@ -38,6 +60,31 @@ class Int8Product:
     def product_scale(self) -> np.ndarray:
         """input_scale * weight_scale, what an int32 sum is multiplied with: float32 [N]."""
         return np.asarray(np.float32(self.input_scale) * self.weight_scale)
+
+    @cached_property
+    def rounding(self) -> Rounding:
+        """What a card that ends its products in float16 is given: the product scale of 19 bits, the bias in its steps.
+
+        A card cuts the 13 lowest bits of a scale off; rounding them away first leaves nothing to cut and half the error.  It
+        adds the bias to the accumulator in int32, so a bias is clipped to what leaves room there for any product.
+        """
+        bits = self.product_scale.view(np.uint32) + np.uint32(0x1000)
+        scale = (bits & np.uint32(0xFFFFE000)).view(np.float32)
+        if self.bias is None:
+            return Rounding(scale, None)
+        columns = -(-self.columns // _WIDEST_PAD) * _WIDEST_PAD
+        most = np.iinfo(np.int32).max - 127 * 127 * columns
+        steps = np.divide(self.bias, scale, out=np.zeros(self.rows), where=scale != 0, dtype=np.float64)
+        return Rounding(scale, np.clip(np.rint(steps), -most, most).astype(np.int32))
+
+    @property
+    def rounded(self) -> Self:
+        """The same weight with products that end in float16 as `rounding` says: it multiplies as such a card does."""
+        raise NotImplementedError
+
+    def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
+        """Tiles that hold all input channels of ``residual``, and the residual by their numbers in there."""
+        raise NotImplementedError
 
     def apply(
         self,
@@ -92,22 +139,6 @@ class Int8Weight(Int8Product):
     """The cold residual is added; else what overflows is clipped."""
     rounds: bool = False
     """The product ends in float16 as `rounding` says: the weight multiplies as a card does."""
-
-    @cached_property
-    def rounding(self) -> Rounding:
-        """What a card that ends its products in float16 is given: the product scale of 19 bits, the bias in its steps.
-
-        A card cuts the 13 lowest bits of a scale off; rounding them away first leaves nothing to cut and half the error.  It
-        adds the bias to the accumulator in int32, so a bias is clipped to what leaves room there for any product.
-        """
-        bits = self.product_scale.view(np.uint32) + np.uint32(0x1000)
-        scale = (bits & np.uint32(0xFFFFE000)).view(np.float32)
-        if self.bias is None:
-            return Rounding(scale, None)
-        columns = -(-self.columns // _WIDEST_PAD) * _WIDEST_PAD
-        most = np.iinfo(np.int32).max - 127 * 127 * columns
-        steps = np.divide(self.bias, scale, out=np.zeros(self.rows), where=scale != 0, dtype=np.float64)
-        return Rounding(scale, np.clip(np.rint(steps), -most, most).astype(np.int32))
 
     @cached_property
     def rounded(self) -> Self:

@@ -8,8 +8,9 @@ So its products have the bits of the INT8 weight that it stands for, wherever th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
@@ -18,15 +19,17 @@ from edge_llm.models.layer import Linear
 from edge_llm.quant.shadow import NONE, product_cost
 from edge_llm.quant.w4 import round_weight
 from edge_llm.schemes.base import Facts, TensorSpec, beside_integers, integer_facts, integer_facts_of
-from edge_llm.schemes.int8_weight import Int8Product, Int8Weight
+from edge_llm.schemes.int8_weight import Int8Product, Int8Weight, by_blocks
 from kernels import ThreadPool, w4
 from kernels.linear import Int8Linear
 from kernels.reference.linear import linear as reference_linear
-from kernels.reference.w4 import expand, panel_bytes
-from kernels.types import TILE_CHANNELS
+from kernels.reference.w4 import GROUP, expand, panel_bytes, take_groups
+from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
 
 NAME = W4
 facts, facts_of = integer_facts, integer_facts_of
+_BLOCKS = GROUP // TILE_DEPTH
+"""Tiles side by side in a group."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class W4Weight(Int8Product):
     """codes: uint8 [ceil(N/16), bytes of a panel]; the rest as of an `Int8Weight`."""
 
     codes: np.ndarray
+    rows: int
     columns: int
     input_scale: float
     weight_scale: np.ndarray
@@ -42,15 +46,22 @@ class W4Weight(Int8Product):
     hot_weight: np.ndarray
     bias: np.ndarray | None = None
     residual: bool = True
-
-    @property
-    def rows(self) -> int:
-        return len(self.weight_scale)
+    rounds: bool = False
+    """The product ends in float16, as a card's."""
 
     @cached_property
     def native(self) -> Int8Linear:
-        parts = (self.product_scale, self.row_sum, self.hot_index, self.hot_weight, self.bias)
-        return Int8Linear.of_codes(self.codes, self.rows, self.columns, self.input_scale, *parts)
+        parts = (self.product_scale, self.row_sum, self.hot_index, self.hot_weight)
+        ends = (None, *self.rounding) if self.rounds else (self.bias,)
+        return Int8Linear.of_codes(self.codes, self.rows, self.columns, self.input_scale, *parts, *ends)
+
+    @cached_property
+    def rounded(self) -> Self:
+        return replace(self, rounds=True)
+
+    def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
+        blocks, found = by_blocks(residual)
+        return expand_blocks(self.codes, self.columns, blocks), found
 
     @property
     def nbytes(self) -> int:
@@ -60,8 +71,12 @@ class W4Weight(Int8Product):
 
     def expanded(self, pool: ThreadPool) -> Int8Weight:
         """The INT8 weight that the codes stand for."""
+        return self.with_tiles(w4.expand(self.codes, self.rows, self.columns, pool))
+
+    def with_tiles(self, tiles: np.ndarray) -> Int8Weight:
+        """The INT8 weight of ``tiles``, which hold what the codes stand for, or channels of it."""
         return Int8Weight(
-            tiles=w4.expand(self.codes, self.rows, self.columns, pool),
+            tiles=tiles,
             rows=self.rows,
             columns=self.columns,
             input_scale=self.input_scale,
@@ -71,7 +86,19 @@ class W4Weight(Int8Product):
             hot_weight=self.hot_weight,
             bias=self.bias,
             residual=self.residual,
+            rounds=self.rounds,
         )
+
+
+def expand_blocks(codes: np.ndarray, columns: int, blocks: np.ndarray) -> np.ndarray:
+    """The tiles with the input channels 4b to 4b + 3 for b in ``blocks`` (integers [B]) of ``codes``: int8 [P, B, 16, 4].
+
+    Only the groups that these channels belong to are expanded.
+    """
+    groups, places = np.unique(blocks // _BLOCKS, return_inverse=True)
+    taken = take_groups(codes, columns, groups)
+    tiles = w4.expand(taken, TILE_CHANNELS * len(codes), GROUP * len(groups), ThreadPool(1))
+    return np.ascontiguousarray(tiles[:, _BLOCKS * places + blocks % _BLOCKS])
 
 
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
@@ -86,6 +113,7 @@ def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndar
 def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> W4Weight:
     return W4Weight(
         codes=arrays["codes"],
+        rows=len(arrays["scale"]),
         columns=linear.columns,
         input_scale=facts["input_scale"],
         weight_scale=arrays["scale"],

@@ -15,7 +15,7 @@ from edge_llm.config import ASKED_FOR
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.models.layer import HIDDEN, Attention, Decoder, Embedding, Layer, Linear, Norm, Operation, SwiGLU, read_by
-from edge_llm.schemes import int8
+from edge_llm.schemes import int8, w4
 from edge_llm.subgraphs.ops import (
     CARD_LANE,
     DEVICE_BUFFERS,
@@ -32,8 +32,9 @@ from edge_llm.subgraphs.ops import (
 )
 from kernels.linear import SWIGLU_CHANNELS
 
-CARD_SCHEMES = (int8.NAME,)
-"""What a card's INT8 unit multiplies; linears of other schemes stay with the CPU, or with the card's float units."""
+CARD_SCHEMES = (int8.NAME, w4.NAME)
+"""What a card's INT8 unit multiplies, codes once they are expanded; other linears stay with the CPU, or with the card's float
+units."""
 
 
 def place_on_host(layer: Layer) -> tuple[Part, ...]:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_llm.formats.bundle import Bundle
-from edge_llm.schemes.int8_weight import Int8Weight
-from kernels.types import TILE_DEPTH, Residual
+from edge_llm.schemes.expanding import CODES
+from edge_llm.schemes.int8_weight import Int8Weight, by_blocks
+from edge_llm.schemes.w4 import expand_blocks
+from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
 
 
 class ColdChannels:
@@ -32,10 +34,12 @@ class ColdChannels:
     def tiles(self, name: str, groups: np.ndarray) -> np.ndarray:
         """The groups of four input channels ``groups`` (integers [G], ascending) of tensor ``name``: tiles int8 [P, G, 16, 4].
 
+        The tensor has tiles, or the codes that they are expanded from.
+
         Raises `StorageError` or `CorruptBundle`.
         """
-        panels, _, *tile = self._bundle.tensors[name].shape
-        found = np.empty((panels, len(groups), *tile), np.int8)
+        panels = self._bundle.tensors[name].shape[0]
+        found = np.empty((panels, len(groups), TILE_CHANNELS, TILE_DEPTH), np.int8)
         missing = [place for place, group in enumerate(groups.tolist()) if not self._look_up(name, group, found[:, place])]
         if missing:
             self._fetch(name, groups, missing, found)
@@ -54,9 +58,16 @@ class ColdChannels:
         self.read += 1
         wanted = groups[places]
         for first, panels in self._bundle.read_panels(name):
-            found[first : first + len(panels), places] = panels[:, wanted]
+            found[first : first + len(panels), places] = self._picked(name, panels, wanted)
         for place, group in zip(places, wanted.tolist(), strict=True):
             self._keep((name, group), found[:, place].copy())
+
+    def _picked(self, name: str, panels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """The ``groups`` of some panels of tensor ``name``."""
+        linear = name.removesuffix(CODES)
+        if linear == name:
+            return np.asarray(panels[:, groups])
+        return expand_blocks(panels, self._bundle.columns(linear), groups)
 
     def _keep(self, key: tuple[str, int], tiles: np.ndarray) -> None:
         self._kept[key] = tiles
@@ -71,11 +82,10 @@ class ColdWeight(Int8Weight):
     """An INT8 weight without its tiles, int8 [P, 0, 16, 4]: what an overflow needs of them comes from ``channels``."""
 
     name: str = ""
-    """Of the tiles in the bundle."""
+    """Of the tiles or codes in the bundle."""
     channels: ColdChannels | None = None
 
     def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
         assert self.channels is not None
-        groups, places = np.unique(residual.column // TILE_DEPTH, return_inverse=True)
-        column = (TILE_DEPTH * places + residual.column % TILE_DEPTH).astype(np.int32)
-        return self.channels.tiles(self.name, groups), residual._replace(column=column)
+        blocks, found = by_blocks(residual)
+        return self.channels.tiles(self.name, blocks), found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from edge_llm.config import W4
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import TABLES, BlockRange
+from edge_llm.schemes.expanding import CODES, TILES, tile_bytes
 from edge_llm.weights.base import SLOTS
 from edge_llm.weights.table import block_memory, row_memory
 
@@ -25,7 +27,9 @@ class BlockSize:
     stored: int
     held: int
     beside_card: int = 0
-    """Bytes that the host keeps of it when its INT8 matrices lie on a card alone."""
+    """Bytes that the host keeps of it when its INT8 matrices, or their codes, lie on a card alone."""
+    expanded: int = 0
+    """Bytes that its codes take in INT8, on their way to a card."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,10 @@ class WeightSizes:
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> WeightSizes:
         sizes = {name: _block_size(block) for name, block in bundle.blocks.items()}
-        layers = tuple(sizes.pop(f"layers.{index}") for index in range(bundle.config.num_layers))
+        layers = tuple(
+            replace(sizes.pop(f"layers.{index}"), expanded=sum(tile_bytes(one) for one in layer.linears if one.scheme == W4))
+            for index, layer in enumerate(bundle.decoder.layers)
+        )
         fixed = sum(size.held for size in sizes.values())
         tables = {name: bundle.tensors[name] for name in TABLES if name in bundle.tensors}
         if not all(table.pieces for table in tables.values()):
@@ -61,7 +68,7 @@ class WeightSizes:
 
 def _block_size(block: BlockRange) -> BlockSize:
     scales = sum(tensor.nbytes for tensor in block.tensors if tensor.name.endswith(".scale"))
-    matrices = sum(tensor.nbytes for tensor in block.tensors if tensor.name.endswith(".tiles"))
+    matrices = sum(tensor.nbytes for tensor in block.tensors if tensor.name.endswith((TILES, CODES)))
     return BlockSize(block.nbytes, block.nbytes + scales, block.nbytes + scales - matrices)
 
 
@@ -171,7 +178,7 @@ def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | No
     slot = max(layer.stored for layer in sizes.layers)
     beside = 0 if whole else sum(layer.beside_card for layer in sizes.layers)
     on_flash = sizes.fixed if sizes.fixed_without_tables is None else sizes.fixed_without_tables
-    around = beside + SLOTS * slot
+    around = beside + SLOTS * slot + max(layer.expanded for layer in sizes.layers)
     choices = (on_flash, sizes.fixed) if whole else (sizes.fixed, on_flash)  # small tables may be less than their buffers
     fixed = next((fixed for fixed in choices if budget is None or fixed + around <= budget), None)
     if fixed is None:

@@ -13,12 +13,12 @@ import numpy as np
 from edge_llm.formats.bundle import Bundle
 from edge_llm.progress import CountProgress
 from edge_llm.schemes.base import BlockWeights, Weight
-from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.schemes.expanding import CODES, TILES
+from edge_llm.schemes.int8_weight import Int8Product, Int8Weight, no_channels
+from edge_llm.schemes.w4 import W4Weight
 from edge_llm.weights.cold import ColdChannels, ColdWeight
 from edge_llm.weights.plan import StagingPlan
 from edge_llm.weights.streamed import StreamedWeights
-
-TILES = ".tiles"
 
 
 class StagedWeights(StreamedWeights):
@@ -30,20 +30,24 @@ class StagedWeights(StreamedWeights):
 
     def kept(self, index: int) -> BlockWeights:
         block = self.use(index)
-        int8 = {name for name, linear in block.linears.items() if isinstance(linear, Int8Weight)}
-        copies = block.moved({name: _copy(name, array, int8) for name, array in block.tensors.items()})
+        on_card = {name + _matrix(linear) for name, linear in block.linears.items() if isinstance(linear, Int8Product)}
+        copies = block.moved({name: _copy(array, name in on_card) for name, array in block.tensors.items()})
         linears = {name: self._cold_linear(index, name, linear) for name, linear in copies.linears.items()}
         return BlockWeights(linears, copies.gains)
 
     def _cold_linear(self, index: int, name: str, linear: Weight) -> Weight:
-        if not isinstance(linear, Int8Weight):
+        if not isinstance(linear, Int8Product):
             return linear
-        values = {field.name: getattr(linear, field.name) for field in fields(Int8Weight)}
-        return ColdWeight(**values, name=f"layers.{index}.{name}{TILES}", channels=self._cold)
+        without = linear.with_tiles(no_channels(linear.rows)) if isinstance(linear, W4Weight) else linear
+        values = {field.name: getattr(without, field.name) for field in fields(Int8Weight)}
+        return ColdWeight(**values, name=f"layers.{index}.{name}{_matrix(linear)}", channels=self._cold)
 
 
-def _copy(name: str, array: np.ndarray, int8: set[str]) -> np.ndarray:
-    """``array`` in memory of its own; of the tiles of an ``int8`` linear no input channel."""
-    if name.endswith(TILES) and name.removesuffix(TILES) in int8:
-        return array[:, :0].copy()
-    return array.copy()
+def _matrix(linear: Int8Product) -> str:
+    """What a tensor is called, behind the name of its linear, that lies on a card alone."""
+    return CODES if isinstance(linear, W4Weight) else TILES
+
+
+def _copy(array: np.ndarray, on_card: bool) -> np.ndarray:
+    """``array`` in memory of its own; of a matrix ``on_card`` no input channel."""
+    return array[:, :0].copy() if on_card else array.copy()

@@ -8,6 +8,7 @@ normal distribution.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels.reference.layout import pack_tiles, unpack_tiles
 from kernels.reference.numeric import LANES, reduce_lanes
@@ -81,6 +82,17 @@ def unpack_codes(panels: U8, n: int, k: int) -> tuple[U8, U8, U8]:
     halves = np.stack([bytes_ & 15, bytes_ >> 4], axis=-2).transpose(0, 3, 1, 2, 4, 5)
     codes = halves.reshape(count * TILE_CHANNELS, groups * GROUP)[:n, :k]
     return np.ascontiguousarray(codes), np.bitwise_and(steps, 15, dtype=np.uint8), np.right_shift(steps, 4, dtype=np.uint8)
+
+
+def take_groups(panels: U8, k: int, groups: NDArray[np.int64]) -> U8:
+    """panels of ``k`` columns -> those of the 32 columns of each of ``groups`` (integers [G]); past ``k`` is anything."""
+    count, whole, taken = len(panels), -(-k // GROUP), GROUP * len(groups)
+    found = np.zeros((count, panel_bytes(taken)), np.uint8)
+    steps = panels[:, : whole * TILE_CHANNELS].reshape(count, whole, TILE_CHANNELS)[:, groups]
+    bytes_ = panels[:, panel_bytes(k) - whole * _GROUP_BYTES :].reshape(count, whole, _GROUP_BYTES)[:, groups]
+    found[:, : len(groups) * TILE_CHANNELS] = steps.reshape(count, -1)
+    found[:, panel_bytes(taken) - len(groups) * _GROUP_BYTES :] = bytes_.reshape(count, -1)
+    return found
 
 
 def decode(codes: U8, multiplier: U8, shift: U8) -> I8:

@@ -14,7 +14,6 @@ from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.npu.calls import MASK_SIZE
 from edge_llm.npu.chips import ChipLaw
 from edge_llm.npu.runtime import GRAPH_ROWS
-from edge_llm.schemes import int8
 from edge_llm.subgraphs.placement import CARD_SCHEMES
 
 FLOAT_BYTES = 4
@@ -59,7 +58,7 @@ class AscendPlan:
 
     def _linear(self, prefix: str, linear: Linear) -> int:
         allocation = self.law.allocation
-        if linear.scheme != int8.NAME:
+        if linear.scheme not in CARD_SCHEMES:
             return allocation(FLOAT16_BYTES * linear.columns * linear.rows) + allocation(FLOAT16_BYTES * linear.rows)
         columns, rows = self.law.padded(linear.columns, linear.rows)
         product = allocation(columns * rows) + allocation(SCALE_BYTES * rows)

@@ -16,6 +16,7 @@ from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Decoder
 from edge_llm.npu.runtime import run
 from edge_llm.schemes.base import Weight
+from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.float16 import Float16Weight
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.base import Weights
@@ -30,7 +31,7 @@ def load_whole(loader: Loader) -> Load[NpuLinear]:
 
     def load(host: Weights, index: int, slot: CardSlot[NpuLinear]) -> NpuBlock:
         traffic = begin(slot)
-        block = host.use(index)
+        block = expanded(host.use(index))
         linears = {name: _clipped(linear) for name, linear in block.linears.items()}
         staged = {name: _stage(loader, traffic.staging, name, linear) for name, linear in linears.items()}
         gains = {name: loader.stage(traffic.staging, name, gain) for name, gain in block.gains.items() if name != KEY_OFFSET}
