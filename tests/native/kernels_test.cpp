@@ -92,7 +92,7 @@ struct LinearProblem {
   Array<int32_t> rounded_bias;
 
   edge::Int8Weight view(End end) const {
-    edge::Int8Weight weight = {tiles.data(), n, k, product_scale.data(), row_sum.data(), nullptr, nullptr, nullptr};
+    edge::Int8Weight weight = {tiles.data(), nullptr, n, k, product_scale.data(), row_sum.data(), nullptr, nullptr, nullptr};
     if (end == End::kBias) weight.bias = bias.data();
     if (end == End::kRounded || end == End::kRoundedBias) weight.rounded_scale = rounded_scale.data();
     if (end == End::kRoundedBias) weight.rounded_bias = rounded_bias.data();
@@ -233,6 +233,81 @@ void run_linear_fused(const KernelTable& table, Result& result, const LinearProb
   result.add_flag(kernel.linear_swiglu(at_once, weight, p.hot_weight.data(), fused.data(), pool));
   result.expect(same_bits(activated, fused), "norm, linear and swiglu at once are not the three steps");
   result.add(fused);
+}
+
+// ---- W4 ----------------------------------------------------------------------------------------------------------
+
+// Panels of random codes, with multipliers and shifts of all kinds.
+Array<uint8_t> random_codes(const edge::Int8Weight& weight, Random& random) {
+  Array<uint8_t> codes(weight.panels() * weight.code_bytes());
+  for (uint8_t& byte : codes) byte = static_cast<uint8_t>(random.bits());
+  for (int64_t panel = 0; panel < weight.panels(); ++panel)
+    for (int64_t i = 0; i < weight.groups() * edge::kTileChannels; ++i) {
+      const int64_t shift = random.between(edge::kMinShift, 15), farthest = std::max(shift, int64_t{19} - shift);
+      const int64_t multiplier = random.between(0, std::min(int64_t{edge::kMaxMultiplier}, 127 / farthest));
+      codes[panel * weight.code_bytes() + i] = static_cast<uint8_t>(shift << 4 | multiplier);
+    }
+  return codes;
+}
+
+// The weight of output channel n and input channel c, as written on paper.
+int8_t plain_weight(const edge::Int8Weight& weight, int64_t n, int64_t c) {
+  const uint8_t* panel = weight.codes + n / 16 * weight.code_bytes();
+  const int64_t group = c / 32, byte = c % 32 / 8 * 64 + n % 16 * 4 + c % 4;
+  const int step = panel[group * 16 + n % 16], both = panel[edge::code_steps_bytes(weight.groups()) + group * 256 + byte];
+  return static_cast<int8_t>((step & 15) * (edge::kCodebook[c / 4 % 2 == 0 ? both & 15 : both >> 4] - (step >> 4)));
+}
+
+// Codes are expanded as written, and multiplied as their tiles.
+void run_codes(const KernelTable& table, Result& result, LinearProblem p, ThreadPool& pool) {
+  edge::Int8Weight coded = p.view(End::kBias);
+  Random random(static_cast<uint64_t>(p.n * 1009 + p.k));
+  const Array<uint8_t> codes = random_codes(coded, random);
+  coded.tiles = nullptr;
+  coded.codes = codes.data();
+  Array<int8_t> scratch(coded.groups() * 512), found(coded.panels() * coded.tile_bytes());
+  table.codes.expand(coded, 0, coded.panels(), scratch.data(), found.data());
+  for (int64_t n = 0; n < p.n; ++n)
+    for (int64_t c = 0; c < p.k; ++c) p.weight[n * p.k + c] = plain_weight(coded, n, c);
+  for (int64_t n = 0; n < p.n; ++n)
+    for (int64_t c = 0; c < p.k; ++c)
+      result.expect(found[n / 16 * coded.tile_bytes() + c / 4 * 64 + n % 16 * 4 + c % 4] == p.weight[n * p.k + c],
+                    "an expanded weight is not the one on paper");
+  edge::row_sums(found.data(), p.n, coded.blocks(), p.row_sum.data());
+  p.tiles = found;
+  Array<float> of_codes(p.m * p.n, -1.0f), of_tiles(p.m * p.n, -1.0f);
+  result.add_flag(table.linear.linear(p.input(true), coded, p.hot_weight.data(), p.add.data(), of_codes.data(), pool));
+  result.add_flag(table.linear.linear(p.input(true), p.view(End::kBias), p.hot_weight.data(), p.add.data(), of_tiles.data(), pool));
+  result.expect(same_bits(of_codes, of_tiles), "a linear of codes is not that of their tiles");
+  result.add(of_codes);
+}
+
+void run_code_search(const KernelTable& table, Result& result, int64_t n, int64_t k) {
+  Random random(static_cast<uint64_t>(n * 1009 + k));
+  const Array<float> weight = random.floats(n * k, 0.1f);
+  Array<float> importance = random.floats(k, 1.0f), scale(n);
+  for (float& one : importance) one = std::fabs(one);
+  const int64_t groups = (k + 31) / 32;
+  Array<uint8_t> codes(n * k), multiplier(n * groups), shift(n * groups);
+  table.codes.search({weight.data(), importance.data(), k, codes.data(), multiplier.data(), shift.data(), scale.data()}, 0, n);
+  result.add(codes);
+  result.add(multiplier);
+  result.add(shift);
+  result.add(scale);
+}
+
+void test_codes(Report& report) {
+  struct Shape { int64_t n, k, hot; };
+  const Shape shapes[] = {{16, 32, 0}, {17, 36, 1}, {70, 172, 3}};
+  for (const Shape& s : shapes) {
+    for (int64_t m : kRowCounts) {
+      const LinearProblem p = linear_problem(m, s.n, s.k, s.hot, Values::kCommon);
+      report.compare(name_of("linear of codes", {m, s.n, s.k, s.hot}),
+                     [&](const KernelTable& table, Result& result) { run_codes(table, result, p, pool_of(1)); });
+    }
+    report.compare(name_of("search for codes", {s.n, s.k}),
+                   [&](const KernelTable& table, Result& result) { run_code_search(table, result, s.n, s.k); });
+  }
 }
 
 void test_linear(Report& report) {
@@ -681,6 +756,7 @@ int main(int count, char** arguments) {
   Report report;
   test_vec(report);
   test_linear(report);
+  test_codes(report);
   test_quantize(report);
   test_halves(report);
   test_attention(report);
