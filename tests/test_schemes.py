@@ -52,6 +52,13 @@ def test_the_product_is_the_reference(isa, name, bias):
         kernels.use_isa(before)
 
 
+@pytest.mark.parametrize("name", ["int8", "w4"])
+def test_a_product_that_a_card_rounds_is_the_reference_too(name):
+    weight = opened(name)[1].rounded
+    x = np.random.default_rng(1).standard_normal((7, weight.columns), np.float32) * 3
+    assert np.array_equal(weight.apply(x, kernels.ThreadPool(1)), scheme_called(name).reference(x, weight))
+
+
 @pytest.mark.parametrize("name", schemes())
 def test_the_product_is_near_the_matrix(name):
     _, weight, matrix, bias = opened(name)

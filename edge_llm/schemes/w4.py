@@ -139,6 +139,7 @@ def reference(x: np.ndarray, weight: W4Weight) -> np.ndarray:
         weight.row_sum,
         weight.hot_index,
         weight.hot_weight,
-        bias=weight.bias,
+        bias=None if weight.rounds else weight.bias,
+        rounding=weight.rounding if weight.rounds else None,
         shadow=weight.residual,
     )
