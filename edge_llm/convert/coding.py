@@ -18,7 +18,7 @@ from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding
 from edge_llm.quant.channels import ChannelStatistics
-from edge_llm.quant.gptq import damped_energy, damping
+from edge_llm.quant.gptq import damped_energy, damping, summed_energy
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import CodedWeight, dense, fit_weight, round_weight
 from kernels.floats import product
@@ -44,8 +44,7 @@ class Inputs:
         x = seen.rows()[~seen.sinks()]
         fitting = np.delete(x, np.s_[::HELD_OUT], axis=0)
         self._held_out.append(x[::HELD_OUT])
-        columns = np.ascontiguousarray(fitting.T)
-        self._energy += product(columns, columns)
+        self._energy += summed_energy(fitting)
         self.tokens += len(fitting)
 
     @property

@@ -26,10 +26,15 @@ _BLOCK = 128
 """Columns after which the rest of the matrix is brought up to date."""
 
 
-def input_energy(x: np.ndarray) -> np.ndarray:
-    """x^T x / T of calibration rows float32 [T, K]: float32 [K, K]."""
+def summed_energy(x: np.ndarray) -> np.ndarray:
+    """x^T x of calibration rows float32 [T, K]: float32 [K, K]."""
     columns = np.ascontiguousarray(x.T)
-    return product(columns, columns) / np.float32(max(1, len(x)))
+    return product(columns, columns)
+
+
+def input_energy(x: np.ndarray) -> np.ndarray:
+    """The mean energy of these rows, x^T x / T."""
+    return summed_energy(x) / np.float32(max(1, len(x)))
 
 
 def damping(tokens: int, columns: int) -> float:

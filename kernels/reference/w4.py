@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.reference.layout import pack_tiles, unpack_tiles
+from kernels.reference.layout import pack_tiles
 from kernels.reference.numeric import LANES, reduce_lanes
 from kernels.types import F32, I8, I32, TILE_CHANNELS, TILE_DEPTH, U8
 
@@ -105,11 +105,6 @@ def decode(codes: U8, multiplier: U8, shift: U8) -> I8:
 def expand(panels: U8, n: int, k: int) -> I8:
     """panels -> tiles of the INT8 weight, as `kernels.reference.layout.pack_tiles` lays them out; rows beyond N are 0."""
     return pack_tiles(decode(*unpack_codes(panels, n, k)))
-
-
-def expand_rows(panels: U8, rows: int, k: int) -> I8:
-    """panels -> w8[rows, K]."""
-    return unpack_tiles(expand(panels, rows, k), rows, k)
 
 
 SEARCH_FACTORS = (0.82, 0.88, 0.94, 1.0, 1.06)
