@@ -108,18 +108,15 @@ class Candidates {
     return gap > last.gap || (gap == last.gap && token <= last.token);
   }
 
-  // The tokens above `lowest`; with a top-k as many of the best of them as a look at the best of each block tells it to keep.
+  // The tokens above `lowest`; with a top-k as many of the best of them as a look at the best of neighbours tells it to keep.
   void gather(const float* logits, int64_t vocab, float best, float lowest, int64_t top_k) {
-    std::vector<float> greatest;
     float least = 0.0f;
-    for (int64_t first = 0; first < vocab; first += kSamplingBlock) {
-      const ValueRange range = kernels_.range(logits + first, std::min(kSamplingBlock, vocab - first));
-      greatest.push_back(range.high - best);
-      least = std::min(least, range.low - best);
-    }
+    const std::vector<float> greatest = greatest_of_each(kSamplingBlock, logits, vocab, best, least);
     if (*std::max_element(greatest.begin(), greatest.end()) != 0.0f)
       throw nb::value_error(("`best` must be the greatest of `logits`; got `" + std::to_string(best) + "`").c_str());
-    const float bound = std::max(lowest, below_the_top(greatest, top_k));
+    const bool few_blocks = top_k >= static_cast<int64_t>(greatest.size());
+    const float bound = std::max(
+        lowest, below_the_top(few_blocks ? greatest_of_each(kNeighbours, logits, vocab, best, least) : greatest, top_k));
     range_.low = std::max(least, bound);
     Survivors& survivors = survivors_of(vocab);
     float* gaps = survivors.gaps.data();
@@ -135,7 +132,19 @@ class Candidates {
     }
   }
 
-  // A gap below more than that many tokens: of as many blocks and one more, the best token of each.
+  // The greatest gaps of `each` neighbours in the vocabulary, and in `least` the least of all.
+  std::vector<float> greatest_of_each(int64_t each, const float* logits, int64_t vocab, float best, float& least) {
+    std::vector<float> greatest;
+    greatest.reserve(static_cast<size_t>(vocab / each + 1));
+    for (int64_t first = 0; first < vocab; first += each) {
+      const ValueRange range = kernels_.range(logits + first, std::min(each, vocab - first));
+      greatest.push_back(range.high - best);
+      least = std::min(least, range.low - best);
+    }
+    return greatest;
+  }
+
+  // A gap below more than that many tokens: of as many neighbourhoods and one more, the best token of each.
   static float below_the_top(std::vector<float> greatest, int64_t count) {
     constexpr float kNone = -std::numeric_limits<float>::infinity();
     if (count <= 0 || count >= static_cast<int64_t>(greatest.size())) return kNone;
@@ -243,6 +252,7 @@ class Candidates {
   }
 
   static constexpr int64_t kFew = kSamplingBlock;
+  static constexpr int64_t kNeighbours = 32;  // whose best are looked at where a top-k takes more than all blocks have
 
   const SamplingKernels& kernels_ = kernels().sampling;
   int64_t unit_bits_ = 51;  // the best token's mass is 2^unit_bits; all masses together are below 2^53
