@@ -9,7 +9,7 @@ from edge_llm.bench import peer as peers
 from edge_llm.bench.measure import Test, measure
 from edge_llm.bench.peer import LLAMA_CPP, PeerSettings, PeerSpec, parse_peers, running
 from edge_llm.bench.roofs import operations
-from edge_llm.bench.synthetic_gguf import matrices, synthetic_gguf, weight_bytes
+from edge_llm.bench.synthetic_gguf import VARIANTS, matrices, synthetic_gguf, weight_bytes
 from edge_llm.bench.worker import Worker
 from edge_llm.config import ModelConfig
 from edge_llm.errors import DeviceError, UsageError
@@ -74,8 +74,28 @@ def test_weights_of_a_gguf_are_those_of_the_shape():
     assert columns["blk.1.attn_output.weight"].columns == CONFIG.q_size
     parameters = sum(matrix.rows * max(1, matrix.columns) for matrix in matrices(CONFIG))
     assert parameters == describe(CONFIG).parameters
-    assert weight_bytes(CONFIG, "q8_0") / parameters == pytest.approx(34 / 32, rel=0.02)
-    assert weight_bytes(CONFIG, "q8_0") / weight_bytes(CONFIG, "q4_0") == pytest.approx(34 / 18, rel=0.02)
+    eight, four = (sum(matrix.nbytes(quant) for matrix in matrices(CONFIG)) for quant in ("q8_0", "q4_0-pure"))
+    assert eight / parameters == pytest.approx(34 / 32, rel=0.02)
+    assert eight / four == pytest.approx(34 / 18, rel=0.02)
+
+
+@needs_packages
+@pytest.mark.parametrize("tied", [True, False])
+def test_llama_cpp_makes_types_of_its_own_of_a_random_file(tied, edge_llm_home):
+    config = dataclasses.replace(CONFIG, hidden_size=256, intermediate_size=512, tied_embeddings=tied)
+    bits = {}
+    for quant in VARIANTS:
+        path = synthetic_gguf(config, quant)
+        found = weight_bytes(path)
+        bits[quant] = 8 * found.all / describe(config).parameters
+        assert path.stat().st_size > found.all
+        assert (found.read == found.all) is tied
+        with running([PeerSpec(LLAMA_CPP, quant)], PeerSettings(config, 64, 1)) as contestants:
+            (measurement,) = measure(contestants, Test(16, 2), 1)
+            assert min(measurement.seconds) > 0
+            assert contestants[0].model_facts["bits_per_weight"] == pytest.approx(bits[quant])
+    assert 4.5 <= bits["q4_0-pure"] < bits["q4_0"] < bits["q8_0"]
+    assert bits["iq4_xs"] < bits["q4_k_m"] < 7
 
 
 @needs_packages
@@ -100,7 +120,7 @@ def test_llama_cpp_runs_a_random_model_of_our_shape(family, edge_llm_home):
     special = {"llama": {}, "qwen2": {"qkv_bias": True, "head_dim": 16}, "qwen3": {"qk_norm": True}}[family]
     config = dataclasses.replace(CONFIG, **({"family": family, "qk_norm": False} | special))
     tests = [Test(16, 0), Test(0, 3, 32)]
-    specs = parse_peers(["llama.cpp:q4_0"] if family == "llama" else ["llama.cpp:q8_0:fa"], tests)
+    specs = parse_peers(["llama.cpp:q4_0-pure"] if family == "llama" else ["llama.cpp:q8_0:fa"], tests)
     for _ in range(2):  # the second time, the context of the depth comes from its file
         with running(specs, PeerSettings(config, 64, 1)) as contestants:
             for test in tests:

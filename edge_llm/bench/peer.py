@@ -1,9 +1,9 @@
 """Other engines as contestants: which there are, how they are named, and what they are given.
 
 A peer runs in its own process with random weights of the same shape, and takes turns with us.  Names are
-``llama.cpp``, ``llama.cpp:q4_0``, ``llama.cpp:q8_0:nofa`` (without flash attention), ``torch``, ``torch:onednn``.  When
-nothing is said about flash attention, tests at a depth are run both with it (llama.cpp's default) and without, because
-on a CPU that may be faster.
+``llama.cpp``, ``llama.cpp:q4_0`` (types mixed as in published files), ``llama.cpp:q4_0-pure``, ``llama.cpp:q8_0:nofa``
+(without flash attention), ``torch``, ``torch:onednn``.  When nothing is said about flash attention, tests at a depth are run
+both with it (llama.cpp's default) and without, because on a CPU that may be faster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from edge_llm.bench.measure import Test
 from edge_llm.bench.roofs import Costs, operations
-from edge_llm.bench.synthetic_gguf import BLOCK_BYTES, read_bytes, shape_name, synthetic_gguf, weight_bytes
+from edge_llm.bench.synthetic_gguf import VARIANTS, shape_name, synthetic_gguf, weight_bytes
 from edge_llm.bench.worker import Worker
 from edge_llm.config import ModelConfig
 from edge_llm.errors import DeviceError, UsageError
@@ -59,7 +59,7 @@ class PeerEngine:
 LLAMA_CPP = PeerEngine(
     "llama.cpp",
     "edge_llm.bench.peer_llama_cpp",
-    tuple(BLOCK_BYTES),
+    VARIANTS,
     {"llama-cpp-python": "llama_cpp", "gguf": "gguf"},
     "install the extra `peers`: pip install 'edge-llm[peers]'",
     flash_attention_is_a_choice=True,
@@ -167,7 +167,8 @@ class Peer:
         per_token = 2 * config.num_layers * config.kv_size  # keys and values
         layers, logits = operations(describe_model(config))
         if spec.engine is LLAMA_CPP:
-            return Costs(layers, logits, read_bytes(config, spec.variant), 2 * per_token)  # float16
+            read = weight_bytes(synthetic_gguf(config, spec.variant)).read
+            return Costs(layers, logits, read, 2 * per_token)  # float16
         return Costs(layers, logits, (layers + logits) // 2, 4 * per_token)  # INT8 weights, float32 keys and values
 
     @property
@@ -176,8 +177,7 @@ class Peer:
         config, spec = self._settings.config, self.spec
         if spec.engine is LLAMA_CPP:
             gguf = synthetic_gguf(config, spec.variant)
-            nbytes = weight_bytes(config, spec.variant)
-            return self._facts(gguf.name, spec.variant.upper(), gguf.stat().st_size, nbytes, "f16")
+            return self._facts(gguf.name, spec.variant.upper(), gguf.stat().st_size, weight_bytes(gguf).all, "f16")
         size = self.costs.weight_bytes + 4 * config.vocab_size * config.hidden_size  # the embedding stays float32
         return self._facts("", f"INT8 {spec.variant}", size, size, "f32")
 

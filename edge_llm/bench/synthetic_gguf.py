@@ -1,24 +1,34 @@
-"""GGUF files with random weights at a real shape, for measuring llama.cpp beside us (needs the `gguf` package)."""
+"""GGUF files with random weights at a real shape, for measuring llama.cpp beside us (needs the `gguf` package).
+
+Q8_0 is written here, and Q4_0 in all matrices (`q4_0-pure`).  Other types are made of Q8_0 by llama.cpp's own quantizer, which
+gives some matrices more bits than others, as in published files.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edge_llm.config import ModelConfig
-from edge_llm.errors import UsageError
+from edge_llm.errors import DeviceError, UsageError
 from edge_llm.paths import synthetic_folder
 
 BLOCK = 32
 """Weights that share one float16 scale in Q8_0 and Q4_0."""
-BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
-_DEVIATION = {"q8_0": 73.0, "q4_0": 4.6}
+BLOCK_BYTES = {"q8_0": 34, "q4_0-pure": 18}
+_DEVIATION = {"q8_0": 73.0, "q4_0-pure": 4.6}
 """Of uniform random quants, so that activations stay near one."""
+MIXED = ("q4_0", "q4_k_m", "iq4_xs")
+"""Types that llama.cpp's quantizer makes."""
+VARIANTS = ("q8_0", "q4_0", "q4_0-pure", "q4_k_m", "iq4_xs")
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
@@ -35,13 +45,16 @@ class Matrix:
 
 
 def synthetic_gguf(config: ModelConfig, quant: str) -> Path:
-    """The GGUF file of random ``quant`` weights (a key of `BLOCK_BYTES`) at the shape of ``config``; made once and kept."""
-    path = synthetic_folder() / f"{shape_name(config)}-{quant}-v1.gguf"
+    """The GGUF file of random ``quant`` weights (one of `VARIANTS`) at the shape of ``config``; made once and kept."""
+    path = synthetic_folder() / f"{shape_name(config)}-{quant}-v2.gguf"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            write_random_gguf(temporary, config, quant)
+            if quant in MIXED:
+                _quantize(synthetic_gguf(config, "q8_0"), temporary, quant)
+            else:
+                write_random_gguf(temporary, config, quant)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -79,15 +92,32 @@ def matrices(config: ModelConfig) -> Iterator[Matrix]:
         yield Matrix("output.weight", config.vocab_size, hidden)
 
 
-def read_bytes(config: ModelConfig, quant: str) -> int:
-    """Bytes of weights that a generated token reads (see `edge_llm.bench.roofs.Costs`)."""
-    unread = "" if config.tied_embeddings else "token_embd.weight"
-    return sum(matrix.nbytes(quant) for matrix in matrices(config) if matrix.name != unread)
+@dataclass(frozen=True)
+class WeightBytes:
+    """What the tensors of a file take."""
+
+    all: int
+    read: int
+    """Of those that a generated token reads (see `edge_llm.bench.roofs.Costs`): an embedding of its own is not among them."""
 
 
-def weight_bytes(config: ModelConfig, quant: str) -> int:
-    """Bytes of all weights."""
-    return sum(matrix.nbytes(quant) for matrix in matrices(config))
+@cache
+def weight_bytes(path: Path) -> WeightBytes:
+    """Of the tensors in the GGUF file at ``path``."""
+    import gguf
+
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
+    unread = sizes["token_embd.weight"] if "output.weight" in sizes else 0
+    return WeightBytes(sum(sizes.values()), sum(sizes.values()) - unread)
+
+
+def _quantize(source: Path, target: Path, quant: str) -> None:
+    """Have llama.cpp make ``target`` of ``source``, in a process of its own: what it says goes to no terminal."""
+    command = [sys.executable, "-m", "edge_llm.bench.quantize_gguf", str(source), str(target), quant]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or ["it does not say why"]
+        raise DeviceError(f"llama.cpp cannot quantize to `{quant}`: {words[-1]}")
 
 
 def write_random_gguf(path: Path, config: ModelConfig, quant: str, seed: int = 0) -> None:
@@ -102,7 +132,7 @@ def write_random_gguf(path: Path, config: ModelConfig, quant: str, seed: int = 0
                 "measure this model without --peer llama.cpp",
                 param="peer",
             )
-    kind = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_0": gguf.GGMLQuantizationType.Q4_0}[quant]
+    kind = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_0-pure": gguf.GGMLQuantizationType.Q4_0}[quant]
     writer = gguf.GGUFWriter(path, _ARCHITECTURES[config.family])
     _describe(writer, config)
     for matrix in tensors:

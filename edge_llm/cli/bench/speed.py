@@ -122,7 +122,8 @@ def _kv_option(*names: str) -> Callable[[Command], Command]:
     "--peer",
     "peers",
     multiple=True,
-    help="Measure others in turns, with -b and -ub too: llama.cpp[:q8_0|q4_0][:fa|nofa], torch; a list.",
+    help="Measure others in turns, with -b and -ub too: llama.cpp[:TYPE][:fa|nofa] with "
+    "q8_0, q4_0, q4_0-pure, q4_k_m or iq4_xs, torch; a list.",
 )
 @output_options
 @output_err_option
