@@ -217,7 +217,7 @@ def widen(x: npt.NDArray[np.uint16], out: _F32, bfloat16: bool, /) -> float: ...
 
 def embedding(
     tokens: _I64,
-    tiles: _I8,
+    integers: _I8 | _U8,
     columns: int,
     scale: _F32,
     hot: _I32,
@@ -264,7 +264,7 @@ class Program:
     """Kernel calls over fixed arrays, see `kernels.program`."""
 
     def __init__(self) -> None: ...
-    def embedding(self, tiles: _I8, columns: int, scale: _F32, hot: _I32, hot_weight: _F16, out: _F32, /) -> None: ...
+    def embedding(self, integers: _I8 | _U8, columns: int, scale: _F32, hot: _I32, hot_weight: _F16, out: _F32, /) -> None: ...
     def linear(
         self,
         x: _F32,

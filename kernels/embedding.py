@@ -1,18 +1,19 @@
-"""The look-up of embeddings in an INT8 table.
+"""The look-up of embeddings in a table of INT8 weights, or of the 4-bit codes that stand for them.
 
-The table is W[N, K] as `kernels.layout.pack_tiles` lays it out, of at least N rows and K columns, with a scale for each row,
-scale f32[N]; the columns hot i32[H], ascending, are kept apart in hot_weight f16[H, N]. `kernels.reference` defines it.
+The table is W[N, K]: tiles as `kernels.layout.pack_tiles` lays them out, of at least N rows and K columns, or codes as
+`kernels.reference.w4.pack_codes` does. Each row has a scale, scale f32[N]; the columns hot i32[H], ascending, are kept apart in
+hot_weight f16[H, N]. `kernels.reference` defines it.
 """
 
 from __future__ import annotations
 
 from kernels import _native
-from kernels.types import F16, F32, I8, I32, I64
+from kernels.types import F16, F32, I8, I32, I64, U8
 
 
 def embedding(
     tokens: I64,
-    tiles: I8,
+    integers: I8 | U8,
     columns: int,
     scale: F32,
     hot: I32,
@@ -24,4 +25,4 @@ def embedding(
 
     `out` is C-contiguous. Raises ValueError, naming the argument, for a wrong type, shape or value.
     """
-    return _native.embedding(tokens, tiles, columns, scale, hot, hot_weight, pool, out)
+    return _native.embedding(tokens, integers, columns, scale, hot, hot_weight, pool, out)

@@ -17,7 +17,7 @@ import numpy as np
 from kernels import _native
 from kernels._native import Int8Linear, ThreadPool
 from kernels.linear import SWIGLU_CHANNELS
-from kernels.types import F16, F32, I8, I32, I64
+from kernels.types import F16, F32, I8, I32, I64, U8
 
 
 class Program:
@@ -26,9 +26,9 @@ class Program:
     def __init__(self) -> None:
         self._native = _native.Program()
 
-    def embedding(self, tiles: I8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32) -> None:
+    def embedding(self, integers: I8 | U8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32) -> None:
         """`kernels.embedding.embedding` of the tokens of `run`."""
-        self._native.embedding(tiles, columns, scale, hot, hot_weight, out)
+        self._native.embedding(integers, columns, scale, hot, hot_weight, out)
 
     def linear(
         self,

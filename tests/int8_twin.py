@@ -20,7 +20,8 @@ def int8_twin(bundle: Bundle, folder: Path) -> Bundle:
             linear, _, kind = name.rpartition(".")
             array = bundle.read(name)
             if kind == "codes":
-                array = w4.expand(array, linears[linear].rows, linears[linear].columns, ThreadPool(1))
+                of = linears["output" if linear == "embedding" else linear]
+                array = w4.expand(array, of.rows, of.columns, ThreadPool(1))
                 name = f"{linear}.tiles"
             writer.add(name, array)
         writer.finish(

@@ -33,6 +33,31 @@ def test_rows_are_those_of_the_reference(isa, pools, rows, columns, hot, spare):
             np.testing.assert_array_equal(embedding(tokens, *of, pool), out)
 
 
+@pytest.mark.parametrize("rows", [1, 16, 100])
+@pytest.mark.parametrize(("columns", "hot"), [(4, 0), (20, 3), (64, 0), (100, 40), (896, 20)])
+def test_codes_are_the_tiles_that_they_stand_for(isa, pools, rows, columns, hot):
+    _, _, scale, hot_index, hot_weight = table(rows, columns, hot)
+    codes = random_panels(rows, columns)
+    tiles = reference.w4.expand(codes, rows, columns)
+    for count in (0, 1, 3, 70):
+        tokens = np.random.default_rng(count).integers(0, rows, count)
+        expected = reference.embedding(tokens, tiles, columns, scale, hot_index, hot_weight)
+        np.testing.assert_array_equal(reference.embedding(tokens, codes, columns, scale, hot_index, hot_weight), expected)
+        for pool in pools:
+            found = embedding(tokens, codes, columns, scale, hot_index, hot_weight, pool)
+            np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+
+
+def random_panels(rows, columns):
+    """Codes of every value under steps of every kind."""
+    random = np.random.default_rng([rows, columns])
+    groups = -(-columns // 32)
+    shift = random.integers(3, 16, (rows, groups)).astype(np.uint8)
+    multiplier = random.integers(0, 127 // np.maximum(shift, 19 - shift) + 1).clip(0, 12).astype(np.uint8)
+    codes = random.integers(0, 16, (rows, columns)).astype(np.uint8)
+    return reference.w4.pack_codes(codes, multiplier, shift)
+
+
 def test_a_row_is_a_sum_of_nothing_else(isa, pools):
     """Values times their scale, hot columns as they are stored, from plain arrays."""
     weight = np.arange(-60, 60, dtype=np.int8).reshape(20, 6)
@@ -56,10 +81,20 @@ WRONG = {
 }
 
 
+WRONG_CODES = [np.zeros((7, 100), np.uint8), np.zeros((6, 576), np.uint8), np.full((7, 576), 13, np.uint8)]
+
+
+@pytest.mark.parametrize("codes", WRONG_CODES, ids=["bytes", "panels", "steps"])
+def test_wrong_codes_are_named(pools, codes):
+    _, columns, scale, hot, hot_weight = table(100, 64, 2)
+    with pytest.raises(ValueError, match="`codes`"):
+        embedding(np.array([5]), codes, columns, scale, hot, hot_weight, pools[0])
+
+
 @pytest.mark.parametrize(("name", "at"), [(name, at) for name, wrong in WRONG.items() for at in range(len(wrong))])
 def test_a_wrong_argument_is_named(pools, name, at):
     tiles, columns, scale, hot, hot_weight = table(100, 65, 2)
-    given = {"tokens": np.array([5]), "tiles": tiles, "columns": columns, "scale": scale, "hot": hot, "hot_weight": hot_weight}
-    given |= {"pool": pools[0], "out": None, name: WRONG[name][at]}
+    given = {"tokens": np.array([5]), "integers": tiles, "columns": columns, "scale": scale, "hot": hot}
+    given |= {"hot_weight": hot_weight, "pool": pools[0], "out": None, "integers" if name == "tiles" else name: WRONG[name][at]}
     with pytest.raises(ValueError, match=f"`{name}`"):
         embedding(**given)

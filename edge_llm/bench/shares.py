@@ -28,9 +28,9 @@ from edge_llm.progress import CountProgress
 from edge_llm.quant.scheme import rounded_kv
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.tables import gather
 from edge_llm.weights.resident import ResidentWeights
 from kernels import ThreadPool
-from kernels.layout import gather_rows
 
 MAX_TOKENS = 2048
 """Tokens of the text that shares are measured on."""
@@ -107,7 +107,7 @@ class PartlyInt8:
     def _hidden(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
         table = self._weights.embedding
         ids = np.asarray(tokens, np.int64)
-        x = np.asarray(gather_rows(table.tiles, ids, table.columns) * table.weight_scale[ids, None], np.float32)
+        x = np.asarray(gather(table, table.integers, ids) * table.weight_scale[ids, None], np.float32)
         x[:, table.hot_index] = table.hot_weight[:, ids].T
         end = cache.length + len(ids)
         if end > self._tables.positions:

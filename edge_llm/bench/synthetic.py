@@ -50,32 +50,36 @@ SHAPES: dict[str, ModelConfig] = {
 }  # fmt: skip
 
 
-def synthetic_bundle(shape: str, weights: str = INT8) -> Path:
-    """Folder of the bundle with random weights at ``shape``, the layers' in the scheme ``weights``; made once and kept."""
+def synthetic_bundle(shape: str, weights: str = INT8, head: str = INT8) -> Path:
+    """Folder of the bundle with random weights at ``shape``, the layers' in the scheme ``weights``; made once and kept.
+
+    The output matrix is in the scheme ``head``.
+    """
     if shape not in SHAPES:
         raise UsageError(f"no synthetic shape `{shape}`; there are: {', '.join(SHAPES)}", param="synthetic")
-    folder = synthetic_folder() / (f"{shape}-v2" if weights == INT8 else f"{shape}-{weights}")
+    kind = "v2" if weights == INT8 else weights
+    folder = synthetic_folder() / (f"{shape}-{kind}" if head == INT8 else f"{shape}-{kind}-head-{head}")
     if not (folder / "manifest.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.parent / f".{folder.name}.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
-            write_random(temporary, SHAPES[shape], weights=weights)
+            write_random(temporary, SHAPES[shape], weights=weights, head=head)
             temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def write_random(folder: Path, config: ModelConfig, seed: int = 0, weights: str = INT8) -> None:
+def write_random(folder: Path, config: ModelConfig, seed: int = 0, weights: str = INT8, head: str = INT8) -> None:
     """Fill the empty ``folder`` with a bundle of random weights that keep activations near one.
 
-    Those of the layers are in the scheme ``weights``.
+    Those of the layers are in the scheme ``weights``, the output matrix is in the scheme ``head``.
     """
     random = np.random.default_rng(seed)
     plain = describe(config)
-    schemes = {name: weights for name in plain.linears() if name != "output"}
+    schemes = dict.fromkeys(plain.linears(), weights) | {"output": head}
     decoder = plain.with_schemes(schemes)
     shapes = decoder.linears()
     hot = {name: max(1, round(HOT_SHARE * shape.columns)) for name, shape in shapes.items()}

@@ -12,6 +12,7 @@ from edge_llm.models.layer import Decoder
 from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.int8_weight import Int8Product, Int8Weight
+from edge_llm.schemes.tables import Table, expanded_runs
 from edge_llm.weights.base import SLOTS, Weights
 from edge_llm.weights.ring import Ring
 
@@ -79,13 +80,21 @@ def rounded_linears(linears: Mapping[str, Weight]) -> dict[str, Weight]:
 
 
 def output_blocks(host: Weights, decoder: Decoder) -> Iterator[tuple[slice, Int8Weight]]:
-    """The output matrix in runs of rows; of tied embeddings it is the embedding."""
+    """The output matrix in runs of rows, in tiles; of tied embeddings it is the embedding."""
     if decoder.tied:
-        yield from host.embedding_blocks()
-        return
+        return embedding_runs(host)
+    return expanded_runs(_outputs(host))
+
+
+def embedding_runs(host: Weights) -> Iterator[tuple[slice, Int8Weight]]:
+    """The embedding in runs of rows, in tiles."""
+    return expanded_runs(host.embedding_blocks())
+
+
+def _outputs(host: Weights) -> Iterator[tuple[slice, Table]]:
     for rows, block in host.head_blocks():
         output = block.linears["output"]
-        assert isinstance(output, Int8Weight)
+        assert isinstance(output, Table)
         yield rows, output
 
 
@@ -158,10 +167,10 @@ class CardWeights(Generic[CardLinearT]):
     def forget_tables(self) -> None:
         self._host.forget_tables()
 
-    def embedding_blocks(self) -> Iterator[tuple[slice, Int8Weight]]:
+    def embedding_blocks(self) -> Iterator[tuple[slice, Table]]:
         return self._host.embedding_blocks()
 
-    def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
+    def embedding_rows(self, tokens: np.ndarray) -> tuple[Table, np.ndarray]:
         return self._host.embedding_rows(tokens)
 
     def head_blocks(self) -> Iterator[tuple[slice, BlockWeights]]:

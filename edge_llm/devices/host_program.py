@@ -11,7 +11,7 @@ from edge_llm.devices.base import LATE, BoundOps, Rows
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Attention, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
-from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.schemes.int8_weight import Int8Product
 from edge_llm.subgraphs.ops import PRODUCT, Op
 from kernels import ThreadPool
 from kernels.program import Program
@@ -67,8 +67,8 @@ def add_op(program: HostProgram, op: Op, bound: BoundOps, tables: RopeTables, po
 
 def _add_embedding(program: HostProgram, op: Op, bound: BoundOps) -> None:
     table, out = bound.weights.linears["embedding"], bound.buffers[op.writes[0]]
-    assert isinstance(table, Int8Weight)
-    program.native.embedding(table.tiles, table.columns, table.weight_scale, table.hot_index, table.hot_weight, out=out)
+    assert isinstance(table, Int8Product)
+    program.native.embedding(table.integers, table.columns, table.weight_scale, table.hot_index, table.hot_weight, out=out)
 
 
 def _add_norm(program: HostProgram, op: Op, norm: Norm, bound: BoundOps) -> None:

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from edge_llm.devices.card_memory import CardArray, CardMemory
-from edge_llm.devices.card_weights import CardBlock, CardSlot, CardWeights, Load, output_blocks
+from edge_llm.devices.card_weights import CardBlock, CardSlot, CardWeights, Load, embedding_runs, output_blocks
 from edge_llm.devices.emulated_chip import CardLinear, EmulatedChip
 from edge_llm.models.layer import Decoder, Linear, Rope
 from edge_llm.models.rope import RopeTables, rope_tables
@@ -59,7 +59,7 @@ class WholeCardWeights(CardWeights[CardLinear]):
     """All weights of ``decoder`` in the memory of ``chip``; ``host`` is not needed any more unless layers are streamed."""
 
     def __init__(self, host: Weights, chip: EmulatedChip, decoder: Decoder) -> None:
-        self._embedding = output = _table(chip, decoder.output, host.embedding_blocks())
+        self._embedding = output = _table(chip, decoder.output, embedding_runs(host))
         if not decoder.tied:
             output = _table(chip, decoder.output, output_blocks(host, decoder))
         norm = {"final_norm": chip.memory.upload(host.head.gains["final_norm"]).values}

@@ -20,7 +20,7 @@ from edge_llm.schemes import TensorSpec, linear_tensors
 BLOCK_ALIGNMENT = 4096
 TENSOR_ALIGNMENT = 64
 PIECE_BYTES = 64 << 10
-TABLES = ("embedding.tiles", "output.tiles")
+TABLES = ("embedding.tiles", "embedding.codes", "output.tiles", "output.codes")
 """Tensors of which parts are read alone, so each piece of them has a checksum of its own."""
 KEY_OFFSET = "k_offset"
 """Per layer the mean key [kv heads, head_dim], which is subtracted from every key before it is stored."""
@@ -43,7 +43,7 @@ class TensorRange:
 
     @property
     def piece_bytes(self) -> int:
-        """Bytes of a piece of a table [panels, KB, 16, 4]: whole panels, about `PIECE_BYTES`."""
+        """Bytes of a piece of a table, whose first axis are panels: whole panels, about `PIECE_BYTES`."""
         panel = math.prod(self.shape[1:])
         return -(-PIECE_BYTES // panel) * panel
 
@@ -83,8 +83,7 @@ def tensor_layout(decoder: Decoder, hot: Mapping[str, int]) -> list[TensorRange]
 
 
 def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, list[TensorSpec]]]:
-    table = decoder.output
-    embedding = "embedding", _linear_specs("", table, hot.get("output", 0) if decoder.tied else 0)
+    embedding = "embedding", _linear_specs("", decoder.table, hot.get("output", 0) if decoder.tied else 0)
     if not decoder.tied:
         yield embedding
     for index, layer in enumerate(decoder.layers):
@@ -94,7 +93,7 @@ def _blocks(decoder: Decoder, hot: Mapping[str, int]) -> Iterator[tuple[str, lis
     if decoder.tied:
         yield embedding
     else:
-        yield "output", _linear_specs("", table, hot.get("output", 0))
+        yield "output", _linear_specs("", decoder.output, hot.get("output", 0))
 
 
 def layer_tensors(layer: Layer, hot: Mapping[str, int]) -> Iterator[TensorSpec]:

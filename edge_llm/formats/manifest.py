@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edge_llm.config import DEFAULT_SCHEME, ModelConfig, RopeScaling
+from edge_llm.config import DEFAULT_SCHEME, TABLE_SCHEMES, ModelConfig, RopeScaling
 from edge_llm.errors import CorruptBundle, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.layout import TABLES, TensorRange, tensor_layout
@@ -182,8 +182,8 @@ def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
                 f"linear `{name}` is stored by the weight scheme `{shown(scheme)}`, which this edge-llm does not have "
                 f"({', '.join(schemes())}); upgrade edge-llm, or import the model again"
             )
-        if name == "output" and scheme != DEFAULT_SCHEME:
-            raise corrupt(f"the output matrix in the manifest has the weight scheme `{scheme}`, not `{DEFAULT_SCHEME}`")
+        if name == "output" and scheme not in TABLE_SCHEMES:
+            raise corrupt(f"the output matrix in the manifest has the weight scheme `{scheme}`, which takes layers alone")
         found[name] = scheme
     return found
 

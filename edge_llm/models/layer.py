@@ -240,6 +240,11 @@ class Decoder:
     tied: bool
 
     @property
+    def table(self) -> Linear:
+        """How the embedding is stored: as the output matrix where that is the embedding too."""
+        return self.output if self.tied else replace(self.output, scheme=DEFAULT_SCHEME)
+
+    @property
     def vocab_size(self) -> int:
         return self.output.rows
 
@@ -263,9 +268,10 @@ class Decoder:
         return tuple(layer.attention for layer in self.layers)
 
     def with_schemes(self, schemes: Mapping[str, str]) -> Decoder:
-        """This decoder with the weight schemes that ``schemes`` gives, by the names of the layers' linears."""
+        """This decoder with the weight schemes that ``schemes`` gives, by the names that `linears` has."""
         layers = tuple(_with_schemes(layer, f"layers.{index}.", schemes) for index, layer in enumerate(self.layers))
-        return replace(self, layers=layers)
+        output = replace(self.output, scheme=schemes.get("output", self.output.scheme))
+        return replace(self, layers=layers, output=output)
 
     def linears(self) -> dict[str, Linear]:
         """Every linear of the model by its name in a bundle, in execution order."""

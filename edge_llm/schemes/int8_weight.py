@@ -52,6 +52,11 @@ class Int8Product:
     """float32 [N]."""
 
     @property
+    def integers(self) -> np.ndarray:
+        """Tiles, or the codes that expand to them."""
+        raise NotImplementedError
+
+    @property
     def native(self) -> linear.Int8Linear:
         """The weight for the kernels, which check it when it is made and trust it from then on."""
         raise NotImplementedError
@@ -139,6 +144,10 @@ class Int8Weight(Int8Product):
     """The cold residual is added; else what overflows is clipped."""
     rounds: bool = False
     """The product ends in float16 as `rounding` says: the weight multiplies as a card does."""
+
+    @property
+    def integers(self) -> np.ndarray:
+        return self.tiles
 
     @cached_property
     def rounded(self) -> Self:

@@ -49,6 +49,10 @@ class W4Weight(Int8Product):
     rounds: bool = False
     """The product ends in float16, as a card's."""
 
+    @property
+    def integers(self) -> np.ndarray:
+        return self.codes
+
     @cached_property
     def native(self) -> Int8Linear:
         parts = (self.product_scale, self.row_sum, self.hot_index, self.hot_weight)

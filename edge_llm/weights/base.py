@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from edge_llm.schemes.base import BlockWeights
-from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.schemes.tables import Table
 
 SLOTS = 2
 """Buffers for streamed layers, on the host and on a card: one is used while the other is filled.  A third would take the memory
@@ -23,7 +23,7 @@ class Weights(Protocol):
     """
 
     head: BlockWeights
-    """The final norm and the output linear.  Its tiles may lie on flash, so products take `head_blocks`."""
+    """The final norm and the output linear.  Its tiles or codes may lie on flash, so products take `head_blocks`."""
     streamed: tuple[int, ...]
     """Layers that are read, or copied to a card, before each use, ascending; () when all stay where they are used."""
     streamed_bytes: int
@@ -58,14 +58,14 @@ class Weights(Protocol):
         """Give back the memory that runs of tables are read into, until one is read again."""
         ...
 
-    def embedding_blocks(self) -> Iterator[tuple[slice, Int8Weight]]:
+    def embedding_blocks(self) -> Iterator[tuple[slice, Table]]:
         """The embedding in runs of rows: (rows, the weight that has them), each valid until the next is taken.
 
         Raises the errors of `wait` when it lies on flash.
         """
         ...
 
-    def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
+    def embedding_rows(self, tokens: np.ndarray) -> tuple[Table, np.ndarray]:
         """A linear whose rows include the embeddings of ``tokens`` (int64 [M]), and the numbers of these rows (int64 [M]).
 
         Raises the errors of `wait` when the embedding lies on flash.

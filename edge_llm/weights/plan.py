@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from edge_llm.config import W4
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
-from edge_llm.formats.layout import TABLES, BlockRange
+from edge_llm.formats.layout import BlockRange
 from edge_llm.schemes.expanding import CODES, TILES, tile_bytes
 from edge_llm.weights.base import SLOTS
 from edge_llm.weights.table import block_memory, row_memory
@@ -52,13 +52,13 @@ class WeightSizes:
             for index, layer in enumerate(bundle.decoder.layers)
         )
         fixed = sum(size.held for size in sizes.values())
-        tables = {name: bundle.tensors[name] for name in TABLES if name in bundle.tensors}
+        tables = {name: bundle.blocks[name].tensors[0] for name in ("embedding", "output") if name in bundle.blocks}
         if not all(table.pieces for table in tables.values()):
             return cls(layers, fixed)
-        output = tables.get("output.tiles", tables["embedding.tiles"])
-        tiles = sum(table.nbytes for table in tables.values())
-        buffers = block_memory(output) + row_memory(tables["embedding.tiles"])
-        return cls(layers, fixed, fixed - tiles + buffers, output.nbytes)
+        output = tables.get("output", tables["embedding"])
+        on_flash = sum(table.nbytes for table in tables.values())
+        buffers = block_memory(output) + row_memory(tables["embedding"])
+        return cls(layers, fixed, fixed - on_flash + buffers, output.nbytes)
 
     @property
     def total(self) -> int:

@@ -12,7 +12,8 @@ from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Linear
 from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import NONE
-from edge_llm.schemes import BlockWeights, Facts, Weight, int8, linear_tensors, scheme_of
+from edge_llm.schemes import BlockWeights, Facts, Weight, linear_tensors, scheme_of
+from edge_llm.schemes.tables import Table
 
 
 class ResidentWeights:
@@ -40,7 +41,7 @@ class ResidentWeights:
     def kept(self, index: int) -> BlockWeights:
         return self.use(index)
 
-    def embedding_blocks(self) -> Iterator[tuple[slice, int8.Int8Weight]]:
+    def embedding_blocks(self) -> Iterator[tuple[slice, Table]]:
         yield slice(0, self.embedding.rows), self.embedding
 
     def forget_layers(self) -> None:
@@ -49,7 +50,7 @@ class ResidentWeights:
     def forget_tables(self) -> None:
         """Nothing to do: both stay here."""
 
-    def embedding_rows(self, tokens: np.ndarray) -> tuple[int8.Int8Weight, np.ndarray]:
+    def embedding_rows(self, tokens: np.ndarray) -> tuple[Table, np.ndarray]:
         return self.embedding, tokens
 
     def head_blocks(self) -> Iterator[tuple[slice, BlockWeights]]:
@@ -85,15 +86,21 @@ def _open(linear: Linear, tensors: Mapping[str, np.ndarray], facts: Facts) -> We
     return scheme_of(linear).open(linear, _arrays(linear, tensors, f"{linear.name}."), facts)
 
 
-def table_weights(bundle: Bundle, tensors: Mapping[str, np.ndarray]) -> tuple[int8.Int8Weight, int8.Int8Weight]:
+def table_weights(bundle: Bundle, tensors: Mapping[str, np.ndarray]) -> tuple[Table, Table]:
     """The embedding and the output matrix, which are the same weight where the model ties them."""
-    output, facts = bundle.decoder.output, bundle.facts["output"]
-    if bundle.decoder.tied:
-        both = int8.open(output, _arrays(output, tensors, "embedding."), facts)
+    decoder, facts = bundle.decoder, bundle.facts["output"]
+    if decoder.tied:
+        both = _open_table(decoder.output, tensors, "embedding.", facts)
         return both, both
     unused = {"input_scale": 1.0, "shadow": NONE}  # the embedding is not multiplied
-    embedding = int8.open(output, _arrays(output, tensors, "embedding."), unused)
-    return embedding, int8.open(output, _arrays(output, tensors, "output."), facts)
+    embedding = _open_table(decoder.table, tensors, "embedding.", unused)
+    return embedding, _open_table(decoder.output, tensors, "output.", facts)
+
+
+def _open_table(linear: Linear, tensors: Mapping[str, np.ndarray], prefix: str, facts: Facts) -> Table:
+    found = scheme_of(linear).open(linear, _arrays(linear, tensors, prefix), facts)
+    assert isinstance(found, Table), "the manifest is checked"
+    return found
 
 
 def _arrays(linear: Linear, tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

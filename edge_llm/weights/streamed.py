@@ -9,11 +9,11 @@ import numpy as np
 from edge_llm.formats.block_reader import BlockReader, BlockReading
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.direct import RangeFile, direct_buffers, range_reader
-from edge_llm.formats.layout import BlockRange
+from edge_llm.formats.layout import DTYPES, BlockRange
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.progress import CountProgress
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.schemes.tables import Table
 from edge_llm.weights.plan import MemoryPlan
 from edge_llm.weights.resident import layer_weights, table_weights
 from edge_llm.weights.ring import Ring
@@ -51,10 +51,10 @@ class StreamedWeights:
         self._tables: dict[str, FlashTable] = {}
         if plan.flash_tables:
             path = bundle.folder / WEIGHTS
-            embedding = FlashTable(path, bundle.tensors["embedding.tiles"], self.embedding, reader, file)
+            embedding = FlashTable(path, bundle.blocks["embedding"].tensors[0], self.embedding, reader, file)
             self._tables["embedding"] = self._tables["output"] = embedding
             if not bundle.decoder.tied:
-                self._tables["output"] = FlashTable(path, bundle.tensors["output.tiles"], output, reader, file)
+                self._tables["output"] = FlashTable(path, bundle.blocks["output"].tensors[0], output, reader, file)
         self._resident = {index: layer_weights(bundle, tensors, index) for index in plan.resident}
         self._ring = _layer_ring(bundle, plan, self._reader)
         self._loaded_bytes = reader.read_bytes
@@ -84,13 +84,13 @@ class StreamedWeights:
         for table in self._tables.values():
             table.forget()
 
-    def embedding_blocks(self) -> Iterator[tuple[slice, Int8Weight]]:
+    def embedding_blocks(self) -> Iterator[tuple[slice, Table]]:
         if not self._tables:
             yield slice(0, self.embedding.rows), self.embedding
             return
         yield from self._tables["embedding"].blocks()
 
-    def embedding_rows(self, tokens: np.ndarray) -> tuple[Int8Weight, np.ndarray]:
+    def embedding_rows(self, tokens: np.ndarray) -> tuple[Table, np.ndarray]:
         if not self._tables:
             return self.embedding, tokens
         return self._tables["embedding"].rows(tokens), np.arange(len(tokens))
@@ -116,7 +116,7 @@ class StreamedWeights:
         done = 0
         for block in blocks:
             if plan.flash_tables and block.name in ("embedding", "output"):
-                tensors |= self._read_beside_tiles(block)
+                tensors |= self._read_beside_integers(block)
             else:
                 tensors |= self._reader.read(block.name)
             done += block.nbytes
@@ -124,10 +124,10 @@ class StreamedWeights:
                 progress(done, total)
         return tensors
 
-    def _read_beside_tiles(self, block: BlockRange) -> dict[str, np.ndarray]:
-        """The tensors of ``block``; its tiles are an array of no panels."""
-        tiles, *others = block.tensors
-        return {tiles.name: np.empty((0, *tiles.shape[1:]), np.int8)} | {
+    def _read_beside_integers(self, block: BlockRange) -> dict[str, np.ndarray]:
+        """The tensors of ``block``; its tiles or codes are an array of no panels."""
+        integers, *others = block.tensors
+        return {integers.name: np.empty((0, *integers.shape[1:]), DTYPES[integers.dtype])} | {
             tensor.name: self._bundle.read(tensor.name) for tensor in others
         }
 

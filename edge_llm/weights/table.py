@@ -1,13 +1,12 @@
 """A matrix that stays on flash: rows of it by number, or all of it in blocks, each piece checked as it is read.
 
 A step takes a few rows of the embedding and multiplies the output matrix once, so neither needs to lie in memory.  The
-pieces (`TensorRange.pieces`) are runs of whole panels; only ``tiles`` stays on flash, the vectors beside it are small and
-resident.
+pieces (`TensorRange.pieces`) are runs of whole panels; only the tiles or codes stay on flash, the vectors beside them are small
+and resident.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -16,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from edge_llm.formats.direct import DirectFile, RangeFile, RangeReading, direct_buffers
-from edge_llm.formats.layout import BLOCK_ALIGNMENT, TensorRange, align
+from edge_llm.formats.layout import BLOCK_ALIGNMENT, DTYPES, TensorRange, align
 from edge_llm.formats.manifest import corrupt
 from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.schemes.tables import Table, gather, gathered, part
 from edge_llm.weights.ring import Ring, in_turn
-from kernels.layout import gather_rows, pack_tiles
 from kernels.range_reader import RangeReader
 from kernels.types import TILE_CHANNELS
 
@@ -41,7 +40,7 @@ _Run = tuple[int, int]
 
 
 class FlashTable:
-    """The matrix ``tensor`` in the file at ``path``; ``resident`` is the linear without its tiles.
+    """The matrix ``tensor`` in the file at ``path``; ``resident`` is the linear without its tiles or codes.
 
     Its reads through ``reader`` overtake those of layers, because the caller waits for rows and blocks.  `rows` and `blocks`
     raise `StorageError` or `CorruptBundle`, and can be called again after that.  One caller at a time.
@@ -51,7 +50,7 @@ class FlashTable:
         self,
         path: Path,
         tensor: TensorRange,
-        resident: Int8Weight,
+        resident: Table,
         reader: RangeReader,
         file: RangeFile | None = None,
     ) -> None:
@@ -68,12 +67,12 @@ class FlashTable:
         pieces = tokens[order] // self._piece_rows
         runs = list(_runs(np.unique(pieces).tolist()))
         ends = np.searchsorted(pieces, [first + count for first, count in runs]).tolist()
-        for (first, _), start, end, tiles in zip(runs, [0, *ends], ends, in_turn(self._row_ring, runs), strict=False):
+        for (first, _), start, end, panels in zip(runs, [0, *ends], ends, in_turn(self._row_ring, runs), strict=False):
             places = order[start:end]
-            rows[places] = gather_rows(tiles, tokens[places] - first * self._piece_rows, self._resident.columns)
-        return self._part(pack_tiles(rows), tokens)
+            rows[places] = gather(self._resident, panels, tokens[places] - first * self._piece_rows)
+        return gathered(self._resident, rows, tokens)
 
-    def blocks(self) -> Iterator[tuple[slice, Int8Weight]]:
+    def blocks(self) -> Iterator[tuple[slice, Table]]:
         """The whole matrix in blocks: (rows, the linear that has them), each valid until the next one is taken.
 
         After the last block the first ones are requested again, so that the next step finds them in memory.  Another chunk
@@ -81,10 +80,10 @@ class FlashTable:
         """
         count = _block_pieces(self._tensor)
         runs = [(first, count) for first in range(0, self._tensor.piece_count, count)]
-        for (first, _), tiles in zip(runs, in_turn(self._block_ring, runs), strict=True):
+        for (first, _), panels in zip(runs, in_turn(self._block_ring, runs), strict=True):
             row = first * self._piece_rows
-            rows = slice(row, min(row + len(tiles) * TILE_CHANNELS, self._resident.rows))
-            yield rows, self._part(tiles, rows)
+            rows = slice(row, min(row + len(panels) * TILE_CHANNELS, self._resident.rows))
+            yield rows, part(self._resident, panels, rows)
         for run in runs[: len(self._block_ring)]:
             self._block_ring.request(run)
 
@@ -100,19 +99,6 @@ class FlashTable:
     def _piece_rows(self) -> int:
         panel_bytes = self._tensor.nbytes // self._tensor.shape[0]
         return self._tensor.piece_bytes // panel_bytes * TILE_CHANNELS
-
-    def _part(self, tiles: np.ndarray, rows: np.ndarray | slice) -> Int8Weight:
-        whole = self._resident
-        weight_scale = whole.weight_scale[rows]
-        return dataclasses.replace(
-            whole,
-            tiles=tiles,
-            rows=len(weight_scale),
-            weight_scale=weight_scale,
-            row_sum=whole.row_sum[rows],
-            hot_weight=np.ascontiguousarray(whole.hot_weight[:, rows]),
-            bias=None if whole.bias is None else whole.bias[rows],
-        )
 
     def forget(self) -> None:
         """Give back the memory of runs, until one is read again."""
@@ -136,7 +122,7 @@ class _FlashRuns:
         self._file = file
 
     def ring(self, buffers: int, pieces: int) -> Ring[_Run, np.ndarray]:
-        """As many ``buffers`` for runs of at most ``pieces``: of each its tiles, int8 [panels, KB, 16, 4]."""
+        """As many ``buffers`` for runs of at most ``pieces``: of each its panels of tiles or codes."""
         return Ring(direct_buffers(buffers, _buffer_bytes(self._tensor, pieces)), self._start, self._open)
 
     def _start(self, run: _Run, buffer: np.ndarray, urgent: bool) -> RangeReading:
@@ -151,7 +137,7 @@ class _FlashRuns:
         if checksums[1 : 1 + len(expected)] != expected:
             raise corrupt(f"tensor `{tensor.name}` in `{self._path}` is damaged (checksum does not match)")
         _, lead, nbytes = self._extent(run)
-        return buffer[lead : lead + nbytes].view(np.int8).reshape(-1, *tensor.shape[1:])
+        return buffer[lead : lead + nbytes].view(DTYPES[tensor.dtype]).reshape(-1, *tensor.shape[1:])
 
     def _extent(self, run: _Run) -> tuple[int, int, int]:
         """Where ``run`` begins in the file and in a buffer, which begins on a page, and its bytes up to the tensor's end."""

@@ -93,6 +93,13 @@ Array<T, D> view(nb::handle value, const char* name, Layout layout, bool writeab
 
 }  // namespace detail
 
+// Whether it is an array of this type, of any shape.
+template <class T>
+bool holds(nb::handle value) {
+  PyObject* object = value.ptr();
+  return PyArray_Check(object) && detail::same_type(PyArray_TYPE(reinterpret_cast<PyArrayObject*>(object)), ElementType<T>::number);
+}
+
 template <class T, int D>
 Array<const T, D> read(nb::handle value, const char* name) {
   return detail::view<const T, D>(value, name, detail::kContiguous, false);

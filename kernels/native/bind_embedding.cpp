@@ -19,20 +19,33 @@ void expect_tokens(const Array<const int64_t, 1>& tokens, int64_t limit) {
                                 .c_str());
 }
 
-EmbeddingCall::EmbeddingCall(nb::handle tiles_arg, int64_t columns, nb::handle scale_arg, nb::handle hot_arg,
+EmbeddingCall::EmbeddingCall(nb::handle integers, int64_t columns, nb::handle scale_arg, nb::handle hot_arg,
                              nb::handle hot_weight_arg) {
-  const auto tiles = read<int8_t, 4>(tiles_arg, "tiles");
-  expect_shape(tiles, "tiles", {-1, -1, kTileChannels, kTileDepth});
   const auto scale = read<float, 1>(scale_arg, "scale");
   const int64_t rows = scale.shape[0];
+  if (holds<uint8_t>(integers))
+    args.codes = read_codes(integers, rows, columns).codes;
+  else
+    read_tiles(integers, rows, columns);
+  const auto hot = read_hot(hot_arg, columns);
+  const auto hot_weight = read_hot_weight(hot_weight_arg, hot.shape[0], rows);
+  args.columns = columns;
+  args.scale = scale.data;
+  args.hot = hot.data;
+  args.hot_count = hot.shape[0];
+  args.hot_weight = reinterpret_cast<const uint16_t*>(hot_weight.data);
+  args.rows = rows;
+}
+
+void EmbeddingCall::read_tiles(nb::handle tiles_arg, int64_t rows, int64_t columns) {
+  const auto tiles = read<int8_t, 4>(tiles_arg, "tiles");
+  expect_shape(tiles, "tiles", {-1, -1, kTileChannels, kTileDepth});
   if (columns < 0 || columns > tiles.shape[1] * kTileDepth || rows > tiles.shape[0] * kTileChannels)
     throw nb::value_error(("`tiles` must hold " + std::to_string(rows) + " rows, as many as `scale`, of `columns` values; got `" +
                            detail::describe(tiles_arg) + "` for `" + std::to_string(columns) + "` columns")
                               .c_str());
-  const auto hot = read_hot(hot_arg, columns);
-  const auto hot_weight = read_hot_weight(hot_weight_arg, hot.shape[0], rows);
-  args = {tiles.data,   tiles.shape[1], columns, scale.data,
-          hot.data,     hot.shape[0],   reinterpret_cast<const uint16_t*>(hot_weight.data), rows};
+  args.tiles = tiles.data;
+  args.blocks = tiles.shape[1];
 }
 
 nb::object EmbeddingCall::write_to(nb::handle out_arg, int64_t rows) {
@@ -49,9 +62,9 @@ void EmbeddingCall::run(int64_t count, const int64_t* tokens, ThreadPool& pool) 
 
 namespace {
 
-nb::object embedding(nb::handle tokens_arg, nb::handle tiles, int64_t columns, nb::handle scale, nb::handle hot,
+nb::object embedding(nb::handle tokens_arg, nb::handle integers, int64_t columns, nb::handle scale, nb::handle hot,
                      nb::handle hot_weight, ThreadPool& pool, nb::handle out_arg) {
-  EmbeddingCall call(tiles, columns, scale, hot, hot_weight);
+  EmbeddingCall call(integers, columns, scale, hot, hot_weight);
   const auto tokens = read<int64_t, 1>(tokens_arg, "tokens");
   expect_tokens(tokens, call.args.rows);
   nb::object out = call.write_to(out_arg, tokens.shape[0]);

@@ -37,11 +37,11 @@ class Program {
     });
   }
 
-  void embedding(nb::handle tiles, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight, nb::handle out) {
-    EmbeddingCall call(tiles, columns, scale, hot, hot_weight);
+  void embedding(nb::handle integers, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight, nb::handle out) {
+    EmbeddingCall call(integers, columns, scale, hot, hot_weight);
     const int64_t rows = read<float, 2>(out, "out").shape[0];
     const nb::object written = call.write_to(out, rows);
-    keep({tiles, scale, hot, hot_weight, written}, rows);
+    keep({integers, scale, hot, hot_weight, written}, rows);
     tokens_ = std::min(tokens_, call.args.rows);
     steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) {
       call.run(rows.count, rows.tokens, pool);

@@ -88,12 +88,16 @@ struct AttentionCall {
 constexpr int64_t kMaxColumns = 131072;
 
 struct EmbeddingCall {
-  EmbeddingCall(nb::handle tiles, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight);
+  // `integers`: tiles, or codes.
+  EmbeddingCall(nb::handle integers, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight);
   nb::object write_to(nb::handle out, int64_t rows);
   void run(int64_t count, const int64_t* tokens, ThreadPool& pool) const;
 
-  EmbeddingArgs args;
+  EmbeddingArgs args = {};
   float* out = nullptr;
+
+ private:
+  void read_tiles(nb::handle tiles, int64_t rows, int64_t columns);
 };
 
 // These raise ValueError, which names the argument.

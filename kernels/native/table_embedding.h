@@ -7,9 +7,10 @@
 
 namespace edge {
 
-// An embedding table W[N, K]: INT8 tiles with a scale per row, and hot columns in float16.
+// An embedding table W[N, K]: INT8 tiles, or the codes that expand to them, with a scale per row, and hot columns in float16.
 struct EmbeddingArgs {
-  const int8_t* tiles;         // [>= N/16, blocks, 16, 4]
+  const int8_t* tiles;         // [>= N/16, blocks, 16, 4]; or null and
+  const uint8_t* codes;        // [N/16, panel bytes]
   int64_t blocks;              // >= K/4
   int64_t columns;             // K
   const float* scale;          // [N]

@@ -10,7 +10,7 @@ from kernels.reference.attention import paged_attention, rope_append
 from kernels.reference.embedding import embedding
 from kernels.reference.linear import linear
 from kernels.reference.pointwise import rms_norm, swiglu
-from kernels.types import F16, F32, I8, I32, I64
+from kernels.types import F16, F32, I8, I32, I64, U8
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Program:
     def __init__(self) -> None:
         self._calls: list[Callable[[ProgramRows], Any]] = []
 
-    def embedding(self, tiles: I8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32) -> None:
+    def embedding(self, integers: I8 | U8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32) -> None:
         def call(rows: ProgramRows) -> None:
-            embedding(rows.tokens, tiles, columns, scale, hot, hot_weight, out=out[: len(rows.tokens)])
+            embedding(rows.tokens, integers, columns, scale, hot, hot_weight, out=out[: len(rows.tokens)])
 
         self._calls.append(call)
 

@@ -94,13 +94,14 @@ class BenchModel(NamedTuple):
 
 
 def model_options(command: Command) -> Command:
-    """Add MODEL -m --synthetic --weights --isa."""
+    """Add MODEL -m --synthetic --weights --head --isa."""
     return add_options(
         command,
         click.argument("model", type=MODEL, required=False),
         click.option("-m", "--model", "model_option", type=MODEL, metavar="MODEL", help="The same as MODEL."),
         click.option("--synthetic", type=click.Choice(list(SHAPES)), help="Random weights at a real shape instead of MODEL."),
         click.option("--weights", type=click.Choice([INT8, W4]), help="Weights of --synthetic; default: int8."),
+        click.option("--head", type=click.Choice([INT8, W4]), help="Output matrix of --synthetic; default: int8."),
         click.option("--isa", type=click.Choice(kernels.isa_variants()), help="Kernels of this instruction set."),
     )
 
@@ -132,13 +133,14 @@ def bench_model(options: dict[str, Any]) -> BenchModel:
     name, synthetic, isa = options["model"] or options["model_option"], options["synthetic"], options["isa"]
     if name is not None and synthetic is not None:
         raise UsageError("give MODEL or --synthetic, not both", param="synthetic")
-    weights = options["weights"]
-    if weights is not None and synthetic is None:
-        raise UsageError("--weights is for --synthetic; a model has those that it was imported with", param="weights")
+    for option in ("weights", "head"):
+        if options[option] is not None and synthetic is None:
+            raise UsageError(f"--{option} is for --synthetic; a model has what it was imported with", param=option)
+    weights, head = options["weights"] or INT8, options["head"] or INT8
     if isa is not None:
         kernels.use_isa(isa)
-    folder = synthetic_bundle(synthetic, weights or INT8) if synthetic else find_bundle(name)
-    label = f"{synthetic} {weights}" if synthetic and weights else synthetic or name or "builtin"
+    folder = synthetic_bundle(synthetic, weights, head) if synthetic else find_bundle(name)
+    label = synthetic or name or "builtin"
     return BenchModel(label, folder, synthetic is not None)
 
 
