@@ -152,7 +152,12 @@ EDGE_INLINE f32x16 code_column(const uint8_t* steps, const uint8_t* codes, int64
 #endif
 }
 
-constexpr int kCodePrefetchBytes = 16384;  // what is done with codes fills the window in which a core looks ahead by itself
+// What is done with codes fills the window in which a core looks ahead by itself.
+#if defined(EDGE_DIRECT_CODES)
+constexpr int kCodePrefetchBytes = 16384;
+#else
+constexpr int kCodePrefetchBytes = 8192;
+#endif
 
 // The codes of a panel.
 struct CodePanel {
