@@ -8,10 +8,11 @@ import click
 
 from edge_llm.cli.terminal import note, progress_as, progress_option, write
 from edge_llm.cli.values import REAL
-from edge_llm.config import FLOAT16, INT8
+from edge_llm.config import FLOAT16, INT8, W4
 from edge_llm.convert.allocate import AUTO, DEFAULT_BITS, KINDS, LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
+from edge_llm.convert.sensitive import read_sensitive
 from edge_llm.errors import UsageError
 from edge_llm.quant.shadow import DEFAULT_BUDGET
 
@@ -49,6 +50,12 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
     help="Weights of the layers: 8 bits, 4 bits (half the memory and the time to read it), or auto: a mixture.",
 )
 @click.option("--bits", type=REAL, help=f"Bits per weight of the layers, with --weights auto; default: {DEFAULT_BITS:g}.")
+@click.option(
+    "--sensitive",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Linears that are not to have 4 bits: a file that show --sensitive wrote, edited or not.",
+)
 @click.option("--no-fold", is_flag=True, help="Leave uneven channels as they are, to see what folding them is worth.")
 @click.option("--keep-float", is_flag=True, help="Keep the float weights in the bundle, for --float and perplexity.")
 @click.option("--revision", help="Branch, tag or commit of a hub id; default: main.")
@@ -63,6 +70,7 @@ def import_command(
     float16: tuple[str, ...],
     weights: str,
     bits: float | None,
+    sensitive: Path | None,
     no_fold: bool,
     keep_float: bool,
     revision: str | None,
@@ -76,7 +84,12 @@ def import_command(
     """
     if bits is not None and weights != AUTO:
         raise UsageError(f"--bits is for --weights {AUTO}", param="bits")
-    layer_bits = LayerBits(weights) if bits is None else LayerBits(weights, bits)
+    if sensitive is not None and weights == INT8:
+        raise UsageError(f"--sensitive says what is not to have 4 bits: it is for --weights {W4} and {AUTO}", param="sensitive")
+    if sensitive is not None and float16:
+        raise UsageError("write the linears of --float16 into the file of --sensitive", param="float16")
+    fixed = {} if sensitive is None else read_sensitive(sensitive)
+    layer_bits = LayerBits(weights, DEFAULT_BITS if bits is None else bits, fixed)
     with progress_as(progress_form) as draw:
         folder = import_model(
             source,

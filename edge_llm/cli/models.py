@@ -11,8 +11,9 @@ import click
 
 from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
-from edge_llm.cli.values import MODEL
+from edge_llm.cli.values import MODEL, NewFile
 from edge_llm.cli.weights import weights_lines, weights_report
+from edge_llm.convert import sensitive
 from edge_llm.convert.staging import discard
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.engine.library import InstalledModel, folder_bytes, installed_models
@@ -50,10 +51,23 @@ def list_command(as_json: bool) -> None:
 @click.command("show")
 @click.argument("model", type=MODEL)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def show_command(model: str, as_json: bool) -> None:
+@click.option(
+    "--sensitive",
+    "sensitive_path",
+    type=NewFile(),
+    is_flag=False,
+    flag_value=sensitive.FILE,
+    metavar="[FILE]",
+    help=f"Write which linears are not in 4 bits, for import --sensitive; default: {sensitive.FILE}, here.",
+)
+def show_command(model: str, as_json: bool, sensitive_path: Path | None) -> None:
     """Show what MODEL is: shapes, memory, outlier profile, where it came from."""
-    folder = find_bundle(model)
-    facts = _facts(model, open_bundle(folder))
+    bundle = open_bundle(find_bundle(model))
+    facts = _facts(model, bundle)
+    if sensitive_path is not None:
+        found = sensitive.sensitive(bundle.decoder)
+        sensitive.write_sensitive(sensitive_path, found)
+        note(f"wrote {sensitive_path}: {len(found)} linears of the layers are not in 4 bits")
     if as_json:
         say_json(facts)
         return

@@ -7,12 +7,13 @@ its linears.  A linear's share is taken to be that of its layer times that of it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from edge_llm.config import INT8, W4
+from edge_llm.convert.sensitive import check_names
 from edge_llm.convert.trial import Choice, Measure
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
@@ -34,6 +35,8 @@ class LayerBits:
     """int8 or w4, where it can be; auto: W4, and INT8 where that pays most, within ``bits``."""
     bits: float = DEFAULT_BITS
     """Per weight, everything counted, for auto."""
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """The schemes of linears that are not to have 4 bits, by the linears' names."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -43,7 +46,13 @@ class LayerBits:
 
     def __str__(self) -> str:
         """As a manifest holds it."""
-        return f"{self.kind} {self.bits:g}" if self.kind == AUTO else self.kind
+        said = f"{self.kind} {self.bits:g}" if self.kind == AUTO else self.kind
+        return ", ".join([said, *(f"{scheme} {name}" for name, scheme in sorted(self.fixed.items()))])
+
+    def asked(self, decoder: Decoder) -> dict[str, str]:
+        """The linears that are fixed to another scheme than INT8.  Raises `UsageError` for a name that is none's."""
+        check_names(self.fixed, decoder)
+        return {name: scheme for name, scheme in self.fixed.items() if scheme != INT8}
 
 
 def coded(chosen: Choice, names: Iterable[str]) -> dict[str, Treatment]:
@@ -57,12 +66,16 @@ def that_fit(decoder: Decoder, chosen: Choice) -> list[str]:
     return [name for name, one in chosen.items() if name != "output" and one.scheme == INT8 and fits(linears[name].columns)]
 
 
-def allocate(decoder: Decoder, chosen: Choice, bits: float, measure: Measure) -> dict[str, Treatment]:
+def allocate(
+    decoder: Decoder, chosen: Choice, bits: float, measure: Measure, fixed: Container[str] = ()
+) -> dict[str, Treatment]:
     """``chosen`` with as many linears in W4 as it takes for ``bits`` per weight of the layers, those that cost least.
+
+    Those that are ``fixed`` stay as they are.
 
     Raises `UsageError` where all of them are not enough.
     """
-    linears, names = decoder.linears(), that_fit(decoder, chosen)
+    linears, names = decoder.linears(), [name for name in that_fit(decoder, chosen) if name not in fixed]
     weights = sum(one.rows * one.columns for name, one in linears.items() if name != "output")
     narrow = {name: _bits(linears[name], chosen[name], W4) for name in names}
     wide = {name: _bits(linears[name], chosen[name], INT8) for name in names}

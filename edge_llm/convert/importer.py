@@ -214,7 +214,7 @@ class _Job:
         self.notice = notice
         self.config = source.config
         self.decoder = describe(self.config)
-        self.asked = outliers.asked(self.decoder)
+        self.asked = {**outliers.asked(self.decoder), **weights.asked(self.decoder)}
         self.unused = check_tensors(source, self.decoder)
         self.tokenizer = source.tokenizer()
         source.template(self.tokenizer).check()
@@ -273,8 +273,9 @@ class _Job:
         if len(whole) < len(linears):
             self.notice(f"{len(linears) - len(whole)} linears stay INT8: their input channels are no multiple of 4")
         if self.weights.kind == W4:
-            return coded(chosen, whole)
-        return allocate(self.decoder, chosen, self.weights.bits, partial(self._measure, survey, enough=-math.inf))
+            return coded(chosen, [name for name in whole if name not in self.weights.fixed])
+        measure = partial(self._measure, survey, enough=-math.inf)
+        return allocate(self.decoder, chosen, self.weights.bits, measure, self.weights.fixed)
 
     def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
