@@ -71,6 +71,10 @@ ASKED_FOR = "asked for"
 """Why something was chosen that was named."""
 
 
+KV_ALIASES = {"f32": "float32", "f16": "float16", "fp16": "float16", "q8_0": "int8", "q4_0": "int4"}
+"""Ways to keep keys and values as other engines call them, and our names."""
+
+
 @dataclass(frozen=True)
 class RuntimeConfig:
     """How a model is run on this machine.  ``None`` means: chosen from the model and the machine at load."""

@@ -249,6 +249,27 @@ def test_perplexity_reports_both_paths(call, tiny_bundle, tmp_path):
     assert 0.0 <= quality["mean_kl"] < 0.1
 
 
+def test_perplexity_of_keys_and_values_alone(call, tiny_bundle, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 8)
+    words = ("perplexity", tiny_bundle, text, "--window", 64, "--max-tokens", 100, "--kv", "q8_0,f16/int4")
+    code, out, _ = call(*words)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["int8", "float16/int4"]
+    rows = json.loads(call(*words, "--json")[1])["kv"]
+    assert [(row["scheme"], row["key_bits"] > 8, row["quality"]["tokens"]) for row in rows] == [
+        ("int8", True, 98), ("float16/int4", True, 98),
+    ]  # fmt: skip
+
+
+def test_the_forms_of_keys_have_the_names_of_other_engines_too(call, tiny_bundle):
+    for name in ("int8", "q8_0"):
+        assert call("run", tiny_bundle, "x", "-n", 1, "--kv", name)[0] == 0
+    for name in ("float16", "f16", "fp16"):
+        assert "the device `host` keeps keys and values as int8" in call("run", tiny_bundle, "x", "-n", 1, "--kv", name)[2]
+    assert "'int4' is not one of 'auto', 'int8', 'float16'" in call("run", tiny_bundle, "x", "--kv", "q4_0")[2]
+
+
 def test_perplexity_says_what_it_does_before_it_begins_to_load(call, tiny_bundle, tmp_path, monkeypatch):
     def fail(model, runtime):
         raise DeviceError("loading failed")
@@ -311,6 +332,10 @@ MISTAKES = {
     "bench with no threads": (("bench", "{bundle}", "-t", "0"), 2, "threads must be between 1 and 1024"),
     "bench with a chunk without end": (("bench", "{bundle}", "-ub", "99999"), 2, "chunk must be between"),
     "breakdown of the float path": (("bench", "{bundle}", "--breakdown", "--float"), 2, "--float"),
+    "perplexity of no such keys": (("perplexity", "builtin", "{empty}", "--kv", "int3"), 2, "there are float16, int8"),
+    "perplexity of keys that no card has": (
+        ("perplexity", "builtin", "{empty}", "--kv", "int4", "--device", "emulated:310p"), 2, "as int8 or float16",
+    ),
     "perplexity of no file": (("perplexity", "{bundle}", "./no.txt"), 2, "`no.txt`"),
     "perplexity of a folder": (("perplexity", "{bundle}", "{source}"), 2, "cannot read"),
     "perplexity of an empty file": (("perplexity", "{bundle}", "{empty}"), 2, "too few"),

@@ -15,6 +15,9 @@ from edge_llm.runner.base import Runner
 BLOCK_LOGITS = 2**23
 """Logits per forward call (some hundred MB of work space); it changes no number."""
 
+FIRST_TOKENS = 32
+"""Tokens of a window's first call, which tells the size of the vocabulary: as many as share a 4-bit scale in `quant.kv`."""
+
 
 @dataclass(frozen=True)
 class Quality:
@@ -81,7 +84,7 @@ def _predictions(
     """Blocks of (targets [n], log-probabilities float64 [n, vocab] of the runner and of the oracle)."""
     ours, theirs = runner.open(), oracle.open()
     try:
-        start, block_length = 0, 1  # the first call is one token, to learn the size of the vocabulary
+        start, block_length = 0, FIRST_TOKENS
         while start < len(ids) - 1:
             block = ids[start : min(start + block_length, len(ids) - 1)]
             targets = np.asarray(ids[start + 1 : start + 1 + len(block)])

@@ -16,13 +16,12 @@ import numpy as np
 from edge_llm.bench.quality import compare
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults
-from edge_llm.engine.float_assembly import float_model
+from edge_llm.engine.float_assembly import bundle_layer, float_model
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.models.layer import Layer, Linear
-from edge_llm.models.reference import FloatCache, FloatKV, FloatModel, layer_forward, rms_norm
+from edge_llm.models.layer import Layer
+from edge_llm.models.reference import FloatCache, FloatKV, FloatModel, rms_norm
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import FloatLinear, LayerWeights
 from edge_llm.paths import find_bundle
 from edge_llm.progress import CountProgress
 from edge_llm.quant.scheme import rounded_kv
@@ -117,9 +116,6 @@ class PartlyInt8:
         return x
 
     def _layer(self, x: np.ndarray, layer: Layer, block: BlockWeights, past: FloatKV) -> np.ndarray:
-        def apply(linear: Linear, _: FloatLinear, x: np.ndarray) -> np.ndarray:
-            return block.linears[linear.name].apply(np.ascontiguousarray(x, np.float32), self._pool)
-
         def keep(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             keys = keys - block.gains[KEY_OFFSET]
             if self._place == "keys":
@@ -128,5 +124,4 @@ class PartlyInt8:
                 values = rounded_kv(values)
             return keys, values
 
-        none = dict.fromkeys((linear.name for linear in layer.linears), FloatLinear(np.empty((0, 0), np.float32)))
-        return layer_forward(x, layer, LayerWeights(none, block.gains), self._tables, past, apply=apply, keep=keep)
+        return bundle_layer(x, layer, block, self._tables, self._pool, past, keep)

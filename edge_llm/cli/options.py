@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from edge_llm.cli.values import MODEL, REAL, TEXT, WHOLE, Whole
-from edge_llm.config import MOST_PARALLEL, GenerationParams, Grammar, RuntimeConfig
+from edge_llm.config import KV_ALIASES, MOST_PARALLEL, GenerationParams, Grammar, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file, shown
 
@@ -56,10 +56,23 @@ placement_option = shared(
     show_default=True,
     help="What a card computes: split (INT8 products), split,host (those of prompts alone) or card (everything).",
 )
+
+
+KEYS_FORMS = ("auto", "int8", "float16")
+"""How devices keep keys and values; auto: the device chooses."""
+
+
+class _KeysForm(click.Choice):
+    """How a device keeps keys and values, by our name or another engine's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(KV_ALIASES.get(value, value), param, ctx)
+
+
 keys_option = shared(
     "--kv",
     "keys",
-    type=click.Choice(["auto", "int8", "float16"]),
+    type=_KeysForm(KEYS_FORMS),
     default="auto",
     show_default=True,
     help="How keys and values are kept; the host has int8, a model on a card either.",

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from edge_llm.bench.kept import KeptQuality, kept_table, measure_kept
 from edge_llm.bench.quality import Quality, compare
 from edge_llm.bench.shares import Shares, measure_shares
-from edge_llm.cli.options import device_option, keys_option, placement_option, threads_option
+from edge_llm.cli.options import KEYS_FORMS, device_option, placement_option, shared, threads_option
 from edge_llm.cli.terminal import progress_bar, say, say_json
 from edge_llm.cli.values import MODEL, Whole
-from edge_llm.config import RuntimeConfig
+from edge_llm.config import KV_ALIASES, RuntimeConfig
+from edge_llm.engine.assembly import fill_defaults
 from edge_llm.engine.load import load_comparison
 from edge_llm.errors import EdgeLLMError, UsageError
-from edge_llm.files import read_file
+from edge_llm.files import read_file, shown
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.sizes import sizes
 from edge_llm.paths import find_bundle
+from edge_llm.quant.kv import KVScheme, kv_schemes
 from edge_llm.runner.base import Runner
+from edge_llm.text.tokenizer import Tokenizer
 
+Encoded = Callable[[Tokenizer], tuple[list[int], int | None]]
+"""The tokens of the text, and the one that begins every window."""
 MAX_TEXT_BYTES = 64 << 20
 
 
@@ -33,7 +41,14 @@ MAX_TEXT_BYTES = 64 << 20
 @threads_option
 @device_option
 @placement_option
-@keys_option
+@shared(
+    "--kv",
+    metavar="SCHEME[,...]",
+    default="auto",
+    show_default=True,
+    help="On the host: a table of what keys and values cost alone, kept as float16, int8, int4/int8 (keys/values), or all "
+    "that there are.  On a card: how it keeps them, int8 or float16.",
+)
 @click.option("--parse-special", is_flag=True, help="Control tokens spelled in FILE are control tokens (rendered chats).")
 @click.option("--no-shadow", is_flag=True, help="Drop the shadow outliers, to see what they are worth.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -45,42 +60,74 @@ def perplexity_command(
     threads: int | None,
     device: str,
     placement: str,
-    keys: str,
+    kv: str,
     parse_special: bool,
     no_shadow: bool,
     as_json: bool,
 ) -> None:
     """Perplexity of MODEL on the text FILE: the INT8 path beside the float path on the source's own weights.
 
-    On the host it also tells what the divergence comes from.
+    On the host it also tells what the divergence comes from.  With --kv it measures keys and values apart from the weights.
     """
-    try:
-        text = read_file(file, MAX_TEXT_BYTES).decode("utf-8")
-    except EdgeLLMError as error:
-        raise UsageError(f"cannot read the text: {error}", param="file") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"`{file}` is not UTF-8 text (byte {error.start})", param="file") from error
-    runtime = RuntimeConfig(threads=threads, shadow=not no_shadow, device=device, placement=placement, keys=keys)
+    text = _text(file)
+    runtime = RuntimeConfig(threads=threads, shadow=not no_shadow, device=device, placement=placement)
+
+    def encoded(tokenizer: Tokenizer) -> tuple[list[int], int | None]:
+        tokens = tokenizer.encode(text, parse_special=parse_special)[:max_tokens]
+        return tokens, tokenizer.bos_id if tokenizer.add_bos else None
+
+    if kv != "auto" and _runs_on_host(model, runtime):
+        found = _kept(model, runtime, kv_schemes(kv), encoded, window)
+        return say_json({"kv": [asdict(each) for each in found]}, indent=None) if as_json else say(kept_table(found))
+    runtime = replace(runtime, keys=_on_card(kv))
     with progress_bar() as draw:
         draw("loading", 0, 1)  # the float weights of a large model take long
         tokenizer, runner, oracle = load_comparison(model, runtime)
         draw("loading", 1, 1)
         precision = _precision(model)
-        tokens = tokenizer.encode(text, parse_special=parse_special)[:max_tokens]
-        bos = tokenizer.bos_id if tokenizer.add_bos else None
-        quality = compare(
-            runner, oracle, tokens, min(window, runner.context), bos, lambda done, total: draw("perplexity", done, total)
-        )
+        tokens, bos = encoded(tokenizer)
+        window = min(window, runner.context)
+        quality = compare(runner, oracle, tokens, window, bos, partial(draw, "perplexity"))
         shares = None
         if runner.site.device == "host":
-            shares = measure_shares(
-                model, runtime, tokens, min(window, runner.context), bos, lambda done, total: draw("shares", done, total)
-            )
+            shares = measure_shares(model, runtime, tokens, window, bos, partial(draw, "shares"))
     if as_json:
         facts = {"shares": shares and asdict(shares), "clipped_inputs": runner.clipped, "precision": precision}
-        say_json(asdict(quality) | facts | asdict(runner.site), indent=None)
-    else:
-        say(f"{_table(quality, precision.upper())}\n{_shares(shares) if shares else _place(runner)}")
+        return say_json(asdict(quality) | facts | asdict(runner.site), indent=None)
+    return say(f"{_table(quality, precision.upper())}\n{_shares(shares) if shares else _place(runner)}")
+
+
+def _runs_on_host(model: str, runtime: RuntimeConfig) -> bool:
+    with open_bundle(find_bundle(model)) as bundle:
+        return fill_defaults(runtime, bundle.config).device == "host"
+
+
+def _on_card(kv: str) -> str:
+    keys = KV_ALIASES.get(kv, kv)
+    if keys not in KEYS_FORMS:
+        raise UsageError(f"--kv `{shown(kv)}`: a card keeps keys and values as {' or '.join(KEYS_FORMS[1:])}", param="kv")
+    return keys
+
+
+def _kept(
+    model: str, runtime: RuntimeConfig, schemes: Sequence[KVScheme], encoded: Encoded, window: int
+) -> list[KeptQuality]:
+    """What each of ``schemes`` costs the model."""
+    folder = find_bundle(model)
+    with open_bundle(folder) as bundle:
+        config = bundle.config
+    tokens, bos = encoded(Tokenizer.from_folder(folder, config.vocab_size))
+    with progress_bar() as draw:
+        return measure_kept(folder, runtime, schemes, tokens, min(window, config.context), bos, partial(draw, "perplexity"))
+
+
+def _text(file: Path) -> str:
+    try:
+        return read_file(file, MAX_TEXT_BYTES).decode("utf-8")
+    except EdgeLLMError as error:
+        raise UsageError(f"cannot read the text: {error}", param="file") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"`{file}` is not UTF-8 text (byte {error.start})", param="file") from error
 
 
 def _precision(model: str) -> str:

@@ -1,16 +1,26 @@
-"""A bundle and a `RuntimeConfig` become a float runner: only ``--float`` and `edge-llm perplexity` want it."""
+"""A bundle and a `RuntimeConfig` become a float runner, or float layers around the bundle's own linears.
+
+Only ``--float`` and `edge-llm perplexity` want that.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from edge_llm.config import RuntimeConfig
 from edge_llm.errors import ModelNotFound
 from edge_llm.formats.bundle import Bundle
-from edge_llm.models.reference import FloatModel
+from edge_llm.models.layer import Layer, Linear
+from edge_llm.models.reference import FloatKV, FloatModel, Keep, layer_forward
+from edge_llm.models.rope import RopeTables
+from edge_llm.models.weights import FloatLinear, LayerWeights
 from edge_llm.runner.base import Runner
 from edge_llm.runner.float_path import FloatRunner
+from edge_llm.schemes import BlockWeights
 from edge_llm.sources import open_source
+from kernels import ThreadPool
 
 
 def float_runner(bundle: Bundle, runtime: RuntimeConfig) -> Runner[Any]:
@@ -29,3 +39,21 @@ def float_model(bundle: Bundle) -> FloatModel:
         )
     with open_source(source) as opened:
         return FloatModel(opened, bundle.config)
+
+
+def bundle_layer(
+    x: np.ndarray,
+    layer: Layer,
+    block: BlockWeights,
+    tables: RopeTables,
+    pool: ThreadPool,
+    past: FloatKV | None,
+    keep: Keep,
+) -> np.ndarray:
+    """`layer_forward` with the linears and gains of a bundle."""
+
+    def apply(linear: Linear, _: FloatLinear, x: np.ndarray) -> np.ndarray:
+        return block.linears[linear.name].apply(np.ascontiguousarray(x, np.float32), pool)
+
+    none = dict.fromkeys((linear.name for linear in layer.linears), FloatLinear(np.empty((0, 0), np.float32)))
+    return layer_forward(x, layer, LayerWeights(none, block.gains), tables, past, apply=apply, keep=keep)

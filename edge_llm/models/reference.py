@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
@@ -242,7 +243,14 @@ class FloatModel:
         self.layers = [read_layer(source, layer) for layer in decoder.layers]
         self.final_norm = read_final_norm(source, decoder)
         self.output = self.embedding if decoder.tied else read_output(source, decoder)
+        self._keeps: Sequence[Keep] = [keep_all] * len(decoder.layers)
         self._tables = RopeTables(min(config.context, 4096))
+
+    def keeping(self, keeps: Sequence[Keep]) -> FloatModel:
+        """The same model, whose layers remember what ``keeps`` say, one each."""
+        other = copy(self)
+        other._keeps = keeps
+        return other
 
     def open_cache(self) -> FloatCache:
         """An empty cache for one sequence."""
@@ -273,6 +281,6 @@ class FloatModel:
         if end > self._tables.positions:
             self._tables = RopeTables(min(self.config.context, 2 * end))
         x = self.embedding[ids]
-        for layer, weights, past in zip(self.decoder.layers, self.layers, cache.layers, strict=True):
-            x = layer_forward(x, layer, weights, self._tables, past)
+        for layer, weights, keep, past in zip(self.decoder.layers, self.layers, self._keeps, cache.layers, strict=True):
+            x = layer_forward(x, layer, weights, self._tables, past, keep=keep)
         return rms_norm(x, self.final_norm, self.decoder.norm.eps)

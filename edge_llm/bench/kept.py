@@ -1,0 +1,143 @@
+"""What a way to keep keys and values costs: the float model, in which nothing else is rounded, held against itself.
+
+Keys and values are folded as the bundle's are, and keys lose its offset, before they are rounded.  A bundle has folded
+weights and no list of the factors, so these are found again: the beginning of the text runs through every layer twice, with the
+source's weights and with the bundle's, and a factor is how much longer a channel is in the one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge_llm.bench.quality import Quality, compare
+from edge_llm.config import RuntimeConfig
+from edge_llm.engine.assembly import fill_defaults
+from edge_llm.engine.float_assembly import bundle_layer, float_model
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.layout import KEY_OFFSET
+from edge_llm.models.reference import FloatModel, Keep, layer_forward
+from edge_llm.models.rope import RopeTables
+from edge_llm.paths import find_bundle
+from edge_llm.progress import CountProgress
+from edge_llm.quant.kv import KVScheme
+from edge_llm.runner.float_path import FloatRunner
+from edge_llm.weights.resident import ResidentWeights
+from kernels import ThreadPool
+
+FOLD_TOKENS = 256
+"""Tokens by which folds are found again."""
+
+
+@dataclass(frozen=True)
+class KeptQuality:
+    """What one scheme costs a model."""
+
+    scheme: str
+    key_bits: float
+    value_bits: float
+    """Bits per value, with all scales."""
+    quality: Quality
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What a layer's keys and values [kv heads, head_dim] are divided by before they are kept, and what keys then lose."""
+
+    keys: np.ndarray
+    values: np.ndarray
+    offset: np.ndarray
+
+    def kept(self, scheme: KVScheme) -> Keep:
+        """What ``scheme`` makes of the keys and values of the layer."""
+
+        def keep(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            rounded = scheme.keys.rounded(keys / self.keys - self.offset) + self.offset
+            return rounded * self.keys, scheme.values.rounded(values / self.values) * self.values
+
+        return keep
+
+
+def measure_kept(
+    name: str | Path,
+    runtime: RuntimeConfig,
+    schemes: Sequence[KVScheme],
+    tokens: Sequence[int],
+    window: int,
+    bos: int | None = None,
+    progress: CountProgress | None = None,
+) -> list[KeptQuality]:
+    """What each of ``schemes`` costs the bundle ``name`` on ``tokens``, in `compare`'s windows.
+
+    Raises `ModelNotFound` when the bundle's float weights are gone.
+    """
+    with open_bundle(find_bundle(name)) as bundle:
+        runtime = fill_defaults(runtime, bundle.config)
+        assert runtime.context is not None and runtime.threads is not None
+        model = float_model(bundle)
+        folds = find_folds(model, ResidentWeights(bundle), tokens[: min(FOLD_TOKENS, window)], ThreadPool(runtime.threads))
+    oracle = FloatRunner(model, runtime.context)
+    dims = {attention.head_dim for attention in model.decoder.attentions}
+    found = []
+    for done, scheme in enumerate(schemes):
+        if progress is not None:
+            progress(done, len(schemes))
+        runner = FloatRunner(model.keeping([fold.kept(scheme) for fold in folds]), runtime.context)
+        quality = compare(runner, oracle, tokens, window, bos)
+        bits = [max(map(each.bits, dims)) for each in (scheme.keys, scheme.values)]
+        found.append(KeptQuality(scheme.name, bits[0], bits[1], quality))
+    if progress is not None:
+        progress(len(schemes), len(schemes))
+    return found
+
+
+def kept_table(found: Sequence[KeptQuality]) -> str:
+    """``found`` for people, a line each."""
+    head = f"{'keys/values':26}{'bits':>13}{'KL':>12}{'perplexity':>12}{'top-1':>10}"
+    lines = [
+        f"{each.scheme:26}{f'{each.key_bits:.2f}/{each.value_bits:.2f}':>13}{each.quality.mean_kl:12.6f}"
+        f"{f'x{each.quality.perplexity / each.quality.float_perplexity:.5f}':>12}{each.quality.top1_agreement:>10.2%}"
+        for each in found
+    ]
+    return "\n".join([head, *lines, f"against the float model, on {found[0].quality.tokens} tokens"])
+
+
+def find_folds(model: FloatModel, weights: ResidentWeights, tokens: Sequence[int], pool: ThreadPool) -> list[Folded]:
+    """What the keys and values of every layer of the bundle of ``weights`` were folded by, as ``tokens`` show it."""
+    tables = RopeTables(max(1, len(tokens)))
+    x, found = model.embedding[np.asarray(tokens, np.int64)], []
+    for index, (layer, own) in enumerate(zip(model.decoder.layers, model.layers, strict=True)):
+        block, ours, theirs = weights.use(index), Seen(), Seen()
+        bundle_layer(x, layer, block, tables, pool, None, ours)
+        x = layer_forward(x, layer, own, tables, keep=theirs)
+        pairs = (2, layer.attention.head_dim // 2)  # both halves of a rotation pair have one factor
+        found.append(
+            Folded(
+                keys=_factors(theirs.keys, ours.keys, pairs),
+                values=_factors(theirs.values, ours.values, (1, layer.attention.head_dim)),
+                offset=block.gains[KEY_OFFSET],
+            )
+        )
+    return found
+
+
+class Seen:
+    """A `Keep` that keeps everything, and can be asked for it."""
+
+    keys: np.ndarray
+    values: np.ndarray
+
+    def __call__(self, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+def _factors(long: np.ndarray, short: np.ndarray, parts: tuple[int, int]) -> np.ndarray:
+    """f [heads, D] with long = f * short as nearly as may be, both [T, heads, D]; the ``parts`` of a head have the same f."""
+    x, y = (each.reshape(*each.shape[:2], *parts).astype(np.float64) for each in (long, short))
+    heard = (y * y).sum(axis=(0, 2))
+    factor = np.divide((x * y).sum(axis=(0, 2)), heard, out=np.ones_like(heard), where=heard > 0)
+    return np.tile(np.where(factor > 0, factor, 1.0), parts[0]).astype(np.float32)
