@@ -16,12 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from edge_llm.bench.kept import KeptQuality, measure_kept
+from edge_llm.bench.kept import DEPTH, KeptQuality, measure_kept, reads
 from edge_llm.bench.synthetic import SHAPES
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.models import describe
-from edge_llm.quant.kv import FLOAT32, KVScheme, kv_schemes
+from edge_llm.models.layer import Decoder
+from edge_llm.quant.kv import FLOAT32, kv_schemes
 from edge_llm.sources import open_source
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,11 +31,10 @@ from plants import PLANTS, PlantedModel  # noqa: E402
 
 SCHEMES = (
     "float16,int8,int8-channel,int8-channel/int8,int8-residual,int6,int4,int4-channel,int4-channel/int4,int4-hadamard,"
-    "int8/int6,int8/int4,int8/float32,float32/int8,int6/float32,float32/int6,int4/float32,float32/int4"
+    "int8/int6,int8/int4,int8/float32,float32/int8,int6/float32,float32/int6,int4/float32,float32/int4,int4-channel/float32"
 )
 TOKENS = 6000
 PLANT = "keys x30"
-DEPTH = 4096
 LAYER_BITS = {"INT8": 8.1, "4 bits": 4.4}
 """Per weight of the layers, everything counted (`edge-llm show`)."""
 HEAD_BITS = 8.1
@@ -84,29 +84,23 @@ def quality_table(found: Sequence[KeptQuality]) -> list[str]:
 
 def bytes_table() -> list[str]:
     """Of every scheme the bytes of keys and values at `DEPTH`, and all that a token reads over what it reads with INT8 ones."""
-    (today,) = kv_schemes("int8")
+    decoders = {name: describe(config) for name, config in SHAPES.items()}
     rows = []
     for scheme in kv_schemes(SCHEMES):
         if FLOAT32 in scheme.name:
             continue
         cells = []
-        for config in SHAPES.values():
-            kept, now = DEPTH * token_bytes(scheme, config), DEPTH * token_bytes(today, config)
-            shares = [(kept + read) / (now + read) for read in weight_bytes(config)]
+        for decoder in decoders.values():
+            kept = DEPTH * scheme.token_bytes(decoder.attentions)
+            shares = [reads(scheme, decoder.attentions, weights) for weights in weight_bytes(decoder)]
             cells.append(" · ".join([f"{kept / 1e6:.0f} MB", *(f"{share:.3f}" for share in shares)]))
         rows.append([scheme.name, *cells])
-    return table(["keys/values", *SHAPES], rows)
+    return table(["keys/values", *decoders], rows)
 
 
-def token_bytes(scheme: KVScheme, config: ModelConfig) -> float:
-    """Of the keys and values of one token in all layers."""
-    per_value = (scheme.keys.bits(config.head_dim) + scheme.values.bits(config.head_dim)) / 8
-    return config.num_layers * config.num_kv_heads * config.head_dim * per_value
-
-
-def weight_bytes(config: ModelConfig) -> list[float]:
+def weight_bytes(decoder: Decoder) -> list[float]:
     """That a token reads, for each of `LAYER_BITS`."""
-    linears = {name: linear.rows * linear.columns for name, linear in describe(config).linears().items()}
+    linears = {name: linear.rows * linear.columns for name, linear in decoder.linears().items()}
     output = linears.pop("output")
     return [(output * HEAD_BITS + sum(linears.values()) * bits) / 8 for bits in LAYER_BITS.values()]
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_llm.bench.kept import find_folds, kept_table, measure_kept
+from edge_llm.bench.kept import find_folds, kept_table, measure_kept, reads
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.float_assembly import float_model
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.paths import builtin_bundle
 from edge_llm.quant.kv import kv_schemes
 from edge_llm.text.tokenizer import Tokenizer
@@ -73,6 +74,16 @@ def test_folds_of_the_bundle_are_found_again(loud_keys, tokens):
         assert all((each.keys[:, :16] == each.keys[:, 16:]).all() for each in found)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_folds_are_found_again_through_biases_and_through_norms_of_keys(family, tiny_model, tmp_path):
+    source = PlantedModel(tiny_model(family)).write(tmp_path / "source", PLANTS["keys x30"])
+    with open_bundle(import_model(source, target=tmp_path / "bundle")) as bundle:
+        model = float_model(bundle)
+        ids = np.random.default_rng(3).integers(0, bundle.config.vocab_size, 200).tolist()
+        found = find_folds(model, ResidentWeights(bundle), ids, ThreadPool(1))
+    assert all((each.keys > 0).all() and each.keys.max() / np.median(each.keys) > 5 for each in found)
+
+
 def test_a_loud_pair_of_keys_costs_nothing_where_it_is_folded(loud_keys, tokens):
     plain = divergence(builtin_bundle(), "int8,int4", tokens)
     folded, uneven = (divergence(loud_keys[fold], "int8,int4", tokens) for fold in (True, False))
@@ -83,7 +94,16 @@ def test_a_loud_pair_of_keys_costs_nothing_where_it_is_folded(loud_keys, tokens)
 
 def test_table(tokens):
     found = measure_kept(builtin_bundle(), RuntimeConfig(threads=1), kv_schemes("int8/int4"), tokens[:100], 256, 0)
-    head, line, where = kept_table(found).splitlines()
-    assert head.split() == ["keys/values", "bits", "KL", "perplexity", "top-1"]
+    head, line, where, _ = kept_table(found).splitlines()
+    assert head.split() == ["keys/values", "bits", "KL", "perplexity", "top-1", "MB", "reads"]
     assert line.split()[:2] == ["int8/int4", "8.50/4.50"]
-    assert where == "against the float model, on 100 tokens"
+    assert where.startswith("against the float model, on 100 tokens; MB of keys and values at a depth of 4096")
+
+
+def test_int8_takes_the_bytes_of_the_pages_that_hold_it():
+    with open_bundle(builtin_bundle()) as bundle:
+        attentions = bundle.decoder.attentions
+    (int8,), (half,) = kv_schemes("int8"), kv_schemes("float16/int8")
+    assert int8.token_bytes(attentions) * PAGE_TOKENS == page_bytes(attentions)
+    assert reads(int8, attentions, 1e6) == 1.0
+    assert reads(half, attentions, 1e6) > reads(half, attentions, 1e7) > 1.0

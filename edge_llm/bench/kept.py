@@ -14,20 +14,25 @@ from pathlib import Path
 import numpy as np
 
 from edge_llm.bench.quality import Quality, compare
+from edge_llm.bench.roofs import Costs
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults
 from edge_llm.engine.float_assembly import bundle_layer, float_model
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.layout import KEY_OFFSET
+from edge_llm.models.layer import Attention
 from edge_llm.models.reference import FloatModel, Keep, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.paths import find_bundle
 from edge_llm.progress import CountProgress
-from edge_llm.quant.kv import KVScheme
+from edge_llm.quant.kv import KVScheme, kv_schemes
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.weights.resident import ResidentWeights
 from kernels import ThreadPool
 
+DEPTH = 4096
+(TODAY,) = kv_schemes("int8")
+"""What the host has."""
 FOLD_TOKENS = 256
 """Tokens by which folds are found again."""
 
@@ -40,6 +45,10 @@ class KeptQuality:
     key_bits: float
     value_bits: float
     """Bits per value, with all scales."""
+    kv_bytes: int
+    """Of the keys and values of `DEPTH` tokens."""
+    reads: float
+    """What a token of generation reads at `DEPTH`, over what it reads with `TODAY`: a bound on the gain in speed."""
     quality: Quality
 
 
@@ -78,31 +87,47 @@ def measure_kept(
         runtime = fill_defaults(runtime, bundle.config)
         assert runtime.context is not None and runtime.threads is not None
         model = float_model(bundle)
+        read = Costs.of_bundle(bundle).weight_bytes
         folds = find_folds(model, ResidentWeights(bundle), tokens[: min(FOLD_TOKENS, window)], ThreadPool(runtime.threads))
     oracle = FloatRunner(model, runtime.context)
-    dims = {attention.head_dim for attention in model.decoder.attentions}
+    attentions = model.decoder.attentions
     found = []
     for done, scheme in enumerate(schemes):
         if progress is not None:
             progress(done, len(schemes))
         runner = FloatRunner(model.keeping([fold.kept(scheme) for fold in folds]), runtime.context)
         quality = compare(runner, oracle, tokens, window, bos)
-        bits = [max(map(each.bits, dims)) for each in (scheme.keys, scheme.values)]
-        found.append(KeptQuality(scheme.name, bits[0], bits[1], quality))
+        key_bits, value_bits = (max(each.bits(one.head_dim) for one in attentions) for each in (scheme.keys, scheme.values))
+        kept = round(DEPTH * scheme.token_bytes(attentions))
+        found.append(KeptQuality(scheme.name, key_bits, value_bits, kept, reads(scheme, attentions, read), quality))
     if progress is not None:
         progress(len(schemes), len(schemes))
     return found
 
 
+def reads(scheme: KVScheme, attentions: Sequence[Attention], weight_bytes: float) -> float:
+    """`KeptQuality.reads` of a model that reads ``weight_bytes`` of weights for a token."""
+    now, today = (weight_bytes + DEPTH * each.token_bytes(attentions) for each in (scheme, TODAY))
+    return now / today
+
+
 def kept_table(found: Sequence[KeptQuality]) -> str:
     """``found`` for people, a line each."""
-    head = f"{'keys/values':26}{'bits':>13}{'KL':>12}{'perplexity':>12}{'top-1':>10}"
+    head = f"{'keys/values':26}{'bits':>13}{'KL':>12}{'perplexity':>12}{'top-1':>10}{'MB':>8}{'reads':>9}"
     lines = [
         f"{each.scheme:26}{f'{each.key_bits:.2f}/{each.value_bits:.2f}':>13}{each.quality.mean_kl:12.6f}"
         f"{f'x{each.quality.perplexity / each.quality.float_perplexity:.5f}':>12}{each.quality.top1_agreement:>10.2%}"
+        f"{each.kv_bytes / 1e6:8.1f}{f'x{each.reads:.3f}':>9}"
         for each in found
     ]
-    return "\n".join([head, *lines, f"against the float model, on {found[0].quality.tokens} tokens"])
+    return "\n".join(
+        [
+            head,
+            *lines,
+            f"against the float model, on {found[0].quality.tokens} tokens; MB of keys and values at a depth of {DEPTH},",
+            f"and what a token of generation reads there over what it reads with {TODAY.name} ones",
+        ]
+    )
 
 
 def find_folds(model: FloatModel, weights: ResidentWeights, tokens: Sequence[int], pool: ThreadPool) -> list[Folded]:

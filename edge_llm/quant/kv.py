@@ -8,7 +8,7 @@ by several tokens, they are read as they are once all of them are there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +17,7 @@ import numpy as np
 from edge_llm.config import KV_ALIASES
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
+from edge_llm.models.layer import Attention
 from edge_llm.quant.scheme import MAX_FLOAT16, rounded_kv
 
 BLOCK = 32
@@ -134,6 +135,13 @@ class KVScheme:
     name: str
     keys: Kept
     values: Kept
+
+    def token_bytes(self, attentions: Iterable[Attention]) -> float:
+        """Of the keys and values of one token in the layers with ``attentions``."""
+        return sum(
+            one.kv_heads * one.head_dim * (self.keys.bits(one.head_dim) + self.values.bits(one.head_dim)) / 8
+            for one in attentions
+        )
 
 
 def kv_schemes(text: str) -> list[KVScheme]:
