@@ -80,6 +80,11 @@ def is_folder(path: Path) -> bool:
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files in ``folder``."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 class RegularFile:
     """An open regular file that must not change while it is read.
 

@@ -15,8 +15,9 @@ import pytest
 
 from edge_llm.cli import piped
 from edge_llm.cli.main import run
-from edge_llm.cli.terminal import LINES_PER_SECOND, _progress_lines, _say_stages
+from edge_llm.cli.terminal import LINES_PER_SECOND, _progress_lines, _say_stages, _so_far
 from edge_llm.paths import builtin_bundle, models_folder
+from edge_llm.progress import Pace
 
 WRITING = (
     "chat builtin -n 2", "--help", "--version", "serve --help", "list", "list --json", "show builtin", "doctor",
@@ -188,7 +189,32 @@ def test_a_log_is_told_how_far_a_long_stage_is(capsys: pytest.CaptureFixture[str
     say("output", 0, 1)
     for done in (6, 8):
         say("layers", done, 8)
-    assert capsys.readouterr().err.splitlines() == ["layers ...", "layers 25% ...", "output ...", "layers 75% ..."]
+    assert capsys.readouterr().err.splitlines() == [
+        "layers ...", "layers 2 of 8, 1:33 left ...", "output ...", "layers 6 of 8, 0:30 left ...",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stage", "done", "total", "left", "said"),
+    [
+        ("layers", 3, 24, None, "3 of 24"),
+        ("layers", 3, 24, 59.6, "3 of 24, 1:00 left"),
+        ("layers", 3, 24, 7322.0, "3 of 24, 2:02:02 left"),
+        ("layers", 24, 24, 0.0, "24 of 24"),
+        ("download", 5, 1000, 3.0, "0%, 0:03 left"),
+        ("digest", 0, 0, None, "100%"),
+    ],
+)
+def test_how_far_a_stage_is_and_how_long_it_takes(stage: str, done: int, total: int, left: float | None, said: str) -> None:
+    assert _so_far(stage, done, total, left) == said
+
+
+def test_time_is_told_from_where_a_stage_began() -> None:
+    """An import that goes on begins in the middle of a stage."""
+    pace = Pace()
+    assert pace.seconds_left("layers", 20, 24, 5.0) is None
+    assert pace.seconds_left("output", 0, 1, 6.0) is None
+    assert pace.seconds_left("layers", 22, 24, 15.0) == 10.0
 
 
 def test_a_program_is_told_the_first_the_last_and_not_too_much(capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +224,9 @@ def test_a_program_is_told_the_first_the_last_and_not_too_much(capsys: pytest.Ca
     for done in (0, 1, 2, 3, 4):
         say("download", done, 4)
     rows = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    left = [row.pop("seconds_left", None) for row in rows]
     assert rows == [{"stage": "download", "done": done, "total": 4} for done in (0, 2, 4)]
+    assert left == [None, 0.1, 0.0]
 
 
 def test_a_program_follows_an_import(tiny_model: Any, edge_llm_home: Path) -> None:
@@ -210,5 +238,5 @@ def test_a_program_follows_an_import(tiny_model: Any, edge_llm_home: Path) -> No
     assert lines[-1] == "imported as mine; chat with `edge-llm chat mine`"
     assert {"digest", "layers"} <= {row["stage"] for row in rows}
     last = {row["stage"]: row for row in rows}
-    assert all(set(row) == {"stage", "done", "total"} and row["done"] <= row["total"] for row in rows)
+    assert all(set(row) - {"seconds_left"} == {"stage", "done", "total"} and row["done"] <= row["total"] for row in rows)
     assert last["layers"]["done"] == last["layers"]["total"]

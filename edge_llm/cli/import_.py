@@ -60,6 +60,7 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
 @click.option("--keep-float", is_flag=True, help="Keep the float weights in the bundle, for --float and perplexity.")
 @click.option("--revision", help="Branch, tag or commit of a hub id; default: main.")
 @click.option("--overwrite", is_flag=True, help="Replace a model of the same name.")
+@click.option("--fresh", is_flag=True, help="Start anew where the same import was stopped.")
 @progress_option
 def import_command(
     source: str,
@@ -75,12 +76,14 @@ def import_command(
     keep_float: bool,
     revision: str | None,
     overwrite: bool,
+    fresh: bool,
     progress_form: str,
 ) -> None:
     """Turn SOURCE into a local model: a Hugging Face folder, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct.
 
     Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even, quantizes
     to INT8 and keeps outliers in float where that is worth its time.  A half-written model is never visible.
+    Stopped by Ctrl-C, its end or a full disk, the same command goes on where it was, and gives the same model.
     """
     if bits is not None and weights != AUTO:
         raise UsageError(f"--bits is for --weights {AUTO}", param="bits")
@@ -101,6 +104,7 @@ def import_command(
             weights=layer_bits,
             keep_float=keep_float,
             overwrite=overwrite,
+            fresh=fresh,
             progress=draw,
             notice=note,
         )

@@ -16,15 +16,15 @@ from edge_llm.cli.weights import weights_lines, weights_report
 from edge_llm.convert import sensitive
 from edge_llm.convert.staging import discard
 from edge_llm.decoding.defaults import generation_defaults
-from edge_llm.engine.library import InstalledModel, folder_bytes, installed_models
+from edge_llm.engine.library import InstalledModel, installed_models
 from edge_llm.errors import ModelNotFound, UsageError
-from edge_llm.files import is_folder, shown
+from edge_llm.files import folder_bytes, is_folder, shown
 from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.formats.leftovers import clear_leftovers
+from edge_llm.formats.leftovers import clear_leftovers, remove_stopped, stopped_imports
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.models import describe
-from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path, find_bundle, prefix_cache_folder
+from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path, find_bundle, models_folder, prefix_cache_folder
 
 
 @click.command("list")
@@ -32,6 +32,7 @@ from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path, find_bundle, prefix_
 def list_command(as_json: bool) -> None:
     """List the models that are here."""
     models = installed_models()
+    _tell_stopped()
     if as_json:
         say_json([_summary(model) for model in models])
         return
@@ -99,13 +100,27 @@ def rm_command(model: str, yes: bool) -> None:
         raise UsageError("the built-in model is part of the program and cannot be removed", param="model")
     folder = bundle_path(model)
     clear_leftovers(folder.parent)
+    stopped = remove_stopped(folder)
+    if stopped:
+        note(f"removed what is done of a stopped import of {model}")
     if not is_folder(folder):
+        if stopped:
+            return
         raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here")
     if not yes and has_person():
         click.confirm(f"Remove {model} ({_mebibytes(folder_bytes(folder))})?", abort=True, err=True)
     _forget_prefixes(folder)  # first: pages of a model that is gone would wait for somebody to prune them
     discard(folder)
     note(f"removed {model}")
+
+
+def _tell_stopped() -> None:
+    """Say which imports were stopped and may go on."""
+    for name, folder in stopped_imports(models_folder()).items():
+        note(
+            f"an import of {shown(name)} was stopped ({_mebibytes(folder_bytes(folder))} are kept): the same `edge-llm import` "
+            f"goes on from there, `edge-llm rm {shown(name)}` removes it"
+        )
 
 
 def _forget_prefixes(folder: Path) -> None:

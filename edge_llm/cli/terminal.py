@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from edge_llm.files import printable
-from edge_llm.progress import StageProgress
+from edge_llm.progress import IN_BYTES, Pace, StageProgress
 
 SAY_PROGRESS_SECONDS = 30.0
 """How often a log is told how far a long stage is."""
@@ -62,35 +62,49 @@ def progress_bar() -> Iterator[StageProgress]:
         yield _say_stages()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-    with Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.fields[so_far]}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, int] = {}
+        pace = Pace()
 
         def draw(stage: str, done: int, total: int) -> None:
+            so_far = _so_far(stage, done, total, pace.seconds_left(stage, done, total, time.monotonic()))
             if stage not in tasks:
-                tasks[stage] = int(bar.add_task(stage, total=total))
-            bar.update(tasks[stage], completed=done, total=total)  # type: ignore[arg-type]
+                tasks[stage] = int(bar.add_task(stage, total=total, so_far=so_far))
+            bar.update(tasks[stage], completed=done, total=total, so_far=so_far)  # type: ignore[arg-type]
 
         yield draw
 
 
 def _say_stages(clock: Callable[[], float] = time.monotonic) -> StageProgress:
     said: dict[str, float] = {}
+    pace = Pace()
 
     def say(stage: str, done: int, total: int) -> None:
         now = clock()
+        left = pace.seconds_left(stage, done, total, now)
         if stage not in said:
-            note(f"{stage} ...")
+            note(f"{stage} ..." if not done or stage in IN_BYTES else f"{stage} {_so_far(stage, done, total, left)} ...")
         elif done < total and now - said[stage] >= SAY_PROGRESS_SECONDS:
-            note(f"{stage} {done / total:.0%} ...")
+            note(f"{stage} {_so_far(stage, done, total, left)} ...")
         else:
             return
         said[stage] = now
 
     return say
+
+
+def _so_far(stage: str, done: int, total: int, seconds_left: float | None) -> str:
+    """How far a stage is, and how long it takes, if that is known."""
+    share = f"{done / total if total else 1:.0%}" if stage in IN_BYTES else f"{done} of {total}"
+    if seconds_left is None or done >= total:
+        return share
+    minutes, seconds = divmod(round(seconds_left), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{share}, {f'{hours}:{minutes:02}' if hours else minutes}:{seconds:02} left"
 
 
 progress_option = click.option(
@@ -99,7 +113,8 @@ progress_option = click.option(
     type=click.Choice(["auto", "json"]),
     default="auto",
     show_default=True,
-    help='auto: for a person.  json: lines {"stage", "done", "total"} on stderr, for a program; its other lines are notes.',
+    help='auto: for a person.  json: lines {"stage", "done", "total"} on stderr, with "seconds_left" once that is known, for '
+    "a program; its other lines are notes.",
 )
 
 
@@ -115,13 +130,16 @@ def progress_as(form: str) -> Iterator[StageProgress]:
 
 def _progress_lines(clock: Callable[[], float] = time.monotonic) -> StageProgress:
     said: dict[str, float] = {}
+    pace = Pace()
 
     def say(stage: str, done: int, total: int) -> None:
         now = clock()
+        left = pace.seconds_left(stage, done, total, now)
         if stage in said and done < total and now - said[stage] < 1 / LINES_PER_SECOND:
             return
         said[stage] = now
-        note(json.dumps({"stage": stage, "done": done, "total": total}))  # which flushes
+        known = {} if left is None else {"seconds_left": round(left, 1)}
+        note(json.dumps({"stage": stage, "done": done, "total": total, **known}))  # which flushes
 
     return say
 

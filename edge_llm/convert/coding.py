@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +78,14 @@ class Coder:
         """Before the first layer; ``sequences`` are token ids int64 [T]."""
         embedding = read_embedding(source, decoder)
         return cls([embedding[ids] for ids in sequences], RopeTables(max(len(ids) for ids in sequences)))
+
+    def position(self) -> dict[str, object]:
+        """What `go_on` needs to go on from here."""
+        return {"states": self.states, "fitted": self.fitted, "rounded": self.rounded}
+
+    def go_on(self, position: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.states, self.fitted, self.rounded = position["states"], position["fitted"], position["rounded"]
 
     def run(
         self, layer: Layer, weights: LayerWeights, kept: Mapping[str, Treatment], name: str, pool: Executor

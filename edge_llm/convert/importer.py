@@ -7,8 +7,9 @@
     -> manifest -> rename
 
 At any time about one layer is in memory, beside the embedding while it is quantized.  The bundle grows in a hidden
-folder beside its place and appears by a rename, so a half-written one is never visible; whatever goes wrong, Ctrl-C
-included, the folder goes, and the next import clears what a killed one left behind.
+folder beside its place and appears by a rename, so a half-written one is never visible.  An import that is stopped, by
+Ctrl-C, its end or a full disk, leaves the folder, with all that it found out; the same import then goes on from there, and
+gives the same bytes (`unfinished`).
 
     path = import_model("~/models/qwen2.5-0.5b", name="qwen")
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,17 +30,18 @@ from edge_llm.convert.allocate import LayerBits, allocate, coded, that_fit
 from edge_llm.convert.calibrate import CalibrationText, calibration_sequences, read_calibration
 from edge_llm.convert.choose import Outliers, choose
 from edge_llm.convert.coding import Coder
-from edge_llm.convert.staging import Staging
+from edge_llm.convert.float_copy import float_copy
+from edge_llm.convert.saved import Saved
 from edge_llm.convert.survey import Survey, Wishes, survey_model
-from edge_llm.convert.trial import Choice, losses
+from edge_llm.convert.trial import Choice, Measure, losses
+from edge_llm.convert.unfinished import Unfinished
 from edge_llm.convert.usable import check_usable
-from edge_llm.convert.writing import write_weights
+from edge_llm.convert.writing import Written, write_weights, written_before
 from edge_llm.errors import EdgeLLMError, StorageError, UsageError
-from edge_llm.files import shown
+from edge_llm.files import folder_bytes, shown
 from edge_llm.formats.bundle import open_bundle, read_manifest
 from edge_llm.formats.bundle_writer import BundleWriter
-from edge_llm.formats.leftovers import clear_leftovers
-from edge_llm.formats.safetensors import safetensors_header
+from edge_llm.formats.leftovers import clear_leftovers, remove_stopped
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.weights import (
@@ -58,7 +60,6 @@ from edge_llm.quant.profile import (
     naive_treatment,
     treatments,
 )
-from edge_llm.quant.scheme import MAX_FLOAT16
 from edge_llm.quant.shadow import Treatment
 from edge_llm.schemes import scheme_of
 from edge_llm.sources import Source, open_source
@@ -85,6 +86,7 @@ def import_model(
     fold: bool = True,
     weights: LayerBits | None = None,
     overwrite: bool = False,
+    fresh: bool = False,
     progress: StageProgress | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> Path:
@@ -95,11 +97,11 @@ def import_model(
     the float weights (float16) into the bundle.  outliers: what is done about them (default: as few shadows as the
     budget allows).  fold: make uneven channels even first, by factors that cancel.  weights: how many bits the layers get
     (default: INT8).  overwrite: replace another model of
-    this name.  notice: told what is worth a line.
+    this name.  fresh: do not go on where the same import was stopped.  notice: told what is worth a line.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
     Raises `UsageError` (a name that is taken), `ModelNotFound`, `InvalidModel`, `UnsupportedModel`, `HubError` or
-    `StorageError`; then nothing is left behind.
+    `StorageError`; after the last, as after Ctrl-C, what is done is kept for the same import, else nothing.
     """
     if name == BUILTIN_MODEL_NAME and target is None:
         raise UsageError("`builtin` is the built-in model; choose another `--name`", param="name")
@@ -112,6 +114,8 @@ def import_model(
     with open_source(source, revision=revision, progress=tell_progress) as opened:
         _refuse_overlap(Path(opened.place), target)
         clear_leftovers(target.parent)
+        if fresh:
+            remove_stopped(target)
         job = _Job(opened, text, keep_float, outliers or Outliers(), fold, weights or LayerBits(), tell_progress, tell)
         state = _existing(target, job)
         if state == "unfolded" and not overwrite:
@@ -123,14 +127,18 @@ def import_model(
             return target
         if state == "other" and not overwrite:
             raise _taken(target)
-        with Staging(target) as staging:
-            _check_space(staging.path, job)
-            with recycled():
-                job.write(staging.path)
-            opened.check_unchanged()
-            if not staging.publish(replace=overwrite or state == "damaged") and _existing(target, job) != "same":
-                raise _taken(target)  # another import was faster, with another model
+        _make(target, job, replace=overwrite or state == "damaged")
     return target
+
+
+def _make(target: Path, job: _Job, *, replace: bool) -> None:
+    with Unfinished(target, job.facts, job.notice) as unfinished:
+        _check_space(unfinished.folder, job)
+        with recycled():
+            job.write(unfinished.bundle, unfinished.saved)
+        job.source.check_unchanged()
+        if not unfinished.publish(replace=replace) and _existing(target, job) != "same":
+            raise _taken(target)  # another import was faster, with another model
 
 
 def _taken(target: Path) -> UsageError:
@@ -182,7 +190,9 @@ def _check_space(folder: Path, job: _Job) -> None:
     needed = int(1.02 * job.decoder.parameters) + 2**20
     if job.keep_float:
         needed += 2 * job.decoder.parameters
-    free = shutil.disk_usage(folder).free
+    if job.weights.kind != INT8:
+        needed += 2 * 4 * MAX_CODED_TOKENS * job.decoder.hidden_size
+    free = shutil.disk_usage(folder).free + folder_bytes(folder)
     if free < needed:
         raise StorageError(
             f"the bundle needs about {needed / 1e6:.0f} MB in `{folder.parent}`, where {free / 1e6:.0f} MB are free; "
@@ -229,19 +239,35 @@ class _Job:
         """As a manifest holds it; bundles from before there were folds say nothing."""
         return "even" if self.fold else "none"
 
-    def write(self, folder: Path) -> None:
-        """Write the whole bundle into the empty ``folder``."""
+    @property
+    def facts(self) -> dict[str, str]:
+        """All that the bytes of the bundle depend on."""
+        return {
+            "digest": self.digest,
+            "calibration": self.text.digest,
+            "outliers": str(self.outliers),
+            "folds": self.folds,
+            "weights": str(self.weights),
+            "float": str(self.keep_float),
+            "version": _version(),
+            "numpy": np.__version__,
+        }
+
+    def write(self, folder: Path, saved: Saved) -> None:
+        """Write the bundle into ``folder``, going on from what is ``saved``."""
         sequences = calibration_sequences(self.text.text, self.tokenizer, self.config)
         tokens = sum(len(ids) for ids in sequences)
         if tokens < FEW_TOKENS:
             self.notice(f"the calibration text has only {tokens} tokens; with {FEW_TOKENS} or more, INT8 is nearer to float")
         wishes = Wishes(self._treat, self.fold, self.asked)
-        survey = survey_model(self.source, self.decoder, self.config.context, sequences, wishes, self.progress)
+        survey = survey_model(self.source, self.decoder, self.config.context, sequences, wishes, saved, self.progress)
         self._tell_folds(survey.found_folds)
-        chosen, figures = choose(self.outliers, self.asked, survey, partial(self._measure, survey), self.notice)
-        kept = self._in_scheme(chosen, survey)
-        with BundleWriter(folder) as writer:
-            figures = {**figures, **self._write_weights(writer, kept, survey)}
+        measure = partial(self._measure, survey, saved)
+        chosen, figures = choose(self.outliers, self.asked, survey, measure, self.notice)
+        kept = self._in_scheme(chosen, partial(measure, enough=-math.inf))
+        written = written_before(folder, saved)
+        with BundleWriter(folder, written.tensors) as writer:
+            figures = {**figures, **self._write_weights(writer, kept, survey, saved, written)}
             self._write_files(writer)
             profile = OutlierProfile(
                 calibration=self.text.digest,
@@ -264,7 +290,7 @@ class _Job:
                 created_with=_version(),
             )
 
-    def _in_scheme(self, chosen: Mapping[str, Treatment], survey: Survey) -> dict[str, Treatment]:
+    def _in_scheme(self, chosen: Mapping[str, Treatment], measure: Measure) -> dict[str, Treatment]:
         """What was ``chosen`` for INT8, with the layers' linears in the weights that were asked for."""
         if self.weights.kind == INT8:
             return dict(chosen)
@@ -274,17 +300,23 @@ class _Job:
             self.notice(f"{len(linears) - len(whole)} linears stay INT8: their input channels are no multiple of 4")
         if self.weights.kind == W4:
             return coded(chosen, [name for name in whole if name not in self.weights.fixed])
-        measure = partial(self._measure, survey, enough=-math.inf)
         return allocate(self.decoder, chosen, self.weights.bits, measure, self.weights.fixed)
 
     def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
 
-    def _measure(self, survey: Survey, stage: str, choices: Sequence[Choice], enough: float | None = None) -> list[float]:
+    def _measure(
+        self, survey: Survey, saved: Saved, stage: str, choices: Sequence[Choice], enough: float | None = None
+    ) -> list[float]:
         def tell(done: int, total: int) -> None:
             self.progress(stage, done, total)
 
-        return losses(self.source, self.decoder, survey, choices, self.outliers.budget if enough is None else enough, tell)
+        found = saved.load(stage)
+        if found is None:
+            enough = self.outliers.budget if enough is None else enough
+            found = losses(self.source, self.decoder, survey, choices, enough, tell)
+            saved.save(stage, found)
+        return list(found)
 
     def _tell_folds(self, found: Mapping[str, Fold]) -> None:
         """Say how many of the places were folded; where nothing was to be folded, nothing."""
@@ -311,10 +343,12 @@ class _Job:
         """The model with the weight schemes that its linears got."""
         return self.decoder.with_schemes({name: one.scheme for name, one in kept.items()})
 
-    def _write_weights(self, writer: BundleWriter, kept: Mapping[str, Treatment], survey: Survey) -> dict[str, float]:
+    def _write_weights(
+        self, writer: BundleWriter, kept: Mapping[str, Treatment], survey: Survey, saved: Saved, written: Written
+    ) -> dict[str, float]:
         """Write all weights; what 4-bit ones cost in percent of perplexity, if there are any."""
         coder = self._coder(kept)
-        cost = write_weights(writer, self.source, self._kept(kept), survey, kept, coder, self.progress)
+        cost = write_weights(writer, self.source, self._kept(kept), survey, kept, coder, self.progress, saved, written)
         if coder is None or cost is None:
             return {}
         self.notice(
@@ -336,22 +370,7 @@ class _Job:
             writer.add_file(name, [data])
         if self.keep_float:
             writer.add_file("source/config.json", [files["config.json"]])
-            writer.add_file("source/model.safetensors", self._float_copy())
-
-    def _float_copy(self) -> Iterator[bytes | np.ndarray]:
-        """The tensors that are used, as a safetensors file: matrices in float16 where they fit, the rest in float32."""
-        names = [name for name in self.source.names() if name not in set(self.unused)]
-        kinds: dict[str, str] = {}
-        for name in names:
-            matrix = len(self.source.shape(name)) > 1
-            kinds[name] = "F16" if matrix and np.abs(self.source.read(name)).max(initial=0) <= MAX_FLOAT16 else "F32"
-        yield safetensors_header((name, kinds[name], self.source.shape(name)) for name in names)
-        for done, name in enumerate(names):
-            self.progress("copy", done, len(names))
-            values = self.source.read(name)
-            data = values.astype(np.float16) if kinds[name] == "F16" else values
-            yield data.reshape(-1).view(np.uint8)
-        self.progress("copy", len(names), len(names))
+            writer.add_file("source/model.safetensors", float_copy(self.source, self.unused, self.progress))
 
 
 def _version() -> str:

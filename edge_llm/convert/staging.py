@@ -56,19 +56,27 @@ class Staging:
 
     def publish(self, *, replace: bool) -> bool:
         """Move the folder into place, durably.  False when something is there and ``replace`` is not set."""
-        with storage_errors(self.target):
-            if not move(self.path, self.target):
-                if not replace:
-                    return False
-                _replace(self.path, self.target)
-        sync_folder(self.target.parent)
-        return True
+        return publish(self.path, self.target, replace=replace)
 
     def _remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def publish(folder: Path, target: Path, *, replace: bool) -> bool:
+    """Move ``folder`` to ``target``, durably.  False when something is there and ``replace`` is not set.
+
+    What it replaces lies in ``folder`` afterwards, or is gone.
+    """
+    with storage_errors(target):
+        if not move(folder, target):
+            if not replace:
+                return False
+            _replace(folder, target)
+    sync_folder(target.parent)
+    return True
 
 
 def discard(target: Path) -> None:

@@ -14,6 +14,7 @@ from edge_llm.convert.calibrate import key_offset, run_layer
 from edge_llm.convert.folds import FEW_ROWS, Calibration, FoldedLayer, choose_folds, fold_linear, judged, unfolded
 from edge_llm.convert.layer_folds import Factors, fold_layer
 from edge_llm.convert.parallel import workers
+from edge_llm.convert.saved import Saved
 from edge_llm.errors import InvalidModel
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.reference import rms_norm
@@ -90,25 +91,33 @@ class _LayerSurvey:
 
 
 def survey_model(
-    source: WeightSource, decoder: Decoder, context: int, sequences: list[np.ndarray], wishes: Wishes, progress: StageProgress
+    source: WeightSource,
+    decoder: Decoder,
+    context: int,
+    sequences: list[np.ndarray],
+    wishes: Wishes,
+    saved: Saved,
+    progress: StageProgress,
 ) -> Survey:
     """Run ``sequences`` through the float model, a layer at a time; fold what pays, and see what is left to treat.
 
-    ``context`` is the longest sequence that the model was made for.
+    ``context`` is the longest sequence that the model was made for.  Goes on after the layers whose survey was ``saved``.
     """
     embedding = read_embedding(source, decoder)
     embedded = [embedding[ids] for ids in sequences]
     del embedding
     lengths = [len(ids) for ids in sequences]
-    states, tables = embedded, RopeTables(max(lengths))
-    found: list[_LayerSurvey] = []
+    tables = RopeTables(max(lengths))
+    found, states = _saved_layers(saved) or ([], embedded)
     with workers() as pool:
-        for index, layer in enumerate(decoder.layers):
+        for index in range(len(found), len(decoder.layers)):
             progress("calibration", index, len(decoder.layers))
+            layer = decoder.layers[index]
             weights = read_layer(source, layer)
             run = run_layer(states, layer, weights, tables, f"layers.{index}", pool, spacing(sum(lengths), FEW_ROWS))
             states, calibration = run.states, Calibration(run.seen, run.products, lengths, tables, context)
             found.append(_survey_layer(layer, weights, calibration, wishes, f"layers.{index}", pool))
+            _save_layer(saved, found, states)
         gain = read_final_norm(source, decoder)
         with np.errstate(all="ignore"):
             states = [rms_norm(state, gain, decoder.norm.eps) for state in states]
@@ -125,6 +134,22 @@ def survey_model(
         output_fold=output_fold,
         found_folds=_named(one.folded.found for one in found) | found_fold,
     )
+
+
+def _save_layer(saved: Saved, found: list[_LayerSurvey], states: list[np.ndarray]) -> None:
+    """Save the last survey that was ``found``, and the hidden ``states`` after its layer."""
+    saved.save(f"survey {len(found) - 1}", found[-1])
+    saved.save("survey", {"layers": len(found), "states": states})
+
+
+def _saved_layers(saved: Saved) -> tuple[list[_LayerSurvey], list[np.ndarray]] | None:
+    """The surveys of the first layers and the hidden states after them, if they were saved."""
+    last = saved.load("survey")
+    if last is None:
+        return None
+    kinds = (_LayerSurvey, FoldedLayer, Fold, Treatment)
+    found = [saved.load(f"survey {index}", *kinds) for index in range(last["layers"])]
+    return None if None in found else (found, last["states"])
 
 
 def _named(of_layers: Iterable[Mapping[str, Found]]) -> dict[str, Found]:

@@ -122,6 +122,14 @@ class Trial:
         look_up(BlockWeights({"embedding": table}, {}), {HIDDEN: hidden}, rows, None)
         return hidden
 
+    def position(self) -> list[np.ndarray]:
+        """The states of every choice float32 [tokens, hidden], from which `go_on` goes on."""
+        return self._states
+
+    def go_on(self, position: list[np.ndarray]) -> None:
+        """Go on from there."""
+        self._states = position
+
     def run_layer(self, index: int, weights: LayerWeights, pool: Executor, made: Made = NOTHING_MADE) -> None:
         """Carry the states of every choice through layer ``index`` with the float ``weights``; some linears are ``made``."""
         layer, prefix = self._decoder.layers[index], f"layers.{index}."

@@ -5,17 +5,23 @@ W4 linears are fitted to the calibration text on the way (`coding`), and what th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.parallel import workers
+from edge_llm.convert.saved import Saved
 from edge_llm.convert.survey import NO_CHANNELS, Survey
 from edge_llm.convert.trial import Trial
-from edge_llm.formats.bundle_writer import BundleWriter
-from edge_llm.formats.layout import KEY_OFFSET, layer_tensors
+from edge_llm.formats.bundle_writer import BundleWriter, holds, storage_errors
+from edge_llm.formats.layout import KEY_OFFSET, TensorRange, layer_tensors
+from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding, read_final_norm, read_output
 from edge_llm.progress import StageProgress
@@ -23,6 +29,35 @@ from edge_llm.quant.shadow import Treatment
 from edge_llm.schemes import int8, scheme_of
 
 Arrays = Mapping[str, np.ndarray]
+_WRITTEN = "written"
+
+
+@dataclass(frozen=True)
+class Written:
+    """How far the weights of a bundle are written."""
+
+    tensors: Sequence[TensorRange] = ()
+    layers: int = 0
+    coder: Any = None
+    """Its position after these layers, and that of the trial, where there are any."""
+    trial: Any = None
+
+
+NOTHING_WRITTEN = Written()
+
+
+def written_before(folder: Path, saved: Saved) -> Written:
+    """What another process wrote of the bundle in ``folder``; whatever else lies there is removed."""
+    written = saved.load(_WRITTEN, Written, TensorRange)
+    if written is None or not holds(folder, written.tensors):
+        written = NOTHING_WRITTEN
+    for path in folder.iterdir():
+        with storage_errors(path):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != WEIGHTS or written is NOTHING_WRITTEN:
+                path.unlink()
+    return written
 
 
 def write_weights(
@@ -33,22 +68,31 @@ def write_weights(
     kept: Mapping[str, Treatment],
     coder: Coder | None,
     progress: StageProgress,
+    saved: Saved,
+    written: Written = NOTHING_WRITTEN,
 ) -> float | None:
-    """Write all weights of ``decoder``, whose linears have the schemes of what is ``kept``; ``coder`` fits its codes.
+    """Write the weights of ``decoder``, whose linears have the schemes of what is ``kept``; ``coder`` fits its codes.
 
+    Goes on after the layers that are ``written``; how far it gets is ``saved`` after each.
     Returns what the bundle costs in percent of perplexity on the calibration text where there is a coder, else None.
     """
     trial = Trial(decoder, survey, [kept]) if coder else None
-    if not decoder.tied:
+    if trial and coder and written.layers:
+        coder.go_on(written.coder)
+        trial.go_on(written.trial)
+    if not decoder.tied and not written.tensors:
         _add(writer, "embedding", int8.convert(read_embedding(source, decoder), NO_CHANNELS, "the embedding"))
     with workers() as pool:
-        for index, layer in enumerate(decoder.layers):
+        for index in range(written.layers, len(decoder.layers)):
             progress("layers", index, len(decoder.layers))
+            layer = decoder.layers[index]
             weights = survey.folded_layer(source, decoder, index, pool)
             coded = coder.run(layer, weights, kept, f"layers.{index}", pool) if coder else {}
             _write_layer(writer, f"layers.{index}", layer, weights, coded, kept, survey.key_offsets[index], pool)
             if trial:
                 trial.run_layer(index, weights, pool, coded)
+            positions = (coder.position(), trial.position()) if coder and trial else (None, None)
+            saved.save(_WRITTEN, Written(writer.written(), index + 1, *positions))
         progress("layers", len(decoder.layers), len(decoder.layers))
         progress("output", 0, 1)
         gain = read_final_norm(source, decoder)

@@ -8,6 +8,7 @@ from pathlib import Path
 from edge_llm.config import DEFAULT_CONTEXT
 from edge_llm.engine.cores import free_memory
 from edge_llm.errors import EdgeLLMError
+from edge_llm.files import folder_bytes
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.sizes import sizes
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
@@ -67,8 +68,3 @@ def _known(name: str, bundle: Bundle) -> InstalledModel:
         config.context,
         sizes(bundle).precision,
     )
-
-
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files in ``folder``."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

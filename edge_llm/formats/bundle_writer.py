@@ -6,7 +6,7 @@ import dataclasses
 import errno
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +40,19 @@ from kernels.checksum import crc32c
 
 
 class BundleWriter:
-    """Writes a bundle into ``folder`` (existing, empty); nothing is a bundle before `finish` has returned.
+    """Writes a bundle into ``folder``; nothing is a bundle before `finish` has returned.
 
-    ``add`` takes the tensors in the order of `tensor_layout`.  Every failed write raises `StorageError`.
+    The folder is empty, or what another writer left there, who got as far as ``written``: see `holds`.  ``add`` takes the
+    tensors in the order of `tensor_layout`.  Every failed write raises `StorageError`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, written: Sequence[TensorRange] = ()) -> None:
         self.folder = folder
-        self._tensors: list[TensorRange] = []
+        self._tensors = list(written)
         self._files: list[dict[str, Any]] = []
-        self._offset = 0
-        self._block = ""
-        self._out = _Output(folder / WEIGHTS)
+        self._offset = written[-1].offset + written[-1].nbytes if written else 0
+        self._block = _block_of(written[-1].name) if written else ""
+        self._out = Output(folder / WEIGHTS, self._offset)
 
     def __enter__(self) -> BundleWriter:
         return self
@@ -62,8 +63,7 @@ class BundleWriter:
     def add(self, name: str, array: np.ndarray) -> None:
         """Append one tensor."""
         array = np.ascontiguousarray(array)
-        parts = name.split(".")
-        block = ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+        block = _block_of(name)
         offset = align(self._offset, TENSOR_ALIGNMENT if block == self._block else BLOCK_ALIGNMENT)
         data = array.reshape(-1).view(np.uint8)
         self._out.write(bytes(offset - self._offset))
@@ -77,6 +77,11 @@ class BundleWriter:
         self._offset = offset + array.nbytes
         self._block = block
 
+    def written(self) -> list[TensorRange]:
+        """The tensors so far, which now are on the disk."""
+        self._out.sync()
+        return list(self._tensors)
+
     def add_file(self, name: str, chunks: Iterable[bytes | np.ndarray]) -> None:
         """Write the side file ``name`` (one of `SIDE_FILES` or `SOURCE_FILES`) from pieces: bytes or uint8 [n]."""
         if name not in SIDE_FILES + SOURCE_FILES:
@@ -85,7 +90,7 @@ class BundleWriter:
         with storage_errors(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)
         crc, size = 0, 0
-        with _Output(path) as out:
+        with Output(path) as out:
             for chunk in chunks:
                 out.write(chunk)
                 crc = combine_crc32c(crc, crc32c(chunk), len(chunk))
@@ -138,7 +143,7 @@ class BundleWriter:
             "tensors": [tensor_record(tensor) for tensor in tensors],
             "profile": dict(profile),
         }
-        with _Output(self.folder / MANIFEST) as out:
+        with Output(self.folder / MANIFEST) as out:
             out.write(encode_manifest(fields))
             out.sync()
         sync_folder(self.folder)
@@ -156,16 +161,42 @@ class BundleWriter:
         return self._tensors
 
 
-class _Output:
-    """A new file of mode 0600 that is written from front to back."""
+def holds(folder: Path, tensors: Sequence[TensorRange]) -> bool:
+    """Whether the weights in ``folder`` begin with these tensors."""
+    at = 0
+    try:
+        with (folder / WEIGHTS).open("rb") as file:
+            for tensor in tensors:
+                if file.read(tensor.offset - at) != bytes(tensor.offset - at):
+                    return False
+                data = np.fromfile(file, np.uint8, tensor.nbytes)
+                if len(data) != tensor.nbytes or crc32c(data) != tensor.crc32c:
+                    return False
+                at = tensor.offset + tensor.nbytes
+    except OSError:
+        return False
+    return True
 
-    def __init__(self, path: Path) -> None:
+
+def _block_of(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+
+
+class Output:
+    """A file of mode 0600 that is written from front to back: a new one, or one of which the first bytes are kept."""
+
+    def __init__(self, path: Path, kept: int = 0) -> None:
         self._path = path
+        new = os.O_CREAT | os.O_EXCL if not kept else 0
         with storage_errors(path):
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._fd = os.open(path, os.O_WRONLY | new | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._close = weakref.finalize(self, os.close, self._fd)
+        with storage_errors(path):
+            os.ftruncate(self._fd, kept)
+            os.lseek(self._fd, kept, os.SEEK_SET)
 
-    def __enter__(self) -> _Output:
+    def __enter__(self) -> Output:
         return self
 
     def __exit__(self, *_: object) -> None:

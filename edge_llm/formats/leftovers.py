@@ -1,11 +1,13 @@
 """Hidden folders beside the models: what is being written, replaced or removed, and what a killed process left of that.
 
     .import-NAME-*    being written
+    .stopped-NAME     an import that may go on where it stopped, or is at work; it goes with `edge-llm rm NAME`
     .removed-NAME-*   being removed
     .replaced-NAME-*  the old folder between two renames, where the file system cannot exchange folders;
                       moved back when its place is empty, else garbage
 
-The process at work holds its folder locked, so one that nobody holds is a leftover, and the next start removes it.
+The process at work holds its folder locked, so one that nobody holds is a leftover, and the next start removes it, all but
+imports that may go on.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 WRITING = ".import-"
+STOPPED = ".stopped-"
 REMOVED = ".removed-"
 REPLACED = ".replaced-"
 _OLD_REMOVED = re.compile(r"\..+\.removed")
@@ -69,11 +72,49 @@ def clear_leftovers(parent: Path) -> None:
             _unless_held(parent / name, _put_back)
 
 
+def stopped_folder(target: Path) -> Path:
+    """Where an import of ``target`` is at work."""
+    return target.parent / f"{STOPPED}{target.name}"
+
+
+def stopped_imports(parent: Path) -> dict[str, Path]:
+    """The folders of imports in ``parent`` that stopped and may go on, by their models' names."""
+    found: dict[str, Path] = {}
+    with contextlib.suppress(OSError):
+        for folder in sorted(parent.iterdir()):
+            if folder.name.startswith(STOPPED):
+                _unless_held(folder, lambda folder: found.__setitem__(folder.name.removeprefix(STOPPED), folder))
+    return found
+
+
+def remove_stopped(target: Path) -> bool:
+    """Remove what a stopped import of ``target`` left; false if there is none, or it is at work."""
+    folder = stopped_imports(target.parent).get(target.name)
+    if folder is not None:
+        _unless_held(folder, _remove)
+    return folder is not None
+
+
+def lock_if_free(folder: Path) -> int | None:
+    """A descriptor that holds ``folder`` locked until it is closed; None where somebody else does.  Raises `OSError`."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 def _unless_held(folder: Path, act: Callable[[Path], None]) -> None:
     with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = lock_if_free(folder)
+        if fd is None:
+            return
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             act(folder)
         finally:
             os.close(fd)

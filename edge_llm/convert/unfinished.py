@@ -1,0 +1,136 @@
+"""The folder in which an import works: its bundle in the making, and what it has found out so far.
+
+    .stopped-NAME/job.saved      which import this is
+                  *.saved        what it has found out (`saved`)
+                  bundle/       what will be the bundle
+
+It stays when the import is stopped: by Ctrl-C, by its end, by a full disk.  The same import then goes on from there; another
+one of the same name removes it.  Where two processes import under one name at once, the second works in a folder that goes
+with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from edge_llm.convert.saved import Saved
+from edge_llm.convert.staging import publish
+from edge_llm.errors import EdgeLLMError, StorageError
+from edge_llm.files import folder_bytes
+from edge_llm.formats.bundle_writer import storage_errors
+from edge_llm.formats.leftovers import WRITING, hidden_sibling, lock_folder, lock_if_free, stopped_folder
+
+_JOB = "job"
+_BUNDLE = "bundle"
+
+
+class Unfinished:
+    """Context manager around the import that the facts of ``job`` tell from others.
+
+    tell: told what was found and what stays.
+    """
+
+    def __init__(self, target: Path, job: Mapping[str, str], tell: Callable[[str], None]) -> None:
+        self.target = target
+        self._job = job
+        self._tell = tell
+        self._lock = -1
+        self._may_stay = True
+        self._use(target)  # until a folder is held
+
+    def _use(self, folder: Path) -> None:
+        self.folder = folder
+        self.saved = Saved(folder)
+        self.bundle = folder / _BUNDLE
+
+    def __enter__(self) -> Unfinished:
+        with storage_errors(self.target):
+            self.target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            while not self._hold():
+                pass
+        try:
+            self._begin()
+        except BaseException:
+            self._close(stays=self._is_worth_keeping())
+            raise
+        return self
+
+    def _hold(self) -> bool:
+        """Make and lock a folder; false if somebody removed it in between."""
+        self._use(stopped_folder(self.target) if self._may_stay else hidden_sibling(self.target, WRITING))
+        self.folder.mkdir(mode=0o700, exist_ok=self._may_stay)
+        try:
+            lock = self._lock_folder()
+            if lock is None:
+                self._may_stay = False
+                return False
+            self._lock = lock
+            if self.folder.stat().st_ino == os.fstat(lock).st_ino:
+                return True
+        except FileNotFoundError:
+            pass
+        self._unlock()
+        return False
+
+    def _lock_folder(self) -> int | None:
+        """The lock; None where another import has it, or the file system has none: what stays must have one owner."""
+        if not self._may_stay:
+            return lock_folder(self.folder)
+        try:
+            return lock_if_free(self.folder)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return None
+
+    def _begin(self) -> None:
+        """Go on with what lies here, if it is of this import."""
+        if self.saved.load(_JOB) != dict(self._job):
+            if any(self.folder.iterdir()):
+                self._tell(f"removing what another import of `{self.target.name}` left when it was stopped")
+            self._clear()
+            self.saved.save(_JOB, self._job)
+        elif self._is_worth_keeping():
+            self._tell(f"an import of `{self.target.name}` was stopped; this one goes on from there")
+        with storage_errors(self.bundle):
+            self.bundle.mkdir(mode=0o700, exist_ok=True)
+
+    def _clear(self) -> None:
+        with storage_errors(self.folder):
+            for path in list(self.folder.iterdir()):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
+    def publish(self, *, replace: bool) -> bool:
+        """Move the bundle into place, durably.  False when something is there and ``replace`` is not set."""
+        return publish(self.bundle, self.target, replace=replace)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        stopped = error is not None and (isinstance(error, StorageError) or not isinstance(error, EdgeLLMError))
+        stays = stopped and self._may_stay and self._is_worth_keeping()
+        self._close(stays=stays)
+        if stays:
+            self._tell(
+                f"what is done of `{self.target.name}` is kept ({folder_bytes(self.folder) / 2**20:.1f} MiB): the same import "
+                f"goes on from there, `--fresh` starts anew, and `edge-llm rm {self.target.name}` removes it"
+            )
+
+    def _is_worth_keeping(self) -> bool:
+        """Whether anything was found out."""
+        return len(list(self.folder.glob("*.saved"))) > 1
+
+    def _close(self, *, stays: bool) -> None:
+        if not stays:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
