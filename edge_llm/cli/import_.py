@@ -10,6 +10,7 @@ from edge_llm.cli.terminal import note, progress_as, progress_option, write
 from edge_llm.cli.values import REAL
 from edge_llm.config import FLOAT16, INT8, W4
 from edge_llm.convert.allocate import AUTO, DEFAULT_BITS, KINDS, LayerBits
+from edge_llm.convert.calibrate import BY_MODEL
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.sensitive import read_sensitive
@@ -20,7 +21,11 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
 @click.command("import")
 @click.argument("source")
 @click.option("--name", help="Name of the model here; default: the last part of SOURCE.")
-@click.option("--calibration", type=click.Path(path_type=Path), help="Text that the activations are measured on.")
+@click.option(
+    "--calibration",
+    metavar="FILE",
+    help="Text that the activations are measured on; self: the float model writes half of it.",
+)
 @click.option(
     "--shadow",
     type=click.Choice(["auto", "full", "none"]),
@@ -65,7 +70,7 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
 def import_command(
     source: str,
     name: str | None,
-    calibration: Path | None,
+    calibration: str | None,
     shadow: str,
     shadow_budget: float,
     float16: tuple[str, ...],
@@ -98,7 +103,7 @@ def import_command(
             source,
             name,
             revision=revision,
-            calibration=calibration,
+            calibration=calibration if calibration in (None, BY_MODEL) else Path(calibration),
             outliers=Outliers(shadow, shadow_budget, tuple((pattern, FLOAT16) for pattern in float16)),
             fold=not no_fold,
             weights=layer_bits,

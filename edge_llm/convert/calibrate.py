@@ -1,7 +1,8 @@
 """Calibration: a little text runs through the float model, layer by layer, and every linear's input is measured.
 
-The text is the built-in one (varied prose, dialogue, lists, code, several languages) or the user's.  It becomes up to
-`MAX_SEQUENCES` sequences, spread evenly over the text, each begun as the model begins a text, `MAX_TOKENS` together.
+The text is the built-in one (varied prose, dialogue, lists, code, several languages), the user's, or the model's own
+(`self_written`).  It becomes up to `MAX_SEQUENCES` sequences, spread evenly over the text, each begun as the model begins a
+text, `MAX_TOKENS` together.  Codes of 4 bits are fitted to more of it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from edge_llm.text.tokenizer import Tokenizer
 from kernels.floats import product
 
 BUILTIN_TEXT = Path(__file__).parent / "calibration.txt"
+MORE_TEXT = Path(__file__).parent / "calibration_more.txt"
+"""What codes are fitted to beside it: they need more, and INT8 stays what it was."""
+BY_MODEL = "self"
+"""In place of a path: the model writes half of the text, the rest is the built-in one."""
 PASSAGE_BREAK = "\n%%\n"
 """Line between passages; each is tokenized for itself."""
 MAX_TEXT_BYTES = 16 * 2**20
@@ -40,18 +45,34 @@ class CalibrationText:
 
     text: str
     digest: str
+    more: str = ""
+    """Text that codes are fitted to beside it."""
+    by_model: bool = False
+    """The model writes half of it itself, and finds beginnings here."""
 
 
-def read_calibration(path: Path | None = None) -> CalibrationText:
-    """The text in ``path`` (UTF-8), or the built-in one.  Raises `UsageError` when it cannot serve."""
-    data = read_file(path or BUILTIN_TEXT, MAX_TEXT_BYTES, error=UsageError)
+def read_calibration(path: Path | str | None = None, *, coded: bool = False) -> CalibrationText:
+    """The text in ``path`` (UTF-8), or the built-in one, for ``coded`` weights with more.
+
+    Raises `UsageError` when it cannot serve.
+    """
+    by_model = path == BY_MODEL
+    text, data = read_text(Path(path) if path and not by_model else BUILTIN_TEXT)
+    more, more_data = read_text(MORE_TEXT) if coded and (by_model or path is None) else ("", b"")
+    digest = f"sha256:{hashlib.sha256(data + more_data).hexdigest()}"
+    return CalibrationText(text, f"{BY_MODEL} {digest}" if by_model else digest, more, by_model)
+
+
+def read_text(path: Path) -> tuple[str, bytes]:
+    """The text in ``path``, which has some, and its bytes.  Raises `UsageError`."""
+    data = read_file(path, MAX_TEXT_BYTES, error=UsageError)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"`{path}` is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     if not text.strip():
         raise UsageError(f"`{path}` is empty; calibration needs some text like what the model will see")
-    return CalibrationText(text, f"sha256:{hashlib.sha256(data).hexdigest()}")
+    return text, data
 
 
 def calibration_sequences(
@@ -73,6 +94,12 @@ def calibration_sequences(
     count = max(1, min(most, most_tokens // (length + len(head)), len(windows)))
     chosen = np.linspace(0, len(windows) - 1, count).round().astype(int)
     return [np.array(head + windows[index], np.int64) for index in chosen]
+
+
+def some_of(sequences: Sequence[np.ndarray], most_tokens: int = MAX_TOKENS) -> list[np.ndarray]:
+    """Some of ``sequences``, evenly spread, about ``most_tokens`` together."""
+    tokens = sum(len(ids) for ids in sequences)
+    return list(sequences[:: -(-tokens // most_tokens)])
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,13 @@ import numpy as np
 
 from edge_llm.config import INT8, W4
 from edge_llm.convert.allocate import LayerBits, allocate, coded, that_fit
-from edge_llm.convert.calibrate import CalibrationText, calibration_sequences, read_calibration
+from edge_llm.convert.calibrate import CalibrationText, read_calibration
 from edge_llm.convert.choose import Outliers, choose
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.float_copy import float_copy
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.survey import Survey, Wishes, survey_model
+from edge_llm.convert.texts import MAX_CODED_TOKENS, texts_of
 from edge_llm.convert.trial import Choice, Measure, losses
 from edge_llm.convert.unfinished import Unfinished
 from edge_llm.convert.usable import check_usable
@@ -44,9 +45,7 @@ from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.leftovers import clear_leftovers, remove_stopped
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
-from edge_llm.models.weights import (
-    check_tensors,
-)
+from edge_llm.models.weights import check_tensors
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.quant.channels import ChannelStatistics
@@ -66,10 +65,6 @@ from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
 from kernels.memory import recycled
 
-FEW_TOKENS = 512
-"""A shorter calibration text is worth a word: folds and shadows chosen on it fit other texts less well."""
-MAX_CODED_TOKENS = 32768
-"""Calibration tokens that codes are fitted to, at most."""
 _BEFORE = {"weights": INT8}
 """What older bundles do not say of how they were made."""
 
@@ -80,7 +75,7 @@ def import_model(
     *,
     revision: str | None = None,
     target: Path | None = None,
-    calibration: Path | None = None,
+    calibration: Path | str | None = None,
     keep_float: bool = False,
     outliers: Outliers | None = None,
     fold: bool = True,
@@ -93,7 +88,8 @@ def import_model(
     """Import ``source`` (a Hugging Face folder, or a hub id ``org/name``) and return the bundle's folder.
 
     name: what the bundle will be called (default: what the source is called).  target: a folder to write instead of
-    the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one.  keep_float: put
+    the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one; `BY_MODEL`: the float model
+    writes one.  keep_float: put
     the float weights (float16) into the bundle.  outliers: what is done about them (default: as few shadows as the
     budget allows).  fold: make uneven channels even first, by factors that cancel.  weights: how many bits the layers get
     (default: INT8).  overwrite: replace another model of
@@ -107,7 +103,8 @@ def import_model(
         raise UsageError("`builtin` is the built-in model; choose another `--name`", param="name")
     tell_progress = progress or ignore
     tell = notice or ignore
-    text = read_calibration(calibration)
+    weights = weights or LayerBits()
+    text = read_calibration(calibration, coded=weights.kind != INT8)
     if target is None:
         target = bundle_path(default_name(source) if name is None else name)
     target = target.absolute()
@@ -116,7 +113,7 @@ def import_model(
         clear_leftovers(target.parent)
         if fresh:
             remove_stopped(target)
-        job = _Job(opened, text, keep_float, outliers or Outliers(), fold, weights or LayerBits(), tell_progress, tell)
+        job = _Job(opened, text, keep_float, outliers or Outliers(), fold, weights, tell_progress, tell)
         state = _existing(target, job)
         if state == "unfolded" and not overwrite:
             tell(f"`{target.name}` was imported from this source without folds and stays as it is; `--overwrite` folds it")
@@ -255,19 +252,17 @@ class _Job:
 
     def write(self, folder: Path, saved: Saved) -> None:
         """Write the bundle into ``folder``, going on from what is ``saved``."""
-        sequences = calibration_sequences(self.text.text, self.tokenizer, self.config)
-        tokens = sum(len(ids) for ids in sequences)
-        if tokens < FEW_TOKENS:
-            self.notice(f"the calibration text has only {tokens} tokens; with {FEW_TOKENS} or more, INT8 is nearer to float")
+        coded = self.weights.kind != INT8
+        texts = texts_of(self.text, self.source, self.decoder, self.tokenizer, coded, saved, self.progress, self.notice)
         wishes = Wishes(self._treat, self.fold, self.asked)
-        survey = survey_model(self.source, self.decoder, self.config.context, sequences, wishes, saved, self.progress)
+        survey = survey_model(self.source, self.decoder, self.config.context, texts.measured, wishes, saved, self.progress)
         self._tell_folds(survey.found_folds)
         measure = partial(self._measure, survey, saved)
         chosen, figures = choose(self.outliers, self.asked, survey, measure, self.notice)
         kept = self._in_scheme(chosen, partial(measure, enough=-math.inf))
         written = written_before(folder, saved)
         with BundleWriter(folder, written.tensors) as writer:
-            figures = {**figures, **self._write_weights(writer, kept, survey, saved, written)}
+            figures = {**figures, **self._write_weights(writer, kept, survey, texts.coded, saved, written)}
             self._write_files(writer)
             profile = OutlierProfile(
                 calibration=self.text.digest,
@@ -344,10 +339,16 @@ class _Job:
         return self.decoder.with_schemes({name: one.scheme for name, one in kept.items()})
 
     def _write_weights(
-        self, writer: BundleWriter, kept: Mapping[str, Treatment], survey: Survey, saved: Saved, written: Written
+        self,
+        writer: BundleWriter,
+        kept: Mapping[str, Treatment],
+        survey: Survey,
+        sequences: list[np.ndarray],
+        saved: Saved,
+        written: Written,
     ) -> dict[str, float]:
         """Write all weights; what 4-bit ones cost in percent of perplexity, if there are any."""
-        coder = self._coder(kept)
+        coder = self._coder(kept, sequences)
         cost = write_weights(writer, self.source, self._kept(kept), survey, kept, coder, self.progress, saved, written)
         if coder is None or cost is None:
             return {}
@@ -357,11 +358,10 @@ class _Job:
         )
         return {"coded": cost}
 
-    def _coder(self, kept: Mapping[str, Treatment]) -> Coder | None:
+    def _coder(self, kept: Mapping[str, Treatment], sequences: list[np.ndarray]) -> Coder | None:
         """What fits codes to the calibration text, where there are any."""
         if all(one.scheme != W4 for one in kept.values()):
             return None
-        sequences = calibration_sequences(self.text.text, self.tokenizer, self.config, MAX_CODED_TOKENS)
         return Coder.begin(self.source, self.decoder, sequences)
 
     def _write_files(self, writer: BundleWriter) -> None:

@@ -148,6 +148,9 @@ ApplyLinear = Callable[[Linear, FloatLinear, np.ndarray], np.ndarray]
 Keep = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """What is kept of keys (rotated) and values, each [T, kv heads, head_dim]."""
 
+Mix = Callable[[Attention, Mapping[str, np.ndarray], np.ndarray], np.ndarray]
+"""What attention with the layer's gains makes of qkv [T, q | k | v]: [T, heads * head_dim]."""
+
 
 def apply_float(weights: FloatLinear, x: np.ndarray, arithmetic: Arithmetic = NUMPY) -> np.ndarray:
     """x @ W.T (+ bias)."""
@@ -170,13 +173,15 @@ def layer_forward(
     *,
     apply: ApplyLinear | None = None,
     keep: Keep = keep_all,
+    mix: Mix | None = None,
     arithmetic: Arithmetic = NUMPY,
 ) -> np.ndarray:
     """One decoder layer on x [T, hidden] -> [T, hidden].
 
     ``past`` holds the tokens before x and takes x's keys and values; None starts a sequence.  The tables cover at least
     past + T positions.  ``observe(name, input)`` sees the float input of every linear.  ``apply`` computes
-    the linears' products (default: by ``arithmetic``); ``keep`` says what is remembered of keys and values.
+    the linears' products (default: by ``arithmetic``); ``keep`` says what is remembered of keys and values.  Where rows are
+    not one sequence, ``mix`` is their attention.
     """
     kv = past if past is not None else FloatKV(layer.attention)
     buffers = {HIDDEN: x}
@@ -191,7 +196,10 @@ def layer_forward(
             y = apply_float(linear, y, arithmetic) if apply is None else apply(operation, linear, y)
             y = buffers[operation.adds] + y if operation.adds else y
         elif isinstance(operation, Attention):
-            y = _attention(operation, weights.gains, y, tables[operation.rope], kv, keep, arithmetic)
+            if mix is None:
+                y = _attention(operation, weights.gains, y, tables[operation.rope], kv, keep, arithmetic)
+            else:
+                y = mix(operation, weights.gains, y)
         else:
             gate, up = np.split(y, 2, axis=1)
             y = silu(gate, arithmetic) * up

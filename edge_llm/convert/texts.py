@@ -1,0 +1,104 @@
+"""The token ids that an import runs: what is measured, and what codes are fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from edge_llm.config import ModelConfig
+from edge_llm.convert.calibrate import MAX_TOKENS, PASSAGE_BREAK, CalibrationText, calibration_sequences, some_of
+from edge_llm.convert.parallel import core_count
+from edge_llm.convert.saved import Saved
+from edge_llm.convert.self_written import PRODUCTS_PER_SECOND, check_memory, openings, tokens_worth_writing, widest, write_text
+from edge_llm.models.layer import Decoder
+from edge_llm.progress import StageProgress
+from edge_llm.sources import Source
+from edge_llm.text.tokenizer import Tokenizer
+from kernels import ThreadPool
+
+FEW_TOKENS = 512
+"""A shorter calibration text is worth a word: folds and shadows chosen on it fit other texts less well."""
+ENOUGH_PER_COLUMN = 5
+"""Tokens that codes are fitted to for each input channel; with fewer, too."""
+MAX_CODED_TOKENS = 32768
+"""Tokens that codes are fitted to, at most."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Token ids int64 [T] of sequences."""
+
+    measured: list[np.ndarray]
+    coded: list[np.ndarray]
+    """None where nothing is coded."""
+
+
+def texts_of(
+    text: CalibrationText,
+    source: Source,
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    coded: bool,
+    saved: Saved,
+    progress: StageProgress,
+    notice: Callable[[str], None],
+) -> Texts:
+    """The sequences of ``text``, and those for codes if any linear is to be ``coded``.
+
+    The model writes half of them where that is asked for (which is better than all of them: LOG, "4-bit weights"); that is
+    ``saved``.
+    """
+    texts = _shipped(text, tokenizer, source.config, coded, share=2 if text.by_model else 1)
+    if text.by_model:
+        written = saved.load("own text")
+        if written is None:
+            fewest, most = (ENOUGH_PER_COLUMN * widest(decoder), MAX_CODED_TOKENS // 2) if coded else (MAX_TOKENS, MAX_TOKENS)
+            tokens = tokens_worth_writing(decoder, fewest, most)
+            written = _written(text, source, decoder, tokenizer, tokens, partial(progress, "writing"), notice)
+            saved.save("own text", written)
+        texts = Texts(some_of(written, MAX_TOKENS // 2) + texts.measured, written + texts.coded if coded else [])
+    _tell_short(texts, decoder, notice)
+    return texts
+
+
+def _shipped(text: CalibrationText, tokenizer: Tokenizer, config: ModelConfig, coded: bool, share: int) -> Texts:
+    """Of ``text``, one part in ``share`` of what is wanted."""
+    all_of_it = PASSAGE_BREAK.join(filter(None, (text.text, text.more)))
+    return Texts(
+        calibration_sequences(text.text, tokenizer, config, MAX_TOKENS // share),
+        calibration_sequences(all_of_it, tokenizer, config, MAX_CODED_TOKENS // share) if coded else [],
+    )
+
+
+def _written(
+    text: CalibrationText,
+    source: Source,
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    tokens: int,
+    progress: Callable[[int, int], None],
+    notice: Callable[[str], None],
+) -> list[np.ndarray]:
+    check_memory(decoder)
+    cores = core_count()
+    minutes = round(tokens * decoder.parameters / PRODUCTS_PER_SECOND / cores / 60)
+    lasts = f"about {minutes} minutes on {cores} cores" if minutes > 1 else "a minute or less"
+    notice(f"the model writes {tokens} tokens of calibration text, which takes {lasts}")
+    beginnings = openings(text.text, tokenizer, source.template(tokenizer))
+    context, pool = source.config.context, ThreadPool(cores)
+    return write_text(source, decoder, context, tokenizer.eos_ids, beginnings, tokens, pool, progress)
+
+
+def _tell_short(texts: Texts, decoder: Decoder, notice: Callable[[str], None]) -> None:
+    measured, coded = (sum(len(ids) for ids in some) for some in (texts.measured, texts.coded))
+    if measured < FEW_TOKENS:
+        notice(f"the calibration text has only {measured} tokens; with {FEW_TOKENS} or more, INT8 is nearer to float")
+    enough = min(MAX_CODED_TOKENS, ENOUGH_PER_COLUMN * widest(decoder))
+    if texts.coded and coded < enough:
+        notice(
+            f"codes are fitted to {coded} tokens, for {widest(decoder)} input channels of a linear; with {enough} or more "
+            "they fit other texts better: give a longer `--calibration FILE`, or `--calibration self`: the model writes one"
+        )
