@@ -256,6 +256,23 @@ def test_what_is_kept_is_listed_and_removed(sources, capsys):
     assert run(["rm", "m"]) == 1
 
 
+def test_the_command_starts_anew_where_it_is_told_to(sources, capsys):
+    command = ["import", str(sources / FAMILIES["w4"]), "--name", "m", "--weights", "w4", "--keep-float"]
+    for more, goes_on in ([], True), (["--fresh"], False):
+        stopped(sources, "w4")
+        assert run([*command, *more]) == 0
+        assert ("this one goes on from there" in capsys.readouterr().err) == goes_on
+        assert run(["rm", "m", "--yes"]) == 0
+
+
+def test_what_a_finished_import_left_goes_with_the_next(sources):
+    """It was killed between the rename of its bundle and its end."""
+    go(sources, "w4")
+    (models_folder() / STOPPED / "bundle").mkdir(parents=True)
+    go(sources, "w4")
+    assert names() == ["m"]
+
+
 def test_a_model_goes_with_its_stopped_import(sources):
     go(sources, "int8")
     with pytest.raises(Stop):

@@ -119,6 +119,7 @@ def import_model(
             tell(f"`{target.name}` was imported from this source without folds and stays as it is; `--overwrite` folds it")
             return target
         if state == "same":
+            remove_stopped(target)
             tell(f"`{target.name}` is already imported from this source; nothing to do")
             tell_progress("unchanged", 1, 1)
             return target
