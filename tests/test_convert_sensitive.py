@@ -70,7 +70,7 @@ def test_a_file_may_be_edited(source, tmp_path, call):
 BAD = {
     "an unknown linear": ('{"layers.3.o": "int8"}', ["layers.3.o", "N from 0 to 2", "gate_up"]),
     "a pattern": ('{"*.o": "int8"}', ["`*.o`", "N from 0 to 2"]),
-    "the output matrix": ('{"output": "int8"}', ["`output`", "stays INT8"]),
+    "the output matrix": ('{"output": "int8"}', ["`output`", "--head is for the output matrix"]),
     "an unknown scheme": ('{"layers.0.o": "int5"}', ["layers.0.o", "`int5`", "int8, float16"]),
     "four bits": ('{"layers.0.o": "w4"}', ["`w4`", "gets 4 bits"]),
     "no scheme": ('{"layers.0.o": ["int8"]}', ["layers.0.o", "int8, float16"]),

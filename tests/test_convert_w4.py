@@ -52,6 +52,40 @@ def test_all_layers_are_coded_and_the_output_is_not(source, tmp_path):
     assert np.linalg.norm(near - exact) < 0.8 * np.linalg.norm(exact)  # random layers magnify what changes
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_is_coded_where_it_is_asked_for(tmp_path, monkeypatch, tied):
+    write_model(tmp_path / "source", tiny_config("llama", num_hidden_layers=2, tie_word_embeddings=tied))
+    plain, _ = imported(tmp_path / "source", tmp_path / "plain", LayerBits(W4))
+    monkeypatch.setattr("edge_llm.convert.coding._HEAD_ROWS", 32)  # several runs of rows
+    folder, _ = imported(tmp_path / "source", tmp_path / "b", LayerBits(W4, head=W4))
+    assert set(schemes_of(folder).values()) == {W4}
+    assert (folder / "weights.bin").stat().st_size < (plain / "weights.bin").stat().st_size
+    assert open_bundle(folder).manifest["source"]["weights"] == "w4, head w4"
+    tables = {name for name in open_bundle(folder).tensors if name.split(".")[0] in ("embedding", "output")}
+    assert {"embedding.codes"} <= tables if tied else {"embedding.tiles", "output.codes"} <= tables
+    near, exact = logits(folder), logits(plain)
+    assert 0 < np.linalg.norm(near - exact) < (0.8 if tied else 0.15) * np.linalg.norm(exact)
+    monkeypatch.undo()
+    whole, _ = imported(tmp_path / "source", tmp_path / "whole", LayerBits(W4, head=W4))
+    parts = [open_bundle(one).read("embedding.codes" if tied else "output.codes") for one in (folder, whole)]
+    assert np.mean(parts[0] == parts[1]) > 0.99  # sums of matrix products differ in their last bits
+
+
+def test_a_head_that_cannot_be_coded_stays_int8_and_is_named(tmp_path):
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 24}
+    config = tiny_config("llama", hidden_size=66, intermediate_size=88, **heads)
+    write_model(tmp_path / "source", config)
+    folder, said = imported(tmp_path / "source", tmp_path / "b", LayerBits(W4, head=W4))
+    assert schemes_of(folder)["output"] == INT8
+    assert any("output matrix stays INT8" in line for line in said)
+
+
+@pytest.mark.parametrize(("kind", "head"), [(INT8, W4), (W4, "float16"), (W4, "int4")])
+def test_heads_that_make_no_sense_are_refused(kind, head):
+    with pytest.raises(UsageError, match="head"):
+        LayerBits(kind, head=head)
+
+
 @pytest.mark.parametrize("way", [{"chunk": 8}, {"memory": "200KiB"}, {"device": "emulated:910b"}])
 def test_every_way_gives_the_same(source, tmp_path, way):
     folder, _ = imported(source, tmp_path / "b", LayerBits(W4))

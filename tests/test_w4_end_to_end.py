@@ -32,13 +32,14 @@ CARDS = [
 ] + [{"device": "onnx", "placement": placement} for placement in ("split", "split,host")]
 
 
-@pytest.fixture(scope="module", params=["imported", "odd sizes", "head too", "tied head too"])
+@pytest.fixture(scope="module", params=["imported", "imported with its head", "odd sizes", "head too", "tied head too"])
 def bundles(request, tmp_path_factory):
     """A W4 bundle and its INT8 twin."""
     folder = tmp_path_factory.mktemp("w4")
-    if request.param == "imported":
+    if request.param.startswith("imported"):
+        head = W4 if "head" in request.param else INT8
         write_model(folder / "source", tiny_config("llama", num_hidden_layers=4, attention_bias=True))
-        import_model(folder / "source", target=folder / "w4", outliers=Outliers("full"), weights=LayerBits(W4))
+        import_model(folder / "source", target=folder / "w4", outliers=Outliers("full"), weights=LayerBits(W4, head=head))
     else:
         (folder / "w4").mkdir()
         config = dataclasses.replace(ODD, tied_embeddings=request.param == "tied head too")
@@ -176,7 +177,7 @@ def test_pages_on_disk_are_found_again(folders):
     assert first.finish.usage.cached_tokens == 0 < again.finish.usage.cached_tokens
 
 
-def test_an_interrupted_import_leaves_nothing(source, tmp_path):
+def test_an_interrupted_import_shows_nothing_and_goes_on(source, tmp_path):
     seen = []
     import_model(source, target=tmp_path / "whole", weights=LayerBits(W4), progress=lambda *at: seen.append(at))
     stages = {stage: at for stage, *at in seen}
@@ -189,7 +190,10 @@ def test_an_interrupted_import_leaves_nothing(source, tmp_path):
 
         with pytest.raises(KeyboardInterrupt):
             import_model(source, target=tmp_path / "cut", weights=LayerBits(W4), progress=interrupt)
-        assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+        assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["whole"]
+    import_model(source, target=tmp_path / "cut", weights=LayerBits(W4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "whole"]
+    assert (tmp_path / "cut" / "weights.bin").read_bytes() == (tmp_path / "whole" / "weights.bin").read_bytes()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e38])

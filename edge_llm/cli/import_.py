@@ -8,7 +8,7 @@ import click
 
 from edge_llm.cli.terminal import note, progress_as, progress_option, write
 from edge_llm.cli.values import REAL
-from edge_llm.config import FLOAT16, INT8, W4
+from edge_llm.config import FLOAT16, INT8, TABLE_SCHEMES, W4
 from edge_llm.convert.allocate import AUTO, DEFAULT_BITS, KINDS, LayerBits
 from edge_llm.convert.calibrate import BY_MODEL
 from edge_llm.convert.choose import Outliers
@@ -56,6 +56,13 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
 )
 @click.option("--bits", type=REAL, help=f"Bits per weight of the layers, with --weights auto; default: {DEFAULT_BITS:g}.")
 @click.option(
+    "--head",
+    type=click.Choice(TABLE_SCHEMES),
+    default=INT8,
+    show_default=True,
+    help="Output matrix, with --weights w4 or auto: 4 bits are read faster and cost more there than in a layer.",
+)
+@click.option(
     "--sensitive",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -76,6 +83,7 @@ def import_command(
     float16: tuple[str, ...],
     weights: str,
     bits: float | None,
+    head: str,
     sensitive: Path | None,
     no_fold: bool,
     keep_float: bool,
@@ -97,7 +105,7 @@ def import_command(
     if sensitive is not None and float16:
         raise UsageError("write the linears of --float16 into the file of --sensitive", param="float16")
     fixed = {} if sensitive is None else read_sensitive(sensitive)
-    layer_bits = LayerBits(weights, DEFAULT_BITS if bits is None else bits, fixed)
+    layer_bits = LayerBits(weights, DEFAULT_BITS if bits is None else bits, fixed, head)
     with progress_as(progress_form) as draw:
         folder = import_model(
             source,

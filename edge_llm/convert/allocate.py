@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edge_llm.config import INT8, W4
+from edge_llm.config import INT8, TABLE_SCHEMES, W4
 from edge_llm.convert.sensitive import check_names
 from edge_llm.convert.trial import Choice, Measure
 from edge_llm.errors import UsageError
@@ -37,17 +37,24 @@ class LayerBits:
     """Per weight, everything counted, for auto."""
     fixed: Mapping[str, str] = field(default_factory=dict)
     """The schemes of linears that are not to have 4 bits, by the linears' names."""
+    head: str = INT8
+    """The scheme of the output matrix, which may be the embedding too."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UsageError(f"no weights `{shown(self.kind)}`; there are: {', '.join(KINDS)}", param="weights")
         if not 0 < self.bits <= 16:
             raise UsageError(f"the bits per weight must be above 0 and at most 16, got `{self.bits:g}`", param="bits")
+        if self.head not in TABLE_SCHEMES:
+            raise UsageError(f"no head `{shown(self.head)}`; there are: {', '.join(TABLE_SCHEMES)}", param="head")
+        if self.head != INT8 and self.kind == INT8:
+            raise UsageError(f"a head of 4 bits is for --weights {W4} and {AUTO}", param="head")
 
     def __str__(self) -> str:
         """As a manifest holds it."""
-        said = f"{self.kind} {self.bits:g}" if self.kind == AUTO else self.kind
-        return ", ".join([said, *(f"{scheme} {name}" for name, scheme in sorted(self.fixed.items()))])
+        said = [f"{self.kind} {self.bits:g}" if self.kind == AUTO else self.kind]
+        said += [] if self.head == INT8 else [f"head {self.head}"]
+        return ", ".join([*said, *(f"{scheme} {name}" for name, scheme in sorted(self.fixed.items()))])
 
     def asked(self, decoder: Decoder) -> dict[str, str]:
         """The linears that are fixed to another scheme than INT8.  Raises `UsageError` for a name that is none's."""

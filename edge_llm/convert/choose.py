@@ -48,7 +48,7 @@ class Outliers:
                 of_layer = ", ".join(linear.name for linear in decoder.layers[0].linears)
                 raise UsageError(
                     f"`{pattern}` names no linear; they are called layers.N.NAME with N from 0 to {len(decoder.layers) - 1} "
-                    f"and NAME one of {of_layer}; the output matrix stays INT8",
+                    f"and NAME one of {of_layer}; the output matrix is never {scheme}",
                     param=scheme,
                 )
             found |= dict.fromkeys(matching, scheme)

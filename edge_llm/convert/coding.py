@@ -6,7 +6,7 @@ Part of the text is held out: a linear whose output GPTQ does not bring nearer t
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.gptq import damped_energy, damping, summed_energy
 from edge_llm.quant.shadow import Treatment
-from edge_llm.quant.w4 import CodedWeight, dense, fit_weight, round_weight
+from edge_llm.quant.w4 import CodedWeight, dense, fit_weight, joined, round_weight
 from kernels.floats import product
 
 HELD_OUT = 8
@@ -29,6 +29,8 @@ HELD_OUT = 8
 _MOST_HELD_OUT = 256
 _SEQUENCES = 8
 """Sequences that run at a time: what the linears read of these is in memory together."""
+_HEAD_ROWS = 8192
+"""Rows of the output matrix that are coded at a time; whole panels."""
 
 
 class Inputs:
@@ -40,9 +42,8 @@ class Inputs:
         self.tokens = 0
         """Rows that the energy is of."""
 
-    def add(self, seen: ChannelStatistics) -> None:
-        """Add rows; those that stand out as a whole are left out."""
-        x = seen.rows()[~seen.sinks()]
+    def add(self, x: np.ndarray) -> None:
+        """Add rows float32 [M, K]."""
         fitting = np.delete(x, np.s_[::HELD_OUT], axis=0)
         self._held_out.append(x[::HELD_OUT])
         self._energy += summed_energy(fitting)
@@ -112,8 +113,33 @@ class Coder:
             some = slice(start, start + _SEQUENCES)
             ran = run_layer(self.states[some], layer, weights, self.tables, name, pool, every=sys.maxsize)
             self.states[some] = ran.states
-            list(pool.map(lambda one: inputs[one].add(ran.seen[one]), inputs))  # noqa: B023 - ends before the next turn
+            list(pool.map(lambda one: inputs[one].add(_ordinary(ran.seen[one])), inputs))  # noqa: B023 - ends before the next turn
         return inputs
+
+    def head(
+        self, output: np.ndarray, hot: np.ndarray, norm: Callable[[np.ndarray], np.ndarray], pool: Executor
+    ) -> CodedWeight:
+        """The output matrix ``output`` [V, hidden] in codes, behind all layers; ``norm`` is the last one, of rows.
+
+        It is fitted or rounded in runs of rows, because a vocabulary is large.
+        """
+        inputs = Inputs(output.shape[1])
+        for state in self.states:
+            inputs.add(norm(state))
+
+        def code(first: int) -> tuple[CodedWeight, bool]:
+            return coded(inputs, output[first : first + _HEAD_ROWS], hot, "output")
+
+        found = list(pool.map(code, range(0, len(output), _HEAD_ROWS)))
+        fitted = 2 * sum(one for _, one in found) >= len(found)
+        self.fitted += fitted
+        self.rounded += not fitted
+        return joined([weight for weight, _ in found])
+
+
+def _ordinary(seen: ChannelStatistics) -> np.ndarray:
+    """The rows of ``seen`` without those that stand out as a whole."""
+    return seen.rows()[~seen.sinks()]
 
 
 def coded(inputs: Inputs, weight: np.ndarray, hot: np.ndarray, name: str) -> tuple[CodedWeight, bool]:

@@ -60,6 +60,7 @@ from edge_llm.quant.profile import (
     treatments,
 )
 from edge_llm.quant.shadow import Treatment
+from edge_llm.quant.w4 import fits
 from edge_llm.schemes import scheme_of
 from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
@@ -287,9 +288,18 @@ class _Job:
             )
 
     def _in_scheme(self, chosen: Mapping[str, Treatment], measure: Measure) -> dict[str, Treatment]:
-        """What was ``chosen`` for INT8, with the layers' linears in the weights that were asked for."""
+        """What was ``chosen`` for INT8, with the linears in the weights that were asked for."""
         if self.weights.kind == INT8:
             return dict(chosen)
+        found = self._layers_in_scheme(chosen, measure)
+        if self.weights.head == INT8:
+            return found
+        if not fits(self.decoder.output.columns):
+            self.notice("the output matrix stays INT8: its input channels are no multiple of 4")
+            return found
+        return coded(found, ["output"])
+
+    def _layers_in_scheme(self, chosen: Mapping[str, Treatment], measure: Measure) -> dict[str, Treatment]:
         linears = [name for name, one in chosen.items() if name != "output" and one.scheme == INT8]
         whole = that_fit(self.decoder, chosen)
         if len(whole) < len(linears):

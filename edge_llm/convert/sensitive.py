@@ -66,6 +66,6 @@ def check_names(found: Mapping[str, str], decoder: Decoder) -> None:
         of_layer = ", ".join(linear.name for linear in decoder.layers[0].linears)
         raise UsageError(
             f"--sensitive: the model has no linear `{shown(unknown)}`; they are called layers.N.NAME with N from 0 to "
-            f"{len(decoder.layers) - 1} and NAME one of {of_layer}; the output matrix stays INT8",
+            f"{len(decoder.layers) - 1} and NAME one of {of_layer}; --head is for the output matrix",
             param="sensitive",
         )

@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 
+from edge_llm.config import DEFAULT_SCHEME
 from edge_llm.convert.parallel import core_count, workers
 from edge_llm.convert.survey import Survey
 from edge_llm.devices.base import Rows
@@ -32,7 +33,7 @@ from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import Treatment
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
-from edge_llm.schemes import BlockWeights, Weight, int8, scheme_of
+from edge_llm.schemes import BlockWeights, Weight, scheme_of
 from edge_llm.subgraphs.placement import HOST, embedding_part, head_part, place
 from edge_llm.subgraphs.shelf import SubgraphShelf
 from kernels import ThreadPool
@@ -113,9 +114,11 @@ class Trial:
         self._states = [self._embed(embedded, choice) for choice in choices]
 
     def _embed(self, embedded: np.ndarray, choice: Choice) -> np.ndarray:
-        """The embeddings float32 [tokens, hidden] as the bundle will have them."""
-        hot = choice["output"].hot if self._decoder.tied else np.empty(0, np.int32)
-        table = int8.open(self._decoder.output, int8.convert(embedded, hot, "the embedding"), int8.facts_of(choice["output"]))
+        """The embeddings float32 [tokens, hidden] as the bundle will have them; codes are rounded here, and not fitted."""
+        of_output = choice["output"]
+        linear = replace(self._decoder.table, scheme=of_output.scheme if self._decoder.tied else DEFAULT_SCHEME)
+        hot = of_output.hot if self._decoder.tied else np.empty(0, np.int32)
+        table = _open(linear, scheme_of(linear).convert(embedded, hot, "the embedding"), None, of_output)
         hidden = np.empty_like(embedded)
         rows = replace(self._rows, tokens=np.arange(len(embedded)))
         look_up = self._shelf.get(embedding_part(self._decoder, HOST), rows.static)
@@ -171,15 +174,19 @@ class Trial:
 
         return {linear.name: [opened(linear, one) for one in treatments[linear.name]] for linear in linears}
 
-    def compare(self, output: np.ndarray, gain: np.ndarray, enough: float, pool: Executor) -> list[float]:
+    def compare(
+        self, output: np.ndarray, gain: np.ndarray, enough: float, pool: Executor, made: Made = NOTHING_MADE
+    ) -> list[float]:
         """The loss of every choice; ``output`` float32 [V, hidden] (folded in place), ``gain`` of the last norm.
+
+        The ``output`` of a single choice may be ``made``.
 
         See `losses` about ``enough``.
         """
         fold = self._survey.output_fold
         output *= fold
-        made = self._linears("", [self._decoder.output], {"output": FloatLinear(output)}, pool)["output"]
-        heads = [BlockWeights({"output": one}, {"final_norm": gain / fold}) for one in made]
+        opened = self._linears("", [self._decoder.output], {"output": FloatLinear(output)}, pool, made)["output"]
+        heads = [BlockWeights({"output": one}, {"final_norm": gain / fold}) for one in opened]
         states = np.concatenate(self._survey.states) / fold
         run_head = self._shelf.get(self._head, self._rows.static)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.config import W4
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.saved import Saved
@@ -23,6 +24,7 @@ from edge_llm.formats.bundle_writer import BundleWriter, holds, storage_errors
 from edge_llm.formats.layout import KEY_OFFSET, TensorRange, layer_tensors
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.models.layer import Decoder, Layer, Linear
+from edge_llm.models.reference import rms_norm
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding, read_final_norm, read_output
 from edge_llm.progress import StageProgress
 from edge_llm.quant.shadow import Treatment
@@ -96,13 +98,29 @@ def write_weights(
         progress("layers", len(decoder.layers), len(decoder.layers))
         progress("output", 0, 1)
         gain = read_final_norm(source, decoder)
-        cost = trial.compare(read_output(source, decoder), gain, 0.0, pool)[0] if trial else None
+        head = _head(source, decoder, survey, kept["output"].hot, gain, coder, pool)
+        cost = trial.compare(read_output(source, decoder), gain, 0.0, pool, {"output": head})[0] if trial else None
         writer.add("final_norm", gain / survey.output_fold)
-        output = read_output(source, decoder)
-        output *= survey.output_fold
-        _add(writer, "embedding" if decoder.tied else "output", int8.convert(output, kept["output"].hot, "output"))
+        _add(writer, "embedding" if decoder.tied else "output", head)
         progress("output", 1, 1)
     return cost
+
+
+def _head(
+    source: WeightSource,
+    decoder: Decoder,
+    survey: Survey,
+    hot: np.ndarray,
+    gain: np.ndarray,
+    coder: Coder | None,
+    pool: Executor,
+) -> Arrays:
+    """The arrays of the output matrix; ``gain`` is that of the last norm, not folded."""
+    output = read_output(source, decoder)
+    output *= survey.output_fold
+    if coder is None or decoder.output.scheme != W4:
+        return int8.convert(output, hot, "output")
+    return coder.head(output, hot, lambda rows: rms_norm(rows, gain / survey.output_fold, decoder.norm.eps), pool).arrays()
 
 
 def _write_layer(

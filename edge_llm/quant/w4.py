@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,6 +38,17 @@ class CodedWeight:
             "hot_index": self.hot_index,
             "hot_weight": self.hot_weight,
         }
+
+
+def joined(parts: Sequence[CodedWeight]) -> CodedWeight:
+    """The weight whose rows are those of ``parts``, one under the other; all but the last have whole panels."""
+    return replace(
+        parts[0],
+        codes=np.concatenate([part.codes for part in parts]),
+        weight_scale=np.concatenate([part.weight_scale for part in parts]),
+        row_sum=np.concatenate([part.row_sum for part in parts]),
+        hot_weight=np.ascontiguousarray(np.concatenate([part.hot_weight for part in parts], axis=1)),
+    )
 
 
 def fits(columns: int) -> bool:
