@@ -88,6 +88,17 @@ class Study:
         self.tokens = sum(len(ids) for ids in some)
         self._states = [self._run(ids, {}) for ids in self._heldout]
 
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        return len(self._layers)
+
+    @property
+    def value_rows(self) -> int:
+        """The last rows of every `qkv`, which make values."""
+        attention = self._layers[0].attention
+        return attention.kv_heads * attention.head_dim
+
     def _calibrated(self, sequences: Sequence[np.ndarray]) -> dict[str, Linear]:
         """Every linear of the layers, by its full name."""
         found = {

@@ -148,7 +148,7 @@ def nearest(linear: Linear, hot: np.ndarray, scheme: str) -> tuple[np.ndarray, i
 def fitted(linear: Linear, hot: np.ndarray, scheme: str) -> tuple[np.ndarray, int]:
     """GPTQ and what import does behind it, on calibration rows."""
     inputs = Inputs(linear.weight.shape[1])
-    inputs.add(linear.seen)
+    inputs.add(linear.seen.rows()[~linear.seen.sinks()])
     energy = inputs.energy
     if scheme == "w4":
         coded = w4.fit_weight(linear.weight, hot, energy, linear.name)
