@@ -2,6 +2,7 @@
 
     python benchmarks/remake.py                             about ten minutes on four cores
     python benchmarks/remake.py --peers torch --results benchmarks/results/torch       about five
+    python benchmarks/remake.py --weights w4                4-bit weights beside 4-bit peers, about ten
     python benchmarks/remake.py --quick                     the smaller shape without depth, about two
     python benchmarks/remake.py --dry-run                   only say what would be run
 
@@ -20,19 +21,27 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = ("qwen2.5-0.5b", "llama-1.1b")
+PEERS = {
+    "int8": "llama.cpp:q8_0,llama.cpp:q4_0-pure",
+    "w4": "llama.cpp:q4_0-pure,llama.cpp:q4_0,llama.cpp:q4_k_m,llama.cpp:iq4_xs",
+}
+PROMPTS = {"int8": "128,512,2048", "w4": "128,512"}
 
 
 def commands(arguments: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
     """(name of the result, arguments of `edge-llm bench`)."""
     common = ["-r", str(arguments.repetitions), "--roof", "--progress"]
-    beside = ["-t", arguments.threads, "--peer", arguments.peers]
+    beside = ["-t", arguments.threads, "--peer", arguments.peers or PEERS[arguments.weights]]
     alone = ["-t", arguments.threads.split(",")[0], "--breakdown"]
     for shape in SHAPES[: 1 if arguments.quick else None]:
-        of_shape = ["--synthetic", shape, *common]
-        yield f"{shape}-d0", [*of_shape, *beside, "-p", "128,512,2048", "-n", "64", "--ttft"]
+        of_shape, name = ["--synthetic", shape, *common], shape
+        if arguments.weights != "int8":
+            of_shape += ["--weights", arguments.weights, "--head", arguments.weights]
+            name = f"{shape}-{arguments.weights}"
+        yield f"{name}-d0", [*of_shape, *beside, "-p", PROMPTS[arguments.weights], "-n", "64", "--ttft"]
         if not arguments.quick:
-            yield f"{shape}-d4096", [*of_shape, *beside, "-p", "0", "-n", "64", "-d", "4096"]
-        yield f"{shape}-breakdown", [*of_shape, *alone, "-p", "512", "-n", "64", "-d", "0" if arguments.quick else "0,4096"]
+            yield f"{name}-d4096", [*of_shape, *beside, "-p", "0", "-n", "64", "-d", "4096"]
+        yield f"{name}-breakdown", [*of_shape, *alone, "-p", "512", "-n", "64", "-d", "0" if arguments.quick else "0,4096"]
 
 
 def main() -> int:
@@ -41,7 +50,8 @@ def main() -> int:
     parser.add_argument("--threads", default="4,2", help="thread counts, a list (default: 4,2)")
     parser.add_argument("--repetitions", type=int, default=3, help="of every test (default: 3)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="folder for tables and rows")
-    parser.add_argument("--peers", default="llama.cpp:q8_0,llama.cpp:q4_0", help="whom to measure beside us, a list")
+    parser.add_argument("--weights", choices=list(PEERS), default="int8", help="ours: of the layers and the output matrix")
+    parser.add_argument("--peers", help="whom to measure beside us, a list; default: llama.cpp with about as many bits")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
     arguments = parser.parse_args()
