@@ -141,3 +141,21 @@ def test_a_text_too_short_for_the_columns_is_said(source, tmp_path):
     said.clear()
     import_model(source.folder, target=tmp_path / "b", weights=LayerBits(W4), notice=said.append)
     assert not any("codes are fitted to" in line for line in said)
+
+
+def test_what_the_model_wrote_is_kept_when_the_import_is_stopped(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(self_written, "QUICK", 4000 * describe(source.config).parameters)
+    options = {"calibration": BY_MODEL, "weights": LayerBits(W4)}
+
+    def stop(*step):
+        if step[:2] == ("calibration", 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_model(source.folder, target=tmp_path / "a", progress=stop, **options)
+    stages = []
+    folder = import_model(source.folder, target=tmp_path / "a", progress=lambda stage, *_: stages.append(stage), **options)
+    assert "writing" not in stages
+    whole = import_model(source.folder, target=tmp_path / "b", **options)
+    for file in ("weights.bin", "manifest.json"):
+        assert (folder / file).read_bytes() == (whole / file).read_bytes()
