@@ -24,7 +24,7 @@ EmbeddingCall::EmbeddingCall(nb::handle integers, int64_t columns, nb::handle sc
   const auto scale = read<float, 1>(scale_arg, "scale");
   const int64_t rows = scale.shape[0];
   if (holds<uint8_t>(integers))
-    args.codes = read_codes(integers, rows, columns).codes;
+    args.codes = read_code_panels(integers, rows, columns).codes;
   else
     read_tiles(integers, rows, columns);
   const auto hot = read_hot(hot_arg, columns);

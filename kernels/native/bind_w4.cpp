@@ -10,8 +10,7 @@ namespace {
 
 }  // namespace
 
-// Every byte of multiplier and shift gives weights and sums that fit.
-Int8Weight read_codes(nb::handle codes_arg, int64_t n, int64_t columns) {
+Int8Weight read_code_panels(nb::handle codes_arg, int64_t n, int64_t columns) {
   Int8Weight weight = {};
   weight.channels = n;
   weight.columns = columns;
@@ -21,6 +20,11 @@ Int8Weight read_codes(nb::handle codes_arg, int64_t n, int64_t columns) {
   const auto codes = read<uint8_t, 2>(codes_arg, "codes");
   expect_shape(codes, "codes", {weight.panels(), weight.code_bytes()});
   weight.codes = codes.data;
+  return weight;
+}
+
+Int8Weight read_codes(nb::handle codes_arg, int64_t n, int64_t columns) {
+  const Int8Weight weight = read_code_panels(codes_arg, n, columns);
   bool good[256];
   for (int byte = 0; byte < 256; ++byte) {
     const int multiplier = byte & 15, shift = byte >> 4, most = kCodebook[15] - shift;
@@ -29,8 +33,8 @@ Int8Weight read_codes(nb::handle codes_arg, int64_t n, int64_t columns) {
   }
   for (int64_t panel = 0; panel < weight.panels(); ++panel)
     for (int64_t i = 0; i < weight.groups() * kTileChannels; ++i)
-      if (!good[codes.data[panel * weight.code_bytes() + i]])
-        refuse("`codes` holds the multiplier and shift `" + std::to_string(codes.data[panel * weight.code_bytes() + i]) +
+      if (!good[weight.codes[panel * weight.code_bytes() + i]])
+        refuse("`codes` holds the multiplier and shift `" + std::to_string(weight.codes[panel * weight.code_bytes() + i]) +
                "`, whose weights or sums are too large");
   return weight;
 }

@@ -104,7 +104,8 @@ struct EmbeddingCall {
 Array<const int32_t, 1> read_hot(nb::handle hot, int64_t columns);
 Array<const half, 2> read_hot_weight(nb::handle hot_weight, int64_t hot_count, int64_t channels);
 void expect_tokens(const Array<const int64_t, 1>& tokens, int64_t limit);
-Int8Weight read_codes(nb::handle codes, int64_t n, int64_t columns);  // a weight of 4-bit codes
+Int8Weight read_code_panels(nb::handle codes, int64_t n, int64_t columns);  // a weight of 4-bit codes
+Int8Weight read_codes(nb::handle codes, int64_t n, int64_t columns);  // the same; all multipliers and shifts fit, so sums do
 void expect_positions(const Array<const int32_t, 1>& positions, int64_t limit);
 void expect_slots(const Array<const int64_t, 1>& slots, int64_t pages);
 // The rows' sequences and positions hold, and every page they need exists.
