@@ -2,13 +2,14 @@
 
 A peer runs in its own process with random weights of the same shape, and takes turns with us.  Names are
 ``llama.cpp``, ``llama.cpp:q4_0`` (types mixed as in published files), ``llama.cpp:q4_0-pure``, ``llama.cpp:q8_0:nofa``
-(without flash attention), ``torch``, ``torch:onednn``.  When nothing is said about flash attention, tests at a depth are run
+(without flash attention), ``genai``, ``openvino:int8``, ``torch``, ``torch:onednn``.  A new engine is a worker (and a writer of
+its models, if it reads files) and an entry in `ENGINES`.  When nothing is said about flash attention, tests at a depth are run
 both with it (llama.cpp's default) and without, because on a CPU that may be faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -16,8 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from edge_llm.bench.measure import Test
+from edge_llm.bench.peer_model import PeerModel, WeightBytes, shape_name
 from edge_llm.bench.roofs import Costs, operations
-from edge_llm.bench.synthetic_gguf import VARIANTS, shape_name, synthetic_gguf, weight_bytes
+from edge_llm.bench.synthetic_gguf import VARIANTS, gguf_model
+from edge_llm.bench.synthetic_onnx import VARIANTS as GENAI_VARIANTS
+from edge_llm.bench.synthetic_onnx import synthetic_onnx
+from edge_llm.bench.synthetic_openvino import VARIANTS as OPENVINO_VARIANTS
+from edge_llm.bench.synthetic_openvino import synthetic_openvino
 from edge_llm.bench.worker import Worker
 from edge_llm.config import ModelConfig
 from edge_llm.errors import DeviceError, UsageError
@@ -42,9 +48,15 @@ class PeerEngine:
     """Distribution to module; the first one's version is the engine's."""
     advice: str
     """How to get them."""
+    model: Callable[[ModelConfig, str], PeerModel]
+    """Its model at a shape, made unless it is there; the second argument is one of ``variants``."""
+    choices: Callable[[PeerSpec, PeerSettings], dict[str, Any]] = lambda spec, settings: {}
+    """What its worker is told beside the model, the context and the threads."""
     flash_attention_is_a_choice: bool = False
     loads_a_file: bool = False
     """Else its weights are made up at the start, and the time to its first token says nothing."""
+    keeps_contexts: bool = False
+    """Its worker writes the keys and values of a depth to a file and reads them again."""
 
     @property
     def version(self) -> str:
@@ -56,19 +68,58 @@ class PeerEngine:
             return "unknown"
 
 
+def _llama_cpp_choices(spec: PeerSpec, settings: PeerSettings) -> dict[str, Any]:
+    return {"batch": settings.batch, "ubatch": settings.ubatch, "flash_attention": spec.flash_attention}
+
+
+def _torch_model(config: ModelConfig, library: str) -> PeerModel:
+    """INT8 linears, and an embedding that stays float32."""
+    linears = sum(operations(describe_model(config))) // 2
+    everything = linears + 4 * config.vocab_size * config.hidden_size
+    setting = {"config": asdict(config), "library": library}
+    return PeerModel(setting, "", f"INT8 {library}", everything, lambda: WeightBytes(everything, linears), "f32", 4)
+
+
+_EXTRA = "install the extra `peers`: pip install 'edge-llm[peers]'"
 LLAMA_CPP = PeerEngine(
     "llama.cpp",
     "edge_llm.bench.peer_llama_cpp",
     VARIANTS,
     {"llama-cpp-python": "llama_cpp", "gguf": "gguf"},
-    "install the extra `peers`: pip install 'edge-llm[peers]'",
+    _EXTRA,
+    gguf_model,
+    _llama_cpp_choices,
     flash_attention_is_a_choice=True,
+    loads_a_file=True,
+    keeps_contexts=True,
+)
+GENAI = PeerEngine(
+    "genai",
+    "edge_llm.bench.peer_genai",
+    GENAI_VARIANTS,
+    {"onnxruntime-genai": "onnxruntime_genai", "onnx": "onnx"},
+    _EXTRA,
+    synthetic_onnx,
+    loads_a_file=True,
+)
+OPENVINO = PeerEngine(
+    "openvino",
+    "edge_llm.bench.peer_openvino",
+    OPENVINO_VARIANTS,
+    {"openvino": "openvino"},
+    _EXTRA,
+    synthetic_openvino,
     loads_a_file=True,
 )
 TORCH = PeerEngine(
-    "torch", "edge_llm.bench.peer_torch", ("x86", "fbgemm", "onednn"), {"torch": "torch"}, "install it: pip install torch"
+    "torch",
+    "edge_llm.bench.peer_torch",
+    ("x86", "fbgemm", "onednn"),
+    {"torch": "torch"},
+    "install it: pip install torch",
+    _torch_model,
 )
-ENGINES = {engine.name: engine for engine in (LLAMA_CPP, TORCH)}
+ENGINES = {engine.name: engine for engine in (LLAMA_CPP, GENAI, OPENVINO, TORCH)}
 
 
 @dataclass(frozen=True)
@@ -77,7 +128,7 @@ class PeerSpec:
 
     engine: PeerEngine
     variant: str
-    """llama.cpp: number format of the weights; torch: library that multiplies INT8 matrices."""
+    """Number format of the weights; torch: library that multiplies INT8 matrices."""
     flash_attention: bool = True
     at_depth_only: bool = False
 
@@ -148,6 +199,7 @@ class Peer:
     def __init__(self, spec: PeerSpec, settings: PeerSettings) -> None:
         self.spec = spec
         self._settings = settings
+        self._model = spec.engine.model(settings.config, spec.variant)
         self._worker = start(spec, settings)
         try:
             self.load_seconds = float(self._worker.receive())
@@ -163,36 +215,25 @@ class Peer:
 
     @property
     def costs(self) -> Costs:
-        config, spec = self._settings.config, self.spec
-        per_token = 2 * config.num_layers * config.kv_size  # keys and values
-        layers, logits = operations(describe_model(config))
-        if spec.engine is LLAMA_CPP:
-            read = weight_bytes(synthetic_gguf(config, spec.variant)).read
-            return Costs(layers, logits, read, 2 * per_token)  # float16
-        return Costs(layers, logits, (layers + logits) // 2, 4 * per_token)  # INT8 weights, float32 keys and values
+        config, model = self._settings.config, self._model
+        values = 2 * config.num_layers * config.kv_size  # keys and values of a token
+        return Costs(*operations(describe_model(config)), model.count().read, model.kv_bytes * values)
 
     @property
     def model_facts(self) -> dict[str, Any]:
         """What a row says of the model: its file, type and size, and the types of keys and values."""
-        config, spec = self._settings.config, self.spec
-        if spec.engine is LLAMA_CPP:
-            gguf = synthetic_gguf(config, spec.variant)
-            return self._facts(gguf.name, spec.variant.upper(), gguf.stat().st_size, weight_bytes(gguf).all, "f16")
-        size = self.costs.weight_bytes + 4 * config.vocab_size * config.hidden_size  # the embedding stays float32
-        return self._facts("", f"INT8 {spec.variant}", size, size, "f32")
-
-    def _facts(self, filename: str, numbers: str, size: int, nbytes: int, kv_type: str) -> dict[str, Any]:
+        model = self._model
         return {
-            "model_filename": filename,
-            "numbers": numbers,
-            "model_size": size,
-            "bits_per_weight": bits_per_weight(nbytes, describe_model(self._settings.config).parameters),
-            "type_k": kv_type,
-            "type_v": kv_type,
+            "model_filename": model.filename,
+            "numbers": model.numbers,
+            "model_size": model.size,
+            "bits_per_weight": bits_per_weight(model.count().all, describe_model(self._settings.config).parameters),
+            "type_k": model.kv_type,
+            "type_v": model.kv_type,
         }
 
     def begin(self, depth: int) -> None:
-        state = str(self._state_file(depth)) if depth and self.spec.engine is LLAMA_CPP else None
+        state = str(self._state_file(depth)) if depth and self.spec.engine.keeps_contexts else None
         self._worker.ask("begin", depth=depth, threads=self._settings.threads, state=state)
 
     def run(self, test: Test) -> float:
@@ -211,21 +252,13 @@ class Peer:
     def _state_file(self, depth: int) -> Path:
         """Keys and values of random tokens: how they are laid out depends on flash attention, not on the weights' quant."""
         layout = "fa" if self.spec.flash_attention else "nofa"
-        return synthetic_folder() / f"{shape_name(self._settings.config)}-d{depth}-{layout}-{LLAMA_CPP.version}.state"
+        return synthetic_folder() / f"{shape_name(self._settings.config)}-d{depth}-{layout}-{self.spec.engine.version}.state"
 
 
 def start(spec: PeerSpec, settings: PeerSettings) -> Worker:
     """A worker that says when it has loaded its model, and then serves requests."""
-    setting: dict[str, Any] = {"context": settings.context, "threads": settings.threads}
-    if spec.engine is LLAMA_CPP:
-        setting |= {
-            "gguf": str(synthetic_gguf(settings.config, spec.variant)),
-            "batch": settings.batch,
-            "ubatch": settings.ubatch,
-            "flash_attention": spec.flash_attention,
-        }
-    else:
-        setting |= {"config": asdict(settings.config), "library": spec.variant}
+    model = spec.engine.model(settings.config, spec.variant)
+    setting = {"context": settings.context, "threads": settings.threads} | model.setting | spec.engine.choices(spec, settings)
     return Worker(spec.engine.module, setting, spec.name)
 
 

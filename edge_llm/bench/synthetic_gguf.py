@@ -11,12 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edge_llm.bench.peer_model import PeerModel, WeightBytes, shape_name
 from edge_llm.config import ModelConfig
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.paths import synthetic_folder
@@ -44,6 +45,12 @@ class Matrix:
         return self.rows * self.columns // BLOCK * BLOCK_BYTES[quant] if self.columns else 4 * self.rows
 
 
+def gguf_model(config: ModelConfig, quant: str) -> PeerModel:
+    """The model at the shape of ``config``, for llama.cpp."""
+    path = synthetic_gguf(config, quant)
+    return PeerModel({"gguf": str(path)}, path.name, quant.upper(), path.stat().st_size, partial(weight_bytes, path), "f16", 2)
+
+
 def synthetic_gguf(config: ModelConfig, quant: str) -> Path:
     """The GGUF file of random ``quant`` weights (one of `VARIANTS`) at the shape of ``config``; made once and kept."""
     path = synthetic_folder() / f"{shape_name(config)}-{quant}-v2.gguf"
@@ -59,13 +66,6 @@ def synthetic_gguf(config: ModelConfig, quant: str) -> Path:
         finally:
             temporary.unlink(missing_ok=True)
     return path
-
-
-def shape_name(config: ModelConfig) -> str:
-    """A file name that no other shape has."""
-    sizes = (config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads, config.num_kv_heads)
-    parts = [config.family, *sizes, config.head_dim, config.vocab_size, "tied" if config.tied_embeddings else "untied"]
-    return "-".join(map(str, parts))
 
 
 def matrices(config: ModelConfig) -> Iterator[Matrix]:
@@ -90,15 +90,6 @@ def matrices(config: ModelConfig) -> Iterator[Matrix]:
     yield Matrix("output_norm.weight", hidden)
     if not config.tied_embeddings:
         yield Matrix("output.weight", config.vocab_size, hidden)
-
-
-@dataclass(frozen=True)
-class WeightBytes:
-    """What the tensors of a file take."""
-
-    all: int
-    read: int
-    """Of those that a generated token reads (see `edge_llm.bench.roofs.Costs`): an embedding of its own is not among them."""
 
 
 @cache
