@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHAPES = ("qwen2.5-0.5b", "llama-1.1b")
 PEERS = {
     "int8": "llama.cpp:q8_0,llama.cpp:q4_0-pure",
-    "w4": "llama.cpp:q4_0-pure,llama.cpp:q4_0,llama.cpp:q4_k_m,llama.cpp:iq4_xs",
+    "w4": "llama.cpp:q4_0-pure,llama.cpp:q4_0,llama.cpp:q4_k_m,llama.cpp:iq4_xs,genai,openvino,openvino:int4-f32",
 }
 PROMPTS = {"int8": "128,512,2048", "w4": "128,512"}
 
@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=3, help="of every test (default: 3)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="folder for tables and rows")
     parser.add_argument("--weights", choices=list(PEERS), default="int8", help="ours: of the layers and the output matrix")
-    parser.add_argument("--peers", help="whom to measure beside us, a list; default: llama.cpp with about as many bits")
+    parser.add_argument("--peers", help="whom to measure beside us, a list; default: those with about as many bits")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
     arguments = parser.parse_args()
