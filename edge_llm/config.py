@@ -13,9 +13,9 @@ from edge_llm.errors import UsageError
 INT8, W4, FLOAT16 = "int8", "w4", "float16"
 """Weight schemes that import chooses between."""
 DEFAULT_SCHEME = INT8
+"""The weight scheme of every linear for which nothing else is said."""
 TABLE_SCHEMES = (INT8, W4)
 """Of the output matrix, which may be the embedding too, so that rows of it are taken apart."""
-"""The weight scheme of every linear for which nothing else is said."""
 
 
 @dataclass(frozen=True)

@@ -270,6 +270,13 @@ def test_the_forms_of_keys_have_the_names_of_other_engines_too(call, tiny_bundle
     assert "'int4' is not one of 'auto', 'int8', 'float16'" in call("run", tiny_bundle, "x", "--kv", "q4_0")[2]
 
 
+def test_perplexity_takes_the_names_of_keys_alike_on_the_host_and_on_a_card(call, tiny_bundle, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 2)
+    for device in ("host", "emulated:310p"):
+        assert call("perplexity", tiny_bundle, text, "--max-tokens", 20, "--kv", " Q8_0", "--device", device)[0] == 0
+
+
 def test_perplexity_says_what_it_does_before_it_begins_to_load(call, tiny_bundle, tmp_path, monkeypatch):
     def fail(model, runtime):
         raise DeviceError("loading failed")
@@ -336,6 +343,9 @@ MISTAKES = {
     "perplexity of keys that no card has": (
         ("perplexity", "builtin", "{empty}", "--kv", "int4", "--device", "emulated:310p"), 2, "as int8 or float16",
     ),
+    "perplexity of keys, of an empty file": (("perplexity", "{bundle}", "{empty}", "--kv", "int8"), 2, "too few"),
+    "perplexity of keys on no host": (("perplexity", "{bundle}", "{empty}", "--kv", "int8", "--placement", "card"), 2, "host"),
+    "perplexity of keys and shadows": (("perplexity", "{bundle}", "{empty}", "--kv", "int8", "--no-shadow"), 2, "no meaning"),
     "perplexity of no file": (("perplexity", "{bundle}", "./no.txt"), 2, "`no.txt`"),
     "perplexity of a folder": (("perplexity", "{bundle}", "{source}"), 2, "cannot read"),
     "perplexity of an empty file": (("perplexity", "{bundle}", "{empty}"), 2, "too few"),

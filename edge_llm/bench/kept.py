@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_llm.bench.quality import Quality, compare
+from edge_llm.bench.quality import Quality, check_enough, compare
 from edge_llm.bench.roofs import Costs
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults
 from edge_llm.engine.float_assembly import bundle_layer, float_model
+from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Attention
@@ -27,6 +28,7 @@ from edge_llm.paths import find_bundle
 from edge_llm.progress import CountProgress
 from edge_llm.quant.kv import KVScheme, kv_schemes
 from edge_llm.runner.float_path import FloatRunner
+from edge_llm.subgraphs.placement import choose_placement
 from edge_llm.weights.resident import ResidentWeights
 from kernels import ThreadPool
 
@@ -81,8 +83,13 @@ def measure_kept(
 ) -> list[KeptQuality]:
     """What each of ``schemes`` costs the bundle ``name`` on ``tokens``, in `compare`'s windows.
 
-    Raises `ModelNotFound` when the bundle's float weights are gone.
+    Raises `ModelNotFound` when the bundle's float weights are gone, `UsageError` for too few tokens and for a ``runtime`` that
+    the float model does not have.
     """
+    choose_placement(runtime.placement, ("host",), "--kv")
+    if not runtime.shadow:
+        raise UsageError("--no-shadow has no meaning with --kv, which measures the float model", param="no_shadow")
+    check_enough(tokens, window, bos)
     with open_bundle(find_bundle(name)) as bundle:
         runtime = fill_defaults(runtime, bundle.config)
         assert runtime.context is not None and runtime.threads is not None

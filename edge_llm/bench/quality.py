@@ -45,9 +45,8 @@ def compare(
 
     Windows do not overlap; each begins with ``bos`` if the model has one, and else its first token is not predicted.
     """
+    check_enough(tokens, window, bos)
     windows = list(_windows(tokens, window, bos))
-    if not windows:
-        raise UsageError(f"the text has `{len(tokens)}` tokens, too few to predict anything; give a longer one")
     nll = oracle_nll = divergence = 0.0
     same = count = 0
     for done, ids in enumerate(windows):
@@ -67,6 +66,12 @@ def compare(
         top1_agreement=same / count,
         tokens=count,
     )
+
+
+def check_enough(tokens: Sequence[int], window: int, bos: int | None) -> None:
+    """Raise `UsageError` where `compare` has nothing to predict."""
+    if next(_windows(tokens, window, bos), None) is None:
+        raise UsageError(f"the text has `{len(tokens)}` tokens, too few to predict anything; give a longer one")
 
 
 def _windows(tokens: Sequence[int], window: int, bos: int | None) -> Iterator[list[int]]:

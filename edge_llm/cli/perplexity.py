@@ -103,7 +103,8 @@ def _runs_on_host(model: str, runtime: RuntimeConfig) -> bool:
 
 
 def _on_card(kv: str) -> str:
-    keys = KV_ALIASES.get(kv, kv)
+    name = kv.strip().lower()
+    keys = KV_ALIASES.get(name, name)
     if keys not in KEYS_FORMS:
         raise UsageError(f"--kv `{shown(kv)}`: a card keeps keys and values as {' or '.join(KEYS_FORMS[1:])}", param="kv")
     return keys
