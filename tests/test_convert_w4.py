@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from model_files import tiny_config, write_model
 
+from edge_llm.cli.main import run
 from edge_llm.config import INT8, W4, RuntimeConfig
 from edge_llm.convert.allocate import LayerBits, allocate, coded, that_fit
+from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import UsageError
@@ -84,6 +86,13 @@ def test_a_head_that_cannot_be_coded_stays_int8_and_is_named(tmp_path):
 def test_heads_that_make_no_sense_are_refused(kind, head):
     with pytest.raises(UsageError, match="head"):
         LayerBits(kind, head=head)
+
+
+@pytest.mark.parametrize("mode", ["auto", "full", "none"])
+def test_a_model_is_shown_whatever_was_measured_for_it(source, tmp_path, mode, capsys):
+    folder, _ = imported(source, tmp_path / "b", LayerBits(W4), outliers=Outliers(mode))
+    assert run(["show", str(folder)]) == 0
+    assert ("INT8 costs" in capsys.readouterr().out) == (mode == "auto")
 
 
 @pytest.mark.parametrize("way", [{"chunk": 8}, {"memory": "200KiB"}, {"device": "emulated:910b"}])

@@ -53,7 +53,7 @@ def shadow_lines(report: Mapping[str, Any]) -> Iterator[str]:
             f"{row['hot_share']:7.2%} {row['overflow']:8.3%} {row['bytes'] / 2**10:5.0f} KiB {row['cost_share']:6.1%}"
         )
     measured = report["choice"]
-    if measured:
+    if "kept" in measured:
         yield (
             f"INT8 costs {measured['kept']:.2f} % of perplexity on the calibration text "
             f"({measured['none']:.2f} % without shadows, {measured['full']:.2f} % with all; budget {measured['budget']:g} %)"
