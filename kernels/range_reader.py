@@ -12,6 +12,8 @@ and the CRC-32C of every piece (uint32 [len(ends)], of which only those before t
 nothing and may be called again; dropping what `start` returned waits too.  Ranges are read in the order in which they were
 asked for, the urgent ones before all others.  Each of the `threads` has one request of `request_bytes` (a multiple of 4096)
 in flight.
+
+A process that was forked has no such threads: there 0 bytes are there, and who waits reads them itself.
 """
 
 from kernels._native import RangeReader, Reading

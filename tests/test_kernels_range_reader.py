@@ -1,6 +1,8 @@
 """Ranges that are read in the background: their bytes, the checksums of their pieces, and what happens when a file ends."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +101,33 @@ def test_bad_arguments(fd: int, offset: int, ends: list[int], message: str) -> N
 def test_bad_readers(threads: int, request_bytes: int) -> None:
     with pytest.raises(ValueError, match="must be"):
         RangeReader(threads, request_bytes)
+
+
+FORKED = """
+import os, sys, warnings
+import numpy as np
+from kernels.range_reader import RangeReader
+
+warnings.simplefilter("ignore")  # a fork of a process with threads, which is what is tried here
+fd, ends = os.open(sys.argv[1], os.O_RDONLY), np.array([4096])
+reader = RangeReader(3, 4096)
+for _ in range(20):
+    under_way = [reader.start(fd, np.zeros(20 * 4096, np.uint8), 0, ends) for _ in range(10)]
+    child = os.fork()
+    if child == 0:
+        asked = reader.start(fd, np.zeros(4096, np.uint8), 0, ends)
+        right = [reading.wait()[0] for reading in (*under_way, asked)] == [0] * 11
+        right = right and RangeReader(2, 4096).start(fd, np.zeros(4096, np.uint8), 0, ends).wait()[0] == 4096
+        del asked, under_way, reader
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(reading.wait()[0] == 20 * 4096 for reading in under_way)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_that_was_forked_waits_for_nobody(data: np.ndarray, tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(data.tobytes())
+    command = [sys.executable, "-c", FORKED, str(tmp_path / "data")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,15 +66,15 @@ struct RangeJob {
   }
 };
 
-class RangeReader {
+// The threads that read, and what they were asked for.
+class RangeQueue {
  public:
-  // Each of the threads has one request of `request_bytes` (a multiple of the page) in flight.
-  RangeReader(int threads, int64_t request_bytes) : request_bytes_(request_bytes) {
+  RangeQueue(int threads, int64_t request_bytes) : request_bytes_(request_bytes) {
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
   }
 
   // Every range must be finished.
-  ~RangeReader() {
+  ~RangeQueue() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       closing_ = true;
@@ -82,8 +83,8 @@ class RangeReader {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  RangeReader(const RangeReader&) = delete;
-  RangeReader& operator=(const RangeReader&) = delete;
+  RangeQueue(const RangeQueue&) = delete;
+  RangeQueue& operator=(const RangeQueue&) = delete;
 
   void start(std::shared_ptr<RangeJob> job, bool urgent) {
     {
@@ -165,6 +166,37 @@ class RangeReader {
   std::condition_variable wanted_, finished_;
   std::deque<std::shared_ptr<RangeJob>> urgent_, queue_;
   bool closing_ = false;
+};
+
+// A child of a fork has none of the threads, and perhaps a lock that one of them held: there nothing is read, every range is
+// given back without its bytes, and the queue stays as it is, for nobody can end it.
+class RangeReader {
+ public:
+  // Each of the threads has one request of `request_bytes` (a multiple of the page) in flight.
+  RangeReader(int threads, int64_t request_bytes) : queue_(new RangeQueue(threads, request_bytes)) {}
+  ~RangeReader() {
+    if (!forked()) delete queue_;
+  }
+  RangeReader(const RangeReader&) = delete;
+  RangeReader& operator=(const RangeReader&) = delete;
+
+  // Whether this process is not the one that has the threads.
+  bool forked() const { return getpid() != owner_; }
+
+  void start(std::shared_ptr<RangeJob> job, bool urgent) {
+    if (!forked()) queue_->start(std::move(job), urgent);
+  }
+
+  // In a child nobody writes to the range, whose progress means nothing.
+  void wait(const RangeJob& job) {
+    if (!forked()) queue_->wait(job);
+  }
+
+  int64_t read_bytes() const { return queue_->read_bytes(); }
+
+ private:
+  const pid_t owner_ = getpid();
+  RangeQueue* const queue_;
 };
 
 }  // namespace edge
