@@ -185,7 +185,6 @@ def measured(study: Study, plant: str, methods: Mapping[str, Method]) -> Iterato
                 yield Row(plant, method, scheme, shadow, bits, exact, seconds, found.mean_kl, rise, found.top1_agreement)
 
 
-NUMBERS = ["bits", "exact", "KL x 1000", "perplexity", "top-1"]
 @dataclass(frozen=True)
 class Harm:
     """What each linear costs where it alone is quantized, and how well signs foretell that."""
@@ -218,6 +217,10 @@ def harms(study: Study, plant: str) -> Iterator[Harm]:
         yield Harm(plant, way, kl, foretold)
 
 
+MOST_HARMED = 8
+"""Linears in the table of those that cost most."""
+
+
 def harm_table(found: Sequence[Harm]) -> str:
     """Rank correlations by sign, and the linears that cost most, as Markdown."""
     heads = [f"{harm.way}{'' if harm.plant == AS_IT_IS else ', planted'}" for harm in found]
@@ -231,7 +234,7 @@ def harm_table(found: Sequence[Harm]) -> str:
     return "\n".join(lines)
 
 
-MOST_HARMED = 8
+NUMBERS = ["bits", "exact", "KL x 1000", "perplexity", "top-1"]
 HEAD = ["method", "weights", "shadow", "import s", *NUMBERS]
 PLANTED_HEAD = [f"planted: {NUMBERS[0]}", *NUMBERS[1:]]
 

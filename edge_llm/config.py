@@ -15,7 +15,7 @@ INT8, W4, FLOAT16 = "int8", "w4", "float16"
 DEFAULT_SCHEME = INT8
 """The weight scheme of every linear for which nothing else is said."""
 TABLE_SCHEMES = (INT8, W4)
-"""Of the output matrix, which may be the embedding too, so that rows of it are taken apart."""
+"""Weight schemes of the output matrix, which may be the embedding too: its rows can be read one by one."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 CountProgress = Callable[[int, int], None]
 """Called as (done, total), in units that the caller names."""
 StageProgress = Callable[[str, int, int], None]
-"""Called as (stage, done, total).  Stages: download, digest and load (bytes), layers, output, copy, unchanged."""
+"""Called as (stage, done, total).  Those of `IN_BYTES` count bytes, others layers, tokens, choices ..."""
 
 
 IN_BYTES = frozenset({"download", "digest", "load"})

@@ -33,8 +33,9 @@ from edge_llm.weights.resident import ResidentWeights
 from kernels import ThreadPool
 
 DEPTH = 4096
+"""Tokens of context at which bytes are counted."""
 (TODAY,) = kv_schemes("int8")
-"""What the host has."""
+"""How the host keeps them."""
 FOLD_TOKENS = 256
 """Tokens by which folds are found again."""
 
@@ -168,7 +169,10 @@ class Seen:
 
 
 def _factors(long: np.ndarray, short: np.ndarray, parts: tuple[int, int]) -> np.ndarray:
-    """f [heads, D] with long = f * short as nearly as may be, both [T, heads, D]; the ``parts`` of a head have the same f."""
+    """f [heads, D] with long = f * short as nearly as may be, both [T, heads, D].
+
+    With ``parts`` (n, D / n) the n parts of a head share their factors.
+    """
     x, y = (each.reshape(*each.shape[:2], *parts).astype(np.float64) for each in (long, short))
     heard = (y * y).sum(axis=(0, 2))
     factor = np.divide((x * y).sum(axis=(0, 2)), heard, out=np.ones_like(heard), where=heard > 0)

@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.bench.serve import serve
+from edge_llm.bench.serve import FIRST_PROMPT, serve
 
-FIRST_PROMPT = 32
-"""Tokens of the prompt that `first_token` is timed with."""
 _PIECE = 512
 """Tokens at a time of a context that is not timed."""
 

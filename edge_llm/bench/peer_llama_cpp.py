@@ -16,10 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.bench.serve import serve
-
-FIRST_PROMPT = 32
-"""Tokens of the prompt that `first_token` is timed with."""
+from edge_llm.bench.serve import FIRST_PROMPT, serve
 
 ERROR = 4
 """Log level of ggml from which a message is a complaint."""

@@ -14,10 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.bench.serve import serve
+from edge_llm.bench.serve import FIRST_PROMPT, serve
 
-FIRST_PROMPT = 32
-"""Tokens of the prompt that `first_token` is timed with."""
 PAGE = 32
 """Tokens of a page of the CPU plugin."""
 _PIECE = 512

@@ -13,10 +13,7 @@ import warnings
 from importlib import import_module
 from typing import Any
 
-from edge_llm.bench.serve import serve
-
-FIRST_PROMPT = 32
-"""Tokens of the prompt that `first_token` is timed with."""
+from edge_llm.bench.serve import FIRST_PROMPT, serve
 
 
 class TorchDecoder:

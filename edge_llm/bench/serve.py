@@ -14,6 +14,8 @@ from typing import Any
 
 VERBS = ("describe", "begin", "run", "first_token")
 """What a model can be asked for."""
+FIRST_PROMPT = 32
+"""Tokens of the prompt that `first_token` is timed with."""
 
 
 def serve(make: Callable[..., Any], setting: str) -> None:

@@ -51,9 +51,9 @@ SHAPES: dict[str, ModelConfig] = {
 
 
 def synthetic_bundle(shape: str, weights: str = INT8, head: str = INT8) -> Path:
-    """Folder of the bundle with random weights at ``shape``, the layers' in the scheme ``weights``; made once and kept.
+    """Folder of the bundle with random weights at ``shape``, made once and kept.
 
-    The output matrix is in the scheme ``head``.
+    ``weights`` is the scheme of the layers, ``head`` that of the output matrix.
     """
     if shape not in SHAPES:
         raise UsageError(f"no synthetic shape `{shape}`; there are: {', '.join(SHAPES)}", param="synthetic")
@@ -75,7 +75,7 @@ def synthetic_bundle(shape: str, weights: str = INT8, head: str = INT8) -> Path:
 def write_random(folder: Path, config: ModelConfig, seed: int = 0, weights: str = INT8, head: str = INT8) -> None:
     """Fill the empty ``folder`` with a bundle of random weights that keep activations near one.
 
-    Those of the layers are in the scheme ``weights``, the output matrix is in the scheme ``head``.
+    ``weights`` is the scheme of the layers, ``head`` that of the output matrix.
     """
     random = np.random.default_rng(seed)
     plain = describe(config)

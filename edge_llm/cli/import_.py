@@ -96,7 +96,7 @@ def import_command(
 
     Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even, quantizes
     to INT8 and keeps outliers in float where that is worth its time.  A half-written model is never visible.
-    Stopped by Ctrl-C, its end or a full disk, the same command goes on where it was, and gives the same model.
+    Where Ctrl-C, a kill or a full disk stopped it, the same command goes on, and gives the same model.
     """
     if bits is not None and weights != AUTO:
         raise UsageError(f"--bits is for --weights {AUTO}", param="bits")

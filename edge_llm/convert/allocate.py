@@ -57,7 +57,7 @@ class LayerBits:
         return ", ".join([*said, *(f"{scheme} {name}" for name, scheme in sorted(self.fixed.items()))])
 
     def asked(self, decoder: Decoder) -> dict[str, str]:
-        """The linears that are fixed to another scheme than INT8.  Raises `UsageError` for a name that is none's."""
+        """The linears that are fixed to another scheme than INT8.  Raises `UsageError` for a name that no linear has."""
         check_names(self.fixed, decoder)
         return {name: scheme for name, scheme in self.fixed.items() if scheme != INT8}
 
@@ -78,9 +78,7 @@ def allocate(
 ) -> dict[str, Treatment]:
     """``chosen`` with as many linears in W4 as it takes for ``bits`` per weight of the layers, those that cost least.
 
-    Those that are ``fixed`` stay as they are.
-
-    Raises `UsageError` where all of them are not enough.
+    The linears that are ``fixed`` stay as they are.  Raises `UsageError` where all of them are not enough.
     """
     linears, names = decoder.linears(), [name for name in that_fit(decoder, chosen) if name not in fixed]
     weights = sum(one.rows * one.columns for name, one in linears.items() if name != "output")

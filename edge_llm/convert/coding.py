@@ -81,11 +81,11 @@ class Coder:
         return cls([embedding[ids] for ids in sequences], RopeTables(max(len(ids) for ids in sequences)))
 
     def position(self) -> dict[str, object]:
-        """What `go_on` needs to go on from here."""
+        """What has been done so far, for `go_on`."""
         return {"states": self.states, "fitted": self.fitted, "rounded": self.rounded}
 
     def go_on(self, position: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from a `position`."""
         self.states, self.fitted, self.rounded = position["states"], position["fitted"], position["rounded"]
 
     def run(
@@ -119,7 +119,7 @@ class Coder:
     def head(
         self, output: np.ndarray, hot: np.ndarray, norm: Callable[[np.ndarray], np.ndarray], pool: Executor
     ) -> CodedWeight:
-        """The output matrix ``output`` [V, hidden] in codes, behind all layers; ``norm`` is the last one, of rows.
+        """The output matrix ``output`` [V, hidden] in codes, behind all layers; ``norm`` is the last one, on [T, hidden].
 
         It is fitted or rounded in runs of rows, because a vocabulary is large.
         """

@@ -7,8 +7,8 @@
     -> manifest -> rename
 
 At any time about one layer is in memory, beside the embedding while it is quantized.  The bundle grows in a hidden
-folder beside its place and appears by a rename, so a half-written one is never visible.  An import that is stopped, by
-Ctrl-C, its end or a full disk, leaves the folder, with all that it found out; the same import then goes on from there, and
+folder beside its place and appears by a rename, so a half-written one is never visible.  An import that is stopped by
+Ctrl-C, a kill or a full disk leaves the folder, with all that it found out; the same import then goes on from there, and
 gives the same bytes (`unfinished`).
 
     path = import_model("~/models/qwen2.5-0.5b", name="qwen")
@@ -89,16 +89,15 @@ def import_model(
     """Import ``source`` (a Hugging Face folder, or a hub id ``org/name``) and return the bundle's folder.
 
     name: what the bundle will be called (default: what the source is called).  target: a folder to write instead of
-    the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one; `BY_MODEL`: the float model
-    writes one.  keep_float: put
-    the float weights (float16) into the bundle.  outliers: what is done about them (default: as few shadows as the
-    budget allows).  fold: make uneven channels even first, by factors that cancel.  weights: how many bits the layers get
-    (default: INT8).  overwrite: replace another model of
-    this name.  fresh: do not go on where the same import was stopped.  notice: told what is worth a line.
+    the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one; `BY_MODEL`: the float
+    model writes half of it.  keep_float: put the float weights (float16) into the bundle.  outliers: what is done about them
+    (default: as few shadows as the budget allows).  fold: make uneven channels even first, by factors that cancel.  weights:
+    how many bits the layers get (default: INT8).  overwrite: replace another model of this name.  fresh: do not go on where
+    the same import was stopped.  notice: told what is worth a line.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
     Raises `UsageError` (a name that is taken), `ModelNotFound`, `InvalidModel`, `UnsupportedModel`, `HubError` or
-    `StorageError`; after the last, as after Ctrl-C, what is done is kept for the same import, else nothing.
+    `StorageError`.  What is done stays for the same import after a `StorageError` or Ctrl-C; the others leave nothing behind.
     """
     if name == BUILTIN_MODEL_NAME and target is None:
         raise UsageError("`builtin` is the built-in model; choose another `--name`", param="name")

@@ -28,7 +28,7 @@ from kernels import ThreadPool
 from kernels.floats import exp, product
 
 PRODUCTS_PER_SECOND = 6e10
-"""About what a core multiplies."""
+"""Multiplications of a core, roughly."""
 QUICK, MOST = (seconds * 2 * PRODUCTS_PER_SECOND for seconds in (30, 300))
 """Products in half a minute and in five minutes of two cores: fixed, so that what is written does not depend on the machine."""
 _TEXTS = 64
@@ -90,7 +90,7 @@ def write_text(
     pool: ThreadPool,
     progress: CountProgress,
 ) -> list[np.ndarray]:
-    """About ``tokens`` tokens in texts int64 [T], each drawn until one of the tokens that end a text; see `openings`."""
+    """About ``tokens`` tokens in texts int64 [T], each drawn until one of ``ends`` comes; ``beginnings``: `openings`."""
     model, random = _Model(source, decoder, min(context, MAX_SEQUENCE_TOKENS), pool), np.random.default_rng(_SEED)
     texts = [_Text(next(beginnings), decoder) for _ in range(_TEXTS)]
     done: list[np.ndarray] = []
@@ -118,7 +118,7 @@ class _Text:
         self.cache = FloatCache(decoder)
 
     def go_on(self, token: int) -> None:
-        """The model has read one more; ``token`` is what it drew then, which counts after the opening."""
+        """The model has read one more; ``token`` is what it drew then, which counts once the opening is read."""
         self.read += 1
         if self.read == len(self.ids):
             self.ids.append(token)

@@ -45,7 +45,7 @@ def write_sensitive(path: Path, found: Mapping[str, str]) -> None:
 
 
 def read_sensitive(path: Path) -> dict[str, str]:
-    """The schemes that the file asks for, by the linears' names.  Raises `UsageError` for what is none."""
+    """The schemes that the file asks for, by the linears' names.  Raises `UsageError` for an unknown scheme."""
     found = read_object(path, error=UsageError, max_bytes=MAX_BYTES)
     known = [name for name in schemes() if name != W4]
     for name, scheme in found.items():

@@ -22,7 +22,7 @@ from kernels import ThreadPool
 FEW_TOKENS = 512
 """A shorter calibration text is worth a word: folds and shadows chosen on it fit other texts less well."""
 ENOUGH_PER_COLUMN = 5
-"""Tokens that codes are fitted to for each input channel; with fewer, too."""
+"""Tokens per input channel of the widest linear that are enough to fit codes to; of fewer, import tells."""
 MAX_CODED_TOKENS = 32768
 """Tokens that codes are fitted to, at most."""
 
@@ -33,7 +33,7 @@ class Texts:
 
     measured: list[np.ndarray]
     coded: list[np.ndarray]
-    """None where nothing is coded."""
+    """Empty where nothing is coded."""
 
 
 def texts_of(

@@ -126,11 +126,11 @@ class Trial:
         return hidden
 
     def position(self) -> list[np.ndarray]:
-        """The states of every choice float32 [tokens, hidden], from which `go_on` goes on."""
+        """The states of every choice float32 [tokens, hidden], for `go_on`."""
         return self._states
 
     def go_on(self, position: list[np.ndarray]) -> None:
-        """Go on from there."""
+        """Go on from a `position`."""
         self._states = position
 
     def run_layer(self, index: int, weights: LayerWeights, pool: Executor, made: Made = NOTHING_MADE) -> None:
@@ -179,9 +179,7 @@ class Trial:
     ) -> list[float]:
         """The loss of every choice; ``output`` float32 [V, hidden] (folded in place), ``gain`` of the last norm.
 
-        The ``output`` of a single choice may be ``made``.
-
-        See `losses` about ``enough``.
+        The ``output`` of a single choice may be ``made``.  See `losses` about ``enough``.
         """
         fold = self._survey.output_fold
         output *= fold

@@ -2,9 +2,9 @@
 
     .stopped-NAME/job.saved      which import this is
                   *.saved        what it has found out (`saved`)
-                  bundle/       what will be the bundle
+                  bundle/        what will be the bundle
 
-It stays when the import is stopped: by Ctrl-C, by its end, by a full disk.  The same import then goes on from there; another
+It stays when the import is stopped by Ctrl-C, a kill or a full disk.  The same import then goes on from there; another
 one of the same name removes it.  Where two processes import under one name at once, the second works in a folder that goes
 with it.
 """

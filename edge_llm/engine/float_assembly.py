@@ -50,7 +50,7 @@ def bundle_layer(
     past: FloatKV | None,
     keep: Keep,
 ) -> np.ndarray:
-    """`layer_forward` with the linears and gains of a bundle."""
+    """`layer_forward` on x [T, hidden] with the linears and gains of the bundle's ``block``: [T, hidden]."""
 
     def apply(linear: Linear, _: FloatLinear, x: np.ndarray) -> np.ndarray:
         return block.linears[linear.name].apply(np.ascontiguousarray(x, np.float32), pool)

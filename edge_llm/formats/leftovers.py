@@ -79,12 +79,12 @@ def stopped_folder(target: Path) -> Path:
 
 def stopped_imports(parent: Path) -> dict[str, Path]:
     """The folders of imports in ``parent`` that stopped and may go on, by their models' names."""
-    found: dict[str, Path] = {}
+    free: list[Path] = []
     with contextlib.suppress(OSError):
         for folder in sorted(parent.iterdir()):
             if folder.name.startswith(STOPPED):
-                _unless_held(folder, lambda folder: found.__setitem__(folder.name.removeprefix(STOPPED), folder))
-    return found
+                _unless_held(folder, free.append)
+    return {folder.name.removeprefix(STOPPED): folder for folder in free}
 
 
 def remove_stopped(target: Path) -> bool:

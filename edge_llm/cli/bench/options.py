@@ -17,7 +17,7 @@ from edge_llm.bench.synthetic import SHAPES, synthetic_bundle
 from edge_llm.cli.options import Command, add_options, place_options, runtime_config
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import MODEL, NewFile, Whole, short, whole_number
-from edge_llm.config import INT8, W4, RuntimeConfig
+from edge_llm.config import INT8, TABLE_SCHEMES, W4, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.paths import find_bundle
 
@@ -101,7 +101,7 @@ def model_options(command: Command) -> Command:
         click.option("-m", "--model", "model_option", type=MODEL, metavar="MODEL", help="The same as MODEL."),
         click.option("--synthetic", type=click.Choice(list(SHAPES)), help="Random weights at a real shape instead of MODEL."),
         click.option("--weights", type=click.Choice([INT8, W4]), help="Weights of --synthetic; default: int8."),
-        click.option("--head", type=click.Choice([INT8, W4]), help="Output matrix of --synthetic; default: int8."),
+        click.option("--head", type=click.Choice(TABLE_SCHEMES), help="Output matrix of --synthetic; default: int8."),
         click.option("--isa", type=click.Choice(kernels.isa_variants()), help="Kernels of this instruction set."),
     )
 

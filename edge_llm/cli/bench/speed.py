@@ -123,7 +123,7 @@ def _kv_option(*names: str) -> Callable[[Command], Command]:
     "peers",
     multiple=True,
     help="Measure others in turns, with -b and -ub too: llama.cpp[:TYPE][:fa|nofa] with "
-    "q8_0, q4_0, q4_0-pure, q4_k_m or iq4_xs, torch; a list.",
+    "q8_0, q4_0, q4_0-pure, q4_k_m or iq4_xs, genai[:int4|int8], openvino[:int4|int8], torch; a list.",
 )
 @output_options
 @output_err_option
