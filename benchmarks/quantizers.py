@@ -18,13 +18,11 @@ import numpy as np
 
 from edge_llm.convert.coding import Inputs
 from edge_llm.convert.folds import fold_linear
-from edge_llm.quant import w4
+from edge_llm.quant import int8, w4
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import column_energy
-from edge_llm.quant.gptq import descend, gptq
 from edge_llm.quant.profile import OVERFLOW_PRICES, ScaleSearch, choose_hot
-from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, SMALLEST_SCALE, quantize_weight
-from kernels.layout import unpack_tiles
+from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16
 
 SCHEMES = ("int8", "w4")
 NO_CHANNELS = np.empty(0, np.int32)
@@ -142,7 +140,8 @@ def nearest(linear: Linear, hot: np.ndarray, scheme: str) -> tuple[np.ndarray, i
     if scheme == "w4":
         coded = w4.round_weight(linear.weight, hot, linear.name)
         return w4.dense(coded), _nbytes(coded.arrays())
-    return _int8(linear.weight, hot, linear.name)
+    wide = int8.round_weight(linear.weight, hot, linear.name)
+    return int8.dense(wide), _nbytes(wide.arrays())
 
 
 def fitted(linear: Linear, hot: np.ndarray, scheme: str) -> tuple[np.ndarray, int]:
@@ -153,22 +152,8 @@ def fitted(linear: Linear, hot: np.ndarray, scheme: str) -> tuple[np.ndarray, in
     if scheme == "w4":
         coded = w4.fit_weight(linear.weight, hot, energy, linear.name)
         return w4.dense(coded), _nbytes(coded.arrays())
-    cold = linear.weight.copy()
-    cold[:, hot] = 0
-    steps = np.maximum(np.abs(cold).max(axis=1) / LIMIT, SMALLEST_SCALE)
-
-    def rounded(column: int, values: np.ndarray) -> np.ndarray:
-        return np.asarray(np.clip(np.rint(values / steps), -LIMIT, LIMIT) * steps, np.float32)
-
-    found = descend(linear.weight, gptq(linear.weight, energy, hot, rounded), energy, hot, rounded)
-    return found, _int8(found, hot, linear.name)[1]
-
-
-def _int8(weight: np.ndarray, hot: np.ndarray, name: str) -> tuple[np.ndarray, int]:
-    quantized = quantize_weight(weight, hot, name)
-    found = unpack_tiles(quantized.tiles, *weight.shape) * quantized.weight_scale[:, None]
-    found[:, hot] = quantized.hot_weight.T
-    return found, _nbytes(quantized.arrays())
+    wide = int8.fit_weight(linear.weight, hot, energy, linear.name)
+    return int8.dense(wide), _nbytes(wide.arrays())
 
 
 def _nbytes(arrays: Mapping[str, np.ndarray]) -> int:

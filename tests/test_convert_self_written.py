@@ -137,10 +137,10 @@ def test_a_text_too_short_for_the_columns_is_said(source, tmp_path):
     text, said = tmp_path / "short.txt", []
     text.write_text("one two three " * 60)
     import_model(source.folder, target=tmp_path / "a", calibration=text, weights=LayerBits(W4), notice=said.append)
-    assert any("codes are fitted to" in line and "--calibration self" in line for line in said)
+    assert any("weights are fitted to" in line and "--calibration self" in line for line in said)
     said.clear()
     import_model(source.folder, target=tmp_path / "b", weights=LayerBits(W4), notice=said.append)
-    assert not any("codes are fitted to" in line for line in said)
+    assert not any("weights are fitted to" in line for line in said)
 
 
 def test_what_the_model_wrote_is_kept_when_the_import_is_stopped(source, tmp_path, monkeypatch):

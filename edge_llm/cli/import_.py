@@ -63,6 +63,11 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
     help="Output matrix, with --weights w4 or auto: 4 bits are read faster and cost more there than in a layer.",
 )
 @click.option(
+    "--fit",
+    is_flag=True,
+    help="Fit INT8 weights to the calibration text as well (GPTQ): nearer to float, several times the time.",
+)
+@click.option(
     "--sensitive",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -84,6 +89,7 @@ def import_command(
     weights: str,
     bits: float | None,
     head: str,
+    fit: bool,
     sensitive: Path | None,
     no_fold: bool,
     keep_float: bool,
@@ -105,7 +111,7 @@ def import_command(
     if sensitive is not None and float16:
         raise UsageError("write the linears of --float16 into the file of --sensitive", param="float16")
     fixed = {} if sensitive is None else read_sensitive(sensitive)
-    layer_bits = LayerBits(weights, DEFAULT_BITS if bits is None else bits, fixed, head)
+    layer_bits = LayerBits(weights, DEFAULT_BITS if bits is None else bits, fixed, head, fit)
     with progress_as(progress_form) as draw:
         folder = import_model(
             source,

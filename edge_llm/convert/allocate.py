@@ -39,6 +39,8 @@ class LayerBits:
     """The schemes of linears that are not to have 4 bits, by the linears' names."""
     head: str = INT8
     """The scheme of the output matrix, which may be the embedding too."""
+    fit: bool = False
+    """Fit INT8 weights to the calibration text; those beside 4-bit ones always are."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -54,7 +56,13 @@ class LayerBits:
         """As a manifest holds it."""
         said = [f"{self.kind} {self.bits:g}" if self.kind == AUTO else self.kind]
         said += [] if self.head == INT8 else [f"head {self.head}"]
+        said += ["fitted"] if self.fit and self.kind == INT8 else []
         return ", ".join([*said, *(f"{scheme} {name}" for name, scheme in sorted(self.fixed.items()))])
+
+    @property
+    def fitted(self) -> bool:
+        """Whether any weights are fitted."""
+        return self.fit or self.kind != INT8
 
     def asked(self, decoder: Decoder) -> dict[str, str]:
         """The linears that are fixed to another scheme than INT8.  Raises `UsageError` for a name that no linear has."""

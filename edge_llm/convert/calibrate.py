@@ -28,7 +28,7 @@ from kernels.floats import product
 
 BUILTIN_TEXT = Path(__file__).parent / "calibration.txt"
 MORE_TEXT = Path(__file__).parent / "calibration_more.txt"
-"""What codes are fitted to beside it: they need more, and INT8 stays what it was."""
+"""What weights are fitted to beside it: they need more, and INT8 stays what it was."""
 BY_MODEL = "self"
 """In place of a path: the model writes half of the text, the rest is the built-in one."""
 PASSAGE_BREAK = "\n%%\n"
@@ -46,7 +46,7 @@ class CalibrationText:
     text: str
     digest: str
     more: str = ""
-    """Text that codes are fitted to beside it."""
+    """Text that weights are fitted to beside it."""
     by_model: bool = False
     """The model writes half of it itself, and finds beginnings here."""
 

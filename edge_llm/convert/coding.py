@@ -1,4 +1,4 @@
-"""Fits the codes of W4 linears to what they read: calibration text through the folded float model, a layer at a time.
+"""Fits weights to what their linears read: calibration text through the folded float model, a layer at a time.
 
 Part of the text is held out: a linear whose output GPTQ does not bring nearer there keeps weights that are rounded.
 """
@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.config import W4
+from edge_llm.config import INT8, W4
 from edge_llm.convert.calibrate import run_layer
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding
+from edge_llm.quant import int8, w4
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.gptq import damped_energy, damping, summed_energy
+from edge_llm.quant.scheme import QuantizedWeight
 from edge_llm.quant.shadow import Treatment
-from edge_llm.quant.w4 import CodedWeight, dense, fit_weight, joined, round_weight
+from edge_llm.quant.w4 import CodedWeight, joined
 from kernels.floats import product
 
 HELD_OUT = 8
@@ -31,6 +33,24 @@ _SEQUENCES = 8
 """Sequences that run at a time: what the linears read of these is in memory together."""
 _HEAD_ROWS = 8192
 """Rows of the output matrix that are coded at a time; whole panels."""
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """The ways to make a weight of one scheme, each with hot channels int32 [H] and a name for messages."""
+
+    rounded: Callable[[np.ndarray, np.ndarray, str], Any]
+    """Of float32 [N, K]."""
+    fitted: Callable[[np.ndarray, np.ndarray, np.ndarray, str], Any]
+    """Of float32 [N, K] and the energy [K, K] of what is read."""
+    dense: Callable[[Any], np.ndarray]
+    """What a weight multiplies with: float32 [N, K]."""
+
+
+QUANTIZERS = {
+    W4: Quantizer(w4.round_weight, w4.fit_weight, w4.dense),
+    INT8: Quantizer(int8.round_weight, int8.fit_weight, int8.dense),
+}
 
 
 class Inputs:
@@ -70,7 +90,7 @@ class Coder:
     """float32 [T, hidden] of each."""
     tables: RopeTables
     fitted: int = 0
-    """Linears whose codes were fitted."""
+    """Linears whose weights were fitted."""
     rounded: int = 0
     """Those that are nearer when they are rounded."""
 
@@ -91,15 +111,16 @@ class Coder:
     def run(
         self, layer: Layer, weights: LayerWeights, kept: Mapping[str, Treatment], name: str, pool: Executor
     ) -> dict[str, dict[str, np.ndarray]]:
-        """The arrays of the W4 linears of the layer ``name``, by the linears' names; its float ``weights`` are folded."""
-        linears = [one for one in layer.linears if kept[f"{name}.{one.name}"].scheme == W4]
+        """The arrays of the W4 and INT8 linears of the layer ``name``, by the linears' names; ``weights`` are folded."""
+        linears = [one for one in layer.linears if kept[f"{name}.{one.name}"].scheme in QUANTIZERS]
         inputs = self._through(layer, weights, linears, name, pool)
 
-        def code(linear: Linear) -> tuple[CodedWeight, bool]:
+        def quantize(linear: Linear) -> tuple[CodedWeight | QuantizedWeight, bool]:
             full_name = f"{name}.{linear.name}"
-            return coded(inputs[linear.name], weights.linears[linear.name].weight, kept[full_name].hot, full_name)
+            how, weight = kept[full_name], weights.linears[linear.name].weight
+            return quantized(inputs[linear.name], QUANTIZERS[how.scheme], weight, how.hot, full_name)
 
-        found = dict(zip(inputs, pool.map(code, linears), strict=True))
+        found = dict(zip(inputs, pool.map(quantize, linears), strict=True))
         self.fitted += sum(fitted for _, fitted in found.values())
         self.rounded += sum(not fitted for _, fitted in found.values())
         return {linear: weight.arrays() for linear, (weight, _) in found.items()}
@@ -128,7 +149,7 @@ class Coder:
             inputs.add(norm(state))
 
         def code(first: int) -> tuple[CodedWeight, bool]:
-            return coded(inputs, output[first : first + _HEAD_ROWS], hot, "output")
+            return quantized(inputs, QUANTIZERS[W4], output[first : first + _HEAD_ROWS], hot, "output")
 
         found = list(pool.map(code, range(0, len(output), _HEAD_ROWS)))
         fitted = 2 * sum(one for _, one in found) >= len(found)
@@ -142,14 +163,16 @@ def _ordinary(seen: ChannelStatistics) -> np.ndarray:
     return seen.rows()[~seen.sinks()]
 
 
-def coded(inputs: Inputs, weight: np.ndarray, hot: np.ndarray, name: str) -> tuple[CodedWeight, bool]:
-    """``weight`` [N, K] in codes for its ``inputs``, and whether they are fitted, not rounded."""
-    near, fitted = round_weight(weight, hot, name), fit_weight(weight, hot, inputs.energy, name)
+def quantized(
+    inputs: Inputs, quantizer: Quantizer, weight: np.ndarray, hot: np.ndarray, name: str
+) -> tuple[Any, bool]:
+    """``weight`` [N, K] quantized for its ``inputs``, and whether it is fitted, not rounded."""
+    near, fitted = quantizer.rounded(weight, hot, name), quantizer.fitted(weight, hot, inputs.energy, name)
     held_out = inputs.held_out
-    better = _error(held_out, fitted, weight) < _error(held_out, near, weight)
+    better = _error(held_out, quantizer.dense(fitted), weight) < _error(held_out, quantizer.dense(near), weight)
     return (fitted, True) if better else (near, False)
 
 
-def _error(x: np.ndarray, found: CodedWeight, weight: np.ndarray) -> float:
+def _error(x: np.ndarray, found: np.ndarray, weight: np.ndarray) -> float:
     """The squared length of what ``found`` changes in the output of ``weight`` [N, K] for rows [M, K]."""
-    return float(np.square(product(x, dense(found) - weight), dtype=np.float64).sum())
+    return float(np.square(product(x, found - weight), dtype=np.float64).sum())

@@ -29,7 +29,7 @@ from edge_llm.config import INT8, W4
 from edge_llm.convert.allocate import LayerBits, allocate, coded, that_fit
 from edge_llm.convert.calibrate import CalibrationText, read_calibration
 from edge_llm.convert.choose import Outliers, choose
-from edge_llm.convert.coding import Coder
+from edge_llm.convert.coding import QUANTIZERS, Coder
 from edge_llm.convert.float_copy import float_copy
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.survey import Survey, Wishes, survey_model
@@ -104,7 +104,7 @@ def import_model(
     tell_progress = progress or ignore
     tell = notice or ignore
     weights = weights or LayerBits()
-    text = read_calibration(calibration, coded=weights.kind != INT8)
+    text = read_calibration(calibration, coded=weights.fitted)
     if target is None:
         target = bundle_path(default_name(source) if name is None else name)
     target = target.absolute()
@@ -188,7 +188,7 @@ def _check_space(folder: Path, job: _Job) -> None:
     needed = int(1.02 * job.decoder.parameters) + 2**20
     if job.keep_float:
         needed += 2 * job.decoder.parameters
-    if job.weights.kind != INT8:
+    if job.weights.fitted:
         needed += 2 * 4 * MAX_CODED_TOKENS * job.decoder.hidden_size
     free = shutil.disk_usage(folder).free + folder_bytes(folder)
     if free < needed:
@@ -253,8 +253,8 @@ class _Job:
 
     def write(self, folder: Path, saved: Saved) -> None:
         """Write the bundle into ``folder``, going on from what is ``saved``."""
-        coded = self.weights.kind != INT8
-        texts = texts_of(self.text, self.source, self.decoder, self.tokenizer, coded, saved, self.progress, self.notice)
+        fitted = self.weights.fitted
+        texts = texts_of(self.text, self.source, self.decoder, self.tokenizer, fitted, saved, self.progress, self.notice)
         wishes = Wishes(self._treat, self.fold, self.asked)
         survey = survey_model(self.source, self.decoder, self.config.context, texts.measured, wishes, saved, self.progress)
         self._tell_folds(survey.found_folds)
@@ -357,20 +357,21 @@ class _Job:
         saved: Saved,
         written: Written,
     ) -> dict[str, float]:
-        """Write all weights; what 4-bit ones cost in percent of perplexity, if there are any."""
+        """Write all weights; what fitted ones cost in percent of perplexity, if there are any."""
         coder = self._coder(kept, sequences)
         cost = write_weights(writer, self.source, self._kept(kept), survey, kept, coder, self.progress, saved, written)
         if coder is None or cost is None:
             return {}
         self.notice(
-            f"4-bit weights cost {cost:.2f} % of perplexity on the calibration text; {coder.fitted} linears are fitted to it, "
+            f"{'fitted' if self.weights.kind == INT8 else '4-bit'} weights cost {cost:.2f} % of perplexity on the calibration "
+            f"text; {coder.fitted} linears are fitted to it, "
             f"{coder.rounded} rounded"
         )
         return {"coded": cost}
 
     def _coder(self, kept: Mapping[str, Treatment], sequences: list[np.ndarray]) -> Coder | None:
-        """What fits codes to the calibration text, where there are any."""
-        if all(one.scheme != W4 for one in kept.values()):
+        """What fits weights to the calibration text, where that is asked for."""
+        if not self.weights.fitted or all(one.scheme not in QUANTIZERS for one in kept.values()):
             return None
         return Coder.begin(self.source, self.decoder, sequences)
 

@@ -1,4 +1,4 @@
-"""The token ids that an import runs: what is measured, and what codes are fitted to."""
+"""The token ids that an import runs: what is measured, and what weights are fitted to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEW_TOKENS = 512
 ENOUGH_PER_COLUMN = 5
 """Tokens per input channel of the widest linear that are enough to fit codes to; of fewer, import tells."""
 MAX_CODED_TOKENS = 32768
-"""Tokens that codes are fitted to, at most."""
+"""Tokens that weights are fitted to, at most."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,6 @@ def _tell_short(texts: Texts, decoder: Decoder, notice: Callable[[str], None]) -
     enough = min(MAX_CODED_TOKENS, ENOUGH_PER_COLUMN * widest(decoder))
     if texts.coded and coded < enough:
         notice(
-            f"codes are fitted to {coded} tokens, for {widest(decoder)} input channels of a linear; with {enough} or more "
+            f"weights are fitted to {coded} tokens, for {widest(decoder)} input channels of a linear; with {enough} or more "
             "they fit other texts better: give a longer `--calibration FILE`, or `--calibration self`: the model writes one"
         )

@@ -38,6 +38,7 @@ class QuantizedWeight:
     row_sum: np.ndarray
     hot_index: np.ndarray
     hot_weight: np.ndarray
+    columns: int
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by their names in a bundle, in file order."""
@@ -71,6 +72,7 @@ class WeightQuantizer:
         if len(self._hot) and (self._hot[0] < 0 or self._hot[-1] >= columns or (np.diff(self._hot) <= 0).any()):
             raise ValueError(f"hot must list ascending channels below {columns}")
         self._name = name
+        self._columns = columns
         self._done = 0
         self._tiles = np.zeros((-(-rows // TILE_CHANNELS), -(-columns // TILE_DEPTH), TILE_CHANNELS, TILE_DEPTH), np.int8)
         self._weight_scale = np.empty(rows, np.float32)
@@ -100,7 +102,7 @@ class WeightQuantizer:
         """The matrix, once all rows are there."""
         if self._done != len(self._weight_scale):
             raise ValueError(f"{self._done} of {len(self._weight_scale)} rows were added")
-        return QuantizedWeight(self._tiles, self._weight_scale, self._row_sum, self._hot, self._hot_weight)
+        return QuantizedWeight(self._tiles, self._weight_scale, self._row_sum, self._hot, self._hot_weight, self._columns)
 
 
 def rounded_kv(x: np.ndarray) -> np.ndarray:
