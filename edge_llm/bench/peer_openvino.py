@@ -7,14 +7,13 @@ so is every token.  Started by `edge_llm.bench.peer` as ``python -m edge_llm.ben
 from __future__ import annotations
 
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_llm.bench.serve import FIRST_PROMPT, serve
+from edge_llm.bench.serve import FIRST_PROMPT, seconds_of, serve
 
 PAGE = 32
 """Tokens of a page of the CPU plugin."""
@@ -56,13 +55,7 @@ class OpenVINO:
 
     def run(self, prompt: int, generate: int) -> float:
         """Seconds for a prompt and then single tokens; the context is as before afterwards."""
-        tokens = self._tokens(prompt + generate)
-        started = time.perf_counter()
-        if prompt:
-            self._forward(tokens[:prompt], self._depth)
-        for index in range(prompt, prompt + generate):
-            self._forward(tokens[index : index + 1], self._depth + index)
-        return time.perf_counter() - started
+        return seconds_of(self._forward, self._tokens(prompt + generate), prompt, self._depth)
 
     def first_token(self) -> int:
         """The most likely token after a prompt of `FIRST_PROMPT` tokens."""

@@ -8,12 +8,11 @@ is what a careful script gets, without an engine around it.  Started by `edge_ll
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from importlib import import_module
 from typing import Any
 
-from edge_llm.bench.serve import FIRST_PROMPT, serve
+from edge_llm.bench.serve import FIRST_PROMPT, seconds_of, serve
 
 
 class TorchDecoder:
@@ -60,13 +59,7 @@ class TorchDecoder:
 
     def run(self, prompt: int, generate: int) -> float:
         """Seconds for a prompt and then single tokens; the context is as before afterwards."""
-        tokens = self._tokens(prompt + generate)
-        started = time.perf_counter()
-        if prompt:
-            self._forward(tokens[:prompt], self._depth)
-        for index in range(prompt, prompt + generate):
-            self._forward(tokens[index : index + 1], self._depth + index)
-        return time.perf_counter() - started
+        return seconds_of(self._forward, self._tokens(prompt + generate), prompt, self._depth)
 
     def first_token(self) -> int:
         """The most likely token after a prompt of `FIRST_PROMPT` tokens."""

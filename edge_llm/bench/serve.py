@@ -18,6 +18,19 @@ FIRST_PROMPT = 32
 """Tokens of the prompt that `first_token` is timed with."""
 
 
+def seconds_of(forward: Callable[[Any, int], Any], tokens: Any, prompt: int, depth: int) -> float:
+    """Seconds for the first ``prompt`` of ``tokens`` at once and the others one by one, behind ``depth`` tokens.
+
+    ``forward`` is told tokens and how many stand before them.
+    """
+    started = time.perf_counter()
+    if prompt:
+        forward(tokens[:prompt], depth)
+    for index in range(prompt, len(tokens)):
+        forward(tokens[index : index + 1], depth + index)
+    return time.perf_counter() - started
+
+
 def serve(make: Callable[..., Any], setting: str) -> None:
     """The worker's side: make a model of the ``setting`` (JSON), then call its methods as asked until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
