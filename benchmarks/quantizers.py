@@ -22,7 +22,7 @@ from edge_llm.quant import int8, w4
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import column_energy
 from edge_llm.quant.profile import OVERFLOW_PRICES, ScaleSearch, choose_hot
-from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16
+from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, quantize_weight
 
 SCHEMES = ("int8", "w4")
 NO_CHANNELS = np.empty(0, np.int32)
@@ -140,7 +140,7 @@ def nearest(linear: Linear, hot: np.ndarray, scheme: str) -> tuple[np.ndarray, i
     if scheme == "w4":
         coded = w4.round_weight(linear.weight, hot, linear.name)
         return w4.dense(coded), _nbytes(coded.arrays())
-    wide = int8.round_weight(linear.weight, hot, linear.name)
+    wide = quantize_weight(linear.weight, hot, linear.name)
     return int8.dense(wide), _nbytes(wide.arrays())
 
 

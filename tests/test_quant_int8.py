@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from edge_llm.errors import InvalidModel
-from edge_llm.quant.int8 import dense, fit_weight, round_weight
+from edge_llm.quant.int8 import dense, fit_weight
+from edge_llm.quant.scheme import quantize_weight
 
 NONE = np.empty(0, np.int32)
 
@@ -26,7 +27,7 @@ def error(x, found, weight):
 def test_a_fitted_weight_is_nearer_in_the_output(rows, columns, hot):
     weight = np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
     x, energy = inputs(columns)
-    near, fitted = round_weight(weight, hot, "w"), fit_weight(weight, hot, energy, "w")
+    near, fitted = quantize_weight(weight, hot, "w"), fit_weight(weight, hot, energy, "w")
     assert np.array_equal(fitted.weight_scale, near.weight_scale)
     assert fitted.tiles.shape == near.tiles.shape and np.abs(fitted.tiles.astype(int)).max() <= 127
     assert np.array_equal(fitted.row_sum, fitted.tiles.sum(axis=(1, 3), dtype=np.int32).reshape(-1)[:rows])

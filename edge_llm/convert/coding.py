@@ -21,7 +21,7 @@ from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding
 from edge_llm.quant import int8, w4
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.gptq import damped_energy, damping, summed_energy
-from edge_llm.quant.scheme import QuantizedWeight
+from edge_llm.quant.scheme import QuantizedWeight, quantize_weight
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import CodedWeight, joined
 from kernels.floats import product
@@ -49,7 +49,7 @@ class Quantizer:
 
 QUANTIZERS = {
     W4: Quantizer(w4.round_weight, w4.fit_weight, w4.dense),
-    INT8: Quantizer(int8.round_weight, int8.fit_weight, int8.dense),
+    INT8: Quantizer(quantize_weight, int8.fit_weight, int8.dense),
 }
 
 

@@ -131,7 +131,7 @@ class CardPlan:
         decoder, law = self.decoder, self.law
         tables = [one for name, one in self.tensors.items() if name.split(".")[0] in ("embedding", "output", "final_norm")]
         columns, outputs = law.padded(decoder.hidden_size, decoder.vocab_size)
-        tensors = sum(law.allocation(tensor.nbytes) for tensor in tables if not tensor.name.endswith((".tiles", ".codes")))
+        tensors = sum(law.allocation(tensor.nbytes) for tensor in tables if not tensor.name.endswith((TILES, CODES)))
         return (1 if decoder.tied else 2) * law.allocation(columns * outputs) + tensors + 3 * law.allocation(4 * outputs)
 
     def _arrays(self) -> int:

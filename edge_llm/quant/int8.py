@@ -1,4 +1,4 @@
-"""Quantizing to INT8 with what a linear reads in view, as `edge_llm.quant.w4` does it for codes: rounded, or fitted by GPTQ."""
+"""Fitting INT8 weights to what a linear reads, by GPTQ; `edge_llm.quant.scheme` rounds them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ from edge_llm.quant.scheme import LIMIT, QuantizedWeight, quantize_weight
 from kernels.layout import pack_tiles, row_sums, unpack_tiles
 
 
-def round_weight(weight: np.ndarray, hot: np.ndarray, name: str) -> QuantizedWeight:
-    """Round ``weight`` float32 [N, K], apart from its ``hot`` channels.  Raises `InvalidModel` as `quantize_weight`."""
-    return quantize_weight(weight, hot, name)
-
-
 def fit_weight(weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, name: str) -> QuantizedWeight:
     """``weight`` [N, K] fitted to inputs of ``energy`` [K, K], positive definite: GPTQ and coordinate descent.
 
-    Scales are those of the rounded weight; ``hot`` channels take up errors.  Raises `InvalidModel` as `round_weight`.
+    Scales are those of the rounded weight; ``hot`` channels take up errors.  Raises `InvalidModel` as `quantize_weight`.
     """
     scale = quantize_weight(weight, hot, name).weight_scale
 
