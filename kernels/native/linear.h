@@ -22,6 +22,7 @@
 #include "vec.h"
 #include "w4.h"
 #include "w4_direct.h"
+#include "w4_dot.h"
 
 namespace edge {
 namespace EDGE_VARIANT {
@@ -69,6 +70,9 @@ struct TilePanels {
   EDGE_INLINE void multiply_rows_of(const Activation* a, int64_t stride, i32x16 (&dot)[R][P], Ahead ahead) const {
     multiply<R, P, Unroll>(a, stride, panel, bytes, blocks, dot, ahead);
   }
+  // What was added to the activations that it meets, see Int8Dot.
+  template <int R>
+  static constexpr int kOffsetBits = Int8Dot::kOffsetBits;
   EDGE_INLINE f32x16 column(int64_t p, int64_t c) const {
     return tile_column(load_i32(panel + p * bytes + c / kTileDepth * kTileBytes), c);
   }
@@ -82,6 +86,8 @@ struct CodePanels {
   EDGE_INLINE void multiply_rows_of(const Activation* a, int64_t stride, i32x16 (&dot)[R][1], Ahead) const {
     multiply_codes<R, Unroll>(a, stride, panel, dot);
   }
+  template <int R>
+  static constexpr int kOffsetBits = R <= CodeRow::kMostRows ? 0 : Int8Dot::kOffsetBits;
   EDGE_INLINE f32x16 column(int64_t, int64_t c) const { return panel.column(c); }
 };
 
@@ -152,8 +158,8 @@ void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const Panels&
     const int64_t at = n + p * kTileChannels;
     lanes[p] = static_cast<int>(min_i64(kLanes, weight.channels - at));
     product_scale[p] = load_some(weight.product_scale + at, lanes[p]);
-    if constexpr (Int8Dot::kOffsetBits != 0) {
-      const i32x16 excess = shift_left(load_lanes_i32(weight.row_sum + at, lanes[p]), Int8Dot::kOffsetBits);
+    if constexpr (Panels::template kOffsetBits<R> != 0) {
+      const i32x16 excess = shift_left(load_lanes_i32(weight.row_sum + at, lanes[p]), Panels::template kOffsetBits<R>);
       unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { dot[r][p] = sub_i32(dot[r][p], excess); });
     }
     if constexpr (Rounded) {
@@ -426,13 +432,17 @@ static Activation* activation_scratch(ThreadPool& pool, int64_t rows, int64_t st
   return static_cast<Activation*>(pool.shared_scratch(1, static_cast<size_t>(whole_groups * stride) * sizeof(Activation)));
 }
 
-// The stride of activations that meet `weight`.
-EDGE_INLINE int64_t stride_for(const Int8Weight& weight) {
-  return activation_stride(weight.codes == nullptr ? weight.columns : CodeRow::columns(weight.blocks()));
+EDGE_INLINE bool has_code_rows(const LinearPlan& plan) {
+  return plan.weight.codes != nullptr && plan.rows <= CodeRow::kMostRows;
+}
+
+// The stride of the plan's activations.
+EDGE_INLINE int64_t stride_for(const LinearPlan& plan) {
+  return activation_stride(has_code_rows(plan) ? CodeRow::columns(plan.weight.blocks()) : plan.weight.columns);
 }
 
 EDGE_INLINE void complete_row(const LinearPlan& plan, Activation* activations, int64_t m) {
-  if (plan.weight.codes != nullptr) CodeRow::complete(activations + m * plan.stride, plan.weight.blocks());
+  if (has_code_rows(plan)) CodeRow::complete(activations + m * plan.stride, plan.weight.blocks());
 }
 
 // One row of q, and zeros up to a whole block. False: it holds -128.
@@ -452,7 +462,7 @@ static bool linear_int8(const int8_t* q, int64_t rows, const Int8Weight& weight,
   plan.weight = weight;
   plan.rows = rows;
   plan.out = out;
-  plan.stride = stride_for(weight);
+  plan.stride = stride_for(plan);
   Activation* activations = activation_scratch(pool, rows, plan.stride);
   plan.activations = activations;
   return linear_product(plan, pool, [&](int) {
@@ -470,7 +480,7 @@ static bool linear_int8(const int8_t* q, int64_t rows, const Int8Weight& weight,
 // Quantizes into the pool's memory and runs the plan, which says what to multiply and where to write.
 static bool quantized_product(const QuantizeInput& input, LinearPlan& plan, ThreadPool& pool) {
   plan.rows = input.rows;
-  plan.stride = stride_for(plan.weight);
+  plan.stride = stride_for(plan);
   Activation* activations = activation_scratch(pool, input.rows, plan.stride);
   auto* hot_x = static_cast<float*>(
       pool.shared_scratch(2, static_cast<size_t>(input.rows * plan.hot_count) * sizeof(float)));

@@ -1,9 +1,9 @@
 // W4: a panel of 4-bit codes becomes the tiles of its INT8 weight (kernels/reference/w4.py defines both).
 //
-//   expand_group    the eight tiles of 32 columns
-//   code_column     one column of the weight, as floats
-//   expand_panel    all of a panel: many rows multiply what lies in a core's cache then
-//   multiply_codes  few rows multiply each group as it is expanded (without a dot product instruction: see w4_direct.h)
+//   expand_group       the eight tiles of 32 columns
+//   code_column        one column of the weight, as floats
+//   expand_panel       all of a panel: many rows multiply what lies in a core's cache then
+//   multiply_expanded  few rows multiply each group as it is expanded (codes as they are: see w4_direct.h and w4_dot.h)
 //
 // Every form is exact: a product of multiplier and codebook is at most 12 * 19 < 256, so bytes multiply alone.
 #pragma once
@@ -194,7 +194,7 @@ static inline void expand_panel(const CodePanel& panel, int8_t* tiles) {
 
 // As `multiply`, of a panel of codes.
 template <int R, int Unroll>
-EDGE_INLINE void multiply_codes(const Int8Dot::Activation* a, int64_t stride, const CodePanel& panel, i32x16 (&dot)[R][1]) {
+EDGE_INLINE void multiply_expanded(const Int8Dot::Activation* a, int64_t stride, const CodePanel& panel, i32x16 (&dot)[R][1]) {
 #if defined(EDGE_NEON)
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { dot[r][0] = broadcast_i32(0); });
   for (int64_t group = 0; group < panel.groups; ++group) {

@@ -22,6 +22,7 @@ namespace EDGE_VARIANT {
 // A row of activations that meets codes: behind the values, from a new line on, the negated sums of each group, two int16:
 // of the columns 0 and 1, and 2 and 3, of its tiles.
 struct CodeRow {
+  static constexpr int64_t kMostRows = INT64_MAX;  // of a call that has such rows
   static EDGE_INLINE int64_t sums_at(int64_t blocks) { return ceil_div(blocks * kTileDepth, 64) * 64; }
   static EDGE_INLINE int64_t columns(int64_t blocks) {
     return sums_at(blocks) + ceil_div(blocks, kBlocksPerGroup) * static_cast<int64_t>(sizeof(int32_t));
@@ -210,6 +211,8 @@ struct WidePanels {
       multiply_groups<R>(a, stride, panel.blocks, ready, sum);
     });
   }
+  template <int R>
+  static constexpr int kOffsetBits = 0;
   EDGE_INLINE f32x16 column(int64_t, int64_t c) const { return panel.column(c); }
 };
 
@@ -223,13 +226,6 @@ static WidePanels<P> make_ready(const Int8Weight& weight, int64_t first, void* m
     wide[group].look_up(panel.steps + group * kTileChannels, panel.codes + group * kCodeGroupBytes);
   return {wide, panel};
 }
-
-#else
-
-struct CodeRow {
-  static EDGE_INLINE int64_t columns(int64_t blocks) { return blocks * kTileDepth; }
-  static EDGE_INLINE void complete(Int8Dot::Activation*, int64_t) {}
-};
 
 #endif
 
