@@ -5,8 +5,8 @@
 //   sum[half] = -shift * (the sum of the half's activations) + value . activation
 //   dot += multiplier * sum[0] + multiplier * sum[1]
 //
-// vpdpbusd takes the values of the codebook as its unsigned bytes, so activations are signed here. No value is more than 16 from
-// the shift: |sum| <= 16 * 16 * 127 < 2^15. (A multiplier of 0 goes with any shift; then nothing counts.)
+// vpdpbusd takes the values of the codebook as its unsigned bytes, so activations are signed here. No value is more than 16
+// from the shift: |sum| <= 16 * 16 * 127 < 2^15. (A multiplier of 0 goes with any shift; then nothing counts.)
 //
 //   CodeRow         what few rows become before they meet codes
 //   multiply_codes  the product; of more rows, with codes that are expanded
@@ -21,7 +21,8 @@ namespace EDGE_VARIANT {
 
 // The 4-byte words of sixteen weight rows.
 struct CodeWords {
-  static constexpr int kParts = 1;  // that make a panel
+  static constexpr int kParts = 1;     // that make a panel
+  static constexpr int kMostRows = 2;  // more are as fast with codes that are expanded
   __m512i v;
 
   static EDGE_INLINE CodeWords zero() { return {_mm512_setzero_si512()}; }
@@ -48,7 +49,9 @@ struct CodeWords {
   // In assembly: see Int8Dot::dot.
   EDGE_INLINE void add_dot(CodeWords values, const int8_t* four) {
     using Four = int32_t __attribute__((aligned(1), may_alias));
-    asm("vpdpbusd %[a]%{1to16%}, %[values], %[sum]" : [sum] "+v"(v) : [a] "m"(*reinterpret_cast<const Four*>(four)), [values] "v"(values.v));
+    asm("vpdpbusd %[a]%{1to16%}, %[values], %[sum]"
+        : [sum] "+v"(v)
+        : [a] "m"(*reinterpret_cast<const Four*>(four)), [values] "v"(values.v));
   }
   EDGE_INLINE void add_products(CodeWords a, CodeWords b) {
     asm("vpdpwssd %[b], %[a], %[sum]" : [sum] "+v"(v) : [a] "v"(a.v), [b] "v"(b.v));
@@ -61,7 +64,8 @@ EDGE_INLINE i32x16 panel_words(const CodeWords (&parts)[1]) { return {parts[0].v
 
 // The 4-byte words of eight weight rows.
 struct CodeWords {
-  static constexpr int kParts = 2;  // that make a panel
+  static constexpr int kParts = 2;     // that make a panel
+  static constexpr int kMostRows = 3;  // the sums of more leave the sixteen registers
   __m256i v;
 
   static EDGE_INLINE CodeWords zero() { return {_mm256_setzero_si256()}; }
@@ -102,7 +106,7 @@ EDGE_INLINE i32x16 panel_words(const CodeWords (&parts)[2]) { return {parts[0].v
 // Rows of so few become signed, with zeros up to a whole group; behind them, from a new line on, lie two int16 for each group:
 // the negated sums of its halves.
 struct CodeRow {
-  static constexpr int64_t kMostRows = 4;  // of a call that has such rows
+  static constexpr int64_t kMostRows = CodeWords::kMostRows;  // of a call that has such rows
   static EDGE_INLINE int64_t sums_at(int64_t blocks) { return ceil_div(blocks * kTileDepth, 64) * 64; }
   static EDGE_INLINE int64_t columns(int64_t blocks) {
     return sums_at(blocks) + ceil_div(blocks, kBlocksPerGroup) * static_cast<int64_t>(sizeof(int32_t));
