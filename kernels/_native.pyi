@@ -14,8 +14,10 @@ _I64 = npt.NDArray[np.int64]
 class ThreadPool:
     """The threads of one kernel call at a time: the calling thread and `threads - 1` workers.
 
-    `cpus` names one CPU per thread (the first, the caller's, is not bound); None leaves them to the system. Workers sleep
-    when there is nothing to do. Raises ValueError for fewer than 1 or more than 1024 threads.
+    `cpus` names one CPU per thread (the first, the caller's, is not bound); None leaves them to the system. Pools of as many
+    threads and the same CPUs have the same workers: a call that runs alone has all of them, calls of several pools at once
+    have a part each, and none waits. Workers sleep when there is nothing to do. Raises ValueError for fewer than 1 or more
+    than 1024 threads.
     """
 
     def __init__(self, threads: int, cpus: list[int] | None = None) -> None: ...

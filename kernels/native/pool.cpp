@@ -2,82 +2,23 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <fstream>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
-#include <thread>
 #include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #endif
-#if defined(__linux__)
-#include <sched.h>
-#endif
-#if defined(__x86_64__) || defined(__i386__)
-#include <immintrin.h>
-#endif
+
+#include "team.h"
 
 namespace edge {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-void pause_core() {
-#if defined(__x86_64__) || defined(__i386__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Spins until ready() or the time is up; true when ready.
-template <class Ready>
-bool spin_until(int microseconds, Ready&& ready) {
-  if (ready()) return true;
-  if (microseconds <= 0) return false;
-  const auto end = Clock::now() + std::chrono::microseconds(microseconds);
-  do {
-    for (int i = 0; i < 32; ++i) {
-      if (ready()) return true;
-      pause_core();
-    }
-  } while (Clock::now() < end);
-  return ready();
-}
-
-// CPUs this process may keep busy: its affinity, bounded by the cgroup's quota.
-int available_cpus() {
-#if defined(__linux__)
-  int cpus = static_cast<int>(std::thread::hardware_concurrency());
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) cpus = CPU_COUNT(&set);
-  int64_t quota = 0, period = 0;  // "max 100000": no quota
-  if (std::ifstream("/sys/fs/cgroup/cpu.max") >> quota >> period && period > 0)
-    cpus = static_cast<int>(std::min<int64_t>(cpus, quota / period));
-  return cpus;
-#else
-  return static_cast<int>(std::thread::hardware_concurrency());
-#endif
-}
-
-void bind_to_cpu(int cpu) {
-#if defined(__linux__)
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // a refused CPU leaves the worker unbound
-#else
-  (void)cpu;
-#endif
-}
 
 class Buffer {
  public:
@@ -120,27 +61,6 @@ class Buffer {
   size_t capacity_ = 0;
 };
 
-}  // namespace
-
-struct Pieces { int64_t begin, end; };
-
-// The part of a stream that is dealt out before the call begins: more than is fetched in the time between two calls, and
-// little enough for an L2 of 512 KiB.
-constexpr int64_t kDealtBytes = 448 << 10;  // to each worker
-
-int64_t pieces_per_worker(const Stream& stream) {
-  return std::max<int64_t>(1, kDealtBytes / std::max<int64_t>(1, stream.piece_bytes));
-}
-
-int64_t dealt_pieces(const Stream& stream, int workers) {
-  return std::min(stream.count, pieces_per_worker(stream) * workers);
-}
-
-Pieces dealt_to(const Stream& stream, int worker, int workers) {
-  const int64_t dealt = dealt_pieces(stream, workers);
-  return {dealt * worker / workers, dealt * (worker + 1) / workers};
-}
-
 // Which stream came after which, the last time. Entries that fall on one place replace each other.
 class StreamOrder {
  public:
@@ -168,48 +88,18 @@ class StreamOrder {
   Entry entries_[1 << kBits] = {};
 };
 
-// What a waiting worker fetches into its cache, a little at a time. Never read: the memory may be gone by then.
-class Prefetch {
- public:
-  void follow(const Stream& stream, int worker, int workers) {
-    if (stream.data == followed_) return;
-    followed_ = stream.data;
-    const Pieces own = dealt_to(stream, worker, workers);
-    at_ = reinterpret_cast<uintptr_t>(stream.data) + static_cast<uintptr_t>(own.begin * stream.piece_bytes);
-    left_ = std::min(kDealtBytes, (own.end - own.begin) * stream.piece_bytes);
-  }
-
-  void step() {
-    constexpr int kLineBytes = 64, kLines = 8;
-    if (left_ <= 0) return;
-    for (int line = 0; line < kLines; ++line)
-      __builtin_prefetch(reinterpret_cast<const void*>(at_ + static_cast<uintptr_t>(line * kLineBytes)), 0, 2);
-    at_ += kLines * kLineBytes;
-    left_ -= kLines * kLineBytes;
-  }
-
- private:
-  const void* followed_ = nullptr;
-  uintptr_t at_ = 0;
-  int64_t left_ = 0;
+// The pieces that are dealt to a worker, on a cache line of their own.
+struct alignas(64) Seat {
+  std::atomic<uint64_t> own{0};  // those that are left: end << 32 | begin
 };
 
-// Where a worker meets the caller, on a cache line of its own.
-struct alignas(64) Desk {
-  enum : uint32_t { kIdle, kOffered, kWorking };
+}  // namespace
 
-  // The caller offers the job and may withdraw it; the worker takes it and, when done, is idle again. `body` and `context`
-  // of the job stay until all are idle.
-  std::atomic<uint32_t> state{kIdle};
-
-  std::atomic<uint64_t> own{0};  // of the pieces dealt to it, those that are left: end << 32 | begin
-};
-
-struct ThreadPool::State {
-  std::unique_ptr<Desk[]> desks;  // [threads]
+struct ThreadPool::State final : Job {
+  std::shared_ptr<Team> team;  // null: the caller does all the work
+  Helpers helpers;             // of the region that is worked on
+  std::unique_ptr<Seat[]> seats;  // [threads]
   alignas(64) std::atomic<int64_t> next_block{0};
-  alignas(64) std::atomic<int> sleeping{0};
-  std::atomic<bool> stop{false};
   void (*body)(void*, int) = nullptr;
   void* context = nullptr;
 
@@ -221,30 +111,21 @@ struct ThreadPool::State {
   StreamOrder stream_order;
   Prefetch prefetch;          // of the caller
 
-  std::mutex sleep_mutex;  // guards the two condition variables, never held while working
-  std::condition_variable work_ready;
-  std::condition_variable work_done;
-  std::atomic<bool> caller_sleeping{false};
-
   std::mutex error_mutex;
   std::exception_ptr error;
 
   std::atomic<int64_t> overflow{0};
 
   std::mutex lease;
-  int spin_microseconds = kSpinMicroseconds;
   std::vector<Buffer> scratch;
   std::vector<Buffer> extended;
   Buffer shared[kSharedSlots];
-  std::vector<std::thread> workers;
 
-  // Without its threads.
-  static std::unique_ptr<State> make(int threads) {
-    auto state = std::make_unique<State>();
-    state->desks = std::make_unique<Desk[]>(static_cast<size_t>(threads));
-    state->scratch.resize(static_cast<size_t>(threads));
-    state->extended.resize(static_cast<size_t>(threads));
-    return state;
+  State(int threads, std::shared_ptr<Team> with) : team(std::move(with)) {
+    helpers.reserve(static_cast<size_t>(threads));
+    seats = std::make_unique<Seat[]>(static_cast<size_t>(threads));
+    scratch.resize(static_cast<size_t>(threads));
+    extended.resize(static_cast<size_t>(threads));
   }
 
   void run_body(int worker) {
@@ -256,73 +137,14 @@ struct ThreadPool::State {
     }
   }
 
-  void wait_for_offer(const Desk& desk, Prefetch& prefetch) {
-    const auto called = [&] {
-      prefetch.step();
-      return desk.state.load(std::memory_order_relaxed) == Desk::kOffered || stop.load(std::memory_order_relaxed);
-    };
-    if (spin_until(spin_microseconds, called)) return;
-    std::unique_lock<std::mutex> guard(sleep_mutex);
-    sleeping.fetch_add(1);
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // an offer is seen here, or the sleeper there
-    work_ready.wait(guard, called);
-    sleeping.fetch_sub(1);
-  }
-
-  void worker_loop(int worker) {
-    Desk& desk = desks[static_cast<size_t>(worker)];
-    Prefetch prefetch;
-    while (true) {
-      wait_for_offer(desk, prefetch);
-      if (stop.load()) return;
-      uint32_t offered = Desk::kOffered;
-      if (!desk.state.compare_exchange_strong(offered, Desk::kWorking, std::memory_order_acquire)) continue;
-      run_body(worker);
-      prefetch.follow(next_stream, worker, next_workers);
-      desk.state.exchange(Desk::kIdle);
-      if (caller_sleeping.load()) {
-        std::lock_guard<std::mutex> guard(sleep_mutex);
-        work_done.notify_one();
-      }
-    }
-  }
-
-  void offer(int workers) {
-    for (int worker = 1; worker < workers; ++worker)
-      desks[static_cast<size_t>(worker)].state.store(Desk::kOffered, std::memory_order_release);
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // see wait_for_offer
-    if (sleeping.load(std::memory_order_relaxed) > 0) {
-      std::lock_guard<std::mutex> guard(sleep_mutex);
-      work_ready.notify_all();
-    }
-  }
-
-  // Who has not begun need not.
-  void withdraw(int workers) {
-    for (int worker = 1; worker < workers; ++worker) {
-      uint32_t offered = Desk::kOffered;
-      desks[static_cast<size_t>(worker)].state.compare_exchange_strong(offered, Desk::kIdle, std::memory_order_relaxed);
-    }
-  }
-
-  void wait_for_workers(int workers) {
-    int waiting = 1;  // the first that may not be idle
-    prefetch.follow(next_stream, 0, next_workers);
-    const auto done = [&] {
-      prefetch.step();
-      while (waiting < workers && desks[static_cast<size_t>(waiting)].state.load() == Desk::kIdle) ++waiting;
-      return waiting >= workers;
-    };
-    if (spin_until(spin_microseconds, done)) return;
-    std::unique_lock<std::mutex> guard(sleep_mutex);
-    caller_sleeping.store(true);
-    work_done.wait(guard, done);
-    caller_sleeping.store(false);
+  void work(int worker, Prefetch& helper) override {
+    run_body(worker);
+    helper.follow(next_stream, worker, next_workers);
   }
 
   // The first piece that a worker has left; or, of another's, the later half.
   Pieces take_dealt(int owner, bool half) {
-    std::atomic<uint64_t>& own = desks[static_cast<size_t>(owner)].own;
+    std::atomic<uint64_t>& own = seats[static_cast<size_t>(owner)].own;
     uint64_t left = own.load(std::memory_order_relaxed);
     while (true) {
       const auto begin = static_cast<int64_t>(left & 0xFFFFFFFF), end = static_cast<int64_t>(left >> 32);
@@ -342,24 +164,27 @@ struct ThreadPool::State {
     }
     return {0, 0};
   }
-
-  void stop_workers() {
-    {
-      std::lock_guard<std::mutex> guard(sleep_mutex);
-      stop.store(true);
-      work_ready.notify_all();
-    }
-    for (std::thread& thread : workers) thread.join();
-  }
 };
 
-// All pools of the process. A child of a fork has none of their threads, and perhaps a lock that one of them held: each pool
-// gets a new state there, in which the caller does all the work. The old one stays as it is, for nobody can end it.
-class ThreadPool::Forks {
+// All pools of the process, and the teams that they share. A child of a fork has none of their threads, and perhaps a lock
+// that one of them held: each pool gets a new state there, in which the caller does all the work. The old one stays as it is,
+// for nobody can end it.
+class ThreadPool::Process {
  public:
-  static Forks& known() {
-    static Forks* const forks = new Forks;  // never destroyed: pools may end after it
-    return *forks;
+  static Process& known() {
+    static Process* const process = new Process;  // never destroyed: pools may end after it
+    return *process;
+  }
+
+  // The team of this key: that of the pools that have one, or a new one. It ends with its last pool.
+  std::shared_ptr<Team> team(const Team::Key& key) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    teams_.erase(std::remove_if(teams_.begin(), teams_.end(), [](const Known& known) { return known.team.expired(); }), teams_.end());
+    for (const Known& known : teams_)
+      if (std::shared_ptr<Team> team = known.key == key ? known.team.lock() : nullptr) return team;
+    auto team = std::make_shared<Team>(key);
+    teams_.push_back({key, team});
+    return team;
   }
 
   void add(ThreadPool* pool) {
@@ -373,63 +198,64 @@ class ThreadPool::Forks {
   }
 
  private:
-  Forks() {
+  struct Known {
+    Team::Key key;
+    std::weak_ptr<Team> team;
+  };
+
+  Process() {
 #if defined(__unix__) || defined(__APPLE__)
-    pthread_atfork([] { known().mutex_.lock(); }, [] { known().mutex_.unlock(); }, [] {
-      for (ThreadPool* pool : known().pools_) {
-        State* alone = State::make(pool->threads_).release();
-        alone->overflow.store(pool->overflow());
-        pool->state_ = alone;
-      }
-      known().mutex_.unlock();
-    });
+    pthread_atfork([] { known().mutex_.lock(); }, [] { known().mutex_.unlock(); }, [] { known().begin_child(); });
 #endif
+  }
+
+  void begin_child() {
+    for (ThreadPool* pool : pools_) {
+      auto* alone = new State(pool->threads_, nullptr);
+      alone->overflow.store(pool->overflow());
+      pool->state_ = alone;
+    }
+    teams_.clear();
+    mutex_.unlock();
   }
 
   std::mutex mutex_;
   std::vector<ThreadPool*> pools_;
+  std::vector<Known> teams_;
 };
 
 ThreadPool::ThreadPool(int threads, const int* cpus) : threads_(threads), state_(nullptr) {
   if (threads < 1 || threads > kMaxThreads) throw std::invalid_argument("threads out of range");
-  auto state = State::make(threads);
-  // More threads than CPUs: spinning would only keep the thread that has the work from running.
-  if (threads > available_cpus()) state->spin_microseconds = 0;
-  try {
-    for (int worker = 1; worker < threads; ++worker) {
-      const int cpu = cpus != nullptr ? cpus[worker] : -1;
-      state->workers.emplace_back([s = state.get(), worker, cpu] {
-        if (cpu >= 0) bind_to_cpu(cpu);
-        s->worker_loop(worker);
-      });
-    }
-  } catch (...) {
-    state->stop_workers();
-    throw;
-  }
-  state_ = state.release();
-  Forks::known().add(this);
+  Process& process = Process::known();
+  state_ = new State(threads, threads > 1 ? process.team(Team::Key(threads, cpus)) : nullptr);
+  process.add(this);
 }
 
 ThreadPool::~ThreadPool() {
-  Forks::known().remove(this);
-  state_->stop_workers();
+  Process::known().remove(this);
   delete state_;
 }
 
-void ThreadPool::dispatch(int workers, bool all, void (*body)(void*, int), void* context) {
+int ThreadPool::gather(int workers) {
   State& s = *state_;
-  if (workers > threads_) workers = threads_;
-  if (s.workers.empty()) {  // in the child of a fork
-    for (int worker = 0; worker < (all ? workers : 1); ++worker) body(context, worker);
-    return;
-  }
+  if (!s.team) return 1;
+  s.team->take(std::min(workers, threads_) - 1, s.helpers);
+  return static_cast<int>(s.helpers.size()) + 1;
+}
+
+void ThreadPool::dispatch(int present, int workers, bool all, void (*body)(void*, int), void* context) {
+  State& s = *state_;
   s.body = body;
   s.context = context;
-  s.offer(workers);
+  if (present > 1) s.team->offer(s, s.helpers);
   s.run_body(0);
-  if (!all) s.withdraw(workers);
-  s.wait_for_workers(workers);
+  for (int worker = present; all && worker < workers; ++worker) s.run_body(worker);  // for whom there was no helper
+  if (present > 1) {
+    if (!all) s.team->withdraw(s.helpers);
+    s.prefetch.follow(s.next_stream, 0, s.next_workers);
+    s.team->wait(s.helpers, s.prefetch);
+    s.team->release(s.helpers);
+  }
   if (s.error) {
     std::exception_ptr error = nullptr;
     std::swap(error, s.error);
@@ -445,7 +271,7 @@ void ThreadPool::deal(const Stream& stream, int workers) {
   State& s = *state_;
   for (int worker = 0; worker < workers; ++worker) {
     const Pieces own = dealt_to(stream, worker, workers);
-    s.desks[static_cast<size_t>(worker)].own.store(static_cast<uint64_t>(own.end << 32 | own.begin), std::memory_order_relaxed);
+    s.seats[static_cast<size_t>(worker)].own.store(static_cast<uint64_t>(own.end << 32 | own.begin), std::memory_order_relaxed);
   }
   s.next_block.store(dealt_pieces(stream, workers), std::memory_order_relaxed);
   s.stream_count = stream.count;
@@ -473,8 +299,14 @@ int64_t ThreadPool::overflow() const { return state_->overflow.load(std::memory_
 
 void ThreadPool::add_overflow(int64_t values) { state_->overflow.fetch_add(values, std::memory_order_relaxed); }
 
-void ThreadPool::lock() { state_->lease.lock(); }
+void ThreadPool::lock() {
+  state_->lease.lock();
+  if (state_->team) state_->team->enter();
+}
 
-void ThreadPool::unlock() { state_->lease.unlock(); }
+void ThreadPool::unlock() {
+  if (state_->team) state_->team->leave();
+  state_->lease.unlock();
+}
 
 }  // namespace edge

@@ -1,8 +1,9 @@
 // ThreadPool: the cores of one kernel call.
 //
-// The calling thread is worker 0. The others spin for at most kSpinMicroseconds after their last work, then sleep, so a
-// token's dozens of small regions start within a microsecond and an idle pool costs nothing. A pool serves one caller at
-// a time: a binding holds `PoolLease` for the whole call, scratch memory included.
+// The calling thread is worker 0. The others are helpers of a `Team`, which pools of one size share. They spin for at most
+// kSpinMicroseconds after their last work, then sleep, so a token's dozens of small regions start within a microsecond and an
+// idle pool costs nothing. A pool serves one caller at a time: a binding holds `PoolLease` for the whole call, scratch memory
+// included. Callers of several pools work at the same time, each with its part of the team.
 // Everything is out of line: variant units must not instantiate library templates (see vec.h).
 #pragma once
 
@@ -32,12 +33,12 @@ class ThreadPool {
 
   int threads() const { return threads_; }
 
-  // body(worker) once on each of workers 0..workers-1, at the same time; returns when all are done. The first exception
-  // is rethrown here. Must not be nested.
+  // body(worker) once for each of workers 0..workers-1, at the same time as far as helpers are free; returns when all are done.
+  // The first exception is rethrown here. Must not be nested.
   template <class Body>
   void run(int workers, Body&& body) {
     if (workers <= 1) return body(0);
-    dispatch(workers, true, [](void* context, int worker) { (*static_cast<Body*>(context))(worker); },
+    dispatch(gather(workers), workers, true, [](void* context, int worker) { (*static_cast<Body*>(context))(worker); },
              const_cast<void*>(static_cast<const void*>(&body)));
   }
 
@@ -46,8 +47,7 @@ class ThreadPool {
   template <class Body>
   void run_shared(int workers, Body&& body) {
     if (workers <= 1) return body(0);
-    dispatch(workers, false, [](void* context, int worker) { (*static_cast<Body*>(context))(worker); },
-             const_cast<void*>(static_cast<const void*>(&body)));
+    share(gather(workers), body);
   }
 
   // body(begin, end, worker) over blocks of `grain` that cover 0..count, taken in ascending order by whoever is free.
@@ -79,11 +79,13 @@ class ThreadPool {
       for (int64_t index = 0; index < stream.count; ++index) body(index, 0);
       return;
     }
-    deal(stream, workers);
-    run_shared(workers, [&](int worker) {
-      for (Range range; (range = take(worker, workers)).begin < range.end;)
+    const int present = gather(workers);
+    deal(stream, present);
+    const auto work = [&](int worker) {
+      for (Range range; (range = take(worker, present)).begin < range.end;)
         for (int64_t index = range.begin; index < range.end; ++index) body(index, worker);
-    });
+    };
+    share(present, work);
   }
 
   // Private memory of a worker, 64-byte aligned, at least `bytes`; contents are undefined and stay until the worker's
@@ -108,7 +110,7 @@ class ThreadPool {
 
  private:
   struct State;
-  class Forks;
+  class Process;
 
   struct Range { int64_t begin, end; };
 
@@ -116,7 +118,16 @@ class ThreadPool {
   void deal(const Stream& stream, int workers);
   Range take(int worker, int workers);
 
-  void dispatch(int workers, bool all, void (*body)(void*, int), void* context);
+  // How many of `workers` are here for the region that `dispatch` must now run, the caller among them.
+  int gather(int workers);
+  // `all`: the caller does the work of those who are not here.
+  void dispatch(int present, int workers, bool all, void (*body)(void*, int), void* context);
+
+  template <class Body>
+  void share(int present, Body& body) {
+    dispatch(present, present, false, [](void* context, int worker) { (*static_cast<Body*>(context))(worker); },
+             const_cast<void*>(static_cast<const void*>(&body)));
+  }
 
   int threads_;
   State* state_;

@@ -4,6 +4,9 @@
 //
 // The last line has a digest of all results. It is the same on every machine, so runs on two of them can be compared.
 #include <cmath>
+#include <mutex>
+#include <set>
+#include <thread>
 
 #include "check.h"
 #include "layout.h"
@@ -719,6 +722,45 @@ void test_roofs(Report& report) {
   });
 }
 
+// Threads that share a region of `pool`, where every worker must have his turn.
+size_t threads_of(ThreadPool& pool) {
+  std::mutex mutex;
+  std::set<std::thread::id> seen;
+  pool.run(pool.threads(), [&](int) {
+    const std::lock_guard<std::mutex> guard(mutex);
+    seen.insert(std::this_thread::get_id());
+  });
+  return seen.size();
+}
+
+// Not part of the table: pools of one size share their threads, each has its part, and none waits for another.
+void test_team(Report& report) {
+  report.compare("team", [](const KernelTable&, Result& result) {
+    ThreadPool first(4, nullptr), second(4, nullptr), third(4, nullptr), other(3, nullptr);
+    const edge::PoolLease lease(first);
+    result.expect(threads_of(first) == 4, "a pool that works alone has not all threads");
+    {
+      const edge::PoolLease beside(second);
+      result.expect(threads_of(first) == 2 && threads_of(second) == 2, "two pools have not half of the threads each");
+      const edge::PoolLease third_lease(third), other_lease(other);
+      result.expect(threads_of(first) == 2, "of four threads and three callers one is not left for a helper");
+      result.expect(threads_of(other) == 3, "pools of other sizes take threads from each other");
+      size_t found = 0;
+      first.run(2, [&](int worker) {
+        if (worker == 0) found = threads_of(second);
+      });
+      result.expect(found == 1, "a pool has a helper where all are taken");
+    }
+    size_t found = 0;
+    first.run(4, [&](int worker) {
+      const edge::PoolLease beside(second);
+      if (worker == 0) found = threads_of(second);
+    });
+    result.expect(found == 1, "a pool does not work alone while another has all threads");
+    result.expect(threads_of(first) == 4, "the threads do not come back");
+  });
+}
+
 // Not part of the table: the CRC instruction, where the CPU has it, against the table of 8 x 256 entries.
 void test_crc32c(Report& report) {
   Random random(13);
@@ -767,6 +809,7 @@ int main(int count, char** arguments) {
   test_floats(report);
   test_sampling(report);
   test_roofs(report);
+  test_team(report);
   test_crc32c(report);
   printf("%d cases, %d failures, digest %08x\n", report.cases(), report.failures(), report.digest());
   return variants_right && report.failures() == 0 ? 0 : 1;
