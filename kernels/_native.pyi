@@ -46,13 +46,22 @@ class Reading:
     """A range that is on its way; its array must not be touched before `wait`."""
 
     def wait(self) -> tuple[int, npt.NDArray[np.uint32]]: ...
+    def again(self) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
 
 class RangeReader:
     """Reads ranges of files in the background, see `kernels.range_reader`."""
 
     def __init__(self, threads: int, request_bytes: int) -> None: ...
     def start(
-        self, fd: int, out: npt.NDArray[np.uint8], offset: int, ends: _I64, urgent: bool = False
+        self,
+        fd: int,
+        out: npt.NDArray[np.uint8],
+        offset: int,
+        ends: _I64,
+        urgent: bool = False,
+        beside: Reading | None = None,
     ) -> Reading: ...
     @property
     def read_bytes(self) -> int:
@@ -310,6 +319,8 @@ class Program:
         out: _F32,
         /,
     ) -> None: ...
+    def wait(self, reading: Reading, checksums: npt.NDArray[np.uint32], /) -> int: ...
+    def request(self, reading: Reading, /) -> None: ...
     def run(
         self,
         tokens: _I64,
@@ -319,8 +330,10 @@ class Program:
         page_table: _I32,
         pool: ThreadPool,
         out: _F32 | None,
+        start: int,
+        patience: float,
         /,
-    ) -> None: ...
+    ) -> int: ...
 
 def expand_codes(codes: _U8, n: int, k: int, pool: ThreadPool, /) -> _I8: ...
 def search_codes(weight: _F32, importance: _F32, pool: ThreadPool, /) -> tuple[_U8, _U8, _U8, _F32]: ...

@@ -12,12 +12,14 @@ stay where they are. `run` says how many of their first rows there are, and what
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from kernels import _native
-from kernels._native import Int8Linear, ThreadPool
+from kernels._native import Int8Linear, Reading, ThreadPool
 from kernels.linear import SWIGLU_CHANNELS
-from kernels.types import F16, F32, I8, I32, I64, U8
+from kernels.types import F16, F32, I8, I32, I64, U8, U32
 
 
 class Program:
@@ -86,6 +88,17 @@ class Program:
         """`kernels.attention.paged_attention` of the rows of `run`."""
         self._native.paged_attention(q, k_pages, k_scales, v_pages, v_scales, softmax_scale, out)
 
+    def wait(self, reading: Reading, checksums: U32) -> int:
+        """Wait for ``reading``, into arrays of the calls that follow; the number of this call, at which `run` may stop.
+
+        u32[pieces]: what the checksums of a reading are that came whole.
+        """
+        return self._native.wait(reading, checksums)
+
+    def request(self, reading: Reading) -> None:
+        """`Reading.again`, behind the calls that use what it writes to."""
+        self._native.request(reading)
+
     def run(
         self,
         tokens: I64,
@@ -95,11 +108,16 @@ class Program:
         page_table: I32,
         pool: ThreadPool,
         out: F32 | None = None,
-    ) -> None:
-        """All calls on the first M rows of their arrays.
+        *,
+        start: int = 0,
+        patience: float = math.inf,
+    ) -> int:
+        """All calls from number `start` on, on the first M rows of their arrays; the number of the call that it stopped at.
+
+        It stops behind the last call, or at a `wait` for what does not come whole, or that is reached after `patience` seconds.
 
         tokens[M] are those of `kernels.embedding`; positions[M], slots[M] and row_sequence[M] those of `kernels.attention`.
         `out` f32[M, N] is written by the linear that was added without one. Raises ValueError when one of them or a needed
         page is out of range, before anything is computed, and for a value that is not finite, in the middle.
         """
-        self._native.run(tokens, positions, slots, row_sequence, page_table, pool, out)
+        return self._native.run(tokens, positions, slots, row_sequence, page_table, pool, out, start, patience)

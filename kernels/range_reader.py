@@ -5,13 +5,14 @@
     second = reader.start(fd, other, later, ends)     # read right behind it, without a pause
     there, checksums = first.wait()
 
-`start(fd, out, offset, ends, urgent=False)` asks for `out` (uint8 [n], its address and `offset` aligned as the descriptor
-wants) from `offset` of `fd`; piece i ends at `ends[i]` (int64, ascending, at most n).  `out` may be closed over, not
+`start(fd, out, offset, ends, urgent=False, beside=None)` asks for `out` (uint8 [n], its address and `offset` aligned as the
+descriptor wants) from `offset` of `fd`; piece i ends at `ends[i]` (int64, ascending, at most n).  `out` may be closed over, not
 touched, until `wait` returns how many of the first bytes are there (n, or fewer when the system refused or the file ended)
 and the CRC-32C of every piece (uint32 [len(ends)], of which only those before that end mean anything).  `wait` raises
 nothing and may be called again; dropping what `start` returned waits too.  Ranges are read in the order in which they were
 asked for, the urgent ones before all others.  Each of the `threads` has one request of `request_bytes` (a multiple of 4096)
-in flight.
+in flight.  `again` asks for the same range once more, from the same file even if it was closed since.  `beside` is a reading
+of the same file, whose descriptor the new one shares; each has one of its own else.
 
 A process that was forked has no such threads: there 0 bytes are there, and who waits reads them itself.
 """

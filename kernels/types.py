@@ -13,6 +13,7 @@ I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
 
 TILE_CHANNELS = 16
 """Output channels of a tile (the layout is in `kernels.layout`)."""

@@ -56,6 +56,9 @@ class SlottedWeights:
             assert index not in self.streamed or index in self._there, f"layer {index} was used before it was read"
         return self._weights.use(index)
 
+    def turns(self):
+        return None  # as where reads must go through Python
+
     def embedding_rows(self, tokens):
         return self._weights.embedding_rows(tokens)
 

@@ -76,7 +76,8 @@ def plan_for(bundle: Bundle, streamed: int, slots: int) -> MemoryPlan:
     """The plan with the budget that leaves ``streamed`` layers on flash."""
     sizes = WeightSizes.of_bundle(bundle)
     resident = sum(size.held for size in sizes.layers[: CONFIG.num_layers - streamed])
-    plan = plan_memory(sizes, sizes.fixed + resident + slots * max(size.held for size in sizes.layers), slots=slots)
+    streaming = max(size.stored for size in sizes.layers) + streamed * max(size.held - size.stored for size in sizes.layers)
+    plan = plan_memory(sizes, sizes.fixed + resident + slots * streaming, slots=slots)
     assert (len(plan.streamed), plan.slots) == (streamed, slots)
     return plan
 

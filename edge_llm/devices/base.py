@@ -24,7 +24,7 @@ from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Op, Part, Subgraph
 from edge_llm.subgraphs.placement import AUTO, Placement
 from edge_llm.subgraphs.shelf import Sharing
-from edge_llm.weights.base import Weights
+from edge_llm.weights.base import Turn, Weights
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,18 @@ class BoundOps:
     weights: BlockWeights
     buffers: Buffers
     pages: LayerPages | None
+    layer: int = -1
+    """Its number, where there is a `turn`."""
+    turn: Turn | None = None
+    """Its weights are awaited before its operations, and make room for others behind them."""
 
 
-RunRows = Callable[[Rows, np.ndarray | None], None]
+Stopped = Callable[[int], None]
+"""Called where a run must wait for the weights of a layer and cannot do so alone, or has not looked up for a while.
+
+Returns when they are there, or raises why the run ends.
+"""
+RunRows = Callable[[Rows, np.ndarray | None, Stopped | None], None]
 """Runs what is bound for the rows of a chunk; what was bound to `LATE` is written to the array that comes with them."""
 Fuse = Callable[[Sequence[BoundOps]], RunRows]
 """Makes one call of operations that follow each other; their arrays must stay where they are."""
@@ -143,6 +152,14 @@ class DeviceModel(Protocol):
         """The task that carries ``chunk`` through ``blocks``: 0 is the embedding, i + 1 is layer i, the last is the head.
 
         All of its work has ended when it returns.
+        """
+        ...
+
+    def stream(self, chunk: Chunk, look: Callable[[], None]) -> bool:
+        """Carry ``chunk`` through all blocks and read the streamed layers on the way; false, with nothing done, where `walk`
+        and the caller must do it.
+
+        ``look`` is called now and then, and may raise to give the step up.
         """
         ...
 

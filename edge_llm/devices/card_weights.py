@@ -157,6 +157,9 @@ class CardWeights(Generic[CardLinearT]):
         if index in self.streamed:
             self._ring.wait(index)
 
+    def turns(self) -> None:
+        """None: layers are copied to the card on the way."""
+
     def kept(self, index: int) -> BlockWeights:
         return self._host.kept(index)
 

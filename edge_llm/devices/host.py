@@ -109,6 +109,10 @@ def build_op(op: Op, tables: RopeTables, pool: ThreadPool, shadow: bool) -> RunS
 def _program_of(bound: Iterable[BoundOps], tables: RopeTables, pool: ThreadPool, shadow: bool) -> HostProgram:
     program = HostProgram(pool)
     for each in bound:
+        if each.turn is not None:
+            program.wait(each.layer, each.turn)
         for op in each.ops:
             add_op(program, op, each, tables, pool, shadow)
+        if each.turn is not None:
+            program.native.request(each.turn.after)
     return program

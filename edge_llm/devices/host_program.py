@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 
-from edge_llm.devices.base import LATE, BoundOps, Rows
+from edge_llm.devices.base import LATE, BoundOps, Rows, Stopped
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Attention, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.int8_weight import Int8Product
 from edge_llm.subgraphs.ops import PRODUCT, Op
+from edge_llm.weights.base import Turn
 from kernels import ThreadPool
 from kernels.program import Program
 
-Step = Callable[[Rows, np.ndarray | None], None]
+Step = Callable[[Rows, np.ndarray | None, Stopped | None], None]
+
+LOOK_SECONDS = 0.05
+"""A program that awaits reads for longer comes back to Python now and then, where it can be cancelled."""
 
 
 class HostProgram:
@@ -26,27 +30,46 @@ class HostProgram:
         self._pool = pool
         self._steps: list[Step] = []
         self._open: Program | None = None  # the last step, while more native calls may follow
+        self._waits: dict[int, int] = {}  # of that program: layers, by the numbers of the calls that await them
 
     @property
     def native(self) -> Program:
         """Where the next native call goes."""
         if self._open is None:
             program = self._open = Program()
-            self._steps.append(partial(_run, program, self._pool))
+            self._waits = {}
+            self._steps.append(partial(_run, program, self._waits, self._pool))
         return self._open
 
-    def add(self, step: Step) -> None:
+    def wait(self, layer: int, turn: Turn) -> None:
+        """What follows uses the weights of ``layer``."""
+        call = self.native.wait(turn.read, turn.checksums)
+        self._waits[call] = layer
+
+    def add(self, step: Callable[[Rows, np.ndarray | None], None]) -> None:
         """A step of Python."""
         self._open = None
-        self._steps.append(step)
+        self._steps.append(lambda rows, late, stopped: step(rows, late))
 
-    def __call__(self, rows: Rows, late: np.ndarray | None = None) -> None:
+    def __call__(self, rows: Rows, late: np.ndarray | None = None, stopped: Stopped | None = None) -> None:
         for step in self._steps:
-            step(rows, late)
+            step(rows, late, stopped)
 
 
-def _run(program: Program, pool: ThreadPool, rows: Rows, late: np.ndarray | None) -> None:
-    program.run(rows.tokens, rows.position, rows.slots, rows.sequence, rows.page_table, pool, late)
+def _run(
+    program: Program,
+    waits: Mapping[int, int],
+    pool: ThreadPool,
+    rows: Rows,
+    late: np.ndarray | None,
+    stopped: Stopped | None,
+) -> None:
+    run = partial(program.run, rows.tokens, rows.position, rows.slots, rows.sequence, rows.page_table, pool, late)
+    done = run(patience=LOOK_SECONDS)
+    while done in waits:
+        assert stopped is not None, "a program that awaits layers"
+        stopped(waits[done])
+        done = run(start=done + 1, patience=LOOK_SECONDS)
 
 
 def add_op(program: HostProgram, op: Op, bound: BoundOps, tables: RopeTables, pool: ThreadPool, shadow: bool) -> None:

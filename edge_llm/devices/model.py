@@ -21,6 +21,7 @@ from edge_llm.devices.base import (
     Rows,
     RunRows,
     RunSubgraph,
+    Stopped,
     Task,
     Watch,
     static_length,
@@ -33,7 +34,7 @@ from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Part, Subgraph, buffer_widths
 from edge_llm.subgraphs.placement import Placement, embedding_part, final_norm_part, head_part, place, whole_layers
 from edge_llm.subgraphs.shelf import Sharing, SubgraphShelf
-from edge_llm.weights.base import Weights
+from edge_llm.weights.base import Turns, Weights
 
 
 @dataclass
@@ -43,8 +44,8 @@ class _Slot:
     buffers: Buffers
     rows: Rows | None = None
     outputs: tuple[np.ndarray, np.ndarray] | None = None
-    programs: dict[range, RunRows] = field(default_factory=dict)
-    """Of runs of resident blocks in these buffers."""
+    programs: dict[tuple[range, Turns | None], RunRows] = field(default_factory=dict)
+    """Of runs of blocks in these buffers, which are resident but for those that take turns."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,27 @@ class PlacedModel:
         tasks += [self._alone(block, chunk) for block in range(fused.stop, blocks.stop)]
         return self._launched(*tasks)
 
+    def stream(self, chunk: Chunk, look: Callable[[], None]) -> bool:
+        if self._fuse is None or (turns := self.weights.turns()) is None:
+            return False
+        fused = self._fused(range(self._head_block + 1), chunk)
+
+        def stopped(layer: int) -> None:
+            turns.give_back(layer)
+            look()
+            self.weights.wait(layer)
+            turns.lend()
+
+        look()
+        for block in range(fused.start):
+            self._alone(block, chunk)()
+        turns.lend()
+        self._run_fused(self._fuse, fused, chunk, self._slot(chunk), turns, stopped)
+        turns.give_back(None)
+        for block in range(fused.stop, self._head_block + 1):
+            self._alone(block, chunk)()
+        return True
+
     def outputs(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
         slot = self._slot(chunk)
         found, slot.outputs = slot.outputs, None
@@ -185,27 +207,29 @@ class PlacedModel:
         for step in steps:
             _wait(step(weights, slot.buffers, slot.rows, pages))
 
-    def _run_fused(self, fuse: Fuse, blocks: range, chunk: Chunk, slot: _Slot) -> None:
+    def _run_fused(
+        self, fuse: Fuse, blocks: range, chunk: Chunk, slot: _Slot, turns: Turns | None = None, stopped: Stopped | None = None
+    ) -> None:
         """``blocks`` as one call."""
         if blocks.start == 0:
             slot.rows = self._arrays.rows(chunk.index, chunk.rows)
         assert slot.rows is not None, "a layer before the embedding"
-        program = slot.programs.get(blocks) or self._new_program(fuse, blocks, slot)
+        program = slot.programs.get((blocks, turns)) or self._new_program(fuse, blocks, slot, turns)
         if blocks.stop <= self._head_block:
-            program(slot.rows, None)
+            program(slot.rows, None, stopped)
             return
         logits = np.empty((chunk.rows.count, self.decoder.vocab_size), np.float32)
-        program(slot.rows, logits)
+        program(slot.rows, logits, stopped)
         slot.outputs = logits, self._no_states
 
-    def _new_program(self, fuse: Fuse, blocks: range, slot: _Slot) -> RunRows:
+    def _new_program(self, fuse: Fuse, blocks: range, slot: _Slot, turns: Turns | None) -> RunRows:
         """A call of ``blocks`` in the buffers of ``slot``; it is kept unless their weights lie elsewhere in the next step."""
-        program = fuse([self._bound(block, slot) for block in blocks])
-        if not any(layer + 1 in blocks for layer in self.weights.streamed):
-            slot.programs[blocks] = program
+        program = fuse([self._bound(block, slot, turns) for block in blocks])
+        if turns is not None or not any(layer + 1 in blocks for layer in self.weights.streamed):
+            slot.programs[blocks, turns] = program
         return program
 
-    def _bound(self, block: int, slot: _Slot) -> BoundOps:
+    def _bound(self, block: int, slot: _Slot, turns: Turns | None) -> BoundOps:
         if block == 0:
             assert slot.rows is not None
             table, _ = self.weights.embedding_rows(slot.rows.tokens)
@@ -214,7 +238,9 @@ class PlacedModel:
             buffers = {**slot.buffers, self.decoder.output.writes: LATE}
             return BoundOps(self._head(self.decoder.vocab_size).part.ops, self.weights.head, buffers, None)
         ops = [op for part in self._step_parts[block - 1] for op in part.ops]
-        return BoundOps(ops, self.weights.use(block - 1), slot.buffers, self._pages.layers[block - 1])
+        turn = turns.layers.get(block - 1) if turns is not None else None
+        weights = self.weights.use(block - 1) if turn is None else turn.weights
+        return BoundOps(ops, weights, slot.buffers, self._pages.layers[block - 1], block - 1, turn)
 
     def _finish(self, chunk: Chunk, slot: _Slot) -> None:
         """The head of ``chunk``: what its rows are wanted for."""

@@ -33,6 +33,11 @@ class BlockPieces:
         ]
         self._whole: list[int] | None = None  # checksums of a reading in which all was as it should be
 
+    @property
+    def whole(self) -> np.ndarray:
+        """Checksums of a reading in which all was as it should be: uint32 [2 * tensors]."""
+        return np.array(self._whole, np.uint32)
+
     def tensors(self, buffer: np.ndarray, checksums: list[int]) -> dict[str, np.ndarray]:
         """The tensors by their full names: views of ``buffer``, whose pieces have these ``checksums``; or `CorruptBundle`."""
         if checksums != self._whole:
@@ -54,7 +59,7 @@ class BlockReading:
     def __init__(self, pieces: BlockPieces, buffer: np.ndarray, reading: RangeReading) -> None:
         self._pieces = pieces
         self._buffer = buffer
-        self._reading = reading
+        self.range = reading
 
     def wait(self) -> dict[str, np.ndarray]:
         """The tensors of the block by their full names, checked: views of the buffer.
@@ -62,14 +67,19 @@ class BlockReading:
         Raises `StorageError` or `CorruptBundle`; the buffer then holds anything.
         """
         try:
-            checksums = self._reading.wait()
+            checksums = self.range.wait()
         except CorruptBundle:
             raise self._pieces.cut() from None
         return self._pieces.tensors(self._buffer, checksums)
 
     def settle(self) -> None:
         """Wait until nobody writes to the buffer any more, whatever came of it."""
-        self._reading.settle()
+        self.range.settle()
+
+    @property
+    def checksums(self) -> np.ndarray:
+        """Of all pieces of the block when it is whole: uint32 [pieces].  It has been read before."""
+        return self._pieces.whole
 
 
 class BlockReader:
@@ -85,14 +95,19 @@ class BlockReader:
         self._pieces: dict[str, BlockPieces] = {}  # of blocks that were asked for: layers are, again and again
         weakref.finalize(self, self._file.close)
 
-    def start(self, name: str, out: np.ndarray | None = None) -> BlockReading:
-        """Ask for the block ``name``, into ``out`` (uint8, 4096-aligned) or new memory; returns at once."""
+    def start(self, name: str, out: np.ndarray | None = None, beside: BlockReading | None = None) -> BlockReading:
+        """Ask for the block ``name``, into ``out`` (uint8, 4096-aligned) or new memory; returns at once.
+
+        ``beside`` is another reading, which shares with this one what it holds of the system.
+        """
         block = self._bundle.blocks[name]
         buffer = aligned_empty(block.nbytes) if out is None else out[: block.nbytes]
         if name not in self._pieces:
             self._pieces[name] = BlockPieces(self._bundle, block)
         pieces = self._pieces[name]
-        return BlockReading(pieces, buffer, RangeReading(self._file, self._reader, buffer, block.offset, pieces.ends))
+        near = None if beside is None else beside.range
+        reading = RangeReading(self._file, self._reader, buffer, block.offset, pieces.ends, beside=near)
+        return BlockReading(pieces, buffer, reading)
 
     def read(self, name: str, out: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """`start` and `wait` in one."""

@@ -21,7 +21,7 @@ from edge_llm.errors import CorruptBundle
 from edge_llm.files import RegularFile
 from edge_llm.formats.layout import BLOCK_ALIGNMENT
 from kernels.checksum import crc32c
-from kernels.range_reader import RangeReader
+from kernels.range_reader import RangeReader, Reading
 
 REQUEST_BYTES = 2 << 20
 READERS = 8
@@ -60,6 +60,11 @@ class RangeFile(Protocol):
     @property
     def descriptor(self) -> int:
         """For reads of aligned ranges in the background; negative when there is none, and `read_into` alone will do."""
+        ...
+
+    @property
+    def direct(self) -> bool:
+        """Reads with `descriptor` leave nothing behind, so nobody need be told when one has `landed`."""
         ...
 
     def landed(self, offset: int, nbytes: int) -> None:
@@ -135,16 +140,39 @@ class RangeReading:
     """A range of ``file`` on its way into ``out`` (uint8, 4096-aligned), which must not be touched before `wait`.
 
     Piece i of it ends at ``ends[i]`` (int64, ascending, from the start of ``out``).  What is ``urgent`` overtakes what is not.
+    ``beside`` is another range of the file: the two share what a reading holds of the system.
     """
 
     def __init__(
-        self, file: RangeFile, reader: RangeReader, out: np.ndarray, offset: int, ends: np.ndarray, *, urgent: bool = False
+        self,
+        file: RangeFile,
+        reader: RangeReader,
+        out: np.ndarray,
+        offset: int,
+        ends: np.ndarray,
+        *,
+        urgent: bool = False,
+        beside: RangeReading | None = None,
     ) -> None:
         self._file = file
+        self._descriptor = fd = file.descriptor
         self._out = out
         self._offset = offset
         self._ends = ends
-        self._reading = reader.start(file.descriptor, out, offset, ends, urgent) if file.descriptor >= 0 else None
+        shared = beside._reading if beside is not None and beside._descriptor == fd else None
+        self._reading: Reading | None = reader.start(fd, out, offset, ends, urgent, shared) if fd >= 0 else None
+
+    @property
+    def native(self) -> Reading | None:
+        """What reads in the background, while nobody else has a part in it and the file is open."""
+        return self._reading if self._file.direct and self._file.descriptor == self._descriptor else None
+
+    def again(self) -> bool:
+        """Ask for the same range once more; false, with nothing done, where it must be asked for anew."""
+        if self._reading is None or self._file.descriptor != self._descriptor:
+            return False
+        self._reading.again()
+        return True
 
     def wait(self) -> list[int]:
         """The CRC32C of every piece.

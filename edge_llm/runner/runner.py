@@ -130,13 +130,17 @@ class Int8Runner:
         return [self.model.outputs(chunk) for chunk in chunks]
 
     def _step(self, chunk: Chunk, cancel: Cancel | None) -> None:
-        """A step of few rows; where nothing is streamed it is one task, which needs a graph only for its trace."""
-        if self.model.weights.streamed or self.on_trace is not None:
-            self._execute(decode_graph(chunk, self.model), cancel)
-        elif cancel is not None and cancel():
-            raise Cancelled
-        else:
+        """A step of few rows, which needs a graph for its trace, or where reads of its weights are tasks of their own."""
+
+        def look() -> None:
+            if cancel is not None and cancel():
+                raise Cancelled
+
+        if self.on_trace is None and not self.model.weights.streamed:
+            look()
             self.model.walk(range(len(self.model.layer_parts) + 2), chunk)()
+        elif self.on_trace is not None or not self.model.stream(chunk, look):
+            self._execute(decode_graph(chunk, self.model), cancel)
 
     def _head(self, chunks: Sequence[Chunk]) -> None:
         head = len(self.model.layer_parts) + 1

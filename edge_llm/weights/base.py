@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.tables import Table
+from kernels.range_reader import Reading
 
 SLOTS = 2
 """Buffers for streamed layers, on the host and on a card: one is used while the other is filled.  A third would take the memory
 of a resident layer."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A streamed layer in a step."""
+
+    weights: BlockWeights
+    """Valid once its read has ended well."""
+    read: Reading
+    """Into the buffer that the weights lie in."""
+    checksums: np.ndarray
+    """Of the pieces of a read that ended well: uint32 [pieces]."""
+    after: Reading
+    """Of the layer that takes this buffer next: it may begin when this layer has been used."""
+
+
+class Turns(Protocol):
+    """The streamed layers of one step, for a program that awaits and begins their reads itself."""
+
+    @property
+    def layers(self) -> Mapping[int, Turn]:
+        """By their numbers, ascending.  They stay what they are: steps of the same turns are one program."""
+        ...
+
+    def lend(self) -> None:
+        """From now on the reads of `layers` are awaited and begun by somebody else."""
+        ...
+
+    def give_back(self, layer: int | None) -> None:
+        """All reads that may begin before the use of ``layer`` have begun; None: those of the whole step."""
+        ...
 
 
 class Weights(Protocol):
@@ -43,6 +76,13 @@ class Weights(Protocol):
         """Wait until streamed layer ``index``, which was requested, is in memory and checked.
 
         Raises `StorageError` when the disk refuses, `CorruptBundle` when a checksum does not match.
+        """
+        ...
+
+    def turns(self) -> Turns | None:
+        """For a step that begins now and whose program reads the streamed layers itself; None where it must ask here for each.
+
+        Starts to read the first of them.
         """
         ...
 

@@ -141,14 +141,15 @@ def _candidates(sizes: WeightSizes, budget: int, slots: int, flash_tables: bool)
 def _plan(sizes: WeightSizes, budget: int, streamed: tuple[int, ...], slots: int, flash_tables: bool) -> MemoryPlan:
     resident = tuple(sorted(set(range(len(sizes.layers))) - set(streamed)))
     fixed = sizes.fixed if not flash_tables or sizes.fixed_without_tables is None else sizes.fixed_without_tables
-    slot = max((sizes.layers[index].held for index in streamed), default=0)
+    slot_bytes = max((sizes.layers[index].stored for index in streamed), default=0)
+    scales = sum(sizes.layers[index].held - sizes.layers[index].stored for index in streamed)  # of each layer in each slot
     return MemoryPlan(
         budget=budget,
         resident=resident,
         streamed=streamed,
         slots=slots,
-        slot_bytes=max((sizes.layers[index].stored for index in streamed), default=0),
-        held_bytes=fixed + sum(sizes.layers[index].held for index in resident) + slots * slot,
+        slot_bytes=slot_bytes,
+        held_bytes=fixed + sum(sizes.layers[index].held for index in resident) + slots * (slot_bytes + scales),
         streamed_bytes=sum(sizes.layers[index].stored for index in streamed) + (sizes.output if flash_tables else 0),
         flash_tables=flash_tables,
     )

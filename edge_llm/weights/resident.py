@@ -38,6 +38,9 @@ class ResidentWeights:
     def use(self, index: int) -> BlockWeights:
         return self._layers[index]
 
+    def turns(self) -> None:
+        """Nothing to do: every layer is here."""
+
     def kept(self, index: int) -> BlockWeights:
         return self.use(index)
 

@@ -89,6 +89,28 @@ class Ring(Generic[KeyT, OpenedT]):
         """What was opened, valid until its buffer is requested for another block; `KeyError` when it is not here."""
         return self._opened[key]
 
+    def places(self, keys: Iterable[KeyT]) -> tuple[int, ...]:
+        """Which buffers ``keys``, which were requested last, are in or on their way to."""
+        by_key = {slot.key: place for place, slot in enumerate(self._slots)}
+        return tuple(by_key[key] for key in keys)
+
+    def buffer(self, place: int) -> Any:
+        """The buffer number ``place``."""
+        return self._slots[place].buffer
+
+    def lend(self, writers: Sequence[Pending[Any]]) -> None:
+        """Empty every buffer for somebody who fills them himself; ``writers[i]`` is settled when nobody writes to buffer i."""
+        with self._lock:
+            for slot, writer in zip(self._slots, writers, strict=True):
+                self._empty(slot)
+                slot.pending = writer
+
+    def put(self, place: int, key: KeyT, pending: Pending[Any]) -> None:
+        """Buffer ``place``, which was lent, has ``key`` or will have it when ``pending`` has ended."""
+        with self._lock:
+            slot = self._slots[place]
+            slot.key, slot.pending, slot.turn = key, pending, next(self._turns)
+
     def release(self) -> None:
         """Give all buffers back; nothing can be requested any more."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from edge_llm.weights.plan import MemoryPlan
 from edge_llm.weights.resident import layer_weights, table_weights
 from edge_llm.weights.ring import Ring
 from edge_llm.weights.table import FlashTable
+from edge_llm.weights.turns import LayerTurns, RingTurns
 
 
 class StreamedWeights:
@@ -56,7 +57,9 @@ class StreamedWeights:
             if not bundle.decoder.tied:
                 self._tables["output"] = FlashTable(path, bundle.blocks["output"].tensors[0], output, reader, file)
         self._resident = {index: layer_weights(bundle, tensors, index) for index in plan.resident}
-        self._ring = _layer_ring(bundle, plan, self._reader)
+        self._kept = _KeptLayers(bundle, self._reader)
+        self._ring = Ring(direct_buffers(plan.slots, plan.slot_bytes), self._kept.start, self._kept.open)
+        self._turns = LayerTurns(self._ring, plan.streamed, self._kept.found)
         self._loaded_bytes = reader.read_bytes
 
     @property
@@ -74,11 +77,15 @@ class StreamedWeights:
         if index not in self._resident:
             self._ring.wait(index)
 
+    def turns(self) -> RingTurns | None:
+        return self._turns.begin() if self.streamed and len(self._ring) else None
+
     def kept(self, index: int) -> BlockWeights:
         return self.use(index)
 
     def forget_layers(self) -> None:
         self._ring.release()
+        self._kept.clear()
 
     def forget_tables(self) -> None:
         for table in self._tables.values():
@@ -132,13 +139,34 @@ class StreamedWeights:
         }
 
 
-def _layer_ring(bundle: Bundle, plan: MemoryPlan, reader: BlockReader) -> Ring[int, BlockWeights]:
-    """The buffers of the streamed layers, by layer."""
+class _KeptLayers:
+    """What a ring of streamed layers starts and opens: each layer once for each buffer, however often it comes."""
 
-    def start(index: int, buffer: np.ndarray, urgent: bool) -> BlockReading:
-        return reader.start(f"layers.{index}", buffer)
+    def __init__(self, bundle: Bundle, reader: BlockReader) -> None:
+        self._bundle = bundle
+        self._reader = reader
+        # by the layer and the identity of the buffer
+        self._readings: dict[tuple[int, int], BlockReading] = {}
+        self._opened: dict[tuple[int, int], BlockWeights] = {}
 
-    def open_(index: int, buffer: np.ndarray, tensors: dict[str, np.ndarray]) -> BlockWeights:
-        return layer_weights(bundle, tensors, index)
+    def start(self, index: int, buffer: np.ndarray, urgent: bool) -> BlockReading:
+        found = self._readings.get((index, id(buffer)))
+        if found is None or not found.range.again():
+            beside = next(iter(self._readings.values()), None)
+            found = self._readings[index, id(buffer)] = self._reader.start(f"layers.{index}", buffer, beside)
+        return found
 
-    return Ring(direct_buffers(plan.slots, plan.slot_bytes), start, open_)
+    def open(self, index: int, buffer: np.ndarray, tensors: Mapping[str, np.ndarray]) -> BlockWeights:
+        if (index, id(buffer)) not in self._opened:
+            self._opened[index, id(buffer)] = layer_weights(self._bundle, tensors, index)
+        return self._opened[index, id(buffer)]
+
+    def found(self, index: int, buffer: np.ndarray) -> tuple[BlockReading, BlockWeights] | None:
+        """How layer ``index`` is read into ``buffer`` and what it is there; None before it was opened there."""
+        weights = self._opened.get((index, id(buffer)))
+        return None if weights is None else (self._readings[index, id(buffer)], weights)
+
+    def clear(self) -> None:
+        """Forget all, before the buffers are given back."""
+        self._readings.clear()
+        self._opened.clear()

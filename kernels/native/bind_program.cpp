@@ -1,10 +1,12 @@
 // Program: kernel calls over fixed arrays, run one after the other without the interpreter, by one team of threads.
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "calls.h"
+#include "reading.h"
 
 namespace edge {
 namespace {
@@ -19,7 +21,25 @@ struct ProgramRows {
 };
 
 // Null, or why the call failed.
-using Step = std::function<const char*(const ProgramRows&, ThreadPool&)>;
+using Call = std::function<const char*(const ProgramRows&, ThreadPool&)>;
+
+// A call, or what is read meanwhile.
+struct Step {
+  Call call;                                // none where a read is awaited or begun
+  Reading* awaited = nullptr;               // must come whole, with these checksums
+  std::vector<uint32_t> checksums = {};
+  Reading* begun = nullptr;
+};
+
+using Clock = std::chrono::steady_clock;
+
+// When a run that began now and has so many seconds should look up; a number that means forever is the end of time.
+Clock::time_point end_of(double patience) {
+  const auto now = Clock::now();
+  const std::chrono::duration<double> longest = std::chrono::hours(24 * 365);
+  return patience < longest.count() ? now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience))
+                                    : Clock::time_point::max();
+}
 
 class Program {
  public:
@@ -32,7 +52,7 @@ class Program {
     }
     const nb::object written = call.write_to(out);
     keep({x, linear_arg, add, gain, written}, call.rows);
-    steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) {
+    push([call](const ProgramRows& rows, ThreadPool& pool) {
       return call.run(rows.count, pool) ? nullptr : kNotFinite;
     });
   }
@@ -43,7 +63,7 @@ class Program {
     const nb::object written = call.write_to(out, rows);
     keep({integers, scale, hot, hot_weight, written}, rows);
     tokens_ = std::min(tokens_, call.args.rows);
-    steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) {
+    push([call](const ProgramRows& rows, ThreadPool& pool) {
       call.run(rows.count, rows.tokens, pool);
       return nullptr;
     });
@@ -71,7 +91,7 @@ class Program {
     keep({qkv, cos, sin, q_gain, k_gain, k_offset, k_pages, k_scales, v_pages, v_scales}, call.rows);
     positions_ = std::min(positions_, call.positions);
     pages_ = std::min(pages_, call.pages);
-    steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) {
+    push([call](const ProgramRows& rows, ThreadPool& pool) {
       return call.run(rows.count, rows.attention.row_position, rows.slots, pool) ? nullptr : kNotFiniteKey;
     });
   }
@@ -83,14 +103,30 @@ class Program {
     keep({q, k_pages, k_scales, v_pages, v_scales, written}, call.rows);
     pages_ = std::min(pages_, call.pages);
     attends_ = true;
-    steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) {
+    push([call](const ProgramRows& rows, ThreadPool& pool) {
       call.run(rows.count, rows.attention, pool);
       return nullptr;
     });
   }
 
-  void run(nb::handle tokens_arg, nb::handle positions_arg, nb::handle slots_arg, nb::handle sequence_arg,
-           nb::handle page_table_arg, ThreadPool& pool, nb::handle out_arg) const {
+  int64_t wait(Reading& reading, nb::handle checksums_arg) {
+    const auto checksums = read<uint32_t, 1>(checksums_arg, "checksums");
+    expect_shape(checksums, "checksums", {static_cast<int64_t>(reading.pieces())});
+    arrays_.push_back(nb::find(reading));
+    steps_.push_back({nullptr, &reading, std::vector<uint32_t>(checksums.data, checksums.data + checksums.shape[0])});
+    return static_cast<int64_t>(steps_.size()) - 1;
+  }
+
+  void request(Reading& reading) {
+    arrays_.push_back(nb::find(reading));
+    steps_.push_back({nullptr, nullptr, {}, &reading});
+  }
+
+  int64_t run(nb::handle tokens_arg, nb::handle positions_arg, nb::handle slots_arg, nb::handle sequence_arg,
+              nb::handle page_table_arg, ThreadPool& pool, nb::handle out_arg, int64_t start, double patience) const {
+    const auto length = static_cast<int64_t>(steps_.size());
+    if (start < 0 || start > length)
+      throw nb::value_error(("`start` must be in 0.." + std::to_string(length) + "; got `" + std::to_string(start) + "`").c_str());
     const auto positions = read<int32_t, 1>(positions_arg, "positions");
     const int64_t count = positions.shape[0];
     if (count > rows_)
@@ -113,20 +149,39 @@ class Program {
                               {page_table.data, page_table.shape[1], sequence.data, positions.data},
                               read_out(out_arg, count)};
     if (attends_) expect_rows(rows.attention, count, page_table.shape[0], pages_);
-    if (const char* failure = run_all(rows, pool)) throw nb::value_error(failure);
+    const char* failure = nullptr;
+    const int64_t done = run_from(start, end_of(patience), rows, pool, &failure);
+    if (failure) throw nb::value_error(failure);
+    return done;
   }
 
  private:
-  const char* run_all(const ProgramRows& rows, ThreadPool& pool) const {
-    const KernelCall held(pool);
-    for (const Step& step : steps_)
-      if (const char* failure = step(rows, pool)) return failure;
-    return nullptr;
+  // The step at which it stopped: behind the last, at a read that did not come whole or found us out of patience, or at a
+  // call that failed. The pool serves others while we wait for the disk.
+  int64_t run_from(int64_t start, Clock::time_point end, const ProgramRows& rows, ThreadPool& pool, const char** failure) const {
+    const ReleasedGil released;
+    size_t at = static_cast<size_t>(start);
+    while (at < steps_.size()) {
+      if (const Step& step = steps_[at]; step.awaited) {
+        if (Clock::now() >= end || !step.awaited->whole(step.checksums)) break;
+        ++at;
+      } else if (step.begun) {
+        step.begun->again();
+        ++at;
+      } else {
+        const PoolLease held(pool);
+        for (; at < steps_.size() && steps_[at].call; ++at)
+          if ((*failure = steps_[at].call(rows, pool))) return static_cast<int64_t>(at);
+      }
+    }
+    return static_cast<int64_t>(at);
   }
+
+  void push(Call call) { steps_.push_back({std::move(call)}); }
 
   template <class Call>
   void add_plain(const Call& call) {
-    steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) -> const char* {
+    push([call](const ProgramRows& rows, ThreadPool& pool) -> const char* {
       call.run(rows.count, pool);
       return nullptr;
     });
@@ -136,7 +191,7 @@ class Program {
   void write_later(LinearCall call) {
     if (out_width_ >= 0) throw nb::value_error("`out` must be given: another linear writes to that of `run`");
     out_width_ = call.width();
-    steps_.push_back([call](const ProgramRows& rows, ThreadPool& pool) {
+    push([call](const ProgramRows& rows, ThreadPool& pool) {
       LinearCall now = call;
       now.out = rows.out;
       return now.run(rows.count, pool) ? nullptr : kNotFinite;
@@ -177,7 +232,9 @@ void bind_program(nb::module_& module) {
       .def("swiglu", &Program::swiglu, any, any)
       .def("rope_append", &Program::rope_append, any, number, number, number, any, any, any, any, number, any, any, any, any, any)
       .def("paged_attention", &Program::paged_attention, any, any, any, any, any, number, any)
-      .def("run", &Program::run, any, any, any, any, any, nb::arg(), any);
+      .def("wait", &Program::wait, nb::arg(), any)
+      .def("request", &Program::request, nb::arg())
+      .def("run", &Program::run, any, any, any, any, any, nb::arg(), any, number, number);
 }
 
 }  // namespace edge

@@ -22,20 +22,28 @@
 
 namespace edge {
 
-// One range: where it goes, what its pieces are, and what came of it.  `out` belongs to the readers until `finished`.
-// The descriptor is the range's own: whoever closes the file meanwhile must not make us read another.
-struct RangeJob {
-  RangeJob(int file, uint8_t* to, int64_t count, int64_t at, std::vector<int64_t> piece_ends)
-      : fd(fcntl(file, F_DUPFD_CLOEXEC, 0)), out(to), bytes(count), offset(at), ends(std::move(piece_ends)) {
-    if (fd < 0) failed_at = 0;
-  }
-  ~RangeJob() {
+// A descriptor of our own: whoever closes the file meanwhile must not make us read another.
+struct Descriptor {
+  explicit Descriptor(int file) : fd(fcntl(file, F_DUPFD_CLOEXEC, 0)) {}
+  ~Descriptor() {
     if (fd >= 0) close(fd);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  const int fd;
+};
+
+// One range: where it goes, what its pieces are, and what came of it.  `out` belongs to the readers until `finished`.
+struct RangeJob {
+  RangeJob(std::shared_ptr<const Descriptor> from, uint8_t* to, int64_t count, int64_t at, std::vector<int64_t> piece_ends)
+      : file(std::move(from)), out(to), bytes(count), offset(at), ends(std::move(piece_ends)) {
+    if (file->fd < 0) failed_at = 0;
   }
   RangeJob(const RangeJob&) = delete;
   RangeJob& operator=(const RangeJob&) = delete;
 
-  int fd;
+  std::shared_ptr<const Descriptor> file;
   uint8_t* out;
   int64_t bytes, offset;
   std::vector<int64_t> ends;  // of the pieces, ascending
@@ -140,7 +148,7 @@ class RangeQueue {
   // False when the file ends or the system refuses.  A short direct read goes on at the last whole page.
   static bool fill(const RangeJob& job, int64_t begin, int64_t end) {
     while (begin < end) {
-      const ssize_t got = pread(job.fd, job.out + begin, static_cast<size_t>(end - begin), job.offset + begin);
+      const ssize_t got = pread(job.file->fd, job.out + begin, static_cast<size_t>(end - begin), job.offset + begin);
       if (got < 0 && errno == EINTR) continue;
       if (got < std::min(kPage, end - begin)) return false;
       begin += got == end - begin ? got : got / kPage * kPage;

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from kernels.reference.attention import paged_attention, rope_append
 from kernels.reference.embedding import embedding
 from kernels.reference.linear import linear
 from kernels.reference.pointwise import rms_norm, swiglu
-from kernels.types import F16, F32, I8, I32, I64, U8
+from kernels.types import F16, F32, I8, I32, I64, U8, U32
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Program:
 
     def __init__(self) -> None:
         self._calls: list[Callable[[ProgramRows], Any]] = []
+        self._waits: dict[int, Callable[[], bool]] = {}  # by their numbers among the calls: whether all is there
 
     def embedding(self, integers: I8 | U8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32) -> None:
         def call(rows: ProgramRows) -> None:
@@ -95,9 +100,33 @@ class Program:
 
         self._calls.append(call)
 
+    def wait(self, reading: Any, checksums: U32) -> int:
+        def whole() -> bool:
+            there, found = reading.wait()
+            return bool(there == reading.nbytes and np.array_equal(found, checksums))
+
+        self._waits[len(self._calls)] = whole
+        self._calls.append(lambda rows: None)
+        return len(self._calls) - 1
+
+    def request(self, reading: Any) -> None:
+        self._calls.append(lambda rows: reading.again())
+
     def run(
-        self, tokens: I64, positions: I32, slots: I64, row_sequence: I32, page_table: I32, out: F32 | None = None
-    ) -> None:
-        rows = ProgramRows(tokens, positions, slots, row_sequence, page_table, out)
-        for call in self._calls:
-            call(rows)
+        self,
+        tokens: I64,
+        positions: I32,
+        slots: I64,
+        row_sequence: I32,
+        page_table: I32,
+        out: F32 | None = None,
+        *,
+        start: int = 0,
+        patience: float = math.inf,
+    ) -> int:
+        rows, end = ProgramRows(tokens, positions, slots, row_sequence, page_table, out), time.monotonic() + patience
+        for at in range(start, len(self._calls)):
+            if at in self._waits and (time.monotonic() >= end or not self._waits[at]()):
+                return at
+            self._calls[at](rows)
+        return len(self._calls)
