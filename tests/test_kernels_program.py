@@ -1,6 +1,7 @@
 """Programs: what runs as one call gives the bits of its calls one after the other, which the reference defines."""
 
 import copy
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 
 import kernels
 from kernels import layout, linear, reference
+from kernels.checksum import crc32c
 from kernels.program import Program
+from kernels.range_reader import RangeReader
 
 HIDDEN, HEADS, KV_HEADS, DIM, MOST, PAGES, POSITIONS, VOCABULARY = 48, 4, 2, 16, 20, 9, 64, 70
 WIDTHS = (48, 40)
@@ -219,6 +222,112 @@ def test_an_empty_program_does_nothing_for_any_rows(pools):
     Program().run(*rows_of(np.random.default_rng(0), 4), pools[0])
     none, nobody = np.empty(0, np.int64), np.empty(0, np.int32)
     Program().run(none, nobody, none, nobody, np.zeros((1, 1), np.int32), pools[0])
+
+
+class Streamed:
+    """Two weights in a file, which take turns in one buffer, and a program that reads and multiplies them."""
+
+    def __init__(self, folder, seed=0):
+        random = np.random.default_rng(seed)
+        self.weights = [weight_of(random, 64, 64, hot=2) for _ in range(2)]
+        self.path = folder / "weights"
+        self.path.write_bytes(b"".join(weight[0].tobytes() for weight in self.weights))
+        self.buffer, self.x = np.zeros(4096, np.uint8), random.standard_normal((MOST, 64)).astype(np.float32)
+        self.out = [np.zeros((MOST, 64), np.float32) for _ in self.weights]
+        reader, descriptor, ends = RangeReader(2, 4096), os.open(self.path, os.O_RDONLY), np.array([100, 4096])
+        first = reader.start(descriptor, self.buffer, 0, ends)
+        first.wait()
+        other = reader.start(descriptor, self.buffer, 4096, ends, beside=first)
+        other.wait()
+        os.close(descriptor)
+        self.readings = [first, other]
+        self.checksums = [np.array([crc32c(part) for part in np.split(weight[0].reshape(-1).view(np.uint8), [100])], np.uint32)
+                          for weight in self.weights]  # fmt: skip
+
+    def fill(self, program, weight):
+        """The numbers of the waits of ``program``."""
+        tiles = self.buffer.view(np.int8).reshape(self.weights[0][0].shape)
+        waits, x = [], self.x
+        for own, reading, checksums, out in zip(self.weights, self.readings, self.checksums, self.out, strict=True):
+            program.request(reading)
+            waits.append(program.wait(reading, checksums))
+            program.linear(x, weight((tiles, *own[1:])), out=out)
+            x = out
+        return waits
+
+    def expected(self):
+        first, last = (np.zeros_like(out) for out in self.out)
+        program = Program()
+        program.linear(self.x, native(self.weights[0], 64), out=first)
+        program.linear(first, native(self.weights[1], 64), out=last)
+        return program, last
+
+
+def streams(tmp_path):
+    """The same program twice: native, and as the reference walks it; and what runs each."""
+    found = []
+    for name, program, weight in (
+        ("native", Program(), lambda arguments: native(arguments, 64)),
+        ("reference", reference.Program(), lambda arguments: arguments),
+    ):
+        (tmp_path / name).mkdir()
+        streamed = Streamed(tmp_path / name)
+        found.append((streamed, program, streamed.fill(program, weight)))
+    return found
+
+
+def run(program, rows, pool, **how):
+    return program.run(*rows, pool, **how) if isinstance(program, Program) else program.run(*rows, **how)
+
+
+def test_a_program_reads_its_weights_on_the_way(tmp_path, pools):
+    rows = rows_of(np.random.default_rng(0), 5)
+    for streamed, program, waits in streams(tmp_path):
+        resident, expected = streamed.expected()
+        resident.run(*rows, pools[2])
+        for pool in pools:
+            streamed.out[-1][:] = 0
+            assert run(program, rows, pool) == waits[-1] + 2
+            np.testing.assert_array_equal(streamed.out[-1], expected)
+        stopped = [run(program, rows, pools[0], patience=0.0)]  # at every wait, if it has no patience
+        streamed.readings[0].wait()
+        streamed.out[-1][:] = 0
+        stopped.append(run(program, rows, pools[0], start=stopped[-1] + 1, patience=0.0))
+        streamed.readings[1].wait()
+        assert stopped == waits
+        assert run(program, rows, pools[0], start=stopped[-1] + 1, patience=0.0) == waits[-1] + 2
+        np.testing.assert_array_equal(streamed.out[-1], expected)
+
+
+@pytest.mark.parametrize("damage", ["byte", "end"])
+def test_a_program_stops_where_a_read_does_not_come_whole(tmp_path, pools, damage):
+    rows = rows_of(np.random.default_rng(0), 5)
+    for streamed, program, waits in streams(tmp_path):
+        resident, expected = streamed.expected()
+        resident.run(*rows, pools[2])
+        whole = streamed.path.read_bytes()
+        for place in (1, 0):
+            damaged = bytearray(whole if damage == "byte" else whole[: 4096 * place + 1000])
+            damaged[4096 * place + 300] ^= 4
+            with streamed.path.open("r+b") as file:
+                file.write(damaged)
+                file.truncate()
+            before = streamed.out[place].copy()
+            assert [run(program, rows, pools[2]) for _ in range(2)] == [waits[place]] * 2
+            np.testing.assert_array_equal(streamed.out[place], before)
+            with streamed.path.open("r+b") as file:
+                file.write(whole)
+            assert run(program, rows, pools[2]) == waits[-1] + 2
+            np.testing.assert_array_equal(streamed.out[-1], expected)
+
+
+def test_wrong_waits_and_starts_are_refused(tmp_path, pools):
+    (streamed, program, _), _ = streams(tmp_path)
+    with pytest.raises(ValueError, match="`checksums`"):
+        program.wait(streamed.readings[0], streamed.checksums[0][:1])
+    for start in (-1, 7):
+        with pytest.raises(ValueError, match=r"`start` must be in 0\.\.6"):
+            run(program, rows_of(np.random.default_rng(0), 1), pools[0], start=start)
 
 
 def test_all_instruction_sets_share_one_program(pools):

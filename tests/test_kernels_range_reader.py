@@ -81,6 +81,29 @@ def test_the_urgent_overtakes_what_was_asked_for_before(data: np.ndarray, fd: in
     os.close(endless)
 
 
+def test_a_range_is_read_again_as_it_is_now_from_the_file_as_it_was_opened(data: np.ndarray, fd: int, tmp_path: Path) -> None:
+    reader = RangeReader(2, PAGE)
+    out, ends = np.zeros(9 * PAGE, np.uint8), np.array([7, 9 * PAGE])
+    own = os.dup(fd)
+    first = reader.start(own, out, PAGE, ends)
+    beside = [reader.start(-1, np.zeros(PAGE, np.uint8), page * PAGE, ends[:1], beside=first) for page in range(5)]
+    os.close(own)
+    assert [reading.wait()[0] for reading in beside] == [PAGE] * 5
+    assert first.nbytes == len(out)
+    with (tmp_path / "data").open("r+b") as file:
+        for value in range(5):
+            file.seek(PAGE)
+            file.write(bytes([value]) * 20)
+            file.flush()
+            first.again()
+            there, crcs = first.wait()
+            assert (there, out[:20].tolist()) == (len(out), [value] * 20)
+            assert crcs.tolist() == [crc32c(out[:7]), crc32c(out[7:])]
+    os.truncate(tmp_path / "data", 4 * PAGE)
+    first.again()
+    assert first.wait()[0] <= 3 * PAGE
+
+
 def test_dropping_a_reading_waits_for_it(fd: int) -> None:
     reader = RangeReader(2, PAGE)
     for _ in range(100):

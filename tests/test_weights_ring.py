@@ -210,3 +210,35 @@ def test_three_threads_request_wait_and_use() -> None:
     for lane in lanes:
         lane.join(30)
     assert found == [content(key) for key in keys]
+
+
+def test_what_is_lent_is_empty_until_it_is_given_back() -> None:
+    disk = Disk(2)
+    ring = disk.ring
+    for key in (3, 5):
+        ring.request(key)
+        ring.wait(key)
+    places = ring.places((5, 3))
+    assert [ring.buffer(place) for place in places] == [content(5), content(3)]
+    writers = [Reading(key, buffer, "good") for key, buffer in zip((1, 2), disk.buffers, strict=True)]
+    ring.lend(writers)
+    for key in (3, 5):
+        with pytest.raises(KeyError):
+            ring.use(key)
+    ring.request(4)  # nobody told what came there: whoever wrote is awaited, and the block is read
+    assert [writer.running for writer in writers] == [False, True]
+    ring.wait(4)
+    assert ring.use(4) == content(4)
+    ring.lend(writers)
+    given = [Reading(key, buffer, "good") for key, buffer in zip((6, 0), disk.buffers, strict=True)]
+    for place, (key, reading) in enumerate(zip((6, 0), given, strict=True)):
+        ring.put(place, key, reading)
+    before = len(disk.started)
+    for key in (6, 0):
+        ring.request(key)
+        ring.wait(key)
+        assert ring.use(key) == content(key)
+    assert len(disk.started) == before
+    ring.request(1)
+    with pytest.raises(KeyError):
+        ring.use(6)  # the one that was put first makes room
