@@ -2,7 +2,8 @@
 
 A call is added with the arguments of the kernel of its name. Its arrays are checked then; the program keeps them, and they must
 stay where they are. `run` says how many of their first rows there are, and what these rows are.
-`kernels.reference.Program` walks the same calls.
+A program may read weights from a file on the way: it waits for a range before the calls that use it, and asks for the next one
+behind them.  `kernels.reference.Program` walks the same calls.
 
     program = Program()
     program.linear(x, weight, gain=gain, eps=1e-6, out=gate_up)

@@ -153,7 +153,7 @@ def test_what_is_built_for_a_prompt_serves_the_next_one(bundle, tokens, monkeypa
 
 def test_a_step_is_one_native_call(bundle, tokens, whole, monkeypatch):
     runner, calls, run = make_runner(bundle, chunk=64), [], Program.run
-    monkeypatch.setattr(Program, "run", lambda *given: calls.append(given) or run(*given))
+    monkeypatch.setattr(Program, "run", lambda *given, **how: calls.append(given) or run(*given, **how))
     first, second = runner.open(), runner.open()
     runner.forward(first, tokens[:70])
     runner.forward(second, tokens[:90])

@@ -65,7 +65,7 @@ def plan_for(bundle, streamed, slots=2, *, tables=False):
     fixed = sizes.fixed_without_tables if tables else sizes.fixed
     held = sum(size.held for size in sizes.layers[: CONFIG.num_layers - streamed])
     scales = sum(size.held - size.stored for size in sizes.layers[:streamed])
-    budget = fixed + held + slots * (max(size.stored for size in sizes.layers) + scales)
+    budget = fixed + held + slots * max(size.stored for size in sizes.layers) + scales
     plan = plan_memory(replace(sizes, fixed=fixed), budget, slots=slots)
     assert (len(plan.streamed), plan.slots) == (streamed, slots)
     return replace(plan, flash_tables=tables)
@@ -229,6 +229,19 @@ def test_a_step_can_be_given_up_between_layers(folder, programs, monkeypatch):
                 assert (sequence.length, len(looks)) == (1, 5)
             assert programs.taken[True] >= 0
             assert np.array_equal(steps(runner), expected)
+
+
+@pytest.mark.parametrize("streamed", [4, 7])
+def test_a_layer_that_was_read_and_never_used_is_right_in_a_program(folder, streamed):
+    with open_bundle(folder) as bundle:
+        expected = steps(runner_of(bundle, ResidentWeights(bundle)))
+        for most in range(2 * streamed + 4):
+            runner = runner_of(bundle, StreamedWeights(bundle, plan_for(bundle, streamed)))
+            asked = iter(range(most))
+            with pytest.raises(Cancelled):
+                runner.forward(runner.open(), [1], cancel=lambda asked=asked: next(asked, None) is None)
+            for _ in range(2):
+                assert np.array_equal(steps(runner), expected)
 
 
 def test_a_patient_program_comes_back_only_at_its_end(folder, programs, monkeypatch):

@@ -76,8 +76,9 @@ def plan_for(bundle: Bundle, streamed: int, slots: int) -> MemoryPlan:
     """The plan with the budget that leaves ``streamed`` layers on flash."""
     sizes = WeightSizes.of_bundle(bundle)
     resident = sum(size.held for size in sizes.layers[: CONFIG.num_layers - streamed])
-    streaming = max(size.stored for size in sizes.layers) + streamed * max(size.held - size.stored for size in sizes.layers)
-    plan = plan_memory(sizes, sizes.fixed + resident + slots * streaming, slots=slots)
+    scales = streamed * max(size.held - size.stored for size in sizes.layers)
+    streaming = slots * max(size.stored for size in sizes.layers) + scales
+    plan = plan_memory(sizes, sizes.fixed + resident + streaming, slots=slots)
     assert (len(plan.streamed), plan.slots) == (streamed, slots)
     return plan
 

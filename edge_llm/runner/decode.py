@@ -1,7 +1,8 @@
 """One decode step: the rows of many sequences walk all blocks of the model in program order.
 
 A hand-over between lanes costs tens of microseconds and a step has hundreds of parts, so a step is cut only where it
-must wait for a streamed layer: when all weights are resident it is one task, and on a card one launch.
+must wait for a streamed layer: when all weights are resident it is one task, and on a card one launch.  A program of the
+host that reads streamed layers itself needs no graph; until it has found them all in their buffers, this is its step.
 """
 
 from __future__ import annotations

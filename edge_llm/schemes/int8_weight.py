@@ -66,6 +66,11 @@ class Int8Product:
         """input_scale * weight_scale, what an int32 sum is multiplied with: float32 [N]."""
         return np.asarray(np.float32(self.input_scale) * self.weight_scale)
 
+    def prepare(self, twin: Int8Product) -> None:
+        """Find now what programs need, while the arrays hold this weight; ``twin`` is the same weight, prepared elsewhere."""
+        self.__dict__["product_scale"] = twin.product_scale  # where a cached property keeps its value
+        _ = self.native
+
     @cached_property
     def rounding(self) -> Rounding:
         """What a card that ends its products in float16 is given: the product scale of 19 bits, the bias in its steps.

@@ -142,14 +142,14 @@ def _plan(sizes: WeightSizes, budget: int, streamed: tuple[int, ...], slots: int
     resident = tuple(sorted(set(range(len(sizes.layers))) - set(streamed)))
     fixed = sizes.fixed if not flash_tables or sizes.fixed_without_tables is None else sizes.fixed_without_tables
     slot_bytes = max((sizes.layers[index].stored for index in streamed), default=0)
-    scales = sum(sizes.layers[index].held - sizes.layers[index].stored for index in streamed)  # of each layer in each slot
+    scales = sum(sizes.layers[index].held - sizes.layers[index].stored for index in streamed)
     return MemoryPlan(
         budget=budget,
         resident=resident,
         streamed=streamed,
         slots=slots,
         slot_bytes=slot_bytes,
-        held_bytes=fixed + sum(sizes.layers[index].held for index in resident) + slots * (slot_bytes + scales),
+        held_bytes=fixed + sum(sizes.layers[index].held for index in resident) + slots * slot_bytes + scales,
         streamed_bytes=sum(sizes.layers[index].stored for index in streamed) + (sizes.output if flash_tables else 0),
         flash_tables=flash_tables,
     )

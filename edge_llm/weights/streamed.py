@@ -13,6 +13,7 @@ from edge_llm.formats.layout import DTYPES, BlockRange
 from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.progress import CountProgress
 from edge_llm.schemes import BlockWeights
+from edge_llm.schemes.int8_weight import Int8Product
 from edge_llm.schemes.tables import Table
 from edge_llm.weights.plan import MemoryPlan
 from edge_llm.weights.resident import layer_weights, table_weights
@@ -148,6 +149,7 @@ class _KeptLayers:
         # by the layer and the identity of the buffer
         self._readings: dict[tuple[int, int], BlockReading] = {}
         self._opened: dict[tuple[int, int], BlockWeights] = {}
+        self._first: dict[int, BlockWeights] = {}  # of each layer, while its tensors were there
 
     def start(self, index: int, buffer: np.ndarray, urgent: bool) -> BlockReading:
         found = self._readings.get((index, id(buffer)))
@@ -158,7 +160,11 @@ class _KeptLayers:
 
     def open(self, index: int, buffer: np.ndarray, tensors: Mapping[str, np.ndarray]) -> BlockWeights:
         if (index, id(buffer)) not in self._opened:
-            self._opened[index, id(buffer)] = layer_weights(self._bundle, tensors, index)
+            opened = self._opened[index, id(buffer)] = layer_weights(self._bundle, tensors, index)
+            others = self._first.setdefault(index, opened).linears
+            for name, linear in opened.linears.items():
+                if isinstance(linear, Int8Product) and isinstance(other := others[name], Int8Product):
+                    linear.prepare(other)
         return self._opened[index, id(buffer)]
 
     def found(self, index: int, buffer: np.ndarray) -> tuple[BlockReading, BlockWeights] | None:
@@ -170,3 +176,4 @@ class _KeptLayers:
         """Forget all, before the buffers are given back."""
         self._readings.clear()
         self._opened.clear()
+        self._first.clear()
