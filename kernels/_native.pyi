@@ -199,12 +199,20 @@ def paged_attention(
 # ---- sampling (bind_sampling.cpp) ----
 
 def sampling_draw(
-    logits: _F32, best: float, temperature: float, top_k: int, top_p: float, min_p: float, chance: float, /
+    logits: _F32,
+    best: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    chance: float,
+    pool: ThreadPool | None,
+    /,
 ) -> int: ...
 def sampling_candidates(
-    logits: _F32, best: float, temperature: float, top_k: int, top_p: float, min_p: float, /
+    logits: _F32, best: float, temperature: float, top_k: int, top_p: float, min_p: float, pool: ThreadPool | None, /
 ) -> tuple[_I64, _I64]: ...
-def sampling_log_sum(logits: _F32, best: float, /) -> float: ...
+def sampling_log_sum(logits: _F32, best: float, pool: ThreadPool | None, /) -> float: ...
 def sampling_likeliest(logits: _F32, count: int, /) -> _I64: ...
 def sampling_mask(logits: _F32, bits: npt.NDArray[np.uint8], /) -> tuple[_F32, int]: ...
 

@@ -2,8 +2,9 @@
 
 The twins in `kernels.reference` define which candidates top-k, top-p and min-p leave, and in which order a draw goes
 through them. Masses are whole numbers whose sums are exact, so neither depends on the algorithm. `draw` is what models use;
-`candidates` shows the same set to tests. All work on the calling thread and raise ValueError that names a wrong argument;
-all but the quick `mask` let other threads run.
+`candidates` shows the same set to tests. What weighs every token shares a large vocabulary with the threads of `pool`, where
+one is given; the rest works on the calling thread. The result is the same bits on any number of threads. All raise ValueError
+that names a wrong argument; all but the quick `mask` let other threads run.
 
     token = sampling.draw(logits, logits.max(), temperature=0.6, top_k=0, top_p=0.9, min_p=0.0, chance=random())
 """
@@ -11,33 +12,49 @@ all but the quick `mask` let other threads run.
 from __future__ import annotations
 
 from kernels import _native
+from kernels._native import ThreadPool
 from kernels.types import F32, I64, U8
 
 
 def draw(
-    logits: F32, best: float, *, temperature: float, top_k: int, top_p: float, min_p: float, chance: float
+    logits: F32,
+    best: float,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    chance: float,
+    pool: ThreadPool | None = None,
 ) -> int:
     """The token of logits[V] at `chance` (0 to below 1) of the candidates' mass.
 
     `best` is the greatest logit and finite, `temperature` above 0 and at most 1e30; top_k = 0, top_p = 1 and min_p = 0 leave
     everything.
     """
-    return _native.sampling_draw(logits, best, temperature, top_k, top_p, min_p, chance)
+    return _native.sampling_draw(logits, best, temperature, top_k, top_p, min_p, chance, pool)
 
 
 def candidates(
-    logits: F32, best: float, *, temperature: float, top_k: int, top_p: float, min_p: float
+    logits: F32,
+    best: float,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    pool: ThreadPool | None = None,
 ) -> tuple[I64, I64]:
     """The tokens of logits[V] that `draw` draws from, ascending by id, and their masses [n]; arguments as there."""
-    return _native.sampling_candidates(logits, best, temperature, top_k, top_p, min_p)
+    return _native.sampling_candidates(logits, best, temperature, top_k, top_p, min_p, pool)
 
 
-def log_sum(logits: F32, best: float) -> float:
+def log_sum(logits: F32, best: float, pool: ThreadPool | None = None) -> float:
     """log of the sum of e^(logit - best) over logits[V]; `best` is the greatest logit and finite.
 
     The log-probability of a token is its logit - best - that.
     """
-    return _native.sampling_log_sum(logits, best)
+    return _native.sampling_log_sum(logits, best, pool)
 
 
 def likeliest(logits: F32, count: int) -> I64:

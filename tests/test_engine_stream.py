@@ -79,6 +79,7 @@ class ScriptRunner:
     """After a prompt of n tokens the logits of position n + i say ``script[i]``; it counts the tokens it computed."""
 
     context = 64
+    pool = None
 
     def __init__(self, script):
         self.script = script

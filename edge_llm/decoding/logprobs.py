@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_llm.errors import NumericError
-from kernels import sampling
+from kernels import ThreadPool, sampling
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,22 @@ class TokenLogprobs:
 
 
 def token_logprobs(
-    logits: np.ndarray, token: int, top: int | None, piece: Callable[[int], bytes] = lambda token: b""
+    logits: np.ndarray,
+    token: int,
+    top: int | None,
+    piece: Callable[[int], bytes] = lambda token: b"",
+    pool: ThreadPool | None = None,
 ) -> tuple[TokenLogprobs, ...]:
     """One `TokenLogprobs` of ``token`` with ``top`` alternatives from logits float32 [V]; nothing when ``top`` is None.
 
-    ``piece`` tells what a token adds to the text.
+    ``piece`` tells what a token adds to the text.  The threads of ``pool`` share the sum over a large vocabulary.
     """
     if top is None:
         return ()
     best = float(logits.max())
     if not math.isfinite(best):
         raise NumericError(f"the logits hold `{best}`, of which there are no log-probabilities")
-    total = sampling.log_sum(logits, best)
+    total = sampling.log_sum(logits, best, pool)
 
     def logprob(index: int) -> float:
         return float(logits[index]) - best - total

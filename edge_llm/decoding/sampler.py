@@ -14,19 +14,23 @@ import numpy as np
 
 from edge_llm.config import GenerationParams
 from edge_llm.errors import NumericError
-from kernels import sampling
+from kernels import ThreadPool, sampling
 
 Sampler = Callable[[np.ndarray], int]
 
 
-def make_sampler(params: GenerationParams) -> Sampler:
-    """The sampler that ``params`` asks for; greedy at temperature 0.  A fixed seed gives the same tokens every time."""
+def make_sampler(params: GenerationParams, pool: ThreadPool | None = None) -> Sampler:
+    """The sampler that ``params`` asks for; greedy at temperature 0.  A fixed seed gives the same tokens every time.
+
+    The threads of ``pool`` share a draw from a large vocabulary, which gives the same token as one thread alone.
+    """
     if params.temperature == 0.0:
         return greedy
     random = np.random.Generator(np.random.PCG64(secrets.randbits(64) if params.seed is None else params.seed))
 
     def sample(logits: np.ndarray) -> int:
-        return sampling.draw(logits, _best(logits), **_filters(params, len(logits)), chance=random.random())
+        filters = _filters(params, len(logits))
+        return sampling.draw(logits, _best(logits), **filters, chance=random.random(), pool=pool)
 
     return sample
 

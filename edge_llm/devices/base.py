@@ -25,6 +25,7 @@ from edge_llm.subgraphs.ops import Op, Part, Subgraph
 from edge_llm.subgraphs.placement import AUTO, Placement
 from edge_llm.subgraphs.shelf import Sharing
 from edge_llm.weights.base import Turn, Weights
+from kernels import ThreadPool
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,11 @@ class Device(Protocol):
     """Why it is this one, in a few words."""
     keys: str
     """How keys and values are kept: int8 or float16."""
+
+    @property
+    def pool(self) -> ThreadPool:
+        """The threads of the host beside it.  Between two steps they wait, and may help with what is done with logits."""
+        ...
 
     @property
     def overflow(self) -> int | None:

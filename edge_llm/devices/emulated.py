@@ -82,6 +82,10 @@ class EmulatedDevice:
         self._stream = Lock()  # of products that are launched one by one
 
     @property
+    def pool(self) -> ThreadPool:
+        return self._host.pool
+
+    @property
     def overflow(self) -> int | None:
         return None if self.placement.alone else self._host.overflow
 

@@ -77,6 +77,10 @@ class OmDevice:
         self._host = HostDevice(options.threads, shadow=options.shadow)
 
     @property
+    def pool(self) -> ThreadPool:
+        return self._host.pool
+
+    @property
     def overflow(self) -> int | None:
         return self._host.overflow
 

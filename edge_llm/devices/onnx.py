@@ -41,6 +41,7 @@ from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.subgraphs.ops import CARD_LANE, Op, Subgraph
 from edge_llm.subgraphs.placement import AUTO, CARD_SCHEMES, choose_placement
 from edge_llm.weights.base import Weights
+from kernels import ThreadPool
 
 NAME = "onnx"
 ABLE = ("split,host", "split")
@@ -83,6 +84,10 @@ class OnnxDevice:
         self._memory = memory
         self._sessions: dict[tuple[int, int, int, bool], Session] = {}
         self._stream = Lock()  # of products, which share sessions
+
+    @property
+    def pool(self) -> ThreadPool:
+        return self._host.pool
 
     @property
     def overflow(self) -> int | None:

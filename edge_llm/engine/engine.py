@@ -111,6 +111,7 @@ class Engine:
             drafter=self._make_drafter(),
             cancelled=cancelled,
             counters=self.counters,
+            pool=self.runner.pool,
         )
 
     def prepare(self, request: Request, cancel: Cancel = never) -> tuple[Generation, DeltaStream]:

@@ -19,6 +19,7 @@ from edge_llm.engine.request import Delta, Finish, PromptProgress, Request, Timi
 from edge_llm.errors import OutOfMemory
 from edge_llm.runner.base import Memory, Segment
 from edge_llm.text.tokenizer import IncrementalDecoder, Tokenizer
+from kernels import ThreadPool
 
 
 class Generation:
@@ -26,6 +27,7 @@ class Generation:
 
     Its tokens may be computed in any pieces, after a preemption all over again, and with guesses of the drafter behind
     them: every token is chosen from the logits of the tokens before it, with one draw each, so none of this changes one.
+    ``pool`` shares what choosing takes of a large vocabulary; its size changes no token either.
     """
 
     background = False
@@ -41,6 +43,7 @@ class Generation:
         sampler: Sampler | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         counters: Counters | None = None,
+        pool: ThreadPool | None = None,
     ) -> None:
         params = request.params
         self.request = request
@@ -58,7 +61,8 @@ class Generation:
         self._drafter = drafter
         self._guesses: list[int] = []
         self._trust = Trust()
-        self._sampler = sampler or make_sampler(params)
+        self._sampler = sampler or make_sampler(params, pool)
+        self._pool = pool
         self._processors = make_processors(params, tokenizer.eos_ids, len(request.prompt))
         self._constraint = None if params.grammar is None else Constraint(params.grammar, tokenizer)
         exact = params.grammar is not None and not params.grammar.parts  # one with parts may begin with free text
@@ -156,7 +160,7 @@ class Generation:
             return
         if self._constraint is not None:
             self._constraint.accept(token)
-        logprobs = token_logprobs(logits, token, self.request.params.logprobs, self._decoder.piece)
+        logprobs = token_logprobs(logits, token, self.request.params.logprobs, self._decoder.piece, self._pool)
         text = self._stops.push(self._decoder.push(token))
         yield Delta(text, (token,), logprobs=logprobs)
         if self._stops.stopped or (self._constraint is not None and self._constraint.finished):

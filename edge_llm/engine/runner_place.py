@@ -51,6 +51,7 @@ class Vacancy:
     """A runner, and its memory, that computes nothing: it lets requests queue until there is a ``refusal``."""
 
     clipped = 0
+    pool = None
 
     def __init__(self, before: Runner[Any]) -> None:
         self.context: int = before.context

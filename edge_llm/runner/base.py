@@ -10,6 +10,7 @@ import numpy as np
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.runner.inside import RunnerInside
+from kernels import ThreadPool
 
 if TYPE_CHECKING:
     from edge_llm.devices.base import Device
@@ -116,6 +117,11 @@ class Runner(Protocol[State]):
     context: int
     """Longest sequence in tokens."""
     site: Site
+
+    @property
+    def pool(self) -> ThreadPool | None:
+        """Threads of the host that wait between two steps and may help with what is done with logits; None: it has none."""
+        ...
 
     @property
     def memory(self) -> Memory[State]:

@@ -70,6 +70,7 @@ class FloatRunner:
     """Tokens between two questions whether to stop."""
 
     clipped = 0
+    pool = None
     site = Site("host", "--float runs there only", "host", "--float has no other", "float32")
 
     def __init__(self, model: Model, context: int) -> None:

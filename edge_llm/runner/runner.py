@@ -55,6 +55,7 @@ class Int8Runner:
         self.config = config
         self.context = runtime.context or config.context
         self.site = Site.of(runtime, device)
+        self.pool = device.pool
         self._lengths = chunk_lengths(runtime.chunk, self.context)
         self._window = runtime.window
         room = Room(runtime.kv_tokens or self.context, self.context, self._lengths, runtime.window)

@@ -3,12 +3,15 @@
 //
 // Tokens are in order of their gaps (logit minus the best logit), equal ones in order of their ids. Nothing is sorted but the
 // few around a place in that order: a table of buckets by gap says which bucket a running sum ends in. Masses are whole
-// numbers, so the sums are the same in any order, and buckets never show in the result.
+// numbers, so the sums are the same in any order, and buckets never show in the result. So the threads of a pool may share the
+// blocks of a row: each has a table of its own, and the tables are added up.
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <new>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "bind.h"
@@ -38,7 +41,8 @@ struct Wanted {
   bool met(int64_t found) const { return above ? static_cast<double>(found) > sum : static_cast<double>(found) >= sum; }
 };
 
-// The tokens of one row that may have mass, side by side: the memory of a thread, which keeps it from row to row.
+// The tokens of one row that may have mass, those of a block side by side where the block is in the vocabulary: the memory of
+// the calling thread, which keeps it from row to row.
 struct Survivors {
   std::vector<float> gaps;
   std::vector<int32_t> tokens;
@@ -56,17 +60,68 @@ Survivors& survivors_of(int64_t vocab) {
 
 // The survivors among some kSamplingBlock neighbours in the vocabulary, ascending by token.
 struct Block {
-  const float* gaps;
-  const int32_t* tokens;
+  float* gaps;
+  int32_t* tokens;
+  int64_t first;  // of the neighbours
   int64_t count;
   float greatest;
   int64_t up_to(int32_t token) const { return std::upper_bound(tokens, tokens + count, token) - tokens; }
 };
 
+// Who works on one row: the caller alone, or the threads of a pool with him, which serves nobody else meanwhile.
+class Workers {
+ public:
+  Workers(ThreadPool* pool, int64_t vocab) {
+    if (pool == nullptr || vocab < kFewest * kSamplingBlock) return;
+    count_ = std::min(pool->threads(), kMost);
+    if (count_ == 1) return;
+    pool_ = pool;
+    lease_.emplace(*pool);
+  }
+
+  int count() const { return count_; }
+  void* scratch(int worker, size_t bytes) { return pool_->scratch(worker, bytes); }
+
+  // body(index, worker) for 0..count-1, each of them so many blocks' work.
+  template <class Body>
+  void each(int64_t count, double blocks, Body&& body) {
+    const auto run = [&](int64_t begin, int64_t end, int worker) {
+      for (int64_t index = begin; index < end; ++index) body(index, worker);
+    };
+    const auto fewest = static_cast<int64_t>(kFewest / blocks);
+    if (pool_ == nullptr || count < fewest) return run(0, count, 0);
+    pool_->for_blocks(count, fewest / kPieces, run, count_);
+  }
+
+ private:
+  static constexpr int64_t kFewest = 64;  // blocks that are worth a hand-over: some ten microseconds
+  static constexpr int64_t kPieces = 8;   // that so many are taken in, one after the other
+  static constexpr int kMost = 8;         // each has a table that must be added up
+
+  ThreadPool* pool_ = nullptr;
+  std::optional<PoolLease> lease_;
+  int count_ = 1;
+};
+
+// What one of them has for himself while a table is made.
+struct Worker {
+  int64_t* table;
+  int64_t likely;  // the sum of the weights that min-p leaves
+  bool begun;
+  alignas(64) int64_t weights[kSamplingBlock];
+  alignas(64) int32_t buckets[kSamplingBlock];
+};
+
+struct OtherWorker : Worker {
+  alignas(64) int64_t own_table[kSamplingBuckets];
+};
+
 // The logits of one row, and how much of their order is left.
 class Candidates {
  public:
-  Candidates(const float* logits, int64_t vocab, float best, const Filters& filters) {
+  Candidates(const float* logits, int64_t vocab, float best, const Filters& filters, ThreadPool* pool) : workers_(pool, vocab) {
+    for (int i = 1; i < workers_.count(); ++i)
+      others_.push_back(new (workers_.scratch(i, sizeof(OtherWorker))) OtherWorker);
     while (vocab >> (53 - unit_bits_)) --unit_bits_;
     const double temperature = std::max(filters.temperature, 1e-30);
     inverse_temperature_ = 1.0 / temperature;
@@ -95,10 +150,10 @@ class Candidates {
   template <class Each>
   void each(Each&& f) {
     each_block(range_.low, [&](const Block& block) {
-      weigh(By::kMass, range_, block);
+      weigh(By::kMass, range_, block, own_.weights);
       for (int64_t i = 0; i < block.count; ++i)
-        if (weights_[i] > 0 && weights_[i] >= least_mass_ && up_to(nucleus_, block.gaps[i], block.tokens[i]))
-          f(block.tokens[i], weights_[i]);
+        if (own_.weights[i] > 0 && own_.weights[i] >= least_mass_ && up_to(nucleus_, block.gaps[i], block.tokens[i]))
+          f(block.tokens[i], own_.weights[i]);
       return false;
     });
   }
@@ -119,30 +174,33 @@ class Candidates {
         lowest, below_the_top(few_blocks ? greatest_of_each(kNeighbours, logits, vocab, best, least) : greatest, top_k));
     range_.low = std::max(least, bound);
     Survivors& survivors = survivors_of(vocab);
-    float* gaps = survivors.gaps.data();
-    int32_t* tokens = survivors.tokens.data();
     for (int64_t first = 0; first < vocab; first += kSamplingBlock) {
       const float high = greatest[first / kSamplingBlock];
-      if (!(high > bound)) continue;
-      const int64_t count = std::min(kSamplingBlock, vocab - first);
-      const int64_t found = kernels_.above(logits + first, best, bound, first, count, gaps, tokens);
-      blocks_.push_back({gaps, tokens, found, high});
-      gaps += found;
-      tokens += found;
+      if (high > bound) blocks_.push_back({survivors.gaps.data() + first, survivors.tokens.data() + first, first, 0, high});
     }
+    workers_.each(block_count(), 1.0, [&](int64_t index, int) {
+      Block& block = blocks_[index];
+      const int64_t count = std::min(kSamplingBlock, vocab - block.first);
+      block.count = kernels_.above(logits + block.first, best, bound, block.first, count, block.gaps, block.tokens);
+    });
   }
 
   // The greatest gaps of `each` neighbours in the vocabulary, and in `least` the least of all.
   std::vector<float> greatest_of_each(int64_t each, const float* logits, int64_t vocab, float best, float& least) {
-    std::vector<float> greatest;
-    greatest.reserve(static_cast<size_t>(vocab / each + 1));
-    for (int64_t first = 0; first < vocab; first += each) {
-      const ValueRange range = kernels_.range(logits + first, std::min(each, vocab - first));
-      greatest.push_back(range.high - best);
-      least = std::min(least, range.low - best);
+    std::vector<ValueRange> ranges((vocab + each - 1) / each);
+    const auto count = static_cast<int64_t>(ranges.size());
+    workers_.each(count, static_cast<double>(each) / kSamplingBlock, [&](int64_t index, int) {
+      ranges[index] = kernels_.range(logits + index * each, std::min(each, vocab - index * each));
+    });
+    std::vector<float> greatest(ranges.size());
+    for (int64_t index = 0; index < count; ++index) {
+      greatest[index] = ranges[index].high - best;
+      least = std::min(least, ranges[index].low - best);
     }
     return greatest;
   }
+
+  int64_t block_count() const { return static_cast<int64_t>(blocks_.size()); }
 
   // A gap below more than that many tokens: of as many neighbourhoods and one more, the best token of each.
   static float below_the_top(std::vector<float> greatest, int64_t count) {
@@ -152,38 +210,59 @@ class Candidates {
     return std::nextafter(greatest[count], kNone);
   }
 
+  bool may_hold(const Block& block, float low) const { return block.greatest >= std::max(low, last_.gap); }
+
   // f(block) for every block that may hold a token up to the last, down to `low`, until f returns true.
   template <class Each>
   void each_block(float low, Each&& f) {
     for (const Block& block : blocks_)
-      if (block.greatest >= std::max(low, last_.gap) && f(block)) return;
+      if (may_hold(block, low) && f(block)) return;
   }
 
   // The weights of the tokens of a block: 0 outside of the range and behind the last.
-  void weigh(By by, ValueRange range, const Block& block) {
+  void weigh(By by, ValueRange range, const Block& block, int64_t* weights) const {
     if (by == By::kMass)
-      kernels_.masses(block.gaps, inverse_temperature_, unit_bits_, block.count, weights_);
+      kernels_.masses(block.gaps, inverse_temperature_, unit_bits_, block.count, weights);
     else
-      std::fill(weights_, weights_ + block.count, 1);
+      std::fill(weights, weights + block.count, 1);
     if (range.high >= 0.0f && range.low <= range_.low && std::isinf(last_.gap)) return;
     const int64_t equal = block.up_to(last_.token);  // that many may equal the last
     const float least = std::max(range.low, last_.gap);
     const float above = std::max(range.low, std::nextafter(last_.gap, 1.0f));
-    kernels_.keep(block.gaps, {range.high, least}, equal, weights_);
-    kernels_.keep(block.gaps + equal, {range.high, above}, block.count - equal, weights_ + equal);
+    kernels_.keep(block.gaps, {range.high, least}, equal, weights);
+    kernels_.keep(block.gaps + equal, {range.high, above}, block.count - equal, weights + equal);
+  }
+
+  // Adds the weights of a block to the table of a worker.
+  void add_block(By by, ValueRange range, const Block& block, Worker& worker) const {
+    weigh(by, range, block, worker.weights);
+    kernels_.buckets(block.gaps, range, block.count, worker.buckets);
+    for (int64_t i = 0; i < block.count; ++i) worker.table[worker.buckets[i]] += worker.weights[i];
+    if (least_mass_ > 0) worker.likely += kernels_.sum_from(worker.weights, least_mass_, block.count);
+  }
+
+  static void begin(Worker& worker, int64_t* table) {
+    worker.table = table;
+    worker.likely = 0;
+    worker.begun = true;
+    std::fill(table, table + kSamplingBuckets, 0);
   }
 
   // The weights of the buckets of a range; all of them together, and in likely_ those that min-p leaves.
   int64_t tabulate(By by, ValueRange range, int64_t* table) {
-    std::fill(table, table + kSamplingBuckets, 0);
-    likely_ = 0;
-    each_block(range.low, [&](const Block& block) {
-      weigh(by, range, block);
-      kernels_.buckets(block.gaps, range, block.count, buckets_);
-      for (int64_t i = 0; i < block.count; ++i) table[buckets_[i]] += weights_[i];
-      if (least_mass_ > 0) likely_ += kernels_.sum_from(weights_, least_mass_, block.count);
-      return false;
+    begin(own_, table);
+    for (OtherWorker* other : others_) other->begun = false;
+    workers_.each(block_count(), 1.0, [&](int64_t index, int number) {
+      if (!may_hold(blocks_[index], range.low)) return;
+      if (number > 0 && !others_[number - 1]->begun) begin(*others_[number - 1], others_[number - 1]->own_table);
+      add_block(by, range, blocks_[index], number > 0 ? *others_[number - 1] : own_);
     });
+    likely_ = own_.likely;
+    for (const OtherWorker* other : others_) {
+      if (!other->begun) continue;
+      for (int32_t bucket = 0; bucket < kSamplingBuckets; ++bucket) table[bucket] += other->own_table[bucket];
+      likely_ += other->likely;
+    }
     return std::accumulate(table, table + kSamplingBuckets, int64_t{0});
   }
 
@@ -207,10 +286,10 @@ class Candidates {
     found_ = 0;
     ValueRange inside = {-std::numeric_limits<float>::infinity(), 0.0f};
     each_block(range.low, [&](const Block& block) {
-      const int64_t found = kernels_.find(block.gaps, range, bucket, block.count, buckets_);
+      const int64_t found = kernels_.find(block.gaps, range, bucket, block.count, own_.buckets);
       for (int64_t n = 0; n < found; ++n) {
-        const float gap = block.gaps[buckets_[n]];
-        const int32_t token = block.tokens[buckets_[n]];
+        const float gap = block.gaps[own_.buckets[n]];
+        const int32_t token = block.tokens[own_.buckets[n]];
         if (gap > range.high || gap < range.low || !up_to(last_, gap, token)) continue;
         inside = {std::max(inside.high, gap), std::min(inside.low, gap)};
         if (found_ < kFew) few_[found_] = {gap, token, 0};
@@ -226,9 +305,9 @@ class Candidates {
       return a.gap != b.gap ? a.gap > b.gap : a.token < b.token;
     });
     for (int64_t i = 0; i < found_; ++i) few_gaps_[i] = few_[i].gap;
-    kernels_.masses(few_gaps_, inverse_temperature_, unit_bits_, found_, weights_);
+    kernels_.masses(few_gaps_, inverse_temperature_, unit_bits_, found_, own_.weights);
     for (int64_t i = 0; i < found_; ++i) {
-      before += by == By::kMass ? weights_[i] : 1;
+      before += by == By::kMass ? own_.weights[i] : 1;
       if (wanted.met(before)) return {few_[i].gap, few_[i].token, before};
     }
     return {few_[found_ - 1].gap, few_[found_ - 1].token, before};
@@ -255,6 +334,8 @@ class Candidates {
   static constexpr int64_t kNeighbours = 32;  // whose best are looked at where a top-k takes more than all blocks have
 
   const SamplingKernels& kernels_ = kernels().sampling;
+  Workers workers_;
+  std::vector<OtherWorker*> others_;  // in the memory of the pool
   int64_t unit_bits_ = 51;  // the best token's mass is 2^unit_bits; all masses together are below 2^53
   double inverse_temperature_;
   std::vector<Block> blocks_;
@@ -267,8 +348,7 @@ class Candidates {
   int64_t table_[kSamplingBuckets], finer_[kSamplingBuckets];
   Place few_[kFew];
   alignas(64) float few_gaps_[kFew];
-  alignas(64) int64_t weights_[kSamplingBlock];
-  alignas(64) int32_t buckets_[kSamplingBlock];
+  Worker own_;
 };
 
 Array<const float, 1> read_logits(nb::handle logits_arg) {
@@ -289,23 +369,24 @@ void expect_drawable(float best, double temperature) {
 }
 
 int64_t sampling_draw(nb::handle logits_arg, float best, double temperature, int64_t top_k, double top_p, double min_p,
-                      double chance) {
+                      double chance, ThreadPool* pool) {
   const auto logits = read_logits(logits_arg);
   expect_drawable(best, temperature);
   if (!(chance >= 0 && chance < 1))
     throw nb::value_error(("`chance` must be at least 0 and below 1; got `" + std::to_string(chance) + "`").c_str());
   ReleasedGil released;
-  return Candidates(logits.data, logits.shape[0], best, {temperature, top_k, top_p, min_p}).draw(chance);
+  return Candidates(logits.data, logits.shape[0], best, {temperature, top_k, top_p, min_p}, pool).draw(chance);
 }
 
 nb::tuple sampling_candidates(nb::handle logits_arg, float best, double temperature, int64_t top_k, double top_p,
-                              double min_p) {
+                              double min_p, ThreadPool* pool) {
   const auto logits = read_logits(logits_arg);
   expect_drawable(best, temperature);
   std::vector<int64_t> tokens, masses;
   {
     ReleasedGil released;
-    Candidates(logits.data, logits.shape[0], best, {temperature, top_k, top_p, min_p}).each([&](int64_t token, int64_t mass) {
+    Candidates candidates(logits.data, logits.shape[0], best, {temperature, top_k, top_p, min_p}, pool);
+    candidates.each([&](int64_t token, int64_t mass) {
       tokens.push_back(token);
       masses.push_back(mass);
     });
@@ -332,14 +413,19 @@ double log_of(double x) {
   return n * 0x1.62e42feep-1 + (n * 0x1.a39ef35793c76p-33 + (2.0 * s * y + 2.0 * s));
 }
 
-double sampling_log_sum(nb::handle logits_arg, float best) {
+double sampling_log_sum(nb::handle logits_arg, float best, ThreadPool* pool) {
   const auto logits = read_logits(logits_arg);
   expect_finite(best);
   ReleasedGil released;
+  const int64_t vocab = logits.shape[0];
   const auto exp_sum = kernels().sampling.exp_sum;
+  std::vector<double> sums((vocab + kSamplingBlock - 1) / kSamplingBlock);
+  Workers(pool, vocab).each(static_cast<int64_t>(sums.size()), 1.0, [&](int64_t index, int) {
+    const int64_t first = index * kSamplingBlock;
+    sums[index] = exp_sum(logits.data + first, best, std::min(kSamplingBlock, vocab - first));
+  });
   double sum = 0.0;
-  for (int64_t first = 0; first < logits.shape[0]; first += kSamplingBlock)
-    sum += exp_sum(logits.data + first, best, std::min(kSamplingBlock, logits.shape[0] - first));
+  for (const double each : sums) sum += each;
   return log_of(sum);
 }
 
@@ -415,9 +501,11 @@ nb::tuple sampling_mask(nb::handle logits_arg, nb::handle bits_arg) {
 }  // namespace
 
 void bind_sampling(nb::module_& module) {
-  module.def("sampling_draw", &sampling_draw);
-  module.def("sampling_candidates", &sampling_candidates);
-  module.def("sampling_log_sum", &sampling_log_sum);
+  const auto any = nb::arg();
+  const auto pool = nb::arg().none();
+  module.def("sampling_draw", &sampling_draw, any, any, any, any, any, any, any, pool);
+  module.def("sampling_candidates", &sampling_candidates, any, any, any, any, any, any, pool);
+  module.def("sampling_log_sum", &sampling_log_sum, any, any, pool);
   module.def("sampling_likeliest", &sampling_likeliest);
   module.def("sampling_mask", &sampling_mask);
 }

@@ -36,6 +36,7 @@ from edge_llm.npu.runtime import Runtime, run
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
 from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
 from edge_llm.weights.base import Weights
+from kernels import ThreadPool
 
 log = logging.getLogger("edge_llm.devices")
 FLOAT16_KEYS = "float16"
@@ -70,6 +71,10 @@ class AscendDevice:
         self.cpu_threads = options.threads
         self._host = HostDevice(options.threads, shadow=options.shadow)
         self._shadow = options.shadow
+
+    @property
+    def pool(self) -> ThreadPool:
+        return self._host.pool
 
     @property
     def overflow(self) -> int | None:
