@@ -1,6 +1,7 @@
 """Draws, log-probabilities and masks are as their slow definitions say: random and tied logits, every instruction set."""
 
 import functools
+import threading
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from edge_llm.config import GenerationParams
 from edge_llm.decoding.logprobs import token_logprobs
 from edge_llm.decoding.sampler import make_sampler
 from edge_llm.errors import NumericError
-from kernels import reference, sampling
+from kernels import ThreadPool, reference, sampling
 
 VOCAB = 151_936
 
@@ -59,11 +60,11 @@ FILTERS = st.fixed_dictionaries(
 CHANCES = (0.0, 1e-12, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999, 1 - 2**-53)
 
 
-def assert_as_defined(logits, filters, definition):
+def assert_as_defined(logits, filters, definition, pool=None):
     """Candidates, masses, and the tokens drawn everywhere, above all where one token ends and the next begins."""
     best = logits.max()
     tokens, masses = definition
-    found, weighed = sampling.candidates(logits, best, **filters)
+    found, weighed = sampling.candidates(logits, best, **filters, pool=pool)
     order = np.argsort(tokens)
     np.testing.assert_array_equal(found, tokens[order])
     np.testing.assert_array_equal(weighed, masses[order])
@@ -71,7 +72,7 @@ def assert_as_defined(logits, filters, definition):
     edges = sums[:: max(1, len(sums) // 4)] / sums[-1]
     for chance in (*CHANCES, *edges[edges < 1], *np.nextafter(edges, 0)):
         expected = tokens[np.searchsorted(sums, chance * float(sums[-1]), side="right")]
-        assert sampling.draw(logits, best, **filters, chance=chance) == expected
+        assert sampling.draw(logits, best, **filters, chance=chance, pool=pool) == expected
 
 
 @settings(max_examples=400, deadline=None)
@@ -87,11 +88,71 @@ def test_candidates_masses_and_draws_are_those_of_the_sorted_definition(logits, 
     assert drawn == reference.sampling_draw(logits, best, **filters, chance=0.5)
 
 
+POOLS = {threads: ThreadPool(threads) for threads in (1, 2, 3, 20)}
+
+
+@st.composite
+def large_rows(draw):
+    """Around the size from which threads share a row, and with few or many blocks that have a mass."""
+    vocab = draw(st.sampled_from([32_767, 32_768, 33_000, 50_001]))
+    return logits_of(draw(st.sampled_from(KINDS)), vocab, draw(st.integers(0, 2**32)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(large_rows(), FILTERS, st.sampled_from(sorted(POOLS)), st.integers(0, 2**53 - 1))
+@example(logits_of("all equal", 50_001, 0), {"temperature": 1.0, "top_k": 8000, "top_p": 0.5, "min_p": 0.0}, 2, 2**52)
+@example(logits_of("tiny", 50_001, 5), {"temperature": 0.6, "top_k": 300, "top_p": 0.9, "min_p": 0.05}, 3, 2**52)
+@example(logits_of("mostly forbidden", 50_001, 1), {"temperature": 1.0, "top_k": 0, "top_p": 1e-9, "min_p": 0.0}, 2, 0)
+def test_any_number_of_threads_gives_what_one_gives(logits, filters, threads, number):
+    best, chance, pool = logits.max(), number * 2.0**-53, POOLS[threads]
+    definition = reference.sampling_candidates(logits, best, **filters)
+    assert_as_defined(logits, filters, definition)
+    assert_as_defined(logits, filters, definition, pool)
+    drawn = sampling.draw(logits, best, **filters, chance=chance, pool=pool)
+    assert drawn == sampling.draw(logits, best, **filters, chance=chance)
+    assert sampling.log_sum(logits, best, pool) == sampling.log_sum(logits, best)
+
+
+def test_draws_of_many_threads_share_a_pool():
+    logits, filters = logits_of("wide", VOCAB, 8), LIKELY_FILTERS[0]
+    best, chances = logits.max(), np.linspace(0.0, 0.99, 40)
+    expected = [sampling.draw(logits, best, **filters, chance=chance) for chance in chances]
+    drawn = {}
+
+    def draw_all(name):
+        drawn[name] = [sampling.draw(logits, best, **filters, chance=chance, pool=POOLS[3]) for chance in chances]
+
+    threads = [threading.Thread(target=draw_all, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert drawn == dict.fromkeys(range(4), expected)
+
+
 LIKELY_FILTERS = (
     {"temperature": 0.6, "top_k": 0, "top_p": 0.9, "min_p": 0.0},
     {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
     {"temperature": 1.3, "top_k": 0, "top_p": 1.0, "min_p": 0.01},
 )
+
+
+def test_an_answer_is_chosen_with_the_threads_of_its_runner(engine, monkeypatch):
+    draw, log_sum, pools = sampling.draw, sampling.log_sum, []
+
+    def see_draw(*args, pool, **filters):
+        pools.append(pool)
+        return draw(*args, **filters, pool=pool)
+
+    def see_log_sum(logits, best, pool):
+        pools.append(pool)
+        return log_sum(logits, best, pool)
+
+    monkeypatch.setattr(sampling, "draw", see_draw)
+    monkeypatch.setattr(sampling, "log_sum", see_log_sum)
+    params = GenerationParams(temperature=1.0, seed=1, logprobs=2, max_tokens=3, ignore_eos=True)
+    engine.answer(engine.text_request("a", params))
+    assert pools == [engine.runner.pool] * 6
 
 
 @functools.cache
@@ -101,10 +162,11 @@ def defined_in_a_real_vocabulary(kind, number):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_are_in_a_real_vocabulary_on_every_instruction_set(isa, kind):
+def test_they_are_in_a_real_vocabulary_on_every_instruction_set_and_number_of_threads(isa, kind):
     for number, filters in enumerate(LIKELY_FILTERS):
         logits, definition = defined_in_a_real_vocabulary(kind, number)
-        assert_as_defined(logits, filters, definition)
+        for pool in (None, POOLS[2], POOLS[3]):
+            assert_as_defined(logits, filters, definition, pool)
 
 
 def test_masses_are_those_of_the_exponential():
@@ -175,7 +237,8 @@ def test_the_sum_of_a_softmax_is_added_in_the_order_that_is_defined(logits):
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_the_same_in_a_real_vocabulary_on_every_instruction_set(isa, kind):
     logits = logits_of(kind, VOCAB, 5)
-    assert sampling.log_sum(logits, logits.max()) == reference.sampling_log_sum(logits, logits.max())
+    for pool in (None, POOLS[2], POOLS[3]):
+        assert sampling.log_sum(logits, logits.max(), pool) == reference.sampling_log_sum(logits, logits.max())
     for count in (1, 5, 20, 400):
         np.testing.assert_array_equal(sampling.likeliest(logits, count), reference.sampling_likeliest(logits, count))
 

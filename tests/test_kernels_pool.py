@@ -189,7 +189,7 @@ FORKS = """
 import os, sys, threading, warnings
 import numpy as np
 import kernels
-from kernels import _native, pointwise
+from kernels import _native, pointwise, sampling
 
 warnings.simplefilter("ignore")  # a fork of a process with threads, which is what is tried here
 pool = kernels.ThreadPool({threads})
@@ -201,6 +201,11 @@ def work():
         _native.read_stream(data, pool)
 
 expected = pointwise.rms_norm(x, gain, 1e-6, pool)
+logits = x.reshape(-1)
+
+def draw(pool):
+    return sampling.draw(logits, logits.max(), temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, chance=0.7, pool=pool)
+
 busy = [threading.Thread(target=work, daemon=True) for _ in range(2)]
 for thread in busy:
     thread.start()
@@ -208,6 +213,7 @@ for _ in range(10):
     child = os.fork()
     if child == 0:
         right = all((pointwise.rms_norm(x, gain, 1e-6, pool) == expected).all() for _ in range(3))
+        right = right and draw(pool) == draw(None)
         right = right and _native.int8_operations(1, pool) > 0 and (pointwise.rms_norm(x, gain, 1e-6, kernels.ThreadPool(2)) == expected).all()
         del pool
         os._exit(0 if right else 1)

@@ -178,6 +178,8 @@ class Candidates {
       const float high = greatest[first / kSamplingBlock];
       if (high > bound) blocks_.push_back({survivors.gaps.data() + first, survivors.tokens.data() + first, first, 0, high});
     }
+    for (const Block& block : blocks_) greatest_.push_back(block.greatest);
+    nearest_.resize(blocks_.size() + 16);  // whole vectors are written
     workers_.each(block_count(), 1.0, [&](int64_t index, int) {
       Block& block = blocks_[index];
       const int64_t count = std::min(kSamplingBlock, vocab - block.first);
@@ -219,13 +221,16 @@ class Candidates {
       if (may_hold(block, low) && f(block)) return;
   }
 
+  // Whether a range has all tokens of all blocks, and none is behind the last.
+  bool takes_all(ValueRange range) const { return range.high >= 0.0f && range.low <= range_.low && std::isinf(last_.gap); }
+
   // The weights of the tokens of a block: 0 outside of the range and behind the last.
   void weigh(By by, ValueRange range, const Block& block, int64_t* weights) const {
     if (by == By::kMass)
       kernels_.masses(block.gaps, inverse_temperature_, unit_bits_, block.count, weights);
     else
       std::fill(weights, weights + block.count, 1);
-    if (range.high >= 0.0f && range.low <= range_.low && std::isinf(last_.gap)) return;
+    if (takes_all(range)) return;
     const int64_t equal = block.up_to(last_.token);  // that many may equal the last
     const float least = std::max(range.low, last_.gap);
     const float above = std::max(range.low, std::nextafter(last_.gap, 1.0f));
@@ -235,9 +240,13 @@ class Candidates {
 
   // Adds the weights of a block to the table of a worker.
   void add_block(By by, ValueRange range, const Block& block, Worker& worker) const {
-    weigh(by, range, block, worker.weights);
-    kernels_.buckets(block.gaps, range, block.count, worker.buckets);
-    for (int64_t i = 0; i < block.count; ++i) worker.table[worker.buckets[i]] += worker.weights[i];
+    if (by == By::kMass && takes_all(range)) {
+      kernels_.tabulate(block.gaps, inverse_temperature_, unit_bits_, range, block.count, worker.weights, worker.table);
+    } else {
+      weigh(by, range, block, worker.weights);
+      kernels_.buckets(block.gaps, range, block.count, worker.buckets);
+      for (int64_t i = 0; i < block.count; ++i) worker.table[worker.buckets[i]] += worker.weights[i];
+    }
     if (least_mass_ > 0) worker.likely += kernels_.sum_from(worker.weights, least_mass_, block.count);
   }
 
@@ -285,7 +294,9 @@ class Candidates {
   ValueRange survey(ValueRange range, int32_t bucket) {
     found_ = 0;
     ValueRange inside = {-std::numeric_limits<float>::infinity(), 0.0f};
+    kernels_.buckets(greatest_.data(), range, block_count(), nearest_.data());
     each_block(range.low, [&](const Block& block) {
+      if (nearest_[&block - blocks_.data()] > bucket) return false;
       const int64_t found = kernels_.find(block.gaps, range, bucket, block.count, own_.buckets);
       for (int64_t n = 0; n < found; ++n) {
         const float gap = block.gaps[own_.buckets[n]];
@@ -339,6 +350,8 @@ class Candidates {
   int64_t unit_bits_ = 51;  // the best token's mass is 2^unit_bits; all masses together are below 2^53
   double inverse_temperature_;
   std::vector<Block> blocks_;
+  std::vector<float> greatest_;   // of each block
+  std::vector<int32_t> nearest_;  // the bucket of each block's greatest
   Place last_ = {-std::numeric_limits<float>::infinity(), INT32_MAX, 0}, nucleus_;  // the last that top-k and top-p leave
   int64_t least_mass_ = 0;  // that min-p leaves
   ValueRange range_ = {0.0f, 0.0f};  // of the tokens that top-k leaves

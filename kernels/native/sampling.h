@@ -10,15 +10,15 @@ namespace EDGE_VARIANT {
 
 // Stores the lanes of a mask side by side, and whatever behind them; how many they are.
 EDGE_INLINE int store_chosen(float* values, int32_t* numbers, f32x16 value, i32x16 number, uint32_t mask) {
-#if defined(__AVX512F__)
-  _mm512_storeu_ps(values, _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), value.v));
-  _mm512_storeu_si512(numbers, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), number.v));
-#else
   if (mask == (1u << kLanes) - 1) {
     store(values, value);
     store_i32(numbers, number);
     return kLanes;
   }
+#if defined(__AVX512F__)
+  _mm512_storeu_ps(values, _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), value.v));
+  _mm512_storeu_si512(numbers, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), number.v));
+#else
   alignas(64) float v[kLanes];
   alignas(64) int32_t n[kLanes];
   store(v, value);
@@ -163,6 +163,23 @@ static void sampling_buckets(const float* gaps, ValueRange range, int64_t count,
   each_vector(count, [&](int64_t i, int n) { store_i32(buckets + i, scale.bucket(load_some(gaps + i, n))); });
 }
 
+// In pieces so short that a core weighs one while it still adds up the one before.
+static void sampling_tabulate(const float* gaps, double inverse_temperature, int64_t unit_bits, ValueRange range, int64_t count,
+                              int64_t* __restrict masses, int64_t* table) {
+  constexpr int kPiece = 2 * kLanes;
+  const SamplingScale scale(range);
+  alignas(64) int32_t buckets[kPiece];
+  int64_t first = 0;
+  for (; first + kPiece <= count; first += kPiece) {
+    for (int i = 0; i < kPiece; i += kLanes) store_i32(buckets + i, scale.bucket(load(gaps + first + i)));
+    for (int i = 0; i < kPiece; ++i) masses[first + i] = sampling_mass(gaps[first + i], inverse_temperature, unit_bits);
+    for (int i = 0; i < kPiece; ++i) table[buckets[i]] += masses[first + i];
+  }
+  sampling_masses(gaps + first, inverse_temperature, unit_bits, count - first, masses + first);
+  sampling_buckets(gaps + first, range, count - first, buckets);
+  for (int64_t i = 0; first + i < count; ++i) table[buckets[i]] += masses[first + i];
+}
+
 static int64_t sampling_find(const float* gaps, ValueRange range, int32_t bucket, int64_t count, int32_t* where) {
   const SamplingScale scale(range);
   const f32x16 wanted = from_i32(broadcast_i32(bucket));
@@ -224,8 +241,10 @@ static int64_t sampling_mask(const float* logits, const uint8_t* bits, int64_t c
   return allowed;
 }
 
-constexpr SamplingKernels sampling_kernels = {sampling_range, sampling_above,   sampling_masses, sampling_sum_from, sampling_keep,
-                                              sampling_buckets, sampling_find, sampling_exp_sum, sampling_mask};
+constexpr SamplingKernels sampling_kernels = {sampling_range,    sampling_above,   sampling_masses,
+                                              sampling_sum_from, sampling_keep,    sampling_buckets,
+                                              sampling_tabulate, sampling_find,    sampling_exp_sum,
+                                              sampling_mask};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

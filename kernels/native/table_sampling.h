@@ -25,8 +25,11 @@ struct SamplingKernels {
   // weights = 0 where the gap is outside of the range.
   void (*keep)(const float* gaps, ValueRange range, int64_t count, int64_t* weights);
   // The bucket of each gap: from 0 at range.high and above to kSamplingBuckets - 1 at range.low and below, never less for a
-  // lower gap; all 0 where high is low. Writes whole vectors.
+  // lower gap; all 0 where high is low. Any count; writes whole vectors.
   void (*buckets)(const float* gaps, ValueRange range, int64_t count, int32_t* buckets);
+  // The masses, each added to what the table has for the bucket of its gap.
+  void (*tabulate)(const float* gaps, double inverse_temperature, int64_t unit_bits, ValueRange range, int64_t count,
+                   int64_t* masses, int64_t* table);
   // Where the gaps of one bucket are: that many indices, ascending.
   int64_t (*find)(const float* gaps, ValueRange range, int32_t bucket, int64_t count, int32_t* where);
   // The sum of e^(logit - best), the exponents in -700..0: sixteen lanes, then the fixed tree.
