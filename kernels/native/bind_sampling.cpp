@@ -41,15 +41,35 @@ struct Wanted {
   bool met(int64_t found) const { return above ? static_cast<double>(found) > sum : static_cast<double>(found) >= sum; }
 };
 
-// The tokens of one row that may have mass, those of a block side by side where the block is in the vocabulary: the memory of
-// the calling thread, which keeps it from row to row.
+// Tokens of a block that may have mass, ascending.
 struct Survivors {
+  const float* gaps;
+  const int32_t* tokens;
+  int64_t count;
+  int64_t up_to(int32_t token) const { return std::upper_bound(tokens, tokens + count, token) - tokens; }
+};
+
+// Some kSamplingBlock neighbours in the vocabulary.
+struct Block {
+  int64_t first;
+  float greatest;  // gap
+  Survivors kept;  // where a top-k leaves few; of others nothing is kept
+};
+
+// Room for the survivors of a block.
+struct Found {
+  alignas(64) float gaps[kSamplingBlock];
+  alignas(64) int32_t tokens[kSamplingBlock];
+};
+
+// Room for the survivors of all blocks: the memory of a thread, which keeps it from row to row.
+struct Kept {
   std::vector<float> gaps;
   std::vector<int32_t> tokens;
 };
 
-Survivors& survivors_of(int64_t vocab) {
-  static thread_local Survivors kept;
+Kept& kept_of(int64_t vocab) {
+  static thread_local Kept kept;
   const size_t most = static_cast<size_t>(vocab) + 16;  // whole vectors are written
   if (kept.gaps.size() < most) {
     kept.gaps.resize(most);
@@ -57,16 +77,6 @@ Survivors& survivors_of(int64_t vocab) {
   }
   return kept;
 }
-
-// The survivors among some kSamplingBlock neighbours in the vocabulary, ascending by token.
-struct Block {
-  float* gaps;
-  int32_t* tokens;
-  int64_t first;  // of the neighbours
-  int64_t count;
-  float greatest;
-  int64_t up_to(int32_t token) const { return std::upper_bound(tokens, tokens + count, token) - tokens; }
-};
 
 // Who works on one row: the caller alone, or the threads of a pool with him, which serves nobody else meanwhile.
 class Workers {
@@ -82,20 +92,19 @@ class Workers {
   int count() const { return count_; }
   void* scratch(int worker, size_t bytes) { return pool_->scratch(worker, bytes); }
 
-  // body(index, worker) for 0..count-1, each of them so many blocks' work.
+  // body(index, worker) for each of so many blocks.
   template <class Body>
-  void each(int64_t count, double blocks, Body&& body) {
+  void each(int64_t blocks, Body&& body) {
     const auto run = [&](int64_t begin, int64_t end, int worker) {
       for (int64_t index = begin; index < end; ++index) body(index, worker);
     };
-    const auto fewest = static_cast<int64_t>(kFewest / blocks);
-    if (pool_ == nullptr || count < fewest) return run(0, count, 0);
-    pool_->for_blocks(count, fewest / kPieces, run, count_);
+    if (pool_ == nullptr || blocks < kFewest) return run(0, blocks, 0);
+    pool_->for_blocks(blocks, kPiece, run, count_);
   }
 
  private:
-  static constexpr int64_t kFewest = 64;  // blocks that are worth a hand-over: some ten microseconds
-  static constexpr int64_t kPieces = 8;   // that so many are taken in, one after the other
+  static constexpr int64_t kFewest = 64;  // blocks that are worth a hand-over: tens of microseconds
+  static constexpr int64_t kPiece = 8;    // that are taken at a time
   static constexpr int kMost = 8;         // each has a table that must be added up
 
   ThreadPool* pool_ = nullptr;
@@ -108,6 +117,7 @@ struct Worker {
   int64_t* table;
   int64_t likely;  // the sum of the weights that min-p leaves
   bool begun;
+  Found found;
   alignas(64) int64_t weights[kSamplingBlock];
   alignas(64) int32_t buckets[kSamplingBlock];
 };
@@ -119,7 +129,8 @@ struct OtherWorker : Worker {
 // The logits of one row, and how much of their order is left.
 class Candidates {
  public:
-  Candidates(const float* logits, int64_t vocab, float best, const Filters& filters, ThreadPool* pool) : workers_(pool, vocab) {
+  Candidates(const float* logits, int64_t vocab, float best, const Filters& filters, ThreadPool* pool)
+      : logits_(logits), vocab_(vocab), best_(best), workers_(pool, vocab) {
     for (int i = 1; i < workers_.count(); ++i)
       others_.push_back(new (workers_.scratch(i, sizeof(OtherWorker))) OtherWorker);
     while (vocab >> (53 - unit_bits_)) --unit_bits_;
@@ -127,7 +138,7 @@ class Candidates {
     inverse_temperature_ = 1.0 / temperature;
     // a token that far below the best has no mass
     const auto lowest = static_cast<float>(-temperature * (static_cast<double>(unit_bits_) * 0.6931471805599453 + 1.0));
-    gather(logits, vocab, best, lowest, filters.top_k);
+    choose_blocks(lowest, filters.top_k);
     if (filters.top_k > 0 && filters.top_k < vocab && tabulate(By::kCount, range_, table_) > filters.top_k) {
       last_ = place(By::kCount, range_, {static_cast<double>(filters.top_k), false});
       range_.low = last_.gap;
@@ -149,7 +160,7 @@ class Candidates {
   // f(token, mass) for every token that is left, in order of the tokens.
   template <class Each>
   void each(Each&& f) {
-    each_block(range_.low, [&](const Block& block) {
+    each_block(range_.low, [&](const Survivors& block) {
       weigh(By::kMass, range_, block, own_.weights);
       for (int64_t i = 0; i < block.count; ++i)
         if (own_.weights[i] > 0 && own_.weights[i] >= least_mass_ && up_to(nucleus_, block.gaps[i], block.tokens[i]))
@@ -163,41 +174,43 @@ class Candidates {
     return gap > last.gap || (gap == last.gap && token <= last.token);
   }
 
-  // The tokens above `lowest`; with a top-k as many of the best of them as a look at the best of neighbours tells it to keep.
-  void gather(const float* logits, int64_t vocab, float best, float lowest, int64_t top_k) {
+  // The blocks that have tokens above `lowest`; with a top-k above the best that a look at the best of neighbours rules out.
+  void choose_blocks(float lowest, int64_t top_k) {
     float least = 0.0f;
-    const std::vector<float> greatest = greatest_of_each(kSamplingBlock, logits, vocab, best, least);
+    const std::vector<float> greatest = greatest_of_each(kSamplingBlock, least);
     if (*std::max_element(greatest.begin(), greatest.end()) != 0.0f)
-      throw nb::value_error(("`best` must be the greatest of `logits`; got `" + std::to_string(best) + "`").c_str());
+      throw nb::value_error(("`best` must be the greatest of `logits`; got `" + std::to_string(best_) + "`").c_str());
     const bool few_blocks = top_k >= static_cast<int64_t>(greatest.size());
-    const float bound = std::max(
-        lowest, below_the_top(few_blocks ? greatest_of_each(kNeighbours, logits, vocab, best, least) : greatest, top_k));
-    range_.low = std::max(least, bound);
-    Survivors& survivors = survivors_of(vocab);
-    for (int64_t first = 0; first < vocab; first += kSamplingBlock) {
+    bound_ = std::max(lowest, below_the_top(few_blocks ? greatest_of_each(kNeighbours, least) : greatest, top_k));
+    range_.low = std::max(least, bound_);
+    for (int64_t first = 0; first < vocab_; first += kSamplingBlock) {
       const float high = greatest[first / kSamplingBlock];
-      if (high > bound) blocks_.push_back({survivors.gaps.data() + first, survivors.tokens.data() + first, first, 0, high});
+      if (!(high > bound_)) continue;
+      blocks_.push_back({first, high, {}});
+      greatest_.push_back(high);
     }
-    for (const Block& block : blocks_) greatest_.push_back(block.greatest);
+    if (bound_ > lowest) keep_survivors();
     nearest_.resize(blocks_.size() + 16);  // whole vectors are written
-    workers_.each(block_count(), 1.0, [&](int64_t index, int) {
-      Block& block = blocks_[index];
-      const int64_t count = std::min(kSamplingBlock, vocab - block.first);
-      block.count = kernels_.above(logits + block.first, best, bound, block.first, count, block.gaps, block.tokens);
-    });
+  }
+
+  // What a top-k leaves is little to keep, and much work to find again for every table and search.
+  void keep_survivors() {
+    Kept& kept = kept_of(vocab_);
+    int64_t count = 0;
+    for (Block& block : blocks_) {
+      block.kept = find_survivors(block, kept.gaps.data() + count, kept.tokens.data() + count);
+      count += block.kept.count;
+    }
   }
 
   // The greatest gaps of `each` neighbours in the vocabulary, and in `least` the least of all.
-  std::vector<float> greatest_of_each(int64_t each, const float* logits, int64_t vocab, float best, float& least) {
-    std::vector<ValueRange> ranges((vocab + each - 1) / each);
-    const auto count = static_cast<int64_t>(ranges.size());
-    workers_.each(count, static_cast<double>(each) / kSamplingBlock, [&](int64_t index, int) {
-      ranges[index] = kernels_.range(logits + index * each, std::min(each, vocab - index * each));
-    });
-    std::vector<float> greatest(ranges.size());
-    for (int64_t index = 0; index < count; ++index) {
-      greatest[index] = ranges[index].high - best;
-      least = std::min(least, ranges[index].low - best);
+  std::vector<float> greatest_of_each(int64_t each, float& least) const {
+    std::vector<float> greatest;
+    greatest.reserve(static_cast<size_t>(vocab_ / each + 1));
+    for (int64_t first = 0; first < vocab_; first += each) {
+      const ValueRange range = kernels_.range(logits_ + first, std::min(each, vocab_ - first));
+      greatest.push_back(range.high - best_);
+      least = std::min(least, range.low - best_);
     }
     return greatest;
   }
@@ -214,18 +227,29 @@ class Candidates {
 
   bool may_hold(const Block& block, float low) const { return block.greatest >= std::max(low, last_.gap); }
 
-  // f(block) for every block that may hold a token up to the last, down to `low`, until f returns true.
+  Survivors find_survivors(const Block& block, float* gaps, int32_t* tokens) const {
+    const int64_t count = std::min(kSamplingBlock, vocab_ - block.first);
+    return {gaps, tokens, kernels_.above(logits_ + block.first, best_, bound_, block.first, count, gaps, tokens)};
+  }
+
+  // Those that are not kept are found anew: in a core's own cache that takes less than to keep so many in memory, where another
+  // thread may have written them.
+  Survivors survivors_of(const Block& block, Found& found) const {
+    return block.kept.gaps != nullptr ? block.kept : find_survivors(block, found.gaps, found.tokens);
+  }
+
+  // f(survivors) of every block that may hold a token up to the last, down to `low`, until f returns true.
   template <class Each>
   void each_block(float low, Each&& f) {
     for (const Block& block : blocks_)
-      if (may_hold(block, low) && f(block)) return;
+      if (may_hold(block, low) && f(survivors_of(block, own_.found))) return;
   }
 
   // Whether a range has all tokens of all blocks, and none is behind the last.
   bool takes_all(ValueRange range) const { return range.high >= 0.0f && range.low <= range_.low && std::isinf(last_.gap); }
 
   // The weights of the tokens of a block: 0 outside of the range and behind the last.
-  void weigh(By by, ValueRange range, const Block& block, int64_t* weights) const {
+  void weigh(By by, ValueRange range, const Survivors& block, int64_t* weights) const {
     if (by == By::kMass)
       kernels_.masses(block.gaps, inverse_temperature_, unit_bits_, block.count, weights);
     else
@@ -239,7 +263,8 @@ class Candidates {
   }
 
   // Adds the weights of a block to the table of a worker.
-  void add_block(By by, ValueRange range, const Block& block, Worker& worker) const {
+  void add_block(By by, ValueRange range, const Block& from, Worker& worker) const {
+    const Survivors block = survivors_of(from, worker.found);
     if (by == By::kMass && takes_all(range)) {
       kernels_.tabulate(block.gaps, inverse_temperature_, unit_bits_, range, block.count, worker.weights, worker.table);
     } else {
@@ -261,7 +286,7 @@ class Candidates {
   int64_t tabulate(By by, ValueRange range, int64_t* table) {
     begin(own_, table);
     for (OtherWorker* other : others_) other->begun = false;
-    workers_.each(block_count(), 1.0, [&](int64_t index, int number) {
+    workers_.each(block_count(), [&](int64_t index, int number) {
       if (!may_hold(blocks_[index], range.low)) return;
       if (number > 0 && !others_[number - 1]->begun) begin(*others_[number - 1], others_[number - 1]->own_table);
       add_block(by, range, blocks_[index], number > 0 ? *others_[number - 1] : own_);
@@ -295,8 +320,9 @@ class Candidates {
     found_ = 0;
     ValueRange inside = {-std::numeric_limits<float>::infinity(), 0.0f};
     kernels_.buckets(greatest_.data(), range, block_count(), nearest_.data());
-    each_block(range.low, [&](const Block& block) {
-      if (nearest_[&block - blocks_.data()] > bucket) return false;
+    for (int64_t index = 0; index < block_count(); ++index) {
+      if (nearest_[index] > bucket || !may_hold(blocks_[index], range.low)) continue;
+      const Survivors block = survivors_of(blocks_[index], own_.found);
       const int64_t found = kernels_.find(block.gaps, range, bucket, block.count, own_.buckets);
       for (int64_t n = 0; n < found; ++n) {
         const float gap = block.gaps[own_.buckets[n]];
@@ -306,8 +332,7 @@ class Candidates {
         if (found_ < kFew) few_[found_] = {gap, token, 0};
         ++found_;
       }
-      return false;
-    });
+    }
     return inside;
   }
 
@@ -329,7 +354,7 @@ class Candidates {
     int64_t weight = 1;
     if (by == By::kMass) kernels_.masses(&gap, inverse_temperature_, unit_bits_, 1, &weight);
     Place at = {gap, 0, before};
-    each_block(gap, [&](const Block& block) {
+    each_block(gap, [&](const Survivors& block) {
       const int64_t count = gap == last_.gap ? block.up_to(last_.token) : block.count;
       const int64_t equal = std::count(block.gaps, block.gaps + count, gap);
       const bool here = wanted.met(at.sum + equal * weight);
@@ -345,6 +370,9 @@ class Candidates {
   static constexpr int64_t kNeighbours = 32;  // whose best are looked at where a top-k takes more than all blocks have
 
   const SamplingKernels& kernels_ = kernels().sampling;
+  const float* logits_;
+  int64_t vocab_;
+  float best_, bound_ = 0.0f;  // only gaps above the bound count
   Workers workers_;
   std::vector<OtherWorker*> others_;  // in the memory of the pool
   int64_t unit_bits_ = 51;  // the best token's mass is 2^unit_bits; all masses together are below 2^53
@@ -433,7 +461,7 @@ double sampling_log_sum(nb::handle logits_arg, float best, ThreadPool* pool) {
   const int64_t vocab = logits.shape[0];
   const auto exp_sum = kernels().sampling.exp_sum;
   std::vector<double> sums((vocab + kSamplingBlock - 1) / kSamplingBlock);
-  Workers(pool, vocab).each(static_cast<int64_t>(sums.size()), 1.0, [&](int64_t index, int) {
+  Workers(pool, vocab).each(static_cast<int64_t>(sums.size()), [&](int64_t index, int) {
     const int64_t first = index * kSamplingBlock;
     sums[index] = exp_sum(logits.data + first, best, std::min(kSamplingBlock, vocab - first));
   });
