@@ -198,6 +198,7 @@ def paged_attention(
 
 # ---- sampling (bind_sampling.cpp) ----
 
+def sampling_best(logits: _F32, pool: ThreadPool | None, /) -> float: ...
 def sampling_draw(
     logits: _F32,
     best: float,

@@ -6,7 +6,7 @@ through them. Masses are whole numbers whose sums are exact, so neither depends 
 one is given; the rest works on the calling thread. The result is the same bits on any number of threads. All raise ValueError
 that names a wrong argument; all but the quick `mask` let other threads run.
 
-    token = sampling.draw(logits, logits.max(), temperature=0.6, top_k=0, top_p=0.9, min_p=0.0, chance=random())
+    token = sampling.draw(logits, sampling.best(logits), temperature=0.6, top_k=0, top_p=0.9, min_p=0.0, chance=random())
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from __future__ import annotations
 from kernels import _native
 from kernels._native import ThreadPool
 from kernels.types import F32, I64, U8
+
+
+def best(logits: F32, pool: ThreadPool | None = None) -> float:
+    """The greatest of logits[V]; NaN where one is."""
+    return _native.sampling_best(logits, pool)
 
 
 def draw(

@@ -113,6 +113,15 @@ def test_any_number_of_threads_gives_what_one_gives(logits, filters, threads, nu
     assert sampling.log_sum(logits, best, pool) == sampling.log_sum(logits, best)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(rows(), large_rows()), st.lists(st.sampled_from([np.nan, np.inf, -np.inf, 7.0]), max_size=2), st.data())
+def test_the_best_is_the_greatest_or_no_number(logits, others, data):
+    for other in others:
+        logits[data.draw(st.integers(0, len(logits) - 1))] = other
+    for pool in (None, *POOLS.values()):
+        np.testing.assert_array_equal(sampling.best(logits, pool), reference.sampling_best(logits))
+
+
 def test_draws_of_many_threads_share_a_pool():
     logits, filters = logits_of("wide", VOCAB, 8), LIKELY_FILTERS[0]
     best, chances = logits.max(), np.linspace(0.0, 0.99, 40)
@@ -238,6 +247,7 @@ def test_the_sum_of_a_softmax_is_added_in_the_order_that_is_defined(logits):
 def test_they_are_the_same_in_a_real_vocabulary_on_every_instruction_set(isa, kind):
     logits = logits_of(kind, VOCAB, 5)
     for pool in (None, POOLS[2], POOLS[3]):
+        assert sampling.best(logits, pool) == reference.sampling_best(logits)
         assert sampling.log_sum(logits, logits.max(), pool) == reference.sampling_log_sum(logits, logits.max())
     for count in (1, 5, 20, 400):
         np.testing.assert_array_equal(sampling.likeliest(logits, count), reference.sampling_likeliest(logits, count))

@@ -39,7 +39,7 @@ def token_logprobs(
     """
     if top is None:
         return ()
-    best = float(logits.max())
+    best = sampling.best(logits, pool)
     if not math.isfinite(best):
         raise NumericError(f"the logits hold `{best}`, of which there are no log-probabilities")
     total = sampling.log_sum(logits, best, pool)

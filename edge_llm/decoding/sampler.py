@@ -30,7 +30,7 @@ def make_sampler(params: GenerationParams, pool: ThreadPool | None = None) -> Sa
 
     def sample(logits: np.ndarray) -> int:
         filters = _filters(params, len(logits))
-        return sampling.draw(logits, _best(logits), **filters, chance=random.random(), pool=pool)
+        return sampling.draw(logits, _best(logits, pool), **filters, chance=random.random(), pool=pool)
 
     return sample
 
@@ -54,12 +54,12 @@ def _filters(params: GenerationParams, vocab_size: int) -> _Filters:
     return {"temperature": params.temperature, "top_k": top_k, "top_p": params.top_p, "min_p": params.min_p}
 
 
-def _best(logits: np.ndarray) -> float:
-    best = logits.max()
+def _best(logits: np.ndarray, pool: ThreadPool | None = None) -> float:
+    best = sampling.best(logits, pool)
     _check_finite(best)
-    return float(best)
+    return best
 
 
-def _check_finite(best: np.floating) -> None:
+def _check_finite(best: float | np.floating) -> None:
     if not np.isfinite(best):
         raise NumericError(f"the logits hold `{best}`; the model or the device computed something that is no number")

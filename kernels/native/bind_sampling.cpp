@@ -322,12 +322,17 @@ class Candidates {
     kernels_.buckets(greatest_.data(), range, block_count(), nearest_.data());
     for (int64_t index = 0; index < block_count(); ++index) {
       if (nearest_[index] > bucket || !may_hold(blocks_[index], range.low)) continue;
-      const Survivors block = survivors_of(blocks_[index], own_.found);
-      const int64_t found = kernels_.find(block.gaps, range, bucket, block.count, own_.buckets);
+      const Block& block = blocks_[index];
+      const bool kept = block.kept.gaps != nullptr;
+      const float* values = kept ? block.kept.gaps : logits_ + block.first;
+      const float best = kept ? 0.0f : best_;
+      const int64_t count = kept ? block.kept.count : std::min(kSamplingBlock, vocab_ - block.first);
+      const int64_t found = kernels_.find(values, best, range, bucket, count, own_.buckets);
       for (int64_t n = 0; n < found; ++n) {
-        const float gap = block.gaps[own_.buckets[n]];
-        const int32_t token = block.tokens[own_.buckets[n]];
-        if (gap > range.high || gap < range.low || !up_to(last_, gap, token)) continue;
+        const int32_t at = own_.buckets[n];
+        const float gap = values[at] - best;
+        const int32_t token = kept ? block.kept.tokens[at] : static_cast<int32_t>(block.first + at);
+        if (gap > range.high || gap < range.low || !(gap > bound_) || !up_to(last_, gap, token)) continue;
         inside = {std::max(inside.high, gap), std::min(inside.low, gap)};
         if (found_ < kFew) few_[found_] = {gap, token, 0};
         ++found_;
@@ -407,6 +412,24 @@ void expect_drawable(float best, double temperature) {
   expect_finite(best);
   if (!(temperature > 0 && temperature <= 1e30))  // gaps of logits times it stay within float32
     throw nb::value_error(("`temperature` must be above 0 and at most 1e30; got `" + std::to_string(temperature) + "`").c_str());
+}
+
+float sampling_best(nb::handle logits_arg, ThreadPool* pool) {
+  const auto logits = read_logits(logits_arg);
+  ReleasedGil released;
+  const SamplingKernels& sampling = kernels().sampling;
+  const int64_t vocab = logits.shape[0], blocks = (vocab + kSamplingBlock - 1) / kSamplingBlock;
+  std::vector<float> greatest(blocks);
+  Workers(pool, vocab).each(blocks, [&](int64_t index, int) {
+    const float* block = logits.data + index * kSamplingBlock;
+    const int64_t count = std::min(kSamplingBlock, vocab - index * kSamplingBlock);
+    greatest[index] = sampling.range(block, count).high;
+    if (!sampling.sane(block, count))
+      greatest[index] = std::any_of(block, block + count, [](float x) { return std::isnan(x); }) ? NAN : INFINITY;
+  });
+  for (const float each : greatest)
+    if (std::isnan(each)) return each;
+  return *std::max_element(greatest.begin(), greatest.end());
 }
 
 int64_t sampling_draw(nb::handle logits_arg, float best, double temperature, int64_t top_k, double top_p, double min_p,
@@ -544,6 +567,7 @@ nb::tuple sampling_mask(nb::handle logits_arg, nb::handle bits_arg) {
 void bind_sampling(nb::module_& module) {
   const auto any = nb::arg();
   const auto pool = nb::arg().none();
+  module.def("sampling_best", &sampling_best, any, pool);
   module.def("sampling_draw", &sampling_draw, any, any, any, any, any, any, any, pool);
   module.def("sampling_candidates", &sampling_candidates, any, any, any, any, any, any, pool);
   module.def("sampling_log_sum", &sampling_log_sum, any, any, pool);

@@ -49,6 +49,13 @@ static ValueRange sampling_range(const float* logits, int64_t count) {
   return range;
 }
 
+static bool sampling_sane(const float* logits, int64_t count) {
+  const f32x16 infinite = broadcast(__builtin_inff());
+  uint32_t sane = ~0u;
+  each_vector(count, [&](int64_t i, int n) { sane &= mask_greater(infinite, load_some(logits + i, n)) | ~((1u << n) - 1); });
+  return sane == ~0u;
+}
+
 static int64_t sampling_above(const float* logits, float best, float bound, int64_t first, int64_t count, float* gaps,
                               int32_t* tokens) {
   alignas(64) static const int32_t kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -180,12 +187,12 @@ static void sampling_tabulate(const float* gaps, double inverse_temperature, int
   for (int64_t i = 0; first + i < count; ++i) table[buckets[i]] += masses[first + i];
 }
 
-static int64_t sampling_find(const float* gaps, ValueRange range, int32_t bucket, int64_t count, int32_t* where) {
+static int64_t sampling_find(const float* logits, float best, ValueRange range, int32_t bucket, int64_t count, int32_t* where) {
   const SamplingScale scale(range);
-  const f32x16 wanted = from_i32(broadcast_i32(bucket));
+  const f32x16 wanted = from_i32(broadcast_i32(bucket)), top = broadcast(best);
   int64_t found = 0;
   each_vector(count, [&](int64_t i, int n) {
-    const f32x16 place = from_i32(scale.bucket(load_some(gaps + i, n)));
+    const f32x16 place = from_i32(scale.bucket(sub(load_some(logits + i, n), top)));
     const uint32_t others = mask_greater(place, wanted) | mask_greater(wanted, place);
     for (uint32_t inside = ~others & ((1u << n) - 1); inside != 0; inside &= inside - 1)
       where[found++] = static_cast<int32_t>(i + __builtin_ctz(inside));
@@ -241,7 +248,7 @@ static int64_t sampling_mask(const float* logits, const uint8_t* bits, int64_t c
   return allowed;
 }
 
-constexpr SamplingKernels sampling_kernels = {sampling_range,    sampling_above,   sampling_masses,
+constexpr SamplingKernels sampling_kernels = {sampling_range,    sampling_sane,    sampling_above,   sampling_masses,
                                               sampling_sum_from, sampling_keep,    sampling_buckets,
                                               sampling_tabulate, sampling_find,    sampling_exp_sum,
                                               sampling_mask};

@@ -15,6 +15,8 @@ struct ValueRange {
 struct SamplingKernels {
   // The greatest and the least of the logits, NaN left out.
   ValueRange (*range)(const float* logits, int64_t count);
+  // Whether none of the logits is +inf or NaN.
+  bool (*sane)(const float* logits, int64_t count);
   // The gaps (logit - best) above `bound`, side by side, and which tokens they are, the first logit being `first`'s; their
   // number. Writes whole vectors.
   int64_t (*above)(const float* logits, float best, float bound, int64_t first, int64_t count, float* gaps, int32_t* tokens);
@@ -30,8 +32,8 @@ struct SamplingKernels {
   // The masses, each added to what the table has for the bucket of its gap.
   void (*tabulate)(const float* gaps, double inverse_temperature, int64_t unit_bits, ValueRange range, int64_t count,
                    int64_t* masses, int64_t* table);
-  // Where the gaps of one bucket are: that many indices, ascending.
-  int64_t (*find)(const float* gaps, ValueRange range, int32_t bucket, int64_t count, int32_t* where);
+  // Where the logits are whose gap (logit - best) is in one bucket: that many indices, ascending.
+  int64_t (*find)(const float* logits, float best, ValueRange range, int32_t bucket, int64_t count, int32_t* where);
   // The sum of e^(logit - best), the exponents in -700..0: sixteen lanes, then the fixed tree.
   double (*exp_sum)(const float* logits, float best, int64_t count);
   // out = logits, and -inf where the bit of a token (from the lowest of the first byte on) is 0; how many bits are 1. Any count.

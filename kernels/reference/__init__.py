@@ -37,6 +37,7 @@ from kernels.reference.numeric import (
 from kernels.reference.pointwise import exp, head_norm, rms_norm, rope, swiglu
 from kernels.reference.program import Program
 from kernels.reference.sampling import (
+    sampling_best,
     sampling_candidates,
     sampling_draw,
     sampling_likeliest,
@@ -88,6 +89,7 @@ __all__ = [
     "rope",
     "rope_append",
     "row_sums",
+    "sampling_best",
     "sampling_candidates",
     "sampling_draw",
     "sampling_likeliest",

@@ -15,6 +15,11 @@ BLOCK = 512
 """Neighbours in a vocabulary whose exponentials are added up first."""
 
 
+def sampling_best(logits: F32) -> float:
+    """The greatest logit; NaN where one is."""
+    return float(logits.max())
+
+
 def sampling_masses(gaps: F32, temperature: float, unit: float) -> I64:
     """rint(e^(gap / temperature) * unit) of gaps <= 0: x = n ln2 + r, a degree-10 polynomial in r, nothing fused.
 
