@@ -64,12 +64,12 @@ def _run(
     late: np.ndarray | None,
     stopped: Stopped | None,
 ) -> None:
-    run = partial(program.run, rows.tokens, rows.position, rows.slots, rows.sequence, rows.page_table, pool, late)
-    done = run(patience=LOOK_SECONDS)
+    arguments = (rows.tokens, rows.position, rows.slots, rows.sequence, rows.page_table, pool, late)
+    done = program.run(*arguments, patience=LOOK_SECONDS)
     while done in waits:
         assert stopped is not None, "a program that awaits layers"
         stopped(waits[done])
-        done = run(start=done + 1, patience=LOOK_SECONDS)
+        done = program.run(*arguments, start=done + 1, patience=LOOK_SECONDS)
 
 
 def add_op(program: HostProgram, op: Op, bound: BoundOps, tables: RopeTables, pool: ThreadPool, shadow: bool) -> None:
