@@ -90,10 +90,8 @@ class BoundOps:
     weights: BlockWeights
     buffers: Buffers
     pages: LayerPages | None
-    layer: int = -1
-    """Its number, where there is a `turn`."""
     turn: Turn | None = None
-    """Its weights are awaited before its operations, and make room for others behind them."""
+    """Of a streamed layer: its weights are awaited before its operations, and make room for others behind them."""
 
 
 Stopped = Callable[[int], None]

@@ -110,7 +110,7 @@ def _program_of(bound: Iterable[BoundOps], tables: RopeTables, pool: ThreadPool,
     program = HostProgram(pool)
     for each in bound:
         if each.turn is not None:
-            program.wait(each.layer, each.turn)
+            program.wait(each.turn)
         for op in each.ops:
             add_op(program, op, each, tables, pool, shadow)
         if each.turn is not None:

@@ -41,10 +41,10 @@ class HostProgram:
             self._steps.append(partial(_run, program, self._waits, self._pool))
         return self._open
 
-    def wait(self, layer: int, turn: Turn) -> None:
-        """What follows uses the weights of ``layer``."""
+    def wait(self, turn: Turn) -> None:
+        """What follows uses the weights of ``turn``."""
         call = self.native.wait(turn.read, turn.checksums)
-        self._waits[call] = layer
+        self._waits[call] = turn.layer
 
     def add(self, step: Callable[[Rows, np.ndarray | None], None]) -> None:
         """A step of Python."""

@@ -240,7 +240,7 @@ class PlacedModel:
         ops = [op for part in self._step_parts[block - 1] for op in part.ops]
         turn = turns.layers.get(block - 1) if turns is not None else None
         weights = self.weights.use(block - 1) if turn is None else turn.weights
-        return BoundOps(ops, weights, slot.buffers, self._pages.layers[block - 1], block - 1, turn)
+        return BoundOps(ops, weights, slot.buffers, self._pages.layers[block - 1], turn)
 
     def _finish(self, chunk: Chunk, slot: _Slot) -> None:
         """The head of ``chunk``: what its rows are wanted for."""

@@ -21,6 +21,8 @@ of a resident layer."""
 class Turn:
     """A streamed layer in a step."""
 
+    layer: int
+    """Its number."""
     weights: BlockWeights
     """Valid once its read has ended well."""
     read: Reading

@@ -110,5 +110,5 @@ class LayerTurns:
         for read, after in zip(reads, reads[len(self._ring) :], strict=False):
             own, following = read.reading.range.native, after.reading.range.native
             assert own is not None and following is not None, "they were looked at"
-            layers[read.layer] = Turn(read.weights, own, read.reading.checksums, following)
+            layers[read.layer] = Turn(read.layer, read.weights, own, read.reading.checksums, following)
         return RingTurns(layers, self._ring, reads)
