@@ -59,7 +59,7 @@ class BlockReading:
     def __init__(self, pieces: BlockPieces, buffer: np.ndarray, reading: RangeReading) -> None:
         self._pieces = pieces
         self._buffer = buffer
-        self.range = reading
+        self._range = reading
 
     def wait(self) -> dict[str, np.ndarray]:
         """The tensors of the block by their full names, checked: views of the buffer.
@@ -67,14 +67,23 @@ class BlockReading:
         Raises `StorageError` or `CorruptBundle`; the buffer then holds anything.
         """
         try:
-            checksums = self.range.wait()
+            checksums = self._range.wait()
         except CorruptBundle:
             raise self._pieces.cut() from None
         return self._pieces.tensors(self._buffer, checksums)
 
     def settle(self) -> None:
         """Wait until nobody writes to the buffer any more, whatever came of it."""
-        self.range.settle()
+        self._range.settle()
+
+    def again(self) -> bool:
+        """Ask for the same block once more; false, with nothing done, where it must be asked for anew."""
+        return self._range.again()
+
+    @property
+    def native(self) -> Reading | None:
+        """`RangeReading.native` of the block."""
+        return self._range.native
 
     @property
     def checksums(self) -> np.ndarray:
@@ -98,15 +107,15 @@ class BlockReader:
     def start(self, name: str, out: np.ndarray | None = None, beside: BlockReading | None = None) -> BlockReading:
         """Ask for the block ``name``, into ``out`` (uint8, 4096-aligned) or new memory; returns at once.
 
-        ``beside`` is another reading, which shares with this one what it holds of the system.
+        ``beside`` is an earlier reading, whose file descriptor the new one shares.
         """
         block = self._bundle.blocks[name]
         buffer = aligned_empty(block.nbytes) if out is None else out[: block.nbytes]
         if name not in self._pieces:
             self._pieces[name] = BlockPieces(self._bundle, block)
         pieces = self._pieces[name]
-        near = None if beside is None else beside.range
-        reading = RangeReading(self._file, self._reader, buffer, block.offset, pieces.ends, beside=near)
+        shared = None if beside is None else beside._range
+        reading = RangeReading(self._file, self._reader, buffer, block.offset, pieces.ends, beside=shared)
         return BlockReading(pieces, buffer, reading)
 
     def read(self, name: str, out: np.ndarray | None = None) -> dict[str, np.ndarray]:

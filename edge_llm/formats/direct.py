@@ -140,7 +140,7 @@ class RangeReading:
     """A range of ``file`` on its way into ``out`` (uint8, 4096-aligned), which must not be touched before `wait`.
 
     Piece i of it ends at ``ends[i]`` (int64, ascending, from the start of ``out``).  What is ``urgent`` overtakes what is not.
-    ``beside`` is another range of the file: the two share what a reading holds of the system.
+    ``beside`` is an earlier range of the file, whose descriptor this one shares.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class RangeReading:
 
     @property
     def native(self) -> Reading | None:
-        """What reads in the background, while nobody else has a part in it and the file is open."""
+        """The reading itself, for who repeats it without Python; None where Python has a part in it, or the file was closed."""
         return self._reading if self._file.direct and self._file.descriptor == self._descriptor else None
 
     def again(self) -> bool:

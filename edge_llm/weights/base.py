@@ -26,11 +26,11 @@ class Turn:
     weights: BlockWeights
     """Valid once its read has ended well."""
     read: Reading
-    """Into the buffer that the weights lie in."""
+    """Brings them into their buffer."""
     checksums: np.ndarray
-    """Of the pieces of a read that ended well: uint32 [pieces]."""
+    """What a read that ended well gives: uint32 [pieces]."""
     after: Reading
-    """Of the layer that takes this buffer next: it may begin when this layer has been used."""
+    """Brings the layer that takes this buffer next: it may begin when this layer has been used."""
 
 
 class Turns(Protocol):
@@ -38,15 +38,18 @@ class Turns(Protocol):
 
     @property
     def layers(self) -> Mapping[int, Turn]:
-        """By their numbers, ascending.  They stay what they are: steps of the same turns are one program."""
+        """By their numbers, ascending.  They never change, so one program serves all steps of the same turns."""
         ...
 
     def lend(self) -> None:
-        """From now on the reads of `layers` are awaited and begun by somebody else."""
+        """From now on the program awaits and begins the reads of `layers`."""
         ...
 
     def give_back(self, layer: int | None) -> None:
-        """All reads that may begin before the use of ``layer`` have begun; None: those of the whole step."""
+        """The program has stopped before ``layer``, or has ended where that is None.
+
+        The layers that it has begun to read are in their buffers or on their way.
+        """
         ...
 
 
@@ -82,9 +85,9 @@ class Weights(Protocol):
         ...
 
     def turns(self) -> Turns | None:
-        """For a step that begins now and whose program reads the streamed layers itself; None where it must ask here for each.
+        """The turns of a step that begins now, for a program that reads the streamed layers itself.
 
-        Starts to read the first of them.
+        Starts to read the first of them.  None where the step must `request` and `wait` for each.
         """
         ...
 

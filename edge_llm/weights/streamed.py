@@ -58,9 +58,9 @@ class StreamedWeights:
             if not bundle.decoder.tied:
                 self._tables["output"] = FlashTable(path, bundle.blocks["output"].tensors[0], output, reader, file)
         self._resident = {index: layer_weights(bundle, tensors, index) for index in plan.resident}
-        self._kept = _KeptLayers(bundle, self._reader)
-        self._ring = Ring(direct_buffers(plan.slots, plan.slot_bytes), self._kept.start, self._kept.open)
-        self._turns = LayerTurns(self._ring, plan.streamed, self._kept.found)
+        self._by_buffer = _LayersByBuffer(bundle, self._reader)
+        self._ring = Ring(direct_buffers(plan.slots, plan.slot_bytes), self._by_buffer.start, self._by_buffer.open)
+        self._turns = LayerTurns(self._ring, plan.streamed, self._by_buffer.get)
         self._loaded_bytes = reader.read_bytes
 
     @property
@@ -86,7 +86,7 @@ class StreamedWeights:
 
     def forget_layers(self) -> None:
         self._ring.release()
-        self._kept.clear()
+        self._by_buffer.clear()
 
     def forget_tables(self) -> None:
         for table in self._tables.values():
@@ -140,8 +140,8 @@ class StreamedWeights:
         }
 
 
-class _KeptLayers:
-    """What a ring of streamed layers starts and opens: each layer once for each buffer, however often it comes."""
+class _LayersByBuffer:
+    """How the ring reads and opens streamed layers: once for each buffer that a layer comes into, then the same again."""
 
     def __init__(self, bundle: Bundle, reader: BlockReader) -> None:
         self._bundle = bundle
@@ -149,11 +149,11 @@ class _KeptLayers:
         # by the layer and the identity of the buffer
         self._readings: dict[tuple[int, int], BlockReading] = {}
         self._opened: dict[tuple[int, int], BlockWeights] = {}
-        self._first: dict[int, BlockWeights] = {}  # of each layer, while its tensors were there
+        self._first: dict[int, BlockWeights] = {}  # by the layer: as it was opened first; it has what other buffers share
 
     def start(self, index: int, buffer: np.ndarray, urgent: bool) -> BlockReading:
         found = self._readings.get((index, id(buffer)))
-        if found is None or not found.range.again():
+        if found is None or not found.again():
             beside = next(iter(self._readings.values()), None)
             found = self._readings[index, id(buffer)] = self._reader.start(f"layers.{index}", buffer, beside)
         return found
@@ -161,19 +161,19 @@ class _KeptLayers:
     def open(self, index: int, buffer: np.ndarray, tensors: Mapping[str, np.ndarray]) -> BlockWeights:
         if (index, id(buffer)) not in self._opened:
             opened = self._opened[index, id(buffer)] = layer_weights(self._bundle, tensors, index)
-            others = self._first.setdefault(index, opened).linears
+            first = self._first.setdefault(index, opened)
             for name, linear in opened.linears.items():
-                if isinstance(linear, Int8Product) and isinstance(other := others[name], Int8Product):
-                    linear.prepare(other)
+                if isinstance(linear, Int8Product) and isinstance(twin := first.linears[name], Int8Product):
+                    linear.prepare(twin)  # a program is made when another layer may be in the buffer
         return self._opened[index, id(buffer)]
 
-    def found(self, index: int, buffer: np.ndarray) -> tuple[BlockReading, BlockWeights] | None:
+    def get(self, index: int, buffer: np.ndarray) -> tuple[BlockReading, BlockWeights] | None:
         """How layer ``index`` is read into ``buffer`` and what it is there; None before it was opened there."""
         weights = self._opened.get((index, id(buffer)))
         return None if weights is None else (self._readings[index, id(buffer)], weights)
 
     def clear(self) -> None:
-        """Forget all, before the buffers are given back."""
+        """Forget all layers, which hold the buffers."""
         self._readings.clear()
         self._opened.clear()
         self._first.clear()

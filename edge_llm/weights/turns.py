@@ -1,7 +1,7 @@
 """Streamed layers in the hands of a program, which awaits each one and asks for the next without Python.
 
-A layer that is read into the same buffer again is what it was there: the same read, the same checksums, the same opened
-weights.  So a program that is made once for the buffers that layers fall into stays right.
+A layer that comes into a buffer again is what it was there before: the same read, the same checksums, the same opened
+weights.  So one program serves every step in which the layers take the same buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Read(NamedTuple):
-    """A read of a streamed layer into a buffer that it was in before."""
+    """A streamed layer on its way into a buffer that it was in before."""
 
     layer: int
     place: int
@@ -33,12 +33,12 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RingTurns:
-    """Turns of layers in the buffers of ``ring``, which is lent to who takes them."""
+    """The turns of a step in the buffers of ``ring``, which are lent to its program."""
 
     layers: Mapping[int, Turn]
     ring: Ring[int, BlockWeights]
     reads: Sequence[Read]
-    """Those of the step, and those for the next one that it begins."""
+    """In their order: those of the step, then those that it begins for the next one."""
 
     def lend(self) -> None:
         places = range(len(self.ring))
@@ -52,12 +52,12 @@ class RingTurns:
 
 @dataclass(frozen=True)
 class _Writers:
-    """All that may write to a buffer that is lent."""
+    """All readings that may write to a buffer while it is lent."""
 
     readings: Sequence[BlockReading]
 
     def wait(self) -> None:
-        """What comes is for somebody else."""
+        """Nothing to open: what comes is the program's."""
 
     def settle(self) -> None:
         for reading in self.readings:
@@ -67,22 +67,25 @@ class _Writers:
 class LayerTurns:
     """Makes the turns of steps over the layers ``streamed``, of which there are more than buffers of ``ring``.
 
-    ``kept(layer, buffer)`` is how a layer is read into a buffer and what it is there, or None before it was opened there.
+    ``find(layer, buffer)`` is how a layer is read into a buffer and what it is there, or None before it was opened there.
     """
 
     def __init__(
         self,
         ring: Ring[int, BlockWeights],
         streamed: Sequence[int],
-        kept: Callable[[int, np.ndarray], tuple[BlockReading, BlockWeights] | None],
+        find: Callable[[int, np.ndarray], tuple[BlockReading, BlockWeights] | None],
     ) -> None:
         self._ring = ring
         self._streamed = streamed
-        self._kept = kept
-        self._made: dict[tuple[int, ...], RingTurns] = {}
+        self._find = find
+        self._made: dict[tuple[int, ...], RingTurns] = {}  # by the buffers of the first layers, which decide all others
 
     def begin(self) -> RingTurns | None:
-        """Those of a step that begins now; None while a layer has not been where it will be, or reads need Python."""
+        """The turns of a step that begins now.
+
+        None where Python must take part: a layer will be in a buffer for the first time, or its reads need Python.
+        """
         ahead = self._streamed[: len(self._ring)]
         for layer in ahead:
             self._ring.request(layer)
@@ -99,16 +102,16 @@ class LayerTurns:
         reads: list[Read] = []
         for number in range(len(self._streamed) + len(places)):
             layer, place = self._streamed[number % len(self._streamed)], places[number % len(places)]
-            kept = self._kept(layer, self._ring.buffer(place))
-            if kept is None or kept[0].range.native is None:
+            found = self._find(layer, self._ring.buffer(place))
+            if found is None or found[0].native is None:
                 return None
-            reads.append(Read(layer, place, *kept))
+            reads.append(Read(layer, place, *found))
         return reads
 
     def _make(self, reads: Sequence[Read]) -> RingTurns:
         layers: dict[int, Turn] = {}
         for read, after in zip(reads, reads[len(self._ring) :], strict=False):
-            own, following = read.reading.range.native, after.reading.range.native
-            assert own is not None and following is not None, "they were looked at"
+            own, following = read.reading.native, after.reading.native
+            assert own is not None and following is not None, "`_reads` gives no others"
             layers[read.layer] = Turn(read.layer, read.weights, own, read.reading.checksums, following)
         return RingTurns(layers, self._ring, reads)
