@@ -92,7 +92,7 @@ class Program:
     def wait(self, reading: Reading, checksums: U32) -> int:
         """Wait for ``reading``, into arrays of the calls that follow; the number of this call, at which `run` may stop.
 
-        u32[pieces]: what the checksums of a reading are that came whole.
+        `checksums` u32[pieces] are those of a reading that came whole.
         """
         return self._native.wait(reading, checksums)
 
@@ -115,7 +115,8 @@ class Program:
     ) -> int:
         """All calls from number `start` on, on the first M rows of their arrays; the number of the call that it stopped at.
 
-        It stops behind the last call, or at a `wait` for what does not come whole, or that is reached after `patience` seconds.
+        It stops behind the last call, or at a `wait` whose reading does not come whole, or at the first `wait` that it comes to
+        after `patience` seconds.
 
         tokens[M] are those of `kernels.embedding`; positions[M], slots[M] and row_sequence[M] those of `kernels.attention`.
         `out` f32[M, N] is written by the linear that was added without one. Raises ValueError when one of them or a needed

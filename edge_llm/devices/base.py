@@ -95,9 +95,9 @@ class BoundOps:
 
 
 Stopped = Callable[[int], None]
-"""Called where a run must wait for the weights of a layer and cannot do so alone, or has not looked up for a while.
+"""Called with the layer before which a run stopped: its weights did not come whole, or the run may be cancelled by now.
 
-Returns when they are there, or raises why the run ends.
+Returns when the weights are there, or raises why the run ends.
 """
 RunRows = Callable[[Rows, np.ndarray | None, Stopped | None], None]
 """Runs what is bound for the rows of a chunk; what was bound to `LATE` is written to the array that comes with them."""
@@ -155,10 +155,10 @@ class DeviceModel(Protocol):
         ...
 
     def stream(self, chunk: Chunk, look: Callable[[], None]) -> bool:
-        """Carry ``chunk`` through all blocks and read the streamed layers on the way; false, with nothing done, where `walk`
-        and the caller must do it.
+        """Carry ``chunk`` through all blocks and read the streamed layers on the way.
 
-        ``look`` is called now and then, and may raise to give the step up.
+        False, with nothing computed, where the caller must do it with `walk`.  ``look`` is called now and then; it may raise to
+        give the step up.
         """
         ...
 
@@ -199,7 +199,7 @@ class Device(Protocol):
 
     @property
     def pool(self) -> ThreadPool:
-        """The threads of the host beside it.  Between two steps they wait, and may help with what is done with logits."""
+        """The threads of the host, which wait between two steps and may then share the work on logits."""
         ...
 
     @property

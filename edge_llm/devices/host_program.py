@@ -20,7 +20,7 @@ from kernels.program import Program
 Step = Callable[[Rows, np.ndarray | None, Stopped | None], None]
 
 LOOK_SECONDS = 0.05
-"""A program that awaits reads for longer comes back to Python now and then, where it can be cancelled."""
+"""A program that has run for longer stops at its next wait: in Python a step can be cancelled."""
 
 
 class HostProgram:
@@ -30,7 +30,7 @@ class HostProgram:
         self._pool = pool
         self._steps: list[Step] = []
         self._open: Program | None = None  # the last step, while more native calls may follow
-        self._waits: dict[int, int] = {}  # of that program: layers, by the numbers of the calls that await them
+        self._waits: dict[int, int] = {}  # of that program: the layers, by the numbers of the calls that await them
 
     @property
     def native(self) -> Program:

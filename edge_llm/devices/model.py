@@ -45,7 +45,7 @@ class _Slot:
     rows: Rows | None = None
     outputs: tuple[np.ndarray, np.ndarray] | None = None
     programs: dict[tuple[range, Turns | None], RunRows] = field(default_factory=dict)
-    """Of runs of blocks in these buffers, which are resident but for those that take turns."""
+    """Of runs of blocks in these buffers, by the turns of their streamed layers; None: all of them are resident."""
 
 
 @dataclass(frozen=True)

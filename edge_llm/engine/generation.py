@@ -27,7 +27,7 @@ class Generation:
 
     Its tokens may be computed in any pieces, after a preemption all over again, and with guesses of the drafter behind
     them: every token is chosen from the logits of the tokens before it, with one draw each, so none of this changes one.
-    ``pool`` shares what choosing takes of a large vocabulary; its size changes no token either.
+    The threads of ``pool`` share the choice from a large vocabulary; their number changes no token either.
     """
 
     background = False

@@ -120,7 +120,7 @@ class Runner(Protocol[State]):
 
     @property
     def pool(self) -> ThreadPool | None:
-        """Threads of the host that wait between two steps and may help with what is done with logits; None: it has none."""
+        """Threads of the host, which wait between two steps and may then share the work on logits; None: it has none."""
         ...
 
     @property

@@ -27,7 +27,8 @@ def chunk_lengths(chunk: int, context: int) -> tuple[int, ...]:
     return ladder(min(chunk, max(8, context)))
 
 
-NO_ROWS, FIRST_ROW = np.empty(0, np.int64), np.zeros(1, np.int64)
+NO_ROWS = np.empty(0, np.int64)
+FIRST_ROW = np.zeros(1, np.int64)
 FIRST_SEQUENCE = np.zeros(1, np.int32)
 
 
@@ -49,10 +50,9 @@ def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int], win
 
 
 def _one_row(segment: Segment[SequencePages], static: int) -> Chunk:
-    """A step of one sequence.
+    """The chunk of a step of one sequence, as the functions below lay it out, but without lists.
 
-    It comes between two sweeps over all weights, with no code of Python left in a cache: the lists below would take longer than
-    the rest of a step's Python.
+    A step has swept the code of Python from all caches, so that lists would take longer than all other Python of the next one.
     """
     sequence = segment.sequence
     at, size, table = sequence.length, sequence.page_tokens, sequence.table

@@ -140,8 +140,10 @@ class Int8Runner:
         if self.on_trace is None and not self.model.weights.streamed:
             look()
             self.model.walk(range(len(self.model.layer_parts) + 2), chunk)()
-        elif self.on_trace is not None or not self.model.stream(chunk, look):
-            self._execute(decode_graph(chunk, self.model), cancel)
+            return
+        if self.on_trace is None and self.model.stream(chunk, look):
+            return
+        self._execute(decode_graph(chunk, self.model), cancel)
 
     def _head(self, chunks: Sequence[Chunk]) -> None:
         head = len(self.model.layer_parts) + 1
