@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_pools_at_once_give_what_each_gives_alone(threads: int, callers: int) ->
         pool = kernels.ThreadPool(threads)
         found[i].extend(works[i].run(pool) for _ in range(25))
 
-    at_once(*(lambda i=i: call(i) for i in range(callers)))  # type: ignore[misc]
+    at_once(*(partial(call, i) for i in range(callers)))
     assert [each == [wanted] * 25 for each, wanted in zip(found, alone, strict=True)] == [True] * callers
 
 
