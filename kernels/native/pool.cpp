@@ -89,16 +89,16 @@ class StreamOrder {
 };
 
 // The pieces that are dealt to a worker, on a cache line of their own.
-struct alignas(64) Seat {
-  std::atomic<uint64_t> own{0};  // those that are left: end << 32 | begin
+struct alignas(64) DealtPieces {
+  std::atomic<uint64_t> left{0};  // those that nobody took yet: end << 32 | begin
 };
 
 }  // namespace
 
 struct ThreadPool::State final : Job {
-  std::shared_ptr<Team> team;  // null: the caller does all the work
-  Helpers helpers;             // of the region that is worked on
-  std::unique_ptr<Seat[]> seats;  // [threads]
+  std::shared_ptr<Team> team;            // null: the caller does all the work
+  Helpers helpers;                       // of the region that is worked on
+  std::unique_ptr<DealtPieces[]> dealt;  // [threads]
   alignas(64) std::atomic<int64_t> next_block{0};
   void (*body)(void*, int) = nullptr;
   void* context = nullptr;
@@ -123,7 +123,7 @@ struct ThreadPool::State final : Job {
 
   State(int threads, std::shared_ptr<Team> with) : team(std::move(with)) {
     helpers.reserve(static_cast<size_t>(threads));
-    seats = std::make_unique<Seat[]>(static_cast<size_t>(threads));
+    dealt = std::make_unique<DealtPieces[]>(static_cast<size_t>(threads));
     scratch.resize(static_cast<size_t>(threads));
     extended.resize(static_cast<size_t>(threads));
   }
@@ -144,14 +144,14 @@ struct ThreadPool::State final : Job {
 
   // The first piece that a worker has left; or, of another's, the later half.
   Pieces take_dealt(int owner, bool half) {
-    std::atomic<uint64_t>& own = seats[static_cast<size_t>(owner)].own;
-    uint64_t left = own.load(std::memory_order_relaxed);
+    std::atomic<uint64_t>& pieces = dealt[static_cast<size_t>(owner)].left;
+    uint64_t left = pieces.load(std::memory_order_relaxed);
     while (true) {
       const auto begin = static_cast<int64_t>(left & 0xFFFFFFFF), end = static_cast<int64_t>(left >> 32);
       if (begin >= end) return {0, 0};
       const int64_t cut = half ? begin + (end - begin) / 2 : begin + 1;
       const auto keep = static_cast<uint64_t>(half ? cut << 32 | begin : end << 32 | cut);
-      if (own.compare_exchange_weak(left, keep, std::memory_order_relaxed)) return half ? Pieces{cut, end} : Pieces{begin, cut};
+      if (pieces.compare_exchange_weak(left, keep, std::memory_order_relaxed)) return half ? Pieces{cut, end} : Pieces{begin, cut};
     }
   }
 
@@ -169,19 +169,20 @@ struct ThreadPool::State final : Job {
 // All pools of the process, and the teams that they share. A child of a fork has none of their threads, and perhaps a lock
 // that one of them held: each pool gets a new state there, in which the caller does all the work. The old one stays as it is,
 // for nobody can end it.
-class ThreadPool::Process {
+class ThreadPool::Registry {
  public:
-  static Process& known() {
-    static Process* const process = new Process;  // never destroyed: pools may end after it
-    return *process;
+  static Registry& instance() {
+    static Registry* const registry = new Registry;  // never destroyed: pools may end after it
+    return *registry;
   }
 
   // The team of this key: that of the pools that have one, or a new one. It ends with its last pool.
   std::shared_ptr<Team> team(const Team::Key& key) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    teams_.erase(std::remove_if(teams_.begin(), teams_.end(), [](const Known& known) { return known.team.expired(); }), teams_.end());
-    for (const Known& known : teams_)
-      if (std::shared_ptr<Team> team = known.key == key ? known.team.lock() : nullptr) return team;
+    const auto ended = [](const Entry& entry) { return entry.team.expired(); };
+    teams_.erase(std::remove_if(teams_.begin(), teams_.end(), ended), teams_.end());
+    for (const Entry& entry : teams_)
+      if (std::shared_ptr<Team> team = entry.key == key ? entry.team.lock() : nullptr) return team;
     auto team = std::make_shared<Team>(key);
     teams_.push_back({key, team});
     return team;
@@ -198,14 +199,14 @@ class ThreadPool::Process {
   }
 
  private:
-  struct Known {
+  struct Entry {
     Team::Key key;
     std::weak_ptr<Team> team;
   };
 
-  Process() {
+  Registry() {
 #if defined(__unix__) || defined(__APPLE__)
-    pthread_atfork([] { known().mutex_.lock(); }, [] { known().mutex_.unlock(); }, [] { known().begin_child(); });
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); }, [] { instance().begin_child(); });
 #endif
   }
 
@@ -221,18 +222,18 @@ class ThreadPool::Process {
 
   std::mutex mutex_;
   std::vector<ThreadPool*> pools_;
-  std::vector<Known> teams_;
+  std::vector<Entry> teams_;
 };
 
 ThreadPool::ThreadPool(int threads, const int* cpus) : threads_(threads), state_(nullptr) {
   if (threads < 1 || threads > kMaxThreads) throw std::invalid_argument("threads out of range");
-  Process& process = Process::known();
-  state_ = new State(threads, threads > 1 ? process.team(Team::Key(threads, cpus)) : nullptr);
-  process.add(this);
+  Registry& registry = Registry::instance();
+  state_ = new State(threads, threads > 1 ? registry.team(Team::Key(threads, cpus)) : nullptr);
+  registry.add(this);
 }
 
 ThreadPool::~ThreadPool() {
-  Process::known().remove(this);
+  Registry::instance().remove(this);
   delete state_;
 }
 
@@ -243,15 +244,15 @@ int ThreadPool::gather(int workers) {
   return static_cast<int>(s.helpers.size()) + 1;
 }
 
-void ThreadPool::dispatch(int present, int workers, bool all, void (*body)(void*, int), void* context) {
+void ThreadPool::dispatch(int present, int workers, Latecomers latecomers, void (*body)(void*, int), void* context) {
   State& s = *state_;
   s.body = body;
   s.context = context;
   if (present > 1) s.team->offer(s, s.helpers);
   s.run_body(0);
-  for (int worker = present; all && worker < workers; ++worker) s.run_body(worker);  // for whom there was no helper
+  for (int worker = present; worker < workers; ++worker) s.run_body(worker);  // for whom there was no helper
   if (present > 1) {
-    if (!all) s.team->withdraw(s.helpers);
+    if (latecomers == Latecomers::kLeftOut) s.team->withdraw(s.helpers);
     s.prefetch.follow(s.next_stream, 0, s.next_workers);
     s.team->wait(s.helpers, s.prefetch);
     s.team->release(s.helpers);
@@ -271,7 +272,7 @@ void ThreadPool::deal(const Stream& stream, int workers) {
   State& s = *state_;
   for (int worker = 0; worker < workers; ++worker) {
     const Pieces own = dealt_to(stream, worker, workers);
-    s.seats[static_cast<size_t>(worker)].own.store(static_cast<uint64_t>(own.end << 32 | own.begin), std::memory_order_relaxed);
+    s.dealt[static_cast<size_t>(worker)].left.store(static_cast<uint64_t>(own.end << 32 | own.begin), std::memory_order_relaxed);
   }
   s.next_block.store(dealt_pieces(stream, workers), std::memory_order_relaxed);
   s.stream_count = stream.count;
@@ -281,12 +282,12 @@ void ThreadPool::deal(const Stream& stream, int workers) {
   s.next_workers = static_cast<int>(std::min<int64_t>(threads_, std::max<int64_t>(1, s.next_stream.count)));
 }
 
-ThreadPool::Range ThreadPool::take(int worker, int workers) {
+Pieces ThreadPool::take(int worker, int workers) {
   Pieces pieces = state_->take_dealt(worker, false);
   if (pieces.begin == pieces.end) pieces = state_->take_rest();
   for (int step = 1; step < workers && pieces.begin == pieces.end; ++step)
     pieces = state_->take_dealt((worker + step) % workers, true);
-  return {pieces.begin, pieces.end};
+  return pieces;
 }
 
 void* ThreadPool::scratch(int worker, size_t bytes) { return state_->scratch[static_cast<size_t>(worker)].reserve(bytes); }

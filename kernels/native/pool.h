@@ -14,6 +14,9 @@ namespace edge {
 
 constexpr int kMaxThreads = 1024;
 
+// Some pieces of a stream that follow each other.
+struct Pieces { int64_t begin, end; };
+
 // Memory in pieces: `count` of `piece_bytes` each, one after the other.
 struct Stream {
   const void* data;
@@ -38,8 +41,7 @@ class ThreadPool {
   template <class Body>
   void run(int workers, Body&& body) {
     if (workers <= 1) return body(0);
-    dispatch(gather(workers), workers, true, [](void* context, int worker) { (*static_cast<Body*>(context))(worker); },
-             const_cast<void*>(static_cast<const void*>(&body)));
+    dispatch(gather(workers), workers, Latecomers::kAwaited, body);
   }
 
   // The same for work that whoever is there takes from a common store: a worker that has not begun when worker 0 returns
@@ -47,7 +49,8 @@ class ThreadPool {
   template <class Body>
   void run_shared(int workers, Body&& body) {
     if (workers <= 1) return body(0);
-    share(gather(workers), body);
+    const int present = gather(workers);
+    dispatch(present, present, Latecomers::kLeftOut, body);
   }
 
   // body(begin, end, worker) over blocks of `grain` that cover 0..count, taken in ascending order by whoever is free.
@@ -82,10 +85,10 @@ class ThreadPool {
     const int present = gather(workers);
     deal(stream, present);
     const auto work = [&](int worker) {
-      for (Range range; (range = take(worker, present)).begin < range.end;)
-        for (int64_t index = range.begin; index < range.end; ++index) body(index, worker);
+      for (Pieces pieces; (pieces = take(worker, present)).begin < pieces.end;)
+        for (int64_t index = pieces.begin; index < pieces.end; ++index) body(index, worker);
     };
-    share(present, work);
+    dispatch(present, present, Latecomers::kLeftOut, work);
   }
 
   // Private memory of a worker, 64-byte aligned, at least `bytes`; contents are undefined and stay until the worker's
@@ -110,22 +113,23 @@ class ThreadPool {
 
  private:
   struct State;
-  class Process;
+  class Registry;
 
-  struct Range { int64_t begin, end; };
+  // What happens to helpers that have not begun when the caller has no more to do.
+  enum class Latecomers { kAwaited, kLeftOut };
 
-  // The pieces of for_stream: handed out before the call, and what a worker does next (nothing: an empty range).
+  // The pieces of for_stream: handed out before the call, and what a worker does next (nothing: none).
   void deal(const Stream& stream, int workers);
-  Range take(int worker, int workers);
+  Pieces take(int worker, int workers);
 
   // How many of `workers` are here for the region that `dispatch` must now run, the caller among them.
   int gather(int workers);
-  // `all`: the caller does the work of those who are not here.
-  void dispatch(int present, int workers, bool all, void (*body)(void*, int), void* context);
+  // body(worker) once for each of `workers`; the caller does the work of those who are not present.
+  void dispatch(int present, int workers, Latecomers latecomers, void (*body)(void*, int), void* context);
 
   template <class Body>
-  void share(int present, Body& body) {
-    dispatch(present, present, false, [](void* context, int worker) { (*static_cast<Body*>(context))(worker); },
+  void dispatch(int present, int workers, Latecomers latecomers, Body& body) {
+    dispatch(present, workers, latecomers, [](void* context, int worker) { (*static_cast<Body*>(context))(worker); },
              const_cast<void*>(static_cast<const void*>(&body)));
   }
 

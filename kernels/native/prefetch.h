@@ -9,8 +9,6 @@
 
 namespace edge {
 
-struct Pieces { int64_t begin, end; };
-
 // The part of a stream that is dealt out before the call begins: more than is fetched in the time between two calls, and
 // little enough for an L2 of 512 KiB.
 constexpr int64_t kDealtBytes = 448 << 10;  // to each worker

@@ -86,11 +86,11 @@ Team::Team(const Key& key)
     : threads_(key.threads),
       // More threads than CPUs: spinning would only keep the thread that has the work from running.
       spin_microseconds_(key.threads > available_cpus() ? 0 : ThreadPool::kSpinMicroseconds),
-      desks_(std::make_unique<Desk[]>(static_cast<size_t>(key.threads))) {
+      mailboxes_(std::make_unique<Mailbox[]>(static_cast<size_t>(key.threads))) {
   try {
-    for (int desk = 1; desk < threads_; ++desk) {
-      const int cpu = key.bound ? key.cpus[static_cast<size_t>(desk)] : -1;
-      helpers_.emplace_back([this, desk, cpu] { help(desk, cpu); });
+    for (int helper = 1; helper < threads_; ++helper) {
+      const int cpu = key.bound ? key.cpus[static_cast<size_t>(helper)] : -1;
+      helpers_.emplace_back([this, helper, cpu] { help(helper, cpu); });
     }
   } catch (...) {
     stop();
@@ -110,30 +110,30 @@ void Team::stop() {
 }
 
 // False: the team ends.
-bool Team::wait_for_offer(Desk& desk, Prefetch& prefetch) {
+bool Team::wait_for_offer(Mailbox& mailbox, Prefetch& prefetch) {
   const auto called = [&] {
     prefetch.step();
-    return desk.state.load(std::memory_order_relaxed) == Desk::kOffered || stop_.load(std::memory_order_relaxed);
+    return mailbox.state.load(std::memory_order_relaxed) == Mailbox::kOffered || stop_.load(std::memory_order_relaxed);
   };
   if (!spin_until(spin_microseconds_, called)) {
     std::unique_lock<std::mutex> guard(sleep_mutex_);
-    desk.asleep.store(true);
+    mailbox.asleep.store(true);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // an offer is seen here, or the sleeper there
     work_ready_.wait(guard, called);
-    desk.asleep.store(false);
+    mailbox.asleep.store(false);
   }
   return !stop_.load();
 }
 
-void Team::help(int number, int cpu) {
+void Team::help(int helper, int cpu) {
   if (cpu >= 0) bind_to_cpu(cpu);
-  Desk& desk = desks_[static_cast<size_t>(number)];
+  Mailbox& mailbox = mailboxes_[static_cast<size_t>(helper)];
   Prefetch prefetch;
-  while (wait_for_offer(desk, prefetch)) {
-    uint32_t offered = Desk::kOffered;
-    if (!desk.state.compare_exchange_strong(offered, Desk::kWorking, std::memory_order_acquire)) continue;
-    desk.job->work(desk.worker, prefetch);
-    desk.state.exchange(Desk::kIdle);  // from here the job and its pool may be gone
+  while (wait_for_offer(mailbox, prefetch)) {
+    uint32_t offered = Mailbox::kOffered;
+    if (!mailbox.state.compare_exchange_strong(offered, Mailbox::kWorking, std::memory_order_acquire)) continue;
+    mailbox.job->work(mailbox.worker, prefetch);
+    mailbox.state.exchange(Mailbox::kIdle);  // from here the job and its pool may be gone
     if (callers_asleep_.load() > 0) {
       std::lock_guard<std::mutex> guard(sleep_mutex_);
       work_done_.notify_all();
@@ -146,27 +146,27 @@ void Team::take(int wanted, Helpers& helpers) {
   const int callers = std::max(1, callers_.load(std::memory_order_relaxed));
   const int most = std::min(wanted, (threads_ + callers - 1) / callers - 1);
   const int free = threads_ - callers - helping_.load(std::memory_order_relaxed);  // others may take them meanwhile: no harm
-  for (int desk = 1; desk < threads_ && static_cast<int>(helpers.size()) < std::min(most, free); ++desk)
-    if (!desks_[static_cast<size_t>(desk)].taken.exchange(true, std::memory_order_acquire)) helpers.push_back(desk);
+  for (int helper = 1; helper < threads_ && static_cast<int>(helpers.size()) < std::min(most, free); ++helper)
+    if (!mailboxes_[static_cast<size_t>(helper)].taken.exchange(true, std::memory_order_acquire)) helpers.push_back(helper);
   if (!helpers.empty()) helping_.fetch_add(static_cast<int>(helpers.size()), std::memory_order_relaxed);
 }
 
 void Team::release(const Helpers& helpers) {
-  for (int desk : helpers) desks_[static_cast<size_t>(desk)].taken.store(false, std::memory_order_release);
+  for (int helper : helpers) mailboxes_[static_cast<size_t>(helper)].taken.store(false, std::memory_order_release);
   if (!helpers.empty()) helping_.fetch_sub(static_cast<int>(helpers.size()), std::memory_order_relaxed);
 }
 
 void Team::offer(Job& job, const Helpers& helpers) {
   int worker = 0;
   for (int helper : helpers) {
-    Desk& desk = desks_[static_cast<size_t>(helper)];
-    desk.job = &job;
-    desk.worker = ++worker;
-    desk.state.store(Desk::kOffered, std::memory_order_release);
+    Mailbox& mailbox = mailboxes_[static_cast<size_t>(helper)];
+    mailbox.job = &job;
+    mailbox.worker = ++worker;
+    mailbox.state.store(Mailbox::kOffered, std::memory_order_release);
   }
   std::atomic_thread_fence(std::memory_order_seq_cst);  // see wait_for_offer
   for (int helper : helpers) {
-    if (!desks_[static_cast<size_t>(helper)].asleep.load(std::memory_order_relaxed)) continue;
+    if (!mailboxes_[static_cast<size_t>(helper)].asleep.load(std::memory_order_relaxed)) continue;
     std::lock_guard<std::mutex> guard(sleep_mutex_);
     return work_ready_.notify_all();
   }
@@ -174,8 +174,8 @@ void Team::offer(Job& job, const Helpers& helpers) {
 
 void Team::withdraw(const Helpers& helpers) {
   for (int helper : helpers) {
-    uint32_t offered = Desk::kOffered;
-    desks_[static_cast<size_t>(helper)].state.compare_exchange_strong(offered, Desk::kIdle, std::memory_order_relaxed);
+    uint32_t offered = Mailbox::kOffered;
+    mailboxes_[static_cast<size_t>(helper)].state.compare_exchange_strong(offered, Mailbox::kIdle, std::memory_order_relaxed);
   }
 }
 
@@ -183,7 +183,7 @@ void Team::wait(const Helpers& helpers, Prefetch& prefetch) {
   size_t waiting = 0;  // the first that may not be idle
   const auto done = [&] {
     prefetch.step();
-    while (waiting < helpers.size() && desks_[static_cast<size_t>(helpers[waiting])].state.load() == Desk::kIdle) ++waiting;
+    while (waiting < helpers.size() && mailboxes_[static_cast<size_t>(helpers[waiting])].state.load() == Mailbox::kIdle) ++waiting;
     return waiting >= helpers.size();
   };
   if (spin_until(spin_microseconds_, done)) return;

@@ -63,25 +63,25 @@ class Team {
   void wait(const Helpers& helpers, Prefetch& prefetch);
 
  private:
-  // Where a helper meets the caller who took him, on a cache line of its own.
-  struct alignas(64) Desk {
+  // Where a helper finds the job of the caller who took him, on a cache line of its own.
+  struct alignas(64) Mailbox {
     enum : uint32_t { kIdle, kOffered, kWorking };
 
     // The caller offers the job and may withdraw it; the helper takes it and, when done, is idle again.
     std::atomic<uint32_t> state{kIdle};
     std::atomic<bool> asleep{false};
-    std::atomic<bool> taken{false};  // by a caller: the desk is his
+    std::atomic<bool> taken{false};  // by a caller, who alone may offer
     Job* job = nullptr;
     int worker = 0;
   };
 
-  void help(int desk, int cpu);
-  bool wait_for_offer(Desk& desk, Prefetch& prefetch);
+  void help(int helper, int cpu);
+  bool wait_for_offer(Mailbox& mailbox, Prefetch& prefetch);
   void stop();
 
   const int threads_;
   int spin_microseconds_;
-  std::unique_ptr<Desk[]> desks_;  // [threads], the first is nobody's
+  std::unique_ptr<Mailbox[]> mailboxes_;  // [threads], the first is nobody's
 
   alignas(64) std::atomic<int> callers_{0};
   std::atomic<int> helping_{0};  // helpers that are taken
