@@ -432,6 +432,7 @@ static Activation* activation_scratch(ThreadPool& pool, int64_t rows, int64_t st
   return static_cast<Activation*>(pool.shared_scratch(1, static_cast<size_t>(whole_groups * stride) * sizeof(Activation)));
 }
 
+// Whether the plan's activations meet codes that are not expanded.
 EDGE_INLINE bool has_code_rows(const LinearPlan& plan) {
   return plan.weight.codes != nullptr && plan.rows <= CodeRow::kMostRows;
 }

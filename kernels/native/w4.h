@@ -21,6 +21,15 @@ constexpr int kBlocksPerGroup = kCodeGroup / kTileDepth;
 #define EDGE_DIRECT_CODES  // see w4_direct.h
 #endif
 
+// A row of activations that meets codes as they are: behind the values, from a new line on, the negated sums of each group, two
+// int16.
+struct CodeRowLayout {
+  static EDGE_INLINE int64_t sums_at(int64_t blocks) { return ceil_div(blocks * kTileDepth, 64) * 64; }
+  static EDGE_INLINE int64_t columns(int64_t blocks) {
+    return sums_at(blocks) + ceil_div(blocks, kBlocksPerGroup) * static_cast<int64_t>(sizeof(int32_t));
+  }
+};
+
 #if defined(__AVX512F__)
 
 // Multiplier and shift of sixteen rows, ready for their 4-byte words.

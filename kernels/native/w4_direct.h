@@ -19,14 +19,9 @@ namespace EDGE_VARIANT {
 
 #if defined(EDGE_DIRECT_CODES)
 
-// A row of activations that meets codes: behind the values, from a new line on, the negated sums of each group, two int16:
-// of the columns 0 and 1, and 2 and 3, of its tiles.
-struct CodeRow {
+// The two sums of a group are of the columns 0 and 1, and 2 and 3, of its tiles.
+struct CodeRow : CodeRowLayout {
   static constexpr int64_t kMostRows = INT64_MAX;  // of a call that has such rows
-  static EDGE_INLINE int64_t sums_at(int64_t blocks) { return ceil_div(blocks * kTileDepth, 64) * 64; }
-  static EDGE_INLINE int64_t columns(int64_t blocks) {
-    return sums_at(blocks) + ceil_div(blocks, kBlocksPerGroup) * static_cast<int64_t>(sizeof(int32_t));
-  }
   static void complete(int8_t* row, int64_t blocks) {
     int8_t* sums = row + sums_at(blocks);
     for (int64_t block = 0; block < blocks; block += kBlocksPerGroup, sums += sizeof(int32_t)) {

@@ -103,14 +103,9 @@ EDGE_INLINE i32x16 panel_words(const CodeWords (&parts)[2]) { return {parts[0].v
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
-// Rows of so few become signed, with zeros up to a whole group; behind them, from a new line on, lie two int16 for each group:
-// the negated sums of its halves.
-struct CodeRow {
+// The values become signed, with zeros up to a whole group; the two sums of a group are of its halves.
+struct CodeRow : CodeRowLayout {
   static constexpr int64_t kMostRows = CodeWords::kMostRows;  // of a call that has such rows
-  static EDGE_INLINE int64_t sums_at(int64_t blocks) { return ceil_div(blocks * kTileDepth, 64) * 64; }
-  static EDGE_INLINE int64_t columns(int64_t blocks) {
-    return sums_at(blocks) + ceil_div(blocks, kBlocksPerGroup) * static_cast<int64_t>(sizeof(int32_t));
-  }
   static void complete(uint8_t* row, int64_t blocks) {
     const int64_t columns = blocks * kTileDepth;
     memset(row + columns, 0x80, static_cast<size_t>(sums_at(blocks) - columns));
@@ -171,7 +166,7 @@ EDGE_INLINE void multiply_codes(const uint8_t* a, int64_t stride, const CodePane
 
 #elif !defined(EDGE_DIRECT_CODES)
 
-// Rows meet codes as they are.
+// All rows meet codes that are expanded, and stay as they are.
 struct CodeRow {
   static constexpr int64_t kMostRows = 0;
   static EDGE_INLINE int64_t columns(int64_t blocks) { return blocks * kTileDepth; }
