@@ -57,25 +57,25 @@ struct Block {
 };
 
 // Room for the survivors of a block.
-struct Found {
+struct BlockRoom {
   alignas(64) float gaps[kSamplingBlock];
   alignas(64) int32_t tokens[kSamplingBlock];
 };
 
 // Room for the survivors of all blocks: the memory of a thread, which keeps it from row to row.
-struct Kept {
+struct RowRoom {
   std::vector<float> gaps;
   std::vector<int32_t> tokens;
 };
 
-Kept& kept_of(int64_t vocab) {
-  static thread_local Kept kept;
+RowRoom& row_room(int64_t vocab) {
+  static thread_local RowRoom room;
   const size_t most = static_cast<size_t>(vocab) + 16;  // whole vectors are written
-  if (kept.gaps.size() < most) {
-    kept.gaps.resize(most);
-    kept.tokens.resize(most);
+  if (room.gaps.size() < most) {
+    room.gaps.resize(most);
+    room.tokens.resize(most);
   }
-  return kept;
+  return room;
 }
 
 // Who works on one row: the caller alone, or the threads of a pool with him, which serves nobody else meanwhile.
@@ -112,12 +112,18 @@ class Workers {
   int count_ = 1;
 };
 
+// Sums of weights.
+struct Sums {
+  int64_t all;
+  int64_t likely;  // of those that min-p leaves; 0 where it is off
+};
+
 // What one of them has for himself while a table is made.
 struct Worker {
   int64_t* table;
-  int64_t likely;  // the sum of the weights that min-p leaves
+  int64_t likely;  // as in Sums
   bool begun;
-  Found found;
+  BlockRoom room;
   alignas(64) int64_t weights[kSamplingBlock];
   alignas(64) int32_t buckets[kSamplingBlock];
 };
@@ -139,23 +145,23 @@ class Candidates {
     // a token that far below the best has no mass
     const auto lowest = static_cast<float>(-temperature * (static_cast<double>(unit_bits_) * 0.6931471805599453 + 1.0));
     choose_blocks(lowest, filters.top_k);
-    if (filters.top_k > 0 && filters.top_k < vocab && tabulate(By::kCount, range_, table_) > filters.top_k) {
+    if (filters.top_k > 0 && filters.top_k < vocab && tabulate(By::kCount, range_, table_).all > filters.top_k) {
       last_ = place(By::kCount, range_, {static_cast<double>(filters.top_k), false});
       range_.low = last_.gap;
     }
     least_mass_ = static_cast<int64_t>(std::ceil(filters.min_p * static_cast<double>(int64_t{1} << unit_bits_)));
-    kept_ = tabulate(By::kMass, range_, table_);
-    const int64_t likely = likely_;
+    const Sums masses = tabulate(By::kMass, range_, table_);
+    mass_ = masses.all;
     nucleus_ = last_;
     if (filters.top_p < 1.0) {
-      const double share = filters.top_p * static_cast<double>(kept_);
+      const double share = filters.top_p * static_cast<double>(masses.all);
       nucleus_ = place(By::kMass, range_, {std::max(share, 1.0), false});  // one token at least
-      kept_ = nucleus_.sum;
+      mass_ = nucleus_.sum;
     }
-    if (least_mass_ > 0) kept_ = std::min(kept_, likely);
+    if (least_mass_ > 0) mass_ = std::min(mass_, masses.likely);
   }
 
-  int32_t draw(double chance) { return place(By::kMass, range_, {chance * static_cast<double>(kept_), true}).token; }
+  int32_t draw(double chance) { return place(By::kMass, range_, {chance * static_cast<double>(mass_), true}).token; }
 
   // f(token, mass) for every token that is left, in order of the tokens.
   template <class Each>
@@ -195,10 +201,10 @@ class Candidates {
 
   // What a top-k leaves is little to keep, and much work to find again for every table and search.
   void keep_survivors() {
-    Kept& kept = kept_of(vocab_);
+    RowRoom& room = row_room(vocab_);
     int64_t count = 0;
     for (Block& block : blocks_) {
-      block.kept = find_survivors(block, kept.gaps.data() + count, kept.tokens.data() + count);
+      block.kept = find_survivors(block, room.gaps.data() + count, room.tokens.data() + count);
       count += block.kept.count;
     }
   }
@@ -234,15 +240,15 @@ class Candidates {
 
   // Those that are not kept are found anew: in a core's own cache that takes less than to keep so many in memory, where another
   // thread may have written them.
-  Survivors survivors_of(const Block& block, Found& found) const {
-    return block.kept.gaps != nullptr ? block.kept : find_survivors(block, found.gaps, found.tokens);
+  Survivors survivors_of(const Block& block, BlockRoom& room) const {
+    return block.kept.gaps != nullptr ? block.kept : find_survivors(block, room.gaps, room.tokens);
   }
 
   // f(survivors) of every block that may hold a token up to the last, down to `low`, until f returns true.
   template <class Each>
   void each_block(float low, Each&& f) {
     for (const Block& block : blocks_)
-      if (may_hold(block, low) && f(survivors_of(block, own_.found))) return;
+      if (may_hold(block, low) && f(survivors_of(block, own_.room))) return;
   }
 
   // Whether a range has all tokens of all blocks, and none is behind the last.
@@ -264,7 +270,7 @@ class Candidates {
 
   // Adds the weights of a block to the table of a worker.
   void add_block(By by, ValueRange range, const Block& from, Worker& worker) const {
-    const Survivors block = survivors_of(from, worker.found);
+    const Survivors block = survivors_of(from, worker.room);
     if (by == By::kMass && takes_all(range)) {
       kernels_.tabulate(block.gaps, inverse_temperature_, unit_bits_, range, block.count, worker.weights, worker.table);
     } else {
@@ -282,8 +288,8 @@ class Candidates {
     std::fill(table, table + kSamplingBuckets, 0);
   }
 
-  // The weights of the buckets of a range; all of them together, and in likely_ those that min-p leaves.
-  int64_t tabulate(By by, ValueRange range, int64_t* table) {
+  // Writes the weights of the buckets of a range to `table`; the sums of them all.
+  Sums tabulate(By by, ValueRange range, int64_t* table) {
     begin(own_, table);
     for (OtherWorker* other : others_) other->begun = false;
     workers_.each(block_count(), [&](int64_t index, int number) {
@@ -291,13 +297,13 @@ class Candidates {
       if (number > 0 && !others_[number - 1]->begun) begin(*others_[number - 1], others_[number - 1]->own_table);
       add_block(by, range, blocks_[index], number > 0 ? *others_[number - 1] : own_);
     });
-    likely_ = own_.likely;
+    int64_t likely = own_.likely;
     for (const OtherWorker* other : others_) {
       if (!other->begun) continue;
       for (int32_t bucket = 0; bucket < kSamplingBuckets; ++bucket) table[bucket] += other->own_table[bucket];
-      likely_ += other->likely;
+      likely += other->likely;
     }
-    return std::accumulate(table, table + kSamplingBuckets, int64_t{0});
+    return {std::accumulate(table, table + kSamplingBuckets, int64_t{0}), likely};
   }
 
   // Where the running sum of the weights of a range, which are in table_, is as wanted.
@@ -388,8 +394,7 @@ class Candidates {
   Place last_ = {-std::numeric_limits<float>::infinity(), INT32_MAX, 0}, nucleus_;  // the last that top-k and top-p leave
   int64_t least_mass_ = 0;  // that min-p leaves
   ValueRange range_ = {0.0f, 0.0f};  // of the tokens that top-k leaves
-  int64_t kept_;            // the mass of all that is left
-  int64_t likely_ = 0;
+  int64_t mass_;            // of all that is left
   int64_t found_ = 0;       // tokens of the last survey; the first kFew of them are in few_
   int64_t table_[kSamplingBuckets], finer_[kSamplingBuckets];
   Place few_[kFew];
@@ -424,7 +429,7 @@ float sampling_best(nb::handle logits_arg, ThreadPool* pool) {
     const float* block = logits.data + index * kSamplingBlock;
     const int64_t count = std::min(kSamplingBlock, vocab - index * kSamplingBlock);
     greatest[index] = sampling.range(block, count).high;
-    if (!sampling.sane(block, count))
+    if (!sampling.sane(block, count))  // `range` leaves NaN out
       greatest[index] = std::any_of(block, block + count, [](float x) { return std::isnan(x); }) ? NAN : INFINITY;
   });
   for (const float each : greatest)
