@@ -112,13 +112,13 @@ class Program {
   int64_t wait(Reading& reading, nb::handle checksums_arg) {
     const auto checksums = read<uint32_t, 1>(checksums_arg, "checksums");
     expect_shape(checksums, "checksums", {static_cast<int64_t>(reading.pieces())});
-    arrays_.push_back(nb::find(reading));
+    kept_.push_back(nb::find(reading));
     steps_.push_back({nullptr, &reading, std::vector<uint32_t>(checksums.data, checksums.data + checksums.shape[0])});
     return static_cast<int64_t>(steps_.size()) - 1;
   }
 
   void request(Reading& reading) {
-    arrays_.push_back(nb::find(reading));
+    kept_.push_back(nb::find(reading));
     steps_.push_back({nullptr, nullptr, {}, &reading});
   }
 
@@ -156,8 +156,8 @@ class Program {
   }
 
  private:
-  // The step at which it stopped: behind the last, at a read that did not come whole or found us out of patience, or at a
-  // call that failed. The pool serves others while we wait for the disk.
+  // The step at which it stopped: behind the last, at a read that did not come whole or that it came to after `end`, or at a
+  // call that failed. The pool serves others while a read is awaited.
   int64_t run_from(int64_t start, Clock::time_point end, const ProgramRows& rows, ThreadPool& pool, const char** failure) const {
     const ReleasedGil released;
     size_t at = static_cast<size_t>(start);
@@ -208,12 +208,12 @@ class Program {
 
   // The arrays of a call that has so many rows.
   void keep(std::initializer_list<nb::handle> arrays, int64_t rows) {
-    for (nb::handle array : arrays) arrays_.push_back(nb::borrow(array));
+    for (nb::handle array : arrays) kept_.push_back(nb::borrow(array));
     rows_ = std::min(rows_, rows);
   }
 
   std::vector<Step> steps_;
-  std::vector<nb::object> arrays_;
+  std::vector<nb::object> kept_;  // arrays and readings of the steps
   int64_t rows_ = INT32_MAX, tokens_ = INT64_MAX, positions_ = INT32_MAX, pages_ = INT32_MAX;  // that all calls have
   int64_t out_width_ = -1;  // of the output of a run; below 0: there is none
   bool attends_ = false;
