@@ -683,9 +683,20 @@ void test_sampling(Report& report) {
       const edge::ValueRange range = {0.0f, kLowest};
       table.sampling.buckets(gaps.data(), range, count, buckets.data());
       for (int32_t bucket : {0, buckets[0], edge::kSamplingBuckets - 1}) {
-        const int64_t found = table.sampling.find(gaps.data(), range, bucket, count, where.data());
+        const int64_t found = table.sampling.find(logits.data(), kBest, range, bucket, count, where.data());
         for (int64_t n = 0; n < found; ++n) result.expect(buckets[where[n]] == bucket, "found in another bucket");
         result.expect(found == std::count(buckets.begin(), buckets.begin() + count, bucket), "not all of a bucket");
+      }
+      std::vector<int64_t> sums(edge::kSamplingBuckets, 1), expected_sums = sums;
+      for (int64_t i = 0; i < count; ++i) expected_sums[buckets[i]] += masses[i];
+      Array<int64_t> weighed(count);
+      table.sampling.tabulate(gaps.data(), 1.0 / 0.7, 35, range, count, weighed.data(), sums.data());
+      result.expect(std::equal(weighed.begin(), weighed.end(), masses.begin()), "other masses in a table");
+      result.expect(sums == expected_sums, "not the masses added up by buckets");
+      for (const float value : {kInfinity, NAN, -kInfinity}) {
+        std::vector<float> other(logits.begin(), logits.begin() + count);
+        other[count / 2] = value;
+        result.expect(table.sampling.sane(other.data(), count) == (value == -kInfinity), "not whether all are below infinity");
       }
       table.sampling.buckets(gaps.data(), {0.0f, 0.0f}, count, buckets.data());
       result.expect(std::count(buckets.begin(), buckets.begin() + count, 0) == count, "more than one bucket of one gap");
