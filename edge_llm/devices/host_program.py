@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from edge_llm.devices.base import LATE, BoundOps, Rows, Stopped
+from edge_llm.devices.base import LATE, BoundOps, Rows, RunRows, Stopped
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Attention, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
@@ -16,8 +16,6 @@ from edge_llm.subgraphs.ops import PRODUCT, Op
 from edge_llm.weights.base import Turn
 from kernels import ThreadPool
 from kernels.program import Program
-
-Step = Callable[[Rows, np.ndarray | None, Stopped | None], None]
 
 LOOK_SECONDS = 0.05
 """A program that has run for longer stops at its next wait: in Python a step can be cancelled."""
@@ -28,7 +26,7 @@ class HostProgram:
 
     def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool
-        self._steps: list[Step] = []
+        self._steps: list[RunRows] = []
         self._open: Program | None = None  # the last step, while more native calls may follow
         self._waits: dict[int, int] = {}  # of that program: the layers, by the numbers of the calls that await them
 
@@ -64,12 +62,12 @@ def _run(
     late: np.ndarray | None,
     stopped: Stopped | None,
 ) -> None:
+    """Run ``program``; where it stops at one of its ``waits``, call ``stopped`` and go on behind it."""
     arguments = (rows.tokens, rows.position, rows.slots, rows.sequence, rows.page_table, pool, late)
-    done = program.run(*arguments, patience=LOOK_SECONDS)
-    while done in waits:
+    at = -1
+    while (at := program.run(*arguments, start=at + 1, patience=LOOK_SECONDS)) in waits:
         assert stopped is not None, "a program that awaits layers"
-        stopped(waits[done])
-        done = program.run(*arguments, start=done + 1, patience=LOOK_SECONDS)
+        stopped(waits[at])
 
 
 def add_op(program: HostProgram, op: Op, bound: BoundOps, tables: RopeTables, pool: ThreadPool, shadow: bool) -> None:
