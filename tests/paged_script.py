@@ -63,6 +63,8 @@ class DictDisk:
 class PagedScript:
     """Obeys the contract of a runner; its numbers depend on every token of a sequence and on nothing else."""
 
+    pool = None
+
     def __init__(self, kv_tokens=256, context=256, disk=None):
         self.context = context
         self.kv = PagedKV(describe(CONFIG).attentions, kv_tokens)
