@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -43,11 +45,13 @@ class Driver:
         self.changed = threading.Condition()
         """Held for moments only; notified when something was added, and after every step."""
         self._batcher = batcher
-        self._stepping = False  # somebody has the batcher
+        self._stepper: int | None = None  # the thread that has the batcher
+        self._orphaned = False  # that thread is not in this process, a fork, and left the batcher in any state
         self._untidy = False  # something was cancelled meanwhile
         self._arrived: deque[tuple[Work, Mailbox]] = deque()
         self._jobs: list[EmbeddingJob] = []
         self._mailboxes: dict[Work, Mailbox] = {}
+        _drivers.add(self)
 
     def add(self, work: Work, mailbox: Mailbox) -> None:
         """Compute ``work``; its deltas go to ``mailbox``."""
@@ -62,7 +66,10 @@ class Driver:
             self.changed.notify_all()
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        """Run steps, or wait while another thread does, until ``done`` says so."""
+        """Run steps, or wait while another thread does, until ``done`` says so.
+
+        Raises `Unavailable` in a process that was forked while another thread ran a step.
+        """
         while self._turn(done):
             pass
 
@@ -73,9 +80,9 @@ class Driver:
         """
         with self.changed:
             self._untidy = True
-            if self._stepping:
+            if self._stepper is not None:
                 return
-            self._stepping = True
+            self._stepper = threading.get_ident()
         self._let_go()
 
     @property
@@ -98,10 +105,12 @@ class Driver:
         mine = False
         try:
             with self.changed:
-                self.changed.wait_for(lambda: done() or not self._stepping)
+                self.changed.wait_for(lambda: done() or self._stepper is None or self._orphaned)
                 if done():
                     return False
-                mine = self._stepping = True
+                if self._orphaned:
+                    raise Unavailable("this process was forked while the model was computing; load the model here")
+                mine, self._stepper = True, threading.get_ident()
             with self._telling():
                 self._take_arrived()
                 self._feed()
@@ -116,7 +125,7 @@ class Driver:
         while True:
             with self.changed:
                 if not self._untidy:
-                    self._stepping = False
+                    self._stepper = None
                     self.changed.notify_all()
                     return
                 self._untidy = False
@@ -126,7 +135,7 @@ class Driver:
                     self._deliver(self._batcher.drop_cancelled())
             except BaseException:  # this thread shall end; the next step tidies up
                 with self.changed:
-                    self._stepping = False
+                    self._stepper = None
                     self.changed.notify_all()
                 raise
 
@@ -184,3 +193,20 @@ class Driver:
         held = set(self._batcher.works())
         for work in [work for work in self._mailboxes if work not in held]:
             self._mailboxes.pop(work).fail(error)
+
+    def begin_child(self) -> None:
+        """In a process that was just forked, by the one thread that it has."""
+        self.changed = threading.Condition()  # another thread may have held it
+        self._orphaned |= self._stepper not in (None, threading.get_ident())
+
+
+_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
+
+
+def _begin_child() -> None:
+    for driver in _drivers:
+        driver.begin_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)
