@@ -52,7 +52,8 @@ def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int], win
 def _one_row(segment: Segment[SequencePages], static: int) -> Chunk:
     """The chunk of a step of one sequence, as the functions below lay it out, but without lists.
 
-    A step has swept the code of Python from all caches, so that lists would take longer than all other Python of the next one.
+    A step has swept the code of Python from all caches.  Without lists, all Python of the next one takes 0.75 to 0.95 of the
+    time (benchmarks/LOG.md, "Calls of native code").
     """
     sequence = segment.sequence
     at, size, table = sequence.length, sequence.page_tokens, sequence.table
