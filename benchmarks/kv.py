@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from edge_llm.bench.kept import DEPTH, KeptQuality, measure_kept, reads
+from edge_llm.bench.kv_quality import DEPTH, KVQuality, measure_kv_quality, reads
+from edge_llm.bench.report import markdown_lines
 from edge_llm.bench.synthetic import SHAPES
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
@@ -40,22 +41,17 @@ LAYER_BITS = {"INT8": 8.1, "4 bits": 4.4}
 HEAD_BITS = 8.1
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
-
-
-def measured(source: Path, text: Path, fold: bool, folder: Path, calibration: Path | None) -> list[KeptQuality]:
+def measured(source: Path, text: Path, fold: bool, folder: Path, calibration: Path | None) -> list[KVQuality]:
     """Every scheme on one import of ``source``."""
     bundle = import_model(source, target=folder, fold=fold, calibration=calibration)
     with open_source(source) as opened:
         tokenizer, context = opened.tokenizer(), opened.config.context
     tokens = tokenizer.encode(text.read_text(), parse_special=True)[:TOKENS]
     bos = tokenizer.bos_id if tokenizer.add_bos else None
-    return measure_kept(bundle, RuntimeConfig(threads=1), kv_schemes(SCHEMES), tokens, min(512, context), bos)
+    return measure_kv_quality(bundle, RuntimeConfig(threads=1), kv_schemes(SCHEMES), tokens, min(512, context), bos)
 
 
-def models(builtin: Path, stories: Path, text: Path, work: Path) -> Iterator[tuple[str, list[KeptQuality]]]:
+def models(builtin: Path, stories: Path, text: Path, work: Path) -> Iterator[tuple[str, list[KVQuality]]]:
     """A title and the measurements of every model, as it is and planted, with folds and without."""
     chats = ROOT / "assets" / "builtin_model"
     for name, source, held, calibration in (
@@ -68,7 +64,7 @@ def models(builtin: Path, stories: Path, text: Path, work: Path) -> Iterator[tup
             yield f"{name}{what}", measured(where, held, fold, work / name / f"bundle{what}", calibration)
 
 
-def quality_table(found: Sequence[KeptQuality]) -> list[str]:
+def quality_table(found: Sequence[KVQuality]) -> list[str]:
     rows = [
         [
             each.scheme,
@@ -79,7 +75,7 @@ def quality_table(found: Sequence[KeptQuality]) -> list[str]:
         ]
         for each in found
     ]
-    return table(["keys/values", "bits per key / value", "KL x 1e-3", "perplexity", "top-1"], rows)
+    return markdown_lines(["keys/values", "bits per key / value", "KL x 1e-3", "perplexity", "top-1"], rows, right=True)
 
 
 def bytes_table() -> list[str]:
@@ -95,7 +91,7 @@ def bytes_table() -> list[str]:
             shares = [reads(scheme, decoder.attentions, weights) for weights in weight_bytes(decoder)]
             cells.append(" · ".join([f"{kept / 1e6:.0f} MB", *(f"{share:.3f}" for share in shares)]))
         rows.append([scheme.name, *cells])
-    return table(["keys/values", *decoders], rows)
+    return markdown_lines(["keys/values", *decoders], rows, right=True)
 
 
 def weight_bytes(decoder: Decoder) -> list[float]:

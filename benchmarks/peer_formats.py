@@ -31,8 +31,10 @@ except ModuleNotFoundError as missing:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from plants import PLANTS, PlantedModel  # noqa: E402
-from quantization import AS_IT_IS, PLANTED, TEXTS, Study, Texts, line, source_of  # noqa: E402
+from quantization import AS_IT_IS, PLANTED, TEXTS, Study, Texts, source_of  # noqa: E402
 from quantizers import METHODS, NO_CHANNELS, Linear  # noqa: E402
+
+from edge_llm.bench.report import markdown_lines  # noqa: E402
 
 Type = gguf.GGMLQuantizationType
 
@@ -167,8 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source = source_of(options.model, Path(temporary))
         planted = PlantedModel(source).write(Path(temporary) / "planted", PLANTS[PLANTED])
         found = {plant: rows_of(Study(one, texts)) for plant, one in ((AS_IT_IS, source), (PLANTED, planted))}
-    lines = [line([*HEAD, *(f"planted: {name}" for name in HEAD[1:])]), line(["---"] * (2 * len(HEAD) - 1))]
-    lines += [line([name, *found[AS_IT_IS][name], *found[PLANTED][name]]) for name in found[AS_IT_IS]]
+    rows = [[name, *found[AS_IT_IS][name], *found[PLANTED][name]] for name in found[AS_IT_IS]]
+    lines = markdown_lines([*HEAD, *(f"planted: {name}" for name in HEAD[1:])], rows)
     text = "\n".join([f"## {Path(options.model).name}", "", f"Weights alone; planted: {PLANTED}.", "", *lines, ""])
     options.results.write_text(text)
     print(text)

@@ -25,6 +25,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from edge_llm.bench.quality import Quality, log_softmax
+from edge_llm.bench.report import markdown_lines
 from edge_llm.convert.calibrate import calibration_sequences
 from edge_llm.models import describe
 from edge_llm.models.layer import Layer
@@ -224,14 +225,12 @@ MOST_HARMED = 8
 def harm_table(found: Sequence[Harm]) -> str:
     """Rank correlations by sign, and the linears that cost most, as Markdown."""
     heads = [f"{harm.way}{'' if harm.plant == AS_IT_IS else ', planted'}" for harm in found]
-    lines = [line(["sign", *heads]), line(["---"] * (len(found) + 1))]
-    lines += [line([sign, *(f"{harm.foretold[sign]:+.2f}" for harm in found)]) for sign in found[0].foretold]
+    rows = [[sign, *(f"{harm.foretold[sign]:+.2f}" for harm in found)] for sign in found[0].foretold]
+    lines = markdown_lines(["sign", *heads], rows)
     lines += ["", "The linears that cost most alone (KL x 1000):", ""]
     most = [sorted(harm.kl, key=lambda name: -harm.kl[name])[:MOST_HARMED] for harm in found]
-    lines += [line(heads), line(["---"] * len(found))]
-    for names in zip(*most, strict=True):
-        lines.append(line([f"{name} {1000 * harm.kl[name]:.2f}" for name, harm in zip(names, found, strict=True)]))
-    return "\n".join(lines)
+    cells = [[f"{name} {1000 * harm.kl[name]:.2f}" for name in names] for harm, names in zip(found, most, strict=True)]
+    return "\n".join(lines + markdown_lines(heads, zip(*cells, strict=True)))
 
 
 NUMBERS = ["bits", "exact", "KL x 1000", "perplexity", "top-1"]
@@ -243,22 +242,17 @@ def table(rows: Sequence[Row]) -> str:
     """The rows as Markdown: a line for the model as it is and the same with outliers planted."""
     plants = list(dict.fromkeys(row.plant for row in rows))
     by_plant = [[row for row in rows if row.plant == plant] for plant in plants]
-    lines = [line(HEAD + PLANTED_HEAD * (len(plants) - 1)), line(["---"] * (len(HEAD) + len(PLANTED_HEAD) * (len(plants) - 1)))]
+    lines = []
     for same in zip(*by_plant, strict=True):
         first = same[0]
         cells = [first.method, first.scheme, "on" if first.shadow else "off", f"{first.seconds:.1f}"]
-        lines.append(line([*cells, *(number for row in same for number in _numbers(row))]))
-    return "\n".join(lines)
+        lines.append([*cells, *(number for row in same for number in _numbers(row))])
+    return "\n".join(markdown_lines(HEAD + PLANTED_HEAD * (len(plants) - 1), lines))
 
 
 def _numbers(row: Row) -> list[str]:
     kl = f"{1000 * row.kl:.{2 if row.kl < 0.1 else 0}f}"
     return [f"{row.bits:.2f}", f"{row.exact:.2%}", kl, f"x{row.perplexity:.4f}", f"{row.top1:.1%}"]
-
-
-def line(texts: Sequence[str]) -> str:
-    """A line of a Markdown table."""
-    return f"| {' | '.join(texts)} |"
 
 
 def say(text: str) -> None:

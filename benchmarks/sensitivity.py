@@ -67,7 +67,7 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 
 
 def by_layer_and_kind(measure: Callable[[Sequence[str]], float], names: Sequence[str]) -> dict[str, float]:
-    """Import's estimate (`edge_llm/convert/allocate.py`): what a linear's whole layer costs times what its kind costs.
+    """What a linear's whole layer costs times what its kind costs.
 
     ``measure`` gives the cost where only these linears have fewer bits.
     """

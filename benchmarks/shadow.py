@@ -28,6 +28,7 @@ from model_files import random_tensors, tiny_config, write_model  # noqa: E402
 from edge_llm.bench.environment import environment  # noqa: E402
 from edge_llm.bench.measure import Measurement, OwnRunner, Test  # noqa: E402
 from edge_llm.bench.quality import Quality, compare  # noqa: E402
+from edge_llm.bench.report import markdown_lines  # noqa: E402
 from edge_llm.config import RuntimeConfig  # noqa: E402
 from edge_llm.convert.importer import Outliers, import_model  # noqa: E402
 from edge_llm.engine.assembly import load_runner  # noqa: E402
@@ -152,7 +153,7 @@ def table(imported: list[Imported], measured: list[list[Measurement]], quality: 
     head += [f"{column} {test.label}" for test in TESTS for column in ("t/s", "vs none (median / best)")] + ["import s"]
     head += ["ratio", "KL", "top-1"] if quality else []
     losses = calibration_losses(imported)
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    rows = []
     for number, one in enumerate(imported):
         with open_bundle(one.folder) as bundle:
             kinds = Counter(bundle.shadows.values())
@@ -169,8 +170,8 @@ def table(imported: list[Imported], measured: list[list[Measurement]], quality: 
         if quality:
             q = quality[number]
             cells += [f"{q.perplexity / q.float_perplexity:.4f}", f"{q.mean_kl:.5f}", f"{q.top1_agreement:.3f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return "\n".join(markdown_lines(head, rows))
 
 
 def main() -> int:

@@ -31,6 +31,7 @@ from edge_llm.bench.environment import environment  # noqa: E402
 from edge_llm.bench.measure import Contestant, Measurement, Ratio, Test, measure  # noqa: E402
 from edge_llm.bench.own_process import OwnProcess  # noqa: E402
 from edge_llm.bench.peer import LLAMA_CPP, Peer, PeerSettings, PeerSpec  # noqa: E402
+from edge_llm.bench.report import markdown_lines  # noqa: E402
 from edge_llm.bench.synthetic import SHAPES, synthetic_bundle  # noqa: E402
 from edge_llm.bench.synthetic_gguf import synthetic_gguf  # noqa: E402
 from edge_llm.config import RuntimeConfig  # noqa: E402
@@ -176,11 +177,10 @@ def report(results: Sequence[Result], memory: str, surroundings: dict[str, objec
         "",
         f"`--memory {memory}`, {machine}, edge-llm {surroundings['edge_llm']}",
         "",
-        "| | " + " | ".join(result.shape for result in results) + " |",
-        "|---|" + "---|" * len(results),
     ]
-    rows = [row(result) for result in results]
-    lines += [f"| {name} | " + " | ".join(cells[name] for cells in rows) + " |" for name in rows[0]]
+    columns = [row(result) for result in results]
+    rows = [[name, *(cells[name] for cells in columns)] for name in columns[0]]
+    lines += markdown_lines(["", *(result.shape for result in results)], rows)
     lines += ["", *(f"No memory limit for {r.shape}: {r.limited}" for r in results if r.limited)]
     return "\n".join(lines).rstrip() + "\n"
 

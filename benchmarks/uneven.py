@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from edge_llm.bench.quality import compare
+from edge_llm.bench.report import markdown_line, markdown_lines
 from edge_llm.bench.shares import measure_shares
 from edge_llm.cli.shadow import fold_lines, fold_report
 from edge_llm.config import RuntimeConfig
@@ -72,17 +73,12 @@ def rows(source: Path, plants: Sequence[str], work: Path, text: Text) -> list[li
         planted = source if name == AS_IT_IS else PlantedModel(source).write(folder / "source", PLANTS[name])
         for fold in (False, True):
             found.append(cells(name, planted, folder / f"bundle-{fold}", text, fold))
-            print(line(found[-1]), file=sys.stderr, flush=True)
+            print(markdown_line(found[-1]), file=sys.stderr, flush=True)
     return found
 
 
 AS_IT_IS = "nothing"
 """The plant that changes nothing."""
-
-
-def line(texts: Sequence[str]) -> str:
-    """A line of a Markdown table."""
-    return f"| {' | '.join(texts)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = rows(options.source, [AS_IT_IS] if options.as_it_is else list(PLANTS), work, text)
         with open_bundle(work / "0" / "bundle-True") as bundle:
             folds = "\n".join(fold_lines(fold_report(bundle)))
-    table = "\n".join([line(HEAD), line(["---"] * len(HEAD)), *map(line, found)])
+    table = "\n".join(markdown_lines(HEAD, found))
     report = f"## {options.source.resolve().name}\n\n{table}\n\nThe model as it is:\n\n```\n{folds}\n```\n"
     options.results.parent.mkdir(parents=True, exist_ok=True)
     options.results.write_text(report)

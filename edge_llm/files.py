@@ -20,6 +20,7 @@ from edge_llm.errors import (
     InvalidModel,
     ModelNotFound,
     StorageError,
+    UsageError,
     is_too_many_files,
 )
 
@@ -88,8 +89,9 @@ def folder_bytes(folder: Path) -> int:
 class RegularFile:
     """An open regular file that must not change while it is read.
 
-    Raises `ModelNotFound` when nothing is there, ``error`` when it is not a regular file, `StorageError` when the
-    system refuses.  Close it when done; reads are positional, so threads may share it.
+    Raises ``error`` when it is not a regular file, `StorageError` when the system refuses.  Where nothing is there it raises
+    `ModelNotFound`, or `UsageError` where that is the ``error``: whoever asked named the file.  Close it when done; reads
+    are positional, so threads may share it.
     """
 
     def __init__(self, path: Path, *, error: type[EdgeLLMError] = InvalidModel) -> None:
@@ -104,7 +106,7 @@ class RegularFile:
         except BaseException as failure:
             self.close()
             if isinstance(failure, (OSError, ValueError)):
-                raise _open_error(path, failure) from None
+                raise _open_error(path, failure, UsageError if error is UsageError else ModelNotFound) from None
             raise
         self.size = status.st_size
         self._modified = status.st_mtime_ns
@@ -165,11 +167,11 @@ def read_file(path: Path, limit: int, *, error: type[EdgeLLMError] = InvalidMode
         return file.read(file.size)
 
 
-def _open_error(path: Path, failure: OSError | ValueError) -> EdgeLLMError:
+def _open_error(path: Path, failure: OSError | ValueError, missing: type[EdgeLLMError]) -> EdgeLLMError:
     if isinstance(failure, (FileNotFoundError, NotADirectoryError)):
-        return ModelNotFound(f"no file `{shown(path)}`; check the path")
+        return missing(f"no file `{shown(path)}`; check the path")
     if is_too_many_files(failure):
         return StorageError(f"cannot open `{shown(path)}`: {TOO_MANY_FILES}")
     if isinstance(failure, OSError):
         return StorageError(f"cannot open `{shown(path)}`: {failure.strerror or failure}; check its permissions")
-    return ModelNotFound(f"`{shown(path)}` is not a possible file name; check the path")  # NUL inside
+    return missing(f"`{shown(path)}` is not a possible file name; check the path")  # NUL inside

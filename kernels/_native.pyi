@@ -284,6 +284,7 @@ class Program:
     """Kernel calls over fixed arrays, see `kernels.program`."""
 
     def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
     def embedding(self, integers: _I8 | _U8, columns: int, scale: _F32, hot: _I32, hot_weight: _F16, out: _F32, /) -> None: ...
     def linear(
         self,
@@ -341,6 +342,7 @@ class Program:
         out: _F32 | None,
         start: int,
         patience: float,
+        seconds: _F64 | None,
         /,
     ) -> int: ...
 

@@ -20,7 +20,7 @@ import numpy as np
 from kernels import _native
 from kernels._native import Int8Linear, Reading, ThreadPool
 from kernels.linear import SWIGLU_CHANNELS
-from kernels.types import F16, F32, I8, I32, I64, U8, U32
+from kernels.types import F16, F32, F64, I8, I32, I64, U8, U32
 
 
 class Program:
@@ -28,6 +28,10 @@ class Program:
 
     def __init__(self) -> None:
         self._native = _native.Program()
+
+    def __len__(self) -> int:
+        """Native calls so far; what one method adds may be two."""
+        return len(self._native)
 
     def embedding(self, integers: I8 | U8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32) -> None:
         """`kernels.embedding.embedding` of the tokens of `run`."""
@@ -112,6 +116,7 @@ class Program:
         *,
         start: int = 0,
         patience: float = math.inf,
+        seconds: F64 | None = None,
     ) -> int:
         """All calls from number `start` on, on the first M rows of their arrays; the number of the call that it stopped at.
 
@@ -119,7 +124,8 @@ class Program:
         after `patience` seconds.
 
         tokens[M] are those of `kernels.embedding`; positions[M], slots[M] and row_sequence[M] those of `kernels.attention`.
-        `out` f32[M, N] is written by the linear that was added without one. Raises ValueError when one of them or a needed
+        `out` f32[M, N] is written by the linear that was added without one. What every call takes is added to `seconds`
+        f64[len(self)]. Raises ValueError when one of them or a needed
         page is out of range, before anything is computed, and for a value that is not finite, in the middle.
         """
-        return self._native.run(tokens, positions, slots, row_sequence, page_table, pool, out, start, patience)
+        return self._native.run(tokens, positions, slots, row_sequence, page_table, pool, out, start, patience, seconds)

@@ -11,7 +11,8 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.host import HostDevice
-from edge_llm.devices.model import PlacedModel, builder
+from edge_llm.devices.model import PlacedModel
+from edge_llm.devices.watched import builder
 from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import DeviceError
 from edge_llm.formats.bundle import open_bundle

@@ -241,7 +241,7 @@ def kept(bundle, tokens, **options):
     sequence = runner.memory.open(tokens)
     found = sequence.length
     logits = runner.forward(sequence, tokens[found:])
-    runner.memory.keep(sequence, tokens)
+    runner.memory.remember(sequence, tokens)
     sequence.close()
     runner.memory._disk.close()
     return found, logits

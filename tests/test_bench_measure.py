@@ -150,13 +150,22 @@ def test_a_breakdown_adds_up(bundle):
     assert len(table(facts).splitlines()) == 4 + len(facts["parts"])
 
 
-def test_the_watched_runner_computes_the_same(bundle):
-    clock = Clock()
-    plain, _ = load_runner(bundle, RuntimeConfig(threads=1, chunk=32), 64)
-    watched, _ = load_runner(bundle, RuntimeConfig(threads=1, chunk=32), 64, clock.watch)
-    ids = list(range(40))
-    assert (plain.forward(plain.open(), ids) == watched.forward(watched.open(), ids)).all()
-    assert clock.take().keys() >= {("embedding", "embedding"), ("qkv", "linear"), ("head", "linear")}
+PRODUCTS = ("linear", "matmul")
+
+
+@pytest.mark.parametrize("device", ["host", "emulated:310p"])
+def test_the_watched_runner_computes_the_same(bundle, device):
+    clock, runtime = Clock(), RuntimeConfig(threads=1, chunk=32, device=device)
+    plain, _ = load_runner(bundle, runtime, 64)
+    watched, _ = load_runner(bundle, runtime, 64, clock.watch)
+    sequence, seen = plain.open(), watched.open()
+    for count, chunks in (40, 2), (1, 1), (1, 1):
+        ids = list(range(count))
+        assert (plain.forward(sequence, ids) == watched.forward(seen, ids)).all()
+        spent = clock.take()
+        assert spent["embedding", "embedding"].calls == chunks
+        assert sum(found.calls for (part, kind), found in spent.items() if part == "qkv" and kind in PRODUCTS) == 2 * chunks
+        assert all(found.seconds > 0 for found in spent.values())
 
 
 def test_first_token_is_later_than_the_load(bundle):

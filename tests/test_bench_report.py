@@ -5,7 +5,7 @@ import json
 import pytest
 
 from edge_llm.bench import saved
-from edge_llm.bench.report import render
+from edge_llm.bench.report import markdown_lines, render
 from edge_llm.errors import UsageError
 
 ROW = {
@@ -15,6 +15,11 @@ ROW = {
     "roof_gops": None, "ratio": None, "ratio_low": None, "ratio_high": None, "ttft_ms": None,
     "environment": {"cpu": "x"},
 }  # fmt: skip
+
+
+def test_a_table_of_texts_has_a_rule_for_every_column():
+    assert markdown_lines(["", "a", "b"], [["x", "1", "2"]]) == ["|  | a | b |", "| --- | --- | --- |", "| x | 1 | 2 |"]
+    assert markdown_lines(["", "a"], [], right=True) == ["|  | a |", "| --- | ---: |"]
 
 
 def test_a_plain_run_is_the_table_of_llama_bench():

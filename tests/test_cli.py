@@ -180,6 +180,9 @@ def test_import_list_show_rm(call, tiny_model, edge_llm_home):
     assert facts["model"]["family"] == "qwen2"
     assert facts["source"]["path"] == str(source)
     assert "gate_up" in call("show", "mine")[1]
+    code, _, err = call("rm", "mine")  # nobody is there who could say yes
+    assert (code, "--yes" in err) == (2, True)
+    assert json.loads(call("show", "mine", "--json")[1]) == facts
     assert call("rm", "mine", "--yes")[0] == 0
     assert list((edge_llm_home / "models").iterdir()) == []
     code, _, err = call("show", "mine")
@@ -351,7 +354,25 @@ MISTAKES = {
     "perplexity of an empty file": (("perplexity", "{bundle}", "{empty}"), 2, "too few"),
     "import of nothing": (("import", "./nowhere"), 1, "nowhere"),
     "import under a bad name": (("import", "{source}", "--name", "../x"), 2, "`../x` cannot be a model name"),
-    "import with no calibration file": (("import", "{source}", "--calibration", "./no.txt"), None, "no.txt"),
+    "import with no calibration file": (("import", "{source}", "--calibration", "./no.txt"), 2, "no file `no.txt`"),
+    "import with no file of sensitive linears": (
+        ("import", "{source}", "--weights", "w4", "--sensitive", "./no.json"), 2, "no file `no.json`; check the path",
+    ),
+    "import with a folder of sensitive linears": (
+        ("import", "{source}", "--weights", "w4", "--sensitive", "{source}"), 2, "a regular file is needed",
+    ),
+    "a server with no file of keys": (("serve", "{bundle}", "--api-key-file", "./no.txt"), 2, "`no.txt`"),
+    "a chat with no file of keys": (("chat", "--url", "http://x", "--api-key-file", "./no.txt"), 2, "`no.txt`"),
+    "bench compared with no file": (("bench", "{bundle}", "--compare", "./no.jsonl"), 2, "no.jsonl"),
+    "bench saved to no file": (("bench", "{bundle}", "--save", "-"), 2, "./-"),
+    "bench traced to no file": (("bench", "lanes", "{bundle}", "--trace", "-"), 2, "./-"),
+    "show to stdout twice": (("show", "{bundle}", "--json", "--sensitive", "-"), 2, "--sensitive -"),
+    "bench of two models": (("bench", "{bundle}", "-m", "builtin"), 2, "not both"),
+    "bench saved to no folder": (("bench", "{bundle}", "--save", "nowhere/x.jsonl"), 2, "no folder `nowhere`"),
+    "a schema of no file": (("run", "{bundle}", "hi", "--json-schema", "no.json"), 2, "no file `no.json`"),
+    "import to fewer bits than there can be": (
+        ("import", "{source}", "--weights", "auto", "--bits", "3"), 2, "bits per weight at least; give --bits",
+    ),
     "removing the built-in model": (("rm", "builtin"), 2, "built-in"),
     "removing nothing": (("rm", "nowhere", "--yes"), 1, "no model `nowhere`"),
 }
@@ -366,7 +387,7 @@ def test_a_mistake_is_one_clear_line(call, tiny_bundle, tiny_model, tmp_path, ed
         "{bundle}": str(tiny_bundle), "{source}": str(tiny_model("llama")), "{long}": "word " * 100, "{empty}": str(empty),
     }  # fmt: skip
     code, out, err = call(*(places.get(argument, argument) for argument in arguments))
-    assert code == wanted_code if wanted_code is not None else code in (1, 2)
+    assert code == wanted_code
     assert wanted_text in err
     assert out == ""
     assert "Traceback" not in err

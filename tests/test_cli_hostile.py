@@ -12,6 +12,7 @@ import click
 import pytest
 
 from edge_llm.cli.main import VERBS, cli, run
+from edge_llm.cli.values import NewFile
 from edge_llm.convert.importer import import_model
 
 VALUES = {
@@ -63,6 +64,18 @@ def cases() -> Iterator[Any]:
         for option in command.params:
             if isinstance(option, click.Option) and not option.is_flag:
                 yield pytest.param(words, option.opts[-1], id=f"{words} {option.opts[-1]}")
+
+
+def test_the_files_that_a_verb_reads_are_known() -> None:
+    """Those whose name is a path; that of a missing file is a mistake with an exit code of 2 (`tests/test_cli.py`)."""
+    found = {
+        (words, param.opts[-1]) for words, command in commands() for param in command.params
+        if isinstance(param.type, click.Path) and not isinstance(param.type, NewFile)
+    }  # fmt: skip
+    assert found == {
+        ("import", "--sensitive"), ("perplexity", "file"), ("serve", "--api-key-file"), ("chat", "--api-key-file"),
+        ("bench", "--compare"),
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,14 @@ def test_options_that_contradict_are_refused(source, tmp_path, call):
     ):
         code, _, err = call("import", source, "--sensitive", tmp_path / "file.json", *words)
         assert code == 2 and said in err
-    assert call("import", source, "--weights", "w4", "--sensitive", tmp_path / "missing.json")[0] != 0
+
+
+def test_a_dash_is_stdout_and_no_file(source, tmp_path, call):
+    folder = import_model(source, target=tmp_path / "bundle")
+    code, out, err = call("show", folder, "--sensitive", "-")
+    assert code == 0 and not err and not list((tmp_path / "here").iterdir())
+    assert call("show", folder, "--sensitive", "./-")[0] == 0
+    assert (tmp_path / "here" / "-").read_text() == out and set(json.loads(out).values()) == {"int8"}
 
 
 def test_a_file_that_is_there_is_not_written_over(source, tmp_path, call):
@@ -110,4 +117,4 @@ def test_a_file_that_is_there_is_not_written_over(source, tmp_path, call):
     assert call("show", folder, "--sensitive", tmp_path / "other.json")[0] == 0
     assert set(json.loads((tmp_path / "other.json").read_text()).values()) == {"int8"}
     code, _, err = call("show", folder, "--sensitive", tmp_path / "no" / "such" / "folder.json")
-    assert code != 0 and "cannot write" in err
+    assert code == 2 and "no folder" in err

@@ -200,7 +200,7 @@ DAMAGES = {
 }
 
 
-FILES = ["job.saved", "survey.saved", "survey-1.saved", "4-bits.saved", "written.saved", "bundle/weights.bin"]
+FILES = ["job.saved", "survey.saved", "survey-1.saved", "4-bits-alone.saved", "written.saved", "bundle/weights.bin"]
 
 
 @pytest.mark.parametrize("file", FILES)

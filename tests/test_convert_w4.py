@@ -1,22 +1,17 @@
 """Import to 4-bit weights: what is coded, what stays INT8 and why, and that bad wishes are refused."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from model_files import tiny_config, write_model
 
 from edge_llm.cli.main import run
 from edge_llm.config import INT8, W4, RuntimeConfig
-from edge_llm.convert.allocate import LayerBits, allocate, coded, that_fit
+from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.models import describe
-from edge_llm.quant.shadow import COLD, Treatment
-from edge_llm.sources import open_source
 
 
 @pytest.fixture(scope="module")
@@ -128,38 +123,3 @@ def test_a_short_text_is_said_and_serves(source, tmp_path):
 def test_weights_that_make_no_sense_are_refused(kind, bits, named):
     with pytest.raises(UsageError, match=named):
         LayerBits(kind, bits)
-
-
-def treatments(decoder):
-    """INT8 with an overflow for every linear."""
-    one = Treatment(COLD, np.empty(0, np.int32), 0.1, 0.0, 0.0)
-    return dict.fromkeys(decoder.linears(), one)
-
-
-def test_eight_bits_go_where_four_cost_most_per_byte(source):
-    with open_source(source) as opened:
-        decoder = describe(opened.config)
-    chosen = treatments(decoder)
-    names = that_fit(decoder, chosen)
-    worst = {"layers.1": 5.0, "layers.0": 2.0, "layers.2": 1.0}
-
-    def measure(stage, choices):
-        """The percent that a choice costs: by layers and kinds of what is coded."""
-        costs = []
-        for choice in choices:
-            coded_names = [name for name, one in choice.items() if one.scheme == W4]
-            costs.append(sum(worst[name.rpartition(".")[0]] * (3 if name.endswith(".o") else 1) for name in coded_names))
-        return costs
-
-    def wide(bits):
-        found = allocate(decoder, chosen, bits, measure)
-        return {name for name in names if found[name].scheme == INT8}
-
-    assert wide(16) == set(names)
-    assert wide(8.0) >= wide(6.5) >= {"layers.1.o"}
-    assert wide(6.5) < set(names)
-    with pytest.raises(UsageError, match=r"at least"):
-        allocate(decoder, chosen, 4.0, measure)
-    assert coded(chosen, names)["output"] == chosen["output"]
-    float16 = chosen | {"layers.0.o": replace(chosen["layers.0.o"], scheme="float16")}
-    assert "layers.0.o" not in that_fit(decoder, float16)

@@ -217,7 +217,7 @@ def test_a_seed_draws_the_tokens_that_it_always_drew(setting):
     for seed in range(60):
         logits = (3.0 * np.random.default_rng(seed).standard_normal(8192)).astype(np.float32)
         logits[seed :: 911] += 9.0
-        assert sampler(logits) == draw_as_before(logits, params, random.random())
+        assert sampler(logits).token == draw_as_before(logits, params, random.random())
 
 
 def test_probabilities_of_candidates_add_up_to_one():
@@ -231,7 +231,7 @@ def test_probabilities_of_candidates_add_up_to_one():
 
 
 @settings(deadline=None)
-@given(rows(), st.sampled_from([0, 1, 2, 5, 20, 300, 10**6]))
+@given(rows(), st.sampled_from([0, 1, 2, 5, 20, 255, 256, 257, 300, 600, 10**6]))
 def test_the_most_likely_tokens_are_those_of_a_sort(logits, count):
     found = sampling.likeliest(logits, count)
     np.testing.assert_array_equal(found, reference.sampling_likeliest(logits, count))
@@ -249,7 +249,7 @@ def test_they_are_the_same_in_a_real_vocabulary_on_every_instruction_set(isa, ki
     for pool in (None, POOLS[2], POOLS[3]):
         assert sampling.best(logits, pool) == reference.sampling_best(logits)
         assert sampling.log_sum(logits, logits.max(), pool) == reference.sampling_log_sum(logits, logits.max())
-    for count in (1, 5, 20, 400):
+    for count in (1, 5, 20, 256, 257, 400, 20000, VOCAB - 1, VOCAB, VOCAB + 1):
         np.testing.assert_array_equal(sampling.likeliest(logits, count), reference.sampling_likeliest(logits, count))
 
 
@@ -313,6 +313,7 @@ DRAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         ("best", lambda: sampling.log_sum(THREE, np.inf)),
         ("logits", lambda: sampling.likeliest(THREE.reshape(1, 3), 1)),
         ("count", lambda: sampling.likeliest(THREE, -1)),
+        ("logits", lambda: sampling.likeliest(THREE.reshape(1, 3), 10**6)),
         ("bits", lambda: sampling.mask(THREE, np.zeros(0, np.uint8))),
         ("bits", lambda: sampling.mask(THREE, np.zeros(1, np.int32))),
         ("logits", lambda: sampling.mask(np.zeros(3), np.zeros(1, np.uint8))),

@@ -19,6 +19,7 @@ from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Request
 from edge_llm.server.shapes import chat_logprobs, completion_logprobs
 from edge_llm.text.tokenizer import Tokenizer
+from kernels import sampling
 
 WORDS = ["▁", "▁Whisk", "ers", "▁a", "é", "▁▁"]
 
@@ -100,3 +101,30 @@ def test_the_most_likely_are_those_of_a_full_sort(logits: list[float], top: int)
     order = np.lexsort((np.arange(len(row)), -row))[:top]
     assert [token for token, _ in found.top] == order.tolist()
     np.testing.assert_allclose([value for _, value in found.top], values[order], rtol=1e-14, atol=1e-14)
+
+
+PLAIN = {"temperature": 1.0, "seed": 3}
+WAYS = {
+    "greedy": ({}, 0), "sampled": (PLAIN, 1), "filtered": (PLAIN | {"top_k": 5, "top_p": 0.9}, 1),
+    "greedy, biased": ({"logit_bias": ((7, 50.0),)}, 1), "sampled, biased": (PLAIN | {"logit_bias": ((7, 50.0),)}, 2),
+    "sampled, penalized": (PLAIN | {"repetition_penalty": 1.5}, 2),
+}  # fmt: skip
+"""Parameters, and how often the greatest logit of a row is looked for: of the model's own logits, and of those sampled from."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_they_are_of_the_models_own_logits_however_a_token_is_chosen(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    more, looks = WAYS[way]
+    rows = 4 * np.random.default_rng(1).standard_normal((20, 1, VOCAB_SIZE)).astype(np.float32)
+    params = GenerationParams(logprobs=3, max_tokens=20, **more)
+    generation = Generation(Request((0,), params), KINDS["no-strip"], most_tokens=99)
+    generation.start(SimpleNamespace(open=lambda tokens: Computed()))
+    looked: list[int] = []
+    real = sampling.best
+    with monkeypatch.context() as patch:
+        patch.setattr(sampling, "best", lambda logits, pool=None: looked.append(1) or real(logits, pool))
+        found = [one for row in rows for delta in generation.take(row) for one in delta.logprobs]
+    assert len(looked) == looks * len(found) and len(found) == 20
+    for row, one in zip(rows, found, strict=True):
+        (apart,) = token_logprobs(row[0], one.token, 3)
+        assert (one.logprob, one.top) == (apart.logprob, apart.top)

@@ -28,7 +28,7 @@ def candidates(**params):
 
 
 def test_greedy_takes_the_lowest_id_among_equals():
-    assert make_sampler(GenerationParams())(np.array([0.0, 3.0, 3.0], np.float32)) == 1
+    assert make_sampler(GenerationParams())(np.array([0.0, 3.0, 3.0], np.float32)) == (1, 3.0)
 
 
 def test_candidates_are_ordered_by_probability_then_id():
@@ -76,14 +76,14 @@ def test_a_top_k_beyond_the_vocabulary_is_none_however_large(top_k):
 
 def test_samples_follow_the_probabilities():
     sampler = make_sampler(GenerationParams(temperature=1.0, seed=7))
-    counts = np.bincount([sampler(LOGITS) for _ in range(4000)], minlength=4) / 4000
+    counts = np.bincount([sampler(LOGITS).token for _ in range(4000)], minlength=4) / 4000
     assert np.allclose(counts, [0.125, 0.5, 0.125, 0.25], atol=0.03)
 
 
 def test_a_seed_fixes_the_tokens():
     def draw(seed):
         sampler = make_sampler(GenerationParams(temperature=1.0, seed=seed))
-        return [sampler(LOGITS) for _ in range(50)]
+        return [sampler(LOGITS).token for _ in range(50)]
 
     assert draw(3) == draw(3) != draw(4)
 
@@ -109,7 +109,7 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative():
 
 def test_ignore_eos_forbids_the_end_tokens():
     (forbid,) = make_processors(GenerationParams(ignore_eos=True), frozenset({1}))
-    assert make_sampler(GenerationParams())(forbid([], np.array([0.0, 9.0, 1.0], np.float32))) == 2
+    assert make_sampler(GenerationParams())(forbid([], np.array([0.0, 9.0, 1.0], np.float32))).token == 2
 
 
 @pytest.mark.parametrize(

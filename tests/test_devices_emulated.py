@@ -342,7 +342,7 @@ class TwoSlots:
     def use(self, index):
         return BlockWeights({"o": dict(self.memory)[index]}, {})
 
-    kept = use
+    host_part = use
 
     def request(self, index):
         """It is read when it is waited for."""
@@ -383,7 +383,8 @@ def test_streamed_layers_of_other_shapes_take_turns_in_the_same_slots():
     layers = [make_linear(rows, columns, bias=rows == 24, seed=seed) for seed, (rows, columns) in enumerate(shapes)]
     host = SimpleNamespace(
         head=None, streamed=(0, 1, 2, 3), streamed_bytes=0, slots=2, request=lambda _: None, wait=lambda _: None,
-        use=lambda index: BlockWeights({"o": layers[index]}, {}), kept=lambda index: BlockWeights({"o": layers[index]}, {}),
+        use=lambda index: BlockWeights({"o": layers[index]}, {}),
+        host_part=lambda index: BlockWeights({"o": layers[index]}, {}),
     )  # fmt: skip
     chip = EmulatedDevice("310p", 1).chip
     weights = CardWeights(host, load_products(chip), 4)
@@ -469,7 +470,7 @@ def test_resident_layers_are_copied_once():
         streamed_bytes=0,
         slots=0,
         use=lambda _: BlockWeights({"o": linear}, {}),
-        kept=lambda _: BlockWeights({"o": linear}, {}),
+        host_part=lambda _: BlockWeights({"o": linear}, {}),
         request=lambda _: None,
         wait=lambda _: None,
         forget_layers=lambda: None,

@@ -226,7 +226,7 @@ def test_memory_that_fails_costs_one_request(alone, monkeypatch, name):
 
 def test_pages_that_cannot_be_kept_cost_nothing(alone, monkeypatch, caplog):
     scene = Scene()
-    fails_once(monkeypatch, scene.runner.memory, "keep")
+    fails_once(monkeypatch, scene.runner.memory, "remember")
     assert scene.play()[0] == alone[0]
     assert "could not be kept" in caplog.text
 
@@ -260,17 +260,17 @@ def test_an_interruption_while_answers_are_told_costs_no_other(alone, monkeypatc
     assert answers[1:] == alone[0][1:]
 
 
-def test_an_interruption_while_pages_are_kept_costs_nothing(alone, monkeypatch):
+def test_an_interruption_while_pages_are_remembered_costs_nothing(alone, monkeypatch):
     scene = Scene()
-    kept = itertools.count()
-    keep = scene.runner.memory.keep
+    calls = itertools.count()
+    remember = scene.runner.memory.remember
 
     def interrupted(sequence, tokens):
-        keep(sequence, tokens)
-        if next(kept) == 4:  # the first of an answer's end
+        remember(sequence, tokens)
+        if next(calls) == 4:  # the first of an answer's end
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(scene.runner.memory, "keep", interrupted)
+    monkeypatch.setattr(scene.runner.memory, "remember", interrupted)
     streams = [scene.submit(number) for number in range(len(TEXTS))]
     scene.drain()
     assert [outcome(stream) for stream in streams] == alone[0]

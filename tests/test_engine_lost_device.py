@@ -163,7 +163,7 @@ def test_every_one_gets_an_error_of_its_own(folder, fuse):
     assert first is not second and str(first) == str(second)
 
 
-@pytest.mark.parametrize("name", ["open", "keep", "reserve"])
+@pytest.mark.parametrize("name", ["open", "remember", "reserve"])
 def test_a_card_that_fails_while_pages_move_costs_at_most_that_request(folder, fuse, host, card, name, monkeypatch):
     fuse.set(None)
     scene = Scene(folder, "card")
@@ -174,7 +174,7 @@ def test_a_card_that_fails_while_pages_move_costs_at_most_that_request(folder, f
 
     monkeypatch.setattr(scene.engine.runner.memory, name, fail)
     answers = scene.play()
-    assert sum(isinstance(found, DeviceLost) for found in answers) == (name != "keep")
+    assert sum(isinstance(found, DeviceLost) for found in answers) == (name != "remember")
     assert scene.engine.runner.site.device == "host"
     assert scene.pages_that_are_gone() == [0, 0]
     assert [answer(scene.engine, prompt) for prompt in PROMPTS] == host

@@ -225,7 +225,7 @@ def test_a_thousand_requests_with_random_disconnects_end_once_and_give_all_pages
 
 
 @pytest.mark.parametrize("kind", [OSError, MemoryError, SystemExit, KeyboardInterrupt])
-@pytest.mark.parametrize("place", ["run", "memory.open", "memory.keep", "memory.reserve", "memory.check_fits"])
+@pytest.mark.parametrize("place", ["run", "memory.open", "memory.remember", "memory.reserve", "memory.check_fits"])
 def test_a_worker_outlives_whatever_is_raised_in_its_steps(engine, monkeypatch, kind, place):
     service = BatchingService(engine)
     *path, name = place.split(".")

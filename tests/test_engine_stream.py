@@ -51,19 +51,19 @@ class LastMemory:
     """Remembers the tokens of the last sequence that was kept."""
 
     def __init__(self):
-        self.kept = []
+        self.remembered = []
 
     def open(self, tokens=()):
         sequence = Sequence()
-        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self.kept, tokens[:-1], strict=False))
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self.remembered, tokens[:-1], strict=False))
         sequence.tokens = [token for token, _ in same]
         return sequence
 
     def reserve(self, sequence, tokens):
         return
 
-    def keep(self, sequence, tokens):
-        self.kept = list(tokens[: sequence.length])
+    def remember(self, sequence, tokens):
+        self.remembered = list(tokens[: sequence.length])
 
     def has_room(self, tokens):
         return True

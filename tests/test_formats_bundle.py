@@ -52,7 +52,8 @@ def random_arrays(config: ModelConfig, hot: dict[str, int], seed: int = 0) -> di
         elif tensor.dtype == "int8":
             arrays[tensor.name] = rng.integers(-127, 128, tensor.shape, np.int8)
         else:
-            arrays[tensor.name] = rng.uniform(-4, 4, tensor.shape).astype(tensor.dtype)
+            lowest = 0 if tensor.name.endswith("scale") else -4
+            arrays[tensor.name] = rng.uniform(lowest, 4, tensor.shape).astype(tensor.dtype)
     return arrays
 
 

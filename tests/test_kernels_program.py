@@ -2,6 +2,7 @@
 
 import copy
 import os
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,6 +124,30 @@ def test_a_program_gives_the_bits_of_the_reference(isa, pools, seed):
             walked.run(*rows, expected)
             for mine, other in zip((*ours.arrays, logits), (*theirs.arrays, expected), strict=True):
                 np.testing.assert_array_equal(mine[:].view(np.uint8), other[:].view(np.uint8))
+
+
+def test_seconds_are_added_up_for_every_call_that_ran(pools):
+    plain, timed, rows = layer_of(0), layer_of(0), rows_of(np.random.default_rng(0), MOST)
+    program, seconds = whole_program(timed), np.zeros(len(whole_program(timed)))
+    expected, logits = logits_of(MOST), logits_of(MOST)
+    whole_program(plain).run(*rows, pools[1], expected)
+    started = time.perf_counter()
+    program.run(*rows, pools[1], logits, seconds=seconds)
+    assert 0 < seconds.sum() <= time.perf_counter() - started
+    assert (seconds > 0).all()
+    first = seconds.copy()
+    program.run(*rows, pools[1], logits, start=3, seconds=seconds)
+    assert ((seconds > first) == (np.arange(len(program)) >= 3)).all()
+    program.run(*rows, pools[1], logits)
+    np.testing.assert_array_equal(logits.view(np.uint8), expected.view(np.uint8))
+
+
+@pytest.mark.parametrize("seconds", [np.zeros(3), np.zeros(10, np.float32), np.zeros(20)[::2]])
+def test_seconds_must_be_one_for_each_call(pools, seconds):
+    program = whole_program(layer_of(1))
+    assert len(program) == 10  # SwiGLU is a call of its own there
+    with pytest.raises(ValueError, match="`seconds`"):
+        program.run(*rows_of(np.random.default_rng(0), 4), pools[0], logits_of(4), seconds=seconds)
 
 
 def logits_of(count):

@@ -15,7 +15,8 @@ from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
-from edge_llm.devices.model import PlacedModel, builder
+from edge_llm.devices.model import PlacedModel
+from edge_llm.devices.watched import builder
 from edge_llm.errors import OutOfMemory
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.kv.memory import KVMemory
@@ -90,7 +91,7 @@ class Device:
             self.kv.write_pages(sequence.host_pages(np.arange(first, end)), data)
         sequence.length = len(tokens)
         self.check(sequence, tokens)
-        self.memory.keep(sequence, tokens)
+        self.memory.remember(sequence, tokens)
 
     def close(self, number):
         sequence, tokens = self.running.pop(number)
@@ -264,7 +265,7 @@ def answer(bundle):
         logits = [runner.forward(sequence, tokens[known:])[-1]]
         for token in range(5):
             logits.append(runner.forward(sequence, [token])[-1])
-        runner.memory.keep(sequence, [*tokens, *range(5)])
+        runner.memory.remember(sequence, [*tokens, *range(5)])
         return np.stack(logits), known
 
     return answer_

@@ -409,7 +409,7 @@ def test_a_restart_restores_the_pages_as_they_were(open_store):
     random_pages(kv)
     sequence.length = len(tokens)
     written = kv.read_pages(sequence.table[:9])
-    before.keep(sequence, tokens)
+    before.remember(sequence, tokens)
     before._disk.flush()
 
     restored, after = memory(open_store(page_bytes=page_bytes(ATTENTIONS)), 256)
@@ -484,7 +484,7 @@ def greedy(runner, prompt):
     while len(known) < len(prompt) + 32:
         runner.memory.reserve(sequence, len(known))
         known.append(int(runner.forward(sequence, known[sequence.length :])[-1].argmax()))
-    runner.memory.keep(sequence, known)
+    runner.memory.remember(sequence, known)
     sequence.close()
     return known[len(prompt) :], cached
 
@@ -546,7 +546,7 @@ def cached(bundle):
         sequence = runner.memory.open(tokens)
         found = sequence.length
         runner.forward(sequence, tokens[found:])
-        runner.memory.keep(sequence, tokens)
+        runner.memory.remember(sequence, tokens)
         sequence.close()
         runner.memory._disk.close()
         return found

@@ -82,3 +82,14 @@ def test_what_is_not_finite_or_too_large_is_refused_by_name():
     with pytest.raises(InvalidModel, match="float16"):
         round_weight(weight, np.array([3], np.int32), "w")
     assert not fits(30) and fits(36)
+
+
+@pytest.mark.parametrize("power", [0, 15, 18, 20, 25, 30])
+def test_enormous_weights_have_finite_scales(power):
+    """Whatever is fitted can be opened again: a bundle with another scale is refused as damaged."""
+    weight = np.random.default_rng(0).standard_normal((16, 32)).astype(np.float32)
+    weight[3, 5] = 10.0**power
+    none = np.empty(0, np.int32)
+    for made in (round_weight(weight, none, "w"), fit_weight(weight, none, np.eye(32, dtype=np.float32), "w")):
+        assert np.isfinite(made.weight_scale).all()
+        assert (made.weight_scale >= 0).all()

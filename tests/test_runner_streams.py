@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancelled, Segment
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.schemes.int8_weight import Int8Product
-from edge_llm.weights.plan import WeightSizes, plan_memory
+from edge_llm.weights.plan import EMBEDDING_ALONE, NO_TABLES, TABLES, WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
 from edge_llm.weights.turns import RingTurns
@@ -59,10 +60,10 @@ def own_folder(folder, tmp_path):
     return Path(shutil.copytree(folder, tmp_path / "own"))
 
 
-def plan_for(bundle, streamed, slots=2, *, tables=False):
-    """The plan that streams so many layers, and the tables too."""
+def plan_for(bundle, streamed, slots=2, *, tables=NO_TABLES):
+    """The plan that streams so many layers, and these tables too."""
     sizes = WeightSizes.of_bundle(bundle)
-    fixed = sizes.fixed_without_tables if tables else sizes.fixed
+    fixed = sizes.choices_of_tables[tables]
     held = sum(size.held for size in sizes.layers[: CONFIG.num_layers - streamed])
     scales = sum(size.held - size.stored for size in sizes.layers[:streamed])
     budget = fixed + held + slots * max(size.stored for size in sizes.layers) + scales
@@ -71,8 +72,9 @@ def plan_for(bundle, streamed, slots=2, *, tables=False):
     return replace(plan, flash_tables=tables)
 
 
-def runner_of(bundle, weights):
-    return Int8Runner(bundle.config, weights, HostDevice(2), RuntimeConfig(chunk=32), RopeTables(320))
+def runner_of(bundle, weights, watch=None):
+    runtime = RuntimeConfig(chunk=32, kv_tokens=1024)
+    return Int8Runner(bundle.config, weights, HostDevice(2), runtime, RopeTables(320), watch=watch)
 
 
 class Programs:
@@ -80,14 +82,14 @@ class Programs:
 
     def __init__(self, monkeypatch):
         self.taken = {True: 0, False: 0}
-        real = PlacedModel.stream
+        real = PlacedModel.step_streamed
 
-        def stream(*given):
+        def step_streamed(*given):
             done = real(*given)
             self.taken[done] += 1
             return done
 
-        monkeypatch.setattr(PlacedModel, "stream", stream)
+        monkeypatch.setattr(PlacedModel, "step_streamed", step_streamed)
 
     @property
     def alone(self):
@@ -120,7 +122,7 @@ def warm(runner, programs):
 @settings(max_examples=25, deadline=None)
 @given(
     shape=st.sampled_from([(3, 2), (4, 2), (4, 3), (5, 3), (7, 2), (7, 3)]),
-    tables=st.booleans(),
+    tables=st.sampled_from([NO_TABLES, EMBEDDING_ALONE, TABLES]),
     patience=st.sampled_from([0.0, 0.0005, 0.05]),
     python=st.booleans(),
     work=st.lists(
@@ -148,7 +150,9 @@ def test_streamed_is_resident(folder, shape, tables, patience, python, work, ran
                 segments = [Segment(own[i], tokens[i], wanted[i]) for i in range(len(rows))]
                 found.append(runner.run(segments))
                 if prompt is not None:
-                    found[-1].append(runner.forward(runner.open(), prompt))
+                    between = runner.open()
+                    found[-1].append(runner.forward(between, prompt))
+                    between.close()
             assert all(np.array_equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
         assert programs.taken[True] >= len(work) - shape[1]
         weights.close()
@@ -162,6 +166,27 @@ def test_a_step_is_a_program_once_every_layer_was_where_it_will_be(folder, progr
         for _ in range(8):  # seven layers change their buffers from step to step
             runner.forward(sequence, [1])
         assert programs.taken == {False: 1, True: 7}
+
+
+def test_a_watch_is_told_of_every_operation_of_a_streamed_step(folder, programs):
+    told = []
+    with open_bundle(folder) as bundle:
+        weights = StreamedWeights(bundle, plan_for(bundle, 4))
+        watched = runner_of(bundle, weights, lambda ops, rows, seconds: told.append((ops, rows, seconds)))
+        plain = runner_of(bundle, ResidentWeights(bundle))
+        warm(watched, programs)
+        told.clear()
+        sequence, other = watched.open(), plain.open()
+        for _ in range(3):
+            assert np.array_equal(watched.forward(sequence, [5]), plain.forward(other, [5]))
+        assert programs.alone
+    kinds = Counter(one.op.kind for ops, _, _ in told for one in ops)
+    assert kinds["attention"] == kinds["rope_append"] == 3 * CONFIG.num_layers
+    for ops, rows, seconds in told:
+        assert rows.count == 1
+        calls = [call for one in ops for call in range(one.calls.start, one.calls.stop)]
+        assert calls == sorted(set(calls))  # in order, and none is told twice: waits for layers are nobody's
+        assert all(seconds[one.calls].sum() > 0 for one in ops)
 
 
 def damage(path, layer, data):

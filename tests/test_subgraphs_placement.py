@@ -407,7 +407,7 @@ class OneLayer:
     def use(self, index):
         return self._block
 
-    kept = use
+    host_part = use
 
 
 class Watched(dict):

@@ -89,7 +89,7 @@ def test_a_prompt_that_is_too_long_is_told_and_can_be_edited(tmp_path):
 # ---- the disk and the database
 
 
-class Kept:
+class HeldStore:
     """Opens the store of ``folder``, and holds it, so that a test can take its disk away."""
 
     def __init__(self, folder, timeout=0.05):
@@ -118,25 +118,25 @@ class Kept:
 
 
 def test_a_full_disk_loses_nothing_and_is_written_when_there_is_room(tmp_path):
-    kept = Kept(tmp_path)
+    held = HeldStore(tmp_path)
     long = "many words " * 3000
     provider = ScriptedProvider([answer(long)])
 
     async def talk(chat):
-        kept.fill_disk()
+        held.fill_disk()
         await chat.ask("Say much")
         await chat.until(lambda: chat.told("This chat is not saved") and chat.told("the disk is full"))
         chat.app.clear_notifications()
         await chat.until(lambda: "NOT SAVED" in chat.screen)
         await chat.ask("More")
         assert [text for _, text in chat.said] == ["Say much", long, "More", "You said: More"]
-        kept.make_room()
+        held.make_room()
         await chat.until(lambda: chat.told("The chat is saved now"))
         await chat.until(lambda: "NOT SAVED" not in chat.screen)
         assert chat.stored == [(role, text, "whole") for role, text in chat.said]
         assert not chat.told("This chat is not saved"), "it is told once"
 
-    drive(talk, tmp_path, provider, open_store=kept)
+    drive(talk, tmp_path, provider, open_store=held)
 
 
 @pytest.mark.parametrize(("size", "notices"), [((40, 12), 1), ((100, 40), 4)])
@@ -153,30 +153,30 @@ def test_notices_leave_the_prompt_and_the_line_of_status_to_be_seen(tmp_path, si
 
 
 def test_a_locked_database_is_waited_for_and_nothing_is_lost(tmp_path):
-    kept = Kept(tmp_path)
+    held = HeldStore(tmp_path)
 
     async def talk(chat):
         await chat.ask("Before")
-        kept.lock()
+        held.lock()
         await chat.ask("Meanwhile")
         await chat.until(lambda: chat.told("another program holds it"))
         assert "You said: Meanwhile" in chat.screen
         await chat.press("ctrl+n")  # the chat that is not saved can be left
         await chat.until(lambda: chat.said == [])
-        kept.unlock()
+        held.unlock()
         await chat.until(lambda: chat.told("The chat is saved now"))
         assert [text for _, text, _ in chat.stored] == ["Before", "You said: Before", "Meanwhile", "You said: Meanwhile"]
 
-    drive(talk, tmp_path, open_store=kept)
+    drive(talk, tmp_path, open_store=held)
 
 
 def test_one_goes_on_writing_while_the_database_lets_wait(tmp_path):
-    kept = Kept(tmp_path, timeout=30)
+    held = HeldStore(tmp_path, timeout=30)
 
     async def talk(chat):
         await chat.press("f3")
         await chat.until(lambda: chat.app.chat_list.display)
-        kept.lock()
+        held.lock()
         await chat.send("Hello")
         await chat.until(lambda: chat.session.busy)
         await chat.write("The next")
@@ -184,26 +184,26 @@ def test_one_goes_on_writing_while_the_database_lets_wait(tmp_path):
         await chat.resize(120, 30)
         assert chat.typed == "The nextx"
         assert "The nextx" in chat.screen
-        kept.unlock()
+        held.unlock()
         await chat.until(lambda: len(chat.stored) == 2)
 
-    drive(talk, tmp_path, open_store=kept)
+    drive(talk, tmp_path, open_store=held)
 
 
 def test_leaving_with_a_chat_that_cannot_be_saved_is_possible(tmp_path):
-    kept = Kept(tmp_path)
+    held = HeldStore(tmp_path)
 
     async def talk(chat):
-        kept.lock()
+        held.lock()
         await chat.ask("Hello")
         await chat.press("ctrl+q")
         await chat.until(lambda: chat.app._exit or chat.told("once more"))
         if not chat.app._exit:
             await chat.press("ctrl+q")
             await chat.until(lambda: chat.app._exit)
-        kept.unlock()
+        held.unlock()
 
-    drive(talk, tmp_path, open_store=kept)
+    drive(talk, tmp_path, open_store=held)
 
 
 def test_a_damaged_file_is_kept_aside_and_told(tmp_path):

@@ -90,7 +90,7 @@ def test_what_is_kept_is_not_read_again(bundle, scheme):
 def test_an_overflow_adds_the_same_bits(bundle, resident, name):
     weights = staged(bundle)
     weights.wait(2)
-    cold, whole = weights.kept(2).linears[name], resident.use(2).linears[name]
+    cold, whole = weights.host_part(2).linears[name], resident.use(2).linears[name]
     assert isinstance(cold, ColdWeight) and cold.tiles.size == 0
     random = np.random.default_rng(4)
     counts = [0, 3, whole.columns, 1]
@@ -111,7 +111,7 @@ def test_what_the_host_keeps_outlives_the_buffer_and_holds_no_matrix(bundle, sch
     kept = []
     for index in range(3):  # the third takes the buffer of the first
         weights.wait(index)
-        kept.append(weights.kept(index))
+        kept.append(weights.host_part(index))
     weights.forget_layers()
     for index, block in enumerate(kept):
         whole = resident.use(index)
@@ -145,7 +145,7 @@ def test_the_host_holds_what_was_planned(bundle):
     held = 0
     for index in range(3):
         weights.wait(index)
-        block = weights.kept(index)
+        block = weights.host_part(index)
         held += sum(linear.nbytes for linear in block.linears.values()) + sum(gain.nbytes for gain in block.gains.values())
     beside = sum(layer.beside_card for layer in sizes.layers)
     assert held <= beside <= held + 3 * 64 * 40 + 3 * 4096  # alignment of the tensors, and of the blocks

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -9,6 +12,10 @@ from hypothesis import strategies as st
 from edge_llm.errors import UsageError
 from edge_llm.weights.budget import MAX_BYTES, parse_memory
 from edge_llm.weights.plan import (
+    EMBEDDING_ALONE,
+    NO_TABLES,
+    OUTPUT,
+    TABLES,
     BlockSize,
     MemoryPlan,
     Rates,
@@ -104,6 +111,38 @@ def test_a_plan_keeps_to_its_budget(layers: list[int], fixed: int, data: st.Data
         assert plan.held_bytes == fixed + resident + plan.slots * plan.slot_bytes + scales
     else:
         assert (plan.slots, plan.held_bytes) == (0, weights.total)
+
+
+@given(st.integers(0, 3 * 10**6), st.integers(1, 24), st.integers(1, 24))
+def test_tables_go_to_flash_where_that_streams_least(budget: int, embedding: int, output: int) -> None:
+    embedding, output, rows, blocks = 40960 * embedding, 40960 * output, 20_000, 50_000
+    without = sizes([40960] * 24, 100 + embedding + output)
+    weights = replace(
+        without,
+        output=output,
+        fixed_without_embedding=100 + output + rows,
+        fixed_without_tables=100 + rows + blocks,
+    )
+    assert set(weights.choices_of_tables) == {NO_TABLES, EMBEDDING_ALONE, TABLES}
+    streamed = {}
+    for tables, fixed in weights.choices_of_tables.items():
+        with suppress(UsageError):
+            plan = plan_memory(replace(without, fixed=fixed), budget)
+            streamed[tables] = plan.streamed_bytes + (output if OUTPUT in tables else 0)
+    if not streamed:
+        with pytest.raises(UsageError, match="too little"):
+            plan_memory(weights, budget, flash_tables=True)
+        return
+    plan = plan_memory(weights, budget, flash_tables=True)
+    assert plan.held_bytes <= budget
+    assert streamed[plan.flash_tables] == plan.streamed_bytes == min(streamed.values())
+
+
+def test_the_embedding_goes_first_for_a_step_reads_a_row_of_it() -> None:
+    weights = WeightSizes((BlockSize(4096, 4104),) * 8, 40_000, 9_000, output=16_000, fixed_without_embedding=24_500)
+    assert plan_memory(weights, weights.total, flash_tables=True).flash_tables == NO_TABLES
+    plan = plan_memory(weights, weights.total - 1, flash_tables=True)
+    assert (plan.flash_tables, plan.streamed, plan.streamed_bytes) == (EMBEDDING_ALONE, (), 0)
 
 
 @pytest.mark.parametrize("beside", [0, 100_000, 10**7])

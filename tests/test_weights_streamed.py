@@ -30,7 +30,7 @@ from edge_llm.formats.manifest import encode_manifest
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights import table
-from edge_llm.weights.plan import MemoryPlan, WeightSizes, plan_memory
+from edge_llm.weights.plan import EMBEDDING_ALONE, MemoryPlan, WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
 from kernels.layout import gather_rows
@@ -485,6 +485,25 @@ def test_tables_on_flash_are_the_tables(large_vocabulary: Path) -> None:
             for name in ("product_scale", "weight_scale", "row_sum"):
                 assert np.array_equal(np.concatenate([getattr(part, name) for _, part in blocks]), getattr(whole, name))
             assert np.array_equal(np.concatenate([part.hot_weight for _, part in blocks], axis=1), whole.hot_weight)
+        weights.close()
+
+
+@pytest.mark.usefixtures("short_pieces", "short_blocks")
+def test_the_embedding_alone_is_on_flash(large_vocabulary: Path) -> None:
+    with open_bundle(large_vocabulary) as bundle:
+        sizes = WeightSizes.of_bundle(bundle)
+        assert (sizes.fixed_without_embedding is None) == bundle.decoder.tied
+        if sizes.fixed_without_embedding is None:
+            return
+        resident, plan = ResidentWeights(bundle), plan_memory(sizes, sizes.total, flash_tables=True)
+        weights = StreamedWeights(bundle, dataclasses.replace(plan, flash_tables=EMBEDDING_ALONE))
+        tokens = np.array([2989, 0, 2989, 250])
+        found, rows = weights.embedding_rows(tokens)
+        assert np.array_equal(embedding(found, rows), embedding(resident.embedding, tokens))
+        assert not weights.embedding.tiles.size
+        ((rows_of_head, head),) = weights.head_blocks()
+        assert rows_of_head == slice(0, 2990)
+        assert np.array_equal(head.linears["output"].tiles, resident.head.linears["output"].tiles)
         weights.close()
 
 

@@ -1,24 +1,21 @@
-"""Where the time of a test goes: the operations of every part, and what is left over for Python.
+"""Where the time of a test goes: the operations of every part, and what is left over for Python and for waiting.
 
-A `Clock` watches: the device builds every operation on its own, and the clock stands around each, so nothing in the runner
-knows of it.  The speeds that are reported come from runs without it: there the host runs operations as programs, so of what is
-listed as Python most is the watching's.
+The device tells a `Clock` of every operation that ran, so nothing in the runner knows of it.  The speeds that are reported come
+from runs without it.
 """
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.roofs import Roofs
-from edge_llm.devices.base import Buffers, Rows, RunSubgraph
-from edge_llm.devices.kv_pages import LayerPages
-from edge_llm.schemes.base import BlockWeights
-from edge_llm.subgraphs.ops import Op, Subgraph
+from edge_llm.devices.base import Rows, WatchedOp
 
 RUNS = 3
 """Runs of every test, at most."""
@@ -49,39 +46,30 @@ class Clock:
     """Notes how long every operation took; adding up comes later, outside of the run."""
 
     def __init__(self) -> None:
-        self._notes: list[_Note] = []
+        self._runs: list[tuple[Sequence[WatchedOp], Rows, np.ndarray]] = []
 
-    def watch(self, subgraph: Subgraph, op: Op, step: RunSubgraph) -> RunSubgraph:
-        """``step``, which is ``op`` of ``subgraph``, with a clock around it."""
-        note = self._notes.append
-
-        def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-            started = time.perf_counter()
-            step(weights, buffers, rows, pages)
-            note((subgraph.part, op, weights, rows, pages, time.perf_counter() - started))
-
-        return run
+    def watch(self, ops: Sequence[WatchedOp], rows: Rows, seconds: np.ndarray) -> None:
+        """``ops`` ran for ``rows``; their calls took so many ``seconds``."""
+        self._runs.append((ops, rows, seconds))
 
     def take(self) -> dict[tuple[str, str], Spent]:
         """What every (part, operation) took since the last call."""
         spent: dict[tuple[str, str], Spent] = defaultdict(Spent)
-        for part, op, weights, rows, pages, seconds in self._notes:
-            spent[part, op.kind].add(seconds, *_work(op, weights, rows, pages))
-        self._notes.clear()
+        for ops, rows, seconds in self._runs:
+            for one in ops:
+                spent[one.part, one.op.kind].add(float(seconds[one.calls].sum()), *_work(one, rows))
+        self._runs.clear()
         return spent
 
 
-_Note = tuple[str, Op, BlockWeights, Rows, LayerPages | None, float]
-
-
-def _work(op: Op, weights: BlockWeights, rows: Rows, pages: LayerPages | None) -> tuple[int, int]:
+def _work(one: WatchedOp, rows: Rows) -> tuple[int, int]:
     """INT8 operations and bytes of an operation, where these are what it is made of."""
-    if op.kind in _LINEARS:
-        linear = weights.linears[op.linear.name]
+    if one.op.kind in _LINEARS:
+        linear = one.weights.linears[one.op.linear.name]
         return 2 * rows.count * linear.rows * linear.columns, linear.nbytes
-    if op.kind == "attention" and pages is not None:
-        slots = pages.k.shape[0] * pages.k.shape[2]
-        return 0, int((rows.position + 1).sum()) * pages.nbytes // slots
+    if one.op.kind == "attention" and one.pages is not None:
+        slots = one.pages.k.shape[0] * one.pages.k.shape[2]
+        return 0, int((rows.position + 1).sum()) * one.pages.nbytes // slots
     return 0, 0
 
 
@@ -98,7 +86,7 @@ class Breakdown:
 
     @property
     def other_seconds(self) -> float:
-        """Outside of all operations: Python."""
+        """Outside of all operations: Python, and waiting for streamed layers."""
         return max(0.0, self.seconds - sum(spent.seconds for _, _, spent in self.parts))
 
     @property
@@ -107,7 +95,7 @@ class Breakdown:
 
     def as_dict(self, roofs: Roofs | None) -> dict[str, Any]:
         parts = [_part(part, kind, spent, self.seconds, roofs) for part, kind, spent in self.parts]
-        parts.append(_part("other", "python", Spent(self.other_seconds, 1), self.seconds, roofs))
+        parts.append(_part("other", "python, waits", Spent(self.other_seconds, 1), self.seconds, roofs))
         return {
             "test": self.test.label,
             "n_threads": self.threads,

@@ -65,7 +65,7 @@ def shape_name(config: ModelConfig) -> str:
     return "-".join(map(str, parts))
 
 
-def kept(config: ModelConfig, variant: str, kind: str, write: Callable[[Path, ModelConfig, str], None]) -> Path:
+def written_once(config: ModelConfig, variant: str, kind: str, write: Callable[[Path, ModelConfig, str], None]) -> Path:
     """The folder of the model ``kind`` at the shape of ``config``: ``write`` fills an empty one once, whole or not at all.
 
     It does so in a process of its own, because ours is measured.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 FORMATS = ("md", "json", "jsonl", "csv")
@@ -69,12 +69,23 @@ def table_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
             value.rjust(width) if column.right else value.ljust(width)
             for value, width, column in zip(values, widths, columns, strict=True)
         )
-        return "| " + " | ".join(padded) + " |"
+        return markdown_line(padded)
 
     rule = (
         "-" * (width - 1) + (":" if column.right else "-") for width, column in zip(widths, columns, strict=True)
     )
-    return "\n".join([line([c.head for c in columns]), "| " + " | ".join(rule) + " |", *map(line, cells)])
+    return "\n".join([line([c.head for c in columns]), markdown_line(rule), *map(line, cells)])
+
+
+def markdown_lines(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: bool = False) -> list[str]:
+    """The lines of a Markdown table of texts; with ``right`` all columns but the first are aligned to the right."""
+    rule = ["---", *["---:" if right else "---"] * (len(head) - 1)]
+    return [markdown_line(cells) for cells in (head, rule, *rows)]
+
+
+def markdown_line(cells: Iterable[str]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
 
 
 def _wanted(head: str, rows: Sequence[Row]) -> bool:

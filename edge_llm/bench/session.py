@@ -106,7 +106,7 @@ def _with_threads(
         made = [facts.own_row(mine, roofs, usage, disk)]
         made += [facts.peer_row(peer, m, mine, roofs, usage) for peer, m in zip(taking_part, theirs, strict=True)]
         for row in made:
-            _say(warn, _noise_warning(row))
+            _say(warn, _noise_warning(row, advice="trust the ratio more" if peers else "repeat it when the machine is quiet"))
         rows += made
         if not settings.breakdown:
             yield from made
@@ -262,11 +262,11 @@ _RATIO = ("ratio", "ratio_low", "ratio_high")
 _FIRST = ("ready_ms", "ttft_ms", "samples_ttft_ms", "ttft_cold_ms", "ttft_peak_rss_bytes")
 
 
-def _noise_warning(row: Row) -> str | None:
+def _noise_warning(row: Row, advice: str) -> str | None:
     if row["spread"] <= NOISY:
         return None
     who = row["peer"] or "edge-llm"
-    return f"{row['test']}, {who}: runs differ by {row['spread']:.0%} (standard deviation over mean); trust the ratio more"
+    return f"{row['test']}, {who}: runs differ by {row['spread']:.0%} (standard deviation over mean); {advice}"
 
 
 def _say(tell: Tell, sentence: str | None) -> None:

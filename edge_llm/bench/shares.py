@@ -116,7 +116,7 @@ class PartlyInt8:
         return x
 
     def _layer(self, x: np.ndarray, layer: Layer, block: BlockWeights, past: FloatKV) -> np.ndarray:
-        def keep(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def rounded(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             keys = keys - block.gains[KEY_OFFSET]
             if self._place == "keys":
                 keys = rounded_kv(keys)
@@ -124,4 +124,4 @@ class PartlyInt8:
                 values = rounded_kv(values)
             return keys, values
 
-        return bundle_layer(x, layer, block, self._tables, self._pool, past, keep)
+        return bundle_layer(x, layer, block, self._tables, self._pool, past, rounded)

@@ -15,7 +15,7 @@ import numpy as np
 from edge_llm.bench.report import Column, Row, table_of
 from edge_llm.config import GenerationParams
 from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
-from edge_llm.decoding.sampler import greedy
+from edge_llm.decoding.sampler import Choice, greedy
 from edge_llm.engine.batcher import Batcher, Limits
 from edge_llm.engine.generation import Generation
 from edge_llm.engine.request import Delta, Finish, Request, Timings
@@ -80,9 +80,8 @@ def _run(runner: Runner[Any], tokenizer: Tokenizer, script: Sequence[int], draft
     request = Request(tuple(script[:DOCUMENT]), GenerationParams(max_tokens=DOCUMENT, ignore_eos=True))
     answer = iter(script[DOCUMENT:])
 
-    def scripted(logits: np.ndarray) -> int:
-        greedy(logits)  # so that its time counts
-        return next(answer)
+    def scripted(logits: np.ndarray) -> Choice:
+        return greedy(logits)._replace(token=next(answer))  # so that the time of a choice counts
 
     generation = Generation(request, tokenizer, most_tokens=DOCUMENT, drafter=drafter, sampler=scripted)
     batcher = Batcher(runner, Limits())

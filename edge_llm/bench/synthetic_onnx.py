@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.bench.peer_model import PeerModel, WeightBytes, kept, require_blocks
+from edge_llm.bench.peer_model import PeerModel, WeightBytes, require_blocks, written_once
 from edge_llm.bench.random_weights import Blocks, random_blocks, random_vector
 from edge_llm.config import ModelConfig
 from edge_llm.models import describe
@@ -34,7 +34,7 @@ _MICROSOFT = "com.microsoft"
 def synthetic_onnx(config: ModelConfig, variant: str) -> PeerModel:
     """The model at the shape of ``config``; made once and kept."""
     require_blocks(config, BLOCK, "genai")
-    folder = kept(config, variant, "onnx", write_onnx)
+    folder = written_once(config, variant, "onnx", write_onnx)
     size = sum((folder / name).stat().st_size for name in ("model.onnx", _DATA))
     return PeerModel({"folder": str(folder)}, folder.name, variant.upper(), size, partial(WeightBytes.noted, folder), "f32", 4)
 

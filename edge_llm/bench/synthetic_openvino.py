@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.bench.peer_model import PeerModel, WeightBytes, kept, require_blocks
+from edge_llm.bench.peer_model import PeerModel, WeightBytes, require_blocks, written_once
 from edge_llm.bench.random_weights import random_blocks, random_vector
 from edge_llm.config import ModelConfig
 from edge_llm.models import describe
@@ -31,7 +31,7 @@ def synthetic_openvino(config: ModelConfig, variant: str) -> PeerModel:
     numbers, _, precision = variant.partition("-")
     if numbers == "int4":
         require_blocks(config, GROUP, "openvino:int4")
-    folder = kept(config, numbers, "openvino", write_openvino)
+    folder = written_once(config, numbers, "openvino", write_openvino)
     size = sum((folder / name).stat().st_size for name in ("model.xml", "model.bin"))
     setting: dict[str, Any] = {"folder": str(folder), "vocab": config.vocab_size}
     if precision:
@@ -147,8 +147,8 @@ class _Graph:
         if attention.q_norm and attention.k_norm:
             q, k = (self._rms(x, gain, prefix, attention.eps) for x, gain in ((q, attention.q_norm), (k, attention.k_norm)))
         q, k, v = (ops.transpose(x, self._integers(0, 2, 1, 3)) for x in (q, k, v))
-        keys = self._kept(f"past_key_values.{layer}.key", self._rotated(k, dim), attention)
-        values = self._kept(f"past_key_values.{layer}.value", v, attention)
+        keys = self._with_past(f"past_key_values.{layer}.key", self._rotated(k, dim), attention)
+        values = self._with_past(f"past_key_values.{layer}.value", v, attention)
         attended = ops.scaled_dot_product_attention(self._rotated(q, dim), keys, values, self._mask)
         attended = ops.transpose(attended, self._integers(0, 2, 1, 3))
         self._buffers[attention.writes] = [ops.reshape(attended, self._integers(0, 0, attention.q_size), True)]
@@ -162,7 +162,7 @@ class _Graph:
     def _channels(self, x: Any, start: int, end: int) -> Any:
         return self._ops.slice(x, *(self._integers(value) for value in (start, end, 1, 3)))
 
-    def _kept(self, name: str, x: Any, attention: Attention) -> Any:
+    def _with_past(self, name: str, x: Any, attention: Attention) -> Any:
         """All keys or values of a layer so far, for every query head: the state, with those of ``x`` behind it."""
         ops, util, heads, dim = self._ops, self._api.op.util, attention.kv_heads, attention.head_dim
         info = util.VariableInfo()

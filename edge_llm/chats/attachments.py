@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from edge_llm.chats.tree import Attachment
-from edge_llm.errors import ModelNotFound, UsageError
+from edge_llm.errors import UsageError
 from edge_llm.files import RegularFile, shown
 from edge_llm.paths import expanded
 
@@ -29,13 +29,10 @@ _MOST_BEHIND = 8
 
 def read_attachment(path: Path) -> Attachment:
     """The text file at ``path``.  `UsageError`: it cannot be attached.  `StorageError`: it may not be read."""
-    try:
-        with RegularFile(path, error=UsageError) as file:
-            if file.size > MOST_BYTES:
-                raise UsageError(f"`{shown(path)}` has {file.size} bytes; at most {MOST_BYTES} can be attached: cut out a part")
-            data = file.read(file.size)
-    except ModelNotFound as failure:  # how a missing file is called wherever files are a model's
-        raise UsageError(str(failure)) from None
+    with RegularFile(path, error=UsageError) as file:
+        if file.size > MOST_BYTES:
+            raise UsageError(f"`{shown(path)}` has {file.size} bytes; at most {MOST_BYTES} can be attached: cut out a part")
+        data = file.read(file.size)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as failure:

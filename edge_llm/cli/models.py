@@ -11,7 +11,7 @@ import click
 
 from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
-from edge_llm.cli.values import MODEL, NewFile
+from edge_llm.cli.values import MODEL, STDOUT, NewFile
 from edge_llm.cli.weights import weights_lines, weights_report
 from edge_llm.convert import sensitive
 from edge_llm.convert.staging import discard
@@ -55,18 +55,24 @@ def list_command(as_json: bool) -> None:
 @click.option(
     "--sensitive",
     "sensitive_path",
-    type=NewFile(),
+    type=NewFile(or_stdout=True),
     is_flag=False,
     flag_value=sensitive.FILE,
     metavar="[FILE]",
-    help=f"Write which linears are not in 4 bits, for import --sensitive; default: {sensitive.FILE}, here.",
+    help=f"Write which linears are not in 4 bits, for import --sensitive; default: {sensitive.FILE}, here; "
+    "-: only that, on stdout.",
 )
 def show_command(model: str, as_json: bool, sensitive_path: Path | None) -> None:
     """Show what MODEL is: shapes, memory, outlier profile, where it came from."""
+    if as_json and sensitive_path is STDOUT:
+        raise UsageError("--json and --sensitive - cannot share stdout; leave one out, or name a file", param="sensitive")
     bundle = open_bundle(find_bundle(model))
     facts = _facts(model, bundle)
     if sensitive_path is not None:
         found = sensitive.sensitive(bundle.decoder)
+        if sensitive_path is STDOUT:
+            say_json(found)
+            return
         sensitive.write_sensitive(sensitive_path, found)
         note(f"wrote {sensitive_path}: {len(found)} linears of the layers are not in 4 bits")
     if as_json:
@@ -99,6 +105,10 @@ def rm_command(model: str, yes: bool) -> None:
     if model == BUILTIN_MODEL_NAME:
         raise UsageError("the built-in model is part of the program and cannot be removed", param="model")
     folder = bundle_path(model)
+    if is_folder(folder) and not yes:
+        if not has_person():
+            raise UsageError(f"nobody can be asked whether to remove {model}; give --yes", param="yes")
+        click.confirm(f"Remove {model} ({_mebibytes(folder_bytes(folder))})?", abort=True, err=True)
     clear_leftovers(folder.parent)
     stopped = remove_stopped(folder)
     if stopped:
@@ -107,8 +117,6 @@ def rm_command(model: str, yes: bool) -> None:
         if stopped:
             return
         raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here")
-    if not yes and has_person():
-        click.confirm(f"Remove {model} ({_mebibytes(folder_bytes(folder))})?", abort=True, err=True)
     _forget_prefixes(folder)  # first: pages of a model that is gone would wait for somebody to prune them
     discard(folder)
     note(f"removed {model}")

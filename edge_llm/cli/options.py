@@ -169,6 +169,8 @@ def grammar_of(options: dict[str, Any]) -> Grammar | None:
 def _text_or_file(value: str, name: str) -> str:
     """``value``, or the text of the file that it names."""
     if not _is_file(value):
+        if name == "json_schema" and not value.lstrip().startswith("{"):
+            raise UsageError(f"no file `{shown(value)}`, and no JSON object; give one of them", param=name)
         return TEXT(value, param=None)
     try:
         return read_file(Path(value), MAX_GRAMMAR_BYTES, error=UsageError).decode("utf-8")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from edge_llm.bench.kept import KeptQuality, kept_table, measure_kept
+from edge_llm.bench.kv_quality import KVQuality, kv_quality_table, measure_kv_quality
 from edge_llm.bench.quality import Quality, compare
 from edge_llm.bench.shares import Shares, measure_shares
 from edge_llm.cli.options import KEYS_FORMS, device_option, placement_option, shared, threads_option
@@ -77,8 +77,8 @@ def perplexity_command(
         return tokens, tokenizer.bos_id if tokenizer.add_bos else None
 
     if kv != "auto" and _runs_on_host(model, runtime):
-        found = _kept(model, runtime, kv_schemes(kv), encoded, window)
-        return say_json({"kv": [asdict(each) for each in found]}, indent=None) if as_json else say(kept_table(found))
+        found = _kv_quality(model, runtime, kv_schemes(kv), encoded, window)
+        return say_json({"kv": [asdict(each) for each in found]}, indent=None) if as_json else say(kv_quality_table(found))
     runtime = replace(runtime, keys=_on_card(kv))
     with progress_bar() as draw:
         draw("loading", 0, 1)  # the float weights of a large model take long
@@ -110,16 +110,17 @@ def _on_card(kv: str) -> str:
     return keys
 
 
-def _kept(
+def _kv_quality(
     model: str, runtime: RuntimeConfig, schemes: Sequence[KVScheme], encoded: Encoded, window: int
-) -> list[KeptQuality]:
+) -> list[KVQuality]:
     """What each of ``schemes`` costs the model."""
     folder = find_bundle(model)
     with open_bundle(folder) as bundle:
         config = bundle.config
     tokens, bos = encoded(Tokenizer.from_folder(folder, config.vocab_size))
     with progress_bar() as draw:
-        return measure_kept(folder, runtime, schemes, tokens, min(window, config.context), bos, partial(draw, "perplexity"))
+        progress = partial(draw, "perplexity")
+        return measure_kv_quality(folder, runtime, schemes, tokens, min(window, config.context), bos, progress)
 
 
 def _text(file: Path) -> str:

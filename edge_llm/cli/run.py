@@ -27,6 +27,7 @@ from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Answer, Delta, Request
 from edge_llm.errors import EdgeLLMError, UsageError
+from edge_llm.files import shown
 from edge_llm.talk.conversation import conversation_request
 from edge_llm.talk.outcome import AnswerSyntax
 
@@ -49,7 +50,7 @@ def run_command(model: str | None, prompt: str | None, system: str | None, raw: 
     answers as an assistant; one without continues the text.  What the model thinks before it answers goes, dimmed,
     to stderr if that is a terminal, and into `reasoning` with --json.
     """
-    text = _whole_prompt(prompt)
+    text = _whole_prompt(model, prompt)
     runtime = runtime_config(options)
     grammar = grammar_of(options)
     with quiet_progress() as progress:
@@ -64,10 +65,11 @@ def run_command(model: str | None, prompt: str | None, system: str | None, raw: 
         _print_stream(engine, request, syntax)
 
 
-def _whole_prompt(prompt: str | None) -> str:
+def _whole_prompt(model: str | None, prompt: str | None) -> str:
     piped = "" if sys.stdin is None or has_person() else read_all()
     if prompt is None and not piped:
-        raise UsageError('no prompt; write `edge-llm run MODEL "your text"` or pipe it in', param="prompt")
+        named = "" if model is None else f" for the model `{shown(model)}`"
+        raise UsageError(f'no prompt{named}; write `edge-llm run MODEL "your text"` or pipe it in', param="prompt")
     text = "\n\n".join(part for part in (prompt, piped) if part)
     if not text:
         raise UsageError("the prompt is empty; give at least one character", param="prompt")
@@ -92,20 +94,22 @@ def _as_dict(answer: Answer, syntax: AnswerSyntax) -> dict[str, Any]:
 def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> None:
     printer, reader = Printer(), syntax.reader()
 
-    def shown() -> Iterator[Delta]:
+    def printed() -> Iterator[Delta]:
         for delta in engine.stream(request):
             for piece in reader.read(delta):
                 printer.show(piece)
             yield delta
 
     try:
-        answer = collect(shown())
+        answer = collect(printed())
     except (KeyboardInterrupt, EdgeLLMError):
         say()
         raise
     printer.end()
     if not printer.said.endswith("\n"):
         say()
+    if answer.finish.reason == "length" and request.params.grammar is not None:
+        note(f"the answer is not complete: it ended after {answer.finish.usage.completion_tokens} tokens (--max-tokens, --ctx)")
     if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
         timings = answer.finish.timings
         note(

@@ -15,6 +15,7 @@ import click
 from click.types import FloatParamType, IntParamType
 
 from edge_llm.errors import EdgeLLMError
+from edge_llm.files import shown
 from edge_llm.paths import model_folders
 
 if TYPE_CHECKING:
@@ -73,15 +74,26 @@ class Real(_Real, click.FloatRange):
     """A number from ``min`` to ``max``."""
 
 
-class NewFile(click.Path):
-    """The name of a file to write."""
+STDOUT = Path("-")
+"""What a `NewFile` may give for `-`: this object, and no other path that equals it, as that of `./-` does."""
 
-    def __init__(self) -> None:
+
+class NewFile(click.Path):
+    """The name of a file to write; `-` is `STDOUT`, or refused."""
+
+    def __init__(self, *, or_stdout: bool = False) -> None:
         super().__init__(dir_okay=False, path_type=Path)
+        self._or_stdout = or_stdout
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("the name of a file cannot be empty.", param, ctx)
+        if value == "-":
+            if not self._or_stdout:
+                self.fail("`-` stands for no file here; a file of this name is ./-", param, ctx)
+            return STDOUT
+        if not (folder := Path(str(value)).parent).is_dir():
+            self.fail(f"there is no folder `{shown(str(folder))}` to write it to.", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -1,7 +1,6 @@
 """Which linears are W4 and which stay INT8 under a number of bits: where 4 bits cost the most per byte, there are 8.
 
-What 4 bits cost is measured on the calibration text, for every kind of linear in all layers and for every layer with all of
-its linears.  A linear's share is taken to be that of its layer times that of its kind.
+What 4 bits cost is measured on the calibration text, with rounded codes, for every linear alone: all others are INT8.
 """
 
 from __future__ import annotations
@@ -65,9 +64,21 @@ class LayerBits:
         return self.fit or self.kind != INT8
 
     def asked(self, decoder: Decoder) -> dict[str, str]:
-        """The linears that are fixed to another scheme than INT8.  Raises `UsageError` for a name that no linear has."""
+        """The linears that are fixed to another scheme than INT8.
+
+        Raises `UsageError` for a name that no linear has, and for bits that would not do without any outliers.
+        """
         check_names(self.fixed, decoder)
+        if self.kind == AUTO:
+            _check_bits(self.bits, self._least_bits(decoder))
         return {name: scheme for name, scheme in self.fixed.items() if scheme != INT8}
+
+    def _least_bits(self, decoder: Decoder) -> float:
+        """Bits per weight of the layers where all that can be is in W4, and no channel is hot."""
+        linears = {name: one for name, one in decoder.linears().items() if name != "output"}
+        schemes = {name: self.fixed.get(name, W4 if fits(one.columns) else INT8) for name, one in linears.items()}
+        taken = sum(_bits_of(one, 0, schemes[name]) for name, one in linears.items())
+        return taken / sum(one.rows * one.columns for one in linears.values())
 
 
 def coded(chosen: Choice, names: Iterable[str]) -> dict[str, Treatment]:
@@ -94,30 +105,35 @@ def allocate(
     wide = {name: _bits(linears[name], chosen[name], INT8) for name in names}
     others = [name for name in linears if name not in narrow and name != "output"]
     least = sum(narrow.values()) + sum(_bits(linears[name], chosen[name], chosen[name].scheme) for name in others)
-    if least > bits * weights:
-        raise UsageError(f"the layers take {math.ceil(100 * least / weights) / 100:g} bits per weight at least", param="bits")
+    _check_bits(bits, least / weights)
     left = bits * weights - least
-    shares = _shares(chosen, names, measure)
+    costs = _costs(chosen, names, measure)
     kept: set[str] = set()
-    for name in sorted(names, key=lambda name: -shares[name] / (wide[name] - narrow[name])):
+    for name in sorted(names, key=lambda name: -costs[name] / (wide[name] - narrow[name])):
         if wide[name] - narrow[name] <= left:
             left -= wide[name] - narrow[name]
             kept.add(name)
     return coded(chosen, [name for name in names if name not in kept])
 
 
+def _check_bits(bits: float, least: float) -> None:
+    if bits < least:
+        enough = math.ceil(100 * least) / 100
+        ways_out = f"give --bits {enough:g} or more, or --weights {W4}"
+        raise UsageError(f"the layers take {enough:g} bits per weight at least; {ways_out}", param="bits")
+
+
 def _bits(linear: Linear, treatment: Treatment, scheme: str) -> int:
     """What a linear takes in a bundle, all counted."""
-    specs = linear_tensors(replace(linear, scheme=scheme), len(treatment.hot))
+    return _bits_of(linear, len(treatment.hot), scheme)
+
+
+def _bits_of(linear: Linear, hot: int, scheme: str) -> int:
+    specs = linear_tensors(replace(linear, scheme=scheme), hot)
     return sum(8 * np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in specs)
 
 
-def _shares(chosen: Choice, names: list[str], measure: Measure) -> Mapping[str, float]:
-    """About what W4 costs in each of the linears ``names``, in no unit."""
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-    kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
-    groups = [[name for name in names if name.startswith(f"{layer}.")] for layer in layers]
-    groups += [[name for name in names if name.endswith(f".{kind}")] for kind in kinds]
-    none, *costs = measure("4 bits", [dict(chosen), *(coded(chosen, group) for group in groups)])
-    cost = dict(zip([*layers, *kinds], (max(one - none, 1e-6) for one in costs), strict=True))
-    return {name: cost[name.rpartition(".")[0]] * cost[name.rpartition(".")[2]] for name in names}
+def _costs(chosen: Choice, names: list[str], measure: Measure) -> dict[str, float]:
+    """What W4 costs in each of the linears ``names`` alone, in percent of perplexity; below 0 where it cannot be told."""
+    none, *costs = measure("4 bits alone", [dict(chosen), *(coded(chosen, [name]) for name in names)])
+    return {name: cost - none for name, cost in zip(names, costs, strict=True)}

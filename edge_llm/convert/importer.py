@@ -165,8 +165,7 @@ def _existing(target: Path, job: _Job) -> str:
         made_from = read_manifest(target)["source"]
     except EdgeLLMError:
         return "other"
-    facts = {"digest": job.digest, "calibration": job.text.digest, "outliers": str(job.outliers), "weights": str(job.weights)}
-    if any(made_from.get(key, _BEFORE.get(key)) != value for key, value in facts.items()):
+    if any(made_from.get(key, _BEFORE.get(key)) != value for key, value in job.made_by.items() if key != "folds"):
         return "other"
     if job.keep_float and made_from.get("float") != "source":
         return "other"
@@ -238,14 +237,21 @@ class _Job:
         return "even" if self.fold else "none"
 
     @property
-    def facts(self) -> dict[str, str]:
-        """All that the bytes of the bundle depend on."""
+    def made_by(self) -> dict[str, str]:
+        """The source's content and what was asked for, as a manifest says it."""
         return {
             "digest": self.digest,
             "calibration": self.text.digest,
             "outliers": str(self.outliers),
             "folds": self.folds,
             "weights": str(self.weights),
+        }
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """All that the bytes of the bundle depend on."""
+        return {
+            **self.made_by,
             "float": str(self.keep_float),
             "version": _version(),
             "numpy": np.__version__,
@@ -260,10 +266,10 @@ class _Job:
         self._tell_folds(survey.found_folds)
         measure = partial(self._measure, survey, saved)
         chosen, figures = choose(self.outliers, self.asked, survey, measure, self.notice)
-        kept = self._in_scheme(chosen, partial(measure, enough=-math.inf))
+        treated = self._in_scheme(chosen, partial(measure, enough=-math.inf))
         written = written_before(folder, saved)
         with BundleWriter(folder, written.tensors) as writer:
-            figures = {**figures, **self._write_weights(writer, kept, survey, texts.coded, saved, written)}
+            figures = {**figures, **self._write_weights(writer, treated, survey, texts.coded, saved, written)}
             self._write_files(writer)
             profile = OutlierProfile(
                 calibration=self.text.digest,
@@ -271,16 +277,16 @@ class _Job:
                 hot_factor=HOT_FACTOR,
                 hot_share=HOT_SHARE,
                 overflow_price=OVERFLOW_PRICE,
-                linears={name: linear_profile(one, survey.treatments[name]) for name, one in kept.items()},
+                linears={name: linear_profile(one, survey.treatments[name]) for name, one in treated.items()},
                 choice=figures,
                 folds=survey.found_folds,
             )
             writer.finish(
                 self.config,
-                {name: one.input_scale for name, one in kept.items()},
-                shadows={name: one.shadow for name, one in kept.items()},
-                schemes={name: one.scheme for name, one in kept.items()},
-                facts={name: scheme_of(linear).facts_of(kept[name]) for name, linear in self._kept(kept).linears().items()},
+                {name: one.input_scale for name, one in treated.items()},
+                shadows={name: one.shadow for name, one in treated.items()},
+                schemes={name: one.scheme for name, one in treated.items()},
+                facts={name: scheme_of(one).facts_of(treated[name]) for name, one in self._model_of(treated).linears().items()},
                 profile=profile.to_fields(),
                 source=self._made_from(),
                 created_with=_version(),
@@ -336,30 +342,27 @@ class _Job:
         return {
             "kind": source.kind,
             "path": source.path if source.kind == "hub" or not self.keep_float else Path(source.path).name,
-            "digest": self.digest,
-            "calibration": self.text.digest,
-            "outliers": str(self.outliers),
-            "folds": self.folds,
-            "weights": str(self.weights),
+            **self.made_by,
             "float": "source" if self.keep_float else source.place,
         }
 
-    def _kept(self, kept: Mapping[str, Treatment]) -> Decoder:
+    def _model_of(self, treated: Mapping[str, Treatment]) -> Decoder:
         """The model with the weight schemes that its linears got."""
-        return self.decoder.with_schemes({name: one.scheme for name, one in kept.items()})
+        return self.decoder.with_schemes({name: one.scheme for name, one in treated.items()})
 
     def _write_weights(
         self,
         writer: BundleWriter,
-        kept: Mapping[str, Treatment],
+        treated: Mapping[str, Treatment],
         survey: Survey,
         sequences: list[np.ndarray],
         saved: Saved,
         written: Written,
     ) -> dict[str, float]:
         """Write all weights; what fitted ones cost in percent of perplexity, if there are any."""
-        coder = self._coder(kept, sequences)
-        cost = write_weights(writer, self.source, self._kept(kept), survey, kept, coder, self.progress, saved, written)
+        coder = self._coder(treated, sequences)
+        decoder = self._model_of(treated)
+        cost = write_weights(writer, self.source, decoder, survey, treated, coder, self.progress, saved, written)
         if coder is None or cost is None:
             return {}
         self.notice(
@@ -369,9 +372,9 @@ class _Job:
         )
         return {"coded": cost}
 
-    def _coder(self, kept: Mapping[str, Treatment], sequences: list[np.ndarray]) -> Coder | None:
+    def _coder(self, treated: Mapping[str, Treatment], sequences: list[np.ndarray]) -> Coder | None:
         """What fits weights to the calibration text, where that is asked for."""
-        if not self.weights.fitted or all(one.scheme not in QUANTIZERS for one in kept.values()):
+        if not self.weights.fitted or all(one.scheme not in QUANTIZERS for one in treated.values()):
             return None
         return Coder.begin(self.source, self.decoder, sequences)
 

@@ -31,10 +31,9 @@ def sensitive(decoder: Decoder) -> dict[str, str]:
 
 def write_sensitive(path: Path, found: Mapping[str, str]) -> None:
     """Write the file, which must not be there yet: somebody may have edited it."""
-    text = json.dumps(found, indent=2) + "\n"
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+            file.write(json.dumps(found, indent=2) + "\n")
     except FileExistsError:
         message = f"`{shown(path)}` is there already; remove it, or name another file: --sensitive FILE"
         raise UsageError(message, param="sensitive") from None

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edge_llm.convert.calibrate import key_offset, run_layer
+from edge_llm.convert.calibrate import key_offset, run_layer, some_of
 from edge_llm.convert.folds import FEW_ROWS, Calibration, FoldedLayer, choose_folds, fold_linear, judged, unfolded
 from edge_llm.convert.layer_folds import Factors, fold_layer
 from edge_llm.convert.parallel import workers
@@ -67,6 +67,11 @@ class Survey:
     @property
     def tokens(self) -> int:
         return sum(len(ids) for ids in self.sequences)
+
+    def of_some(self, most_tokens: int) -> Survey:
+        """The same of some of the sequences, evenly spread, about ``most_tokens`` together."""
+        sequences, embedded, states = (some_of(one, most_tokens) for one in (self.sequences, self.embedded, self.states))
+        return replace(self, sequences=sequences, embedded=embedded, states=states)
 
 
 @dataclass(frozen=True)

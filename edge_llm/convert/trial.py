@@ -2,12 +2,13 @@
 
 The float source is read a layer at a time, each layer is quantized in the ways that any choice asks for, and the tokens of
 every choice go through it by the host's own subgraphs, INT8 keys and values included.  So it measures the numbers that a
-bundle would give, and holds one layer.
+bundle would give, and holds one layer.  Choices that agree on the first layers go through these as one, and have one state.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -51,6 +52,9 @@ Made = Mapping[str, Mapping[str, np.ndarray]]
 NOTHING_MADE: Made = {}
 WORST_DIVERGENCE = 100.0
 """Nats of KL; a larger divergence counts as this."""
+MOST_ROWS = 2**16
+"""Hidden states that all choices of `losses` have together: 32 choices go through the whole calibration text, more through
+some of its sequences."""
 _BLOCK_LOGITS = 2**22
 """Logits whose divergences are summed at a time."""
 _BLOCKS = 4
@@ -72,6 +76,7 @@ def losses(
     That is the rise to expect on text that the float model predicts well.  The rise on the calibration text itself has the
     same mean there, but an error of sqrt(2 KL / tokens), often more than the budget.
     """
+    survey = survey.of_some(MOST_ROWS // len(choices))
     with workers() as pool:
         trial = Trial(decoder, survey, choices)
         for index in range(len(decoder.layers)):
@@ -111,7 +116,10 @@ class Trial:
         self._rows = chunk.rows
         self._buffers = {name: np.zeros((survey.tokens, width), np.float32) for name, width in widths.items()}
         embedded = np.concatenate(survey.embedded)
-        self._states = [self._embed(embedded, choice) for choice in choices]
+        by_output = {id(choice["output"]): choice for choice in choices}
+        begun = {output: self._embed(embedded, choice) for output, choice in by_output.items()}
+        self._states = [begun[id(choice["output"])] for choice in choices]
+        """Of every choice float32 [tokens, hidden]; one array for those that have treated all the same so far."""
 
     def _embed(self, embedded: np.ndarray, choice: Choice) -> np.ndarray:
         """The embeddings float32 [tokens, hidden] as the bundle will have them; codes are rounded here, and not fitted."""
@@ -136,28 +144,45 @@ class Trial:
     def run_layer(self, index: int, weights: LayerWeights, pool: Executor, made: Made = NOTHING_MADE) -> None:
         """Carry the states of every choice through layer ``index`` with the float ``weights``; some linears are ``made``."""
         layer, prefix = self._decoder.layers[index], f"layers.{index}."
-        linears = self._linears(prefix, layer.linears, weights.linears, pool, made)
+        groups = self._alike([prefix + linear.name for linear in layer.linears])
+        choices = [self._choices[group[0]] for group in groups]
+        linears = self._linears(prefix, layer.linears, weights.linears, choices, pool, made)
         gains = {**weights.gains, KEY_OFFSET: self._survey.key_offsets[index]}
         parts = [self._shelf.get(part, self._rows.static) for part in self._layer_parts[index]]
-        for number, state in enumerate(self._states):
+        before = list(self._states)
+        left = Counter(id(before[group[0]]) for group in groups)
+        for number, group in enumerate(groups):
+            state = before[group[0]]
+            left[id(state)] -= 1
+            state = state.copy() if left[id(state)] else state  # the last group that begins with an array overwrites it
             block = BlockWeights({part: made[number] for part, made in linears.items()}, gains)
             buffers = {**self._buffers, "hidden": state}
             for part in parts:
                 part(block, buffers, self._rows, self._pages[index])
+            for choice in group:
+                self._states[choice] = state
+
+    def _alike(self, names: Sequence[str]) -> list[list[int]]:
+        """The numbers of the choices, together where they have one state and treat the linears ``names`` the same."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for number, (state, choice) in enumerate(zip(self._states, self._choices, strict=True)):
+            found.setdefault((id(state), *(id(choice[name]) for name in names)), []).append(number)
+        return list(found.values())
 
     def _linears(
         self,
         prefix: str,
         linears: Sequence[Linear],
         weights: Mapping[str, FloatLinear],
+        choices: Sequence[Choice],
         pool: Executor,
         already: Made = NOTHING_MADE,
     ) -> dict[str, list[Weight]]:
-        """Of each linear that of every choice; the same arrays where scheme and hot channels are the same.
+        """Of each linear that of each of ``choices``; the same arrays where scheme and hot channels are the same.
 
         ``prefix`` stands before the linears' names in a choice.
         """
-        treatments = {linear.name: [choice[prefix + linear.name] for choice in self._choices] for linear in linears}
+        treatments = {linear.name: [choice[prefix + linear.name] for choice in choices] for linear in linears}
         kinds = {(linear, _kind(treatment)): treatment for linear in linears for treatment in treatments[linear.name]}
 
         def convert(linear: Linear, treatment: Treatment) -> Mapping[str, np.ndarray]:
@@ -183,7 +208,7 @@ class Trial:
         """
         fold = self._survey.output_fold
         output *= fold
-        opened = self._linears("", [self._decoder.output], {"output": FloatLinear(output)}, pool, made)["output"]
+        opened = self._linears("", [self._decoder.output], {"output": FloatLinear(output)}, self._choices, pool, made)["output"]
         heads = [BlockWeights({"output": one}, {"final_norm": gain / fold}) for one in opened]
         states = np.concatenate(self._survey.states) / fold
         run_head = self._shelf.get(self._head, self._rows.static)

@@ -32,14 +32,16 @@ def token_logprobs(
     top: int | None,
     piece: Callable[[int], bytes] = lambda token: b"",
     pool: ThreadPool | None = None,
+    best: float | None = None,
 ) -> tuple[TokenLogprobs, ...]:
     """One `TokenLogprobs` of ``token`` with ``top`` alternatives from logits float32 [V]; nothing when ``top`` is None.
 
-    ``piece`` tells what a token adds to the text.  The threads of ``pool`` share the sum over a large vocabulary.
+    ``piece`` tells what a token adds to the text.  The threads of ``pool`` share the sum over a large vocabulary.  ``best`` is
+    the greatest logit, where it is known.
     """
     if top is None:
         return ()
-    best = sampling.best(logits, pool)
+    best = sampling.best(logits, pool) if best is None else best
     if not math.isfinite(best):
         raise NumericError(f"the logits hold `{best}`, of which there are no log-probabilities")
     total = sampling.log_sum(logits, best, pool)

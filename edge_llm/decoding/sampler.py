@@ -1,4 +1,4 @@
-"""Samplers: ``logits float32 [V] -> token``.  Filters narrow the candidates; one uniform draw picks among them.
+"""Samplers: ``logits float32 [V] -> Choice``, a token.  Filters narrow the candidates; one uniform draw picks among them.
 
 The order is that of Hugging Face and llama.cpp: temperature, then top-k, top-p (nucleus), min-p; ties go by token id.
 `kernels.reference.sampling_candidates` defines the candidates; a native pass finds them without sorting.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -16,7 +16,15 @@ from edge_llm.config import GenerationParams
 from edge_llm.errors import NumericError
 from kernels import ThreadPool, sampling
 
-Sampler = Callable[[np.ndarray], int]
+
+class Choice(NamedTuple):
+    """A token, and the greatest of the logits that it was chosen from, which log-probabilities need too."""
+
+    token: int
+    best: float
+
+
+Sampler = Callable[[np.ndarray], Choice]
 
 
 def make_sampler(params: GenerationParams, pool: ThreadPool | None = None) -> Sampler:
@@ -28,18 +36,20 @@ def make_sampler(params: GenerationParams, pool: ThreadPool | None = None) -> Sa
         return greedy
     random = np.random.Generator(np.random.PCG64(secrets.randbits(64) if params.seed is None else params.seed))
 
-    def sample(logits: np.ndarray) -> int:
+    def sample(logits: np.ndarray) -> Choice:
         filters = _filters(params, len(logits))
-        return sampling.draw(logits, _best(logits, pool), **filters, chance=random.random(), pool=pool)
+        best = _best(logits, pool)
+        return Choice(sampling.draw(logits, best, **filters, chance=random.random(), pool=pool), best)
 
     return sample
 
 
-def greedy(logits: np.ndarray) -> int:
+def greedy(logits: np.ndarray) -> Choice:
     """The most likely token; the lowest id among equals."""
-    best = int(np.argmax(logits))
-    _check_finite(logits[best])
-    return best
+    token = int(np.argmax(logits))
+    best = float(logits[token])
+    _check_finite(best)
+    return Choice(token, best)
 
 
 class _Filters(TypedDict):
@@ -60,6 +70,6 @@ def _best(logits: np.ndarray, pool: ThreadPool | None = None) -> float:
     return best
 
 
-def _check_finite(best: float | np.floating) -> None:
+def _check_finite(best: float) -> None:
     if not np.isfinite(best):
         raise NumericError(f"the logits hold `{best}`; the model or the device computed something that is no number")

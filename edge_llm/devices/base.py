@@ -83,13 +83,20 @@ It has ended when it returns, unless it returns a completion.
 
 
 @dataclass(frozen=True)
-class BoundOps:
-    """Operations of a block, and the arrays that they work in.  Of all that are fused, one linear may write to `LATE`."""
+class BoundArrays:
+    """What operations work in: weights of a block, buffers of a chunk, pages of a layer."""
 
-    ops: Sequence[Op]
     weights: BlockWeights
     buffers: Buffers
     pages: LayerPages | None
+
+
+@dataclass(frozen=True)
+class BoundParts:
+    """Parts of a block, and the arrays that they work in.  Of all that are fused, one linear may write to `LATE`."""
+
+    parts: Sequence[Part]
+    arrays: BoundArrays
     turn: Turn | None = None
     """Of a streamed layer: its weights are awaited before its operations, and make room for others behind them."""
 
@@ -101,11 +108,24 @@ Returns when the weights are there, or raises why the run ends.
 """
 RunRows = Callable[[Rows, np.ndarray | None, Stopped | None], None]
 """Runs what is bound for the rows of a chunk; what was bound to `LATE` is written to the array that comes with them."""
-Fuse = Callable[[Sequence[BoundOps]], RunRows]
-"""Makes one call of operations that follow each other; their arrays must stay where they are."""
+Fuse = Callable[[Sequence[BoundParts]], RunRows]
+"""Makes one call of parts that follow each other; their arrays must stay where they are."""
 
-Watch = Callable[[Subgraph, Op, RunSubgraph], RunSubgraph]
-"""Wraps an operation of a subgraph in something that sees every run of it, from its start to the end of its work."""
+
+@dataclass(frozen=True)
+class WatchedOp:
+    """An operation that ran: of which part, and with what."""
+
+    part: str
+    op: Op
+    weights: BlockWeights
+    pages: LayerPages | None
+    calls: slice
+    """Its own among the times of the run."""
+
+
+Watch = Callable[[Sequence[WatchedOp], Rows, np.ndarray], None]
+"""Told of every run of operations that ended: what they were, for which rows, and what each call took, seconds float64."""
 
 Task = Callable[[], Completion | None]
 """What a lane does in one go; with a completion it has only sent the work to the device, which does such tasks in order."""
@@ -154,7 +174,7 @@ class DeviceModel(Protocol):
         """
         ...
 
-    def stream(self, chunk: Chunk, look: Callable[[], None]) -> bool:
+    def step_streamed(self, chunk: Chunk, look: Callable[[], None]) -> bool:
         """Carry ``chunk`` through all blocks and read the streamed layers on the way.
 
         False, with nothing computed, where the caller must do it with `walk`.  ``look`` is called now and then; it may raise to

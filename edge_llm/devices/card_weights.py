@@ -62,9 +62,9 @@ def load_products(card: Card[CardLinearT]) -> Load[CardLinearT]:
         for name, linear in int8_linears(host.use(index)).items():
             before = slot.linears.pop(name, None)  # gone if its copy fails
             slot.linears[name] = card.load(linear) if before is None else card.reload(linear, before)
-        kept = host.kept(index)
-        linears = rounded_linears(kept.linears) if card.rounds else kept.linears
-        return CardBlock(linears, kept.gains, card=slot.linears)
+        here = host.host_part(index)
+        linears = rounded_linears(here.linears) if card.rounds else here.linears
+        return CardBlock(linears, here.gains, card=slot.linears)
 
     return load
 
@@ -133,7 +133,7 @@ class CardWeights(Generic[CardLinearT]):
             host.forget_layers()
 
     @property
-    def flash_tables(self) -> bool:
+    def flash_tables(self) -> frozenset[str]:
         return self._host.flash_tables
 
     @property
@@ -160,8 +160,8 @@ class CardWeights(Generic[CardLinearT]):
     def turns(self) -> None:
         """None: layers are copied to the card on the way."""
 
-    def kept(self, index: int) -> BlockWeights:
-        return self._host.kept(index)
+    def host_part(self, index: int) -> BlockWeights:
+        return self._host.host_part(index)
 
     def forget_layers(self) -> None:
         self._ring.release()

@@ -32,7 +32,8 @@ from edge_llm.devices.cores import bound, on_core, split_cores
 from edge_llm.devices.emulated_chip import CardProduct, EmulatedChip, Product
 from edge_llm.devices.host import HostDevice, build_op
 from edge_llm.devices.kv_pages import LayerPages
-from edge_llm.devices.model import PlacedModel, builder
+from edge_llm.devices.model import PlacedModel
+from edge_llm.devices.watched import builder
 from edge_llm.devices.whole_card import CardRope, WholeCardWeights
 from edge_llm.errors import DeviceError
 from edge_llm.formats.layout import TensorRange

@@ -8,7 +8,8 @@ from functools import partial
 from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.base import (
     INT8_KEYS,
-    BoundOps,
+    BoundArrays,
+    BoundParts,
     Buffers,
     DeviceModel,
     DeviceOptions,
@@ -20,8 +21,9 @@ from edge_llm.devices.base import (
 )
 from edge_llm.devices.host_program import HostProgram, add_op
 from edge_llm.devices.kv_pages import LayerPages
-from edge_llm.devices.model import PlacedModel, builder
+from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.split import build_split_op
+from edge_llm.devices.watched import builder
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
@@ -59,8 +61,8 @@ class HostDevice:
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
         build = builder(self.build, tables, watch)
-        fuse = partial(_program_of, tables=tables, pool=self.pool, shadow=self._shadow)
-        return PlacedModel(decoder, weights, self.placement, build, HostArrays(), room, fuse if watch is None else None)
+        fuse = partial(_program_of, tables=tables, pool=self.pool, shadow=self._shadow, watch=watch)
+        return PlacedModel(decoder, weights, self.placement, build, HostArrays(), room, fuse)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         return ()
@@ -101,18 +103,24 @@ def build_op(op: Op, tables: RopeTables, pool: ThreadPool, shadow: bool) -> RunS
         return beside_card
 
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
-        _program_of([BoundOps((op,), weights, buffers, pages)], tables, pool, shadow)(rows)
+        program = HostProgram(pool)
+        add_op(program, op, BoundArrays(weights, buffers, pages), tables, pool, shadow)
+        program(rows)
 
     return run
 
 
-def _program_of(bound: Iterable[BoundOps], tables: RopeTables, pool: ThreadPool, shadow: bool) -> HostProgram:
-    program = HostProgram(pool)
+def _program_of(
+    bound: Iterable[BoundParts], tables: RopeTables, pool: ThreadPool, shadow: bool, watch: Watch | None
+) -> HostProgram:
+    program = HostProgram(pool, watch)
     for each in bound:
         if each.turn is not None:
             program.wait(each.turn)
-        for op in each.ops:
-            add_op(program, op, each, tables, pool, shadow)
+        for part in each.parts:
+            for op in part.ops:
+                add_op(program, op, each.arrays, tables, pool, shadow)
+                program.end_op(part.name, op, each.arrays)
         if each.turn is not None:
-            program.native.request(each.turn.after)
+            program.request(each.turn)
     return program

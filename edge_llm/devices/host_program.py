@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge_llm.devices.base import LATE, BoundOps, Rows, RunRows, Stopped
+from edge_llm.devices.base import LATE, BoundArrays, Rows, Stopped, Watch, WatchedOp
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Attention, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
@@ -21,56 +22,95 @@ LOOK_SECONDS = 0.05
 """A program that has run for longer stops at its next wait: in Python a step can be cancelled."""
 
 
-class HostProgram:
-    """Steps on ``pool``, in the order in which they were added: native calls that follow each other are one program."""
+@dataclass
+class _Native:
+    """Native calls that follow each other.  ``ops`` are what they do; ``watch`` is told of every run."""
 
-    def __init__(self, pool: ThreadPool) -> None:
+    pool: ThreadPool
+    watch: Watch | None
+    program: Program = field(default_factory=Program)
+    waits: dict[int, int] = field(default_factory=dict)
+    """The layers that calls await, by the numbers of these calls."""
+    ops: list[WatchedOp] = field(default_factory=list)
+
+    def __call__(self, rows: Rows, late: np.ndarray | None, stopped: Stopped | None) -> None:
+        """Run the calls; where they stop at one of the ``waits``, call ``stopped`` and go on behind it."""
+        arguments = (rows.tokens, rows.position, rows.slots, rows.sequence, rows.page_table, self.pool, late)
+        seconds = None if self.watch is None else np.zeros(len(self.program))
+        at = -1
+        while (at := self.program.run(*arguments, start=at + 1, patience=LOOK_SECONDS, seconds=seconds)) in self.waits:
+            assert stopped is not None, "a program that awaits layers"
+            stopped(self.waits[at])
+        if self.watch is not None and seconds is not None:
+            self.watch(self.ops, rows, seconds)
+
+
+@dataclass
+class _Python:
+    """A step of Python, which is one of ``ops``."""
+
+    step: Callable[[Rows, np.ndarray | None], None]
+    watch: Watch | None
+    ops: list[WatchedOp] = field(default_factory=list)
+
+    def __call__(self, rows: Rows, late: np.ndarray | None, stopped: Stopped | None) -> None:
+        started = time.perf_counter()
+        self.step(rows, late)
+        if self.watch is not None:
+            self.watch(self.ops, rows, np.array([time.perf_counter() - started]))
+
+
+class HostProgram:
+    """Steps on ``pool``, in the order in which they were added: native calls that follow each other are one step."""
+
+    def __init__(self, pool: ThreadPool, watch: Watch | None = None) -> None:
         self._pool = pool
-        self._steps: list[RunRows] = []
-        self._open: Program | None = None  # the last step, while more native calls may follow
-        self._waits: dict[int, int] = {}  # of that program: the layers, by the numbers of the calls that await them
+        self._watch = watch
+        self._steps: list[_Native | _Python] = []
+        self._ended = 0  # calls of the last step that belong to what was added before the operation at hand
 
     @property
     def native(self) -> Program:
         """Where the next native call goes."""
-        if self._open is None:
-            program = self._open = Program()
-            self._waits = {}
-            self._steps.append(partial(_run, program, self._waits, self._pool))
-        return self._open
+        return self._last_native().program
 
     def wait(self, turn: Turn) -> None:
         """What follows uses the weights of ``turn``."""
-        call = self.native.wait(turn.read, turn.checksums)
-        self._waits[call] = turn.layer
+        last = self._last_native()
+        last.waits[last.program.wait(turn.read, turn.checksums)] = turn.layer
+        self._ended = len(last.program)
+
+    def request(self, turn: Turn) -> None:
+        """What was added before has used the weights of ``turn``: they make room for others."""
+        self.native.request(turn.after)
+        self._ended = len(self.native)
 
     def add(self, step: Callable[[Rows, np.ndarray | None], None]) -> None:
         """A step of Python."""
-        self._open = None
-        self._steps.append(lambda rows, late, stopped: step(rows, late))
+        self._steps.append(_Python(step, self._watch))
+        self._ended = 0
+
+    def end_op(self, part: str, op: Op, arrays: BoundArrays) -> None:
+        """What was added last is ``op``."""
+        last = self._steps[-1]
+        calls = len(last.program) if isinstance(last, _Native) else 1
+        last.ops.append(WatchedOp(part, op, arrays.weights, arrays.pages, slice(self._ended, calls)))
+        self._ended = calls
 
     def __call__(self, rows: Rows, late: np.ndarray | None = None, stopped: Stopped | None = None) -> None:
         for step in self._steps:
             step(rows, late, stopped)
 
-
-def _run(
-    program: Program,
-    waits: Mapping[int, int],
-    pool: ThreadPool,
-    rows: Rows,
-    late: np.ndarray | None,
-    stopped: Stopped | None,
-) -> None:
-    """Run ``program``; where it stops at one of its ``waits``, call ``stopped`` and go on behind it."""
-    arguments = (rows.tokens, rows.position, rows.slots, rows.sequence, rows.page_table, pool, late)
-    at = -1
-    while (at := program.run(*arguments, start=at + 1, patience=LOOK_SECONDS)) in waits:
-        assert stopped is not None, "a program that awaits layers"
-        stopped(waits[at])
+    def _last_native(self) -> _Native:
+        if not self._steps or not isinstance(self._steps[-1], _Native):
+            self._steps.append(_Native(self._pool, self._watch))
+            self._ended = 0
+        last = self._steps[-1]
+        assert isinstance(last, _Native)
+        return last
 
 
-def add_op(program: HostProgram, op: Op, bound: BoundOps, tables: RopeTables, pool: ThreadPool, shadow: bool) -> None:
+def add_op(program: HostProgram, op: Op, bound: BoundArrays, tables: RopeTables, pool: ThreadPool, shadow: bool) -> None:
     """Add ``op`` in the arrays of ``bound``; without ``shadow`` the outliers are dropped."""
     if isinstance(op.of, Embedding):
         _add_embedding(program, op, bound)
@@ -86,18 +126,18 @@ def add_op(program: HostProgram, op: Op, bound: BoundOps, tables: RopeTables, po
         _add_attention(program, op, op.of, bound)
 
 
-def _add_embedding(program: HostProgram, op: Op, bound: BoundOps) -> None:
+def _add_embedding(program: HostProgram, op: Op, bound: BoundArrays) -> None:
     table, out = bound.weights.linears["embedding"], bound.buffers[op.writes[0]]
     assert isinstance(table, Int8Product)
     program.native.embedding(table.integers, table.columns, table.weight_scale, table.hot_index, table.hot_weight, out=out)
 
 
-def _add_norm(program: HostProgram, op: Op, norm: Norm, bound: BoundOps) -> None:
+def _add_norm(program: HostProgram, op: Op, norm: Norm, bound: BoundArrays) -> None:
     gain = bound.weights.gains[norm.gain.name]
     program.native.rms_norm(bound.buffers[op.reads[0]], gain, norm.eps, out=bound.buffers[op.writes[0]])
 
 
-def _add_linear(program: HostProgram, op: Op, bound: BoundOps, pool: ThreadPool, shadow: bool) -> None:
+def _add_linear(program: HostProgram, op: Op, bound: BoundArrays, pool: ThreadPool, shadow: bool) -> None:
     weight, swiglu = bound.weights.linears[op.linear.name], op.kind == "linear_swiglu"
     x, out = bound.buffers[op.reads[0]], bound.buffers[op.writes[0]]
     add = bound.buffers[op.adds] if op.adds else None
@@ -117,13 +157,13 @@ def _add_linear(program: HostProgram, op: Op, bound: BoundOps, pool: ThreadPool,
     program.add(apply)
 
 
-def _product(op: Op, bound: BoundOps, rows: int) -> np.ndarray:
+def _product(op: Op, bound: BoundArrays, rows: int) -> np.ndarray:
     """A buffer for the product of ``op``, of the width that it has here."""
     values: np.ndarray = bound.buffers[PRODUCT].reshape(-1)
     return values[: rows * op.linear.rows].reshape(rows, op.linear.rows)
 
 
-def _add_append(program: HostProgram, op: Op, attention: Attention, bound: BoundOps, tables: RopeTables) -> None:
+def _add_append(program: HostProgram, op: Op, attention: Attention, bound: BoundArrays, tables: RopeTables) -> None:
     gains, pages = bound.weights.gains, bound.pages
     assert pages is not None
     q_gain, k_gain = (gains[gain.name] if gain else None for gain in (attention.q_norm, attention.k_norm))
@@ -145,7 +185,7 @@ def _add_append(program: HostProgram, op: Op, attention: Attention, bound: Bound
     )
 
 
-def _add_attention(program: HostProgram, op: Op, attention: Attention, bound: BoundOps) -> None:
+def _add_attention(program: HostProgram, op: Op, attention: Attention, bound: BoundArrays) -> None:
     pages = bound.pages
     assert pages is not None
     shape = (-1, attention.heads, attention.head_dim)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from edge_llm.devices.arrays import Arrays
 from edge_llm.devices.base import (
     LATE,
-    BoundOps,
+    BoundArrays,
+    BoundParts,
     Buffers,
     Chunk,
     Completion,
@@ -23,18 +23,16 @@ from edge_llm.devices.base import (
     RunSubgraph,
     Stopped,
     Task,
-    Watch,
     static_length,
 )
 from edge_llm.devices.kv_pages import MakeArray
 from edge_llm.kv.sequence import KVPages
 from edge_llm.models.layer import HIDDEN, Decoder
-from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.subgraphs.ops import Part, Subgraph, buffer_widths
 from edge_llm.subgraphs.placement import Placement, embedding_part, final_norm_part, head_part, place, whole_layers
 from edge_llm.subgraphs.shelf import Sharing, SubgraphShelf
-from edge_llm.weights.base import Turns, Weights
+from edge_llm.weights.base import EMBEDDING, OUTPUT, Turns, Weights
 
 
 @dataclass
@@ -135,7 +133,7 @@ class PlacedModel:
         tasks += [self._alone(block, chunk) for block in range(fused.stop, blocks.stop)]
         return self._launched(*tasks)
 
-    def stream(self, chunk: Chunk, look: Callable[[], None]) -> bool:
+    def step_streamed(self, chunk: Chunk, look: Callable[[], None]) -> bool:
         if self._fuse is None or (turns := self.weights.turns()) is None:
             return False
         fused = self._fused(range(self._head_block + 1), chunk)
@@ -173,12 +171,12 @@ class PlacedModel:
         return run
 
     def _fused(self, blocks: range, chunk: Chunk) -> range:
-        """Those of ``blocks`` that are one call: layers; with tables in memory the embedding, and a head that all rows want."""
+        """Those of ``blocks`` that are one call: layers, and what lies in memory: the embedding, a head that all rows want."""
         if self._fuse is None:
             return range(blocks.stop, blocks.stop)
-        tables = not self.weights.flash_tables
-        first = max(blocks.start, 0 if tables else 1)
-        end = min(blocks.stop, self._head_block + (tables and len(chunk.logits) == chunk.rows.count))
+        on_flash = self.weights.flash_tables
+        first = max(blocks.start, 1 if EMBEDDING in on_flash else 0)
+        end = min(blocks.stop, self._head_block + (OUTPUT not in on_flash and len(chunk.logits) == chunk.rows.count))
         return range(first, max(first, end))
 
     def _together(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
@@ -229,18 +227,18 @@ class PlacedModel:
             slot.programs[blocks, turns] = program
         return program
 
-    def _bound(self, block: int, slot: _Slot, turns: Turns | None) -> BoundOps:
+    def _bound(self, block: int, slot: _Slot, turns: Turns | None) -> BoundParts:
         if block == 0:
             assert slot.rows is not None
             table, _ = self.weights.embedding_rows(slot.rows.tokens)
-            return BoundOps(self._embedding.ops, BlockWeights({"embedding": table}, {}), slot.buffers, None)
+            return BoundParts((self._embedding,), BoundArrays(BlockWeights({"embedding": table}, {}), slot.buffers, None))
         if block == self._head_block:
             buffers = {**slot.buffers, self.decoder.output.writes: LATE}
-            return BoundOps(self._head(self.decoder.vocab_size).part.ops, self.weights.head, buffers, None)
-        ops = [op for part in self._step_parts[block - 1] for op in part.ops]
+            return BoundParts((self._head(self.decoder.vocab_size).part,), BoundArrays(self.weights.head, buffers, None))
         turn = turns.layers.get(block - 1) if turns is not None else None
         weights = self.weights.use(block - 1) if turn is None else turn.weights
-        return BoundOps(ops, weights, slot.buffers, self._pages.layers[block - 1], turn)
+        arrays = BoundArrays(weights, slot.buffers, self._pages.layers[block - 1])
+        return BoundParts(self._step_parts[block - 1], arrays, turn)
 
     def _finish(self, chunk: Chunk, slot: _Slot) -> None:
         """The head of ``chunk``: what its rows are wanted for."""
@@ -328,34 +326,6 @@ def _wait(completion: Completion | None) -> None:
     """Wait for what a subgraph sent to the device: the next step reads it."""
     if completion is not None:
         completion()
-
-
-def builder(
-    build: Callable[[Subgraph, RopeTables], RunSubgraph], tables: RopeTables, watch: Watch | None
-) -> Callable[[Subgraph], RunSubgraph]:
-    """``build`` for these ``tables``; with a ``watch``, operation by operation, each wrapped by it."""
-    if watch is None:
-        return lambda subgraph: build(subgraph, tables)
-
-    def build_watched(subgraph: Subgraph) -> RunSubgraph:
-        steps = [watch(subgraph, op, _awaited(build(replace(subgraph, ops=(op,)), tables))) for op in subgraph.ops]
-
-        def run(*given: Any) -> None:
-            for step in steps:
-                step(*given)
-
-        return run
-
-    return build_watched
-
-
-def _awaited(step: RunSubgraph) -> RunSubgraph:
-    """``step``, which returns when its work has ended."""
-
-    def run(*given: Any) -> None:
-        _wait(step(*given))
-
-    return run
 
 
 def takes_turns(layer_parts: Sequence[Sequence[Part]]) -> bool:

@@ -29,8 +29,9 @@ from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardBlock, CardSlot, CardWeights, Load, int8_linears, rounded_linears
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import LayerPages
-from edge_llm.devices.model import PlacedModel, builder
+from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.om_folder import OmFile, OmFolder, read_om_folder
+from edge_llm.devices.watched import builder
 from edge_llm.errors import DeviceError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
@@ -166,8 +167,8 @@ def _loader(loaded: Loaded) -> Load[Mapping[int, Model]]:
     """Finds the models of a layer; the host keeps all of its weights, and rounds what it multiplies as the chip does."""
 
     def load(host: Weights, index: int, slot: CardSlot[Mapping[int, Model]]) -> CardBlock[Mapping[int, Model]]:
-        kept = host.kept(index)
-        return CardBlock(rounded_linears(kept.linears), kept.gains, card=loaded.get(index, {}))
+        here = host.host_part(index)
+        return CardBlock(rounded_linears(here.linears), here.gains, card=loaded.get(index, {}))
 
     return load
 

@@ -28,8 +28,9 @@ from edge_llm.devices.card_weights import CardBlock, CardWeights, load_products
 from edge_llm.devices.cores import bound, on_core, split_cores
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import LayerPages
-from edge_llm.devices.model import PlacedModel, builder
+from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.onnx_product import ZERO, Session, onnx_package, operand_bytes, operands_of, unsigned
+from edge_llm.devices.watched import builder
 from edge_llm.errors import DeviceError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange

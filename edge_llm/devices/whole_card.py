@@ -34,7 +34,7 @@ def load_whole(chip: EmulatedChip) -> Load[CardLinear]:
 
     def load(host: Weights, index: int, slot: CardSlot[CardLinear]) -> CardBlock[CardLinear]:
         block = expanded(host.use(index))
-        _clear(chip, slot, keep=block.tensors)
+        _clear(chip, slot, but=block.tensors)
         for name, array in block.tensors.items():
             slot.tensors[name] = chip.memory.renewed(slot.tensors.get(name), array)
         moved = block.moved({name: array.values for name, array in slot.tensors.items()})
@@ -46,12 +46,12 @@ def load_whole(chip: EmulatedChip) -> Load[CardLinear]:
     return load
 
 
-def _clear(chip: EmulatedChip, slot: CardSlot[CardLinear], keep: Mapping[str, np.ndarray]) -> None:
-    """Free what the layer before had in ``slot``, but for tensors over which one of the same name may be copied."""
+def _clear(chip: EmulatedChip, slot: CardSlot[CardLinear], but: Mapping[str, np.ndarray]) -> None:
+    """Free what the layer before had in ``slot``, but for tensors of the names in ``but``, over which the next are copied."""
     for card in slot.linears.values():
         chip.free(card)
     slot.linears.clear()
-    for name in [name for name in slot.tensors if name not in keep]:
+    for name in [name for name in slot.tensors if name not in but]:
         chip.memory.free(slot.tensors.pop(name))
 
 

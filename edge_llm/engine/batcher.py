@@ -86,7 +86,7 @@ class Work(Protocol):
         """What the rows that the last segment wanted say."""
         ...
 
-    def keep(self, memory: Memory[Any]) -> None:
+    def remember(self, memory: Memory[Any]) -> None:
         """Leave in ``memory`` what may help others; called after every `take`."""
         ...
 
@@ -376,7 +376,7 @@ class Batcher:
             self._remove(work)
             raise
         try:
-            work.keep(self._memory)
+            work.remember(self._memory)
         except DeviceLost as error:
             self._place.lose(error)
         except Exception as error:  # a help for later requests, of which this one needs nothing

@@ -24,8 +24,8 @@ def model_drafter(runner: Runner[Any]) -> Drafter:
         sequence = runner.memory.open(known)
         try:
             while len(known) < len(tokens) + most:
-                known.append(greedy(runner.forward(sequence, known[sequence.length :])[-1]))
-            runner.memory.keep(sequence, known)
+                known.append(greedy(runner.forward(sequence, known[sequence.length :])[-1]).token)
+            runner.memory.remember(sequence, known)
         finally:
             sequence.close()
         return known[len(tokens) :]

@@ -53,7 +53,7 @@ class Embedding:
             self.vector = _unit(np.asarray(self._sum / len(self.known), np.float32))
             yield self.end("stop")
 
-    def keep(self, memory: Memory[Any]) -> None:
+    def remember(self, memory: Memory[Any]) -> None:
         """Nothing: texts to embed seldom begin alike, and chats want the memory."""
 
     def end(self, reason: str) -> Delta:

@@ -13,7 +13,7 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.errors import ModelNotFound
 from edge_llm.formats.bundle import Bundle
 from edge_llm.models.layer import Layer, Linear
-from edge_llm.models.reference import FloatKV, FloatModel, Keep, layer_forward
+from edge_llm.models.reference import FloatKV, FloatModel, KVRounding, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights
 from edge_llm.runner.base import Runner
@@ -48,7 +48,7 @@ def bundle_layer(
     tables: RopeTables,
     pool: ThreadPool,
     past: FloatKV | None,
-    keep: Keep,
+    rounding: KVRounding,
 ) -> np.ndarray:
     """`layer_forward` on x [T, hidden] with the linears and gains of the bundle's ``block``: [T, hidden]."""
 
@@ -56,4 +56,4 @@ def bundle_layer(
         return block.linears[linear.name].apply(np.ascontiguousarray(x, np.float32), pool)
 
     none = dict.fromkeys((linear.name for linear in layer.linears), FloatLinear(np.empty((0, 0), np.float32)))
-    return layer_forward(x, layer, LayerWeights(none, block.gains), tables, past, apply=apply, keep=keep)
+    return layer_forward(x, layer, LayerWeights(none, block.gains), tables, past, apply=apply, rounding=rounding)

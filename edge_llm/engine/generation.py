@@ -70,7 +70,7 @@ class Generation:
         self._stops = StopStrings(params.stop)
         self._ends = params.stop_tokens | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
         self._cached_tokens: int | None = None
-        self._kept = False
+        self._remembered = False
         self._drafted = 0
         self._accepted = 0
         self._started = time.perf_counter()
@@ -115,10 +115,10 @@ class Generation:
         self._counters.drafted_tokens += len(self._guesses)
         right = 0
         for row, guess in zip(logits, [*self._guesses, None], strict=True):
-            token = self._choose(row)
+            token, best = self._choose(row)
             self.known.append(token)
             self._counters.generated_tokens += 1
-            yield from self._deltas(token, row)
+            yield from self._deltas(token, row, best)
             if self.finished or token != guess:
                 break
             right += 1
@@ -134,11 +134,11 @@ class Generation:
         tail = "" if self._stops.stopped else self._stops.push(self._decoder.finish()) + self._stops.finish()
         return Delta(tail, finish=Finish(reason, self._usage(), self._timings(), self._stops.found))
 
-    def keep(self, memory: Memory[Any]) -> None:
+    def remember(self, memory: Memory[Any]) -> None:
         """Let ``memory`` remember what others may begin with: the prompt once it is through, and all of it at the end."""
-        if self.finished or not self._kept:
-            self._kept = True
-            memory.keep(self.sequence, self.known)
+        if self.finished or not self._remembered:
+            self._remembered = True
+            memory.remember(self.sequence, self.known)
 
     def strand(self, error: OutOfMemory) -> Delta | OutOfMemory:
         """Its end when there is not enough memory for it alone: an answer that has begun is as long as it can be."""
@@ -148,19 +148,23 @@ class Generation:
         """Keys and values of ``length`` tokens are there."""
         self.progress.done = min(length, self.progress.total)
 
-    def _choose(self, logits: np.ndarray) -> int:
+    def _choose(self, logits: np.ndarray) -> tuple[int, float | None]:
+        """The next token, and the greatest of ``logits`` where they are what it was chosen from."""
         adjusted = logits
         for processor in self._processors:
             adjusted = processor(self.known, adjusted)
-        return self._sampler(adjusted if self._constraint is None else self._constraint.mask(adjusted, logits))
+        if self._constraint is not None:
+            adjusted = self._constraint.mask(adjusted, logits)
+        token, best = self._sampler(adjusted)
+        return token, best if adjusted is logits else None
 
-    def _deltas(self, token: int, logits: np.ndarray) -> Iterator[Delta]:
+    def _deltas(self, token: int, logits: np.ndarray, best: float | None) -> Iterator[Delta]:
         if token in self._ends:
             yield self.end("stop")
             return
         if self._constraint is not None:
             self._constraint.accept(token)
-        logprobs = token_logprobs(logits, token, self.request.params.logprobs, self._decoder.piece, self._pool)
+        logprobs = token_logprobs(logits, token, self.request.params.logprobs, self._decoder.piece, self._pool, best)
         text = self._stops.push(self._decoder.push(token))
         yield Delta(text, (token,), logprobs=logprobs)
         if self._stops.stopped or (self._constraint is not None and self._constraint.finished):

@@ -81,7 +81,7 @@ class Vacancy:
     def reserve(self, sequence: Any, tokens: int) -> NoReturn:
         self._refuse()
 
-    def keep(self, sequence: Any, tokens: Sequence[int]) -> NoReturn:
+    def remember(self, sequence: Any, tokens: Sequence[int]) -> NoReturn:
         self._refuse()
 
     def run(self, segments: Any, *, cancel: Any = None) -> NoReturn:

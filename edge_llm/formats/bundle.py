@@ -64,7 +64,7 @@ from edge_llm.models import describe
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import NONE
-from edge_llm.schemes import Facts
+from edge_llm.schemes import Facts, check_tensor
 from kernels.checksum import crc32c
 
 READ_BYTES = 4 << 20
@@ -129,7 +129,7 @@ class Bundle:
             checksum = combine_crc32c(checksum, crc32c(run), len(run)) if first else crc32c(run)
             yield first, run.view(DTYPES[tensor.dtype]).reshape(-1, *tensor.shape[1:])
         if checksum != tensor.crc32c:
-            raise self._damaged(tensor)
+            raise self.damaged(tensor)
 
     def read_block(self, name: str, out: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """All tensors of a block by their full names, in one read.
@@ -234,29 +234,34 @@ class Bundle:
     def _checked(self, tensor: TensorRange, part: np.ndarray) -> np.ndarray:
         return self.checked(tensor, part, crc32c(part[: tensor.nbytes]))
 
-    def _damaged(self, tensor: TensorRange) -> CorruptBundle:
+    def damaged(self, tensor: TensorRange) -> CorruptBundle:
+        """The error for a ``tensor`` whose bytes are not what was written."""
         return corrupt(f"tensor `{tensor.name}` in `{self.folder / WEIGHTS}` is damaged (checksum does not match)")
 
     def checked(self, tensor: TensorRange, part: np.ndarray, crc: int) -> np.ndarray:
         """The array that ``part`` (uint8, the tensor's bytes and padding, with the checksum ``crc``) holds.
 
-        A view of ``part``.  Raises `CorruptBundle` when the bytes are not those that were written.
+        A view of ``part``.  Raises `CorruptBundle` when the bytes are not those that were written, or hold what cannot be.
         """
         data = part[: tensor.nbytes]
         if crc != tensor.crc32c:
-            raise self._damaged(tensor)
+            raise self.damaged(tensor)
         if part[tensor.nbytes :].any():
             raise corrupt(f"the padding after tensor `{tensor.name}` in `{self.folder / WEIGHTS}` is damaged")
         array = data.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
-        if tensor.name.endswith("hot_index"):
-            self._check_hot(tensor.name, array)
+        self.check_values(tensor, array)
         return array
 
-    def _check_hot(self, name: str, index: np.ndarray) -> None:
-        # the kernels trust these numbers, so a crafted file must not get past here
-        columns = self.columns(name.removesuffix(".hot_index"))
-        if len(index) and (index[0] < 0 or index[-1] >= columns or (np.diff(index) <= 0).any()):
-            raise corrupt(f"tensor `{name}` does not list ascending channels below {columns}")
+    def check_values(self, tensor: TensorRange, array: np.ndarray) -> None:
+        """Raises `CorruptBundle` where all of ``tensor``, or whole panels of it, hold what no import writes.
+
+        A file that was crafted has checksums that are right, and kernels trust what they are given.
+        """
+        owner, _, name = tensor.name.rpartition(".")
+        try:
+            check_tensor(self.decoder.table if owner == "embedding" else self._linears.get(owner), name, array)
+        except ValueError as error:
+            raise corrupt(f"tensor `{tensor.name}` in `{self.folder / WEIGHTS}` {error}") from None
 
 
 def _part(buffer: np.ndarray, block: BlockRange, tensor: TensorRange) -> np.ndarray:

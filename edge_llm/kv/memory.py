@@ -59,7 +59,7 @@ class KVMemory:
             self._prefix.evict(self.pages.pages_for(tokens) - len(sequence.table) - self.pages.free)
             sequence.reserve(tokens)
 
-    def keep(self, sequence: SequencePages, tokens: Sequence[int]) -> None:
+    def remember(self, sequence: SequencePages, tokens: Sequence[int]) -> None:
         """Remember the full pages of ``sequence``, which holds ``tokens``."""
         held = tokens[: sequence.length]
         self._prefix.insert(held, sequence.table)

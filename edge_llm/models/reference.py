@@ -145,8 +145,8 @@ def _attend_last(arithmetic: Arithmetic, q: np.ndarray, k: np.ndarray, v: np.nda
 
 ApplyLinear = Callable[[Linear, FloatLinear, np.ndarray], np.ndarray]
 """What a linear makes of its input [T, K], without what is added to it: [T, N]."""
-Keep = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""What is kept of keys (rotated) and values, each [T, kv heads, head_dim]."""
+KVRounding = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""What a cache gives back of keys (rotated) and values, each [T, kv heads, head_dim]."""
 
 Mix = Callable[[Attention, Mapping[str, np.ndarray], np.ndarray], np.ndarray]
 """What attention with the layer's gains makes of qkv [T, q | k | v]: [T, heads * head_dim]."""
@@ -158,7 +158,7 @@ def apply_float(weights: FloatLinear, x: np.ndarray, arithmetic: Arithmetic = NU
     return y if weights.bias is None else y + weights.bias
 
 
-def keep_all(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def unrounded(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values as they are."""
     return keys, values
 
@@ -172,7 +172,7 @@ def layer_forward(
     observe: Observe | None = None,
     *,
     apply: ApplyLinear | None = None,
-    keep: Keep = keep_all,
+    rounding: KVRounding = unrounded,
     mix: Mix | None = None,
     arithmetic: Arithmetic = NUMPY,
 ) -> np.ndarray:
@@ -180,7 +180,7 @@ def layer_forward(
 
     ``past`` holds the tokens before x and takes x's keys and values; None starts a sequence.  The tables cover at least
     past + T positions.  ``observe(name, input)`` sees the float input of every linear.  ``apply`` computes
-    the linears' products (default: by ``arithmetic``); ``keep`` says what is remembered of keys and values.  Where rows are
+    the linears' products (default: by ``arithmetic``); ``rounding`` says what is read back of keys and values.  Where rows are
     not one sequence, ``mix`` is their attention.
     """
     kv = past if past is not None else FloatKV(layer.attention)
@@ -197,7 +197,7 @@ def layer_forward(
             y = buffers[operation.adds] + y if operation.adds else y
         elif isinstance(operation, Attention):
             if mix is None:
-                y = _attention(operation, weights.gains, y, tables[operation.rope], kv, keep, arithmetic)
+                y = _attention(operation, weights.gains, y, tables[operation.rope], kv, rounding, arithmetic)
             else:
                 y = mix(operation, weights.gains, y)
         else:
@@ -213,14 +213,14 @@ def _attention(
     qkv: np.ndarray,
     rope: Tables,
     past: FloatKV,
-    keep: Keep,
+    rounding: KVRounding,
     arithmetic: Arithmetic,
 ) -> np.ndarray:
     """[T, q | k | v] -> [T, heads * head_dim], over all tokens that ``past`` holds and these."""
     start = past.length
     cos, sin = (table[start : start + len(qkv)] for table in rope)
     q, k, v = split_heads(attention, gains, qkv, cos, sin)
-    keys, values = past.append(*keep(k, v))
+    keys, values = past.append(*rounding(k, v))
     return attend(q, keys, values, start, arithmetic).reshape(len(qkv), -1)
 
 
@@ -251,13 +251,13 @@ class FloatModel:
         self.layers = [read_layer(source, layer) for layer in decoder.layers]
         self.final_norm = read_final_norm(source, decoder)
         self.output = self.embedding if decoder.tied else read_output(source, decoder)
-        self._keeps: Sequence[Keep] = [keep_all] * len(decoder.layers)
+        self._roundings: Sequence[KVRounding] = [unrounded] * len(decoder.layers)
         self._tables = RopeTables(min(config.context, 4096))
 
-    def keeping(self, keeps: Sequence[Keep]) -> FloatModel:
-        """The same model, whose layers remember what ``keeps`` say, one each."""
+    def with_kv_rounding(self, roundings: Sequence[KVRounding]) -> FloatModel:
+        """The same model, whose layers read keys and values back as ``roundings`` say, one each."""
         other = copy(self)
-        other._keeps = keeps
+        other._roundings = roundings
         return other
 
     def open_cache(self) -> FloatCache:
@@ -289,6 +289,6 @@ class FloatModel:
         if end > self._tables.positions:
             self._tables = RopeTables(min(self.config.context, 2 * end))
         x = self.embedding[ids]
-        for layer, weights, keep, past in zip(self.decoder.layers, self.layers, self._keeps, cache.layers, strict=True):
-            x = layer_forward(x, layer, weights, self._tables, past, keep=keep)
+        for layer, weights, rounding, past in zip(self.decoder.layers, self.layers, self._roundings, cache.layers, strict=True):
+            x = layer_forward(x, layer, weights, self._tables, past, rounding=rounding)
         return rms_norm(x, self.final_norm, self.decoder.norm.eps)

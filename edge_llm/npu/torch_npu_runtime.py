@@ -128,16 +128,16 @@ class _NpuGraph:
 
 _pinned: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 """Pinned arrays that are in use, by their identity."""
-_kept: dict[int, Tensor] = {}
+_never_freed: dict[int, Tensor] = {}
 """Those that were in use when a card was lost."""
 
 
-def _keep_pinned() -> None:
+def _never_free_pinned() -> None:
     """Keep what is pinned until the process is gone: freed, torch_npu asks a lost card about it and ends the process [run]."""
-    if not _kept:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))  # nor is it freed when Python ends
+    if not _never_freed:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_never_freed))  # nor is it freed when Python ends
     arrays = [array for array in (held() for held in _pinned.valuerefs()) if array is not None]
-    _kept.update({id(array): array for array in arrays})
+    _never_freed.update({id(array): array for array in arrays})
 
 
 @contextmanager
@@ -149,5 +149,5 @@ def _failures() -> Iterator[None]:
         reason = next(iter(str(error).strip().splitlines()), "it gave no reason")
         if "out of memory" in reason.lower():
             raise DeviceError(f"the card has no memory left: {reason}; use a smaller --ctx or --card-memory") from error
-        _keep_pinned()
+        _never_free_pinned()
         raise DeviceLost("ascend", reason) from error

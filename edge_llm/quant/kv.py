@@ -31,8 +31,8 @@ SCALE_BITS = 16
 
 
 @dataclass(frozen=True)
-class Kept:
-    """One way to keep keys, or values."""
+class KVForm:
+    """A form that keys, or values, are kept in."""
 
     rounded: Callable[[np.ndarray], np.ndarray]
     """[tokens, kv heads, head_dim] -> what is read back."""
@@ -115,16 +115,16 @@ def _block_bits(dim: int) -> float:
 
 FLOAT32 = "float32"
 """Kept as it is: to see what the other half costs alone."""
-WAYS: Mapping[str, Kept] = {
-    "float16": Kept(_float16, lambda dim: 16),
-    "int8": Kept(rounded_kv, lambda dim: 8 + SCALE_BITS / dim),
-    "int8-channel": Kept(int8_by_channel, lambda dim: 8 + SCALE_BITS / CHANNEL_TOKENS),
-    "int8-residual": Kept(int8_with_residual, lambda dim: 8 + SCALE_BITS / dim + (4 + math.log2(WORST) / dim) / WORST),
-    "int6": Kept(int6, lambda dim: 6 + SCALE_BITS / dim),
-    "int4": Kept(int4, _block_bits),
-    "int4-channel": Kept(int4_by_channel, lambda dim: 4 + 2 * SCALE_BITS / BLOCK),
-    "int4-hadamard": Kept(partial(turned, int4), _block_bits),
-    FLOAT32: Kept(lambda x: x, lambda dim: 32),
+FORMS: Mapping[str, KVForm] = {
+    "float16": KVForm(_float16, lambda dim: 16),
+    "int8": KVForm(rounded_kv, lambda dim: 8 + SCALE_BITS / dim),
+    "int8-channel": KVForm(int8_by_channel, lambda dim: 8 + SCALE_BITS / CHANNEL_TOKENS),
+    "int8-residual": KVForm(int8_with_residual, lambda dim: 8 + SCALE_BITS / dim + (4 + math.log2(WORST) / dim) / WORST),
+    "int6": KVForm(int6, lambda dim: 6 + SCALE_BITS / dim),
+    "int4": KVForm(int4, _block_bits),
+    "int4-channel": KVForm(int4_by_channel, lambda dim: 4 + 2 * SCALE_BITS / BLOCK),
+    "int4-hadamard": KVForm(partial(turned, int4), _block_bits),
+    FLOAT32: KVForm(lambda x: x, lambda dim: 32),
 }
 
 
@@ -133,8 +133,8 @@ class KVScheme:
     """A way to keep keys and one to keep values."""
 
     name: str
-    keys: Kept
-    values: Kept
+    keys: KVForm
+    values: KVForm
 
     def token_bytes(self, attentions: Iterable[Attention]) -> float:
         """Of the keys and values of one token in the layers with ``attentions``."""
@@ -145,15 +145,15 @@ class KVScheme:
 
 
 def kv_schemes(text: str) -> list[KVScheme]:
-    """The schemes in ``text``, separated by commas: KEYS/VALUES, of `WAYS`, one for both, or `all`.  Raises `UsageError`."""
+    """The schemes in ``text``, separated by commas: KEYS/VALUES, of `FORMS`, one for both, or `all`.  Raises `UsageError`."""
     if text.strip().lower() == "all":
-        return [_scheme(name) for name in WAYS if name != FLOAT32]
+        return [_scheme(name) for name in FORMS if name != FLOAT32]
     return [_scheme(part) for part in text.split(",")]
 
 
 def _scheme(text: str) -> KVScheme:
     names = [KV_ALIASES.get(part, part) for part in text.strip().lower().split("/")]
-    if len(names) > 2 or not all(name in WAYS for name in names):
-        ways = ", ".join(WAYS)
-        raise UsageError(f"--kv `{shown(text)}`: there are {ways}, two of them as KEYS/VALUES, and `all`", param="kv")
-    return KVScheme("/".join(dict.fromkeys(names)), WAYS[names[0]], WAYS[names[-1]])
+    if len(names) > 2 or not all(name in FORMS for name in names):
+        forms = ", ".join(FORMS)
+        raise UsageError(f"--kv `{shown(text)}`: there are {forms}, two of them as KEYS/VALUES, and `all`", param="kv")
+    return KVScheme("/".join(dict.fromkeys(names)), FORMS[names[0]], FORMS[names[-1]])

@@ -287,15 +287,15 @@ class LinearProfile:
     """The same error with the whole shadow."""
 
 
-def linear_profile(kept: Treatment, options: Sequence[Treatment]) -> LinearProfile:
-    """The profile of a linear that keeps ``kept`` of the possible ``options``, the first of which has no shadow."""
+def linear_profile(chosen: Treatment, options: Sequence[Treatment]) -> LinearProfile:
+    """The profile of a linear that is treated as ``chosen`` of the possible ``options``, the first of which has no shadow."""
     full = options[-1]
     return LinearProfile(
-        hot=len(kept.hot),
+        hot=len(chosen.hot),
         largest=options[0].largest_cold,
-        largest_cold=kept.largest_cold,
-        overflow=kept.overflow,
-        error=kept.error,
+        largest_cold=chosen.largest_cold,
+        overflow=chosen.overflow,
+        error=chosen.error,
         error_without_shadow=options[0].error,
         outliers=len(full.hot),
         error_full=full.error,

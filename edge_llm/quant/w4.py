@@ -99,7 +99,8 @@ def _best_factors(weight: np.ndarray, fitted: np.ndarray, cold: np.ndarray, ener
     """What the scale of every row is best multiplied with: float32 [N]; the hot columns of ``fitted`` stay."""
     seen = cold @ energy
     wanted, there = np.einsum("nk,nk->n", weight - (fitted - cold), seen), np.einsum("nk,nk->n", cold, seen)
-    factors = np.divide(wanted, there, out=np.ones_like(there), where=there > 0)
+    sound = (there > 0) & np.isfinite(there) & np.isfinite(wanted)  # products of enormous weights may leave float32
+    factors = np.divide(wanted, there, out=np.ones_like(there), where=sound)
     return np.asarray(np.clip(factors, 0.5, 2.0), np.float32)
 
 

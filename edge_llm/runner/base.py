@@ -65,7 +65,7 @@ class Memory(Protocol[State]):
         """Make room for ``tokens`` tokens in all; raises `OutOfMemory` and changes nothing if there is none."""
         ...
 
-    def keep(self, sequence: State, tokens: Sequence[int]) -> None:
+    def remember(self, sequence: State, tokens: Sequence[int]) -> None:
         """Remember what ``sequence`` holds, which is the beginning of ``tokens``."""
         ...
 

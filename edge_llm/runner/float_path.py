@@ -35,7 +35,7 @@ class FloatMemory:
     def reserve(self, sequence: FloatSequence, tokens: int) -> None:
         return
 
-    def keep(self, sequence: FloatSequence, tokens: Sequence[int]) -> None:
+    def remember(self, sequence: FloatSequence, tokens: Sequence[int]) -> None:
         return
 
     def has_room(self, tokens: int) -> bool:

@@ -141,7 +141,7 @@ class Int8Runner:
             look()
             self.model.walk(range(len(self.model.layer_parts) + 2), chunk)()
             return
-        if self.on_trace is None and self.model.stream(chunk, look):
+        if self.on_trace is None and self.model.step_streamed(chunk, look):
             return
         self._execute(decode_graph(chunk, self.model), cancel)
 

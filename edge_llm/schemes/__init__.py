@@ -5,13 +5,15 @@ A manifest names the scheme of every linear; whoever opens, writes or multiplies
 
 from __future__ import annotations
 
+import numpy as np
+
 from edge_llm.models.layer import Linear
 from edge_llm.schemes import float16, int8, w4
-from edge_llm.schemes.base import BlockWeights, Facts, Scheme, TensorSpec, Weight
+from edge_llm.schemes.base import BlockWeights, Facts, Scheme, TensorSpec, Weight, check_finite
 
 __all__ = [
-    "BlockWeights", "Facts", "Scheme", "TensorSpec", "Weight", "add_scheme", "linear_tensors", "scheme_called",
-    "scheme_of", "schemes",
+    "BlockWeights", "Facts", "Scheme", "TensorSpec", "Weight", "add_scheme", "check_tensor", "linear_tensors",
+    "scheme_called", "scheme_of", "schemes",
 ]  # fmt: skip
 
 _SCHEMES: dict[str, Scheme] = {int8.NAME: int8, w4.NAME: w4, float16.NAME: float16}
@@ -36,6 +38,17 @@ def linear_tensors(linear: Linear, hot: int) -> list[TensorSpec]:
     """Every tensor that ``linear`` with ``hot`` hot channels has in a bundle, in order."""
     bias = [("bias", "float32", (linear.rows,))] if linear.bias else []
     return [*scheme_of(linear).tensors(linear, hot), *bias]
+
+
+def check_tensor(linear: Linear | None, name: str, array: np.ndarray) -> None:
+    """Raises ValueError where a tensor, ``name`` of `linear_tensors`, holds what it cannot: it follows the tensor's name.
+
+    Without a ``linear`` it is a vector of a norm or of an attention.  It takes no pass over all weights.
+    """
+    if linear is None or name == "bias":
+        check_finite(array)
+    else:
+        scheme_of(linear).check(linear, name, array)
 
 
 def add_scheme(scheme: Scheme) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from edge_llm.files import shown
 from edge_llm.models.layer import Linear
+from edge_llm.quant.scheme import LIMIT
 from edge_llm.quant.shadow import FULL, SHADOWS, Treatment
 from kernels import ThreadPool
 from kernels.program import Program
@@ -104,6 +105,13 @@ class Scheme(Protocol):
         """The weight in ``arrays``, which has a ``bias`` where ``linear`` has one; checked once."""
         ...
 
+    def check(self, linear: Linear, name: str, array: np.ndarray) -> None:
+        """Raises ValueError for a tensor ``name`` of `tensors` that holds what no ``linear`` can: it follows the tensor's name.
+
+        It looks at vectors and parameters, and not at all the weights, which a bundle may have many of.
+        """
+        ...
+
     def cost(self, linear: Linear) -> float:
         """Microseconds of one core per row of the product of ``linear``, on the machine of `edge_llm.quant.shadow`."""
         ...
@@ -128,6 +136,30 @@ def beside_integers(linear: Linear, hot: int) -> list[TensorSpec]:
         ("hot_index", "int32", (hot,)),
         ("hot_weight", "float16", (hot, linear.rows)),
     ]
+
+
+def check_beside_integers(linear: Linear, name: str, array: np.ndarray) -> None:
+    """`Scheme.check` of the tensors of `beside_integers`; any other ``name`` is taken as it is."""
+    if name == "scale":
+        check_finite(array)
+        if array.min(initial=0) < 0:
+            raise ValueError("holds a scale below 0")
+    elif name == "row_sum":
+        most = LIMIT * linear.columns
+        if array.max(initial=0) > most or array.min(initial=0) < -most:
+            raise ValueError(f"holds a sum that {linear.columns} weights of at most {LIMIT} do not have")
+    elif name == "hot_index":
+        # the kernels trust these numbers
+        if len(array) and (array[0] < 0 or array[-1] >= linear.columns or (array[1:] <= array[:-1]).any()):
+            raise ValueError(f"does not list ascending channels below {linear.columns}")
+    elif name == "hot_weight":
+        check_finite(array)
+
+
+def check_finite(array: np.ndarray) -> None:
+    """Raises ValueError unless all of ``array``, float16 or float32, is finite."""
+    if not np.isfinite(array).all():
+        raise ValueError("holds a value that is not finite")
 
 
 def integer_facts(record: Mapping[str, Any]) -> Facts:

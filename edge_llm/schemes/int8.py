@@ -15,13 +15,20 @@ from edge_llm.config import INT8
 from edge_llm.models.layer import Linear
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import NONE, product_cost
-from edge_llm.schemes.base import Facts, TensorSpec, beside_integers, integer_facts, integer_facts_of
+from edge_llm.schemes.base import (
+    Facts,
+    TensorSpec,
+    beside_integers,
+    check_beside_integers,
+    integer_facts,
+    integer_facts_of,
+)
 from edge_llm.schemes.int8_weight import Int8Weight
 from kernels.reference.linear import linear as reference_linear
 from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 NAME = INT8
-facts, facts_of = integer_facts, integer_facts_of
+facts, facts_of, check = integer_facts, integer_facts_of, check_beside_integers
 
 
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:

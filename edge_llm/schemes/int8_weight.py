@@ -108,8 +108,8 @@ class Int8Product:
         swiglu: bool = False,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        keep = shadow and self.residual
-        return linear.linear(x, self.native, pool, add=add, shadow=keep, gain=gain, eps=eps, swiglu=swiglu, out=out)
+        merged = shadow and self.residual
+        return linear.linear(x, self.native, pool, add=add, shadow=merged, gain=gain, eps=eps, swiglu=swiglu, out=out)
 
     def add_to(
         self,
@@ -123,8 +123,8 @@ class Int8Product:
         swiglu: bool,
         out: np.ndarray,
     ) -> bool:
-        keep = shadow and self.residual
-        program.linear(x, self.native, add=add, shadow=keep, gain=gain, eps=eps, swiglu=swiglu, out=out)
+        merged = shadow and self.residual
+        program.linear(x, self.native, add=add, shadow=merged, gain=gain, eps=eps, swiglu=swiglu, out=out)
         return True
 
 

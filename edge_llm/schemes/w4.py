@@ -18,18 +18,27 @@ from edge_llm.config import W4
 from edge_llm.models.layer import Linear
 from edge_llm.quant.shadow import NONE, product_cost
 from edge_llm.quant.w4 import round_weight
-from edge_llm.schemes.base import Facts, TensorSpec, beside_integers, integer_facts, integer_facts_of
+from edge_llm.schemes.base import (
+    Facts,
+    TensorSpec,
+    beside_integers,
+    check_beside_integers,
+    integer_facts,
+    integer_facts_of,
+)
 from edge_llm.schemes.int8_weight import Int8Product, Int8Weight, by_blocks
 from kernels import ThreadPool, w4
 from kernels.linear import Int8Linear
 from kernels.reference.linear import linear as reference_linear
-from kernels.reference.w4 import GROUP, expand, panel_bytes, take_groups
+from kernels.reference.w4 import GROUP, expand, panel_bytes, steps_fit, take_groups
 from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
 
 NAME = W4
 facts, facts_of = integer_facts, integer_facts_of
 _BLOCKS = GROUP // TILE_DEPTH
 """Tiles side by side in a group."""
+_ALLOWED = bytes(byte for byte in range(256) if steps_fit(np.array(byte & 15), np.array(byte >> 4)))
+"""A multiplier and a shift in a byte: those that are allowed."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,14 @@ def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
 
 def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
     return round_weight(weight, hot, name).arrays()
+
+
+def check(linear: Linear, name: str, array: np.ndarray) -> None:
+    check_beside_integers(linear, name, array)
+    if name == "codes":
+        steps = array[:, : TILE_CHANNELS * -(-linear.columns // GROUP)]
+        if steps.tobytes().translate(None, _ALLOWED):  # a fast way to look bytes up: what is not deleted is not allowed
+            raise ValueError("holds a multiplier and a shift whose weights or sums are too large")
 
 
 def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> W4Weight:

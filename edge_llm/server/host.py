@@ -93,7 +93,7 @@ class ModelHost:
         """Refuse texts that cannot fit whatever their tokens are, before tokenizing them."""
         least = sum(len(text.encode("utf-8", "replace")) for text in texts) // self._longest_token
         if least > self.engine.runner.context:
-            raise ContextOverflow(least, self.engine.runner.context)
+            raise ContextOverflow(least, self.engine.runner.context, at_least=True)
 
     def checked(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Plain ``messages`` if their texts can fit."""

@@ -24,7 +24,7 @@ class Sharing:
 
 
 @dataclass
-class _Kept(Generic[Built]):
+class _Entry(Generic[Built]):
     """A subgraph, and how often it was asked for."""
 
     subgraph: Subgraph
@@ -38,33 +38,33 @@ class SubgraphShelf(Generic[Built]):
     def __init__(self, build: Callable[[Subgraph], Built], widths: Mapping[str, int]) -> None:
         self._build = build
         self._widths = widths
-        self._kept: dict[tuple[str, tuple[Op, ...], int], _Kept[Built]] = {}
-        self._of_part: dict[tuple[Part, int], _Kept[Built]] = {}
+        self._entries: dict[tuple[str, tuple[Op, ...], int], _Entry[Built]] = {}
+        self._of_part: dict[tuple[Part, int], _Entry[Built]] = {}
 
     def get(self, part: Part, rows: int) -> Built:
         """The subgraph of ``part`` for chunks of ``rows`` rows: one for all parts that do the same on one lane."""
-        kept = self._of_part.get((part, rows))
-        if kept is None:  # parts are known by what they are, because their operations take long to hash
-            kept = self._of_part[part, rows] = self._new(part, rows)
-        kept.uses += 1
-        return kept.built
+        entry = self._of_part.get((part, rows))
+        if entry is None:  # parts are known by what they are, because their operations take long to hash
+            entry = self._of_part[part, rows] = self._new(part, rows)
+        entry.uses += 1
+        return entry.built
 
-    def _new(self, part: Part, rows: int) -> _Kept[Built]:
+    def _new(self, part: Part, rows: int) -> _Entry[Built]:
         key = part.lane, part.ops, rows
-        if key not in self._kept:
+        if key not in self._entries:
             subgraph = Subgraph(part.name, part.lane, rows, part.ops)
-            self._kept[key] = _Kept(subgraph, self._build(subgraph))
-        return self._kept[key]
+            self._entries[key] = _Entry(subgraph, self._build(subgraph))
+        return self._entries[key]
 
     @property
     def sharing(self) -> Sharing:
         """What sharing saved so far."""
-        every = self._kept.values()
+        every = self._entries.values()
         saved = sum(
-            (kept.uses - 1) * kept.subgraph.rows * FLOAT_BYTES * sum(self._width(op) for op in kept.subgraph.ops)
-            for kept in every
+            (entry.uses - 1) * entry.subgraph.rows * FLOAT_BYTES * sum(self._width(op) for op in entry.subgraph.ops)
+            for entry in every
         )
-        return Sharing(len(self._kept), sum(kept.uses for kept in every), saved)
+        return Sharing(len(self._entries), sum(entry.uses for entry in every), saved)
 
     def _width(self, op: Op) -> int:
         """Values per row that go into ``op`` and come out of it."""
@@ -72,4 +72,4 @@ class SubgraphShelf(Generic[Built]):
 
     def __len__(self) -> int:
         """Number of subgraphs built so far."""
-        return len(self._kept)
+        return len(self._entries)

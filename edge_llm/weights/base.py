@@ -12,6 +12,8 @@ from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.tables import Table
 from kernels.range_reader import Reading
 
+EMBEDDING, OUTPUT = "embedding", "output"
+"""The tables: blocks of a bundle that may stay on flash."""
 SLOTS = 2
 """Buffers for streamed layers, on the host and on a card: one is used while the other is filled.  A third would take the memory
 of a resident layer."""
@@ -91,7 +93,7 @@ class Weights(Protocol):
         """
         ...
 
-    def kept(self, index: int) -> BlockWeights:
+    def host_part(self, index: int) -> BlockWeights:
         """What the host keeps of layer ``index``, which is in memory now, once a card has a copy of it."""
         ...
 
@@ -125,8 +127,8 @@ class Weights(Protocol):
         ...
 
     @property
-    def flash_tables(self) -> bool:
-        """Whether the embedding and the output matrix lie on flash, so that every look-up and every product reads them."""
+    def flash_tables(self) -> frozenset[str]:
+        """Which of `EMBEDDING` and `OUTPUT` lie on flash, so that every look-up or every product reads them."""
         ...
 
     @property

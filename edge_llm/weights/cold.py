@@ -25,7 +25,7 @@ class ColdChannels:
     def __init__(self, bundle: Bundle, nbytes: int) -> None:
         self._bundle = bundle
         self._room = nbytes
-        self._kept: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
         self.held = 0
         """Bytes in memory."""
         self.read = 0
@@ -46,11 +46,11 @@ class ColdChannels:
         return found
 
     def _look_up(self, name: str, group: int, out: np.ndarray) -> bool:
-        kept = self._kept.get((name, group))
-        if kept is None:
+        cached = self._cache.get((name, group))
+        if cached is None:
             return False
-        self._kept.move_to_end((name, group))
-        out[...] = kept
+        self._cache.move_to_end((name, group))
+        out[...] = cached
         return True
 
     def _fetch(self, name: str, groups: np.ndarray, places: Sequence[int], found: np.ndarray) -> None:
@@ -60,7 +60,7 @@ class ColdChannels:
         for first, panels in self._bundle.read_panels(name):
             found[first : first + len(panels), places] = self._picked(name, panels, wanted)
         for place, group in zip(places, wanted.tolist(), strict=True):
-            self._keep((name, group), found[:, place].copy())
+            self._insert((name, group), found[:, place].copy())
 
     def _picked(self, name: str, panels: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """The ``groups`` of some panels of tensor ``name``."""
@@ -69,11 +69,11 @@ class ColdChannels:
             return np.asarray(panels[:, groups])
         return expand_blocks(panels, self._bundle.columns(linear), groups)
 
-    def _keep(self, key: tuple[str, int], tiles: np.ndarray) -> None:
-        self._kept[key] = tiles
+    def _insert(self, key: tuple[str, int], tiles: np.ndarray) -> None:
+        self._cache[key] = tiles
         self.held += tiles.nbytes
         while self.held > self._room:
-            _, oldest = self._kept.popitem(last=False)
+            _, oldest = self._cache.popitem(last=False)
             self.held -= oldest.nbytes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge_llm.config import W4
@@ -11,9 +11,12 @@ from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import BlockRange
 from edge_llm.schemes.expanding import CODES, TILES, tile_bytes
-from edge_llm.weights.base import SLOTS
+from edge_llm.weights.base import EMBEDDING, OUTPUT, SLOTS
 from edge_llm.weights.table import block_memory, row_memory
 
+NO_TABLES: frozenset[str] = frozenset()
+EMBEDDING_ALONE = frozenset((EMBEDDING,))
+TABLES = frozenset((EMBEDDING, OUTPUT))
 ALLOWANCE = 0.15
 """A process may exceed the budget by this part of it, not counting keys and values."""
 GIVEN_UP = 0.25
@@ -43,6 +46,8 @@ class WeightSizes:
     """The same when the embedding and the output matrix stay on flash; None when they cannot (no checksums of pieces)."""
     output: int = 0
     """Bytes of the output matrix on flash."""
+    fixed_without_embedding: int | None = None
+    """As `fixed_without_tables` when only the embedding stays there; None too when it is the output matrix."""
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> WeightSizes:
@@ -52,13 +57,20 @@ class WeightSizes:
             for index, layer in enumerate(bundle.decoder.layers)
         )
         fixed = sum(size.held for size in sizes.values())
-        tables = {name: bundle.blocks[name].tensors[0] for name in ("embedding", "output") if name in bundle.blocks}
+        tables = {name: bundle.blocks[name].tensors[0] for name in (EMBEDDING, OUTPUT) if name in bundle.blocks}
         if not all(table.pieces for table in tables.values()):
             return cls(layers, fixed)
-        output = tables.get("output", tables["embedding"])
-        on_flash = sum(table.nbytes for table in tables.values())
-        buffers = block_memory(output) + row_memory(tables["embedding"])
-        return cls(layers, fixed, fixed - on_flash + buffers, output.nbytes)
+        embedding, output = tables[EMBEDDING], tables.get(OUTPUT, tables[EMBEDDING])
+        rows_alone = fixed - embedding.nbytes + row_memory(embedding)
+        if output is embedding:
+            return cls(layers, fixed, rows_alone + block_memory(output), output.nbytes)
+        return cls(layers, fixed, rows_alone - output.nbytes + block_memory(output), output.nbytes, rows_alone)
+
+    @property
+    def choices_of_tables(self) -> Mapping[frozenset[str], int]:
+        """Which of the tables may stay on flash, and what `fixed` is then."""
+        choices = {NO_TABLES: self.fixed, EMBEDDING_ALONE: self.fixed_without_embedding, TABLES: self.fixed_without_tables}
+        return {tables: fixed for tables, fixed in choices.items() if fixed is not None}
 
     @property
     def total(self) -> int:
@@ -90,8 +102,8 @@ class MemoryPlan:
     """Bytes of memory that the weights take."""
     streamed_bytes: int
     """Bytes read from flash in one sweep; one generated token or one window of a prompt takes one sweep."""
-    flash_tables: bool = False
-    """Whether the embedding and the output matrix stay on flash too."""
+    flash_tables: frozenset[str] = NO_TABLES
+    """Which of the embedding and the output matrix stay on flash too."""
 
 
 def plan_memory(
@@ -104,10 +116,10 @@ def plan_memory(
     weights shrink by up to `GIVEN_UP` of the budget so that the process exceeds the budget by no more than `ALLOWANCE`.
     Raises `UsageError` that names the least budget when even the smallest plan does not fit.
     """
-    plans = list(_candidates(sizes, budget, slots, flash_tables and sizes.fixed_without_tables is not None))
+    plans = list(_candidates(sizes, budget, slots, sizes.choices_of_tables if flash_tables else {NO_TABLES: sizes.fixed}))
     fitting = [plan for plan in plans if plan.held_bytes <= budget]
     if fitting:
-        whole = [plan for plan in fitting if not plan.streamed_bytes]
+        whole = [plan for plan in fitting if not plan.streamed and not plan.flash_tables]
         most = max((1 - GIVEN_UP) * budget, min(budget, (1 + ALLOWANCE) * budget - beside))
         near = [plan for plan in fitting if plan.held_bytes <= most]
         return min(whole or near or [min(fitting, key=_held)], key=_streamed)
@@ -131,16 +143,19 @@ def _streamed(plan: MemoryPlan) -> int:
     return plan.streamed_bytes
 
 
-def _candidates(sizes: WeightSizes, budget: int, slots: int, flash_tables: bool) -> Iterator[MemoryPlan]:
+def _candidates(
+    sizes: WeightSizes, budget: int, slots: int, choices_of_tables: Mapping[frozenset[str], int]
+) -> Iterator[MemoryPlan]:
     count = len(sizes.layers)
-    for tables in (False, True) if flash_tables else (False,):
+    for tables, fixed in choices_of_tables.items():
         for streamed in (0, *range(slots + 1, count + 1)):
-            yield _plan(sizes, budget, spread(streamed, count), slots if streamed else 0, tables)
+            yield _plan(sizes, budget, spread(streamed, count), slots if streamed else 0, tables, fixed)
 
 
-def _plan(sizes: WeightSizes, budget: int, streamed: tuple[int, ...], slots: int, flash_tables: bool) -> MemoryPlan:
+def _plan(
+    sizes: WeightSizes, budget: int, streamed: tuple[int, ...], slots: int, flash_tables: frozenset[str], fixed: int
+) -> MemoryPlan:
     resident = tuple(sorted(set(range(len(sizes.layers))) - set(streamed)))
-    fixed = sizes.fixed if not flash_tables or sizes.fixed_without_tables is None else sizes.fixed_without_tables
     slot_bytes = max((sizes.layers[index].stored for index in streamed), default=0)
     scales = sum(sizes.layers[index].held - sizes.layers[index].stored for index in streamed)
     return MemoryPlan(
@@ -150,7 +165,7 @@ def _plan(sizes: WeightSizes, budget: int, streamed: tuple[int, ...], slots: int
         slots=slots,
         slot_bytes=slot_bytes,
         held_bytes=fixed + sum(sizes.layers[index].held for index in resident) + slots * slot_bytes + scales,
-        streamed_bytes=sum(sizes.layers[index].stored for index in streamed) + (sizes.output if flash_tables else 0),
+        streamed_bytes=sum(sizes.layers[index].stored for index in streamed) + (sizes.output if OUTPUT in flash_tables else 0),
         flash_tables=flash_tables,
     )
 
@@ -184,7 +199,7 @@ def plan_staging(sizes: WeightSizes, streamed: tuple[int, ...], budget: int | No
     fixed = next((fixed for fixed in choices if budget is None or fixed + around <= budget), None)
     if fixed is None:
         raise too_little(budget or 0, min(choices) + around)
-    held, flash_tables = fixed + around, fixed == sizes.fixed_without_tables
+    held, flash_tables = fixed + around, TABLES if fixed == sizes.fixed_without_tables else NO_TABLES
     cold = 0 if whole else max(LEAST_COLD, int(COLD_SHARE * sum(layer.stored for layer in sizes.layers)))
     output = sizes.output if flash_tables and not whole else 0
     plan = MemoryPlan(

@@ -22,7 +22,7 @@ class ResidentWeights:
     Layers that a card ``streams`` to itself are here all the same.
     """
 
-    flash_tables = False
+    flash_tables: frozenset[str] = frozenset()
     streamed_bytes = 0
     read_bytes = 0
     slots = 0
@@ -41,7 +41,7 @@ class ResidentWeights:
     def turns(self) -> None:
         """Nothing to do: every layer is here."""
 
-    def kept(self, index: int) -> BlockWeights:
+    def host_part(self, index: int) -> BlockWeights:
         return self.use(index)
 
     def embedding_blocks(self) -> Iterator[tuple[slice, Table]]:

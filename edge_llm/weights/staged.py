@@ -28,7 +28,7 @@ class StagedWeights(StreamedWeights):
         super().__init__(bundle, staging.plan, progress)
         self._cold = ColdChannels(bundle, staging.cold_bytes)
 
-    def kept(self, index: int) -> BlockWeights:
+    def host_part(self, index: int) -> BlockWeights:
         block = self.use(index)
         on_card = {name + _matrix(linear) for name, linear in block.linears.items() if isinstance(linear, Int8Product)}
         copies = block.moved({name: _copy(array, name in on_card) for name, array in block.tensors.items()})

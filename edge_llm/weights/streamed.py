@@ -10,11 +10,11 @@ from edge_llm.formats.block_reader import BlockReader, BlockReading
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.direct import RangeFile, direct_buffers, range_reader
 from edge_llm.formats.layout import DTYPES, BlockRange
-from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.progress import CountProgress
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Product
 from edge_llm.schemes.tables import Table
+from edge_llm.weights.base import EMBEDDING, OUTPUT
 from edge_llm.weights.plan import MemoryPlan
 from edge_llm.weights.resident import layer_weights, table_weights
 from edge_llm.weights.ring import Ring
@@ -51,12 +51,12 @@ class StreamedWeights:
         self.embedding, output = table_weights(bundle, tensors)
         self.head = BlockWeights({"output": output}, {"final_norm": tensors["final_norm"]})
         self._tables: dict[str, FlashTable] = {}
-        if plan.flash_tables:
-            path = bundle.folder / WEIGHTS
-            embedding = FlashTable(path, bundle.blocks["embedding"].tensors[0], self.embedding, reader, file)
-            self._tables["embedding"] = self._tables["output"] = embedding
-            if not bundle.decoder.tied:
-                self._tables["output"] = FlashTable(path, bundle.blocks["output"].tensors[0], output, reader, file)
+        for name, resident in ((EMBEDDING, self.embedding), (OUTPUT, output)):
+            if name == OUTPUT and bundle.decoder.tied and EMBEDDING in self._tables:
+                self._tables[name] = self._tables[EMBEDDING]
+            elif name in plan.flash_tables:
+                tensor = bundle.blocks[name].tensors[0]
+                self._tables[name] = FlashTable(bundle, tensor, resident, reader, file)
         self._resident = {index: layer_weights(bundle, tensors, index) for index in plan.resident}
         self._by_buffer = _LayersByBuffer(bundle, self._reader)
         self._ring = Ring(direct_buffers(plan.slots, plan.slot_bytes), self._by_buffer.start, self._by_buffer.open)
@@ -81,7 +81,7 @@ class StreamedWeights:
     def turns(self) -> RingTurns | None:
         return self._turns.begin() if self.streamed and len(self._ring) else None
 
-    def kept(self, index: int) -> BlockWeights:
+    def host_part(self, index: int) -> BlockWeights:
         return self.use(index)
 
     def forget_layers(self) -> None:
@@ -93,21 +93,21 @@ class StreamedWeights:
             table.forget()
 
     def embedding_blocks(self) -> Iterator[tuple[slice, Table]]:
-        if not self._tables:
+        if EMBEDDING in self._tables:
+            yield from self._tables[EMBEDDING].blocks()
+        else:
             yield slice(0, self.embedding.rows), self.embedding
-            return
-        yield from self._tables["embedding"].blocks()
 
     def embedding_rows(self, tokens: np.ndarray) -> tuple[Table, np.ndarray]:
-        if not self._tables:
-            return self.embedding, tokens
-        return self._tables["embedding"].rows(tokens), np.arange(len(tokens))
+        if EMBEDDING in self._tables:
+            return self._tables[EMBEDDING].rows(tokens), np.arange(len(tokens))
+        return self.embedding, tokens
 
     def head_blocks(self) -> Iterator[tuple[slice, BlockWeights]]:
-        if not self._tables:
+        if OUTPUT not in self._tables:
             yield slice(0, self.head.linears["output"].rows), self.head
             return
-        for rows, output in self._tables["output"].blocks():
+        for rows, output in self._tables[OUTPUT].blocks():
             yield rows, BlockWeights({"output": output}, self.head.gains)
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class StreamedWeights:
         tensors: dict[str, np.ndarray] = {}
         done = 0
         for block in blocks:
-            if plan.flash_tables and block.name in ("embedding", "output"):
+            if block.name in plan.flash_tables:
                 tensors |= self._read_beside_integers(block)
             else:
                 tensors |= self._reader.read(block.name)

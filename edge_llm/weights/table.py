@@ -10,18 +10,21 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge_llm.formats.direct import DirectFile, RangeFile, RangeReading, direct_buffers
 from edge_llm.formats.layout import BLOCK_ALIGNMENT, DTYPES, TensorRange, align
-from edge_llm.formats.manifest import corrupt
+from edge_llm.formats.manifest import WEIGHTS
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.schemes.tables import Table, gather, gathered, part
 from edge_llm.weights.ring import Ring, in_turn
 from kernels.range_reader import RangeReader
 from kernels.types import TILE_CHANNELS
+
+if TYPE_CHECKING:
+    from edge_llm.formats.bundle import Bundle
 
 BLOCK_BYTES = 2 << 20
 """About as many bytes of the output matrix are multiplied at once."""
@@ -40,7 +43,7 @@ _Run = tuple[int, int]
 
 
 class FlashTable:
-    """The matrix ``tensor`` in the file at ``path``; ``resident`` is the linear without its tiles or codes.
+    """The matrix ``tensor`` of ``bundle``; ``resident`` is the linear without its tiles or codes.
 
     Its reads through ``reader`` overtake those of layers, because the caller waits for rows and blocks.  `rows` and `blocks`
     raise `StorageError` or `CorruptBundle`, and can be called again after that.  One caller at a time.
@@ -48,16 +51,16 @@ class FlashTable:
 
     def __init__(
         self,
-        path: Path,
+        bundle: Bundle,
         tensor: TensorRange,
         resident: Table,
         reader: RangeReader,
         file: RangeFile | None = None,
     ) -> None:
-        file = file or DirectFile(path)
+        file = file or DirectFile(bundle.folder / WEIGHTS)
         self._tensor = tensor
         self._resident = resident
-        self._flash = _FlashRuns(path, tensor, reader, file)
+        self._flash = _FlashRuns(bundle, tensor, reader, file)
         self._close = weakref.finalize(self, file.close)
 
     def rows(self, tokens: np.ndarray) -> Int8Weight:
@@ -115,11 +118,12 @@ class FlashTable:
 class _FlashRuns:
     """Runs of pieces of ``tensor``, read through ``reader`` and checked."""
 
-    def __init__(self, path: Path, tensor: TensorRange, reader: RangeReader, file: RangeFile) -> None:
-        self._path = path
+    def __init__(self, bundle: Bundle, tensor: TensorRange, reader: RangeReader, file: RangeFile) -> None:
+        self._bundle = bundle
         self._tensor = tensor
         self._reader = reader
         self._file = file
+        self._sound: set[_Run] = set()  # runs that hold what they may; under the same checksums they always will
 
     def ring(self, buffers: int, pieces: int) -> Ring[_Run, np.ndarray]:
         """As many ``buffers`` for runs of at most ``pieces``: of each its panels of tiles or codes."""
@@ -135,9 +139,13 @@ class _FlashRuns:
         tensor, (first, count) = self._tensor, run
         expected = list(tensor.pieces[first : first + count])
         if checksums[1 : 1 + len(expected)] != expected:
-            raise corrupt(f"tensor `{tensor.name}` in `{self._path}` is damaged (checksum does not match)")
+            raise self._bundle.damaged(tensor)
         _, lead, nbytes = self._extent(run)
-        return buffer[lead : lead + nbytes].view(DTYPES[tensor.dtype]).reshape(-1, *tensor.shape[1:])
+        panels = buffer[lead : lead + nbytes].view(DTYPES[tensor.dtype]).reshape(-1, *tensor.shape[1:])
+        if run not in self._sound:
+            self._bundle.check_values(tensor, panels)
+            self._sound.add(run)
+        return panels
 
     def _extent(self, run: _Run) -> tuple[int, int, int]:
         """Where ``run`` begins in the file and in a buffer, which begins on a page, and its bytes up to the tensor's end."""

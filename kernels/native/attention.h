@@ -91,9 +91,15 @@ EDGE_INLINE void subtract_offset(float* k, const float* offset, int64_t count) {
   });
 }
 
+// Row m, which another thread may have in its cache.
+EDGE_INLINE void ask_for_row(const RopeArgs& a, int64_t m) {
+  for (int64_t i = 0; i < a.row_stride; i += kLanes) __builtin_prefetch(a.x + m * a.row_stride + i, 1);
+}
+
 static bool rope_append_rows(const RopeAppendArgs& a, int64_t begin, int64_t end) {
   bool finite = true;
   for (int64_t m = begin; m < end; ++m) {  // row by row, because a row stays in the L1 cache
+    if (m + 1 < end) ask_for_row(a.rope, m + 1);
     if (a.q_norm.gain != nullptr) norm_rows(a.q_norm, m, m + 1);
     if (a.k_norm.gain != nullptr) norm_rows(a.k_norm, m, m + 1);
     rope_rows(a.rope, m, m + 1);
@@ -280,18 +286,20 @@ EDGE_INLINE TileScratch tile_scratch(float* memory, int64_t queries, int64_t hea
 // One query times the softmax scale (in powers of two) -> q int16[padded] and its step; NaN for a query that is not finite.
 EDGE_INLINE float quantize_query(const float* source, int64_t dim, float softmax_scale, int16_t* q) {
   const f32x16 scale = broadcast(softmax_scale * kLog2E);
-  f32x16 most = zero(), finite = zero();
-  each_vector(dim, [&](int64_t i, int n) {
+  f32x16 most = zero(), finite = zero();  // finite: a sum of x*0, NaN when any x is not finite
+  each_vector(dim, [&](int64_t i, int n) EDGE_INLINE_LAMBDA {
     const f32x16 x = mul(load_some(source + i, n), scale);
     most = max(most, abs(x));
     finite = fma(x, zero(), finite);
   });
-  const bool is_finite = reduce_add(finite) == 0.0f;
-  const float step = is_finite ? reduce_max(most) / kInt16Most : __builtin_nanf("");
+  if (mask_greater(broadcast(1.0f), finite) != (1u << kLanes) - 1) {
+    memset(q, 0, static_cast<size_t>(attention_padded(dim)) * sizeof(int16_t));
+    return __builtin_nanf("");
+  }
+  const float step = reduce_max(most) / kInt16Most;
   const f32x16 inverse = inverse_step(step);
-  each_vector(dim, [&](int64_t i, int n) {
-    const f32x16 x = is_finite ? mul(load_some(source + i, n), scale) : zero();
-    store_i16(q + i, round_even(mul(x, inverse)));
+  each_vector(dim, [&](int64_t i, int n) EDGE_INLINE_LAMBDA {
+    store_i16(q + i, round_even(mul(mul(load_some(source + i, n), scale), inverse)));
   });
   return step;
 }
@@ -355,6 +363,7 @@ struct TileSegment {
   const TileScratch& s;
   int64_t padded;
   const SegmentPages &here, &next;
+  const AttentionTile* then;  // whose queries are loaded after this segment, if they are another tile's
 
   int64_t pages_seen(int64_t first, int64_t rows) const {
     return ceil_div(visible_most(a, tile, first, first + rows, segment), kPage);
@@ -439,12 +448,20 @@ EDGE_INLINE f32x16 exp2_negative(f32x16 y) {
   return one[0];
 }
 
+// The first n lanes of a, and the others of b.
+EDGE_INLINE f32x16 first_or(f32x16 a, int64_t n, f32x16 b) {
+  alignas(64) static constexpr float kLane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return select_less(load(kLane), broadcast(static_cast<float>(n)), a, b);
+}
+
 // The largest of scores[0..tokens); behind them, to the end of a vector, -inf is written.
 EDGE_INLINE float largest_score(float* scores, int64_t tokens) {
-  const int64_t end = ceil_div(tokens, kLanes) * kLanes;
-  for (int64_t t = tokens; t < end; ++t) scores[t] = -__builtin_inff();
+  if (const int64_t over = tokens % kLanes) {
+    float* const last = scores + tokens - over;
+    store(last, first_or(load(last), over, broadcast(-__builtin_inff())));
+  }
   f32x16 most = load(scores);
-  for (int64_t t = kLanes; t < end; t += kLanes) most = max(most, load(scores + t));
+  for (int64_t t = kLanes; t < tokens; t += kLanes) most = max(most, load(scores + t));
   return reduce_max(most);
 }
 
@@ -524,6 +541,19 @@ EDGE_INLINE void value_head(const TileSegment& t, int64_t first, int64_t pages, 
   if (d < dim) value_block<R, 1, true>(t, first, pages, d, out);
 }
 
+// The query of this number in the tile after this one, and the place of its result.
+EDGE_INLINE void ask_for_query(const TileSegment& t, int64_t n) {
+  const int64_t group = t.a.q_heads / t.a.kv_heads;
+  if (t.then == nullptr || n >= t.then->rows * group) return;
+  const int64_t row = t.then->row + n / group, head = t.then->kv_head * group + n % group;
+  const float* const q = t.a.q + row * t.a.row_stride + head * t.a.head_stride;
+  const float* const out = t.a.out + (row * t.a.q_heads + head) * t.a.head_dim;
+  for (int64_t d = 0; d < t.a.head_dim; d += kLanes) {
+    __builtin_prefetch(q + d);
+    __builtin_prefetch(out + d, 1);
+  }
+}
+
 // The weights of the queries first .. first+rows-1 from the block's scores; step by step for all, so that none waits for
 // the end of another's sums. A query that sees nothing has weights of zero, and neither a top nor a sum.
 EDGE_INLINE void weigh_block(const TileSegment& t, int64_t first, int64_t rows, SoftmaxPart part) {
@@ -536,6 +566,7 @@ EDGE_INLINE void weigh_block(const TileSegment& t, int64_t first, int64_t rows, 
   for (int64_t r = 0; r < rows; ++r) {
     float* const step = t.s.weight_step + first + r;
     *step = 0.0f;
+    ask_for_query(t, first + r);
     if (tokens[r] > 0)
       exponentials(t.s.scores + r * kScoreStride, tokens[r], part.top[first + r], t.s.value_scale, part.sum + first + r, step);
   }
@@ -551,7 +582,8 @@ static void tile_segment(const AttentionArgs& a, const AttentionTile& tile, int6
   SegmentPages here, next;
   find_pages(a, tile, segment, here);
   find_next(a, then, here, next);
-  const TileSegment t = {a, tile, segment, s, attention_padded(a.head_dim), here, next};
+  const AttentionTile* const after = then.tile == &tile ? nullptr : then.tile;
+  const TileSegment t = {a, tile, segment, s, attention_padded(a.head_dim), here, next, after};
   for (int64_t j = 0; j < t.here.pages; ++j) store(s.value_scale + j * kPage, from_f16(a.v_scales + t.here.slot[j]));
   each_block(queries, [&](int64_t first, int64_t rows) EDGE_INLINE_LAMBDA {
     with_rows<kBlockQueries>(rows, [&](auto r) EDGE_INLINE_LAMBDA { score_block<r>(t, first, t.pages_seen(first, rows)); });

@@ -115,7 +115,8 @@ bool AppendCall::run(int64_t count, const int32_t* row_position, const int64_t* 
   these.k.slots = these.v.slots = slots;
   std::atomic<bool> finite{true};
   const auto kernel = kernels().attention.rope_append;
-  const int64_t grain = std::max<int64_t>(1, kAppendValuesPerBlock / std::max<int64_t>(1, width));
+  int64_t grain = std::max<int64_t>(1, kAppendValuesPerBlock / std::max<int64_t>(1, width));
+  if (count >= kPage * pool.threads()) grain = (grain + kPage - 1) / kPage * kPage;  // no two threads write to one page
   pool.for_blocks(count, grain, [&](int64_t begin, int64_t end, int) {
     if (!kernel(these, begin, end)) finite.store(false, std::memory_order_relaxed);
   });

@@ -41,6 +41,23 @@ Clock::time_point end_of(double patience) {
                                     : Clock::time_point::max();
 }
 
+// Adds its lifetime to seconds[at]; no clock is read where there are none.
+class Timed {
+ public:
+  Timed(double* seconds, size_t at) : spent_(seconds ? seconds + at : nullptr) {
+    if (spent_) begun_ = Clock::now();
+  }
+  ~Timed() {
+    if (spent_) *spent_ += std::chrono::duration<double>(Clock::now() - begun_).count();
+  }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  double* spent_;
+  Clock::time_point begun_;
+};
+
 class Program {
  public:
   void linear(nb::handle x, nb::handle linear_arg, nb::handle add, bool shadow, nb::handle gain, double eps, bool swiglu,
@@ -122,9 +139,12 @@ class Program {
     steps_.push_back({nullptr, nullptr, {}, &reading});
   }
 
+  int64_t length() const { return static_cast<int64_t>(steps_.size()); }
+
   int64_t run(nb::handle tokens_arg, nb::handle positions_arg, nb::handle slots_arg, nb::handle sequence_arg,
-              nb::handle page_table_arg, ThreadPool& pool, nb::handle out_arg, int64_t start, double patience) const {
-    const auto length = static_cast<int64_t>(steps_.size());
+              nb::handle page_table_arg, ThreadPool& pool, nb::handle out_arg, int64_t start, double patience,
+              nb::handle seconds_arg) const {
+    const int64_t length = this->length();
     if (start < 0 || start > length)
       throw nb::value_error(("`start` must be in 0.." + std::to_string(length) + "; got `" + std::to_string(start) + "`").c_str());
     const auto positions = read<int32_t, 1>(positions_arg, "positions");
@@ -150,19 +170,21 @@ class Program {
                               read_out(out_arg, count)};
     if (attends_) expect_rows(rows.attention, count, page_table.shape[0], pages_);
     const char* failure = nullptr;
-    const int64_t done = run_from(start, end_of(patience), rows, pool, &failure);
+    const int64_t done = run_from(start, end_of(patience), rows, pool, read_seconds(seconds_arg), &failure);
     if (failure) throw nb::value_error(failure);
     return done;
   }
 
  private:
   // The step at which it stopped: behind the last, at a read that did not come whole or that it came to after `end`, or at a
-  // call that failed. The pool serves others while a read is awaited.
-  int64_t run_from(int64_t start, Clock::time_point end, const ProgramRows& rows, ThreadPool& pool, const char** failure) const {
+  // call that failed. The pool serves others while a read is awaited. `seconds`, if there are any, are of every step.
+  int64_t run_from(int64_t start, Clock::time_point end, const ProgramRows& rows, ThreadPool& pool, double* seconds,
+                   const char** failure) const {
     const ReleasedGil released;
     size_t at = static_cast<size_t>(start);
     while (at < steps_.size()) {
       if (const Step& step = steps_[at]; step.awaited) {
+        const Timed timed(seconds, at);
         if (Clock::now() >= end || !step.awaited->whole(step.checksums)) break;
         ++at;
       } else if (step.begun) {
@@ -170,8 +192,10 @@ class Program {
         ++at;
       } else {
         const PoolLease held(pool);
-        for (; at < steps_.size() && steps_[at].call; ++at)
+        for (; at < steps_.size() && steps_[at].call; ++at) {
+          const Timed timed(seconds, at);
           if ((*failure = steps_[at].call(rows, pool))) return static_cast<int64_t>(at);
+        }
       }
     }
     return static_cast<int64_t>(at);
@@ -196,6 +220,14 @@ class Program {
       now.out = rows.out;
       return now.run(rows.count, pool) ? nullptr : kNotFinite;
     });
+  }
+
+  // Null where nobody asks.
+  double* read_seconds(nb::handle seconds_arg) const {
+    if (seconds_arg.is_none()) return nullptr;
+    const auto seconds = write<double, 1>(seconds_arg, "seconds");
+    expect_shape(seconds, "seconds", {length()});
+    return seconds.data;
   }
 
   // Null where no call writes to it.
@@ -234,7 +266,8 @@ void bind_program(nb::module_& module) {
       .def("paged_attention", &Program::paged_attention, any, any, any, any, any, number, any)
       .def("wait", &Program::wait, nb::arg(), any)
       .def("request", &Program::request, nb::arg())
-      .def("run", &Program::run, any, any, any, any, any, nb::arg(), any, number, number);
+      .def("__len__", &Program::length)
+      .def("run", &Program::run, any, any, any, any, any, nb::arg(), any, number, number, any);
 }
 
 }  // namespace edge

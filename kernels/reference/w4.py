@@ -66,11 +66,16 @@ def check_steps(multiplier: U8, shift: U8) -> None:
 
     A multiplier of 0 goes with any shift: the weights are 0.
     """
+    if not steps_fit(multiplier, shift).all():
+        allowed = f"a multiplier must be at most {MAX_MULTIPLIER}, a shift from {MIN_SHIFT} to 15"
+        raise ValueError(f"{allowed}, and no weight outside of [-127, 127]")
+
+
+def steps_fit(multiplier: NDArray[np.integer], shift: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Where `check_steps` allows a multiplier and a shift."""
     m, z = multiplier.astype(np.int32), shift.astype(np.int32)
-    if (m > MAX_MULTIPLIER).any() or (z > 15).any() or ((z < MIN_SHIFT) & (m > 0)).any():
-        raise ValueError(f"a multiplier must be at most {MAX_MULTIPLIER}, a shift from {MIN_SHIFT} to 15")
-    if (m * np.maximum(z, int(CODEBOOK[-1]) - z) > 127).any():
-        raise ValueError("a multiplier and a shift give weights outside of [-127, 127]")
+    small = (m <= MAX_MULTIPLIER) & (z >= MIN_SHIFT) & (m * np.maximum(z, int(CODEBOOK[-1]) - z) <= 127)
+    return np.asarray((z <= 15) & (small | (m == 0)))
 
 
 def unpack_codes(panels: U8, n: int, k: int) -> tuple[U8, U8, U8]:

@@ -131,6 +131,8 @@ def bench_runtime(options: dict[str, Any]) -> RuntimeConfig:
 def bench_model(options: dict[str, Any]) -> BenchModel:
     """The model that the parsed ``options`` name; from here on its kernels are those of --isa."""
     name, synthetic, isa = options["model"] or options["model_option"], options["synthetic"], options["isa"]
+    if options["model"] and options["model_option"]:
+        raise UsageError("give MODEL or -m MODEL, not both", param="model")
     if name is not None and synthetic is not None:
         raise UsageError("give MODEL or --synthetic, not both", param="synthetic")
     for option in ("weights", "head"):

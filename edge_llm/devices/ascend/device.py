@@ -21,7 +21,8 @@ from edge_llm.devices.base import INT8_KEYS, DeviceModel, DeviceOptions, Room, R
 from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardWeights
 from edge_llm.devices.host import HostDevice, build_op
-from edge_llm.devices.model import PlacedModel, builder
+from edge_llm.devices.model import PlacedModel
+from edge_llm.devices.watched import builder
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange

@@ -150,7 +150,7 @@ class Int8Keys:
         self._scales: list[Tensor] = []
         self._reciprocals: list[Tensor] = []
         scales = [np.maximum(one * MARGIN / 127, 1e-6).astype(np.float16) for one in ranges]
-        run(runtime, lambda: self._keep(scales))
+        run(runtime, lambda: self._upload(scales))
 
     def cache(self, attention: Attention, blocks: int) -> Tensor:
         shape = (blocks, self._calls.law.page_tokens, attention.kv_size)
@@ -180,7 +180,7 @@ class Int8Keys:
 
         return attend
 
-    def _keep(self, scales: Sequence[np.ndarray]) -> None:
+    def _upload(self, scales: Sequence[np.ndarray]) -> None:
         device = self._runtime.device
         self._scales = [self._torch.from_numpy(one).to(device) for one in scales]
         self._reciprocals = [self._torch.from_numpy(1 / one.astype(np.float32)).to(device) for one in scales]

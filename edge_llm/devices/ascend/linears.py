@@ -132,8 +132,8 @@ def load_products(loader: Loader) -> Load[NpuLinear]:
                 slot.linears[name] = loader.linear(staged[name], linear)
 
         finish(loader.runtime, traffic, work, streamed=index in host.streamed)
-        kept = host.kept(index)
-        return NpuBlock(rounded_linears(kept.linears), kept.gains, card=slot.linears, traffic=traffic)
+        here = host.host_part(index)
+        return NpuBlock(rounded_linears(here.linears), here.gains, card=slot.linears, traffic=traffic)
 
     return load
 

@@ -120,7 +120,7 @@ class CardModel:
             return partial(self._step, chunk)
         return partial(self._walk, blocks, chunk)
 
-    def stream(self, chunk: Chunk, look: Callable[[], None]) -> bool:
+    def step_streamed(self, chunk: Chunk, look: Callable[[], None]) -> bool:
         return False  # copies to a card are tasks
 
     def outputs(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_llm.bench.kept import find_folds, kept_table, measure_kept, reads
+from edge_llm.bench.kv_quality import find_folds, kv_quality_table, measure_kv_quality, reads
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.float_assembly import float_model
@@ -45,7 +45,7 @@ def loud_keys(tmp_path_factory):
 
 
 def divergence(bundle, schemes, tokens):
-    found = measure_kept(bundle, RuntimeConfig(threads=1), kv_schemes(schemes), tokens, 256, 0)
+    found = measure_kv_quality(bundle, RuntimeConfig(threads=1), kv_schemes(schemes), tokens, 256, 0)
     return {each.scheme: each.quality.mean_kl for each in found}
 
 
@@ -93,8 +93,8 @@ def test_a_loud_pair_of_keys_costs_nothing_where_it_is_folded(loud_keys, tokens)
 
 
 def test_table(tokens):
-    found = measure_kept(builtin_bundle(), RuntimeConfig(threads=1), kv_schemes("int8/int4"), tokens[:100], 256, 0)
-    head, line, where, _ = kept_table(found).splitlines()
+    found = measure_kv_quality(builtin_bundle(), RuntimeConfig(threads=1), kv_schemes("int8/int4"), tokens[:100], 256, 0)
+    head, line, where, _ = kv_quality_table(found).splitlines()
     assert head.split() == ["keys/values", "bits", "KL", "perplexity", "top-1", "MB", "reads"]
     assert line.split()[:2] == ["int8/int4", "8.50/4.50"]
     assert where.startswith("against the float model, on 100 tokens; MB of keys and values at a depth of 4096")

@@ -22,7 +22,7 @@ from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Attention
-from edge_llm.models.reference import FloatModel, Keep, layer_forward
+from edge_llm.models.reference import FloatModel, KVRounding, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.paths import find_bundle
 from edge_llm.progress import CountProgress
@@ -41,7 +41,7 @@ FOLD_TOKENS = 256
 
 
 @dataclass(frozen=True)
-class KeptQuality:
+class KVQuality:
     """What one scheme costs a model."""
 
     scheme: str
@@ -63,17 +63,17 @@ class Folded:
     values: np.ndarray
     offset: np.ndarray
 
-    def kept(self, scheme: KVScheme) -> Keep:
-        """What ``scheme`` makes of the keys and values of the layer."""
+    def rounding(self, scheme: KVScheme) -> KVRounding:
+        """What a cache of ``scheme`` gives back of the keys and values of the layer."""
 
-        def keep(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def rounding(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             rounded = scheme.keys.rounded(keys / self.keys - self.offset) + self.offset
             return rounded * self.keys, scheme.values.rounded(values / self.values) * self.values
 
-        return keep
+        return rounding
 
 
-def measure_kept(
+def measure_kv_quality(
     name: str | Path,
     runtime: RuntimeConfig,
     schemes: Sequence[KVScheme],
@@ -81,7 +81,7 @@ def measure_kept(
     window: int,
     bos: int | None = None,
     progress: CountProgress | None = None,
-) -> list[KeptQuality]:
+) -> list[KVQuality]:
     """What each of ``schemes`` costs the bundle ``name`` on ``tokens``, in `compare`'s windows.
 
     Raises `ModelNotFound` when the bundle's float weights are gone, `UsageError` for too few tokens and for a ``runtime`` that
@@ -103,23 +103,23 @@ def measure_kept(
     for done, scheme in enumerate(schemes):
         if progress is not None:
             progress(done, len(schemes))
-        runner = FloatRunner(model.keeping([fold.kept(scheme) for fold in folds]), runtime.context)
+        runner = FloatRunner(model.with_kv_rounding([fold.rounding(scheme) for fold in folds]), runtime.context)
         quality = compare(runner, oracle, tokens, window, bos)
         key_bits, value_bits = (max(each.bits(one.head_dim) for one in attentions) for each in (scheme.keys, scheme.values))
-        kept = round(DEPTH * scheme.token_bytes(attentions))
-        found.append(KeptQuality(scheme.name, key_bits, value_bits, kept, reads(scheme, attentions, read), quality))
+        nbytes = round(DEPTH * scheme.token_bytes(attentions))
+        found.append(KVQuality(scheme.name, key_bits, value_bits, nbytes, reads(scheme, attentions, read), quality))
     if progress is not None:
         progress(len(schemes), len(schemes))
     return found
 
 
 def reads(scheme: KVScheme, attentions: Sequence[Attention], weight_bytes: float) -> float:
-    """`KeptQuality.reads` of a model that reads ``weight_bytes`` of weights for a token."""
+    """`KVQuality.reads` of a model that reads ``weight_bytes`` of weights for a token."""
     now, today = (weight_bytes + DEPTH * each.token_bytes(attentions) for each in (scheme, TODAY))
     return now / today
 
 
-def kept_table(found: Sequence[KeptQuality]) -> str:
+def kv_quality_table(found: Sequence[KVQuality]) -> str:
     """``found`` for people, a line each."""
     head = f"{'keys/values':26}{'bits':>13}{'KL':>12}{'perplexity':>12}{'top-1':>10}{'MB':>8}{'reads':>9}"
     lines = [
@@ -145,7 +145,7 @@ def find_folds(model: FloatModel, weights: ResidentWeights, tokens: Sequence[int
     for index, (layer, own) in enumerate(zip(model.decoder.layers, model.layers, strict=True)):
         block, ours, theirs = weights.use(index), Seen(), Seen()
         bundle_layer(x, layer, block, tables, pool, None, ours)
-        x = layer_forward(x, layer, own, tables, keep=theirs)
+        x = layer_forward(x, layer, own, tables, rounding=theirs)
         pairs = (2, layer.attention.head_dim // 2)  # both halves of a rotation pair have one factor
         found.append(
             Folded(
@@ -158,7 +158,7 @@ def find_folds(model: FloatModel, weights: ResidentWeights, tokens: Sequence[int
 
 
 class Seen:
-    """A `Keep` that keeps everything, and can be asked for it."""
+    """A `KVRounding` that changes nothing, and can be asked what it saw."""
 
     keys: np.ndarray
     values: np.ndarray
