@@ -399,13 +399,18 @@ def test_a_terminal_that_changes_its_size_during_a_stream_loses_nothing(tmp_path
 
 
 def test_a_screen_that_was_told_a_size_of_before_fills_the_terminal_again(tmp_path):
+    async def mislead(chat):
+        screen, seen = chat.app.screen, []
+        screen.post_message(Resize(Size(10, 3), Size(10, 3)))
+        screen.call_later(lambda: seen.append(screen.outer_size))  # right behind it, before the chat looks at the size
+        await chat.until(lambda: seen)
+        assert seen == [Size(10, 3)]
+
     async def talk(chat):
-        chat.app.screen.post_message(Resize(Size(10, 3), Size(10, 3)))
-        await chat.until(lambda: chat.app.screen.outer_size == Size(10, 3))
+        await mislead(chat)
         await chat.until(lambda: chat.app.screen.outer_size == chat.app.size)
         await chat.press("f1")
-        chat.app.screen.post_message(Resize(Size(10, 3), Size(10, 3)))
-        await chat.until(lambda: chat.app.screen.outer_size == Size(10, 3))
+        await mislead(chat)
         await chat.until(lambda: {screen.outer_size for screen in chat.app.screen_stack} == {chat.app.size})
 
     drive(talk, tmp_path)
