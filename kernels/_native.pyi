@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,23 @@ class Int8Linear:
         rounded_bias: _I32 | None = None,
         /,
     ) -> Int8Linear: ...
+    @staticmethod
+    def of_parts(
+        integers: Sequence[_I8 | _U8],
+        counts: Sequence[int],
+        k: int,
+        input_scale: float,
+        product_scale: _F32,
+        row_sum: _I32,
+        hot: _I32,
+        hot_weight: _F16,
+        bias: _F32 | None,
+        rounded_scale: _F32 | None = None,
+        rounded_bias: _I32 | None = None,
+        /,
+    ) -> Int8Linear: ...
+    @property
+    def parts(self) -> int: ...
     @property
     def rows(self) -> int: ...
     @property

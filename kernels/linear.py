@@ -12,6 +12,8 @@ empty (then `hot_weight` is f16[0, N]). A row's result does not depend on the ot
 instruction set. `kernels.reference` defines every function.
 
 `Int8Linear.of_codes(codes, n, ...)` is the same weight kept as 4-bit codes (`kernels.w4`): the same bits, half the memory.
+`Int8Linear.of_parts(integers, counts, k, ...)` has its channels in several arrays of tiles (int8) and codes (uint8), as many
+in each as `counts` says; the other arrays are of all channels.
 
 A card may end its products in float16. `Int8Linear(..., None, *rounding)`, with a `Rounding` in place of the bias, is a
 weight with such products: `linear` has linear_rounded in the place of linear_int8, and what is merged is float32 as ever.
@@ -126,10 +128,15 @@ def linear(
     With `swiglu`, which excludes `add`, the result is `swiglu(y)` [M, N/2]. `out` may be `add` itself. When an activation
     is not finite, `out` is left as it was.
     """
-    if swiglu and add is None and weight.rows % SWIGLU_CHANNELS:
+    if swiglu and add is None and not in_one_pass(weight):
         return _native.swiglu(_native.linear(x, weight, pool, add, shadow, None, gain, eps, False), pool, out)
     return _native.linear(x, weight, pool, add, shadow, out, gain, eps, swiglu)
 
 
 SWIGLU_CHANNELS = 32
 """Gate and up channels that meet in one pass: a tile row block of each."""
+
+
+def in_one_pass(weight: Int8Linear) -> bool:
+    """Whether the SwiGLU of a product takes no second pass over it."""
+    return weight.parts == 1 and weight.rows % SWIGLU_CHANNELS == 0

@@ -8,7 +8,7 @@ from model_files import tiny_config, write_model
 
 from edge_llm.config import FLOAT16, INT8, W4
 from edge_llm.convert import importer, trial
-from edge_llm.convert.allocate import AUTO, LayerBits, allocate, coded, that_fit
+from edge_llm.convert.allocate import AUTO, NOTHING_FIXED, LayerBits, allocate, in_schemes, that_fit
 from edge_llm.convert.calibrate import some_of
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.parallel import workers
@@ -19,6 +19,7 @@ from edge_llm.models import describe
 from edge_llm.progress import ignore
 from edge_llm.quant.shadow import COLD, Treatment
 from edge_llm.sources import open_source
+from kernels.reference.w4 import panel_bytes
 
 FIXED = "layers.1.o"
 
@@ -53,12 +54,11 @@ def asked(source, tmp_path_factory):
     return calls[-1]
 
 
-def bytes_of(folder):
-    """What every linear of the layers takes in a bundle."""
+def layer_bytes(folder):
+    """What the linears of the layers take in a bundle."""
     with open_bundle(folder) as bundle:
-        names = [name for name in bundle.decoder.linears() if name != "output"]
-        ranges = bundle.tensors.values()
-        return {name: sum(one.nbytes for one in ranges if one.name.startswith(f"{name}.")) for name in names}
+        names = tuple(f"{name}." for name in bundle.decoder.linears() if name != "output")
+        return sum(one.nbytes for one in bundle.tensors.values() if one.name.startswith(names))
 
 
 def schemes_of(folder):
@@ -66,13 +66,28 @@ def schemes_of(folder):
         return {name: one.scheme for name, one in bundle.decoder.linears().items()}
 
 
-def test_each_linear_is_measured_alone(asked):
+def parts_in(choice, scheme):
+    """The parts of linears that have ``scheme``: their linears and their numbers; a linear with one scheme is one."""
+    schemes = {(name, number): part for name, one in choice.items() for number, part in enumerate(one.scheme.split(","))}
+    return {part for part, found in schemes.items() if found == scheme}
+
+
+def expected_parts(decoder):
+    return [
+        (name, number)
+        for name, linear in decoder.linears().items()
+        if name not in ("output", FIXED)
+        for number in range(3 if name.endswith("qkv") else 1)  # gate and up have one scheme: SwiGLU takes one pass then
+    ]
+
+
+def test_each_part_of_a_linear_is_measured_alone(asked):
     decoder, _, (none, *others), found = asked
     assert len(found) == 1 + len(others)
     assert all(one.scheme == INT8 for one in none.values())
-    changed = [[name for name, one in choice.items() if one != none[name]] for choice in others]
-    assert changed == [[name] for name in decoder.linears() if name not in ("output", FIXED)]
-    assert all(choice[name].scheme == W4 for choice, (name,) in zip(others, changed, strict=True))
+    assert [parts_in(choice, W4) for choice in others] == [{part} for part in expected_parts(decoder)]
+    for choice in others:
+        assert {name: replace(one, scheme=INT8) for name, one in choice.items()} == none
 
 
 def test_choices_that_go_together_give_what_each_gives_alone(source, asked):
@@ -91,7 +106,7 @@ def test_choices_have_one_state_for_the_layers_on_which_they_agree(source, asked
         for index in range(3):
             states.run_layer(index, survey.folded_layer(opened, decoder, index, pool), pool)
             different.append(len({id(state) for state in states.position()}))
-    assert different == [1, 5, 8, 12]  # four linears in a layer, one of them fixed
+    assert different == [1, 7, 12, 18]  # six parts in a layer, one of them fixed
 
 
 def test_many_choices_go_through_some_of_the_text(source, asked, monkeypatch):
@@ -111,31 +126,36 @@ def test_many_choices_go_through_some_of_the_text(source, asked, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def sizes(source, tmp_path_factory):
-    """The bytes of every linear in INT8, and in W4."""
-    folder = tmp_path_factory.mktemp("sizes")
-    return tuple(bytes_of(import_model(source, target=folder / kind, weights=LayerBits(kind))) for kind in (INT8, W4))
+def least(source, tmp_path_factory):
+    """The bytes of the layers in W4 but for what is fixed."""
+    target = tmp_path_factory.mktemp("least") / "b"
+    return layer_bytes(import_model(source, target=target, weights=LayerBits(W4, fixed={FIXED: INT8})))
 
 
 @pytest.mark.parametrize("bits", [6.0, 7.0, 8.0])
-def test_a_bundle_keeps_what_costs_most_per_byte(source, asked, sizes, tmp_path, bits):
-    """A linear is INT8 exactly where it fits beside those that cost more per byte and are INT8."""
-    decoder, _, (none, *others), (nothing, *found) = asked
-    changed = [next(name for name in none if choice[name] != none[name]) for choice in others]
-    cost = {name: loss - nothing for name, loss in zip(changed, found, strict=True)}
-    wide, narrow = sizes
+def test_a_bundle_keeps_what_costs_most_per_byte(source, asked, least, tmp_path, bits):
+    """A part is INT8 exactly where it fits beside those that cost more per byte and are INT8."""
+    decoder, _, _, (nothing, *found) = asked
+    linears = decoder.linears()
+    parts = expected_parts(decoder)
+    cost = {part: loss - nothing for part, loss in zip(parts, found, strict=True)}
     folder = import_model(source, target=tmp_path / "b", weights=LayerBits(AUTO, bits, {FIXED: INT8}))
-    schemes, size = schemes_of(folder), bytes_of(folder)
-    weights = sum(one.rows * one.columns for name, one in decoder.linears().items() if name != "output")
-    room = bits * weights / 8 - sum(narrow.values()) - (wide[FIXED] - narrow[FIXED])
-    more = {name: wide[name] - narrow[name] for name in cost}
+    schemes = schemes_of(folder)
+    weights = sum(one.rows * one.columns for name, one in linears.items() if name != "output")
+
+    def more(part):
+        name, number = part
+        rows = linears[name].sources[number].count if name.endswith("qkv") else linears[name].rows
+        return -(-rows // 16) * (16 * linears[name].columns - panel_bytes(linears[name].columns))
+
+    kept = {part for part in parts if schemes[part[0]].split(",")[part[1] if "," in schemes[part[0]] else 0] == INT8}
     assert schemes[FIXED] == INT8
-    assert 8 * sum(size.values()) <= bits * weights
-    kept = {name for name in cost if schemes[name] == INT8}
-    assert 0 < len(kept) < len(cost)
-    for name in cost:
-        before = sum(more[one] for one in kept if cost[one] / more[one] > cost[name] / more[name])
-        assert (name in kept) == (before + more[name] <= room)
+    assert layer_bytes(folder) == least + sum(map(more, kept))
+    assert 8 * layer_bytes(folder) <= bits * weights
+    assert 0 < len(kept) < len(parts)
+    for part in parts:
+        before = sum(more(one) for one in kept if cost[one] / more(one) > cost[part] / more(part))
+        assert (part in kept) == (least + before + more(part) <= bits * weights / 8)
 
 
 def treatments(decoder):
@@ -148,25 +168,36 @@ def test_eight_bits_go_where_four_cost_most_per_byte(decoder):
     chosen = treatments(decoder)
     names = that_fit(decoder, chosen)
     worst = {"layers.1": 5.0, "layers.0": 2.0, "layers.2": 1.0}
+    hard = {"o": 3, "qkv": 9}
+    """How much harder than others; of the queries, keys and values of a layer alone the values cost anything."""
 
     def measure(stage, choices):
-        """The percent that a choice costs: 10, and what each linear adds that is coded."""
-        costs = []
-        for choice in choices:
-            coded_names = [name for name, one in choice.items() if one.scheme == W4]
-            costs.append(10 + sum(worst[name.rpartition(".")[0]] * (3 if name.endswith(".o") else 1) for name in coded_names))
-        return costs
+        """The percent that a choice costs: 10, and what each part adds that is coded."""
 
-    def wide(bits, fixed=()):
+        def cost(name, number):
+            layer, _, linear = name.rpartition(".")
+            return worst[layer] * hard.get(linear, 1) if linear != "qkv" or number == 2 else 0.0
+
+        return [10 + sum(cost(*part) for part in parts_in(choice, W4)) for choice in choices]
+
+    def wide(bits, fixed=NOTHING_FIXED):
         found = allocate(decoder, chosen, bits, measure, fixed)
         return {name for name in names if found[name].scheme == INT8}
+
+    def mixed(bits):
+        found = allocate(decoder, chosen, bits, measure)
+        return {name: one.scheme for name, one in found.items() if "," in one.scheme}
 
     assert wide(16) == set(names)
     assert wide(8.0) >= wide(6.5) >= {"layers.1.o"}
     assert wide(6.5) < set(names)
-    assert wide(6.5, ["layers.2.gate_up"]) >= {"layers.2.gate_up"} > wide(6.5) & {"layers.2.gate_up"}
+    assert mixed(6.0).items() >= {"layers.1.qkv": "w4,w4,int8", "layers.0.qkv": "w4,w4,int8"}.items()
+    assert mixed(16) == {}
+    assert wide(6.5, {"layers.2.gate_up": INT8}) >= {"layers.2.gate_up"} > wide(6.5) & {"layers.2.gate_up"}
+    some = allocate(decoder, chosen, 6.5, measure, {"layers.2.qkv": "int8,w4,w4"})
+    assert some["layers.2.qkv"].scheme == "int8,w4,w4"
     with pytest.raises(UsageError, match=r"at least"):
         allocate(decoder, chosen, 4.0, measure)
-    assert coded(chosen, names)["output"] == chosen["output"]
+    assert in_schemes(chosen, dict.fromkeys(names, W4))["output"] == chosen["output"]
     float16 = chosen | {"layers.0.o": replace(chosen["layers.0.o"], scheme=FLOAT16)}
     assert "layers.0.o" not in that_fit(decoder, float16)

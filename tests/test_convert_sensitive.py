@@ -35,13 +35,14 @@ def schemes_of(folder):
     return {name: one.scheme for name, one in open_bundle(folder).decoder.linears().items()}
 
 
-@pytest.mark.parametrize("again", [["w4"], ["auto", "--bits", "9"]], ids=" ".join)
+@pytest.mark.parametrize("again", [["w4"], ["auto", "--bits", "7.5"]], ids=" ".join)
 def test_what_show_writes_gives_import_the_same_choices(source, tmp_path, call, again):
     first = import_model(
         source, "first", target=tmp_path / "first", outliers=Outliers(schemes=(("layers.2.down", "float16"),)),
-        weights=LayerBits("auto", 9),
+        weights=LayerBits("auto", 7.5),
     )  # fmt: skip
-    assert {*schemes_of(first).values()} == {"w4", "int8", "float16"}
+    assert {part for one in schemes_of(first).values() for part in one.split(",")} == {"w4", "int8", "float16"}
+    assert any("," in one for one in schemes_of(first).values())
     code, out, err = call("show", first, "--sensitive")
     assert code == 0 and "sensitive_layers.json" in err and "layers" in out
     written = json.loads((tmp_path / "here" / "sensitive_layers.json").read_text())
@@ -54,12 +55,12 @@ def test_what_show_writes_gives_import_the_same_choices(source, tmp_path, call, 
 
 
 def test_a_file_may_be_edited(source, tmp_path, call):
-    (tmp_path / "mine.json").write_text('{"layers.1.o": "int8", "layers.0.down": "float16"}')
+    (tmp_path / "mine.json").write_text('{"layers.1.o": "int8", "layers.0.down": "float16", "layers.2.qkv": "w4,w4,int8"}')
     words = ["import", source, "--name", "mine", "--weights", "w4", "--sensitive"]
     assert call(*words, tmp_path / "mine.json")[0] == 0
     found = schemes_of(tmp_path / "home" / "models" / "mine")
     assert {name: one for name, one in found.items() if one != "w4"} == {
-        "layers.1.o": "int8", "layers.0.down": "float16", "output": "int8",
+        "layers.1.o": "int8", "layers.0.down": "float16", "layers.2.qkv": "w4,w4,int8", "output": "int8",
     }  # fmt: skip
     (tmp_path / "mine.json").write_text("{}")
     assert "already called" in call(*words, tmp_path / "mine.json")[2]
@@ -73,6 +74,10 @@ BAD = {
     "the output matrix": ('{"output": "int8"}', ["`output`", "--head is for the output matrix"]),
     "an unknown scheme": ('{"layers.0.o": "int5"}', ["layers.0.o", "`int5`", "int8, float16"]),
     "four bits": ('{"layers.0.o": "w4"}', ["`w4`", "gets 4 bits"]),
+    "a scheme for all": ('{"layers.0.qkv": "w4,w4,w4"}', ["`w4,w4,w4`", "self_attn.v_proj of 32 rows"]),
+    "parts of one": ('{"layers.0.o": "w4,int8"}', ["`w4,int8`", "1 matrix"]),
+    "too few parts": ('{"layers.0.qkv": "w4,int8"}', ["layers.0.qkv", "`w4,int8`", "3 matrices"]),
+    "a part in float16": ('{"layers.0.qkv": "w4,w4,float16"}', ["layers.0.qkv", "`w4,w4,int8`"]),
     "no scheme": ('{"layers.0.o": ["int8"]}', ["layers.0.o", "int8, float16"]),
     "a list": ('["layers.0.o"]', ["JSON object"]),
     "a name twice": ('{"layers.0.o": "int8", "layers.0.o": "float16"}', ["layers.0.o", "twice"]),

@@ -1,13 +1,15 @@
-"""Which linears are W4 and which stay INT8 under a number of bits: where 4 bits cost the most per byte, there are 8.
+"""What is W4 and what stays INT8 under a number of bits: where 4 bits cost the most per byte, there are 8.
 
-What 4 bits cost is measured on the calibration text, with rounded codes, for every linear alone: all others are INT8.
+What 4 bits cost is measured on the calibration text, with rounded codes, for every part of a linear alone, such as the
+values of a q | k | v: all else is INT8.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,14 +18,16 @@ from edge_llm.convert.sensitive import check_names
 from edge_llm.convert.trial import Choice, Measure
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
-from edge_llm.models.layer import Decoder, Linear
+from edge_llm.models.layer import Decoder, Linear, SwiGLU
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import fits
 from edge_llm.schemes import linear_tensors
+from edge_llm.schemes.parts import can_part, of_integers, of_parts
 
 DEFAULT_BITS = 4.6
 AUTO = "auto"
 KINDS = (INT8, W4, AUTO)
+NOTHING_FIXED: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,14 @@ class LayerBits:
         return self.fit or self.kind != INT8
 
     def asked(self, decoder: Decoder) -> dict[str, str]:
-        """The linears that are fixed to another scheme than INT8.
+        """The linears that are fixed to a scheme that is not multiplied as INT8.
 
         Raises `UsageError` for a name that no linear has, and for bits that would not do without any outliers.
         """
         check_names(self.fixed, decoder)
         if self.kind == AUTO:
             _check_bits(self.bits, self._least_bits(decoder))
-        return {name: scheme for name, scheme in self.fixed.items() if scheme != INT8}
+        return {name: scheme for name, scheme in self.fixed.items() if not of_integers(scheme)}
 
     def _least_bits(self, decoder: Decoder) -> float:
         """Bits per weight of the layers where all that can be is in W4, and no channel is hot."""
@@ -81,9 +85,9 @@ class LayerBits:
         return taken / sum(one.rows * one.columns for one in linears.values())
 
 
-def coded(chosen: Choice, names: Iterable[str]) -> dict[str, Treatment]:
-    """What was ``chosen`` for INT8, with the linears of these ``names`` in W4: outliers stay the same."""
-    return {**chosen, **{name: replace(chosen[name], scheme=W4) for name in names}}
+def in_schemes(chosen: Choice, schemes: Mapping[str, str]) -> dict[str, Treatment]:
+    """What was ``chosen`` for INT8, with other schemes for some linears: outliers stay the same."""
+    return {**chosen, **{name: replace(chosen[name], scheme=scheme) for name, scheme in schemes.items()}}
 
 
 def that_fit(decoder: Decoder, chosen: Choice) -> list[str]:
@@ -92,28 +96,55 @@ def that_fit(decoder: Decoder, chosen: Choice) -> list[str]:
     return [name for name, one in chosen.items() if name != "output" and one.scheme == INT8 and fits(linears[name].columns)]
 
 
-def allocate(
-    decoder: Decoder, chosen: Choice, bits: float, measure: Measure, fixed: Container[str] = ()
-) -> dict[str, Treatment]:
-    """``chosen`` with as many linears in W4 as it takes for ``bits`` per weight of the layers, those that cost least.
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a linear that may be W4 or INT8 by themselves: a source of ``count``, or all of them."""
 
-    The linears that are ``fixed`` stay as they are.  Raises `UsageError` where all of them are not enough.
+    linear: str
+    number: int
+    count: int
+
+    def scheme(self, here: str, elsewhere: str) -> str:
+        """The scheme of the linear with one scheme ``here`` and another in its other parts."""
+        return of_parts([here if number == self.number else elsewhere for number in range(self.count)])
+
+
+def allocate(
+    decoder: Decoder, chosen: Choice, bits: float, measure: Measure, fixed: Mapping[str, str] = NOTHING_FIXED
+) -> dict[str, Treatment]:
+    """``chosen`` with as many parts of linears in W4 as it takes for ``bits`` per weight of the layers, those that cost least.
+
+    The linears that are ``fixed`` have the schemes that these say.  Raises `UsageError` where that is not enough.
     """
-    linears, names = decoder.linears(), [name for name in that_fit(decoder, chosen) if name not in fixed]
+    linears = decoder.linears()
+    chosen = in_schemes(chosen, {name: scheme for name, scheme in fixed.items() if chosen[name].scheme == INT8})
+    parts = [part for name in that_fit(decoder, chosen) if name not in fixed for part in _parts(decoder, name)]
+    least = in_schemes(chosen, {part.linear: W4 for part in parts})
     weights = sum(one.rows * one.columns for name, one in linears.items() if name != "output")
-    narrow = {name: _bits(linears[name], chosen[name], W4) for name in names}
-    wide = {name: _bits(linears[name], chosen[name], INT8) for name in names}
-    others = [name for name in linears if name not in narrow and name != "output"]
-    least = sum(narrow.values()) + sum(_bits(linears[name], chosen[name], chosen[name].scheme) for name in others)
-    _check_bits(bits, least / weights)
-    left = bits * weights - least
-    costs = _costs(chosen, names, measure)
-    kept: set[str] = set()
-    for name in sorted(names, key=lambda name: -costs[name] / (wide[name] - narrow[name])):
-        if wide[name] - narrow[name] <= left:
-            left -= wide[name] - narrow[name]
-            kept.add(name)
-    return coded(chosen, [name for name in names if name not in kept])
+    taken = sum(_bits(linears[name], one) for name, one in least.items() if name != "output")
+    _check_bits(bits, taken / weights)
+    left = bits * weights - taken
+    costs = _costs(chosen, parts, measure)
+    more = {part: _bits_of_eight(linears[part.linear], chosen[part.linear], part) for part in parts}
+    wide: dict[str, set[int]] = {}
+    for part in sorted(parts, key=lambda part: -costs[part] / more[part]):
+        if more[part] <= left:
+            left -= more[part]
+            wide.setdefault(part.linear, set()).add(part.number)
+    counts = {part.linear: part.count for part in parts}
+    return in_schemes(chosen, {
+        name: of_parts([INT8 if number in wide.get(name, ()) else W4 for number in range(count)])
+        for name, count in counts.items()
+    })
+
+
+def _parts(decoder: Decoder, name: str) -> list[_Part]:
+    """The parts of a linear: a SwiGLU whose two sources have one scheme takes a single pass."""
+    layer = decoder.layers[int(name.split(".")[1])]
+    linear = layer.linear(name.split(".")[2])
+    joint = any(isinstance(reader, SwiGLU) for reader in layer.readers(linear))
+    count = len(linear.sources) if can_part(linear) and not joint else 1
+    return [_Part(name, number, count) for number in range(count)]
 
 
 def _check_bits(bits: float, least: float) -> None:
@@ -123,9 +154,9 @@ def _check_bits(bits: float, least: float) -> None:
         raise UsageError(f"the layers take {enough:g} bits per weight at least; {ways_out}", param="bits")
 
 
-def _bits(linear: Linear, treatment: Treatment, scheme: str) -> int:
+def _bits(linear: Linear, treatment: Treatment) -> int:
     """What a linear takes in a bundle, all counted."""
-    return _bits_of(linear, len(treatment.hot), scheme)
+    return _bits_of(linear, len(treatment.hot), treatment.scheme)
 
 
 def _bits_of(linear: Linear, hot: int, scheme: str) -> int:
@@ -133,7 +164,14 @@ def _bits_of(linear: Linear, hot: int, scheme: str) -> int:
     return sum(8 * np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in specs)
 
 
-def _costs(chosen: Choice, names: list[str], measure: Measure) -> dict[str, float]:
-    """What W4 costs in each of the linears ``names`` alone, in percent of perplexity; below 0 where it cannot be told."""
-    none, *costs = measure("4 bits alone", [dict(chosen), *(coded(chosen, [name]) for name in names)])
-    return {name: cost - none for name, cost in zip(names, costs, strict=True)}
+def _bits_of_eight(linear: Linear, treatment: Treatment, part: _Part) -> int:
+    """What ``part`` takes in INT8 more than in W4."""
+    hot = len(treatment.hot)
+    return _bits_of(linear, hot, part.scheme(INT8, W4)) - _bits_of(linear, hot, W4)
+
+
+def _costs(chosen: Choice, parts: Sequence[_Part], measure: Measure) -> dict[_Part, float]:
+    """What W4 costs in each of ``parts`` alone, in percent of perplexity; below 0 where it cannot be told."""
+    alone = [in_schemes(chosen, {part.linear: part.scheme(W4, INT8)}) for part in parts]
+    none, *costs = measure("4 bits alone", [dict(chosen), *alone])
+    return {part: cost - none for part, cost in zip(parts, costs, strict=True)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,10 @@ from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding
 from edge_llm.quant import int8, w4
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.gptq import damped_energy, damping, summed_energy
-from edge_llm.quant.scheme import QuantizedWeight, quantize_weight
+from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import Treatment
-from edge_llm.quant.w4 import CodedWeight, joined
+from edge_llm.quant.w4 import CodedWeight, stacked
+from edge_llm.schemes.parts import joined, of_integers, runs_of
 from kernels.floats import product
 
 HELD_OUT = 8
@@ -112,18 +113,20 @@ class Coder:
         self, layer: Layer, weights: LayerWeights, kept: Mapping[str, Treatment], name: str, pool: Executor
     ) -> dict[str, dict[str, np.ndarray]]:
         """The arrays of the W4 and INT8 linears of the layer ``name``, by the linears' names; ``weights`` are folded."""
-        linears = [one for one in layer.linears if kept[f"{name}.{one.name}"].scheme in QUANTIZERS]
+        linears = [one for one in layer.linears if of_integers(kept[f"{name}.{one.name}"].scheme)]
         inputs = self._through(layer, weights, linears, name, pool)
 
-        def quantize(linear: Linear) -> tuple[CodedWeight | QuantizedWeight, bool]:
+        def quantize(linear: Linear) -> tuple[dict[str, np.ndarray], bool]:
             full_name = f"{name}.{linear.name}"
-            how, weight = kept[full_name], weights.linears[linear.name].weight
-            return quantized(inputs[linear.name], QUANTIZERS[how.scheme], weight, how.hot, full_name)
+            how, weight, read = kept[full_name], weights.linears[linear.name].weight, inputs[linear.name]
+            runs = runs_of(replace(linear, scheme=how.scheme))
+            made = [quantized(read, QUANTIZERS[run.scheme], weight[run.rows], how.hot, full_name) for run in runs]
+            return joined(runs, [one.arrays() for one, _ in made]), all(fitted for _, fitted in made)
 
         found = dict(zip(inputs, pool.map(quantize, linears), strict=True))
         self.fitted += sum(fitted for _, fitted in found.values())
         self.rounded += sum(not fitted for _, fitted in found.values())
-        return {linear: weight.arrays() for linear, (weight, _) in found.items()}
+        return {linear: arrays for linear, (arrays, _) in found.items()}
 
     def _through(
         self, layer: Layer, weights: LayerWeights, linears: Sequence[Linear], name: str, pool: Executor
@@ -155,7 +158,7 @@ class Coder:
         fitted = 2 * sum(one for _, one in found) >= len(found)
         self.fitted += fitted
         self.rounded += not fitted
-        return joined([weight for weight, _ in found])
+        return stacked([weight for weight, _ in found])
 
 
 def _ordinary(seen: ChannelStatistics) -> np.ndarray:

@@ -26,10 +26,10 @@ from pathlib import Path
 import numpy as np
 
 from edge_llm.config import INT8, W4
-from edge_llm.convert.allocate import LayerBits, allocate, coded, that_fit
+from edge_llm.convert.allocate import LayerBits, allocate, in_schemes, that_fit
 from edge_llm.convert.calibrate import CalibrationText, read_calibration
 from edge_llm.convert.choose import Outliers, choose
-from edge_llm.convert.coding import QUANTIZERS, Coder
+from edge_llm.convert.coding import Coder
 from edge_llm.convert.float_copy import float_copy
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.survey import Survey, Wishes, survey_model
@@ -62,6 +62,7 @@ from edge_llm.quant.profile import (
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import fits
 from edge_llm.schemes import scheme_of
+from edge_llm.schemes.parts import of_integers
 from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
 from kernels.memory import recycled
@@ -302,7 +303,7 @@ class _Job:
         if not fits(self.decoder.output.columns):
             self.notice("the output matrix stays INT8: its input channels are no multiple of 4")
             return found
-        return coded(found, ["output"])
+        return in_schemes(found, {"output": W4})
 
     def _layers_in_scheme(self, chosen: Mapping[str, Treatment], measure: Measure) -> dict[str, Treatment]:
         linears = [name for name, one in chosen.items() if name != "output" and one.scheme == INT8]
@@ -310,7 +311,7 @@ class _Job:
         if len(whole) < len(linears):
             self.notice(f"{len(linears) - len(whole)} linears stay INT8: their input channels are no multiple of 4")
         if self.weights.kind == W4:
-            return coded(chosen, [name for name in whole if name not in self.weights.fixed])
+            return in_schemes(chosen, {name: self.weights.fixed.get(name, W4) for name in whole})
         return allocate(self.decoder, chosen, self.weights.bits, measure, self.weights.fixed)
 
     def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
@@ -374,7 +375,7 @@ class _Job:
 
     def _coder(self, treated: Mapping[str, Treatment], sequences: list[np.ndarray]) -> Coder | None:
         """What fits weights to the calibration text, where that is asked for."""
-        if not self.weights.fitted or all(one.scheme not in QUANTIZERS for one in treated.values()):
+        if not self.weights.fitted or not any(of_integers(one.scheme) for one in treated.values()):
             return None
         return Coder.begin(self.source, self.decoder, sequences)
 

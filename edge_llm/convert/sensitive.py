@@ -1,6 +1,8 @@
 """`sensitive_layers.json`: the linears of the layers that are not to have 4 bits, in a file that a person can edit.
 
-    {"layers.0.o": "int8", "layers.3.down": "float16"}
+    {"layers.0.o": "int8", "layers.3.down": "float16", "layers.4.qkv": "w4,w4,int8"}
+
+Of a linear that is made of several matrices, each may be in 4 or in 8 bits.
 
 `edge-llm show MODEL --sensitive` writes what a model has; `edge-llm import SOURCE --weights w4 --sensitive FILE` gives a model
 the same.  Linears that the file does not name get 4 bits, or what ``--weights auto`` finds for them.
@@ -11,13 +13,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from edge_llm.config import W4
+from edge_llm.config import INT8, W4
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.files import shown
-from edge_llm.models.layer import Decoder
-from edge_llm.schemes import schemes
+from edge_llm.models.layer import Decoder, Linear
+from edge_llm.schemes import scheme_of, schemes
+from edge_llm.schemes.parts import can_part, of_integers
 from edge_llm.strict_json import read_object
 
 FILE = "sensitive_layers.json"
@@ -48,10 +52,10 @@ def read_sensitive(path: Path) -> dict[str, str]:
     found = read_object(path, error=UsageError, max_bytes=MAX_BYTES)
     known = [name for name in schemes() if name != W4]
     for name, scheme in found.items():
-        if scheme not in known:
+        if not isinstance(scheme, str) or (scheme not in known and (scheme == W4 or not of_integers(scheme))):
             raise UsageError(
                 f"`{shown(path)}`: `{shown(name)}` cannot be `{shown(scheme)}`; a linear there is one of {', '.join(known)}, "
-                "and one that is not there gets 4 bits",
+                f"or has {W4} or {INT8} for each of its matrices, such as `{W4},{W4},{INT8}`; one not there gets 4 bits",
                 param="sensitive",
             )
     return found
@@ -59,7 +63,8 @@ def read_sensitive(path: Path) -> dict[str, str]:
 
 def check_names(found: Mapping[str, str], decoder: Decoder) -> None:
     """Raise `UsageError` for a name that no linear of the layers of ``decoder`` has."""
-    known = decoder.linears().keys() - {"output"}
+    linears = decoder.linears()
+    known = linears.keys() - {"output"}
     unknown = next((name for name in found if name not in known), None)
     if unknown is not None:
         of_layer = ", ".join(linear.name for linear in decoder.layers[0].linears)
@@ -68,3 +73,18 @@ def check_names(found: Mapping[str, str], decoder: Decoder) -> None:
             f"{len(decoder.layers) - 1} and NAME one of {of_layer}; --head is for the output matrix",
             param="sensitive",
         )
+    for name, scheme in found.items():
+        try:
+            scheme_of(replace(linears[name], scheme=scheme))
+        except ValueError:
+            message = f"--sensitive: `{shown(name)}` cannot be `{shown(scheme)}`: it {_matrices_of(linears[name])}"
+            raise UsageError(message, param="sensitive") from None
+
+
+def _matrices_of(linear: Linear) -> str:
+    if len(linear.sources) == 1:
+        return "has 1 matrix"
+    if not can_part(linear):
+        return "has matrices that cannot be kept apart, because their rows are no multiple of 16 or their columns none of 4"
+    sources = ", ".join(f"{one.source} of {one.count} rows" for one in linear.sources)
+    return f"has {len(linear.sources)} matrices, {sources}; where all are alike, one name says so"

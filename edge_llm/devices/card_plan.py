@@ -14,8 +14,10 @@ from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes, pages_for
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
-from edge_llm.schemes.expanding import CODES, TILES, tile_bytes
-from edge_llm.subgraphs.placement import CARD_SCHEMES, Placement
+from edge_llm.schemes.expanding import tile_bytes
+from edge_llm.schemes.int8_weight import holds_integers
+from edge_llm.schemes.parts import of_integers
+from edge_llm.subgraphs.placement import Placement
 from edge_llm.weights.base import SLOTS
 from edge_llm.weights.plan import spread
 from kernels.types import TILE_CHANNELS, TILE_DEPTH
@@ -109,8 +111,7 @@ class CardPlan:
     def _beside(self, prefix: str, layer: Layer) -> int:
         """The tensors of a layer, codes as the tiles that they are expanded to, but for tiles that its products share."""
         linears = _products(layer)
-        matrices = {f"{prefix}{linear.name}{kind}" for linear in linears for kind in (TILES, CODES)}
-        own = (tensor for name, tensor in self.tensors.items() if name.startswith(prefix) and name not in matrices)
+        own = (tensor for name, tensor in self.tensors.items() if name.startswith(prefix) and not holds_integers(name))
         tiles = (tile_bytes(linear) for linear in linears if not self._shares_tiles(linear))
         return sum(self.law.allocation(tensor.nbytes) for tensor in own) + sum(self.law.allocation(one) for one in tiles)
 
@@ -131,7 +132,7 @@ class CardPlan:
         decoder, law = self.decoder, self.law
         tables = [one for name, one in self.tensors.items() if name.split(".")[0] in ("embedding", "output", "final_norm")]
         columns, outputs = law.padded(decoder.hidden_size, decoder.vocab_size)
-        tensors = sum(law.allocation(tensor.nbytes) for tensor in tables if not tensor.name.endswith((TILES, CODES)))
+        tensors = sum(law.allocation(tensor.nbytes) for tensor in tables if not holds_integers(tensor.name))
         return (1 if decoder.tied else 2) * law.allocation(columns * outputs) + tensors + 3 * law.allocation(4 * outputs)
 
     def _arrays(self) -> int:
@@ -152,4 +153,4 @@ class CardPlan:
 
 
 def _products(layer: Layer) -> list[Linear]:
-    return [linear for linear in layer.linears if linear.scheme in CARD_SCHEMES]
+    return [linear for linear in layer.linears if of_integers(linear.scheme)]

@@ -14,8 +14,8 @@ from edge_llm.files import is_folder, read_file, shown, status
 from edge_llm.formats.layout import TensorRange, tensors_digest
 from edge_llm.models.layer import Decoder
 from edge_llm.npu.chips import CHIPS, ChipLaw
+from edge_llm.schemes.parts import of_integers
 from edge_llm.strict_json import MAX_BYTES, parse_object
-from edge_llm.subgraphs.placement import CARD_SCHEMES
 
 INDEX = "index.json"
 FORMAT, VERSION = "edge-llm ONNX products", 2
@@ -126,7 +126,7 @@ def _products(decoder: Decoder, lengths: Iterable[int]) -> set[_Shape]:
         (length, number, one.name, one.columns, one.rows)
         for number, layer in enumerate(decoder.layers)
         for one in layer.linears
-        if one.scheme in CARD_SCHEMES
+        if of_integers(one.scheme)
         for length in lengths
     }
 

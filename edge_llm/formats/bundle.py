@@ -282,7 +282,7 @@ def open_bundle(folder: Path) -> Bundle:
     described = describe(config)
     schemes = linear_schemes(manifest["linears"], described)
     decoder = described.with_schemes(schemes)
-    facts = linear_facts(manifest["linears"], schemes)
+    facts = linear_facts(manifest["linears"], decoder)
     ranges = tensor_ranges(manifest["tensors"], decoder)
     check_files(manifest["files"])
     for record in manifest["files"]:

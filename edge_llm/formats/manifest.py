@@ -16,8 +16,8 @@ from edge_llm.config import DEFAULT_SCHEME, TABLE_SCHEMES, ModelConfig, RopeScal
 from edge_llm.errors import CorruptBundle, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.layout import TABLES, TensorRange, tensor_layout
-from edge_llm.models.layer import Decoder
-from edge_llm.schemes import Facts, scheme_called, schemes
+from edge_llm.models.layer import Decoder, Linear
+from edge_llm.schemes import Facts, scheme_of, schemes
 from edge_llm.strict_json import parse_object
 from kernels.checksum import crc32c
 
@@ -177,7 +177,7 @@ def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
         if (record["rows"], record["columns"]) != (linear.rows, linear.columns):
             raise corrupt(f"linear `{name}` in the manifest does not have the model's shape")
         scheme = record.get("scheme", DEFAULT_SCHEME)
-        if not isinstance(scheme, str) or scheme_called(scheme) is None:
+        if not isinstance(scheme, str) or not _known(dataclasses.replace(linear, scheme=scheme)):
             raise UnsupportedModel(
                 f"linear `{name}` is stored by the weight scheme `{shown(scheme)}`, which this edge-llm does not have "
                 f"({', '.join(schemes())}); upgrade edge-llm, or import the model again"
@@ -188,15 +188,21 @@ def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
     return found
 
 
-def linear_facts(raw: dict[str, Any], found: Mapping[str, str]) -> dict[str, Facts]:
-    """The facts of every linear beside its shape; ``found`` names the scheme of each."""
+def _known(linear: Linear) -> bool:
+    try:
+        scheme_of(linear)
+    except ValueError:
+        return False
+    return True
+
+
+def linear_facts(raw: dict[str, Any], decoder: Decoder) -> dict[str, Facts]:
+    """The facts of every linear of ``decoder`` beside its shape and scheme."""
     facts: dict[str, Facts] = {}
-    for name, scheme_name in found.items():
-        scheme = scheme_called(scheme_name)
-        assert scheme is not None
+    for name, linear in decoder.linears().items():
         record = {key: value for key, value in raw[name].items() if key not in ("rows", "columns", "scheme")}
         try:
-            facts[name] = scheme.facts(record)
+            facts[name] = scheme_of(linear).facts(record)
         except ValueError as error:
             raise corrupt(f"linear `{name}` in the manifest has {error}") from None
     return facts

@@ -40,7 +40,7 @@ class CodedWeight:
         }
 
 
-def joined(parts: Sequence[CodedWeight]) -> CodedWeight:
+def stacked(parts: Sequence[CodedWeight]) -> CodedWeight:
     """The weight whose rows are those of ``parts``, one under the other; all but the last have whole panels."""
     return replace(
         parts[0],

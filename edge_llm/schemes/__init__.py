@@ -1,6 +1,7 @@
 """Weight schemes: how a linear's weight is stored and multiplied, one file per scheme.
 
-A manifest names the scheme of every linear; whoever opens, writes or multiplies a weight asks the scheme.
+A manifest names the scheme of every linear; whoever opens, writes or multiplies a weight asks the scheme.  The sources of a
+linear may have a scheme each (`edge_llm.schemes.parts`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import numpy as np
 from edge_llm.models.layer import Linear
 from edge_llm.schemes import float16, int8, w4
 from edge_llm.schemes.base import BlockWeights, Facts, Scheme, TensorSpec, Weight, check_finite
+from edge_llm.schemes.parts import Parts, runs_of
 
 __all__ = [
     "BlockWeights", "Facts", "Scheme", "TensorSpec", "Weight", "add_scheme", "check_tensor", "linear_tensors",
-    "scheme_called", "scheme_of", "schemes",
+    "scheme_of", "schemes",
 ]  # fmt: skip
 
 _SCHEMES: dict[str, Scheme] = {int8.NAME: int8, w4.NAME: w4, float16.NAME: float16}
@@ -24,14 +26,14 @@ def schemes() -> tuple[str, ...]:
     return tuple(_SCHEMES)
 
 
-def scheme_called(name: str) -> Scheme | None:
-    """The scheme ``name``; None for an unknown name."""
-    return _SCHEMES.get(name)
-
-
 def scheme_of(linear: Linear) -> Scheme:
-    """The scheme of a linear."""
-    return _SCHEMES[linear.scheme]
+    """The scheme of a linear.  Raises ValueError for an unknown one, and for one that does not suit it."""
+    if (found := _SCHEMES.get(linear.scheme)) is not None:
+        return found
+    runs = runs_of(linear)
+    if len(runs) == 1:
+        raise ValueError(f"`{linear.name}` cannot have the scheme `{linear.scheme}`")
+    return Parts(linear.scheme, tuple(runs))
 
 
 def linear_tensors(linear: Linear, hot: int) -> list[TensorSpec]:

@@ -80,7 +80,10 @@ class Weight(Protocol):
 class Scheme(Protocol):
     """One way to store and multiply the weight of a linear."""
 
-    NAME: str
+    @property
+    def NAME(self) -> str:  # noqa: N802  # a constant of modules
+        """As a manifest has it."""
+        ...
 
     def tensors(self, linear: Linear, hot: int) -> list[TensorSpec]:
         """The tensors that ``linear`` with ``hot`` channels kept apart has in a bundle, in order; the bias comes after them."""

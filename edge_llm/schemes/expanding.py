@@ -7,13 +7,18 @@ from functools import partial
 
 import numpy as np
 
+from edge_llm.config import W4
 from edge_llm.models.layer import Linear
 from edge_llm.schemes.base import BlockWeights
-from edge_llm.schemes.w4 import W4Weight
+from edge_llm.schemes.int8_weight import TILES, CodedProduct
+from edge_llm.schemes.parts import parts_of
 from kernels import ThreadPool
 from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
-TILES, CODES = ".tiles", ".codes"
+
+def has_codes(linear: Linear) -> bool:
+    """Whether a card takes an expansion of ``linear``."""
+    return W4 in parts_of(linear.scheme)
 
 
 def tile_bytes(linear: Linear) -> int:
@@ -23,23 +28,25 @@ def tile_bytes(linear: Linear) -> int:
 
 def expanded(block: BlockWeights) -> BlockWeights:
     """``block`` with INT8 weights in the place of those in codes, in memory of their own."""
-    made = {name: linear.expanded(ThreadPool(1)) for name, linear in block.linears.items() if isinstance(linear, W4Weight)}
-    if not made:
+    coded = {name: linear for name, linear in block.linears.items() if isinstance(linear, CodedProduct)}
+    if not coded:
         return block
-    tensors: dict[str, np.ndarray] = {}
-    for name, array in block.tensors.items():
-        linear = name.removesuffix(CODES)
-        tensors |= {linear + TILES: made[linear].tiles} if linear in made else {name: array}
-    return BlockWeights({**block.linears, **made}, block.gains, tensors, partial(_open, block, tuple(made)))
+    made = {name: linear.expanded(ThreadPool(1)) for name, linear in coded.items()}
+    before = {f"{name}.{matrix}": array for name, linear in coded.items() for matrix, array in linear.matrices.items()}
+    others = {name: array for name, array in block.tensors.items() if name not in before}
+    tensors = {**others, **{f"{name}.{TILES}": linear.tiles for name, linear in made.items()}}
+    nothing = {name: np.empty((len(array), 0, *array.shape[2:]), array.dtype) for name, array in before.items()}
+    return BlockWeights({**block.linears, **made}, block.gains, tensors, partial(_open, block, tuple(coded), nothing))
 
 
-def _open(block: BlockWeights, coded: tuple[str, ...], tensors: Mapping[str, np.ndarray]) -> BlockWeights:
-    """``block`` with ``tensors``, which have tiles for the ``coded`` linears."""
-    without = {name + CODES: np.empty((len(tensors[name + TILES]), 0), np.uint8) for name in coded}
-    opened = block.moved({**tensors, **without})
+def _open(
+    block: BlockWeights, coded: tuple[str, ...], nothing: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
+) -> BlockWeights:
+    """``block`` with ``tensors``, which have tiles for the ``coded`` linears; these have ``nothing`` in their own tensors."""
+    opened = block.moved({**tensors, **nothing})
     linears = dict(opened.linears)
     for name in coded:
         linear = linears[name]
-        assert isinstance(linear, W4Weight)
-        linears[name] = linear.with_tiles(tensors[name + TILES])
-    return BlockWeights(linears, opened.gains, tensors, partial(_open, block, coded))
+        assert isinstance(linear, CodedProduct)
+        linears[name] = linear.with_tiles(tensors[f"{name}.{TILES}"])
+    return BlockWeights(linears, opened.gains, tensors, partial(_open, block, coded, nothing))

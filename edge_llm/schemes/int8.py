@@ -23,7 +23,7 @@ from edge_llm.schemes.base import (
     integer_facts,
     integer_facts_of,
 )
-from edge_llm.schemes.int8_weight import Int8Weight
+from edge_llm.schemes.int8_weight import TILES, Int8Weight
 from kernels.reference.linear import linear as reference_linear
 from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
@@ -34,7 +34,7 @@ facts, facts_of, check = integer_facts, integer_facts_of, check_beside_integers
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
     rows, columns = linear.rows, linear.columns
     tiles = (-(-rows // TILE_CHANNELS), -(-columns // TILE_DEPTH), TILE_CHANNELS, TILE_DEPTH)
-    return [("tiles", "int8", tiles), *beside_integers(linear, hot)]
+    return [(TILES, "int8", tiles), *beside_integers(linear, hot)]
 
 
 def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
@@ -43,7 +43,7 @@ def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndar
 
 def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> Int8Weight:
     return Int8Weight(
-        tiles=arrays["tiles"],
+        tiles=arrays[TILES],
         rows=len(arrays["scale"]),
         columns=linear.columns,
         input_scale=facts["input_scale"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -12,11 +13,18 @@ from kernels import ThreadPool, linear
 from kernels.program import Program
 from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
 
+TILES, CODES = "tiles", "codes"
+"""What tensors of a bundle are called that hold the integers of a linear; of one in parts a number follows."""
 WIDER = 3.0
 """Import chooses a narrow scale where the cold residual is added back.  Of 1, 2, 3, 4 and 8 times that scale, this one had the
 least divergence where it is cut off instead (`edge-llm perplexity` of the built-in model on a card, see benchmarks/LOG.md)."""
 _WIDEST_PAD = 256
 """A card fills K up with zeros, to a multiple of at most this many."""
+
+
+def holds_integers(tensor: str) -> bool:
+    """Whether ``tensor``, a name in a bundle, holds tiles or codes."""
+    return tensor.rpartition(".")[2].startswith((TILES, CODES))
 
 
 def by_blocks(residual: Residual) -> tuple[np.ndarray, Residual]:
@@ -44,6 +52,8 @@ class Int8Product:
     """Output channels N."""
     columns: int
     """Input channels K."""
+    row_sum: np.ndarray
+    """int32 [N]."""
     hot_index: np.ndarray
     """int32 [H]."""
     hot_weight: np.ndarray
@@ -52,14 +62,19 @@ class Int8Product:
     """float32 [N]."""
 
     @property
-    def integers(self) -> np.ndarray:
-        """Tiles, or the codes that expand to them."""
+    def matrices(self) -> Mapping[str, np.ndarray]:
+        """Tiles, and the codes that expand to them, by their names in a bundle."""
         raise NotImplementedError
 
     @property
     def native(self) -> linear.Int8Linear:
         """The weight for the kernels, which check it when it is made and trust it from then on."""
         raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        vectors = (self.weight_scale, self.product_scale, self.row_sum, self.hot_index, self.hot_weight, self.bias)
+        return sum(array.nbytes for array in (*self.matrices.values(), *vectors) if array is not None)
 
     @cached_property
     def product_scale(self) -> np.ndarray:
@@ -152,7 +167,12 @@ class Int8Weight(Int8Product):
 
     @property
     def integers(self) -> np.ndarray:
+        """The tiles."""
         return self.tiles
+
+    @property
+    def matrices(self) -> Mapping[str, np.ndarray]:
+        return {TILES: self.tiles}
 
     @cached_property
     def rounded(self) -> Self:
@@ -175,7 +195,6 @@ class Int8Weight(Int8Product):
         )
 
     def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
-        """Tiles that hold all input channels of ``residual``, and the residual by their numbers in there."""
         return self.tiles, residual
 
     @property
@@ -183,8 +202,33 @@ class Int8Weight(Int8Product):
         """The same weight for a device that adds no cold residual: a wider input scale cuts less off."""
         return replace(self, input_scale=WIDER * self.input_scale, residual=False) if self.residual else self
 
-    @property
-    def nbytes(self) -> int:
-        scales = (self.weight_scale, self.product_scale)
-        arrays = (self.tiles, *scales, self.row_sum, self.hot_index, self.hot_weight, self.bias)
-        return sum(array.nbytes for array in arrays if array is not None)
+
+class CodedProduct(Int8Product):
+    """The same of a weight that is kept in codes, all of it or a part."""
+
+    rounds: bool
+    """The product ends in float16 as `rounding` says."""
+
+    def make_tiles(self, pool: ThreadPool) -> np.ndarray:
+        """The tiles that it stands for."""
+        raise NotImplementedError
+
+    def expanded(self, pool: ThreadPool) -> Int8Weight:
+        """The INT8 weight that it stands for."""
+        return self.with_tiles(self.make_tiles(pool))
+
+    def with_tiles(self, tiles: np.ndarray) -> Int8Weight:
+        """The INT8 weight of ``tiles``, which are those that it stands for, or channels of them."""
+        return Int8Weight(
+            tiles=tiles,
+            rows=self.rows,
+            columns=self.columns,
+            input_scale=self.input_scale,
+            weight_scale=self.weight_scale,
+            row_sum=self.row_sum,
+            hot_index=self.hot_index,
+            hot_weight=self.hot_weight,
+            bias=self.bias,
+            residual=self.residual,
+            rounds=self.rounds,
+        )

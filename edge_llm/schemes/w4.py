@@ -26,7 +26,7 @@ from edge_llm.schemes.base import (
     integer_facts,
     integer_facts_of,
 )
-from edge_llm.schemes.int8_weight import Int8Product, Int8Weight, by_blocks
+from edge_llm.schemes.int8_weight import CODES, CodedProduct, by_blocks
 from kernels import ThreadPool, w4
 from kernels.linear import Int8Linear
 from kernels.reference.linear import linear as reference_linear
@@ -42,7 +42,7 @@ _ALLOWED = bytes(byte for byte in range(256) if steps_fit(np.array(byte & 15), n
 
 
 @dataclass(frozen=True)
-class W4Weight(Int8Product):
+class W4Weight(CodedProduct):
     """codes: uint8 [ceil(N/16), bytes of a panel]; the rest as of an `Int8Weight`."""
 
     codes: np.ndarray
@@ -60,7 +60,12 @@ class W4Weight(Int8Product):
 
     @property
     def integers(self) -> np.ndarray:
+        """The codes."""
         return self.codes
+
+    @property
+    def matrices(self) -> Mapping[str, np.ndarray]:
+        return {CODES: self.codes}
 
     @cached_property
     def native(self) -> Int8Linear:
@@ -76,31 +81,8 @@ class W4Weight(Int8Product):
         blocks, found = by_blocks(residual)
         return expand_blocks(self.codes, self.columns, blocks), found
 
-    @property
-    def nbytes(self) -> int:
-        scales = (self.weight_scale, self.product_scale)
-        arrays = (self.codes, *scales, self.row_sum, self.hot_index, self.hot_weight, self.bias)
-        return sum(array.nbytes for array in arrays if array is not None)
-
-    def expanded(self, pool: ThreadPool) -> Int8Weight:
-        """The INT8 weight that the codes stand for."""
-        return self.with_tiles(w4.expand(self.codes, self.rows, self.columns, pool))
-
-    def with_tiles(self, tiles: np.ndarray) -> Int8Weight:
-        """The INT8 weight of ``tiles``, which hold what the codes stand for, or channels of it."""
-        return Int8Weight(
-            tiles=tiles,
-            rows=self.rows,
-            columns=self.columns,
-            input_scale=self.input_scale,
-            weight_scale=self.weight_scale,
-            row_sum=self.row_sum,
-            hot_index=self.hot_index,
-            hot_weight=self.hot_weight,
-            bias=self.bias,
-            residual=self.residual,
-            rounds=self.rounds,
-        )
+    def make_tiles(self, pool: ThreadPool) -> np.ndarray:
+        return w4.expand(self.codes, self.rows, self.columns, pool)
 
 
 def expand_blocks(codes: np.ndarray, columns: int, blocks: np.ndarray) -> np.ndarray:
@@ -116,7 +98,7 @@ def expand_blocks(codes: np.ndarray, columns: int, blocks: np.ndarray) -> np.nda
 
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
     panels = -(-linear.rows // TILE_CHANNELS)
-    return [("codes", "uint8", (panels, panel_bytes(linear.columns))), *beside_integers(linear, hot)]
+    return [(CODES, "uint8", (panels, panel_bytes(linear.columns))), *beside_integers(linear, hot)]
 
 
 def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
@@ -125,7 +107,7 @@ def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndar
 
 def check(linear: Linear, name: str, array: np.ndarray) -> None:
     check_beside_integers(linear, name, array)
-    if name == "codes":
+    if name == CODES:
         steps = array[:, : TILE_CHANNELS * -(-linear.columns // GROUP)]
         if steps.tobytes().translate(None, _ALLOWED):  # a fast way to look bytes up: what is not deleted is not allowed
             raise ValueError("holds a multiplier and a shift whose weights or sums are too large")
@@ -133,7 +115,7 @@ def check(linear: Linear, name: str, array: np.ndarray) -> None:
 
 def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> W4Weight:
     return W4Weight(
-        codes=arrays["codes"],
+        codes=arrays[CODES],
         rows=len(arrays["scale"]),
         columns=linear.columns,
         input_scale=facts["input_scale"],

@@ -15,7 +15,7 @@ from edge_llm.config import ASKED_FOR
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.models.layer import HIDDEN, Attention, Decoder, Embedding, Layer, Linear, Norm, Operation, SwiGLU, read_by
-from edge_llm.schemes import int8, w4
+from edge_llm.schemes.parts import of_integers, parts_of
 from edge_llm.subgraphs.ops import (
     CARD_LANE,
     DEVICE_BUFFERS,
@@ -31,10 +31,6 @@ from edge_llm.subgraphs.ops import (
     Part,
 )
 from kernels.linear import SWIGLU_CHANNELS
-
-CARD_SCHEMES = (int8.NAME, w4.NAME)
-"""What a card's INT8 unit multiplies, codes once they are expanded; other linears stay with the CPU, or with the card's float
-units."""
 
 
 def place_on_host(layer: Layer) -> tuple[Part, ...]:
@@ -54,11 +50,14 @@ def place_on_host(layer: Layer) -> tuple[Part, ...]:
 
 
 def split(layer: Layer) -> tuple[Part, ...]:
-    """A card does the INT8 products, the CPU all that is float: llm.npu (arXiv 2407.05858), §3.3 and §3.4."""
+    """A card does the INT8 products, the CPU all that is float: llm.npu (arXiv 2407.05858), §3.3 and §3.4.
+
+    Codes are multiplied once they are expanded.
+    """
     parts: list[Part] = []
     ops: list[Op] = []
     for operation in layer.operations:
-        if isinstance(operation, Linear) and operation.scheme not in CARD_SCHEMES:
+        if isinstance(operation, Linear) and not of_integers(operation.scheme):
             ops.append(_whole_linear(layer, operation))
         elif isinstance(operation, Linear):
             parts += [_cpu_part([*ops, _quantize(layer, operation)], parts), *_product(operation)]
@@ -68,7 +67,7 @@ def split(layer: Layer) -> tuple[Part, ...]:
             ops = [_attend(operation)]
         elif isinstance(operation, SwiGLU):
             linear = _linear_of(layer, operation)
-            if linear is None or linear.scheme in CARD_SCHEMES:
+            if linear is None or of_integers(linear.scheme):
                 ops.append(_swiglu(operation))
         elif not _in_its_linears(layer, operation):
             ops.append(_norm(operation))
@@ -311,7 +310,8 @@ def _whole_linear(layer: Layer, linear: Linear) -> Op:
     swiglu = next((one for one in layer.readers(linear) if isinstance(one, SwiGLU) and _linear_of(layer, one) == linear), None)
     if swiglu is None:
         return Op("linear", reads, (linear.writes,), linear, norm)
-    product = (PRODUCT,) if linear.rows % SWIGLU_CHANNELS else ()  # gate and up channels meet in one pass, or in a second
+    apart = linear.rows % SWIGLU_CHANNELS or len(parts_of(linear.scheme)) > 1
+    product = (PRODUCT,) if apart else ()  # gate and up channels meet in one pass, or in a second
     return Op("linear_swiglu", reads, (swiglu.writes, *product), linear, norm)
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_llm.formats.bundle import Bundle
-from edge_llm.schemes.expanding import CODES
 from edge_llm.schemes.int8_weight import Int8Weight, by_blocks
 from edge_llm.schemes.w4 import expand_blocks
 from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
@@ -64,10 +63,9 @@ class ColdChannels:
 
     def _picked(self, name: str, panels: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """The ``groups`` of some panels of tensor ``name``."""
-        linear = name.removesuffix(CODES)
-        if linear == name:
+        if panels.dtype != np.uint8:
             return np.asarray(panels[:, groups])
-        return expand_blocks(panels, self._bundle.columns(linear), groups)
+        return expand_blocks(panels, self._bundle.columns(name.rpartition(".")[0]), groups)
 
     def _insert(self, key: tuple[str, int], tiles: np.ndarray) -> None:
         self._cache[key] = tiles
@@ -81,11 +79,11 @@ class ColdChannels:
 class ColdWeight(Int8Weight):
     """An INT8 weight without its tiles, int8 [P, 0, 16, 4]: what an overflow needs of them comes from ``channels``."""
 
-    name: str = ""
-    """Of the tiles or codes in the bundle."""
+    names: tuple[str, ...] = ()
+    """Of the tiles and codes in the bundle, which lie one under the other."""
     channels: ColdChannels | None = None
 
     def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
         assert self.channels is not None
         blocks, found = by_blocks(residual)
-        return self.channels.tiles(self.name, blocks), found
+        return np.concatenate([self.channels.tiles(name, blocks) for name in self.names]), found

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edge_llm.config import W4
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import BlockRange
-from edge_llm.schemes.expanding import CODES, TILES, tile_bytes
+from edge_llm.schemes.expanding import has_codes, tile_bytes
+from edge_llm.schemes.int8_weight import holds_integers
 from edge_llm.weights.base import EMBEDDING, OUTPUT, SLOTS
 from edge_llm.weights.table import block_memory, row_memory
 
@@ -53,7 +53,7 @@ class WeightSizes:
     def of_bundle(cls, bundle: Bundle) -> WeightSizes:
         sizes = {name: _block_size(block) for name, block in bundle.blocks.items()}
         layers = tuple(
-            replace(sizes.pop(f"layers.{index}"), expanded=sum(tile_bytes(one) for one in layer.linears if one.scheme == W4))
+            replace(sizes.pop(f"layers.{index}"), expanded=sum(map(tile_bytes, filter(has_codes, layer.linears))))
             for index, layer in enumerate(bundle.decoder.layers)
         )
         fixed = sum(size.held for size in sizes.values())
@@ -80,7 +80,7 @@ class WeightSizes:
 
 def _block_size(block: BlockRange) -> BlockSize:
     scales = sum(tensor.nbytes for tensor in block.tensors if tensor.name.endswith(".scale"))
-    matrices = sum(tensor.nbytes for tensor in block.tensors if tensor.name.endswith((TILES, CODES)))
+    matrices = sum(tensor.nbytes for tensor in block.tensors if holds_integers(tensor.name))
     return BlockSize(block.nbytes, block.nbytes + scales, block.nbytes + scales - matrices)
 
 

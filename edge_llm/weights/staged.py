@@ -6,6 +6,7 @@ INT8 matrix comes from flash (`edge_llm.weights.cold`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 
 import numpy as np
@@ -13,9 +14,7 @@ import numpy as np
 from edge_llm.formats.bundle import Bundle
 from edge_llm.progress import CountProgress
 from edge_llm.schemes.base import BlockWeights, Weight
-from edge_llm.schemes.expanding import CODES, TILES
-from edge_llm.schemes.int8_weight import Int8Product, Int8Weight, no_channels
-from edge_llm.schemes.w4 import W4Weight
+from edge_llm.schemes.int8_weight import CodedProduct, Int8Product, Int8Weight, no_channels
 from edge_llm.weights.cold import ColdChannels, ColdWeight
 from edge_llm.weights.plan import StagingPlan
 from edge_llm.weights.streamed import StreamedWeights
@@ -30,22 +29,22 @@ class StagedWeights(StreamedWeights):
 
     def host_part(self, index: int) -> BlockWeights:
         block = self.use(index)
-        on_card = {name + _matrix(linear) for name, linear in block.linears.items() if isinstance(linear, Int8Product)}
+        on_card = {f"{name}.{matrix}" for name, linear in block.linears.items() for matrix in _matrices(linear)}
         copies = block.moved({name: _copy(array, name in on_card) for name, array in block.tensors.items()})
-        linears = {name: self._cold_linear(index, name, linear) for name, linear in copies.linears.items()}
+        linears = {name: self._cold_linear(f"layers.{index}.{name}", linear) for name, linear in copies.linears.items()}
         return BlockWeights(linears, copies.gains)
 
-    def _cold_linear(self, index: int, name: str, linear: Weight) -> Weight:
+    def _cold_linear(self, name: str, linear: Weight) -> Weight:
         if not isinstance(linear, Int8Product):
             return linear
-        without = linear.with_tiles(no_channels(linear.rows)) if isinstance(linear, W4Weight) else linear
+        without = linear.with_tiles(no_channels(linear.rows)) if isinstance(linear, CodedProduct) else linear
         values = {field.name: getattr(without, field.name) for field in fields(Int8Weight)}
-        return ColdWeight(**values, name=f"layers.{index}.{name}{_matrix(linear)}", channels=self._cold)
+        return ColdWeight(**values, names=tuple(f"{name}.{matrix}" for matrix in linear.matrices), channels=self._cold)
 
 
-def _matrix(linear: Int8Product) -> str:
-    """What a tensor is called, behind the name of its linear, that lies on a card alone."""
-    return CODES if isinstance(linear, W4Weight) else TILES
+def _matrices(linear: Weight) -> Iterable[str]:
+    """What the tensors are called, behind the name of the linear, that lie on a card alone."""
+    return linear.matrices if isinstance(linear, Int8Product) else ()
 
 
 def _copy(array: np.ndarray, on_card: bool) -> np.ndarray:

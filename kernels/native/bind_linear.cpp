@@ -212,23 +212,70 @@ void merge(nb::handle y_arg, nb::handle hot_sum_arg, nb::handle row_start_arg, n
   kernels().linear.merge(args, pool);
 }
 
+// The arrays of a linear beside its integers, whose order is that of `Int8Linear`'s arguments.
+struct Beside {
+  nb::handle product_scale, row_sum, hot, hot_weight, bias, rounded_scale, rounded_bias;
+};
+
+// What `whole` has for the channels from `first` on.
+void take_vectors(Int8Weight& part, const Int8Weight& whole, int64_t first) {
+  part.product_scale = whole.product_scale + first;
+  part.row_sum = whole.row_sum + first;
+  part.bias = whole.bias == nullptr ? nullptr : whole.bias + first;
+  part.rounded_scale = whole.rounded_scale == nullptr ? nullptr : whole.rounded_scale + first;
+  part.rounded_bias = whole.rounded_bias == nullptr ? nullptr : whole.rounded_bias + first;
+}
+
+// A linear of `parts`, whose integers are in `arrays`.
+Int8Linear assemble(std::vector<Int8Weight> parts, std::vector<nb::object> arrays, int64_t k, double input_scale,
+                    const Beside& beside) {
+  Int8Weight whole = {};
+  whole.columns = k;
+  for (const Int8Weight& part : parts) whole.channels += part.channels;
+  whole = scaled(whole, beside.product_scale, beside.row_sum, beside.bias);
+  if (!beside.rounded_scale.is_none()) read_rounding(whole, beside.rounded_scale, beside.rounded_bias);
+  if (beside.rounded_scale.is_none() ? !beside.rounded_bias.is_none() : !beside.bias.is_none())
+    refuse("a product that is rounded has `rounded_scale` and no `bias`, any other no `rounded_bias`");
+  const auto hot = read_hot(beside.hot, k);
+  const auto hot_weight = read_hot_weight(beside.hot_weight, hot.shape[0], whole.channels);
+  int64_t first = 0;
+  for (Int8Weight& part : parts) {
+    take_vectors(part, whole, first);
+    first += part.channels;
+  }
+  for (nb::handle array : {beside.product_scale, beside.row_sum, beside.hot, beside.hot_weight, beside.bias,
+                           beside.rounded_scale, beside.rounded_bias})
+    arrays.push_back(nb::borrow(array));
+  return {std::move(arrays), std::move(parts), whole.channels, k, read_input_scale(input_scale), hot, hot_weight};
+}
+
 using ReadPanels = Int8Weight (*)(nb::handle, int64_t, int64_t);
 
 // A linear of tiles or of codes, as `read_panels` reads them.
 template <ReadPanels read_panels>
 Int8Linear make_linear(nb::handle panels, int64_t n, int64_t k, double input_scale, nb::handle product_scale,
-                       nb::handle row_sum, nb::handle hot_arg, nb::handle hot_weight_arg, nb::handle bias,
-                       nb::handle rounded_scale, nb::handle rounded_bias) {
-  Int8Weight weight = scaled(read_panels(panels, n, k), product_scale, row_sum, bias);
-  if (!rounded_scale.is_none()) read_rounding(weight, rounded_scale, rounded_bias);
-  if (rounded_scale.is_none() ? !rounded_bias.is_none() : !bias.is_none())
-    refuse("a product that is rounded has `rounded_scale` and no `bias`, any other no `rounded_bias`");
-  const auto hot = read_hot(hot_arg, k);
-  const auto hot_weight = read_hot_weight(hot_weight_arg, hot.shape[0], n);
+                       nb::handle row_sum, nb::handle hot, nb::handle hot_weight, nb::handle bias, nb::handle rounded_scale,
+                       nb::handle rounded_bias) {
+  return assemble({read_panels(panels, n, k)}, {nb::borrow(panels)}, k, input_scale,
+                  {product_scale, row_sum, hot, hot_weight, bias, rounded_scale, rounded_bias});
+}
+
+// A linear whose `integers` are of as many channels each as `counts` says: tiles, of int8, or codes, of uint8.
+Int8Linear make_parts_linear(nb::sequence integers, nb::sequence counts, int64_t k, double input_scale,
+                             nb::handle product_scale, nb::handle row_sum, nb::handle hot, nb::handle hot_weight,
+                             nb::handle bias, nb::handle rounded_scale, nb::handle rounded_bias) {
+  if (nb::len(integers) != nb::len(counts) || nb::len(integers) == 0)
+    refuse("a linear has parts, and as many `integers` as `counts`; got `" + std::to_string(nb::len(integers)) + "` and `" +
+           std::to_string(nb::len(counts)) + "`");
+  std::vector<Int8Weight> parts;
   std::vector<nb::object> arrays;
-  for (nb::handle array : {panels, product_scale, row_sum, hot_arg, hot_weight_arg, bias, rounded_scale, rounded_bias})
-    arrays.push_back(nb::borrow(array));
-  return {std::move(arrays), weight, read_input_scale(input_scale), hot, hot_weight};
+  for (size_t i = 0; i < nb::len(integers); ++i) {
+    arrays.push_back(integers[i]);
+    const auto count = nb::cast<int64_t>(nb::object(counts[i]));
+    parts.push_back(holds<uint8_t>(arrays.back()) ? read_codes(arrays.back(), count, k) : read_weight(arrays.back(), count, k));
+  }
+  return assemble(std::move(parts), std::move(arrays), k, input_scale,
+                  {product_scale, row_sum, hot, hot_weight, bias, rounded_scale, rounded_bias});
 }
 
 void make_tile_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, double input_scale, nb::handle product_scale,
@@ -242,13 +289,14 @@ void make_tile_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, 
 
 LinearCall::LinearCall(nb::handle x_arg, const Int8Linear& linear, nb::handle add_arg, bool shadow, nb::handle gain_arg,
                        double eps, bool swiglu)
-    : weight(linear.weight),
+    : parts(linear.parts),
+      channels(linear.channels),
       shadow_weight(shadow ? reinterpret_cast<const uint16_t*>(linear.hot_weight.data) : nullptr),
       swiglu(swiglu) {
   const auto x = read<float, 2>(x_arg, "x");
-  const int64_t n = weight.channels;
+  const int64_t n = channels;
   rows = x.shape[0];
-  expect_shape(x, "x", {-1, weight.columns});
+  expect_shape(x, "x", {-1, linear.columns});
   input = quantize_input(x, linear.input_scale, linear.hot, shadow, gain_arg, eps);
   const auto added = read_optional<float, 2>(add_arg, "add");
   if (added) expect_shape(added, "add", {rows, n});
@@ -256,19 +304,22 @@ LinearCall::LinearCall(nb::handle x_arg, const Int8Linear& linear, nb::handle ad
   if (swiglu && (add != nullptr || n % (2 * kTileChannels) != 0))
     refuse("`swiglu` takes no `add` and a multiple of " + std::to_string(2 * kTileChannels) + " channels; got `" +
            std::to_string(n) + "`");
+  if (swiglu && parts.size() > 1) refuse("`swiglu` takes a linear of one part; got `" + std::to_string(parts.size()) + "`");
 }
 
 nb::object LinearCall::write_to(nb::handle out_arg) {
   nb::object array = output<float, 2>(out_arg, "out", {rows, width()});
   out = data_of<float, 2>(array);
+  if (parts.size() > 1 && out < input.x + rows * input.columns && input.x < out + rows * channels)
+    refuse("`out` shares memory with `x`, which every part of the linear reads");
   return array;
 }
 
 bool LinearCall::run(int64_t count, ThreadPool& pool) const {
   QuantizeInput these = input;
   these.rows = count;
-  return swiglu ? kernels().linear.linear_swiglu(these, weight, shadow_weight, out, pool)
-                : kernels().linear.linear(these, weight, shadow_weight, add, out, pool);
+  return swiglu ? kernels().linear.linear_swiglu(these, parts[0], shadow_weight, out, pool)
+                : kernels().linear.linear(these, parts.data(), static_cast<int64_t>(parts.size()), shadow_weight, add, out, pool);
 }
 
 namespace {
@@ -313,8 +364,11 @@ void bind_linear(nb::module_& module) {
            nb::arg() = nb::none(), nb::arg() = nb::none())
       .def_static("of_codes", &make_linear<read_codes>, any, number, number, number, any, any, any, any, any,
                   nb::arg() = nb::none(), nb::arg() = nb::none())
-      .def_prop_ro("rows", [](const Int8Linear& self) { return self.weight.channels; })
-      .def_prop_ro("columns", [](const Int8Linear& self) { return self.weight.columns; });
+      .def_static("of_parts", &make_parts_linear, nb::arg(), nb::arg(), number, number, any, any, any, any, any,
+                  nb::arg() = nb::none(), nb::arg() = nb::none())
+      .def_prop_ro("parts", [](const Int8Linear& self) { return self.parts.size(); })
+      .def_prop_ro("rows", [](const Int8Linear& self) { return self.channels; })
+      .def_prop_ro("columns", [](const Int8Linear& self) { return self.columns; });
   module.def("linear", &linear, any, nb::arg(), pool, any, flag, any, any, number, flag);
   module.def("int8_operations", &int8_operations);
   module.def("read_stream", &read_stream);

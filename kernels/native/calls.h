@@ -16,7 +16,8 @@ constexpr const char* kNotFiniteKey = "non-finite key or value";
 // A linear's weight, checked once; it keeps its arrays alive.
 struct Int8Linear {
   std::vector<nb::object> arrays;
-  Int8Weight weight;
+  std::vector<Int8Weight> parts;  // one under the other
+  int64_t channels, columns;
   float input_scale;
   Array<const int32_t, 1> hot;
   Array<const half, 2> hot_weight;
@@ -26,9 +27,10 @@ struct LinearCall {
   LinearCall(nb::handle x, const Int8Linear& linear, nb::handle add, bool shadow, nb::handle gain, double eps, bool swiglu);
   nb::object write_to(nb::handle out);              // None: a new array
   bool run(int64_t count, ThreadPool& pool) const;  // false: an activation is not finite
-  int64_t width() const { return swiglu ? weight.channels / 2 : weight.channels; }  // of `out`
+  int64_t width() const { return swiglu ? channels / 2 : channels; }  // of `out`
 
-  Int8Weight weight;
+  std::vector<Int8Weight> parts;
+  int64_t channels;
   QuantizeInput input;
   const uint16_t* shadow_weight;
   const float* add;

@@ -42,8 +42,9 @@ struct LinearPlan {
   int64_t hot_count;
   const ResidualRow* residual_rows;            // [M] or null
   const ResidualEntry* const* worker_entries;  // [workers]
-  const float* add;                            // [M, N] or null
-  float* out;                                  // [M, N], for SwiGLU [M, N/2]
+  const float* add;                            // [M, width] or null
+  float* out;                                  // [M, width]
+  int64_t width;                               // of a row of the results, of which this weight may make a part
   int64_t next_panels;                         // from a group of panels to the one that its worker takes next; 0: unknown
 };
 
@@ -204,7 +205,7 @@ struct OutputPanels {
 // The same of the call's output: for SwiGLU a tile of the gate and one of the up half, which meet here.
 template <int R, int P, int Unroll, class Panels>
 void output_tile(const LinearPlan& plan, int64_t m, const OutputPanels<Panels>& panels, NextShare next) {
-  const int64_t first = panels.first, width = plan.weight.channels, at = m * width + first * kTileChannels;
+  const int64_t first = panels.first, width = plan.width, at = m * width + first * kTileChannels;
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
     unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { __builtin_prefetch(plan.out + at + r * width + p * kTileChannels, 1); });
   });
@@ -463,6 +464,7 @@ static bool linear_int8(const int8_t* q, int64_t rows, const Int8Weight& weight,
   plan.weight = weight;
   plan.rows = rows;
   plan.out = out;
+  plan.width = weight.channels;
   plan.stride = stride_for(plan);
   Activation* activations = activation_scratch(pool, rows, plan.stride);
   plan.activations = activations;
@@ -491,7 +493,7 @@ static bool quantized_product(const QuantizeInput& input, LinearPlan& plan, Thre
   plan.hot_x = hot_x;
   if (input.residual) plan.residual_rows = residual_rows;
   const float* factor = factors_of(input, pool);
-  const bool finite = linear_product(plan, pool, [&](int worker) {
+  return linear_product(plan, pool, [&](int worker) {
     return [&, writer = ResidualWriter(pool, worker)](int64_t begin, int64_t end) mutable {
       bool finite = true;
       for (int64_t m = begin; m < end; ++m) {
@@ -504,31 +506,35 @@ static bool quantized_product(const QuantizeInput& input, LinearPlan& plan, Thre
       return finite;
     };
   });
-  if (finite) count_overflow(input, residual_rows, pool);
-  return finite;
 }
 
-static LinearPlan plan_of(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, float* out) {
+static bool linear(const QuantizeInput& input, const Int8Weight* parts, int64_t part_count, const uint16_t* hot_weight,
+                   const float* add, float* out, ThreadPool& pool) {
   LinearPlan plan = {};
+  plan.hot_count = hot_weight != nullptr ? input.hot_count : 0;
+  for (int64_t i = 0; i < part_count; ++i) plan.width += parts[i].channels;
+  plan.hot_stride = plan.width;
+  for (int64_t i = 0, first = 0; i < part_count; first += parts[i++].channels) {
+    plan.weight = parts[i];
+    plan.hot_weight = hot_weight == nullptr ? nullptr : hot_weight + first;
+    plan.add = add == nullptr ? nullptr : add + first;
+    plan.out = out + first;
+    if (!quantized_product(input, plan, pool)) return false;
+  }
+  count_overflow(input, plan.residual_rows, pool);
+  return true;
+}
+
+static bool linear_swiglu(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, float* out,
+                          ThreadPool& pool) {
+  LinearPlan plan = {};
+  const int64_t width = weight.channels / 2;
   plan.weight = weight;
   plan.hot_weight = hot_weight;
   plan.hot_stride = weight.channels;
   plan.hot_count = hot_weight != nullptr ? input.hot_count : 0;
   plan.out = out;
-  return plan;
-}
-
-static bool linear(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, const float* add,
-                   float* out, ThreadPool& pool) {
-  LinearPlan plan = plan_of(input, weight, hot_weight, out);
-  plan.add = add;
-  return quantized_product(input, plan, pool);
-}
-
-static bool linear_swiglu(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, float* out,
-                          ThreadPool& pool) {
-  LinearPlan plan = plan_of(input, weight, hot_weight, out);
-  const int64_t width = weight.channels / 2;
+  plan.width = width;
   plan.weight.channels = plan.up.channels = width;
   plan.up.columns = weight.columns;
   const int64_t half = width / kTileChannels;
@@ -539,7 +545,9 @@ static bool linear_swiglu(const QuantizeInput& input, const Int8Weight& weight, 
   plan.up.bias = weight.bias == nullptr ? nullptr : weight.bias + width;
   plan.up.rounded_scale = weight.rounded_scale == nullptr ? nullptr : weight.rounded_scale + width;
   plan.up.rounded_bias = weight.rounded_bias == nullptr ? nullptr : weight.rounded_bias + width;
-  return quantized_product(input, plan, pool);
+  if (!quantized_product(input, plan, pool)) return false;
+  count_overflow(input, plan.residual_rows, pool);
+  return true;
 }
 
 // ---- the parts of the epilogue on their own --------------------------------------------------------------------

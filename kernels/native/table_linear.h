@@ -95,10 +95,10 @@ struct LinearKernels {
                       int64_t hot_count, const uint16_t* hot_weight, ThreadPool& pool);
   // What follows linear_int8, in place.
   void (*merge)(const MergeArgs& args, ThreadPool& pool);
-  // All in one: quantize, then one pass over the output. `add` [M, N] or null is added last; it may be `out`.
-  // False: an activation is not finite, `out` is untouched.
-  bool (*linear)(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, const float* add,
-                 float* out, ThreadPool& pool);
+  // All in one: quantize, then one pass over the output. W is its `parts`, one under the other; of several none may change x.
+  // `add` [M, N] or null is added last; it may be `out`. False: an activation is not finite, `out` is untouched.
+  bool (*linear)(const QuantizeInput& input, const Int8Weight* parts, int64_t part_count, const uint16_t* hot_weight,
+                 const float* add, float* out, ThreadPool& pool);
   // silu(y[:, :N/2]) * y[:, N/2:] of the y that `linear` gives, out [M, N/2]; N/2 must be whole panels.
   bool (*linear_swiglu)(const QuantizeInput& input, const Int8Weight& weight, const uint16_t* hot_weight, float* out,
                         ThreadPool& pool);

@@ -194,8 +194,8 @@ void run_linear(const KernelTable& table, Result& result, const LinearProblem& p
   const edge::LinearKernels& kernel = table.linear;
   const edge::Int8Weight weight = p.view(end);
   Array<float> fused(p.m * p.n, -1.0f), plain(p.m * p.n, -1.0f);
-  result.add_flag(kernel.linear(p.input(true), weight, p.hot_weight.data(), p.add.data(), fused.data(), pool));
-  result.add_flag(kernel.linear(p.input(false), weight, nullptr, nullptr, plain.data(), pool));
+  result.add_flag(kernel.linear(p.input(true), &weight, 1, p.hot_weight.data(), p.add.data(), fused.data(), pool));
+  result.add_flag(kernel.linear(p.input(false), &weight, 1, nullptr, nullptr, plain.data(), pool));
 
   Array<int8_t> q(p.m * p.k);
   std::vector<edge::ResidualRow> rows(static_cast<size_t>(p.m));
@@ -231,7 +231,7 @@ void run_linear_fused(const KernelTable& table, Result& result, const LinearProb
   steps.x = normed.data();
   at_once.gain = gain.data();
   at_once.eps = eps;
-  result.add_flag(kernel.linear(steps, weight, p.hot_weight.data(), nullptr, y.data(), pool));
+  result.add_flag(kernel.linear(steps, &weight, 1, p.hot_weight.data(), nullptr, y.data(), pool));
   table.pointwise.swiglu({y.data(), activated.data(), p.n / 2}, 0, p.m);
   result.add_flag(kernel.linear_swiglu(at_once, weight, p.hot_weight.data(), fused.data(), pool));
   result.expect(same_bits(activated, fused), "norm, linear and swiglu at once are not the three steps");
@@ -261,7 +261,18 @@ int8_t plain_weight(const edge::Int8Weight& weight, int64_t n, int64_t c) {
   return static_cast<int8_t>((step & 15) * (edge::kCodebook[c / 4 % 2 == 0 ? both & 15 : both >> 4] - (step >> 4)));
 }
 
-// Codes are expanded as written, and multiplied as their tiles.
+// The channels first..end of a weight; first is a whole panel's.
+edge::Int8Weight channels_of(edge::Int8Weight weight, int64_t first, int64_t end) {
+  if (weight.codes != nullptr) weight.codes += first / 16 * weight.code_bytes();
+  else weight.tiles += first / 16 * weight.tile_bytes();
+  weight.product_scale += first;
+  weight.row_sum += first;
+  if (weight.bias != nullptr) weight.bias += first;
+  weight.channels = end - first;
+  return weight;
+}
+
+// Codes are expanded as written, and multiplied as their tiles, alone and one under the other.
 void run_codes(const KernelTable& table, Result& result, LinearProblem p, ThreadPool& pool) {
   edge::Int8Weight coded = p.view(End::kBias);
   Random random(static_cast<uint64_t>(p.n * 1009 + p.k));
@@ -279,10 +290,17 @@ void run_codes(const KernelTable& table, Result& result, LinearProblem p, Thread
   edge::row_sums(found.data(), p.n, coded.blocks(), p.row_sum.data());
   p.tiles = found;
   Array<float> of_codes(p.m * p.n, -1.0f), of_tiles(p.m * p.n, -1.0f);
-  result.add_flag(table.linear.linear(p.input(true), coded, p.hot_weight.data(), p.add.data(), of_codes.data(), pool));
-  result.add_flag(table.linear.linear(p.input(true), p.view(End::kBias), p.hot_weight.data(), p.add.data(), of_tiles.data(), pool));
+  const edge::Int8Weight tiled = p.view(End::kBias);
+  result.add_flag(table.linear.linear(p.input(true), &coded, 1, p.hot_weight.data(), p.add.data(), of_codes.data(), pool));
+  result.add_flag(table.linear.linear(p.input(true), &tiled, 1, p.hot_weight.data(), p.add.data(), of_tiles.data(), pool));
   result.expect(same_bits(of_codes, of_tiles), "a linear of codes is not that of their tiles");
   result.add(of_codes);
+  for (int64_t cut = 16; cut < p.n; cut *= 2) {
+    Array<float> of_both(p.m * p.n, -1.0f);
+    const edge::Int8Weight parts[2] = {channels_of(coded, 0, cut), channels_of(tiled, cut, p.n)};
+    result.add_flag(table.linear.linear(p.input(true), parts, 2, p.hot_weight.data(), p.add.data(), of_both.data(), pool));
+    result.expect(same_bits(of_both, of_tiles), "a linear of codes and tiles is not that of tiles");
+  }
 }
 
 void run_code_search(const KernelTable& table, Result& result, int64_t n, int64_t k) {
@@ -365,13 +383,14 @@ void test_quantize(Report& report) {
       for (int64_t at : {0, 15, 16, 36}) {
         LinearProblem p = linear_problem(3, 5, 37, 0, Values::kCommon);
         p.x[37 + at] = bad;
+        const edge::Int8Weight plain = p.view(End::kPlain);
         Array<float> out(15, 7.0f);
-        result.expect(!table.linear.linear(p.input(true), p.view(End::kPlain), nullptr, nullptr, out.data(), pool_of(1)),
+        result.expect(!table.linear.linear(p.input(true), &plain, 1, nullptr, nullptr, out.data(), pool_of(1)),
                       "a value that is not finite is taken");
         result.expect(same_bits(out, Array<float>(15, 7.0f)), "the output of a refused call is touched");
         Array<int8_t> q(3 * 37, int8_t{1});
         q[37 + at] = -128;
-        result.expect(!table.linear.linear_int8(q.data(), 3, p.view(End::kPlain), out.data(), pool_of(1)), "-128 is taken");
+        result.expect(!table.linear.linear_int8(q.data(), 3, plain, out.data(), pool_of(1)), "-128 is taken");
       }
     result.add_flag(true);
   });
