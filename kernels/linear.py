@@ -128,15 +128,10 @@ def linear(
     With `swiglu`, which excludes `add`, the result is `swiglu(y)` [M, N/2]. `out` may be `add` itself. When an activation
     is not finite, `out` is left as it was.
     """
-    if swiglu and add is None and not in_one_pass(weight):
+    if swiglu and add is None and not weight.swiglu_in_one_pass:
         return _native.swiglu(_native.linear(x, weight, pool, add, shadow, None, gain, eps, False), pool, out)
     return _native.linear(x, weight, pool, add, shadow, out, gain, eps, swiglu)
 
 
 SWIGLU_CHANNELS = 32
 """Gate and up channels that meet in one pass: a tile row block of each."""
-
-
-def in_one_pass(weight: Int8Linear) -> bool:
-    """Whether the SwiGLU of a product takes no second pass over it."""
-    return weight.parts == 1 and weight.rows % SWIGLU_CHANNELS == 0

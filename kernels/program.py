@@ -19,7 +19,6 @@ import numpy as np
 
 from kernels import _native
 from kernels._native import Int8Linear, Reading, ThreadPool
-from kernels.linear import in_one_pass
 from kernels.types import F16, F32, F64, I8, I32, I64, U8, U32
 
 
@@ -50,7 +49,7 @@ class Program:
         swiglu: bool = False,
     ) -> None:
         """`kernels.linear.linear`. Without `out` it writes to the `out` of `run`, as one linear of a program may."""
-        if out is not None and swiglu and add is None and not in_one_pass(weight):
+        if out is not None and swiglu and add is None and not weight.swiglu_in_one_pass:
             y = np.empty((len(x), weight.rows), np.float32)
             self._native.linear(x, weight, add, shadow, gain, eps, False, y)
             self._native.swiglu(y, out)

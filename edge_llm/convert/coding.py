@@ -121,7 +121,7 @@ class Coder:
             how, weight, read = kept[full_name], weights.linears[linear.name].weight, inputs[linear.name]
             runs = runs_of(replace(linear, scheme=how.scheme))
             made = [quantized(read, QUANTIZERS[run.scheme], weight[run.rows], how.hot, full_name) for run in runs]
-            return joined(runs, [one.arrays() for one, _ in made]), all(fitted for _, fitted in made)
+            return joined([one.arrays() for one, _ in made]), all(fitted for _, fitted in made)
 
         found = dict(zip(inputs, pool.map(quantize, linears), strict=True))
         self.fitted += sum(fitted for _, fitted in found.values())

@@ -33,7 +33,7 @@ def scheme_of(linear: Linear) -> Scheme:
     runs = runs_of(linear)
     if len(runs) == 1:
         raise ValueError(f"`{linear.name}` cannot have the scheme `{linear.scheme}`")
-    return Parts(linear.scheme, tuple(runs))
+    return Parts(linear.scheme, runs, _SCHEMES)
 
 
 def linear_tensors(linear: Linear, hot: int) -> list[TensorSpec]:

@@ -7,18 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from edge_llm.config import W4
 from edge_llm.models.layer import Linear
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import TILES, CodedProduct
-from edge_llm.schemes.parts import parts_of
 from kernels import ThreadPool
 from kernels.types import TILE_CHANNELS, TILE_DEPTH
-
-
-def has_codes(linear: Linear) -> bool:
-    """Whether a card takes an expansion of ``linear``."""
-    return W4 in parts_of(linear.scheme)
 
 
 def tile_bytes(linear: Linear) -> int:

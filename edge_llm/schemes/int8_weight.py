@@ -11,10 +11,14 @@ import numpy as np
 
 from kernels import ThreadPool, linear
 from kernels.program import Program
+from kernels.reference.w4 import GROUP, take_groups
 from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
+from kernels.w4 import expand
 
 TILES, CODES = "tiles", "codes"
 """What tensors of a bundle are called that hold the integers of a linear; of one in parts a number follows."""
+_BLOCKS = GROUP // TILE_DEPTH
+"""Tiles side by side in a group of columns that share steps."""
 WIDER = 3.0
 """Import chooses a narrow scale where the cold residual is added back.  Of 1, 2, 3, 4 and 8 times that scale, this one had the
 least divergence where it is cut off instead (`edge-llm perplexity` of the built-in model on a card, see benchmarks/LOG.md)."""
@@ -32,6 +36,17 @@ def by_blocks(residual: Residual) -> tuple[np.ndarray, Residual]:
     blocks, places = np.unique(residual.column // TILE_DEPTH, return_inverse=True)
     column = (TILE_DEPTH * places + residual.column % TILE_DEPTH).astype(np.int32)
     return blocks, residual._replace(column=column)
+
+
+def expand_blocks(codes: np.ndarray, columns: int, blocks: np.ndarray) -> np.ndarray:
+    """The tiles with the input channels 4b to 4b + 3 for b in ``blocks`` (integers [B]) of ``codes``: int8 [P, B, 16, 4].
+
+    Only the groups that these channels belong to are expanded.
+    """
+    groups, places = np.unique(blocks // _BLOCKS, return_inverse=True)
+    taken = take_groups(codes, columns, groups)
+    tiles = expand(taken, TILE_CHANNELS * len(codes), GROUP * len(groups), ThreadPool(1))
+    return np.ascontiguousarray(tiles[:, _BLOCKS * places + blocks % _BLOCKS])
 
 
 def no_channels(rows: int) -> np.ndarray:

@@ -15,26 +15,25 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from edge_llm.config import INT8, W4
 from edge_llm.models.layer import Linear, SourceRows
 from edge_llm.quant.shadow import NONE, product_cost
-from edge_llm.schemes import int8, w4
 from edge_llm.schemes.base import (
     Facts,
+    Scheme,
     TensorSpec,
     beside_integers,
     check_beside_integers,
     integer_facts,
     integer_facts_of,
 )
-from edge_llm.schemes.int8_weight import CODES, TILES, CodedProduct, by_blocks
+from edge_llm.schemes.int8_weight import CODES, CodedProduct, by_blocks, expand_blocks, holds_integers
 from kernels import ThreadPool
 from kernels.linear import Int8Linear
 from kernels.reference.w4 import expand as reference_expand
 from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
 from kernels.w4 import expand
 
-_OF_PARTS = {int8.NAME: (int8, TILES), w4.NAME: (w4, CODES)}
-"""The schemes of parts, and what each calls its integers."""
 _SEPARATOR = ","
 
 
@@ -50,7 +49,12 @@ def of_parts(parts: Sequence[str]) -> str:
 
 def of_integers(scheme: str) -> bool:
     """Whether linears of ``scheme`` are multiplied as INT8."""
-    return _OF_PARTS.keys() >= set(parts_of(scheme))
+    return {INT8, W4}.issuperset(parts_of(scheme))
+
+
+def has_codes(linear: Linear) -> bool:
+    """Whether a card multiplies ``linear`` once it is expanded."""
+    return W4 in parts_of(linear.scheme)
 
 
 def can_part(linear: Linear) -> bool:
@@ -79,23 +83,6 @@ def runs_of(linear: Linear) -> list[Run]:
         first = found[-1].rows.stop if found else 0
         found.append(Run(scheme, slice(first, first + sum(source.count for _, source in sources))))
     return found
-
-
-def _names(runs: Sequence[Run]) -> list[str]:
-    return [f"{_OF_PARTS[run.scheme][1]}{number}" for number, run in enumerate(runs)]
-
-
-def joined(runs: Sequence[Run], made: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays of a linear out of those ``made`` of each of its ``runs``."""
-    if len(runs) == 1:
-        return dict(made[0])
-    matrices = {name: one[_OF_PARTS[run.scheme][1]] for name, run, one in zip(_names(runs), runs, made, strict=True)}
-    return matrices | {
-        "scale": np.concatenate([one["scale"] for one in made]),
-        "row_sum": np.concatenate([one["row_sum"] for one in made]),
-        "hot_index": made[0]["hot_index"],
-        "hot_weight": np.ascontiguousarray(np.concatenate([one["hot_weight"] for one in made], axis=1)),
-    }
 
 
 @dataclass(frozen=True)
@@ -148,33 +135,33 @@ class PartsWeight(CodedProduct):
 
 def _taken(array: np.ndarray, columns: int, blocks: np.ndarray) -> np.ndarray:
     """The tiles of ``blocks`` of four input channels out of tiles or codes."""
-    return w4.expand_blocks(array, columns, blocks) if array.dtype == np.uint8 else array[:, blocks]
+    return expand_blocks(array, columns, blocks) if array.dtype == np.uint8 else array[:, blocks]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The scheme of a linear with ``runs`` of rows in different schemes."""
+    """The scheme of a linear with ``runs`` of rows, each in one of ``schemes``, which are called by their names."""
 
     NAME: str
-    runs: tuple[Run, ...]
+    runs: Sequence[Run]
+    schemes: Mapping[str, Scheme]
 
     def tensors(self, linear: Linear, hot: int) -> list[TensorSpec]:
         matrices = []
-        for name, run in zip(_names(self.runs), self.runs, strict=True):
-            (_, dtype, shape), *_ = _OF_PARTS[run.scheme][0].tensors(_rows_of(linear, run), hot)
-            matrices.append((name, dtype, shape))
+        for number, run in enumerate(self.runs):
+            (name, dtype, shape), *_ = self.schemes[run.scheme].tensors(_rows_of(linear, run), hot)
+            matrices.append((f"{name}{number}", dtype, shape))
         return [*matrices, *beside_integers(linear, hot)]
 
     facts = staticmethod(integer_facts)
     facts_of = staticmethod(integer_facts_of)
 
     def convert(self, weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndarray]:
-        made = [_OF_PARTS[run.scheme][0].convert(weight[run.rows], hot, name) for run in self.runs]
-        return joined(self.runs, made)
+        return joined([self.schemes[run.scheme].convert(weight[run.rows], hot, name) for run in self.runs])
 
     def open(self, linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> PartsWeight:
         return PartsWeight(
-            parts={name: arrays[name] for name in _names(self.runs)},
+            parts={name: arrays[name] for name, _, _ in self.tensors(linear, 0)[: len(self.runs)]},
             counts=tuple(run.rows.stop - run.rows.start for run in self.runs),
             rows=linear.rows,
             columns=linear.columns,
@@ -190,21 +177,33 @@ class Parts:
     def check(self, linear: Linear, name: str, array: np.ndarray) -> None:
         check_beside_integers(linear, name, array)
         if name.startswith(CODES):
-            w4.check(linear, CODES, array)
+            self.schemes[W4].check(linear, CODES, array)
 
     @staticmethod
     def cost(linear: Linear) -> float:
         return product_cost(linear.rows, linear.columns)
 
-    @staticmethod
-    def reference(x: np.ndarray, weight: PartsWeight) -> np.ndarray:
+    def reference(self, x: np.ndarray, weight: PartsWeight) -> np.ndarray:
         tiles = [
             reference_expand(array, count, weight.columns) if array.dtype == np.uint8 else array
             for array, count in zip(weight.parts.values(), weight.counts, strict=True)
         ]
-        return int8.reference(x, weight.with_tiles(np.concatenate(tiles)))
+        return self.schemes[INT8].reference(x, weight.with_tiles(np.concatenate(tiles)))
 
 
 def _rows_of(linear: Linear, run: Run) -> Linear:
     """``run`` of ``linear`` as a linear of its own."""
     return replace(linear, sources=(SourceRows("", run.rows.stop - run.rows.start),), scheme=run.scheme)
+
+
+def joined(made: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The arrays of a linear out of those that were ``made`` of each run of its rows."""
+    if len(made) == 1:
+        return dict(made[0])
+    matrices = {f"{name}{number}": one[name] for number, one in enumerate(made) for name in one if holds_integers(name)}
+    return matrices | {
+        "scale": np.concatenate([one["scale"] for one in made]),
+        "row_sum": np.concatenate([one["row_sum"] for one in made]),
+        "hot_index": made[0]["hot_index"],
+        "hot_weight": np.ascontiguousarray(np.concatenate([one["hot_weight"] for one in made], axis=1)),
+    }

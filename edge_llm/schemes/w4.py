@@ -26,17 +26,15 @@ from edge_llm.schemes.base import (
     integer_facts,
     integer_facts_of,
 )
-from edge_llm.schemes.int8_weight import CODES, CodedProduct, by_blocks
+from edge_llm.schemes.int8_weight import CODES, CodedProduct, by_blocks, expand_blocks
 from kernels import ThreadPool, w4
 from kernels.linear import Int8Linear
 from kernels.reference.linear import linear as reference_linear
-from kernels.reference.w4 import GROUP, expand, panel_bytes, steps_fit, take_groups
-from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
+from kernels.reference.w4 import GROUP, expand, panel_bytes, steps_fit
+from kernels.types import TILE_CHANNELS, Residual
 
 NAME = W4
 facts, facts_of = integer_facts, integer_facts_of
-_BLOCKS = GROUP // TILE_DEPTH
-"""Tiles side by side in a group."""
 _ALLOWED = bytes(byte for byte in range(256) if steps_fit(np.array(byte & 15), np.array(byte >> 4)))
 """A multiplier and a shift in a byte: those that are allowed."""
 
@@ -83,17 +81,6 @@ class W4Weight(CodedProduct):
 
     def make_tiles(self, pool: ThreadPool) -> np.ndarray:
         return w4.expand(self.codes, self.rows, self.columns, pool)
-
-
-def expand_blocks(codes: np.ndarray, columns: int, blocks: np.ndarray) -> np.ndarray:
-    """The tiles with the input channels 4b to 4b + 3 for b in ``blocks`` (integers [B]) of ``codes``: int8 [P, B, 16, 4].
-
-    Only the groups that these channels belong to are expanded.
-    """
-    groups, places = np.unique(blocks // _BLOCKS, return_inverse=True)
-    taken = take_groups(codes, columns, groups)
-    tiles = w4.expand(taken, TILE_CHANNELS * len(codes), GROUP * len(groups), ThreadPool(1))
-    return np.ascontiguousarray(tiles[:, _BLOCKS * places + blocks % _BLOCKS])
 
 
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_llm.formats.bundle import Bundle
-from edge_llm.schemes.int8_weight import Int8Weight, by_blocks
-from edge_llm.schemes.w4 import expand_blocks
+from edge_llm.schemes.int8_weight import Int8Weight, by_blocks, expand_blocks
 from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
 
 

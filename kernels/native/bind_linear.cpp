@@ -301,10 +301,9 @@ LinearCall::LinearCall(nb::handle x_arg, const Int8Linear& linear, nb::handle ad
   const auto added = read_optional<float, 2>(add_arg, "add");
   if (added) expect_shape(added, "add", {rows, n});
   add = added.data;
-  if (swiglu && (add != nullptr || n % (2 * kTileChannels) != 0))
-    refuse("`swiglu` takes no `add` and a multiple of " + std::to_string(2 * kTileChannels) + " channels; got `" +
-           std::to_string(n) + "`");
-  if (swiglu && parts.size() > 1) refuse("`swiglu` takes a linear of one part; got `" + std::to_string(parts.size()) + "`");
+  if (swiglu && (add != nullptr || !linear.swiglu_in_one_pass()))
+    refuse("`swiglu` takes no `add`, and one part of a multiple of " + std::to_string(2 * kTileChannels) +
+           " channels; got `" + std::to_string(n) + "` in `" + std::to_string(parts.size()) + "`");
 }
 
 nb::object LinearCall::write_to(nb::handle out_arg) {
@@ -366,7 +365,7 @@ void bind_linear(nb::module_& module) {
                   nb::arg() = nb::none(), nb::arg() = nb::none())
       .def_static("of_parts", &make_parts_linear, nb::arg(), nb::arg(), number, number, any, any, any, any, any,
                   nb::arg() = nb::none(), nb::arg() = nb::none())
-      .def_prop_ro("parts", [](const Int8Linear& self) { return self.parts.size(); })
+      .def_prop_ro("swiglu_in_one_pass", &Int8Linear::swiglu_in_one_pass)
       .def_prop_ro("rows", [](const Int8Linear& self) { return self.channels; })
       .def_prop_ro("columns", [](const Int8Linear& self) { return self.columns; });
   module.def("linear", &linear, any, nb::arg(), pool, any, flag, any, any, number, flag);

@@ -21,6 +21,9 @@ struct Int8Linear {
   float input_scale;
   Array<const int32_t, 1> hot;
   Array<const half, 2> hot_weight;
+
+  // Whether gate and up channels meet tile by tile.
+  bool swiglu_in_one_pass() const { return parts.size() == 1 && channels % (2 * kTileChannels) == 0; }
 };
 
 struct LinearCall {
