@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from model_files import tiny_config, write_model
 
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import INT8, W4, ModelConfig, RuntimeConfig
+from edge_llm.convert.allocate import LayerBits
+from edge_llm.convert.choose import Outliers
+from edge_llm.convert.importer import import_model
 from edge_llm.decoding.sampler import greedy
 from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import CorruptBundle, NumericError
@@ -37,10 +41,18 @@ LARGE = 1e4
 """Products of finite values above it may leave float32."""
 
 
-@pytest.fixture(scope="module", params=[(INT8, False), (W4, False), (W4, True)], ids=["int8", "w4", "w4 tied"])
+PARTS = {"layers.0.qkv": "w4,w4,int8", "layers.2.qkv": "int8,w4,w4", "layers.3.gate_up": "w4,int8"}
+
+
+@pytest.fixture(
+    scope="module", params=[(INT8, False), (W4, False), (W4, True), None], ids=["int8", "w4", "w4 tied", "in parts"]
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    weights, tied = request.param
     path = tmp_path_factory.mktemp("forged") / "whole"
+    if request.param is None:
+        source = write_model(path.parent / "source", tiny_config("llama", num_hidden_layers=4))
+        return Path(import_model(source, target=path, outliers=Outliers("full"), weights=LayerBits(W4, fixed=PARTS)))
+    weights, tied = request.param
     path.mkdir()
     write_random(path, dataclasses.replace(CONFIG, tied_embeddings=tied), weights=weights, head=weights)
     return path
@@ -75,7 +87,7 @@ def read(folder: Path, name: str) -> np.ndarray:
 def names(folder: Path) -> list[str]:
     """All tensors but tiles: the vectors, and the codes, which begin with parameters."""
     with open_bundle(folder) as bundle:
-        return [name for name in bundle.tensors if not name.endswith("tiles")]
+        return [name for name in bundle.tensors if not name.rpartition(".")[2].startswith("tiles")]
 
 
 def logits(folder: Path, way: dict[str, Any]) -> np.ndarray:
@@ -144,7 +156,7 @@ def impossible(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         changes = {"below": -1, "beyond": 100}
     elif kind == "row_sum":
         changes = {"sum": 2**31 - 1, "negative sum": -(2**31)}
-    elif kind == "codes":
+    elif kind.startswith("codes"):
         changes = {"multiplier": 15 << 4 | 13, "shift": 2 << 4 | 1, "weight": 3 << 4 | 12}
     found = {}
     for what, value in changes.items() if array.size else ():
