@@ -15,7 +15,7 @@ A message names the value that was refused and the way out.  Faces print ``error
     ├── StorageError                    exit 1   the disk refused a read or a write
     ├── OutOfMemory                     exit 1   a budget (pages, bytes) is exhausted
     ├── Overloaded                      exit 1   the queue is full; the same request may succeed later
-    ├── Unavailable                     exit 1   the model is still loading, or the service is shutting down
+    ├── Unavailable                     exit 1   a model that still loads, a service that ends, a name or port that another has
     ├── NumericError                    exit 1   not-a-number or infinity where a number is needed
     └── DeviceError                     exit 1   a device is missing, or refused a subgraph
         └── DeviceLost                  exit 1   a device failed in the middle, and computes nothing more
@@ -121,7 +121,7 @@ class Overloaded(EdgeLLMError):
 
 
 class Unavailable(EdgeLLMError):
-    """The model is still loading, or the service is shutting down."""
+    """Not now: a model that still loads, a service that ends, a name or port that another process has."""
 
     code = "unavailable"
 

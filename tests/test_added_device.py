@@ -14,7 +14,7 @@ from edge_llm.devices.host import HostDevice
 from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.watched import builder
 from edge_llm.engine.assembly import load_runner
-from edge_llm.errors import DeviceError
+from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.layer import Linear
 from edge_llm.schemes import scheme_of
@@ -84,5 +84,5 @@ def test_it_is_opened_by_name_and_gives_the_hosts_bits(bundle, way):
 
 def test_what_is_not_there_is_refused_with_what_is(bundle):
     for name, words in {"abacus": r"no device `abacus`.*host, emulated:CHIP", "host:2": "no device `host:2`"}.items():
-        with pytest.raises(DeviceError, match=words):
+        with pytest.raises(UsageError, match=words):
             run(bundle, device=name)

@@ -385,7 +385,7 @@ def test_too_little_memory_is_said_with_both_sizes(bundles):
     ],
 )
 def test_names_that_no_card_has(name, words):
-    with pytest.raises(DeviceError, match=re.escape(words)):
+    with pytest.raises(UsageError, match=re.escape(words)):
         open_device(name, DeviceOptions(1))
 
 

@@ -39,6 +39,7 @@ from edge_llm.errors import (
     ModelNotFound,
     NumericError,
     StorageError,
+    Unavailable,
     UnsupportedModel,
     UsageError,
 )
@@ -603,35 +604,36 @@ def test_a_folder_cleared_before_it_was_locked_is_made_again(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_imports_at_once(tiny_model: Callable[..., Path]) -> None:
+def test_of_imports_at_once_one_has_the_name(tiny_model: Callable[..., Path]) -> None:
+    """The others are refused while it is at work, and a model that is there whole is the winner's."""
     folders = [tiny_model(), tiny_model(), tiny_model(seed=9)]
-    barrier = threading.Barrier(3)
+    over = threading.Barrier(3)
     results: list[object] = [None, None, None]
+    reached = []
 
     def work(index: int) -> None:
         def meet(stage: str, done: int, total: int) -> None:
-            if stage == "output" and done == 0:
-                barrier.wait(timeout=30)
+            if (stage, done) == ("output", 0):
+                reached.append(index)
+                over.wait(timeout=30)
 
         try:
             results[index] = import_model(folders[index], "m", progress=meet)
         except EdgeLLMError as error:
             results[index] = error
+            over.wait(timeout=30)
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert None not in results, results
-    # the first to arrive wins; who brought the same model agrees, who brought another is told
-    same = [result for result in results[:2] if isinstance(result, Path)]
-    if same:
-        assert len(same) == 2 and isinstance(results[2], UsageError)
-    else:
-        assert isinstance(results[2], Path) and all(isinstance(result, UsageError) for result in results[:2])
+    (winner,) = reached
+    assert results.pop(winner) == bundle_path("m")
+    assert [type(result) for result in results] == [Unavailable, Unavailable]
     assert [path.name for path in models_folder().iterdir()] == ["m"]
-    open_bundle(bundle_path("m")).close()
+    with open_bundle(bundle_path("m")) as bundle:
+        assert bundle.manifest["source"]["path"] == str(folders[winner])
 
 
 @pytest.mark.parametrize("exchange", [True, False])

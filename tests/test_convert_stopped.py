@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,8 @@ from edge_llm.convert.allocate import AUTO, LayerBits
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.unfinished import Unfinished
-from edge_llm.errors import NumericError, StorageError, UsageError
+from edge_llm.errors import NumericError, StorageError, Unavailable, UsageError
+from edge_llm.formats import leftovers
 from edge_llm.paths import bundle_path, models_folder
 
 STOPPED = ".stopped-m"
@@ -294,19 +296,27 @@ def test_an_import_at_work_is_not_taken_for_a_stopped_one(sources, capsys):
     assert len(looked) == 1 and "was stopped" not in looked[0]
 
 
-def test_a_second_import_at_once_works_elsewhere(sources, whole):
-    """And is no worse for it; stopped, it leaves nothing."""
+@pytest.mark.parametrize("kind", ["auto", "w4"])
+def test_a_second_import_of_a_name_is_refused_before_it_begins(sources, whole, kind):
+    """With the owner and the way out, whether it is the same import or another; the first is no worse for it."""
 
     def another(stage, done, total):
-        if (stage, done) == ("layers", 1) and not inside:
-            inside.append(True)
-            with pytest.raises(Stop):
-                go(sources, "auto", stop_at("output", 0))
+        if (stage, done) == ("layers", 1):
+            with pytest.raises(Unavailable, match=rf"another import of `m` is at work \(process {os.getpid()}\); .*--name"):
+                go(sources, kind, lambda *step: seen.append(step))
             assert names() == [STOPPED]
 
-    inside = []
+    seen = []
     assert contents(go(sources, "auto", another)[0]) == whole("auto")
-    assert names() == ["m"]
+    assert names() == ["m"] and not seen
+
+
+def test_who_only_looks_at_a_folder_refuses_nobody(sources, whole):
+    """A listing, or the removal of what was stopped, holds the folder for a moment."""
+    stopped(sources, "auto")
+    held = leftovers.lock_if_free(models_folder() / STOPPED)
+    threading.Timer(0.1, os.close, [held]).start()
+    assert contents(go(sources, "auto")[0]) == whole("auto")
 
 
 def test_without_locks_nothing_is_kept_and_all_else_works(sources, whole, monkeypatch):

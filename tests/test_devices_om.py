@@ -354,9 +354,9 @@ def test_a_folder_that_is_no_export_for_a_chip(
 
 
 def test_other_names_and_options(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match="compiled products are called `om:FOLDER`"):
+    with pytest.raises(UsageError, match="compiled products are called `om:FOLDER`"):
         open_device("om", DeviceOptions(1))
-    with pytest.raises(DeviceError, match="is no folder; `edge-llm export"):
+    with pytest.raises(UsageError, match="is no folder; `edge-llm export"):
         open_device(f"om:{tmp_path / 'nothing'}", DeviceOptions(1))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DeviceError, match="is no export that can be run: .*index.json"):

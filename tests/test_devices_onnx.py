@@ -290,7 +290,7 @@ def test_without_a_package_it_says_how_to_get_it(
 
 
 def test_what_it_cannot_do_is_refused() -> None:
-    with pytest.raises(DeviceError, match="no device `onnx:cann`; onnxruntime's CPU provider is called `onnx`"):
+    with pytest.raises(UsageError, match="no device `onnx:cann`; onnxruntime's CPU provider is called `onnx`"):
         open_device("onnx:cann", DeviceOptions(1))
     with pytest.raises(UsageError, match="`card`: the device `onnx` does not do it"):
         open_device("onnx", replace(DeviceOptions(1), placement="card"))

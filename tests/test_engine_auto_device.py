@@ -15,7 +15,7 @@ from edge_llm.convert.importer import import_model
 from edge_llm.engine import assembly, auto_device, machine
 from edge_llm.engine.auto_device import AutoDevice, choose_device, find_device
 from edge_llm.engine.load import load_engine
-from edge_llm.errors import DeviceError, DeviceLost
+from edge_llm.errors import DeviceError, DeviceLost, UsageError
 from edge_llm.npu.machine import ascend_findings, file_findings
 from edge_llm.npu.packages import Imported
 
@@ -164,7 +164,7 @@ def test_a_card_that_refuses_the_model_leaves_it_to_the_host(folder, capsys, fou
 def test_a_card_that_was_asked_for_and_refuses_is_an_error(folder):
     fuse = add_failing_device()
     fuse.set(0)
-    with pytest.raises(DeviceError, match="no device `nowhere`"):
+    with pytest.raises(UsageError, match="no device `nowhere`"):
         load_engine(folder, RuntimeConfig(threads=1, device="nowhere"))
     engine = load_engine(folder, RuntimeConfig(threads=1, device=NAME, context=64))
     with pytest.raises(DeviceLost, match=FAILURE):

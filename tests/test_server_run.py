@@ -162,6 +162,13 @@ def test_mistakes_are_one_line(capsys, arguments, code, words):
     assert "Traceback" not in error
 
 
+def test_a_port_that_another_has_is_no_misuse(capsys):
+    """The machine refuses it, and the same command may succeed later."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert run(["serve", "--port", str(taken.getsockname()[1])]) == 1
+        assert f"port `{taken.getsockname()[1]}`" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("delay", [0.0, 0.0, 0.05, 0.3])
 def test_a_signal_behind_the_serving_line_is_never_lost(number, delay):

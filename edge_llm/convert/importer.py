@@ -35,7 +35,7 @@ from edge_llm.convert.saved import Saved
 from edge_llm.convert.survey import Survey, Wishes, survey_model
 from edge_llm.convert.texts import MAX_CODED_TOKENS, texts_of
 from edge_llm.convert.trial import Choice, Measure, losses
-from edge_llm.convert.unfinished import Unfinished
+from edge_llm.convert.unfinished import Unfinished, refuse_second
 from edge_llm.convert.usable import check_usable
 from edge_llm.convert.writing import Written, write_weights, written_before
 from edge_llm.errors import EdgeLLMError, StorageError, UsageError
@@ -97,8 +97,9 @@ def import_model(
     the same import was stopped.  notice: told what is worth a line.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
-    Raises `UsageError` (a name that is taken), `ModelNotFound`, `InvalidModel`, `UnsupportedModel`, `HubError` or
-    `StorageError`.  What is done stays for the same import after a `StorageError` or Ctrl-C; the others leave nothing behind.
+    Raises `UsageError` (a name that is taken), `Unavailable` (another import of this name is at work), `ModelNotFound`,
+    `InvalidModel`, `UnsupportedModel`, `HubError` or `StorageError`.  What is done stays for the same import after a
+    `StorageError` or Ctrl-C; the others leave nothing behind.
     """
     if name == BUILTIN_MODEL_NAME and target is None:
         raise UsageError("`builtin` is the built-in model; choose another `--name`", param="name")
@@ -109,6 +110,7 @@ def import_model(
     if target is None:
         target = bundle_path(default_name(source) if name is None else name)
     target = target.absolute()
+    refuse_second(target)  # before the source is downloaded and read
     with open_source(source, revision=revision, progress=tell_progress) as opened:
         _refuse_overlap(Path(opened.place), target)
         clear_leftovers(target.parent)
@@ -137,7 +139,7 @@ def _make(target: Path, job: _Job, *, replace: bool) -> None:
             job.write(unfinished.bundle, unfinished.saved)
         job.source.check_unchanged()
         if not unfinished.publish(replace=replace) and _existing(target, job) != "same":
-            raise _taken(target)  # another import was faster, with another model
+            raise _taken(target)  # where nothing can be locked, another import was faster, with another model
 
 
 def _taken(target: Path) -> UsageError:

@@ -2,29 +2,60 @@
 
     .stopped-NAME/job.saved      which import this is
                   *.saved        what it has found out (`saved`)
+                  owner          the number of the process that is at work
                   bundle/        what will be the bundle
 
 It stays when the import is stopped by Ctrl-C, a kill or a full disk.  The same import then goes on from there; another
-one of the same name removes it.  Where two processes import under one name at once, the second works in a folder that goes
-with it.
+one of the same name removes it.  Who is at work holds the folder locked, and a second import of the name is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.staging import publish
-from edge_llm.errors import EdgeLLMError, StorageError
+from edge_llm.errors import EdgeLLMError, StorageError, Unavailable
 from edge_llm.files import folder_bytes
 from edge_llm.formats.bundle_writer import storage_errors
 from edge_llm.formats.leftovers import WRITING, hidden_sibling, lock_folder, lock_if_free, stopped_folder
 
 _JOB = "job"
 _BUNDLE = "bundle"
+_OWNER = "owner"
+_LOOKS, _PAUSE = 10, 0.05
+"""So often, and seconds between: who lists or removes what was stopped holds a folder for a moment."""
+
+
+def refuse_second(target: Path) -> None:
+    """Raise `Unavailable` where an import of ``target`` is at work; what a killed one left is in nobody's way."""
+    with contextlib.suppress(OSError):  # nothing is there, or the file system has no locks
+        os.close(_lock(target))
+
+
+def _lock(target: Path) -> int:
+    """A descriptor that holds the folder of an import of ``target``.  Raises `Unavailable` where another has it, `OSError`."""
+    folder = stopped_folder(target)
+    for look in range(_LOOKS):
+        time.sleep(_PAUSE if look else 0)
+        lock = lock_if_free(folder)
+        if lock is not None:
+            return lock
+    raise Unavailable(
+        f"another import of `{target.name}` is at work{_owner(folder)}; wait until it ends, or choose another `--name`"
+    )
+
+
+def _owner(folder: Path) -> str:
+    try:
+        return f" (process {int((folder / _OWNER).read_bytes()[:20])})"
+    except (OSError, ValueError):  # it has not said so yet
+        return ""
 
 
 class Unfinished:
@@ -76,11 +107,11 @@ class Unfinished:
         return False
 
     def _lock_folder(self) -> int | None:
-        """The lock; None where another import has it, or the file system has none: what stays must have one owner."""
+        """The lock; None where the file system has none: what stays must have one owner."""
         if not self._may_stay:
             return lock_folder(self.folder)
         try:
-            return lock_if_free(self.folder)
+            return _lock(self.target)
         except FileNotFoundError:
             raise
         except OSError:
@@ -97,6 +128,7 @@ class Unfinished:
         elif self._is_worth_keeping():
             self._tell(f"an import of `{self.target.name}` was stopped; this one goes on from there")
         with storage_errors(self.bundle):
+            (self.folder / _OWNER).write_text(str(os.getpid()))
             self.bundle.mkdir(mode=0o700, exist_ok=True)
 
     def _clear(self) -> None:

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Protocol, cast
 
-from edge_llm.devices.base import Device, DeviceOptions
-from edge_llm.errors import DeviceError
-from edge_llm.files import shown
+from edge_llm.devices.base import Device, DeviceOptions, no_device
 
 OpenDevice = Callable[[str, DeviceOptions], Device]
 """``(name, options) -> device``; the name is all of what the user wrote."""
@@ -40,16 +38,16 @@ def device_forms() -> tuple[str, ...]:
 
 
 def check_device(name: str) -> None:
-    """Raises `DeviceError` for a kind of device that this version does not have."""
+    """Raises `UsageError` for a kind of device that this version does not have."""
     if name.partition(":")[0] not in (*_FILES, *_ADDED):
-        raise DeviceError(f"no device `{shown(name)}`; this version runs on: {', '.join(device_forms())}")
+        raise no_device(name, f"this version runs on: {', '.join(device_forms())}")
 
 
 def open_device(name: str, options: DeviceOptions) -> Device:
     """The device ``name``.
 
-    Raises `DeviceError` for a device, chip or route that this version does not have, `UsageError` for options that it does not
-    know what to do with.
+    Raises `UsageError` for a device, chip or route that this version does not have and for options that it does not know what
+    to do with, `DeviceError` for a device that is missing here.
     """
     check_device(name)
     kind = name.partition(":")[0]

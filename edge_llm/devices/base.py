@@ -255,6 +255,11 @@ class Device(Protocol):
 INT8_KEYS = "int8"
 
 
+def no_device(name: str, hint: str) -> UsageError:
+    """What refuses the ``name`` of a device that there is nowhere, and says with ``hint`` which there are."""
+    return UsageError(f"no device `{shown(name)}`; {hint}", param="device")
+
+
 def check_int8_keys(asked: str, who: str) -> None:
     """Raises `UsageError` if another form of keys was asked of ``who``, which has this one."""
     if asked not in (AUTO, INT8_KEYS):

@@ -52,7 +52,7 @@ class EmulatedDevice:
     """``chip`` (310p, 310b or 910b) beside this machine's CPU: half of ``threads`` cores each, at least one.
 
     ``route`` names another matmul route than the chip's best; ``memory`` is a lower ceiling in bytes than the chip's;
-    ``shadow=False`` drops the outliers.  Raises `DeviceError` for an unknown chip or route.
+    ``shadow=False`` drops the outliers.  Raises `UsageError` for an unknown chip or route.
     """
 
     keys = INT8_KEYS

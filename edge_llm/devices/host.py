@@ -18,14 +18,14 @@ from edge_llm.devices.base import (
     RunSubgraph,
     Watch,
     check_int8_keys,
+    no_device,
 )
 from edge_llm.devices.host_program import HostProgram, add_op
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.split import build_split_op
 from edge_llm.devices.watched import builder
-from edge_llm.errors import DeviceError, UsageError
-from edge_llm.files import shown
+from edge_llm.errors import UsageError
 from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import page_bytes
 from edge_llm.models.layer import Decoder
@@ -81,9 +81,9 @@ class HostDevice:
 
 
 def open_device(name: str, options: DeviceOptions) -> HostDevice:
-    """The host.  Raises `DeviceError` for a name with parts: there is one host; `UsageError` for what only cards have."""
+    """The host.  Raises `UsageError` for a name with parts, since there is one host, and for what only cards have."""
     if name != HostDevice.name:
-        raise DeviceError(f"no device `{shown(name)}`; the host is called `{HostDevice.name}`")
+        raise no_device(name, f"the host is called `{HostDevice.name}`")
     _, reason = choose_placement(options.placement, (HostDevice.placement.name,), f"the device `{name}`")
     check_int8_keys(options.keys, f"the device `{name}`")
     if options.card_memory is not None:

@@ -24,6 +24,7 @@ from edge_llm.devices.base import (
     RunSubgraph,
     Watch,
     check_int8_keys,
+    no_device,
 )
 from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardBlock, CardSlot, CardWeights, Load, int8_linears, rounded_linears
@@ -226,10 +227,11 @@ class _Product:
 def open_device(name: str, options: DeviceOptions) -> OmDevice:
     """The device called ``om:FOLDER``.
 
-    Raises `DeviceError` for a folder that is no compiled export, and when the chip cannot be used, with the remedy.
+    Raises `UsageError` where there is no folder, `DeviceError` for one that is no compiled export, and when the chip cannot be
+    used, with the remedy.
     """
     _, _, folder = name.partition(":")
     if not folder:
-        raise DeviceError(f"no device `{shown(name)}`; compiled products are called `{NAME}:FOLDER`")
+        raise no_device(name, f"compiled products are called `{NAME}:FOLDER`")
     check_int8_keys(options.keys, f"the device `{NAME}`")
     return OmDevice(read_om_folder(Path(folder)), open_chip(), options)

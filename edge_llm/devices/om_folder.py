@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_llm.devices.base import static_length
-from edge_llm.errors import DeviceError, EdgeLLMError
+from edge_llm.errors import DeviceError, EdgeLLMError, UsageError
 from edge_llm.files import is_folder, read_file, shown, status
 from edge_llm.formats.layout import TensorRange, tensors_digest
 from edge_llm.models.layer import Decoder
@@ -99,9 +99,11 @@ class OmFolder:
 
 
 def read_om_folder(path: Path) -> OmFolder:
-    """The export in ``path``.  Raises `DeviceError` for what is none, or one that no chip compiles."""
+    """The export in ``path``.  Raises `UsageError` for no folder, `DeviceError` for no export, or one that no chip compiles."""
     if not is_folder(path):
-        raise DeviceError(f"`{shown(path)}` is no folder; `edge-llm export --format onnx --flavour 310b MODEL` writes one")
+        raise UsageError(
+            f"`{shown(path)}` is no folder; `edge-llm export --format onnx --flavour 310b MODEL` writes one", param="device"
+        )
     try:
         index = parse_object(read_file(path / INDEX, MAX_BYTES, error=DeviceError), INDEX, error=DeviceError)
         if (index["format"], index["version"]) != (FORMAT, VERSION):

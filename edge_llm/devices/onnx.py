@@ -22,6 +22,7 @@ from edge_llm.devices.base import (
     RunSubgraph,
     Watch,
     check_int8_keys,
+    no_device,
 )
 from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardBlock, CardWeights, load_products
@@ -31,8 +32,6 @@ from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.onnx_product import ZERO, Session, onnx_package, operand_bytes, operands_of, unsigned
 from edge_llm.devices.watched import builder
-from edge_llm.errors import DeviceError
-from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import page_bytes
 from edge_llm.models.layer import Decoder, Layer
@@ -155,8 +154,8 @@ class _Product:
 
 
 def open_device(name: str, options: DeviceOptions) -> OnnxDevice:
-    """onnxruntime's CPU provider.  Raises `DeviceError` for a name with parts: there is one."""
+    """onnxruntime's CPU provider.  Raises `UsageError` for a name with parts: there is one."""
     if name != NAME:
-        raise DeviceError(f"no device `{shown(name)}`; onnxruntime's CPU provider is called `{NAME}`")
+        raise no_device(name, f"onnxruntime's CPU provider is called `{NAME}`")
     check_int8_keys(options.keys, f"the device `{NAME}`")
     return OnnxDevice(options.threads, shadow=options.shadow, memory=options.card_memory, placement=options.placement)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edge_llm.errors import DeviceError
+from edge_llm.errors import UsageError
 
 GIB = 2**30
 INT8_COLUMNS = 32  # [op] an NZ fractal holds 32 int8 along K; [geir] GEMM: K aligned to 32 for int8
@@ -106,14 +106,14 @@ class ChipLaw:
         return weights + int((self.memory_bytes - weights) * self.free_share)
 
     def route(self, name: str | None = None) -> MatmulRoute:
-        """The route called ``name``, or the best one.  Raises `DeviceError` if the chip has none of that name."""
+        """The route called ``name``, or the best one.  Raises `UsageError` if the chip has none of that name."""
         if name is None:
             return self.routes[0]
         for route in self.routes:
             if route.name == name:
                 return route
         known = ", ".join(route.name for route in self.routes)
-        raise DeviceError(f"{self.soc} has no matmul route `{name}`; it has: {known}")
+        raise UsageError(f"{self.soc} has no matmul route `{name}`; it has: {known}", param="device")
 
     def padded(self, columns: int, outputs: int) -> tuple[int, int]:
         """K and N filled up with zeros to what the chip takes."""
@@ -225,8 +225,8 @@ CHIPS = {
 
 
 def chip_law(name: str) -> ChipLaw:
-    """The law of the chip called ``name`` (310p, 310b or 910b, in either case).  Raises `DeviceError` for any other."""
+    """The law of the chip called ``name`` (310p, 310b or 910b, in either case).  Raises `UsageError` for any other."""
     law = CHIPS.get(name.lower())
     if law is None:
-        raise DeviceError(f"no chip `{name}`; there are: {', '.join(CHIPS)}")
+        raise UsageError(f"no chip `{name}`; there are: {', '.join(CHIPS)}", param="device")
     return law

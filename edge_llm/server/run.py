@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from edge_llm.errors import UsageError
+from edge_llm.errors import Unavailable, UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
 from edge_llm.server.app import create_app
@@ -49,12 +49,16 @@ class ServeOptions:
 
 
 def listen(options: ServeOptions) -> socket.socket:
-    """A listening socket.  Raises `UsageError` for an address that cannot be had, or a wide one without a key."""
+    """A listening socket.
+
+    Raises `UsageError` for an address that this machine does not have, or a wide one without a key, `Unavailable` where the
+    machine does not give the port.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:  # UnicodeError: it cannot be a name
         reason = error.strerror if isinstance(error, OSError) else "this cannot be a name"
-        raise UsageError(f"--host `{shown(options.host)}` is not an address of this machine: {reason}", param="host") from None
+        raise _no_address(options.host, reason) from None
     if not _is_loopback(str(address[0])) and not options.keys:
         raise UsageError(
             f"--host `{options.host}` lets other machines in; give --api-key-file (or --api-key), or listen on 127.0.0.1",
@@ -68,11 +72,16 @@ def listen(options: ServeOptions) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise UsageError(
-            f"cannot listen on `{options.host}` port `{options.port}`: {error.strerror}; choose another with --port",
-            param="port",
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise _no_address(options.host, error.strerror) from None
+        raise Unavailable(
+            f"cannot listen on `{options.host}` port `{options.port}`: {error.strerror}; choose another with --port"
         ) from None
     return listener
+
+
+def _no_address(host: str, reason: str) -> UsageError:
+    return UsageError(f"--host `{shown(host)}` is not an address of this machine: {reason}", param="host")
 
 
 def _is_loopback(address: str) -> bool:

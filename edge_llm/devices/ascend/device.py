@@ -17,14 +17,13 @@ from edge_llm.devices.ascend.model import CardModel
 from edge_llm.devices.ascend.plan import AscendPlan
 from edge_llm.devices.ascend.products import SplitProduct
 from edge_llm.devices.ascend.whole import WholeWeights
-from edge_llm.devices.base import INT8_KEYS, DeviceModel, DeviceOptions, Room, RunSubgraph, Watch, check_int8_keys
+from edge_llm.devices.base import INT8_KEYS, DeviceModel, DeviceOptions, Room, RunSubgraph, Watch, check_int8_keys, no_device
 from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.devices.card_weights import CardWeights
 from edge_llm.devices.host import HostDevice, build_op
 from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.watched import builder
 from edge_llm.errors import DeviceError, UsageError
-from edge_llm.files import shown
 from edge_llm.formats.layout import TensorRange
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models.layer import Decoder, Rope
@@ -192,13 +191,13 @@ def _unfit(runtime: Runtime, decoder: Decoder | None) -> dict[str, str]:
 def open_device(name: str, options: DeviceOptions) -> AscendDevice:
     """The device called ``ascend``, or ``ascend:CHIP`` if the card must be that one.
 
-    Raises `DeviceError` when there is no card that can be used, with the remedy.
+    Raises `UsageError` for another name, `DeviceError` when there is no card that can be used, with the remedy.
     """
     _, _, chip = name.partition(":")
     if chip.isdecimal():
-        raise DeviceError(f"no device `{shown(name)}`; set ASCEND_RT_VISIBLE_DEVICES=`{chip}` and use --device ascend")
+        raise no_device(name, f"set ASCEND_RT_VISIBLE_DEVICES=`{chip}` and use --device ascend")
     if ":" in chip or (":" in name and not chip):
-        raise DeviceError(f"no device `{shown(name)}`; a card is called `ascend`, or `ascend:CHIP`")
+        raise no_device(name, "a card is called `ascend`, or `ascend:CHIP`")
     runtime = open_runtime(chip or None)
     if runtime.emulated:
         log.warning("%s is set: PyTorch computes the card's operators on the CPU, slowly", OPERATORS)
