@@ -89,9 +89,9 @@ def folder_bytes(folder: Path) -> int:
 class RegularFile:
     """An open regular file that must not change while it is read.
 
-    Raises ``error`` when it is not a regular file, `StorageError` when the system refuses.  Where nothing is there it raises
-    `ModelNotFound`, or `UsageError` where that is the ``error``: whoever asked named the file.  Close it when done; reads
-    are positional, so threads may share it.
+    Raises ``error`` when it is not a regular file, `ModelNotFound` where nothing is there and `StorageError` when the system
+    refuses.  Where the ``error`` is `UsageError`, whoever asked named the file, and one that cannot be opened is misuse too.
+    Close it when done; reads are positional, so threads may share it.
     """
 
     def __init__(self, path: Path, *, error: type[EdgeLLMError] = InvalidModel) -> None:
@@ -106,7 +106,7 @@ class RegularFile:
         except BaseException as failure:
             self.close()
             if isinstance(failure, (OSError, ValueError)):
-                raise _open_error(path, failure, UsageError if error is UsageError else ModelNotFound) from None
+                raise _open_error(path, failure, is_named=error is UsageError) from None
             raise
         self.size = status.st_size
         self._modified = status.st_mtime_ns
@@ -167,11 +167,13 @@ def read_file(path: Path, limit: int, *, error: type[EdgeLLMError] = InvalidMode
         return file.read(file.size)
 
 
-def _open_error(path: Path, failure: OSError | ValueError, missing: type[EdgeLLMError]) -> EdgeLLMError:
+def _open_error(path: Path, failure: OSError | ValueError, *, is_named: bool) -> EdgeLLMError:
+    missing, refused = (UsageError, UsageError) if is_named else (ModelNotFound, StorageError)
     if isinstance(failure, (FileNotFoundError, NotADirectoryError)):
         return missing(f"no file `{shown(path)}`; check the path")
     if is_too_many_files(failure):
         return StorageError(f"cannot open `{shown(path)}`: {TOO_MANY_FILES}")
     if isinstance(failure, OSError):
-        return StorageError(f"cannot open `{shown(path)}`: {failure.strerror or failure}; check its permissions")
+        way_out = "check its permissions" if isinstance(failure, PermissionError) else "check the path"
+        return refused(f"cannot open `{shown(path)}`: {failure.strerror or failure}; {way_out}")
     return missing(f"`{shown(path)}` is not a possible file name; check the path")  # NUL inside

@@ -179,7 +179,12 @@ def test_import_list_show_rm(call, tiny_model, edge_llm_home):
     facts = json.loads(call("show", "mine", "--json")[1])
     assert facts["model"]["family"] == "qwen2"
     assert facts["source"]["path"] == str(source)
-    assert "gate_up" in call("show", "mine")[1]
+    shown = call("show", "mine")[1]
+    assert "gate_up" in shown and "tied_embeddings" in shown
+    assert not re.search(r"\b(None|True|False)\b|\b0\.00 M", shown)  # neither Python nor weights that are there
+    code, out, err = call("import", source, "--name", "mine")
+    assert (code, out.strip()) == (0, str(edge_llm_home / "models" / "mine"))
+    assert "nothing to do" in err and "imported as" not in err
     code, _, err = call("rm", "mine")  # nobody is there who could say yes
     assert (code, "--yes" in err) == (2, True)
     assert json.loads(call("show", "mine", "--json")[1]) == facts
@@ -355,6 +360,14 @@ MISTAKES = {
     "perplexity of a folder": (("perplexity", "{bundle}", "{source}"), 2, "cannot read"),
     "perplexity of an empty file": (("perplexity", "{bundle}", "{empty}"), 2, "too few"),
     "import of nothing": (("import", "./nowhere"), 1, "nowhere"),
+    "import of no name": (("import", ""), 2, "the source is empty"),
+    "import of spaces": (("import", " ", "--name", "x"), 2, "the source is empty"),
+    "import with an endless calibration file": (("import", "{source}", "--calibration", "x" * 300), 2, "File name too long"),
+    "import with an endless file of sensitive linears": (
+        ("import", "{source}", "--weights", "w4", "--sensitive", "x" * 300), 2, "File name too long",
+    ),
+    "perplexity of an endless name": (("perplexity", "{bundle}", "x" * 300), 2, "File name too long"),
+    "show with the model's name taken for a file": (("show", "--sensitive", "builtin"), 2, "`builtin` for its file"),
     "import under a bad name": (("import", "{source}", "--name", "../x"), 2, "`../x` cannot be a model name"),
     "import with no calibration file": (("import", "{source}", "--calibration", "./no.txt"), 2, "no file `no.txt`"),
     "import with no file of sensitive linears": (

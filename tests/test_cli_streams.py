@@ -235,7 +235,7 @@ def test_a_program_follows_an_import(tiny_model: Any, edge_llm_home: Path) -> No
     assert (done.returncode, done.stdout) == (0, f"{edge_llm_home / 'models' / 'mine'}\n"), done.stderr
     lines = done.stderr.splitlines()
     rows = [json.loads(line) for line in lines if line.startswith("{")]
-    assert lines[-1] == "imported as mine; chat with `edge-llm chat mine`"
+    assert lines[-1] == "ready: chat with `edge-llm chat mine`"
     assert {"digest", "layers"} <= {row["stage"] for row in rows}
     last = {row["stage"]: row for row in rows}
     assert all(set(row) - {"seconds_left"} == {"stage", "done", "total"} and row["done"] <= row["total"] for row in rows)

@@ -26,6 +26,8 @@ from edge_llm.paths import builtin_bundle
 LONG = {"messages": [{"role": "user", "content": "Tell me a story"}], "stream": True, "ignore_eos": True, "temperature": 0}
 
 
+BUILTIN_PAGE = page_bytes(open_bundle(builtin_bundle()).decoder.attentions)
+
 COMMAND = [sys.executable, "-m", "edge_llm", "serve", "--threads", "1"]
 
 
@@ -149,6 +151,7 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path):
         (["--parallel", "0"], 2, "parallel"), (["--parallel", "1025"], 2, "parallel"), (["--parallel", "many"], 2, "many"),
         (["--queue", "0"], 2, "queue"), (["--drain", "-1"], 2, "drain"), (["--threads", "0"], 2, "threads"),
         (["--port", "0", "--ctx", "99999999"], 2, "--ctx"),
+        (["--port", "0", "--kv-memory", "1KiB"], 2, f"the least is {BUILTIN_PAGE} bytes"),
         (["--drain", "nan"], 2, "nan"), (["--drain=-nan"], 2, "nan"), (["--drain", "inf"], 2, "inf"),
         (["--batch-window", "nan"], 2, "nan"), (["--batch-window", "x"], 2, "x"),
         *((["--port", "0", "--host", host], 2, "not an address") for host in
@@ -348,8 +351,7 @@ def test_a_prefix_cache_outlives_the_server(tmp_path, size, kept):
 @pytest.mark.parametrize(("pages", "expected"), [(10, 10), (1, 4)])
 def test_kv_memory_is_the_pages_of_all_requests(pages, expected):
     """HTTP | process | `--kv-memory` decides how many pages there are, but one request of the whole context always fits."""
-    page = page_bytes(open_bundle(builtin_bundle()).decoder.attentions)
-    with served("--ctx", "64", "--kv-memory", str(pages * page)) as (_, url):
+    with served("--ctx", "64", "--kv-memory", str(pages * BUILTIN_PAGE)) as (_, url):
         assert gauge(url, "kv_pages") == expected
 
 
@@ -373,9 +375,9 @@ def test_parallel_is_the_most_answers_at_a_time(way, tmp_path):
 
 def test_kv_memory_decides_below_parallel():
     """HTTP | process | Of `--parallel` answers only as many run as have room in `--kv-memory`; each is whole."""
-    page = page_bytes(open_bundle(builtin_bundle()).decoder.attentions)
     body = {"prompt": "Once upon", "temperature": 0, "max_tokens": 40, "ignore_eos": True}
-    with served("--ctx", "64", "--kv-memory", str(4 * page), "--parallel", "512") as (_, url), ThreadPoolExecutor(9) as clients:
+    options = ("--ctx", "64", "--kv-memory", str(4 * BUILTIN_PAGE), "--parallel", "512")
+    with served(*options) as (_, url), ThreadPoolExecutor(9) as clients:
         replies = [clients.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=30) for _ in range(9)]
         texts = [reply.result().json()["choices"][0]["text"] for reply in replies]
     assert len(set(texts)) == 1 and texts[0]

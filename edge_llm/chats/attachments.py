@@ -28,7 +28,7 @@ _MOST_BEHIND = 8
 
 
 def read_attachment(path: Path) -> Attachment:
-    """The text file at ``path``.  `UsageError`: it cannot be attached.  `StorageError`: it may not be read."""
+    """The text file at ``path``.  `UsageError`: it cannot be attached.  `StorageError`: the disk does not read it."""
     with RegularFile(path, error=UsageError) as file:
         if file.size > MOST_BYTES:
             raise UsageError(f"`{shown(path)}` has {file.size} bytes; at most {MOST_BYTES} can be attached: cut out a part")

@@ -127,5 +127,5 @@ def import_command(
             progress=draw,
             notice=note,
         )
-    note(f"imported as {folder.name}; chat with `edge-llm chat {folder.name}`")
+    note(f"ready: chat with `edge-llm chat {folder.name}`")
     write(f"{folder}\n")

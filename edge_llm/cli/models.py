@@ -12,7 +12,7 @@ import click
 from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.cli.values import MODEL, STDOUT, NewFile
-from edge_llm.cli.weights import weights_lines, weights_report
+from edge_llm.cli.weights import counted, weights_lines, weights_report
 from edge_llm.convert import sensitive
 from edge_llm.convert.staging import discard
 from edge_llm.decoding.defaults import generation_defaults
@@ -44,13 +44,13 @@ def list_command(as_json: bool) -> None:
             say(f"{name}  {shown(model.problem, 1000)}")
         else:
             say(
-                f"{name}  {model.family:8} {_millions(model.parameters):>10} "
+                f"{name}  {model.family:8} {counted(model.parameters):>10} "
                 f"{_mebibytes(model.nbytes):>10} {model.context:>8}  {model.precision}"
             )
 
 
 @click.command("show")
-@click.argument("model", type=MODEL)
+@click.argument("model", type=MODEL, required=False, metavar="MODEL")  # `--sensitive` may have taken it
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option(
     "--sensitive",
@@ -62,8 +62,12 @@ def list_command(as_json: bool) -> None:
     help=f"Write which linears are not in 4 bits, for import --sensitive; default: {sensitive.FILE}, here; "
     "-: only that, on stdout.",
 )
-def show_command(model: str, as_json: bool, sensitive_path: Path | None) -> None:
+@click.pass_context
+def show_command(ctx: click.Context, model: str | None, as_json: bool, sensitive_path: Path | None) -> None:
     """Show what MODEL is: shapes, memory, outlier profile, where it came from."""
+    if model is None:
+        taken = f": --sensitive took `{shown(sensitive_path)}` for its file; write MODEL first" if sensitive_path else ""
+        raise click.UsageError(f"Missing argument 'MODEL'{taken}.", ctx)
     if as_json and sensitive_path is STDOUT:
         raise UsageError("--json and --sensitive - cannot share stdout; leave one out, or name a file", param="sensitive")
     bundle = open_bundle(find_bundle(model))
@@ -181,9 +185,8 @@ def _mebibytes(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def _millions(count: int) -> str:
-    return f"{count / 1e6:.2f} M"
-
-
 def _short(value: Any) -> str:
+    """``value`` as a person reads it: no Python, and a float without its last digits."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:g}" if isinstance(value, float) else shown(value, 1000)

@@ -25,10 +25,19 @@ def weights_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"kind      {'scheme'.ljust(width)}     weights       bytes  bits per weight"
     for kind, row, schemes in rows:
         yield (
-            f"{kind:9} {schemes.ljust(width)} {row['weights'] / 1e6:9.2f} M {row['bytes'] / 2**20:7.2f} MiB"
+            f"{kind:9} {schemes.ljust(width)} {counted(row['weights']):>11} {_size(row['bytes']):>11}"
             f" {row['bits_per_weight']:16.2f}"
         )
     yield f"The file has {report['file_bytes'] / 2**20:.2f} MiB."
+
+
+def counted(count: int) -> str:
+    """``count`` of parameters: millions, and a small one as it is."""
+    return f"{count / 1e6:.2f} M" if count >= 100_000 else str(count)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.2f} MiB" if nbytes >= 100 * 2**10 else f"{nbytes / 2**10:.2f} KiB"
 
 
 def _schemes(counts: Mapping[str, int]) -> str:

@@ -62,7 +62,7 @@ def load_int8_runner(bundle: Bundle, runtime: RuntimeConfig, needed: int) -> Int
 def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
     """``runtime`` with every default filled in: CPUs, threads, a context that the model allows, tokens of the KV cache.
 
-    Raises `UsageError` for options that contradict each other or the model, `DeviceError` for an unknown device.
+    Raises `UsageError` for an unknown device, and for options that contradict each other or the model.
     """
     bind(runtime.cpus, runtime.numa)
     if runtime.device == "auto":
@@ -83,8 +83,13 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
     kv_tokens = runtime.kv_tokens
     if runtime.kv_memory is not None:
         most = parse_memory(runtime.kv_memory, total_memory(), "kv_memory", of="main memory")
-        tokens = PAGE_TOKENS * (most // page_bytes(describe(config).attentions))
-        kv_tokens = max(context, tokens)
+        page = page_bytes(describe(config).attentions)
+        if most < page:
+            raise UsageError(
+                f"--kv-memory `{runtime.kv_memory}` holds no page of {PAGE_TOKENS} tokens; the least is {page} bytes",
+                param="kv_memory",
+            )
+        kv_tokens = max(context, PAGE_TOKENS * (most // page))
     return replace(runtime, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens)
 
 
@@ -184,7 +189,8 @@ def _mebibytes(count: int) -> str:
 def make_device(runtime: RuntimeConfig, decoder: Decoder) -> Device:
     """The device that the filled-in ``runtime`` names, for the model ``decoder``.
 
-    Raises `DeviceError` for one that this version does not have, `UsageError` for a placement that it cannot do.
+    Raises `UsageError` for one that this version does not have, and for a placement that it cannot do; `DeviceError` for
+    one that is missing here.
     """
     assert runtime.threads is not None
     card_memory = None if runtime.card_memory is None else parse_memory(runtime.card_memory, None, "card_memory")

@@ -80,7 +80,7 @@ def listen(options: ServeOptions) -> socket.socket:
     return listener
 
 
-def _no_address(host: str, reason: str) -> UsageError:
+def _no_address(host: str, reason: str | None) -> UsageError:
     return UsageError(f"--host `{shown(host)}` is not an address of this machine: {reason}", param="host")
 
 

@@ -120,6 +120,8 @@ def default_name(source: str | Path) -> str:
 def find_folder(source: str | Path, revision: str | None = None, progress: StageProgress = ignore) -> tuple[str, str, Path]:
     """Kind (folder or hub), name and folder of ``source``; a hub id is downloaded first."""
     text = str(source)
+    if not text.strip():
+        raise UsageError("the source is empty; give a Hugging Face folder (`.` is this one) or a hub id", param="source")
     path = expanded(text)
     try:
         exists, is_folder = path.exists(), path.is_dir()
