@@ -61,6 +61,10 @@ def test_every_face_says_the_same(bundle, weights, capsys):
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["model_type"], row["model_size"]) == (f"mine {found.precision.upper()}", bundle.size)
     assert (row["bits_per_weight"], row["type_k"]) == (found.bits_per_weight, "int8")
+    assert run(["bench", "mine", "-p", "4", "-n", "0", "-r", "1", "--float", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["model_type"], row["model_size"]) == ("mine F32", 4 * bundle.decoder.parameters)
+    assert row["bits_per_weight"] == 32
     with client_of(hosted(engine=load_engine("mine", RuntimeConfig(threads=1, context=64)))) as client:
         meta = client.get("/v1/models").json()["data"][0]["meta"]
     assert (meta["precision"], meta["size"], meta["bits_per_weight"]) == (

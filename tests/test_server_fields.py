@@ -173,7 +173,7 @@ def test_what_agents_send_is_taken(url, client):
     chat = client.chat.completions.with_raw_response.create(
         messages=ASK, reasoning_effort="high", verbosity="low", prompt_cache_key="k", max_completion_tokens=2, **GREEDY
     )
-    assert set(ignored(chat)) == {"verbosity", "reasoning_effort"}
+    assert set(ignored(chat)) == {"verbosity", "reasoning_effort", "prompt_cache_key"}
     assert chat.parse().usage.completion_tokens == 2
     reply = client.responses.with_raw_response.create(
         input="hi", reasoning={"effort": "medium", "summary": "auto"}, text={"verbosity": "low"}, store=False,
@@ -233,6 +233,35 @@ def test_the_header_names_what_has_no_effect(client, url):
             response = http.post(f"{url}{path}", json=body | {"nobody_knows_this": 1, "keep_alive": "5m", "nothing": None})
             assert response.status_code == 200, (path, response.text)
             assert ignored(response) == ["nobody_knows_this", "keep_alive"], path
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "fields"),
+    [
+        (
+            "/v1/chat/completions", {"messages": ASK, "max_tokens": 1},
+            {"user": "u", "service_tier": "flex", "metadata": {"a": "b"}, "safety_identifier": "s", "cache_prompt": False,
+             "prompt_cache_key": "k", "prompt_cache_options": {"mode": "x"}, "prompt_cache_retention": "24h"},
+        ),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 1}, {"user": "u", "cache_prompt": False}),
+        ("/v1/embeddings", {"input": "x"}, {"user": "u"}),
+        (
+            "/v1/responses", {"input": "x", "max_output_tokens": 1},
+            {"user": "u", "service_tier": "flex", "client_metadata": {"a": "b"}, "safety_identifier": "s",
+             "prompt_cache_key": "k", "prompt_cache_options": {"mode": "x"}, "prompt_cache_retention": "24h"},
+        ),
+        (
+            "/v1/messages", {"messages": ASK, "max_tokens": 1},
+            {"metadata": {"user_id": "u"}, "service_tier": "auto", "cache_control": {"type": "ephemeral"}, "betas": ["b"]},
+        ),
+    ],
+)  # fmt: skip
+def test_the_header_names_fields_of_the_api_too(switched, path, body, fields):
+    """HTTP | all | What the API has and this server does nothing with (`user`, `service_tier`, ...) is named as well."""
+    response = switched.post(path, json=body | fields)
+    assert response.status_code == 200, response.text
+    assert ignored(response) == list(fields)
+    assert ignored(switched.post(path, json=body | dict.fromkeys(fields))) == []
 
 
 @pytest.mark.parametrize(

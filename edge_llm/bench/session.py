@@ -192,7 +192,7 @@ class _Facts:
             **asdict(self.site),
             "model_filename": settings.bundle.folder.name,
             "model_type": f"{settings.label} {'F32' if runtime.float_path else found.precision.upper()}",
-            "model_size": settings.bundle.size,
+            "model_size": found.nbytes if runtime.float_path else settings.bundle.size,
             "bits_per_weight": found.bits_per_weight,
             "n_batch": runtime.chunk * runtime.window,
             "n_ubatch": runtime.chunk,

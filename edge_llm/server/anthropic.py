@@ -53,7 +53,6 @@ class CountBody(Thinks):
     output_format: dict[str, Any] | None = None
 
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {**Sampling.cannot, "container": (), "mcp_servers": ([],)}
-    labels: ClassVar[frozenset[str]] = frozenset(("cache_control", "metadata", "service_tier", "betas"))
 
     def settings(self) -> dict[str, Setting]:
         return super().settings() | {"output_config.effort": self.output_config.effort if self.output_config else None}

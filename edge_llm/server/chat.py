@@ -44,12 +44,6 @@ class ChatBody(Conversation, Streaming, Guided):
         "audio": (), "chat_template": (), "documents": ([],), "echo": (False,), "function_call": ("none",), "functions": ([],),
         "modalities": (["text"],), "moderation": (), "prediction": (), "store": (False,), "web_search_options": (),
     }  # fmt: skip
-    labels: ClassVar[frozenset[str]] = frozenset(
-        (
-            "cache_prompt", "metadata", "prompt_cache_key", "prompt_cache_options",
-            "prompt_cache_retention", "safety_identifier", "service_tier", "user",
-        )
-    )  # fmt: skip
 
     def reply(self, host: ModelHost, model: str) -> ChatReply:
         """What answers this request."""

@@ -41,7 +41,6 @@ class CompletionBody(Streaming, Guided):
         **Sampling.cannot,
         "suffix": ("",),
     }
-    labels: ClassVar[frozenset[str]] = frozenset(("cache_prompt", "user"))
 
     def reply(self, host: ModelHost, model: str) -> CompletionReply:
         """What answers this request."""

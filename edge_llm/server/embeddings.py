@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -27,8 +27,6 @@ class EmbeddingBody(Body):
     model: str | None = Field(None, max_length=limits.MODEL_CHARACTERS)
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-
-    labels: ClassVar[frozenset[str]] = frozenset(("user",))
 
 
 async def embeddings(request: Request) -> Response:

@@ -55,12 +55,6 @@ class ResponsesBody(Thinks, Sampling):
         "moderation": (), "previous_response_id": (), "prompt": (), "store": (False,), "top_logprobs": (0,),
         "truncation": ("disabled",),
     }  # fmt: skip
-    labels: ClassVar[frozenset[str]] = frozenset(
-        (
-            "client_metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-            "safety_identifier", "service_tier", "user",
-        )
-    )  # fmt: skip
 
     def reply(self, host: ModelHost, model: str) -> ResponsesReply:
         """What answers this request."""

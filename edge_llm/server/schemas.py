@@ -45,14 +45,13 @@ def _first_error_only(schema: Any) -> Any:
 class Body(BaseModel):
     """A request body.
 
-    A field is one of: declared (honoured), in ``labels`` (it asks for nothing that shows in the answer), in ``cannot``
-    (refused, unless its value asks for nothing), or unknown (ignored: the answer's header names it, and the log once).
+    A field is one of: declared (honoured), in ``cannot`` (refused, unless its value asks for nothing), or another, known to
+    the API or not (without effect: the answer's header names it, and the log once).
     """
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, protected_namespaces=())
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Fields of the API that this server cannot honour, each with the values that ask for nothing (null always does)."""
-    labels: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -72,15 +71,12 @@ class Body(BaseModel):
 
     def ignored(self, template: str = "") -> list[str]:
         """Names of the fields that have no effect, inner ones as ``text.verbosity``; ``template`` is the chat template."""
-        unknown = [name for name, value in self._extra().items() if value is not None and name not in self.cannot]
+        unknown = [name for name, value in (self.model_extra or {}).items() if value is not None and name not in self.cannot]
         inner = {name: value for name in type(self).model_fields if isinstance(value := getattr(self, name), Body)}
         return unknown + [f"{name}.{one}" for name, body in inner.items() for one in body.ignored(template)]
 
-    def _extra(self) -> dict[str, Any]:
-        return {name: value for name, value in (self.model_extra or {}).items() if name not in self.labels}
-
     def _check_extra(self) -> None:
-        for name, value in self._extra().items():
+        for name, value in (self.model_extra or {}).items():
             if name in self.cannot and value is not None and value not in self.cannot[name]:
                 raise UsageError(f"`{name}` is not supported here; leave it out", param=name)
 
