@@ -11,7 +11,7 @@ from edge_llm.bench.breakdown import Clock, break_down, table
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
 from edge_llm.bench.environment import CoreMeter, environment, load_warning
 from edge_llm.bench.first_token import forget, measure_first_token, own_worker
-from edge_llm.bench.measure import Measurement, OwnRunner, Ratio, Test, measure
+from edge_llm.bench.measure import WARM_SECONDS, Measurement, OwnRunner, Ratio, Test, measure
 from edge_llm.bench.memory import forget_peak, peak_rss_bytes
 from edge_llm.bench.own_process import OwnProcess
 from edge_llm.bench.roofs import Costs, Roofs, operations, shares
@@ -36,15 +36,15 @@ def bundle(tmp_path_factory):
 
 
 class Recorder:
-    def __init__(self, name, log):
-        self.name, self.log = name, log
+    def __init__(self, name, log, seconds=0.5):
+        self.name, self.log, self.seconds = name, log, seconds
 
     def begin(self, depth):
         self.log.append((self.name, "begin", depth))
 
     def run(self, test):
         self.log.append((self.name, test.label, test.depth))
-        return 0.5
+        return self.seconds
 
     def peak_rss_bytes(self):
         return 7
@@ -67,6 +67,14 @@ def test_no_warm_up_runs_only_what_is_timed():
     log = []
     measure([Recorder("a", log)], Test(0, 3), 2, warm_up=False)
     assert log == [("a", "begin", 0), ("a", "tg3", 0), ("a", "tg3", 0)]
+
+
+def test_short_runs_are_warmed_up_for_a_while():
+    """The first runs of a tiny model are slower than the rest: one of them is not enough."""
+    log = []
+    (short,) = measure([Recorder("a", log, seconds=0.4 * WARM_SECONDS)], Test(0, 8), 2)
+    assert log == [("a", "begin", 0), *[("a", "tg4", 0)] * 3, *[("a", "tg8", 0)] * 2]
+    assert len(short.seconds) == 2
 
 
 def test_a_row_is_the_samples_of_a_measurement():

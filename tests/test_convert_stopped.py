@@ -369,5 +369,5 @@ def test_a_folder_in_its_place_that_is_no_import_is_replaced(tmp_path):
     (tmp_path / STOPPED / "deep").mkdir(parents=True)
     (tmp_path / STOPPED / "deep" / "x").write_text("x")
     with Unfinished(tmp_path / "m", {"a": "b"}, print) as place:
-        assert sorted(path.name for path in place.folder.iterdir()) == ["bundle", "job.saved"]
+        assert sorted(path.name for path in place.folder.iterdir()) == ["bundle", "job.saved", "owner"]
     assert list(tmp_path.iterdir()) == []

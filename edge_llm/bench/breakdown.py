@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.bench.measure import OwnRunner, Test
+from edge_llm.bench.measure import OwnRunner, Test, warm
 from edge_llm.bench.roofs import Roofs
 from edge_llm.devices.base import Rows, WatchedOp
 
@@ -130,7 +130,7 @@ def break_down(
 
 def _run(contestant: OwnRunner, clock: Clock, test: Test, runs: int, threads: int) -> Breakdown:
     contestant.begin(test.depth)
-    contestant.run(test.warm_up)
+    warm(contestant, test)
     clock.take()
     seconds = sum(contestant.run(test) for _ in range(runs))
     parts = tuple(
