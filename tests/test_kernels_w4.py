@@ -1,5 +1,8 @@
 """W4: linears of 4-bit codes give the bits of the INT8 linear of the expanded weights, on every ISA and at any row count."""
 
+import itertools
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ import kernels
 from kernels import layout, linear, reference
 from kernels import w4 as native_w4
 from kernels.reference import w4
+from kernels.types import I8, U8
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 12, 13, 33, 130]
 
@@ -47,6 +51,7 @@ def test_a_linear_of_codes_is_the_linear_of_their_weights(
     bias = generator.standard_normal(n).astype(np.float32)
     rest = (n, k, 0.03, scale, layout.row_sums(tiles, n), hot_index, hot_weight, bias)
     of_codes, of_tiles = linear.Int8Linear.of_codes(panels, *rest), linear.Int8Linear(tiles, *rest)
+    in_parts = parts_linear(generator, panels, tiles, *rest)
     for m in ROWS:
         x = generator.standard_normal((m, k)).astype(np.float32) * np.float32(20 if extreme else 1)
         x[generator.random((m, k)) < 0.02] *= 40
@@ -54,8 +59,48 @@ def test_a_linear_of_codes_is_the_linear_of_their_weights(
         for pool in pools:
             for how in ({"add": add}, {"shadow": False}, {"swiglu": n % 2 == 0}):
                 expected = linear.linear(x, of_tiles, pool, **how)
-                found = linear.linear(x, of_codes, pool, **how)
-                np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+                for weight in (of_codes, in_parts):
+                    found = linear.linear(x, weight, pool, **how)
+                    np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+
+
+def parts_linear(generator: np.random.Generator, panels: U8, tiles: I8, n: int, *rest: Any) -> linear.Int8Linear:
+    """The linear of ``panels`` of codes, or of their ``tiles``, in up to four parts that are one or the other."""
+    cuts = sorted({0, len(panels), *generator.integers(0, len(panels), 3).tolist()})
+    runs = list(itertools.pairwise(cuts))
+    parts = [(panels, tiles)[int(generator.integers(2))][first:end] for first, end in runs]
+    return linear.Int8Linear.of_parts(parts, [min(16 * end, n) - 16 * first for first, end in runs], *rest)
+
+
+def test_overflow_of_a_linear_in_parts_is_counted_once(pools: list[kernels.ThreadPool]) -> None:
+    n, k = 48, 36
+    tiles = layout.pack_tiles(np.ones((n, k), np.int8))
+    nothing = np.empty(0, np.int32), np.empty((0, n), np.float16), None
+    rest = (k, 0.03, np.ones(n, np.float32), layout.row_sums(tiles, n), *nothing)
+    x = np.zeros((5, k), np.float32)
+    x[1, 3] = x[4, 0] = x[4, 35] = 9
+    for pool in pools:
+        before = pool.overflow
+        linear.linear(x, linear.Int8Linear.of_parts([tiles[:1], tiles[1:]], [16, 32], *rest), pool)
+        assert pool.overflow - before == 3
+
+
+def test_parts_that_do_not_make_a_linear_are_refused() -> None:
+    tiles, panels = np.zeros((1, 9, 16, 4), np.int8), w4.pack_codes(*codes_of(16, 36))
+    vectors = np.ones(32, np.float32), np.zeros(32, np.int32), np.empty(0, np.int32), np.empty((0, 32), np.float16), None
+    for parts, counts, said in (
+        ([tiles, panels], [16], "as many"), ([], [], "as many"),
+        ([tiles, panels], [16, 17], "codes"), ([tiles, tiles], [17, 16], "tiles"), ([tiles, tiles[:, :8]], [16, 16], "tiles"),
+        ([tiles, panels.astype(np.int8)], [16, 16], "tiles"), ([tiles, None], [16, 16], "tiles"),
+        ([tiles], [16], "product_scale"), ([tiles, panels], [16, -16], "0 or more"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            linear.Int8Linear.of_parts(parts, counts, 36, 1.0, *vectors)
+    both = linear.Int8Linear.of_parts([tiles, panels], [16, 16], 36, 1.0, *vectors)
+    pool, x = kernels.ThreadPool(1), np.zeros((40, 36), np.float32)
+    with pytest.raises(ValueError, match="shares memory"):
+        linear.linear(x, both, pool, out=x.reshape(-1)[: 40 * 32].reshape(40, 32))
+    assert not linear.linear(x, both, pool, swiglu=True).any()  # in a second pass
 
 
 def test_a_linear_of_codes_is_the_reference(isa: str, pools: list[kernels.ThreadPool]) -> None:
