@@ -508,9 +508,15 @@ static bool quantized_product(const QuantizeInput& input, LinearPlan& plan, Thre
   });
 }
 
+// The product of activations that quantized_product made for a weight that meets the same.
+static void product_again(LinearPlan& plan, ThreadPool& pool) {
+  linear_product(plan, pool, [](int) { return [](int64_t, int64_t) { return true; }; });
+}
+
 static bool linear(const QuantizeInput& input, const Int8Weight* parts, int64_t part_count, const uint16_t* hot_weight,
                    const float* add, float* out, ThreadPool& pool) {
   LinearPlan plan = {};
+  bool code_rows = false;
   plan.hot_count = hot_weight != nullptr ? input.hot_count : 0;
   for (int64_t i = 0; i < part_count; ++i) plan.width += parts[i].channels;
   plan.hot_stride = plan.width;
@@ -519,7 +525,9 @@ static bool linear(const QuantizeInput& input, const Int8Weight* parts, int64_t 
     plan.hot_weight = hot_weight == nullptr ? nullptr : hot_weight + first;
     plan.add = add == nullptr ? nullptr : add + first;
     plan.out = out + first;
-    if (!quantized_product(input, plan, pool)) return false;
+    if (i > 0 && has_code_rows(plan) == code_rows) product_again(plan, pool);
+    else if (!quantized_product(input, plan, pool)) return false;
+    code_rows = has_code_rows(plan);
   }
   count_overflow(input, plan.residual_rows, pool);
   return true;
