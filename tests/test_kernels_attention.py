@@ -161,6 +161,30 @@ def test_rope_append_equals_the_reference(
             np.testing.assert_array_equal(actual, wanted)
 
 
+@pytest.mark.parametrize("start", [0, 1, 15])
+@pytest.mark.parametrize("dim", [8, 40, 64])
+def test_neighbouring_tokens_are_stored_as_if_each_came_alone(
+    isa: str, pools: list[kernels.ThreadPool], dim: int, start: int
+) -> None:
+    m, heads, kv_heads = 70, 3, 2
+    generator = np.random.default_rng([dim, start])
+    source = generator.standard_normal((m, (heads + 2 * kv_heads) * dim)).astype(np.float32)
+    rope, k_offset = turned(m, dim, generator), generator.standard_normal((kv_heads, dim)).astype(np.float32)
+    slots = np.arange(start, start + m, dtype=np.int64)
+    slots[[4, 11, 12, 40]] = -1  # left out: an even one, an odd one, both of a pair
+    slots[50:54] = slots[[53, 51, 52, 50]]
+    alone = stale_pages(6, kv_heads, dim)
+    for row in range(m):
+        one = slice(row, row + 1)
+        arguments = heads, kv_heads, dim, rope.positions[one], rope.cos, rope.sin, None, None, 1e-6, k_offset
+        reference.rope_append(source[one].copy(), *arguments, *alone, slots[one])
+    for pool in pools:
+        pages = stale_pages(6, kv_heads, dim)
+        attention.rope_append(source.copy(), heads, kv_heads, dim, *rope, None, None, 1e-6, k_offset, *pages, slots, pool)
+        for actual, wanted in zip(pages, alone, strict=True):
+            np.testing.assert_array_equal(actual, wanted)
+
+
 def test_rope_append_is_the_composition(isa: str, pool: kernels.ThreadPool) -> None:
     m, heads, kv_heads, dim = 40, 6, 2, 64
     generator = np.random.default_rng(4)

@@ -32,6 +32,7 @@ constexpr int kBlockQueries = 1, kBlockVectors = 1, kExpVectors = 1;
 constexpr int64_t kSegmentPages = kSegment / kPage;
 constexpr int64_t kScoreStride = kSegment + 16;   // a power of two would put the same token's scores into few cache sets
 constexpr int64_t kWeightStride = kSegment + 32;
+constexpr int64_t kHeadRoom = kMaxHeadDim + kLanes;  // whole vectors are stored
 constexpr float kInt16Most = 32767.0f, kSmallestNormal = 0x1p-126f, kLog2E = 0x1.715476p+0f;
 
 // ---- append ------------------------------------------------------------------------------------------------
@@ -63,25 +64,42 @@ EDGE_INLINE bool quantize_head(const float* x, int64_t dim, int8_t* q, uint16_t*
   return true;
 }
 
-EDGE_INLINE void place_key(const int8_t* q, int64_t dim, int64_t token, int8_t* page) {
-  for (int64_t d = 0; d < dim; d += 2) memcpy(page + d * kPage + 2 * token, q + d, 2);
+// Whether the rows m and m+1 are two neighbours that pages keep side by side.
+EDGE_INLINE bool are_pair(const int64_t* slots, int64_t m) {
+  return slots[m] >= 0 && slots[m] % 2 == 0 && slots[m + 1] == slots[m] + 1;
 }
 
-EDGE_INLINE void place_value(const int8_t* q, int64_t dim, int64_t token, int8_t* page) {
-  for (int64_t d = 0; d < dim; ++d) page[token / 2 * 2 * dim + 2 * d + token % 2] = q[d];
+// The integers of N tokens from this one on into their page. Two at once fill what one would write byte by byte.
+template <int N>
+EDGE_INLINE void place_keys(const int8_t (*q)[kHeadRoom], int64_t dim, int64_t token, int8_t* page) {
+  for (int64_t d = 0; d < dim; d += 2)
+    unrolled<N>([&](auto i) EDGE_INLINE_LAMBDA { memcpy(page + d * kPage + 2 * (token + i), q[i] + d, 2); });
 }
 
-// Row m of keys or values into its slot, by `place`; false when a head is not finite.
-template <class Place>
-EDGE_INLINE bool append_row(const AppendArgs& a, int64_t m, Place&& place) {
+template <int N>
+EDGE_INLINE void place_values(const int8_t (*q)[kHeadRoom], int64_t dim, int64_t token, int8_t* page) {
+  int8_t* const pairs = page + token / 2 * 2 * dim + token % 2;
+  for (int64_t d = 0; d < dim; ++d) unrolled<N>([&](auto i) EDGE_INLINE_LAMBDA { pairs[2 * d + i] = q[i][d]; });
+}
+
+// Keys or values of N rows from m on, whose slots follow each other in a page; false when a head is not finite.
+template <int N, class Place>
+EDGE_INLINE bool append_tokens(const AppendArgs& a, int64_t m, Place&& place) {
   bool finite = true;
-  int8_t q[kMaxHeadDim + kLanes];
+  int8_t q[N][kHeadRoom];
   for (int64_t h = 0; h < a.kv_heads; ++h) {
     const int64_t at = (a.slots[m] / kPage * a.kv_heads + h) * kPage, token = a.slots[m] % kPage;
-    finite &= quantize_head(a.source + m * a.row_stride + h * a.head_dim, a.head_dim, q, a.scales + at + token);
+    for (int i = 0; i < N; ++i)
+      finite &= quantize_head(a.source + (m + i) * a.row_stride + h * a.head_dim, a.head_dim, q[i], a.scales + at + token + i);
     place(q, a.head_dim, token, a.pages + at * a.head_dim);
   }
   return finite;
+}
+
+template <int N>
+EDGE_INLINE bool append_rows(const RopeAppendArgs& a, int64_t m) {
+  const bool keys = append_tokens<N>(a.k, m, place_keys<N>), values = append_tokens<N>(a.v, m, place_values<N>);
+  return keys && values;
 }
 
 // The keys of a row less their offset, all heads.
@@ -105,8 +123,8 @@ static bool rope_append_rows(const RopeAppendArgs& a, int64_t begin, int64_t end
     rope_rows(a.rope, m, m + 1);
     subtract_offset(a.k.source + m * a.k.row_stride, a.k_offset, a.k.kv_heads * a.k.head_dim);
     if (a.k.slots[m] < 0) continue;
-    finite &= append_row(a.k, m, place_key);
-    finite &= append_row(a.v, m, place_value);
+    if (m + 1 < end && are_pair(a.k.slots, m)) continue;  // with the next row
+    finite &= m > begin && are_pair(a.k.slots, m - 1) ? append_rows<2>(a, m - 1) : append_rows<1>(a, m);
   }
   return finite;
 }
