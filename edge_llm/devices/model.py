@@ -333,9 +333,9 @@ def takes_turns(layer_parts: Sequence[Sequence[Part]]) -> bool:
     return len({part.lane for parts in layer_parts for part in parts}) == 1
 
 
-STRETCH = 1 << 34
-"""Multiplications, attention's too, that one task of several layers does at most: some 25 ms of two cores, for tasks cannot be
-cancelled."""
+STRETCH = 1 << 35
+"""Multiplications, attention's too, that one task of several layers does at most: some 50 ms of two cores, for tasks cannot be
+cancelled, and each leaves the cores to Python for 0.1 ms."""
 
 
 def stretches(work: Sequence[int], streamed: Sequence[int]) -> list[range]:

@@ -29,7 +29,7 @@ def prefill_graph(chunks: Sequence[Chunk], model: DeviceModel) -> TaskGraph:
     ends = [_add_embedding(graph, index, chunk, model) for index, chunk in enumerate(chunks)]
     for layers in model.stretches(chunks):
         parts = model.layer_parts[layers[0]]
-        read = sweep.begin(layers[0])
+        last, read = last_parts(parts), sweep.begin(layers[0])
         for index, chunk in enumerate(chunks):
             before = ends[index - 1] if turns else ()  # ends[-1]: the last chunk's, in the layer before
             for part in parts:
@@ -37,7 +37,7 @@ def prefill_graph(chunks: Sequence[Chunk], model: DeviceModel) -> TaskGraph:
                 after += [_name(earlier, layers, name) for earlier in range(index) for name in part.after_earlier]
                 run, key = model.part(layers, part, chunk), _cost_key(part, len(layers), chunk)
                 graph.add(_name(index, layers, part.name), part.lane, run, after=after, cost_key=key)
-            ends[index] = tuple(_name(index, layers, part) for part in last_parts(parts))
+            ends[index] = tuple(_name(index, layers, part) for part in last)
         sweep.end(layers[-1], [name for names in ends for name in names])
     return graph
 
