@@ -6,6 +6,7 @@ The order is that of Hugging Face and llama.cpp: temperature, then top-k, top-p 
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from typing import NamedTuple, TypedDict
@@ -46,7 +47,7 @@ def make_sampler(params: GenerationParams, pool: ThreadPool | None = None) -> Sa
 
 def greedy(logits: np.ndarray) -> Choice:
     """The most likely token; the lowest id among equals."""
-    token = int(np.argmax(logits))
+    token = int(logits.argmax())
     best = float(logits[token])
     _check_finite(best)
     return Choice(token, best)
@@ -71,5 +72,5 @@ def _best(logits: np.ndarray, pool: ThreadPool | None = None) -> float:
 
 
 def _check_finite(best: float) -> None:
-    if not np.isfinite(best):
+    if not math.isfinite(best):
         raise NumericError(f"the logits hold `{best}`; the model or the device computed something that is no number")

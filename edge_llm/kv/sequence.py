@@ -44,13 +44,10 @@ class SequencePages:
 
     def __init__(self, allocator: PageAllocator) -> None:
         self._allocator = allocator
+        self.page_tokens = allocator.page_tokens
+        """Tokens of a page."""
         self.table = np.empty(0, np.int32)
         self.length = 0
-
-    @property
-    def page_tokens(self) -> int:
-        """Tokens of a page."""
-        return self._allocator.page_tokens
 
     @property
     def capacity(self) -> int:

@@ -73,7 +73,7 @@ class Linear:
     scheme: str = DEFAULT_SCHEME
     """How its weight is stored and multiplied: one of `edge_llm.schemes`."""
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Output channels N."""
         return sum(part.count for part in self.sources)

@@ -27,9 +27,12 @@ def chunk_lengths(chunk: int, context: int) -> tuple[int, ...]:
     return ladder(min(chunk, max(8, context)))
 
 
-NO_ROWS = np.empty(0, np.int64)
-FIRST_ROW = np.zeros(1, np.int64)
-FIRST_SEQUENCE = np.zeros(1, np.int32)
+INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
+"""What NumPy otherwise looks up for every array that it makes."""
+
+NO_ROWS = np.empty(0, INT64)
+FIRST_ROW = np.zeros(1, INT64)
+FIRST_SEQUENCE = np.zeros(1, INT32)
 
 
 def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int], window: int = 1) -> Iterator[Chunk]:
@@ -58,10 +61,10 @@ def _one_row(segment: Segment[SequencePages], static: int) -> Chunk:
     sequence = segment.sequence
     at, size, table = sequence.length, sequence.page_tokens, sequence.table
     slot = table.item(at // size) * size + at % size
-    tokens, slots, position = np.array(segment.tokens, np.int64), np.array((slot,), np.int64), np.array((at,), np.int32)
+    tokens, slots, position = np.array(segment.tokens, INT64), np.array((slot,), INT64), np.array((at,), INT32)
     wanted = FIRST_ROW[: segment.wanted]
     logits, states = (NO_ROWS, wanted) if segment.states else (wanted, NO_ROWS)
-    return Chunk(0, Rows(static, tokens, FIRST_SEQUENCE, position, slots, table[None, :]), logits, states)
+    return Chunk(0, Rows(static, tokens, FIRST_SEQUENCE, position, slots, table[None]), logits, states)
 
 
 def _lay_out(segments: Sequence[Segment[SequencePages]]) -> tuple[tuple[np.ndarray, ...], dict[bool, list[int]]]:
