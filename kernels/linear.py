@@ -12,8 +12,8 @@ empty (then `hot_weight` is f16[0, N]). A row's result does not depend on the ot
 instruction set. `kernels.reference` defines every function.
 
 `Int8Linear.of_codes(codes, n, ...)` is the same weight kept as 4-bit codes (`kernels.w4`): the same bits, half the memory.
-`Int8Linear.of_parts(integers, counts, k, ...)` has its channels in several arrays of tiles (int8) and codes (uint8), as many
-in each as `counts` says; the other arrays are of all channels.
+In `Int8Linear.of_parts(integers, counts, k, ...)`, `integers[i]` holds the tiles (int8) or codes (uint8) of the next
+`counts[i]` channels; the other arrays are of all channels.
 
 A card may end its products in float16. `Int8Linear(..., None, *rounding)`, with a `Rounding` in place of the bias, is a
 weight with such products: `linear` has linear_rounded in the place of linear_int8, and what is merged is float32 as ever.
@@ -125,13 +125,9 @@ def linear(
     """x[M, K] -> y[M, N]: quantize -> linear_int8 -> merge with hot_product and `add` f32[M, N], in one pass over y.
 
     Without `shadow` the hot columns and the residual are left out. With `gain` f32[K] x is `rms_norm(x, gain, eps)` first.
-    With `swiglu`, which excludes `add`, the result is `swiglu(y)` [M, N/2]. `out` may be `add` itself. When an activation
-    is not finite, `out` is left as it was.
+    With `swiglu`, which excludes `add`, the result is `swiglu(y)` [M, N/2]. `out` may be `add` itself, and share memory
+    with `x` where the weight has one part. When an activation is not finite, `out` is left as it was.
     """
     if swiglu and add is None and not weight.swiglu_in_one_pass:
         return _native.swiglu(_native.linear(x, weight, pool, add, shadow, None, gain, eps, False), pool, out)
     return _native.linear(x, weight, pool, add, shadow, out, gain, eps, swiglu)
-
-
-SWIGLU_CHANNELS = 32
-"""Gate and up channels that meet in one pass: a tile row block of each."""

@@ -19,7 +19,7 @@ from edge_llm.formats.layout import TensorRange
 from edge_llm.models.layer import Decoder
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
 from edge_llm.schemes import int8, linear_tensors, scheme_of
-from edge_llm.schemes.parts import of_integers
+from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.selftest.report import measured_law
 from edge_llm.weights.plan import Rates
 from kernels import ThreadPool
@@ -77,7 +77,7 @@ def card_rates(bundle: Bundle, device: CardDevice, chunk: int, here: Rates) -> R
         seconds = {rows: _alone_seconds(bundle.decoder, law, route, rows) for rows in (1, chunk)}
         return Rates(here.disk, costs.weight_bytes / seconds[1], chunk * costs.operations / seconds[chunk])
     token, rows = (_card_seconds(bundle.decoder, law, route, count) for count in (1, chunk))
-    beside = {name: one for name, one in bundle.decoder.linears().items() if not of_integers(one.scheme)}
+    beside = {name: one for name, one in bundle.decoder.linears().items() if not is_multiplied_as_int8(one.scheme)}
     names = [f"{name}.{tensor}" for name, one in beside.items() for tensor, _, _ in linear_tensors(one, 0)]
     beside_bytes = sum(bundle.tensors[name].nbytes for name in names)
     beside_seconds = 1e-6 * sum(scheme_of(one).cost(one) for one in beside.values()) / device.cpu_threads
@@ -98,5 +98,5 @@ def _alone_seconds(decoder: Decoder, law: ChipLaw, route: MatmulRoute, rows: int
 
 def _card_seconds(decoder: Decoder, law: ChipLaw, route: MatmulRoute, rows: int) -> float:
     """Of the chip's products of all layers for ``rows`` rows."""
-    on_card = ((one for one in layer.linears if of_integers(one.scheme)) for layer in decoder.layers)
+    on_card = ((one for one in layer.linears if is_multiplied_as_int8(one.scheme)) for layer in decoder.layers)
     return sum(sum(card_costs(law, route, linears, (rows,)).values()) for linears in on_card)

@@ -27,7 +27,7 @@ from edge_llm.progress import CountProgress
 from edge_llm.quant.scheme import rounded_kv
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.tables import gather
+from edge_llm.schemes.tables import gather, integers_of
 from edge_llm.weights.resident import ResidentWeights
 from kernels import ThreadPool
 
@@ -106,7 +106,7 @@ class PartlyInt8:
     def _hidden(self, tokens: Sequence[int], cache: FloatCache) -> np.ndarray:
         table = self._weights.embedding
         ids = np.asarray(tokens, np.int64)
-        x = np.asarray(gather(table, table.integers, ids) * table.weight_scale[ids, None], np.float32)
+        x = np.asarray(gather(table, integers_of(table), ids) * table.weight_scale[ids, None], np.float32)
         x[:, table.hot_index] = table.hot_weight[:, ids].T
         end = cache.length + len(ids)
         if end > self._tables.positions:

@@ -1,6 +1,6 @@
 """What is W4 and what stays INT8 under a number of bits: where 4 bits cost the most per byte, there are 8.
 
-What 4 bits cost is measured on the calibration text, with rounded codes, for every part of a linear alone, such as the
+What 4 bits cost is measured on the calibration text, with rounded codes, for every source of a linear alone, such as the
 values of a q | k | v: all else is INT8.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from types import MappingProxyType
 
 import numpy as np
@@ -22,7 +23,7 @@ from edge_llm.models.layer import Decoder, Linear, SwiGLU
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import fits
 from edge_llm.schemes import linear_tensors
-from edge_llm.schemes.parts import can_part, of_integers, of_parts
+from edge_llm.schemes.parts import is_multiplied_as_int8, joint_name, sources_may_differ
 
 DEFAULT_BITS = 4.6
 AUTO = "auto"
@@ -75,7 +76,7 @@ class LayerBits:
         check_names(self.fixed, decoder)
         if self.kind == AUTO:
             _check_bits(self.bits, self._least_bits(decoder))
-        return {name: scheme for name, scheme in self.fixed.items() if not of_integers(scheme)}
+        return {name: scheme for name, scheme in self.fixed.items() if not is_multiplied_as_int8(scheme)}
 
     def _least_bits(self, decoder: Decoder) -> float:
         """Bits per weight of the layers where all that can be is in W4, and no channel is hot."""
@@ -97,54 +98,55 @@ def that_fit(decoder: Decoder, chosen: Choice) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Rows of a linear that may be W4 or INT8 by themselves: a source of ``count``, or all of them."""
+class _Source:
+    """What may be W4 or INT8 by itself: source ``number`` of ``count`` of a linear; of 1 it is all of the linear."""
 
     linear: str
     number: int
     count: int
 
     def scheme(self, here: str, elsewhere: str) -> str:
-        """The scheme of the linear with one scheme ``here`` and another in its other parts."""
-        return of_parts([here if number == self.number else elsewhere for number in range(self.count)])
+        """The scheme of the linear with one scheme ``here`` and another in its other sources."""
+        return joint_name([here if number == self.number else elsewhere for number in range(self.count)])
 
 
 def allocate(
     decoder: Decoder, chosen: Choice, bits: float, measure: Measure, fixed: Mapping[str, str] = NOTHING_FIXED
 ) -> dict[str, Treatment]:
-    """``chosen`` with as many parts of linears in W4 as it takes for ``bits`` per weight of the layers, those that cost least.
+    """``chosen`` with W4 where it costs least, as much as it takes for ``bits`` per weight of the layers.
 
-    The linears that are ``fixed`` have the schemes that these say.  Raises `UsageError` where that is not enough.
+    ``fixed`` names the schemes of linears that are INT8 in ``chosen``.  Raises `UsageError` where ``bits`` are too few.
     """
     linears = decoder.linears()
-    chosen = in_schemes(chosen, {name: scheme for name, scheme in fixed.items() if chosen[name].scheme == INT8})
-    parts = [part for name in that_fit(decoder, chosen) if name not in fixed for part in _parts(decoder, name)]
-    least = in_schemes(chosen, {part.linear: W4 for part in parts})
+    start = in_schemes(chosen, {name: scheme for name, scheme in fixed.items() if chosen[name].scheme == INT8})
+    sources = [source for name in that_fit(decoder, start) if name not in fixed for source in _sources(decoder, name)]
+    least = in_schemes(start, {source.linear: W4 for source in sources})
     weights = sum(one.rows * one.columns for name, one in linears.items() if name != "output")
     taken = sum(_bits(linears[name], one) for name, one in least.items() if name != "output")
     _check_bits(bits, taken / weights)
     left = bits * weights - taken
-    costs = _costs(chosen, parts, measure)
-    more = {part: _bits_of_eight(linears[part.linear], chosen[part.linear], part) for part in parts}
-    wide: dict[str, set[int]] = {}
-    for part in sorted(parts, key=lambda part: -costs[part] / more[part]):
-        if more[part] <= left:
-            left -= more[part]
-            wide.setdefault(part.linear, set()).add(part.number)
-    counts = {part.linear: part.count for part in parts}
-    return in_schemes(chosen, {
-        name: of_parts([INT8 if number in wide.get(name, ()) else W4 for number in range(count)])
-        for name, count in counts.items()
-    })
+    costs = _costs(start, sources, measure)
+    more = {source: _extra_bits(linears[source.linear], start[source.linear], source) for source in sources}
+    wide: set[_Source] = set()
+    for source in sorted(sources, key=lambda source: -costs[source] / more[source]):
+        if more[source] <= left:
+            left -= more[source]
+            wide.add(source)
+    schemes = {
+        name: joint_name([INT8 if source in wide else W4 for source in own])
+        for name, own in groupby(sources, key=lambda source: source.linear)
+    }
+    return in_schemes(start, schemes)
 
 
-def _parts(decoder: Decoder, name: str) -> list[_Part]:
-    """The parts of a linear: a SwiGLU whose two sources have one scheme takes a single pass."""
-    layer = decoder.layers[int(name.split(".")[1])]
-    linear = layer.linear(name.split(".")[2])
+def _sources(decoder: Decoder, name: str) -> list[_Source]:
+    """The sources of a linear that may differ; those that a SwiGLU reads stay one, which takes a single pass."""
+    _, index, own_name = name.split(".")
+    layer = decoder.layers[int(index)]
+    linear = layer.linear(own_name)
     joint = any(isinstance(reader, SwiGLU) for reader in layer.readers(linear))
-    count = len(linear.sources) if can_part(linear) and not joint else 1
-    return [_Part(name, number, count) for number in range(count)]
+    count = len(linear.sources) if sources_may_differ(linear) and not joint else 1
+    return [_Source(name, number, count) for number in range(count)]
 
 
 def _check_bits(bits: float, least: float) -> None:
@@ -164,14 +166,14 @@ def _bits_of(linear: Linear, hot: int, scheme: str) -> int:
     return sum(8 * np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in specs)
 
 
-def _bits_of_eight(linear: Linear, treatment: Treatment, part: _Part) -> int:
-    """What ``part`` takes in INT8 more than in W4."""
+def _extra_bits(linear: Linear, treatment: Treatment, source: _Source) -> int:
+    """What ``source`` takes in INT8 more than in W4."""
     hot = len(treatment.hot)
-    return _bits_of(linear, hot, part.scheme(INT8, W4)) - _bits_of(linear, hot, W4)
+    return _bits_of(linear, hot, source.scheme(INT8, W4)) - _bits_of(linear, hot, W4)
 
 
-def _costs(chosen: Choice, parts: Sequence[_Part], measure: Measure) -> dict[_Part, float]:
-    """What W4 costs in each of ``parts`` alone, in percent of perplexity; below 0 where it cannot be told."""
-    alone = [in_schemes(chosen, {part.linear: part.scheme(W4, INT8)}) for part in parts]
-    none, *costs = measure("4 bits alone", [dict(chosen), *alone])
-    return {part: cost - none for part, cost in zip(parts, costs, strict=True)}
+def _costs(start: Choice, sources: Sequence[_Source], measure: Measure) -> dict[_Source, float]:
+    """What W4 costs in each of ``sources`` alone, in percent of perplexity; below 0 where it cannot be told."""
+    alone = [in_schemes(start, {source.linear: source.scheme(W4, INT8)}) for source in sources]
+    none, *costs = measure("4 bits alone", [dict(start), *alone])
+    return {source: cost - none for source, cost in zip(sources, costs, strict=True)}

@@ -24,7 +24,7 @@ from edge_llm.quant.gptq import damped_energy, damping, summed_energy
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import CodedWeight, stacked
-from edge_llm.schemes.parts import joined, of_integers, runs_of
+from edge_llm.schemes.parts import is_multiplied_as_int8, joined, parts_of
 from kernels.floats import product
 
 HELD_OUT = 8
@@ -91,9 +91,9 @@ class Coder:
     """float32 [T, hidden] of each."""
     tables: RopeTables
     fitted: int = 0
-    """Linears whose weights were fitted."""
+    """Linears of which at least half was fitted."""
     rounded: int = 0
-    """Those that are nearer when they are rounded."""
+    """The others, which are nearer when they are rounded."""
 
     @classmethod
     def begin(cls, source: WeightSource, decoder: Decoder, sequences: Sequence[np.ndarray]) -> Coder:
@@ -113,15 +113,15 @@ class Coder:
         self, layer: Layer, weights: LayerWeights, kept: Mapping[str, Treatment], name: str, pool: Executor
     ) -> dict[str, dict[str, np.ndarray]]:
         """The arrays of the W4 and INT8 linears of the layer ``name``, by the linears' names; ``weights`` are folded."""
-        linears = [one for one in layer.linears if of_integers(kept[f"{name}.{one.name}"].scheme)]
+        linears = [one for one in layer.linears if is_multiplied_as_int8(kept[f"{name}.{one.name}"].scheme)]
         inputs = self._through(layer, weights, linears, name, pool)
 
         def quantize(linear: Linear) -> tuple[dict[str, np.ndarray], bool]:
             full_name = f"{name}.{linear.name}"
             how, weight, read = kept[full_name], weights.linears[linear.name].weight, inputs[linear.name]
-            runs = runs_of(replace(linear, scheme=how.scheme))
-            made = [quantized(read, QUANTIZERS[run.scheme], weight[run.rows], how.hot, full_name) for run in runs]
-            return joined([one.arrays() for one, _ in made]), all(fitted for _, fitted in made)
+            parts = parts_of(replace(linear, scheme=how.scheme))
+            made = [quantized(read, QUANTIZERS[part.scheme], weight[part.rows], how.hot, full_name) for part in parts]
+            return joined([one.arrays() for one, _ in made]), _mostly([fitted for _, fitted in made])
 
         found = dict(zip(inputs, pool.map(quantize, linears), strict=True))
         self.fitted += sum(fitted for _, fitted in found.values())
@@ -145,7 +145,7 @@ class Coder:
     ) -> CodedWeight:
         """The output matrix ``output`` [V, hidden] in codes, behind all layers; ``norm`` is the last one, on [T, hidden].
 
-        It is fitted or rounded in runs of rows, because a vocabulary is large.
+        `_HEAD_ROWS` rows at a time are fitted or rounded, because a vocabulary is large.
         """
         inputs = Inputs(output.shape[1])
         for state in self.states:
@@ -155,10 +155,15 @@ class Coder:
             return quantized(inputs, QUANTIZERS[W4], output[first : first + _HEAD_ROWS], hot, "output")
 
         found = list(pool.map(code, range(0, len(output), _HEAD_ROWS)))
-        fitted = 2 * sum(one for _, one in found) >= len(found)
+        fitted = _mostly([one for _, one in found])
         self.fitted += fitted
         self.rounded += not fitted
         return stacked([weight for weight, _ in found])
+
+
+def _mostly(fitted: Sequence[bool]) -> bool:
+    """Whether a linear counts as fitted, of whose rows these were."""
+    return 2 * sum(fitted) >= len(fitted)
 
 
 def _ordinary(seen: ChannelStatistics) -> np.ndarray:

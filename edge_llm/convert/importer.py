@@ -62,7 +62,7 @@ from edge_llm.quant.profile import (
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import fits
 from edge_llm.schemes import scheme_of
-from edge_llm.schemes.parts import of_integers
+from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
 from kernels.memory import recycled
@@ -377,7 +377,7 @@ class _Job:
 
     def _coder(self, treated: Mapping[str, Treatment], sequences: list[np.ndarray]) -> Coder | None:
         """What fits weights to the calibration text, where that is asked for."""
-        if not self.weights.fitted or not any(of_integers(one.scheme) for one in treated.values()):
+        if not self.weights.fitted or not any(is_multiplied_as_int8(one.scheme) for one in treated.values()):
             return None
         return Coder.begin(self.source, self.decoder, sequences)
 

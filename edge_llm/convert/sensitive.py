@@ -21,8 +21,9 @@ from edge_llm.errors import StorageError, UsageError
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder, Linear
 from edge_llm.schemes import scheme_of, schemes
-from edge_llm.schemes.parts import can_part, of_integers
+from edge_llm.schemes.parts import is_multiplied_as_int8, sources_may_differ
 from edge_llm.strict_json import read_object
+from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 FILE = "sensitive_layers.json"
 MAX_BYTES = 4 << 20
@@ -52,7 +53,7 @@ def read_sensitive(path: Path) -> dict[str, str]:
     found = read_object(path, error=UsageError, max_bytes=MAX_BYTES)
     known = [name for name in schemes() if name != W4]
     for name, scheme in found.items():
-        if not isinstance(scheme, str) or (scheme not in known and (scheme == W4 or not of_integers(scheme))):
+        if not isinstance(scheme, str) or (scheme not in known and (scheme == W4 or not is_multiplied_as_int8(scheme))):
             raise UsageError(
                 f"`{shown(path)}`: `{shown(name)}` cannot be `{shown(scheme)}`; a linear there is one of {', '.join(known)}, "
                 f"or has {W4} or {INT8} for each of its matrices, such as `{W4},{W4},{INT8}`; one not there gets 4 bits",
@@ -84,7 +85,10 @@ def check_names(found: Mapping[str, str], decoder: Decoder) -> None:
 def _matrices_of(linear: Linear) -> str:
     if len(linear.sources) == 1:
         return "has 1 matrix"
-    if not can_part(linear):
-        return "has matrices that cannot be kept apart, because their rows are no multiple of 16 or their columns none of 4"
+    if not sources_may_differ(linear):
+        return (
+            "has matrices that must have one scheme: to differ, all but the last need a multiple of "
+            f"{TILE_CHANNELS} rows, and all one of {TILE_DEPTH} columns"
+        )
     sources = ", ".join(f"{one.source} of {one.count} rows" for one in linear.sources)
     return f"has {len(linear.sources)} matrices, {sources}; where all are alike, one name says so"

@@ -29,17 +29,20 @@ _JOB = "job"
 _BUNDLE = "bundle"
 _OWNER = "owner"
 _LOOKS, _PAUSE = 10, 0.05
-"""So often, and seconds between: who lists or removes what was stopped holds a folder for a moment."""
+"""Tries, and the seconds between them: listing or removing a stopped import locks its folder for a moment."""
 
 
 def refuse_second(target: Path) -> None:
     """Raise `Unavailable` where an import of ``target`` is at work; what a killed one left is in nobody's way."""
     with contextlib.suppress(OSError):  # nothing is there, or the file system has no locks
-        os.close(_lock(target))
+        os.close(_wait_for_lock(target))
 
 
-def _lock(target: Path) -> int:
-    """A descriptor that holds the folder of an import of ``target``.  Raises `Unavailable` where another has it, `OSError`."""
+def _wait_for_lock(target: Path) -> int:
+    """A descriptor that locks the folder of an import of ``target``.
+
+    Raises `Unavailable` where another process holds it, and `OSError` where there is no folder or no lock.
+    """
     folder = stopped_folder(target)
     for look in range(_LOOKS):
         time.sleep(_PAUSE if look else 0)
@@ -111,7 +114,7 @@ class Unfinished:
         if not self._may_stay:
             return lock_folder(self.folder)
         try:
-            return _lock(self.target)
+            return _wait_for_lock(self.target)
         except FileNotFoundError:
             raise
         except OSError:

@@ -16,7 +16,7 @@ from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
 from edge_llm.schemes.expanding import tile_bytes
 from edge_llm.schemes.int8_weight import holds_integers
-from edge_llm.schemes.parts import of_integers
+from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.subgraphs.placement import Placement
 from edge_llm.weights.base import SLOTS
 from edge_llm.weights.plan import spread
@@ -153,4 +153,4 @@ class CardPlan:
 
 
 def _products(layer: Layer) -> list[Linear]:
-    return [linear for linear in layer.linears if of_integers(linear.scheme)]
+    return [linear for linear in layer.linears if is_multiplied_as_int8(linear.scheme)]

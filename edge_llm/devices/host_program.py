@@ -12,7 +12,7 @@ from edge_llm.devices.base import LATE, BoundArrays, Rows, Stopped, Watch, Watch
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Attention, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
-from edge_llm.schemes.tables import Table
+from edge_llm.schemes.tables import Table, integers_of
 from edge_llm.subgraphs.ops import PRODUCT, Op
 from edge_llm.weights.base import Turn
 from kernels import ThreadPool
@@ -129,7 +129,7 @@ def add_op(program: HostProgram, op: Op, bound: BoundArrays, tables: RopeTables,
 def _add_embedding(program: HostProgram, op: Op, bound: BoundArrays) -> None:
     table, out = bound.weights.linears["embedding"], bound.buffers[op.writes[0]]
     assert isinstance(table, Table)
-    program.native.embedding(table.integers, table.columns, table.weight_scale, table.hot_index, table.hot_weight, out=out)
+    program.native.embedding(integers_of(table), table.columns, table.weight_scale, table.hot_index, table.hot_weight, out=out)
 
 
 def _add_norm(program: HostProgram, op: Op, norm: Norm, bound: BoundArrays) -> None:

@@ -14,7 +14,7 @@ from edge_llm.files import is_folder, read_file, shown, status
 from edge_llm.formats.layout import TensorRange, tensors_digest
 from edge_llm.models.layer import Decoder
 from edge_llm.npu.chips import CHIPS, ChipLaw
-from edge_llm.schemes.parts import of_integers
+from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.strict_json import MAX_BYTES, parse_object
 
 INDEX = "index.json"
@@ -128,7 +128,7 @@ def _products(decoder: Decoder, lengths: Iterable[int]) -> set[_Shape]:
         (length, number, one.name, one.columns, one.rows)
         for number, layer in enumerate(decoder.layers)
         for one in layer.linears
-        if of_integers(one.scheme)
+        if is_multiplied_as_int8(one.scheme)
         for length in lengths
     }
 

@@ -38,7 +38,7 @@ from edge_llm.models.layer import Decoder, Layer
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight
-from edge_llm.schemes.parts import of_integers
+from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.subgraphs.ops import CARD_LANE, Op, Subgraph
 from edge_llm.subgraphs.placement import AUTO, choose_placement
 from edge_llm.weights.base import Weights
@@ -133,7 +133,7 @@ class OnnxDevice:
 
 
 def _layer_bytes(layer: Layer) -> int:
-    return sum(operand_bytes(one.columns, one.rows) for one in layer.linears if of_integers(one.scheme))
+    return sum(operand_bytes(one.columns, one.rows) for one in layer.linears if is_multiplied_as_int8(one.scheme))
 
 
 class _Product:

@@ -12,7 +12,7 @@ from typing import Any
 
 from edge_llm.formats.bundle import Bundle
 from edge_llm.models.layer import Linear
-from edge_llm.schemes.parts import parts_of
+from edge_llm.schemes.parts import schemes_in
 
 TABLE, VECTORS = "embedding", "norms"
 """Kinds beside those of linears: the embedding (where it is not the output matrix too), and norms with the keys' offset."""
@@ -35,7 +35,7 @@ class Sizes:
     @property
     def precision(self) -> str:
         """The schemes, such as `int8` or `w4+int8`."""
-        return "+".join(dict.fromkeys(part for name, _ in self.schemes for part in parts_of(name)))
+        return "+".join(dict.fromkeys(part for name, _ in self.schemes for part in schemes_in(name)))
 
     def to_fields(self) -> dict[str, Any]:
         """As `show --json` prints it."""

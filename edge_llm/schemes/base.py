@@ -11,7 +11,7 @@ import numpy as np
 from edge_llm.files import shown
 from edge_llm.models.layer import Linear
 from edge_llm.quant.scheme import LIMIT
-from edge_llm.quant.shadow import FULL, SHADOWS, Treatment
+from edge_llm.quant.shadow import FULL, NONE, SHADOWS, Treatment
 from kernels import ThreadPool
 from kernels.program import Program
 
@@ -139,6 +139,21 @@ def beside_integers(linear: Linear, hot: int) -> list[TensorSpec]:
         ("hot_index", "int32", (hot,)),
         ("hot_weight", "float16", (hot, linear.rows)),
     ]
+
+
+def fields_beside(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> dict[str, Any]:
+    """The fields of a weight beside its integers, out of the ``arrays`` and ``facts`` of ``linear`` in a bundle."""
+    return {
+        "rows": len(arrays["scale"]),
+        "columns": linear.columns,
+        "input_scale": facts["input_scale"],
+        "weight_scale": arrays["scale"],
+        "row_sum": arrays["row_sum"],
+        "hot_index": arrays["hot_index"],
+        "hot_weight": arrays["hot_weight"],
+        "bias": arrays.get("bias"),
+        "residual": facts["shadow"] != NONE,
+    }
 
 
 def check_beside_integers(linear: Linear, name: str, array: np.ndarray) -> None:

@@ -25,21 +25,21 @@ def expanded(block: BlockWeights) -> BlockWeights:
     if not coded:
         return block
     made = {name: linear.expanded(ThreadPool(1)) for name, linear in coded.items()}
-    before = {f"{name}.{matrix}": array for name, linear in coded.items() for matrix, array in linear.matrices.items()}
+    before = {f"{name}.{integers}": array for name, linear in coded.items() for integers, array in linear.integers.items()}
     others = {name: array for name, array in block.tensors.items() if name not in before}
     tensors = {**others, **{f"{name}.{TILES}": linear.tiles for name, linear in made.items()}}
-    nothing = {name: np.empty((len(array), 0, *array.shape[2:]), array.dtype) for name, array in before.items()}
-    return BlockWeights({**block.linears, **made}, block.gains, tensors, partial(_open, block, tuple(coded), nothing))
+    empty = {name: np.empty((len(array), 0, *array.shape[2:]), array.dtype) for name, array in before.items()}
+    return BlockWeights({**block.linears, **made}, block.gains, tensors, partial(_open, block, tuple(coded), empty))
 
 
 def _open(
-    block: BlockWeights, coded: tuple[str, ...], nothing: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
+    block: BlockWeights, coded: tuple[str, ...], empty: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> BlockWeights:
-    """``block`` with ``tensors``, which have tiles for the ``coded`` linears; these have ``nothing`` in their own tensors."""
-    opened = block.moved({**tensors, **nothing})
+    """``block`` with ``tensors``, which have tiles for the ``coded`` linears; their own tensors are ``empty`` there."""
+    opened = block.moved({**tensors, **empty})
     linears = dict(opened.linears)
     for name in coded:
         linear = linears[name]
         assert isinstance(linear, CodedProduct)
         linears[name] = linear.with_tiles(tensors[f"{name}.{TILES}"])
-    return BlockWeights(linears, opened.gains, tensors, partial(_open, block, coded, nothing))
+    return BlockWeights(linears, opened.gains, tensors, partial(_open, block, coded, empty))

@@ -14,12 +14,13 @@ import numpy as np
 from edge_llm.config import INT8
 from edge_llm.models.layer import Linear
 from edge_llm.quant.scheme import quantize_weight
-from edge_llm.quant.shadow import NONE, product_cost
+from edge_llm.quant.shadow import product_cost
 from edge_llm.schemes.base import (
     Facts,
     TensorSpec,
     beside_integers,
     check_beside_integers,
+    fields_beside,
     integer_facts,
     integer_facts_of,
 )
@@ -42,18 +43,7 @@ def convert(weight: np.ndarray, hot: np.ndarray, name: str) -> dict[str, np.ndar
 
 
 def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> Int8Weight:
-    return Int8Weight(
-        tiles=arrays[TILES],
-        rows=len(arrays["scale"]),
-        columns=linear.columns,
-        input_scale=facts["input_scale"],
-        weight_scale=arrays["scale"],
-        row_sum=arrays["row_sum"],
-        hot_index=arrays["hot_index"],
-        hot_weight=arrays["hot_weight"],
-        bias=arrays.get("bias"),
-        residual=facts["shadow"] != NONE,
-    )
+    return Int8Weight(arrays[TILES], **fields_beside(linear, arrays, facts))
 
 
 def cost(linear: Linear) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -29,6 +29,11 @@ _WIDEST_PAD = 256
 def holds_integers(tensor: str) -> bool:
     """Whether ``tensor``, a name in a bundle, holds tiles or codes."""
     return tensor.rpartition(".")[2].startswith((TILES, CODES))
+
+
+def is_codes(integers: np.ndarray) -> bool:
+    """Whether an array of integers holds codes, and not tiles."""
+    return integers.dtype == np.uint8
 
 
 def by_blocks(residual: Residual) -> tuple[np.ndarray, Residual]:
@@ -75,9 +80,11 @@ class Int8Product:
     """float16 [H, N]."""
     bias: np.ndarray | None
     """float32 [N]."""
+    rounds: bool
+    """The product ends in float16 as `rounding` says: the weight multiplies as a card does."""
 
     @property
-    def matrices(self) -> Mapping[str, np.ndarray]:
+    def integers(self) -> Mapping[str, np.ndarray]:
         """Tiles, and the codes that expand to them, by their names in a bundle."""
         raise NotImplementedError
 
@@ -89,7 +96,13 @@ class Int8Product:
     @property
     def nbytes(self) -> int:
         vectors = (self.weight_scale, self.product_scale, self.row_sum, self.hot_index, self.hot_weight, self.bias)
-        return sum(array.nbytes for array in (*self.matrices.values(), *vectors) if array is not None)
+        return sum(array.nbytes for array in (*self.integers.values(), *vectors) if array is not None)
+
+    @property
+    def beside(self) -> tuple[Any, ...]:
+        """The arguments of `Int8Linear` behind the input scale."""
+        ends = (None, *self.rounding) if self.rounds else (self.bias,)
+        return self.product_scale, self.row_sum, self.hot_index, self.hot_weight, *ends
 
     @cached_property
     def product_scale(self) -> np.ndarray:
@@ -178,15 +191,9 @@ class Int8Weight(Int8Product):
     residual: bool = True
     """The cold residual is added; else what overflows is clipped."""
     rounds: bool = False
-    """The product ends in float16 as `rounding` says: the weight multiplies as a card does."""
 
     @property
-    def integers(self) -> np.ndarray:
-        """The tiles."""
-        return self.tiles
-
-    @property
-    def matrices(self) -> Mapping[str, np.ndarray]:
+    def integers(self) -> Mapping[str, np.ndarray]:
         return {TILES: self.tiles}
 
     @cached_property
@@ -197,17 +204,7 @@ class Int8Weight(Int8Product):
     @cached_property
     def native(self) -> linear.Int8Linear:
         """The same for the kernels, which check it here and trust it from then on."""
-        return linear.Int8Linear(
-            self.tiles,
-            self.rows,
-            self.columns,
-            self.input_scale,
-            self.product_scale,
-            self.row_sum,
-            self.hot_index,
-            self.hot_weight,
-            *((None, *self.rounding) if self.rounds else (self.bias,)),
-        )
+        return linear.Int8Linear(self.tiles, self.rows, self.columns, self.input_scale, *self.beside)
 
     def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
         return self.tiles, residual
@@ -220,9 +217,6 @@ class Int8Weight(Int8Product):
 
 class CodedProduct(Int8Product):
     """The same of a weight that is kept in codes, all of it or a part."""
-
-    rounds: bool
-    """The product ends in float16 as `rounding` says."""
 
     def make_tiles(self, pool: ThreadPool) -> np.ndarray:
         """The tiles that it stands for."""

@@ -20,6 +20,12 @@ RUN_ROWS = 8192
 """Rows that are expanded at a time."""
 
 
+def integers_of(table: Table) -> np.ndarray:
+    """The tiles or codes of ``table``."""
+    (found,) = table.integers.values()
+    return found
+
+
 def part(table: Table, integers: np.ndarray, rows: slice) -> Table:
     """The ``rows`` of ``table``, whose tiles or codes are ``integers``."""
     if isinstance(table, W4Weight):

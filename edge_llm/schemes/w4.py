@@ -16,13 +16,14 @@ import numpy as np
 
 from edge_llm.config import W4
 from edge_llm.models.layer import Linear
-from edge_llm.quant.shadow import NONE, product_cost
+from edge_llm.quant.shadow import product_cost
 from edge_llm.quant.w4 import round_weight
 from edge_llm.schemes.base import (
     Facts,
     TensorSpec,
     beside_integers,
     check_beside_integers,
+    fields_beside,
     integer_facts,
     integer_facts_of,
 )
@@ -54,22 +55,14 @@ class W4Weight(CodedProduct):
     bias: np.ndarray | None = None
     residual: bool = True
     rounds: bool = False
-    """The product ends in float16, as a card's."""
 
     @property
-    def integers(self) -> np.ndarray:
-        """The codes."""
-        return self.codes
-
-    @property
-    def matrices(self) -> Mapping[str, np.ndarray]:
+    def integers(self) -> Mapping[str, np.ndarray]:
         return {CODES: self.codes}
 
     @cached_property
     def native(self) -> Int8Linear:
-        parts = (self.product_scale, self.row_sum, self.hot_index, self.hot_weight)
-        ends = (None, *self.rounding) if self.rounds else (self.bias,)
-        return Int8Linear.of_codes(self.codes, self.rows, self.columns, self.input_scale, *parts, *ends)
+        return Int8Linear.of_codes(self.codes, self.rows, self.columns, self.input_scale, *self.beside)
 
     @cached_property
     def rounded(self) -> Self:
@@ -101,18 +94,7 @@ def check(linear: Linear, name: str, array: np.ndarray) -> None:
 
 
 def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> W4Weight:
-    return W4Weight(
-        codes=arrays[CODES],
-        rows=len(arrays["scale"]),
-        columns=linear.columns,
-        input_scale=facts["input_scale"],
-        weight_scale=arrays["scale"],
-        row_sum=arrays["row_sum"],
-        hot_index=arrays["hot_index"],
-        hot_weight=arrays["hot_weight"],
-        bias=arrays.get("bias"),
-        residual=facts["shadow"] != NONE,
-    )
+    return W4Weight(arrays[CODES], **fields_beside(linear, arrays, facts))
 
 
 def cost(linear: Linear) -> float:

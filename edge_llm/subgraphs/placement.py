@@ -15,7 +15,7 @@ from edge_llm.config import ASKED_FOR
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.models.layer import HIDDEN, Attention, Decoder, Embedding, Layer, Linear, Norm, Operation, SwiGLU, read_by
-from edge_llm.schemes.parts import of_integers, parts_of
+from edge_llm.schemes.parts import is_multiplied_as_int8, swiglu_in_one_pass
 from edge_llm.subgraphs.ops import (
     CARD_LANE,
     DEVICE_BUFFERS,
@@ -30,7 +30,6 @@ from edge_llm.subgraphs.ops import (
     Op,
     Part,
 )
-from kernels.linear import SWIGLU_CHANNELS
 
 
 def place_on_host(layer: Layer) -> tuple[Part, ...]:
@@ -57,7 +56,7 @@ def split(layer: Layer) -> tuple[Part, ...]:
     parts: list[Part] = []
     ops: list[Op] = []
     for operation in layer.operations:
-        if isinstance(operation, Linear) and not of_integers(operation.scheme):
+        if isinstance(operation, Linear) and not is_multiplied_as_int8(operation.scheme):
             ops.append(_whole_linear(layer, operation))
         elif isinstance(operation, Linear):
             parts += [_cpu_part([*ops, _quantize(layer, operation)], parts), *_product(operation)]
@@ -67,7 +66,7 @@ def split(layer: Layer) -> tuple[Part, ...]:
             ops = [_attend(operation)]
         elif isinstance(operation, SwiGLU):
             linear = _linear_of(layer, operation)
-            if linear is None or of_integers(linear.scheme):
+            if linear is None or is_multiplied_as_int8(linear.scheme):
                 ops.append(_swiglu(operation))
         elif not _in_its_linears(layer, operation):
             ops.append(_norm(operation))
@@ -310,8 +309,7 @@ def _whole_linear(layer: Layer, linear: Linear) -> Op:
     swiglu = next((one for one in layer.readers(linear) if isinstance(one, SwiGLU) and _linear_of(layer, one) == linear), None)
     if swiglu is None:
         return Op("linear", reads, (linear.writes,), linear, norm)
-    apart = linear.rows % SWIGLU_CHANNELS or len(parts_of(linear.scheme)) > 1
-    product = (PRODUCT,) if apart else ()  # gate and up channels meet in one pass, or in a second
+    product = () if swiglu_in_one_pass(linear) else (PRODUCT,)  # gate and up channels meet in one pass, or in a second
     return Op("linear_swiglu", reads, (swiglu.writes, *product), linear, norm)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_llm.formats.bundle import Bundle
-from edge_llm.schemes.int8_weight import Int8Weight, by_blocks, expand_blocks
+from edge_llm.schemes.int8_weight import Int8Weight, by_blocks, expand_blocks, is_codes
 from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
 
 
@@ -29,42 +29,42 @@ class ColdChannels:
         self.read = 0
         """Matrices that were read so far, each because of channels that were not in memory."""
 
-    def tiles(self, name: str, groups: np.ndarray) -> np.ndarray:
-        """The groups of four input channels ``groups`` (integers [G], ascending) of tensor ``name``: tiles int8 [P, G, 16, 4].
+    def tiles(self, name: str, blocks: np.ndarray) -> np.ndarray:
+        """The tiles int8 [P, B, 16, 4] of ``blocks`` (integers [B], ascending) of four input channels of tensor ``name``.
 
         The tensor has tiles, or the codes that they are expanded from.
 
         Raises `StorageError` or `CorruptBundle`.
         """
         panels = self._bundle.tensors[name].shape[0]
-        found = np.empty((panels, len(groups), TILE_CHANNELS, TILE_DEPTH), np.int8)
-        missing = [place for place, group in enumerate(groups.tolist()) if not self._look_up(name, group, found[:, place])]
+        found = np.empty((panels, len(blocks), TILE_CHANNELS, TILE_DEPTH), np.int8)
+        missing = [place for place, block in enumerate(blocks.tolist()) if not self._look_up(name, block, found[:, place])]
         if missing:
-            self._fetch(name, groups, missing, found)
+            self._fetch(name, blocks, missing, found)
         return found
 
-    def _look_up(self, name: str, group: int, out: np.ndarray) -> bool:
-        cached = self._cache.get((name, group))
+    def _look_up(self, name: str, block: int, out: np.ndarray) -> bool:
+        cached = self._cache.get((name, block))
         if cached is None:
             return False
-        self._cache.move_to_end((name, group))
+        self._cache.move_to_end((name, block))
         out[...] = cached
         return True
 
-    def _fetch(self, name: str, groups: np.ndarray, places: Sequence[int], found: np.ndarray) -> None:
+    def _fetch(self, name: str, blocks: np.ndarray, places: Sequence[int], found: np.ndarray) -> None:
         """Fill the ``places`` of ``found`` from flash.  All of the tensor is read, because its checksum is of all."""
         self.read += 1
-        wanted = groups[places]
+        wanted = blocks[places]
         for first, panels in self._bundle.read_panels(name):
             found[first : first + len(panels), places] = self._picked(name, panels, wanted)
-        for place, group in zip(places, wanted.tolist(), strict=True):
-            self._insert((name, group), found[:, place].copy())
+        for place, block in zip(places, wanted.tolist(), strict=True):
+            self._insert((name, block), found[:, place].copy())
 
-    def _picked(self, name: str, panels: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """The ``groups`` of some panels of tensor ``name``."""
-        if panels.dtype != np.uint8:
-            return np.asarray(panels[:, groups])
-        return expand_blocks(panels, self._bundle.columns(name.rpartition(".")[0]), groups)
+    def _picked(self, name: str, panels: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+        """The ``blocks`` of some panels of tensor ``name``."""
+        if not is_codes(panels):
+            return np.asarray(panels[:, blocks])
+        return expand_blocks(panels, self._bundle.columns(name.rpartition(".")[0]), blocks)
 
     def _insert(self, key: tuple[str, int], tiles: np.ndarray) -> None:
         self._cache[key] = tiles
@@ -79,7 +79,7 @@ class ColdWeight(Int8Weight):
     """An INT8 weight without its tiles, int8 [P, 0, 16, 4]: what an overflow needs of them comes from ``channels``."""
 
     names: tuple[str, ...] = ()
-    """Of the tiles and codes in the bundle, which lie one under the other."""
+    """The bundle's tensors of tiles or codes, in the order of their rows."""
     channels: ColdChannels | None = None
 
     def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:

@@ -29,7 +29,7 @@ class StagedWeights(StreamedWeights):
 
     def host_part(self, index: int) -> BlockWeights:
         block = self.use(index)
-        on_card = {f"{name}.{matrix}" for name, linear in block.linears.items() for matrix in _matrices(linear)}
+        on_card = {f"{name}.{integers}" for name, linear in block.linears.items() for integers in _integers(linear)}
         copies = block.moved({name: _copy(array, name in on_card) for name, array in block.tensors.items()})
         linears = {name: self._cold_linear(f"layers.{index}.{name}", linear) for name, linear in copies.linears.items()}
         return BlockWeights(linears, copies.gains)
@@ -39,12 +39,12 @@ class StagedWeights(StreamedWeights):
             return linear
         without = linear.with_tiles(no_channels(linear.rows)) if isinstance(linear, CodedProduct) else linear
         values = {field.name: getattr(without, field.name) for field in fields(Int8Weight)}
-        return ColdWeight(**values, names=tuple(f"{name}.{matrix}" for matrix in linear.matrices), channels=self._cold)
+        return ColdWeight(**values, names=tuple(f"{name}.{integers}" for integers in linear.integers), channels=self._cold)
 
 
-def _matrices(linear: Weight) -> Iterable[str]:
+def _integers(linear: Weight) -> Iterable[str]:
     """What the tensors are called, behind the name of the linear, that lie on a card alone."""
-    return linear.matrices if isinstance(linear, Int8Product) else ()
+    return linear.integers if isinstance(linear, Int8Product) else ()
 
 
 def _copy(array: np.ndarray, on_card: bool) -> np.ndarray:

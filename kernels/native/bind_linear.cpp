@@ -217,15 +217,6 @@ struct Beside {
   nb::handle product_scale, row_sum, hot, hot_weight, bias, rounded_scale, rounded_bias;
 };
 
-// What `whole` has for the channels from `first` on.
-void take_vectors(Int8Weight& part, const Int8Weight& whole, int64_t first) {
-  part.product_scale = whole.product_scale + first;
-  part.row_sum = whole.row_sum + first;
-  part.bias = whole.bias == nullptr ? nullptr : whole.bias + first;
-  part.rounded_scale = whole.rounded_scale == nullptr ? nullptr : whole.rounded_scale + first;
-  part.rounded_bias = whole.rounded_bias == nullptr ? nullptr : whole.rounded_bias + first;
-}
-
 // A linear of `parts`, whose integers are in `arrays`.
 Int8Linear assemble(std::vector<Int8Weight> parts, std::vector<nb::object> arrays, int64_t k, double input_scale,
                     const Beside& beside) {
@@ -240,7 +231,7 @@ Int8Linear assemble(std::vector<Int8Weight> parts, std::vector<nb::object> array
   const auto hot_weight = read_hot_weight(beside.hot_weight, hot.shape[0], whole.channels);
   int64_t first = 0;
   for (Int8Weight& part : parts) {
-    take_vectors(part, whole, first);
+    part.take_vectors(whole, first);
     first += part.channels;
   }
   for (nb::handle array : {beside.product_scale, beside.row_sum, beside.hot, beside.hot_weight, beside.bias,
@@ -294,16 +285,16 @@ LinearCall::LinearCall(nb::handle x_arg, const Int8Linear& linear, nb::handle ad
       shadow_weight(shadow ? reinterpret_cast<const uint16_t*>(linear.hot_weight.data) : nullptr),
       swiglu(swiglu) {
   const auto x = read<float, 2>(x_arg, "x");
-  const int64_t n = channels;
   rows = x.shape[0];
   expect_shape(x, "x", {-1, linear.columns});
   input = quantize_input(x, linear.input_scale, linear.hot, shadow, gain_arg, eps);
   const auto added = read_optional<float, 2>(add_arg, "add");
-  if (added) expect_shape(added, "add", {rows, n});
+  if (added) expect_shape(added, "add", {rows, channels});
   add = added.data;
-  if (swiglu && (add != nullptr || !linear.swiglu_in_one_pass()))
-    refuse("`swiglu` takes no `add`, and one part of a multiple of " + std::to_string(2 * kTileChannels) +
-           " channels; got `" + std::to_string(n) + "` in `" + std::to_string(parts.size()) + "`");
+  if (swiglu && add != nullptr) refuse("`swiglu` takes no `add`");
+  if (swiglu && !linear.swiglu_in_one_pass())
+    refuse("`swiglu` takes a multiple of " + std::to_string(2 * kTileChannels) + " channels in one part; got `" +
+           std::to_string(channels) + "` in `" + std::to_string(parts.size()) + "`");
 }
 
 nb::object LinearCall::write_to(nb::handle out_arg) {

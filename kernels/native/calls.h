@@ -16,7 +16,7 @@ constexpr const char* kNotFiniteKey = "non-finite key or value";
 // A linear's weight, checked once; it keeps its arrays alive.
 struct Int8Linear {
   std::vector<nb::object> arrays;
-  std::vector<Int8Weight> parts;  // one under the other
+  std::vector<Int8Weight> parts;  // in the order of their channels
   int64_t channels, columns;
   float input_scale;
   Array<const int32_t, 1> hot;

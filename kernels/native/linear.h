@@ -508,7 +508,7 @@ static bool quantized_product(const QuantizeInput& input, LinearPlan& plan, Thre
   });
 }
 
-// The product of activations that quantized_product made for a weight that meets the same.
+// Multiplies what the last quantized_product made of the activations: this weight takes them in the same form.
 static void product_again(LinearPlan& plan, ThreadPool& pool) {
   linear_product(plan, pool, [](int) { return [](int64_t, int64_t) { return true; }; });
 }
@@ -525,7 +525,8 @@ static bool linear(const QuantizeInput& input, const Int8Weight* parts, int64_t 
     plan.hot_weight = hot_weight == nullptr ? nullptr : hot_weight + first;
     plan.add = add == nullptr ? nullptr : add + first;
     plan.out = out + first;
-    if (i > 0 && has_code_rows(plan) == code_rows) product_again(plan, pool);
+    const bool same_form = i > 0 && has_code_rows(plan) == code_rows;
+    if (same_form) product_again(plan, pool);
     else if (!quantized_product(input, plan, pool)) return false;
     code_rows = has_code_rows(plan);
   }
@@ -548,11 +549,7 @@ static bool linear_swiglu(const QuantizeInput& input, const Int8Weight& weight, 
   const int64_t half = width / kTileChannels;
   if (weight.codes != nullptr) plan.up.codes = weight.codes + half * weight.code_bytes();
   else plan.up.tiles = weight.tiles + half * weight.tile_bytes();
-  plan.up.product_scale = weight.product_scale + width;
-  plan.up.row_sum = weight.row_sum + width;
-  plan.up.bias = weight.bias == nullptr ? nullptr : weight.bias + width;
-  plan.up.rounded_scale = weight.rounded_scale == nullptr ? nullptr : weight.rounded_scale + width;
-  plan.up.rounded_bias = weight.rounded_bias == nullptr ? nullptr : weight.rounded_bias + width;
+  plan.up.take_vectors(weight, width);
   if (!quantized_product(input, plan, pool)) return false;
   count_overflow(input, plan.residual_rows, pool);
   return true;

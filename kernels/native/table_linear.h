@@ -61,6 +61,14 @@ struct Int8Weight {
   const float* bias;           // [N] or null
   const float* rounded_scale;  // [N], or null where the product is not rounded
   const int32_t* rounded_bias; // [N] or null; |rounded_bias| + 127 * 127 * K < 2^31
+  // Those of `whole` for the channels from `first` on.
+  void take_vectors(const Int8Weight& whole, int64_t first) {
+    product_scale = whole.product_scale + first;
+    row_sum = whole.row_sum + first;
+    bias = whole.bias == nullptr ? nullptr : whole.bias + first;
+    rounded_scale = whole.rounded_scale == nullptr ? nullptr : whole.rounded_scale + first;
+    rounded_bias = whole.rounded_bias == nullptr ? nullptr : whole.rounded_bias + first;
+  }
   int64_t panels() const { return (channels + kTileChannels - 1) / kTileChannels; }
   int64_t blocks() const { return (columns + kTileDepth - 1) / kTileDepth; }
   int64_t groups() const { return (columns + kCodeGroup - 1) / kCodeGroup; }
@@ -95,7 +103,7 @@ struct LinearKernels {
                       int64_t hot_count, const uint16_t* hot_weight, ThreadPool& pool);
   // What follows linear_int8, in place.
   void (*merge)(const MergeArgs& args, ThreadPool& pool);
-  // All in one: quantize, then one pass over the output. W is its `parts`, one under the other; of several none may change x.
+  // All in one: quantize, then one pass over the output. W is its `parts` in the order of their channels; `out` is not in `x` where there are several.
   // `add` [M, N] or null is added last; it may be `out`. False: an activation is not finite, `out` is untouched.
   bool (*linear)(const QuantizeInput& input, const Int8Weight* parts, int64_t part_count, const uint16_t* hot_weight,
                  const float* add, float* out, ThreadPool& pool);

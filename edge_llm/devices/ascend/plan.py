@@ -14,7 +14,7 @@ from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.npu.calls import MASK_SIZE
 from edge_llm.npu.chips import ChipLaw
 from edge_llm.npu.runtime import GRAPH_ROWS
-from edge_llm.schemes.parts import of_integers
+from edge_llm.schemes.parts import is_multiplied_as_int8
 
 FLOAT_BYTES = 4
 FLOAT16_BYTES = 2
@@ -53,12 +53,12 @@ class AscendPlan:
         return sum(2 * self.law.allocation(self.value_bytes * tokens * one.kv_size) for one in self.decoder.attentions)
 
     def _layer(self, prefix: str, layer: Layer) -> int:
-        linears = sum(self._linear(prefix, one) for one in layer.linears if self.alone or of_integers(one.scheme))
+        linears = sum(self._linear(prefix, one) for one in layer.linears if self.alone or is_multiplied_as_int8(one.scheme))
         return linears + (sum(self.law.allocation(FLOAT_BYTES * gain.size) for gain in layer.gains) if self.alone else 0)
 
     def _linear(self, prefix: str, linear: Linear) -> int:
         allocation = self.law.allocation
-        if not of_integers(linear.scheme):
+        if not is_multiplied_as_int8(linear.scheme):
             return allocation(FLOAT16_BYTES * linear.columns * linear.rows) + allocation(FLOAT16_BYTES * linear.rows)
         columns, rows = self.law.padded(linear.columns, linear.rows)
         product = allocation(columns * rows) + allocation(SCALE_BYTES * rows)
