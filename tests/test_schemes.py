@@ -86,8 +86,9 @@ def test_codes_give_the_bits_of_the_int8_weight_that_they_stand_for(name):
 )
 def test_a_scheme_has_one_spelling_and_suits_its_linear(text, counts, columns):
     linear = Linear("w", tuple(SourceRows("", count) for count in counts), columns, "x", "y", scheme=",".join(text))
-    several = columns % 4 == 0 and len(set(text)) > 1 and len(text) == len(counts) and set(text) <= {"w4", "int8"}
-    if text in (["w4"], ["int8"], ["float16"]) or (several and all(count % 16 == 0 for count in counts[:-1])):
+    whole = columns % 4 == 0
+    several = whole and len(set(text)) > 1 and len(text) == len(counts) and set(text) <= {"w4", "int8"}
+    if text in (["int8"], ["float16"]) or (text == ["w4"] and whole) or (several and all(count % 16 == 0 for count in counts[:-1])):
         assert linear.scheme == scheme_of(linear).NAME
     else:
         with pytest.raises(ValueError, match="cannot have the scheme"):
@@ -258,6 +259,13 @@ def folder(source, tmp_path):
 def test_an_unknown_scheme_is_one_clear_line(folder):
     changed(folder, lambda fields: fields["linears"]["layers.0.o"].update(scheme="w3"))
     with pytest.raises(UnsupportedModel, match=r"`layers\.0\.o`.*`w3`.*upgrade edge-llm"):
+        open_bundle(folder)
+
+
+@pytest.mark.parametrize("scheme", ["w4,w4", "w4,w4,w4", "w4,w4,w4,int8", "w4,w4,float16"])
+def test_a_scheme_that_does_not_suit_its_linear_is_refused_by_its_name(folder, scheme):
+    changed(folder, lambda fields: fields["linears"]["layers.0.qkv"].update(scheme=scheme))
+    with pytest.raises(CorruptBundle, match=rf"`layers\.0\.qkv`.*`{scheme}`, which does not suit it"):
         open_bundle(folder)
 
 

@@ -16,8 +16,9 @@ from edge_llm.config import DEFAULT_SCHEME, TABLE_SCHEMES, ModelConfig, RopeScal
 from edge_llm.errors import CorruptBundle, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.layout import TABLES, TensorRange, tensor_layout
-from edge_llm.models.layer import Decoder, Linear
+from edge_llm.models.layer import Decoder
 from edge_llm.schemes import Facts, scheme_of, schemes
+from edge_llm.schemes.parts import schemes_in
 from edge_llm.strict_json import parse_object
 from kernels.checksum import crc32c
 
@@ -177,23 +178,19 @@ def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
         if (record["rows"], record["columns"]) != (linear.rows, linear.columns):
             raise corrupt(f"linear `{name}` in the manifest does not have the model's shape")
         scheme = record.get("scheme", DEFAULT_SCHEME)
-        if not isinstance(scheme, str) or not _known(dataclasses.replace(linear, scheme=scheme)):
+        if not isinstance(scheme, str) or not set(schemes()).issuperset(schemes_in(scheme)):
             raise UnsupportedModel(
                 f"linear `{name}` is stored by the weight scheme `{shown(scheme)}`, which this edge-llm does not have "
                 f"({', '.join(schemes())}); upgrade edge-llm, or import the model again"
             )
+        try:
+            scheme_of(dataclasses.replace(linear, scheme=scheme))
+        except ValueError:
+            raise corrupt(f"linear `{name}` in the manifest has the weight scheme `{scheme}`, which does not suit it") from None
         if name == "output" and scheme not in TABLE_SCHEMES:
             raise corrupt(f"the output matrix in the manifest has the weight scheme `{scheme}`, which takes layers alone")
         found[name] = scheme
     return found
-
-
-def _known(linear: Linear) -> bool:
-    try:
-        scheme_of(linear)
-    except ValueError:
-        return False
-    return True
 
 
 def linear_facts(raw: dict[str, Any], decoder: Decoder) -> dict[str, Facts]:

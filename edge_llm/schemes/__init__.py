@@ -11,7 +11,7 @@ import numpy as np
 from edge_llm.models.layer import Linear
 from edge_llm.schemes import float16, int8, w4
 from edge_llm.schemes.base import BlockWeights, Facts, Scheme, TensorSpec, Weight, check_finite
-from edge_llm.schemes.parts import Parts, parts_of
+from edge_llm.schemes.parts import Parts, parts_of, takes_codes
 
 __all__ = [
     "BlockWeights", "Facts", "Scheme", "TensorSpec", "Weight", "add_scheme", "check_tensor", "linear_tensors",
@@ -28,8 +28,9 @@ def schemes() -> tuple[str, ...]:
 
 def scheme_of(linear: Linear) -> Scheme:
     """The scheme of a linear.  Raises ValueError for an unknown one, and for one that does not suit it."""
-    found = _SCHEMES.get(linear.scheme)
-    return found if found is not None else Parts(linear.scheme, parts_of(linear), _SCHEMES)
+    if linear.scheme in _SCHEMES and takes_codes(linear):
+        return _SCHEMES[linear.scheme]
+    return Parts(linear.scheme, parts_of(linear), _SCHEMES)
 
 
 def linear_tensors(linear: Linear, hot: int) -> list[TensorSpec]:

@@ -65,6 +65,11 @@ def has_codes(linear: Linear) -> bool:
     return W4 in schemes_in(linear.scheme)
 
 
+def takes_codes(linear: Linear) -> bool:
+    """Whether its columns are whole tiles, where any of ``linear`` is to be kept in codes."""
+    return linear.columns % TILE_DEPTH == 0 or not has_codes(linear)
+
+
 def sources_may_differ(linear: Linear) -> bool:
     """Whether the sources of ``linear`` may have schemes of their own: several, of whole panels but for the last."""
     whole = linear.columns % TILE_DEPTH == 0 and all(source.count % TILE_CHANNELS == 0 for source in linear.sources[:-1])
@@ -91,7 +96,7 @@ def parts_of(linear: Linear) -> list[Part]:
     """The parts of ``linear`` in order.  Raises ValueError where its scheme does not suit it."""
     schemes = schemes_in(linear.scheme)
     suits = len(schemes) == 1 or (sources_may_differ(linear) and len(schemes) == len(linear.sources))
-    if not suits or not is_multiplied_as_int8(linear.scheme) or joint_name(schemes) != linear.scheme:
+    if not suits or not takes_codes(linear) or not is_multiplied_as_int8(linear.scheme) or joint_name(schemes) != linear.scheme:
         raise ValueError(f"`{linear.name}` cannot have the scheme `{linear.scheme}`")
     if len(schemes) == 1:
         return [Part(linear.scheme, slice(0, linear.rows))]
