@@ -88,7 +88,8 @@ def test_a_scheme_has_one_spelling_and_suits_its_linear(text, counts, columns):
     linear = Linear("w", tuple(SourceRows("", count) for count in counts), columns, "x", "y", scheme=",".join(text))
     whole = columns % 4 == 0
     several = whole and len(set(text)) > 1 and len(text) == len(counts) and set(text) <= {"w4", "int8"}
-    if text in (["int8"], ["float16"]) or (text == ["w4"] and whole) or (several and all(count % 16 == 0 for count in counts[:-1])):
+    panels = all(count % 16 == 0 for count in counts[:-1])
+    if text in (["int8"], ["float16"]) or (text == ["w4"] and whole) or (several and panels):
         assert linear.scheme == scheme_of(linear).NAME
     else:
         with pytest.raises(ValueError, match="cannot have the scheme"):
