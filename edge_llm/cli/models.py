@@ -78,7 +78,7 @@ def show_command(ctx: click.Context, model: str | None, as_json: bool, sensitive
             say_json(found)
             return
         sensitive.write_sensitive(sensitive_path, found)
-        note(f"wrote {sensitive_path}: {len(found)} linears of the layers are not in 4 bits")
+        note(f"wrote {sensitive_path}: {len(found)} linears of the layers are not in 4 bits, or not all of them")
     if as_json:
         say_json(facts)
         return
