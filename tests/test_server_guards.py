@@ -12,7 +12,7 @@ import httpx
 import pytest
 from serving import HandService, client_of, hosted, serving
 
-from edge_llm.errors import UsageError
+from edge_llm.errors import Unavailable, UsageError
 from edge_llm.server import limits
 from edge_llm.server.app import API, ROUTES
 from edge_llm.server.connection import Connection
@@ -439,7 +439,7 @@ def test_a_wide_bind_with_a_key_knows_this_machine_by_its_addresses():
 
 
 def test_a_busy_port_is_refused(engine):
-    with serving(hosted(HandService(), engine)) as url, pytest.raises(UsageError, match="choose another with --port"):
+    with serving(hosted(HandService(), engine)) as url, pytest.raises(Unavailable, match="choose another with --port"):
         listen(ServeOptions(port=httpx.URL(url).port))
 
 
