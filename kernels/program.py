@@ -128,3 +128,11 @@ class Program:
         page is out of range, before anything is computed, and for a value that is not finite, in the middle.
         """
         return self._native.run(tokens, positions, slots, row_sequence, page_table, pool, out, start, patience, seconds)
+
+    def run_row(self, token: int, position: int, pages: I32, pool: ThreadPool) -> F32:
+        """`run` of one row: the token at `position` of a sequence that has these `pages` i32[P].
+
+        Returns what the linear without `out` gives, f32[1, N].  Raises ValueError as `run` does, for a program without such a
+        linear, and for one that reads weights on the way.
+        """
+        return self._native.run_row(token, position, pages, pool)

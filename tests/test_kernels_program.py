@@ -133,6 +133,67 @@ def test_a_program_gives_the_bits_of_the_reference(isa, pools, seed):
                 np.testing.assert_array_equal(mine[:].view(np.uint8), other[:].view(np.uint8))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_row_alone_gives_the_bits_of_a_run_of_one_row(isa, pools, seed):
+    """Many positions of one sequence, native and as the reference walks them."""
+    layers = [layer_of(seed) for _ in range(3)]
+    program, alone, walked = whole_program(layers[0]), whole_program(layers[1]), reference.Program()
+    layers[2].fill(walked, lambda name, k: layers[2].weights[name])
+    random = np.random.default_rng([seed, 2])
+    pages = random.permutation(PAGES)[:4].astype(np.int32)
+    for position in range(0, 64, 7):
+        token, slot = int(random.integers(VOCABULARY)), pages[position // 16] * 16 + position % 16
+        pool, logits = pools[position % len(pools)], logits_of(1)
+        one = np.array([position], np.int32), np.array([slot], np.int64), np.zeros(1, np.int32), pages[None]
+        program.run(np.array([token]), *one, pool, logits)
+        for found in (alone.run_row(token, position, pages, pool), walked.run_row(token, position, pages)):
+            np.testing.assert_array_equal(found.view(np.uint8), logits.view(np.uint8))
+        for arrays in zip(*(layer.arrays for layer in layers), strict=True):
+            first, *others = [array[:1] if len(array) == MOST else array for array in arrays]
+            for other in others:
+                np.testing.assert_array_equal(first.view(np.uint8), other.view(np.uint8))
+
+
+WRONG_ROW = {
+    "a token beyond the table": (VOCABULARY, 0, np.arange(4, dtype=np.int32), "tokens"),
+    "a negative token": (-1, 0, np.arange(4, dtype=np.int32), "tokens"),
+    "a position beyond the pages": (0, 32, np.arange(2, dtype=np.int32), "position"),
+    "a position beyond the tables": (0, POSITIONS, np.arange(8, dtype=np.int32), "position"),
+    "a negative position": (0, -1, np.arange(4, dtype=np.int32), "position"),
+    "no pages": (0, 0, np.arange(0, dtype=np.int32), "position"),
+    "a page that there is not": (0, 20, np.array([0, PAGES], np.int32), "page_table"),
+    "a negative page": (0, 0, np.array([-1], np.int32), "page_table"),
+    "pages of another type": (0, 0, np.arange(4), "pages"),
+    "pages in rows": (0, 0, np.zeros((1, 4), np.int32), "pages"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ROW)
+def test_a_row_out_of_range_is_refused_before_anything_is_computed(pools, wrong):
+    layer = layer_of(0)
+    before = [array.copy() for array in layer.arrays]
+    token, position, pages, name = WRONG_ROW[wrong]
+    with pytest.raises(ValueError, match=name):
+        whole_program(layer).run_row(token, position, pages, pools[0])
+    for array, was in zip(layer.arrays, before, strict=True):
+        np.testing.assert_array_equal(array, was)
+
+
+def test_a_row_alone_needs_an_output_and_no_readings(tmp_path, pools):
+    with pytest.raises(ValueError, match="`run`"):
+        Program().run_row(0, 0, np.zeros(1, np.int32), pools[0])
+    _, program, _ = streams(tmp_path)[0]
+    with pytest.raises(ValueError, match="`run`"):
+        program.run_row(0, 0, np.zeros(1, np.int32), pools[0])
+
+
+def test_a_row_alone_that_is_not_finite_is_told(pools):
+    layer = layer_of(1)
+    layer.weights["table"][3][5] = np.nan
+    with pytest.raises(ValueError, match="non-finite activation"):
+        whole_program(layer).run_row(5, 0, np.zeros(1, np.int32), pools[1])
+
+
 def test_seconds_are_added_up_for_every_call_that_ran(pools):
     plain, timed, rows = layer_of(0), layer_of(0), rows_of(np.random.default_rng(0), MOST)
     program, seconds = whole_program(timed), np.zeros(len(whole_program(timed)))

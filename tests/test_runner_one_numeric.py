@@ -152,8 +152,10 @@ def test_what_is_built_for_a_prompt_serves_the_next_one(bundle, tokens, monkeypa
 
 
 def test_a_step_is_one_native_call(bundle, tokens, whole, monkeypatch):
-    runner, calls, run = make_runner(bundle, chunk=64), [], Program.run
-    monkeypatch.setattr(Program, "run", lambda *given, **how: calls.append(given) or run(*given, **how))
+    runner, calls = make_runner(bundle, chunk=64), []
+    for name in ("run", "run_row"):
+        real = getattr(Program, name)
+        monkeypatch.setattr(Program, name, lambda *given, r=real, n=name, **how: calls.append(n) or r(*given, **how))
     first, second = runner.open(), runner.open()
     runner.forward(first, tokens[:70])
     runner.forward(second, tokens[:90])
@@ -161,8 +163,12 @@ def test_a_step_is_one_native_call(bundle, tokens, whole, monkeypatch):
         calls.clear()
         start = first.length
         logits = runner.run(segments)
-        assert len(calls) == 1  # whatever its rows
+        assert calls == ["run"]  # whatever its rows
         assert np.array_equal(logits[0], whole[start : start + len(segments[0].tokens)])
+    calls.clear()
+    logits = runner.forward(first, tokens[75:76])
+    assert calls == ["run_row"]  # one row alone, from now on
+    assert np.array_equal(logits, whole[75:76])
 
 
 @pytest.mark.parametrize("most", [0, 10**5, 10**6, 10**12])

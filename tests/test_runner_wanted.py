@@ -125,6 +125,21 @@ def test_a_cancelled_piece_leaves_the_sequence_as_it_was(subjects, name):
     sequence.close()
 
 
+@pytest.mark.parametrize("name", INT8)
+def test_a_step_that_fails_leaves_sequence_and_pages_as_they_were(subjects, name):
+    """A token that needs a new page: cancelled, out of range, and then as if nothing had been."""
+    subject, memory = subjects[name], subjects[name].runner.memory
+    sequence = subject.runner.open()
+    subject.runner.forward(sequence, subject.prompt[:16])
+    pages, free = sequence.table.tolist(), memory.pages.free
+    for token, cancel, error in ((1, lambda: True, Cancelled), (subject.vocab, None, ValueError), (-1, None, ValueError)):
+        with pytest.raises(error):
+            subject.runner.forward(sequence, [token], cancel=cancel)
+        assert (sequence.length, sequence.table.tolist(), memory.pages.free) == (16, pages, free)
+    subject.assert_same(subject.runner.forward(sequence, [subject.prompt[16]]), subject.rows[16:17])
+    sequence.close()
+
+
 @pytest.mark.parametrize("step_tokens", [1, 5, 16, 40, 1024])
 def test_a_float_answer_is_the_same_in_any_steps(tiny_model, step_tokens):
     folder = tiny_model()

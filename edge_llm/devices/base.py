@@ -106,10 +106,25 @@ Stopped = Callable[[int], None]
 
 Returns when the weights are there, or raises why the run ends.
 """
-RunRows = Callable[[Rows, np.ndarray | None, Stopped | None], None]
-"""Runs what is bound for the rows of a chunk; what was bound to `LATE` is written to the array that comes with them."""
-Fuse = Callable[[Sequence[BoundParts]], RunRows]
-"""Makes one call of parts that follow each other; their arrays must stay where they are."""
+RunRow = Callable[[int, int, np.ndarray], np.ndarray]
+"""Runs what is bound for a token at a position of a sequence with pages int32 [pages]; gives what is bound to `LATE`."""
+
+
+class Fused(Protocol):
+    """Parts that follow each other, bound to arrays, as one call."""
+
+    def __call__(self, rows: Rows, late: np.ndarray | None, stopped: Stopped | None) -> None:
+        """Run them for the rows of a chunk; what is bound to `LATE` is written to ``late``."""
+        ...
+
+    @property
+    def run_row(self) -> RunRow | None:
+        """The same for one row; None where they await weights, are watched, or need Python in between."""
+        ...
+
+
+Fuse = Callable[[Sequence[BoundParts]], Fused]
+"""Makes one call of parts; their arrays must stay where they are."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +160,8 @@ class DeviceModel(Protocol):
     """Blocks are requested and awaited here; what they hold is the device's."""
     kv: KVPages
     """Pages of keys and values by their numbers, of as many tokens as the device likes."""
+    step_row: RunRow | None
+    """A step of one token of one sequence as one call, with its logits; None where a chunk must be walked."""
 
     @property
     def clipped(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge_llm.devices.base import LATE, BoundArrays, Rows, Stopped, Watch, WatchedOp
+from edge_llm.devices.base import LATE, BoundArrays, Rows, RunRow, Stopped, Watch, WatchedOp
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Attention, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
@@ -43,6 +43,13 @@ class _Native:
             stopped(self.waits[at])
         if self.watch is not None and seconds is not None:
             self.watch(self.ops, rows, seconds)
+
+    @property
+    def run_row(self) -> RunRow | None:
+        if self.watch is not None or self.waits:
+            return None
+        run_row, pool = self.program.run_row, self.pool
+        return lambda token, position, pages: run_row(token, position, pages, pool)
 
 
 @dataclass
@@ -84,6 +91,12 @@ class HostProgram:
         """What was added before has used the weights of ``turn``: they make room for others."""
         self.native.request(turn.after)
         self._ended = len(self.native)
+
+    @property
+    def run_row(self) -> RunRow | None:
+        if len(self._steps) != 1 or not isinstance(self._steps[0], _Native):
+            return None
+        return self._steps[0].run_row
 
     def add(self, step: Callable[[Rows, np.ndarray | None], None]) -> None:
         """A step of Python."""

@@ -17,9 +17,10 @@ from edge_llm.devices.base import (
     Chunk,
     Completion,
     Fuse,
+    Fused,
     Room,
     Rows,
-    RunRows,
+    RunRow,
     RunSubgraph,
     Stopped,
     Task,
@@ -42,7 +43,7 @@ class _Slot:
     buffers: Buffers
     rows: Rows | None = None
     outputs: tuple[np.ndarray, np.ndarray] | None = None
-    programs: dict[tuple[range, Turns | None], RunRows] = field(default_factory=dict)
+    programs: dict[tuple[range, Turns | None], Fused] = field(default_factory=dict)
     """Of runs of blocks in these buffers, by the turns of their streamed layers; None: all of them are resident."""
 
 
@@ -96,6 +97,7 @@ class PlacedModel:
         self._of_a_row = [sum(one.rows * one.columns for one in layer.linears) for layer in decoder.layers]
         self._of_a_key = [2 * one.q_size for one in decoder.attentions]
         self._slots = [_Slot(self._new_buffers(self._widths))]
+        self.step_row: RunRow | None = None
 
     @property
     def sharing(self) -> Sharing:
@@ -220,11 +222,13 @@ class PlacedModel:
         program(slot.rows, logits, stopped)
         slot.outputs = logits, self._no_states
 
-    def _new_program(self, fuse: Fuse, blocks: range, slot: _Slot, turns: Turns | None) -> RunRows:
+    def _new_program(self, fuse: Fuse, blocks: range, slot: _Slot, turns: Turns | None) -> Fused:
         """A call of ``blocks`` in the buffers of ``slot``; it is kept unless their weights lie elsewhere in the next step."""
         program = fuse([self._bound(block, slot, turns) for block in blocks])
         if turns is not None or not any(layer + 1 in blocks for layer in self.weights.streamed):
             slot.programs[blocks, turns] = program
+            if len(blocks) == self._head_block + 1:
+                self.step_row = program.run_row
         return program
 
     def _bound(self, block: int, slot: _Slot, turns: Turns | None) -> BoundParts:

@@ -27,12 +27,7 @@ def chunk_lengths(chunk: int, context: int) -> tuple[int, ...]:
     return ladder(min(chunk, max(8, context)))
 
 
-INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
-"""What NumPy otherwise looks up for every array that it makes."""
-
-NO_ROWS = np.empty(0, INT64)
-FIRST_ROW = np.zeros(1, INT64)
-FIRST_SEQUENCE = np.zeros(1, INT32)
+NO_ROWS = np.empty(0, np.int64)
 
 
 def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int], window: int = 1) -> Iterator[Chunk]:
@@ -41,30 +36,12 @@ def pack(segments: Sequence[Segment[SequencePages]], lengths: Sequence[int], win
     The chunks of each ``window`` are numbered from 0.  A chunk may hold the end of one segment and the beginning of the next; a
     sequence's rows stay in order.
     """
-    if len(segments) == 1 and len(segments[0].tokens) == 1:
-        yield _one_row(segments[0], static_length(1, lengths))
-        return
     laid, wanted = _lay_out(segments)
     table, total = _page_table(segments), len(laid[0])
     for number, (first, end) in enumerate(split(0, total, lengths[-1])):
         tokens, sequence, position, slots = laid if end - first == total else [array[first:end] for array in laid]
         rows = Rows(static_length(end - first, lengths), tokens, sequence, position, slots, table)
         yield Chunk(number % window, rows, _inside(wanted[False], first, end), _inside(wanted[True], first, end))
-
-
-def _one_row(segment: Segment[SequencePages], static: int) -> Chunk:
-    """The chunk of a step of one sequence, as the functions below lay it out, but without lists.
-
-    A step has swept the code of Python from all caches.  Without lists, all Python of the next one takes 0.75 to 0.95 of the
-    time (benchmarks/LOG.md, "Calls of native code").
-    """
-    sequence = segment.sequence
-    at, size, table = sequence.length, sequence.page_tokens, sequence.table
-    slot = table.item(at // size) * size + at % size
-    tokens, slots, position = np.array(segment.tokens, INT64), np.array((slot,), INT64), np.array((at,), INT32)
-    wanted = FIRST_ROW[: segment.wanted]
-    logits, states = (NO_ROWS, wanted) if segment.states else (wanted, NO_ROWS)
-    return Chunk(0, Rows(static, tokens, FIRST_SEQUENCE, position, slots, table[None]), logits, states)
 
 
 def _lay_out(segments: Sequence[Segment[SequencePages]]) -> tuple[tuple[np.ndarray, ...], dict[bool, list[int]]]:

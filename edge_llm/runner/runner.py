@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,6 +90,8 @@ class Int8Runner:
         return self.memory.open()
 
     def run(self, segments: Sequence[Segment[SequencePages]], *, cancel: Cancel | None = None) -> list[np.ndarray]:
+        if len(segments) == 1 and (logits := self._step_row(segments[0], cancel)) is not None:
+            return [logits]
         starts = [segment.sequence.length for segment in segments]
         try:
             self._reserve(segments)
@@ -107,6 +110,24 @@ class Int8Runner:
         self, sequence: SequencePages, tokens: Sequence[int], *, wanted: int = 1, cancel: Cancel | None = None
     ) -> np.ndarray:
         return self.run([Segment(sequence, tokens, wanted)], cancel=cancel)[0]
+
+    def _step_row(self, segment: Segment[SequencePages], cancel: Cancel | None) -> np.ndarray | None:
+        """The step of one token of one sequence as one call; None, with nothing done, where it is more than that."""
+        run_row = self.model.step_row
+        one = len(segment.tokens) == 1 and segment.wanted == 1 and not segment.states
+        if run_row is None or not one or self.on_trace is not None:
+            return None
+        sequence, start = segment.sequence, segment.sequence.length
+        try:
+            with _numeric_errors():
+                self._reserve((segment,))
+                _look(cancel)
+                logits = run_row(segment.tokens[0], start, sequence.table)
+        except BaseException:
+            sequence.truncate(start)
+            raise
+        sequence.length = start + 1
+        return logits
 
     def _reserve(self, segments: Sequence[Segment[SequencePages]]) -> None:
         for segment in segments:
@@ -132,11 +153,7 @@ class Int8Runner:
 
     def _step(self, chunk: Chunk, cancel: Cancel | None) -> None:
         """A step of few rows, which needs a graph for its trace, or where reads of its weights are tasks of their own."""
-
-        def look() -> None:
-            if cancel is not None and cancel():
-                raise Cancelled
-
+        look = partial(_look, cancel)
         if self.on_trace is None and not self.model.weights.streamed:
             look()
             self.model.walk(range(len(self.model.layer_parts) + 2), chunk)()
@@ -175,6 +192,11 @@ class Int8Runner:
             given[segment.states] = end = start + segment.wanted
             found.append(rows[segment.states][start:end])
         return found
+
+
+def _look(cancel: Cancel | None) -> None:
+    if cancel is not None and cancel():
+        raise Cancelled
 
 
 def _joined(pieces: Sequence[np.ndarray], width: int) -> np.ndarray:

@@ -130,12 +130,14 @@ class Program {
     const auto checksums = read<uint32_t, 1>(checksums_arg, "checksums");
     expect_shape(checksums, "checksums", {static_cast<int64_t>(reading.pieces())});
     kept_.push_back(nb::find(reading));
+    reads_ = true;
     steps_.push_back({nullptr, &reading, std::vector<uint32_t>(checksums.data, checksums.data + checksums.shape[0])});
     return static_cast<int64_t>(steps_.size()) - 1;
   }
 
   void request(Reading& reading) {
     kept_.push_back(nb::find(reading));
+    reads_ = true;
     steps_.push_back({nullptr, nullptr, {}, &reading});
   }
 
@@ -169,13 +171,40 @@ class Program {
                               {page_table.data, page_table.shape[1], sequence.data, positions.data},
                               read_out(out_arg, count)};
     if (attends_) expect_rows(rows.attention, count, page_table.shape[0], pages_);
+    return run_checked(start, end_of(patience), rows, pool, read_seconds(seconds_arg));
+  }
+
+  // The run of one row, of a sequence with these pages, and its output. Two numbers arrive faster than arrays of one element:
+  // after a step all of Python has left the caches.
+  nb::object run_row(int64_t token, int64_t position, nb::handle pages_arg, ThreadPool& pool) const {
+    if (reads_ || out_width_ < 0)
+      throw nb::value_error("`run_row` needs a program that reads nothing and has a linear without `out`; call `run`");
+    const auto pages = read<int32_t, 1>(pages_arg, "pages");
+    expect_tokens(one_of(token), tokens_);
+    const int64_t seen = std::min(positions_, pages.shape[0] * kPage);
+    if (position < 0 || position >= seen)
+      throw nb::value_error(("`position` must be in 0.." + std::to_string(seen - 1) + ", where the tables and `pages` end; got `" +
+                             std::to_string(position) + "`")
+                                .c_str());
+    const int64_t slot = pages.data[position / kPage] * kPage + position % kPage;
+    const int32_t at = static_cast<int32_t>(position), sequence = 0;
+    nb::object out = new_array<float, 2>({1, out_width_});
+    const ProgramRows rows = {1, &token, &slot, {pages.data, pages.shape[0], &sequence, &at}, data_of<float, 2>(out)};
+    expect_rows(rows.attention, 1, 1, pages_);  // so the slot is inside too
+    run_checked(0, Clock::time_point::max(), rows, pool, nullptr);
+    return out;
+  }
+
+ private:
+  static Array<const int64_t, 1> one_of(const int64_t& number) { return {&number, {1}, {1}}; }
+
+  int64_t run_checked(int64_t start, Clock::time_point end, const ProgramRows& rows, ThreadPool& pool, double* seconds) const {
     const char* failure = nullptr;
-    const int64_t done = run_from(start, end_of(patience), rows, pool, read_seconds(seconds_arg), &failure);
+    const int64_t done = run_from(start, end, rows, pool, seconds, &failure);
     if (failure) throw nb::value_error(failure);
     return done;
   }
 
- private:
   // The step at which it stopped: behind the last, at a read that did not come whole or that it came to after `end`, or at a
   // call that failed. The pool serves others while a read is awaited. `seconds`, if there are any, are of every step.
   int64_t run_from(int64_t start, Clock::time_point end, const ProgramRows& rows, ThreadPool& pool, double* seconds,
@@ -248,7 +277,7 @@ class Program {
   std::vector<nb::object> kept_;  // arrays and readings of the steps
   int64_t rows_ = INT32_MAX, tokens_ = INT64_MAX, positions_ = INT32_MAX, pages_ = INT32_MAX;  // that all calls have
   int64_t out_width_ = -1;  // of the output of a run; below 0: there is none
-  bool attends_ = false;
+  bool attends_ = false, reads_ = false;
 };
 
 }  // namespace
@@ -267,7 +296,8 @@ void bind_program(nb::module_& module) {
       .def("wait", &Program::wait, nb::arg(), any)
       .def("request", &Program::request, nb::arg())
       .def("__len__", &Program::length)
-      .def("run", &Program::run, any, any, any, any, any, nb::arg(), any, number, number, any);
+      .def("run", &Program::run, any, any, any, any, any, nb::arg(), any, number, number, any)
+      .def("run_row", &Program::run_row, number, number, any, nb::arg());
 }
 
 }  // namespace edge

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.reference.attention import paged_attention, rope_append
+from kernels.reference.attention import PAGE, paged_attention, rope_append
 from kernels.reference.embedding import embedding
 from kernels.reference.linear import linear
 from kernels.reference.pointwise import rms_norm, swiglu
@@ -35,6 +35,7 @@ class Program:
     def __init__(self) -> None:
         self._calls: list[Callable[[ProgramRows], Any]] = []
         self._waits: dict[int, Callable[[], bool]] = {}  # by their numbers among the calls: whether all is there
+        self._late: int = 0  # columns of the output of a run
 
     def embedding(self, integers: I8 | U8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32) -> None:
         def call(rows: ProgramRows) -> None:
@@ -43,6 +44,9 @@ class Program:
         self._calls.append(call)
 
     def linear(self, x: F32, weight: tuple[Any, ...], *, out: F32 | None, add: F32 | None = None, **how: Any) -> None:
+        if out is None:
+            self._late = weight[1]
+
         def call(rows: ProgramRows) -> None:
             n = len(rows.positions)
             into = rows.out if out is None else out[:n]
@@ -130,3 +134,9 @@ class Program:
                 return at
             self._calls[at](rows)
         return len(self._calls)
+
+    def run_row(self, token: int, position: int, pages: I32) -> F32:
+        slot, out = pages[position // PAGE] * PAGE + position % PAGE, np.empty((1, self._late), np.float32)
+        tokens, slots, positions = np.array([token]), np.array([slot]), np.array([position], np.int32)
+        self.run(tokens, positions, slots, np.zeros(1, np.int32), pages[None], out)
+        return out
