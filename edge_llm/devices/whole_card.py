@@ -100,13 +100,13 @@ def _table(chip: EmulatedChip, table: Linear, parts: Iterator[tuple[slice, Int8W
             memory.copy_in(part.bias, bias.view(at))
     return Int8Weight(
         tiles.values,
-        rows,
-        table.columns,
-        first.input_scale,
-        weight_scale.values,
-        row_sum.values,
-        memory.upload(first.hot_index).values,
-        hot_weight.values,
-        None if bias is None else bias.values,
-        first.residual,
+        rows=rows,
+        columns=table.columns,
+        input_scale=first.input_scale,
+        weight_scale=weight_scale.values,
+        row_sum=row_sum.values,
+        hot_index=memory.upload(first.hot_index).values,
+        hot_weight=hot_weight.values,
+        bias=None if bias is None else bias.values,
+        residual=first.residual,
     )

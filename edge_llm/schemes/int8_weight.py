@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -59,28 +59,29 @@ def no_channels(rows: int) -> np.ndarray:
     return np.empty((-(-rows // TILE_CHANNELS), 0, TILE_CHANNELS, TILE_DEPTH), np.int8)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Int8Product:
     """The product of an opened weight whose integers are multiplied as INT8, in whatever form they are kept."""
 
-    input_scale: float
-    """Static per-tensor scale s of the activations."""
-    weight_scale: np.ndarray
-    """float32 [N]."""
-    residual: bool
-    """The cold residual is added; else what overflows is clipped."""
     rows: int
     """Output channels N."""
     columns: int
     """Input channels K."""
+    input_scale: float
+    """Static per-tensor scale s of the activations."""
+    weight_scale: np.ndarray
+    """float32 [N]."""
     row_sum: np.ndarray
     """int32 [N]."""
     hot_index: np.ndarray
     """int32 [H]."""
     hot_weight: np.ndarray
     """float16 [H, N]."""
-    bias: np.ndarray | None
+    bias: np.ndarray | None = None
     """float32 [N]."""
-    rounds: bool
+    residual: bool = True
+    """The cold residual is added; else what overflows is clipped."""
+    rounds: bool = False
     """The product ends in float16 as `rounding` says: the weight multiplies as a card does."""
 
     @property
@@ -130,10 +131,10 @@ class Int8Product:
         steps = np.divide(self.bias, scale, out=np.zeros(self.rows), where=scale != 0, dtype=np.float64)
         return Rounding(scale, np.clip(np.rint(steps), -most, most).astype(np.int32))
 
-    @property
+    @cached_property
     def rounded(self) -> Self:
         """The same weight with products that end in float16 as `rounding` says: it multiplies as such a card does."""
-        raise NotImplementedError
+        return replace(self, rounds=True)
 
     def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
         """Tiles that hold all input channels of ``residual``, and the residual by their numbers in there."""
@@ -173,33 +174,14 @@ class Int8Product:
 
 @dataclass(frozen=True)
 class Int8Weight(Int8Product):
-    """tiles: int8 [ceil(N/16), ceil(K/4), 16, 4]; weight_scale: float32 [N]; row_sum: int32 [N]; hot_index: int32 [H];
-    hot_weight: float16 [H, N]; bias: float32 [N] or None."""
+    """A weight that is kept as its products read it."""
 
     tiles: np.ndarray
-    rows: int
-    """Output channels N."""
-    columns: int
-    """Input channels K."""
-    input_scale: float
-    """Static per-tensor scale s of the activations."""
-    weight_scale: np.ndarray
-    row_sum: np.ndarray
-    hot_index: np.ndarray
-    hot_weight: np.ndarray
-    bias: np.ndarray | None = None
-    residual: bool = True
-    """The cold residual is added; else what overflows is clipped."""
-    rounds: bool = False
+    """int8 [ceil(N/16), ceil(K/4), 16, 4]."""
 
     @property
     def integers(self) -> Mapping[str, np.ndarray]:
         return {TILES: self.tiles}
-
-    @cached_property
-    def rounded(self) -> Self:
-        """The same weight with products that end in float16."""
-        return replace(self, rounds=True)
 
     @cached_property
     def native(self) -> linear.Int8Linear:
@@ -218,9 +200,25 @@ class Int8Weight(Int8Product):
 class CodedProduct(Int8Product):
     """The same of a weight that is kept in codes, all of it or a part."""
 
+    @property
+    def parts_in_order(self) -> Sequence[tuple[np.ndarray, int]]:
+        """The tiles or codes of every part, and its output channels."""
+        raise NotImplementedError
+
     def make_tiles(self, pool: ThreadPool) -> np.ndarray:
         """The tiles that it stands for."""
-        raise NotImplementedError
+        return _side_by_side([
+            expand(integers, channels, self.columns, pool) if is_codes(integers) else integers
+            for integers, channels in self.parts_in_order
+        ])
+
+    def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
+        blocks, found = by_blocks(residual)
+        tiles = [
+            expand_blocks(integers, self.columns, blocks) if is_codes(integers) else integers[:, blocks]
+            for integers, _ in self.parts_in_order
+        ]
+        return _side_by_side(tiles), found
 
     def expanded(self, pool: ThreadPool) -> Int8Weight:
         """The INT8 weight that it stands for."""
@@ -228,16 +226,9 @@ class CodedProduct(Int8Product):
 
     def with_tiles(self, tiles: np.ndarray) -> Int8Weight:
         """The INT8 weight of ``tiles``, which are those that it stands for, or channels of them."""
-        return Int8Weight(
-            tiles=tiles,
-            rows=self.rows,
-            columns=self.columns,
-            input_scale=self.input_scale,
-            weight_scale=self.weight_scale,
-            row_sum=self.row_sum,
-            hot_index=self.hot_index,
-            hot_weight=self.hot_weight,
-            bias=self.bias,
-            residual=self.residual,
-            rounds=self.rounds,
-        )
+        return Int8Weight(tiles, **{field.name: getattr(self, field.name) for field in fields(Int8Product)})
+
+
+def _side_by_side(tiles: Sequence[np.ndarray]) -> np.ndarray:
+    """The tiles of all parts, which are not copied where there is only one."""
+    return tiles[0] if len(tiles) == 1 else np.concatenate(tiles)

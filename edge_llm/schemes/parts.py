@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,19 +28,11 @@ from edge_llm.schemes.base import (
     integer_facts,
     integer_facts_of,
 )
-from edge_llm.schemes.int8_weight import (
-    CODES,
-    CodedProduct,
-    by_blocks,
-    expand_blocks,
-    holds_integers,
-    is_codes,
-)
+from edge_llm.schemes.int8_weight import CODES, CodedProduct, holds_integers, is_codes
 from kernels import ThreadPool
 from kernels.linear import Int8Linear
 from kernels.reference.w4 import expand as reference_expand
-from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual
-from kernels.w4 import expand
+from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 _SEPARATOR = ","
 
@@ -109,51 +101,29 @@ def parts_of(linear: Linear) -> list[Part]:
 
 @dataclass(frozen=True)
 class PartsWeight(CodedProduct):
-    """parts: of every part its tiles int8 [P, ceil(K/4), 16, 4] or its codes uint8 [P, bytes of a panel], by their names in a
-    bundle; channels: of every part; the rest as of an `Int8Weight`."""
+    """A weight of which some parts are kept as tiles and others in codes."""
 
     parts: Mapping[str, np.ndarray]
+    """Tiles int8 [P, ceil(K/4), 16, 4] or codes uint8 [P, bytes of a panel] of every part, by their names in a bundle."""
     channels: tuple[int, ...]
-    rows: int
-    columns: int
-    input_scale: float
-    weight_scale: np.ndarray
-    row_sum: np.ndarray
-    hot_index: np.ndarray
-    hot_weight: np.ndarray
-    bias: np.ndarray | None = None
-    residual: bool = True
-    rounds: bool = False
+    """Output channels of every part."""
 
     @property
     def integers(self) -> Mapping[str, np.ndarray]:
         return self.parts
+
+    @property
+    def parts_in_order(self) -> Sequence[tuple[np.ndarray, int]]:
+        return list(zip(self.parts.values(), self.channels, strict=True))
 
     @cached_property
     def native(self) -> Int8Linear:
         integers = tuple(self.parts.values())
         return Int8Linear.of_parts(integers, self.channels, self.columns, self.input_scale, *self.beside)
 
-    @cached_property
-    def rounded(self) -> Self:
-        return replace(self, rounds=True)
-
     def apply(self, x: np.ndarray, pool: ThreadPool, *, out: np.ndarray | None = None, **how: Any) -> np.ndarray:
         shared = out is not None and np.may_share_memory(x, out)  # every part reads x
         return super().apply(x.copy() if shared else x, pool, out=out, **how)
-
-    def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
-        blocks, found = by_blocks(residual)
-        tiles = [
-            expand_blocks(array, self.columns, blocks) if is_codes(array) else array[:, blocks] for array in self.parts.values()
-        ]
-        return np.concatenate(tiles), found
-
-    def make_tiles(self, pool: ThreadPool) -> np.ndarray:
-        return np.concatenate([
-            expand(array, channels, self.columns, pool) if is_codes(array) else array
-            for array, channels in zip(self.parts.values(), self.channels, strict=True)
-        ])
 
 
 @dataclass(frozen=True)
@@ -195,7 +165,7 @@ class Parts:
     def reference(self, x: np.ndarray, weight: PartsWeight) -> np.ndarray:
         tiles = [
             reference_expand(array, channels, weight.columns) if is_codes(array) else array
-            for array, channels in zip(weight.parts.values(), weight.channels, strict=True)
+            for array, channels in weight.parts_in_order
         ]
         return self.schemes[INT8].reference(x, weight.with_tiles(np.concatenate(tiles)))
 

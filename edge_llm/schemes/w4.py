@@ -7,10 +7,9 @@ So its products have the bits of the INT8 weight that it stands for, wherever th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 import numpy as np
 
@@ -27,12 +26,11 @@ from edge_llm.schemes.base import (
     integer_facts,
     integer_facts_of,
 )
-from edge_llm.schemes.int8_weight import CODES, CodedProduct, by_blocks, expand_blocks
-from kernels import ThreadPool, w4
+from edge_llm.schemes.int8_weight import CODES, CodedProduct
 from kernels.linear import Int8Linear
 from kernels.reference.linear import linear as reference_linear
 from kernels.reference.w4 import GROUP, expand, panel_bytes, steps_fit
-from kernels.types import TILE_CHANNELS, Residual
+from kernels.types import TILE_CHANNELS
 
 NAME = W4
 facts, facts_of = integer_facts, integer_facts_of
@@ -42,19 +40,10 @@ _ALLOWED = bytes(byte for byte in range(256) if steps_fit(np.array(byte & 15), n
 
 @dataclass(frozen=True)
 class W4Weight(CodedProduct):
-    """codes: uint8 [ceil(N/16), bytes of a panel]; the rest as of an `Int8Weight`."""
+    """A weight that is kept in codes."""
 
     codes: np.ndarray
-    rows: int
-    columns: int
-    input_scale: float
-    weight_scale: np.ndarray
-    row_sum: np.ndarray
-    hot_index: np.ndarray
-    hot_weight: np.ndarray
-    bias: np.ndarray | None = None
-    residual: bool = True
-    rounds: bool = False
+    """uint8 [ceil(N/16), bytes of a panel]."""
 
     @property
     def integers(self) -> Mapping[str, np.ndarray]:
@@ -64,16 +53,9 @@ class W4Weight(CodedProduct):
     def native(self) -> Int8Linear:
         return Int8Linear.of_codes(self.codes, self.rows, self.columns, self.input_scale, *self.beside)
 
-    @cached_property
-    def rounded(self) -> Self:
-        return replace(self, rounds=True)
-
-    def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
-        blocks, found = by_blocks(residual)
-        return expand_blocks(self.codes, self.columns, blocks), found
-
-    def make_tiles(self, pool: ThreadPool) -> np.ndarray:
-        return w4.expand(self.codes, self.rows, self.columns, pool)
+    @property
+    def parts_in_order(self) -> Sequence[tuple[np.ndarray, int]]:
+        return [(self.codes, self.rows)]
 
 
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:
