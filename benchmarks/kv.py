@@ -1,11 +1,11 @@
 """What it costs to keep keys and values in fewer bits, apart from the weights, and what it would save.
 
-    python benchmarks/kv.py BUILTIN STORIES --text stories.txt
+    python benchmarks/kv.py STORIES --text stories.txt
 
-BUILTIN and STORIES are Hugging Face folders: the built-in model, held against its own held-out chats, and another one, held
-against stories.txt.  Each is measured as it is, and with a rotation pair of every key head 30 times louder (`plants.py`),
-imported with folds and without.  Writes ``benchmarks/results/kv.md``: the divergence from the float model, and how many bytes
-a token of generation reads at a depth of 4096, which bounds what a scheme can gain in speed.  About four minutes.
+The built-in model is held against its own held-out chats, and STORIES, a Hugging Face folder, against stories.txt.  Each is
+measured as it is, and with a rotation pair of every key head 30 times louder (`plants.py`), imported with folds and without.
+Writes ``benchmarks/results/kv.md``: the divergence from the float model, and how many bytes a token of generation reads at a
+depth of 4096, which bounds what a scheme can gain in speed.  About four minutes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from edge_llm.sources import open_source
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from plants import PLANTS, PlantedModel  # noqa: E402
+from quantization import source_of  # noqa: E402
 
 SCHEMES = (
     "float16,int8,int8-channel,int8-channel/int8,int8-residual,int6,int4,int4-channel,int4-channel/int4,int4-hadamard,"
@@ -51,11 +52,11 @@ def measured(source: Path, text: Path, fold: bool, folder: Path, calibration: Pa
     return measure_kv_quality(bundle, RuntimeConfig(threads=1), kv_schemes(SCHEMES), tokens, min(512, context), bos)
 
 
-def models(builtin: Path, stories: Path, text: Path, work: Path) -> Iterator[tuple[str, list[KVQuality]]]:
+def models(stories: Path, text: Path, work: Path) -> Iterator[tuple[str, list[KVQuality]]]:
     """A title and the measurements of every model, as it is and planted, with folds and without."""
     chats = ROOT / "assets" / "builtin_model"
     for name, source, held, calibration in (
-        ("built-in model", builtin, chats / "heldout.txt", chats / "calibration.txt"),
+        ("built-in model", source_of("builtin", work), chats / "heldout.txt", chats / "calibration.txt"),
         ("stories260k", stories, text, None),
     ):
         planted = PlantedModel(source).write(work / name / "planted", PLANTS[PLANT])
@@ -103,14 +104,13 @@ def weight_bytes(decoder: Decoder) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("builtin", type=Path)
     parser.add_argument("stories", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "kv.md")
     asked = parser.parse_args()
     lines = ["Made by `python benchmarks/kv.py`, which says what the tables are.", ""]
     with TemporaryDirectory() as work:
-        for title, found in models(asked.builtin, asked.stories, asked.text, Path(work)):
+        for title, found in models(asked.stories, asked.text, Path(work)):
             lines += [f"## {title}, {found[0].quality.tokens} tokens", "", *quality_table(found), ""]
     weights = " and ".join(LAYER_BITS)
     lines += [f"## Bytes at a depth of {DEPTH}", ""]

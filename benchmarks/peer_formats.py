@@ -171,7 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = {plant: rows_of(Study(one, texts)) for plant, one in ((AS_IT_IS, source), (PLANTED, planted))}
     rows = [[name, *found[AS_IT_IS][name], *found[PLANTED][name]] for name in found[AS_IT_IS]]
     lines = markdown_lines([*HEAD, *(f"planted: {name}" for name in HEAD[1:])], rows)
-    text = "\n".join([f"## {Path(options.model).name}", "", f"Weights alone; planted: {PLANTED}.", "", *lines, ""])
+    scope = f"Weights of the layers alone; planted: {PLANTED}."
+    text = "\n".join([f"## {Path(options.model).name}", "", scope, "", *lines, ""])
     options.results.write_text(text)
     print(text)
     return 0

@@ -111,10 +111,12 @@ def test_a_slow_face_gets_all_that_came_meanwhile_in_one_batch(engine, provider)
                 await asyncio.sleep(0.001)
         return batches
 
-    first, *rest = asyncio.run(slowly())
-    assert len(first) == 1 and len(rest) == 1
-    assert text_of([*first, *rest[0]]) == alone(engine, Ask(HELLO, GREEDY)).said
-    assert isinstance(rest[0][-1], Ended)
+    batches = asyncio.run(slowly())  # the second is missing if the whole answer came before the first was taken
+    assert len(batches) <= 2
+    assert all(len([piece for piece in batch if isinstance(piece, Said)]) <= 1 for batch in batches)
+    pieces = [piece for batch in batches for piece in batch]
+    assert text_of(pieces) == alone(engine, Ask(HELLO, GREEDY)).said
+    assert [isinstance(piece, Ended) for piece in pieces].index(True) == len(pieces) - 1
 
 
 def test_thoughts_are_turned_off_by_the_templates_variable(engine, thinker):
