@@ -41,8 +41,38 @@ FOR_TESTS = ("EDGE_LLM_CHAT_TEMPLATES", "EDGE_LLM_DEBUG", "EDGE_LLM_NPU_OPS", "E
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="Run the tests marked `thorough` too, as .ci/run does.")
     parser.addoption("--fuzz-seconds", type=float, help="Time for all of tests/fuzz; default: well below a minute.")
     parser.addoption("--fuzz-seed", type=int, help="Where it begins; default: 0, or a random one with --fuzz-seconds.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Who names files, a marker or a keyword gets all that they name; the processes of xdist are told by the option."""
+    named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.markexpr or config.option.keyword
+    config.option.thorough = bool(config.option.thorough or named)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return None if config.option.thorough else "tests marked `thorough` are left out; `pytest --thorough` runs them too"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is `thorough`, unless it is asked for; of a test with ``keep=n``, n cases stay, evenly spread."""
+    if config.option.thorough:
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("thorough"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = {item for of_a_test in cases.values() for item in _left_out(of_a_test)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _left_out(cases: list[pytest.Item]) -> set[pytest.Item]:
+    marker = cases[0].get_closest_marker("thorough")
+    keep = min(marker.kwargs.get("keep", 0) if marker else 0, len(cases))
+    return set(cases) - {cases[number * len(cases) // keep] for number in range(keep)}
 
 
 @pytest.hookimpl(optionalhook=True)
