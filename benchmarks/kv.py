@@ -5,7 +5,7 @@
 The built-in model is held against its own held-out chats, and STORIES, a Hugging Face folder, against stories.txt.  Each is
 measured as it is, and with a rotation pair of every key head 30 times louder (`plants.py`), imported with folds and without.
 Writes ``benchmarks/results/kv.md``: the divergence from the float model, and how many bytes a token of generation reads at a
-depth of 4096, which bounds what a scheme can gain in speed.  About four minutes.
+depth of 4096, which bounds what a scheme can gain in speed.  Minutes for each of the six imports.
 """
 
 from __future__ import annotations
