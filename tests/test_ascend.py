@@ -73,6 +73,7 @@ def logits(runner, tokens, steps=STEPS):
 # ---- split ----
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("way", [{}, {"chunk": 8}, {"window": 1}, {"shadow": False}], ids=str)
 def test_split_gives_the_bits_of_the_emulated_chip(bundles, name, way):
@@ -82,6 +83,7 @@ def test_split_gives_the_bits_of_the_emulated_chip(bundles, name, way):
     assert np.array_equal(ours, logits(runner_of(bundle, device=FLOAT16, placement="split", **way), tokens))
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", SHAPES)
 def test_steps_of_split_may_be_the_hosts(bundles, name):
     tokens = tokens_of(bundles[name], 100)
@@ -109,6 +111,7 @@ INT8_KEYS = 0.25
 """Of the largest logit: how far INT8 keys under static ranges may be from float16 ones."""
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", [*ON_CARD, "builtin"])
 def test_card_is_close_to_the_reference(bundles, name):
     bundle = open_bundle(BUILTIN) if name == "builtin" else bundles[name]
@@ -124,6 +127,7 @@ def test_card_is_close_to_the_reference(bundles, name):
     assert not (differ & (best[:, -1] - best[:, -2] > GAP * largest)).any()
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", ON_CARD)
 @pytest.mark.parametrize(
     "way", [{"chunk": 8}, {"chunk": 200}, {"window": 1}, {"threads": 1}], ids=str

@@ -43,6 +43,7 @@ def test_every_command_explains_itself(bench, word):
     assert out.strip().splitlines()[-1].split()[:2] == ["-h,", "--help"]
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("arguments", [["bench", "--help"], *(["bench", word, "--help"] for word in WORDS)], ids=" ".join)
 def test_help_loads_no_engine(arguments):
     """Nor does speed, in whose peak memory it would count."""

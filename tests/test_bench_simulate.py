@@ -185,6 +185,7 @@ def test_more_chunks_than_can_be_simulated_are_refused_with_the_limit():
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_bench_simulate_prints_a_row_per_policy(call):
     code, out, _ = call("bench", "simulate", NAME, "-p", "1024", "-o", "json")
     rows = json.loads(out)

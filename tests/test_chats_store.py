@@ -154,6 +154,7 @@ def test_a_deleted_message_takes_all_below_it_and_the_path_goes_on_beside_or_abo
     assert (store.chat(chat.id).leaf, store.messages(chat.id)) == (None, [])
 
 
+@pytest.mark.thorough
 def test_chats_of_thousands_of_turns_are_deleted_whole(store):
     for delete_root in (True, False):
         chat = filled(store, 1300, "w")
@@ -642,6 +643,7 @@ def short_text(data, random_bytes):
     return b"not a database at all"
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize("damage", [truncated, overwritten, zeroed_pages, zeroed, random_middle, short_text])
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_damaged_file_is_kept_aside_byte_by_byte_and_a_fresh_one_begun(path, opened, damage, times):

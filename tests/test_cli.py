@@ -215,6 +215,7 @@ def test_bench_takes_llama_bench_ranges(call, tiny_bundle):
     assert [(row["n_prompt"], row["n_depth"]) for row in json.loads(out)] == [(p, d) for d in (0, 16) for p in (8, 16, 32)]
 
 
+@pytest.mark.thorough
 def test_bench_rows_say_all_that_makes_a_number(call, tiny_bundle, tmp_path):
     path = tmp_path / "rows.json"
     options = ("-p", "8", "-n", "2", "-r", "1", "-t", "1,2", "-ub", "8", "-b", "16", "-ctk", "q8_0", "--roof", "--breakdown")

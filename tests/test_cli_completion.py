@@ -58,6 +58,7 @@ def test_options_choices_and_words_of_groups(line, found):
     assert completed(line) == found
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("verb", ["run", "chat", "serve", "bench", "plan", "show", "rm", "perplexity", "export", "cache clear"])
 def test_names_of_models(verb):
     for name in ("qwen-small", "not a name", "of\nlines", ".hidden"):

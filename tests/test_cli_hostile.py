@@ -83,6 +83,7 @@ def bundle(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return import_model(tiny_model("llama", num_hidden_layers=1), "t", target=tmp_path_factory.mktemp("bundles") / "tiny")
 
 
+@pytest.mark.thorough(keep=11)
 @pytest.mark.parametrize(("words", "place"), list(cases()))
 def test_no_value_breaks_a_verb(
     monkeypatch: pytest.MonkeyPatch,

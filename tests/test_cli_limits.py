@@ -40,6 +40,7 @@ def test_few_descriptors(tiny_model: Any, edge_llm_home: Path, descriptors: int)
     assert [path.name for path in edge_llm_home.glob("models/*")] == ["mine"] * (done.returncode == 0)
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize("mebibytes", [110, 119, 125, 130, 137, 142, 145])
 def test_little_memory(mebibytes: int) -> None:
     assert_calm(under_limit(resource.RLIMIT_AS, mebibytes << 20, "run", "builtin", "hi", "-n", "1"))

@@ -47,6 +47,7 @@ def finished(process, seconds=20):
     return process.returncode, error
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("delay", [0.0, 0.03, 0.1, 0.25, 0.6, 1.2])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c_at_any_moment_is_130_without_a_traceback(tiny_model, command, delay):
@@ -108,6 +109,7 @@ def in_shell(command, **options):
     return found.returncode, found.stderr
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("command", ["run builtin hi -n 3", "run builtin hi -n 3 --json", "--help", "show builtin"])
 @pytest.mark.parametrize(("stream", "words"), [(">&-", "descriptor"), (">/dev/full", "space")])
 def test_a_stdout_that_takes_nothing_is_one_line(command, stream, words):
@@ -117,6 +119,7 @@ def test_a_stdout_that_takes_nothing_is_one_line(command, stream, words):
     assert len(error.strip().splitlines()) == 1
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full", "2>&- <&-"])
 @pytest.mark.parametrize(("command", "code"), [("run builtin hi -n 3", 0), ("run --no-such-option", 2), ("show nothing", 1)])
 def test_a_stderr_that_takes_nothing_changes_no_exit_code(command, code, streams):

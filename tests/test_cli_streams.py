@@ -56,6 +56,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("stdout", ["closed", "/dev/full"])
 def test_a_stdout_that_takes_nothing_is_one_line_and_a_failure(tmp_path: Path, tiny_model: Any, stdout: str) -> None:
     text = tmp_path / "text.txt"

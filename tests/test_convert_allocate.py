@@ -132,6 +132,7 @@ def least(source, tmp_path_factory):
     return layer_bytes(import_model(source, target=target, weights=LayerBits(W4, fixed={FIXED: INT8})))
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("bits", [6.0, 7.0, 8.0])
 def test_a_bundle_keeps_what_costs_most_per_byte(source, asked, least, tmp_path, bits):
     """A part is INT8 exactly where it fits beside those that cost more per byte and are INT8."""

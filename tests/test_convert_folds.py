@@ -118,6 +118,7 @@ def test_a_layer_has_five_places(sources, family):
         }
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_bundle_holds_the_folded_weights(sources, family):
     """Gains divided and columns multiplied by the same factors, read back from the bundle."""
@@ -226,6 +227,7 @@ def unplanted(sources, tmp_path_factory):
 CASES = [(family, plant) for family in ("llama", "qwen2", "qwen3") for plant in STRONGEST] + [("mistral", STRONGEST[-1])]
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(("family", "plant"), CASES)
 def test_int8_does_not_notice_a_plant(sources, unplanted, tmp_path, family, plant):
     source = PlantedModel(sources[family]).write(tmp_path / "source", PLANTS[plant])
@@ -250,6 +252,7 @@ def stories_unplanted(stories_folder, shared_folder, tmp_path_factory):
     return text, {mode: measured(stories_folder, folder / mode, text, 2000, mode) for mode in ("auto", "full")}
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("plant", [name for name in PLANTS if name != "nothing"])
 def test_a_trained_model_does_not_notice_a_plant(stories_folder, stories_unplanted, tmp_path, plant):
     mode = "auto" if plant in STRONGEST else "full"  # choosing shadows takes half of the time
@@ -284,6 +287,7 @@ def test_import_says_what_it_folded(sources):
     assert not any("folded" in line for line in said)
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_shares_of_the_loss_add_up(sources, family):
     folder = import_model(sources[family], "m")

@@ -220,6 +220,7 @@ def test_shards_and_revisions(serve: Callable[[Stub], Stub], tmp_path: Path) -> 
     assert run_pull(tmp_path, stub.endpoint, revision="v1.0", HF_HUB_OFFLINE="1").folder == result.folder
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("status", "error_code", "message"),
     [

@@ -218,6 +218,7 @@ def test_without_keep_float_the_place_is_remembered(tiny_model: Callable[..., Pa
         assert bundle.float_source() is None
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_bundle_does_not_depend_on_the_processor(tiny_model: Callable[..., Path], tmp_path: Path, family: str) -> None:
     folder = tiny_model(family, tie_word_embeddings=False)
@@ -329,6 +330,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", ["weights.bin", "tokenizer.json"])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_bundle_is_repaired(
@@ -344,6 +346,7 @@ def test_a_damaged_bundle_is_repaired(
         import_model(tiny_model(seed=1), "m")
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("folded", [True, False])
 def test_a_source_that_moved_is_found_again(folded: bool, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     source = copy_of(tiny_model(), tmp_path / "old")
@@ -514,6 +517,7 @@ def test_a_source_that_changes_is_refused(tiny_model: Callable[..., Path], tmp_p
 # --- nothing half-done is ever seen --------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough(keep=3)
 @pytest.mark.parametrize("stage", ["digest", "layers", "output", "copy"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_interruptions_leave_nothing_to_see(tiny_model: Callable[..., Path], stage: str, error: type[BaseException]) -> None:
@@ -526,6 +530,7 @@ def test_interruptions_leave_nothing_to_see(tiny_model: Callable[..., Path], sta
     assert nothing_left() if stage == "digest" else visible() == []
 
 
+@pytest.mark.thorough
 def test_every_failing_call_leaves_the_old_state(tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     old = (import_model(tiny_model(seed=1), "m") / "manifest.json").read_bytes()
     calls = [0, 0]

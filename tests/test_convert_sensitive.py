@@ -35,6 +35,7 @@ def schemes_of(folder):
     return {name: one.scheme for name, one in open_bundle(folder).decoder.linears().items()}
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("again", [["w4"], ["auto", "--bits", "7.5"]], ids=" ".join)
 def test_what_show_writes_gives_import_the_same_choices(source, tmp_path, call, again):
     first = import_model(

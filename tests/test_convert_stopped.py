@@ -83,6 +83,7 @@ def names():
     return sorted(path.name for path in models_folder().iterdir())
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_stopped_at_every_step_it_comes_to_the_same(sources, whole, kind):
     """Every run gets one step further than the one before."""
@@ -119,6 +120,7 @@ class Change:
     fresh: bool = False
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     "change",
     [Change("auto"), Change("int8"), Change(seed=1), Change(text="word " * 900), Change(version="9.9"), Change(fresh=True)],
@@ -143,6 +145,7 @@ def test_another_import_does_not_go_on_from_there(sources, tmp_path, monkeypatch
     assert contents(folder) == contents(import_model(source, target=tmp_path / "alone", **options))
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_process_that_is_stopped_is_gone_on_with(sources, tmp_path, edge_llm_home, number):
     source = tmp_path / "source"
@@ -168,6 +171,7 @@ def test_a_process_that_is_stopped_is_gone_on_with(sources, tmp_path, edge_llm_h
     assert contents(bundle_path("m")) == contents(alone)
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_said_and_what_is_done_stays(sources, whole, monkeypatch):
     """With some bytes more each time, it comes to its end."""
     real, free, failures = os.write, [0], 0
@@ -205,6 +209,7 @@ DAMAGES = {
 FILES = ["job.saved", "survey.saved", "survey-1.saved", "4-bits-alone.saved", "written.saved", "bundle/weights.bin"]
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("file", FILES)
 def test_what_is_damaged_is_made_again(sources, whole, file):
     stopped(sources, "auto", "output", 0)
@@ -296,6 +301,7 @@ def test_an_import_at_work_is_not_taken_for_a_stopped_one(sources, capsys):
     assert len(looked) == 1 and "was stopped" not in looked[0]
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("kind", ["auto", "w4"])
 def test_a_second_import_of_a_name_is_refused_before_it_begins(sources, whole, kind):
     """With the owner and the way out, whether it is the same import or another; the first is no worse for it."""

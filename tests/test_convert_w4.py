@@ -49,6 +49,7 @@ def test_all_layers_are_coded_and_the_output_is_not(source, tmp_path):
     assert np.linalg.norm(near - exact) < 0.8 * np.linalg.norm(exact)  # random layers magnify what changes
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_head_is_coded_where_it_is_asked_for(tmp_path, monkeypatch, tied):
     write_model(tmp_path / "source", tiny_config("llama", num_hidden_layers=2, tie_word_embeddings=tied))
@@ -83,6 +84,7 @@ def test_heads_that_make_no_sense_are_refused(kind, head):
         LayerBits(kind, head=head)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("mode", ["auto", "full", "none"])
 def test_a_model_is_shown_whatever_was_measured_for_it(source, tmp_path, mode, capsys):
     folder, _ = imported(source, tmp_path / "b", LayerBits(W4), outliers=Outliers(mode))
@@ -90,6 +92,7 @@ def test_a_model_is_shown_whatever_was_measured_for_it(source, tmp_path, mode, c
     assert ("INT8 costs" in capsys.readouterr().out) == (mode == "auto")
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("way", [{"chunk": 8}, {"memory": "200KiB"}, {"device": "emulated:910b"}])
 def test_every_way_gives_the_same(source, tmp_path, way):
     folder, _ = imported(source, tmp_path / "b", LayerBits(W4))

@@ -170,6 +170,7 @@ def defined_in_a_real_vocabulary(kind, number):
     return logits, reference.sampling_candidates(logits, logits.max(), **LIKELY_FILTERS[number])
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_in_a_real_vocabulary_on_every_instruction_set_and_number_of_threads(isa, kind):
     for number, filters in enumerate(LIKELY_FILTERS):
@@ -243,6 +244,7 @@ def test_the_sum_of_a_softmax_is_added_in_the_order_that_is_defined(logits):
     assert sampling.log_sum(logits, logits.max()) == reference.sampling_log_sum(logits, logits.max())
 
 
+@pytest.mark.thorough(keep=6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_the_same_in_a_real_vocabulary_on_every_instruction_set(isa, kind):
     logits = logits_of(kind, VOCAB, 5)

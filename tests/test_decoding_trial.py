@@ -152,6 +152,7 @@ def test_a_process_outlives_every_hostile_grammar():
     assert int(growth) < 400 << 10  # KiB at the worst moment
 
 
+@pytest.mark.thorough
 def test_kept_grammars_are_bounded_by_their_bytes(tokenizer):
     import psutil
 

@@ -79,6 +79,7 @@ def tokens_of(bundle, count=150):
 # ---- the same numbers ----
 
 
+@pytest.mark.thorough(keep=7)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_every_placement_gives_the_bits_of_the_host(bundle, chip, placement):
@@ -208,6 +209,7 @@ def test_what_beside_a_card_the_host_keeps_has_no_int8_matrix(bundle):
     assert all(linear.tiles.size for linear in both.model.weights.use(0).linears.values())
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize(
     ("name", "placement"),
     [*((EXACT["310p"], placement) for placement in PLACEMENTS), ("emulated:310p", "split"), ("emulated:310b", "card")],
@@ -313,6 +315,7 @@ def test_layers_of_other_schemes_take_turns_in_the_same_card_memory(tmp_path):
     assert len(set(held)) == 1
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_card_that_is_full_holds_nothing_of_what_failed(bundle, placement):
     """Whatever the array that finds no room: the error takes nothing with it, and later the answers are right."""

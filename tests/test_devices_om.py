@@ -119,6 +119,7 @@ def emulated(bundle: Bundle, chip: str = "310b", **options: Any) -> np.ndarray:
 WAYS = [{}, {"chunk": 8, "window": 3}, {"chunk": 11}, {"shadow": False}, {"policy": "in-order"}]
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_logits_are_the_emulated_chips_bit_for_bit(bundle: Bundle, folder: Path, pyacl: PyAcl, way: dict[str, Any]) -> None:
     runner = runner_of(bundle, device=f"om:{folder}", **way)
@@ -140,6 +141,7 @@ def test_steps_run_on_the_host_with_the_chips_rounding(bundle: Bundle, folder: P
     sequence.close()
 
 
+@pytest.mark.thorough(keep=1)
 def test_another_chip_has_the_same_bits(bundle: Bundle, tmp_path: Path, pyacl: PyAcl) -> None:
     exported = export(bundle, tmp_path / "om", "310p", (16,))
     compiled(exported, tmp_path / "kept")
@@ -148,6 +150,7 @@ def test_another_chip_has_the_same_bits(bundle: Bundle, tmp_path: Path, pyacl: P
     assert np.array_equal(found, emulated(bundle))
 
 
+@pytest.mark.thorough(keep=1)
 def test_chunks_take_the_fewest_compiled_rows(bundle: Bundle, folder: Path, tmp_path: Path, pyacl: PyAcl) -> None:
     """The fewest that hold them.  So one compiled length is enough, and no more are loaded than chunks need."""
     exported = export(bundle, tmp_path / "om")
@@ -167,6 +170,7 @@ def test_chunks_take_the_fewest_compiled_rows(bundle: Bundle, folder: Path, tmp_
     assert not [path for path in pyacl.executed[-2 * products :] if path.endswith("-16.om")]
 
 
+@pytest.mark.thorough(keep=1)
 def test_layers_that_stay_on_flash_are_multiplied_as_resident_ones(bundle: Bundle, folder: Path) -> None:
     device = {"device": f"om:{folder}"}
     with pytest.raises(UsageError, match="least that works") as error:
@@ -190,6 +194,7 @@ def test_linears_that_are_not_int8_stay_with_the_host(tmp_path: Path) -> None:
         assert np.array_equal(found, emulated(bundle, **given))
 
 
+@pytest.mark.thorough(keep=1)
 def test_every_product_passes_the_law_of_its_chip(bundle: Bundle, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passed = []
     monkeypatch.setattr(om, "check_product", lambda law, route, *sizes, bias: passed.append((law.name, route.operator, sizes)))
@@ -205,6 +210,7 @@ def test_every_product_passes_the_law_of_its_chip(bundle: Bundle, folder: Path, 
 # ---- memory, and a chip that fails
 
 
+@pytest.mark.thorough(keep=1)
 def test_all_is_given_back_when_the_model_is_closed(bundle: Bundle, folder: Path, pyacl: PyAcl) -> None:
     for _ in range(2):
         runner = runner_of(bundle, device=f"om:{folder}")
@@ -216,6 +222,7 @@ def test_all_is_given_back_when_the_model_is_closed(bundle: Bundle, folder: Path
     assert pyacl.starts == 1
 
 
+@pytest.mark.thorough(keep=1)
 def test_what_was_loaded_before_a_failure_is_given_back(bundle: Bundle, changed: Path, pyacl: PyAcl) -> None:
     last = changed / "om" / f"layers.{len(bundle.decoder.layers) - 1}.down-16.om"
     last.write_text(last.read_text().replace("Ascend310B4", "Ascend310B1"))
@@ -228,6 +235,7 @@ def test_what_was_loaded_before_a_failure_is_given_back(bundle: Bundle, changed:
     assert pyacl.in_use == 0
 
 
+@pytest.mark.thorough
 def test_a_chip_that_fails_ends_its_requests_and_the_host_answers_the_others(
     tmp_path: Path, pyacl: PyAcl, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,6 +266,7 @@ def test_a_chip_that_fails_ends_its_requests_and_the_host_answers_the_others(
     assert pyacl.in_use == 0
 
 
+@pytest.mark.thorough(keep=1)
 def test_too_little_memory_is_refused_before_anything_is_loaded(bundle: Bundle, folder: Path, pyacl: PyAcl) -> None:
     message = r"the OM files of 1, 8, 16 rows take \d+ bytes, and only 1000 may be taken; .* fewer numbers"
     with pytest.raises(DeviceError, match=message) as error:
@@ -324,6 +333,7 @@ def test_without_pyacl(bundle: Bundle, folder: Path, pyacl: PyAcl, monkeypatch: 
     assert "need pyACL, the package `acl`" in said and "`source /usr/local/Ascend/cann/set_env.sh`" in said
 
 
+@pytest.mark.thorough(keep=1)
 def test_a_chip_that_cannot_be_used(bundle: Bundle, folder: Path, pyacl: PyAcl) -> None:
     pyacl.rt.set_device = lambda device: 507033
     assert "acl.rt.set_device failed with pyACL's code 507033" in refused(bundle, folder, pyacl)
@@ -384,6 +394,7 @@ def test_files_of_another_layer_and_of_another_size(bundle: Bundle, changed: Pat
 # ---- the command
 
 
+@pytest.mark.thorough
 def test_the_command_says_what_the_emulated_chip_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_card_is_used_if_it_works(folder, capsys, found, caplog):
     assert (err, caplog.records) == ("", [])
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("command", ["run", "plan", "bench"])
 def test_a_card_that_refuses_the_model_leaves_it_to_the_host(folder, capsys, found, caplog, command):
     arguments = {

@@ -124,6 +124,7 @@ def test_each_alone_ends_by_its_limit(alone):
     assert [(len(tokens), ends) for tokens, _, ends in alone] == [(40, ["length"])] * len(TEXTS)
 
 
+@pytest.mark.thorough(keep=8)
 @pytest.mark.parametrize("count", [2, 6, 12, 32])
 def test_a_batch_is_each_alone(make_runner, tokenizer, prompts, alone, count):
     order = [number % len(prompts) for number in range(count)]
@@ -131,6 +132,7 @@ def test_a_batch_is_each_alone(make_runner, tokenizer, prompts, alone, count):
     assert results == [alone[number] for number in order]
 
 
+@pytest.mark.thorough(keep=1)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), step=st.integers(8, 200), mixed=st.integers(1, 64), running=st.integers(1, 8))
 def test_any_budget_and_any_arrival_is_each_alone(make_runner, tokenizer, prompts, alone, seed, step, mixed, running):
@@ -193,6 +195,7 @@ def test_guesses_that_are_right_save_steps(make_runner, tokenizer, prompts, alon
     assert timings.drafted_tokens == timings.accepted_tokens == 29
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_drafter_changes_no_sample(make_runner, tokenizer, prompts, seed):
     def sampled(drafter):
@@ -267,6 +270,7 @@ def test_an_answer_that_outgrows_the_memory_alone_ends_by_length(make_runner, to
     assert batch.preempted == 0
 
 
+@pytest.mark.thorough(keep=1)
 def test_answers_that_outgrow_the_memory_together_are_each_as_long_as_alone(make_runner, tokenizer, prompts):
     def made():
         return [generation(tokenizer, prompt, max_tokens=200) for prompt in prompts[:4]]

@@ -111,6 +111,7 @@ def card(folder, fuse):
     return played
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data(), kv_tokens=st.sampled_from([512, 128]), late=st.booleans())

@@ -47,6 +47,7 @@ def folder(tmp_path_factory):
     return import_model(folder / "source", target=folder / "bundle", keep_float=True)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_face_says_the_same(folder, capsys, monkeypatch, way):
     monkeypatch.setattr("sys.stdin", None)

@@ -124,6 +124,7 @@ def changed(draw: st.DrawFn, array: np.ndarray) -> np.ndarray:
     return found.reshape(array.shape)
 
 
+@pytest.mark.thorough(keep=1)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_forged_tensor_computes_or_is_refused_by_its_name(folder: Path, data: st.DataObject) -> None:
@@ -165,6 +166,7 @@ def impossible(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
     return found
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("way", [*WAYS, None], ids=["memory", "streamed", "card", "flash"])
 def test_what_cannot_be_is_refused_wherever_the_tensor_lies(folder: Path, way: dict[str, Any] | None) -> None:
     tried = 0

@@ -76,6 +76,7 @@ def test_half_precision_widens_exactly(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, bits.view(np.float16).astype(np.float32))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_agrees_with_the_safetensors_package(dtype: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
@@ -128,6 +129,7 @@ def many(count: int, entry: str, around: str = "%s") -> bytes:
     return raw_safetensors(("{" + around % ",".join(entry % i for i in range(count)) + "}").encode())
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     "data",
     [

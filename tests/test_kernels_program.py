@@ -114,6 +114,7 @@ def rows_of(random, count):
     return tokens, positions, slots, sequence, table
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_program_gives_the_bits_of_the_reference(isa, pools, seed):
     for pool in pools:

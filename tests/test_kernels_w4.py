@@ -37,6 +37,7 @@ def test_packed_codes_are_what_was_packed(n: int, k: int) -> None:
     np.testing.assert_array_equal(layout.unpack_tiles(w4.expand(panels, n, k), n, k), w4.decode(*parts))
 
 
+@pytest.mark.thorough(keep=6)
 @pytest.mark.parametrize("extreme", [False, True])
 @pytest.mark.parametrize(("n", "k", "hot"), [(16, 4, 0), (17, 36, 2), (96, 172, 3), (160, 896, 5)])
 def test_a_linear_of_codes_is_the_linear_of_their_weights(

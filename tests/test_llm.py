@@ -151,6 +151,7 @@ time.sleep({seconds})
 """
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("seconds", [0.05, 0.1, 0.15, 0.2, 0.25])
 def test_the_process_ends_well_under_answers_in_daemon_threads(seconds):
     code = ENDS_UNDER_THREADS.format(seconds=seconds)

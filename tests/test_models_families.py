@@ -114,6 +114,7 @@ def test_every_integer_is_bounded(key: str, value: Any) -> None:
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("family", families())
 def test_a_config_that_transformers_wrote(family: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

@@ -55,6 +55,7 @@ def test_the_builtin_model_loses_nothing_in_int8(builtin_text):
     assert measured.mean_kl <= 0.01
 
 
+@pytest.mark.thorough
 def test_the_builtin_model_in_four_bits(builtin_source, builtin_text, tmp_path):
     calibration = ASSETS / "calibration.txt"
     bundle = import_model(builtin_source, target=tmp_path / "bundle", calibration=calibration, weights=LayerBits(W4))
@@ -93,6 +94,7 @@ def test_stories_text(stories_bundle):
         assert answer.text.startswith(wanted)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(("factor", "ruin"), [(30, 1.2), (100, 100.0)])
 def test_outliers_ruin_naive_int8_and_the_shadow_restores_it(stories_folder, stories_text, tmp_path, factor, ruin):
     source = inject_outliers(stories_folder, tmp_path / "source", factor)
@@ -104,6 +106,7 @@ def test_outliers_ruin_naive_int8_and_the_shadow_restores_it(stories_folder, sto
     assert ratio(quality(naive, stories_text, 3000, shadow=False)) > ruin
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(("factor", "ruin"), [(100, 5.0), (300, 20.0)])
 def test_outliers_in_the_builtin_model(builtin_source, builtin_text, tmp_path, factor, ruin):
     source = inject_outliers(builtin_source, tmp_path / "source", factor)

@@ -119,6 +119,7 @@ def warm(runner, programs):
     programs.taken = {True: 0, False: 0}
 
 
+@pytest.mark.thorough(keep=1)
 @settings(max_examples=25, deadline=None)
 @given(
     shape=st.sampled_from([(3, 2), (4, 2), (4, 3), (5, 3), (7, 2), (7, 3)]),

@@ -19,6 +19,7 @@ from scheduler import (
 )
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @given(program=programs())
 def test_every_policy_is_lawful_bounded_and_deterministic(policy, program):

@@ -40,6 +40,7 @@ def grounds():
     return {chip: Ground(EmulatedRuntime(chip_law(chip))) for chip in ("310p", "910b")}
 
 
+@pytest.mark.thorough(keep=9)
 @pytest.mark.parametrize(
     ("chip", "probe"),
     [
@@ -150,6 +151,7 @@ def under_torch_npu(names):
     return found
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.torch_npu
 @pytest.mark.parametrize("soc", ["Ascend310P3", "Ascend910B1"])
 def test_probes_under_the_real_torch_npu(card, soc):
@@ -166,6 +168,7 @@ def probes(*names, seconds=60.0):
     return [Probe(getattr(selftest_probes, name), seconds=seconds) for name in names]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("emulated")
 def test_a_probe_that_raises_dies_or_hangs_does_not_stop_the_others():
     bad = [*probes("raises", "dies"), *probes("hangs", seconds=3.0), *probes("wrong", "refuses", "loses")]

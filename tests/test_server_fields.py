@@ -117,6 +117,7 @@ def prompt_of(engine, service, number):
     return engine.tokenizer.decode(service.wait_for(number).request.prompt, skip_special=False)
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     ("path", "fields", "prompt", "unheard"),
     [

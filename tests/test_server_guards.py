@@ -319,6 +319,7 @@ def left(monkeypatch):
     return happened
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("closing", [False, True])
 def test_who_does_not_read_its_answer_is_left(hurried, left, closing):
     body = json.dumps({"content": "a b " * 400_000, "with_pieces": True}).encode()

@@ -345,6 +345,7 @@ ODD_CALLS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough(keep=6)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("call", ODD_CALLS)
 def test_no_call_that_a_model_writes_is_the_server_s_fault(by_hand, service, call, stream):
@@ -416,6 +417,7 @@ def chain_of_definitions(count):
     return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{count}": {"type": "null"}}}
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     "fields",
     [

@@ -33,6 +33,7 @@ def engine_of(folder, **runtime):
 
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_server_tells_the_error_and_goes_on(folder, fuse, placement, stream):

@@ -89,6 +89,7 @@ def test_a_signal_lets_answers_end_and_the_exit_code_is_0():
         assert '"finish_reason":"length"' in text
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_without_patience_the_end_comes_at_once(number):
     """HTTP | process | With `--drain 0` the end comes at once, and streams say why they are cut."""
@@ -172,6 +173,7 @@ def test_a_port_that_another_has_is_no_misuse(capsys):
         assert f"port `{taken.getsockname()[1]}`" in capsys.readouterr().err
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("delay", [0.0, 0.0, 0.05, 0.3])
 def test_a_signal_behind_the_serving_line_is_never_lost(number, delay):
@@ -189,6 +191,7 @@ def test_a_signal_behind_the_serving_line_is_never_lost(number, delay):
     assert "Traceback" not in said
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.5])
 def test_signals_at_any_moment_of_a_drain_end_it_in_time(delay):
     """Streams run, one of them is never read, one request never comes whole; then signals, three of them."""
@@ -232,6 +235,7 @@ def ask(url, body):
         httpx.post(url, json=body, timeout=30)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("streams", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2>/dev/full", "2> >(true)"])
 def test_it_serves_whatever_its_standard_streams_are(streams):
     """HTTP | process | Closed, full or broken stdout and stderr do not keep it from serving."""
@@ -251,6 +255,7 @@ def test_it_serves_whatever_its_standard_streams_are(streams):
         process.wait()
 
 
+@pytest.mark.thorough
 def test_a_server_with_too_many_connections_goes_on_answering():
     """HTTP | process | Connections leave descriptors to files; one too many is 503, and the log says it every ten seconds."""
 
@@ -275,6 +280,7 @@ def test_a_server_with_too_many_connections_goes_on_answering():
     assert len(said.splitlines()) <= 2
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(("limit", "value", "words"), [("NOFILE", 24, "ulimit -n"), ("AS", 600 << 20, "memory")])
 def test_low_limits_are_one_line(limit, value, words):
     def lower():
@@ -333,6 +339,7 @@ def answer_and_cached(url):
     return reply["choices"][0]["message"]["content"], reply["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(("size", "kept"), [("16MiB", True), ("0", False)])
 def test_a_prefix_cache_outlives_the_server(tmp_path, size, kept):
     """HTTP | process | `--prefix-cache` keeps pages of prompts for the next server; 0 keeps none."""
@@ -348,6 +355,7 @@ def test_a_prefix_cache_outlives_the_server(tmp_path, size, kept):
     assert any(tmp_path.rglob("*.page")) is kept
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(("pages", "expected"), [(10, 10), (1, 4)])
 def test_kv_memory_is_the_pages_of_all_requests(pages, expected):
     """HTTP | process | `--kv-memory` decides how many pages there are, but one request of the whole context always fits."""
@@ -355,6 +363,7 @@ def test_kv_memory_is_the_pages_of_all_requests(pages, expected):
         assert gauge(url, "kv_pages") == expected
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("way", [("--parallel", "3"), "EDGE_LLM_PARALLEL", "config file"])
 def test_parallel_is_the_most_answers_at_a_time(way, tmp_path):
     """HTTP | process | `--parallel` (or its variable, or the config file) is how many answers run at a time; others wait."""

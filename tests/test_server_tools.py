@@ -147,6 +147,7 @@ def family(request):
         yield client
 
 
+@pytest.mark.thorough(keep=2)
 def test_a_forced_call_that_is_cut_says_nothing(family):
     """HTTP | all | A forced call that the token limit cuts is no text: not its tags, nor its beginning."""
     now = {"type": "function", "function": {"name": "now"}}

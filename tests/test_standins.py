@@ -72,6 +72,7 @@ def chip_facts() -> dict[str, Any]:
     return facts
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("soc", "number", "bfloat16", "gibibytes", "captures"),
     [("Ascend310P3", 202, False, 24, True), ("Ascend310B4", 243, True, 8, False), ("Ascend910B1", 220, True, 64, True)],
@@ -471,6 +472,7 @@ def test_threads_that_wait_for_each_others_work_go_on(graphs):
 # ---- commands that know nothing of tests
 
 
+@pytest.mark.thorough
 def test_a_command_has_the_kernels_as_soon_as_it_imports_torch_npu(card):
     script = (
         "import torch, torch_npu; x = torch.ones(1, 2).to('npu'); print(torch_npu.npu_swiglu(x).item(), SOC)"

@@ -104,6 +104,7 @@ arguments = st.dictionaries(
 )
 
 
+@pytest.mark.thorough
 @given(
     style=st.sampled_from([HERMES, MISTRAL, LLAMA, PLAIN]),
     calls=st.lists(st.tuples(st.sampled_from(sorted(NAMES)), arguments), min_size=1, max_size=3),
@@ -127,6 +128,7 @@ def test_calls_that_are_cut_off_anywhere_say_nothing(style):
         assert [name for name, _ in found] == ["get_weather", "now"][: len(found)]
 
 
+@pytest.mark.thorough(keep=6)
 @pytest.mark.parametrize("style", [HERMES, MISTRAL, PLAIN])
 @pytest.mark.parametrize("begun", ["", "<tool_call>", "x", NOW, f"<tool_call>{NOW}", f"<tool_call>{NOW}</tool_call>"])
 def test_much_white_space_takes_time_in_proportion(style, begun):

@@ -291,6 +291,7 @@ EXPRESSIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough(keep=5)
 @pytest.mark.parametrize("place", PLACES)
 def test_every_construct_renders_like_transformers(place: str) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
@@ -506,6 +507,7 @@ def short_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering, "MAX_SECONDS", 0.3)
 
 
+@pytest.mark.thorough(keep=8)
 @pytest.mark.parametrize("bad", TEMPLATES, ids=lambda bad: bad.id)
 def test_bad_template(bad: BadTemplate, short_time: None) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

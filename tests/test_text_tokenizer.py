@@ -314,6 +314,7 @@ texts = st.one_of(
 )
 
 
+@pytest.mark.thorough(keep=2)
 @every_style
 @settings(max_examples=60, deadline=None)
 @given(text=texts, repeats=st.integers(1, 9), window=st.sampled_from([96, 128, 250, 600]))
@@ -324,6 +325,7 @@ def test_windows_make_the_ids_of_the_whole(style: str, text: str, repeats: int, 
     assert ids == plain(tokenizer, text)
 
 
+@pytest.mark.thorough(keep=9)
 @every_style
 @pytest.mark.parametrize("piece", ["a", " ", "日本", "a b the ", "a\n", "🙂", "\n\n", "e\u0301", "the1.", "<|im_end|>ab"])
 def test_long_texts_are_encoded_as_at_once(style: str, piece: str) -> None:
@@ -370,6 +372,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) < 64 << 10  # KiB, for 1 MB of text; at once it took 300 MiB
 
 
+@pytest.mark.thorough(keep=6)
 @every_style
 @pytest.mark.parametrize("flags", [{}, {"rstrip": True}, {"lstrip": True}], ids=str)
 @settings(max_examples=60, deadline=None)
@@ -409,6 +412,7 @@ def test_pieces_are_the_bytes_of_the_text(kind: str, ids: list[int], continues: 
     assert data.decode("utf-8", "replace") == "".join(pieces(KINDS[kind], ids, continues=continues))
 
 
+@pytest.mark.thorough(keep=5)
 @pytest.mark.parametrize(
     "step",
     [

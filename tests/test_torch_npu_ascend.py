@@ -175,6 +175,7 @@ def raised(kernels: Any, rule: str, work: Callable[[], Any]) -> str:
     return ""
 
 
+@pytest.mark.thorough
 def test_wherever_the_card_fails_it_is_lost_by_name(card, bundles):
     found = card.run(failures, str(bundles))
     told = {place: text for place, text in found.items() if text}
@@ -208,6 +209,7 @@ def break_card(kernels: Any, deltas: Iterator[Any]) -> None:
     list(deltas)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("placement", ["split", "card"])
 def test_a_card_that_answers_nothing_any_more_costs_one_request_and_not_the_process(card, placement):
     first, then, device = card.run(lost_for_good, placement)
@@ -234,6 +236,7 @@ def memory_left(folder: str) -> list[int]:
     return left
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_gone_leaves_its_memory_to_the_next(card, bundles):
     left = card.run(memory_left, str(bundles), memory=40 << 20)
     assert left[0] > 0 and set(left) == {left[0]}

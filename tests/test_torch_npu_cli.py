@@ -30,6 +30,7 @@ def command(card: Card, tmp_path):
     return run
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("placement", ["split", "card"])
 def test_the_builtin_model_answers_as_on_the_host(command, placement):
     code, said, errors = command(*PROMPT, "--placement", placement)
@@ -37,6 +38,7 @@ def test_the_builtin_model_answers_as_on_the_host(command, placement):
     assert said == command(*PROMPT, device="host")[1]
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -53,6 +55,7 @@ def test_what_is_missing_is_said_in_one_line(command, settings, words):
     assert errors[0].startswith("error: ") and words in errors[0]
 
 
+@pytest.mark.thorough
 def test_without_nnal_a_model_is_split_and_the_reason_is_said(command):
     code, said, errors = command(*PROMPT, "--json", nnal=False)
     assert code == 0, errors
@@ -62,6 +65,7 @@ def test_without_nnal_a_model_is_split_and_the_reason_is_said(command):
     assert code == 2 and len(errors) == 1 and "NNAL is missing" in errors[0]
 
 
+@pytest.mark.thorough
 def test_an_operator_that_fails_ends_the_command_with_one_line(command):
     code, _, errors = command(*PROMPT, fail="aclrtMemcpyAsync@70=507899")
     assert code == 1 and errors[-1].startswith("error: the device `ascend` failed: ") and "--device host" in errors[-1]

@@ -76,6 +76,7 @@ def seen_lines(chat):
 # ---- streams
 
 
+@pytest.mark.thorough
 def test_a_streamed_answer_is_drawn_as_one_that_came_whole(tmp_path):
     provider = ScriptedProvider([answer(*cut(DOCUMENT, seed)) for seed in range(3)])
 
@@ -416,6 +417,7 @@ def test_a_screen_that_was_told_a_size_of_before_fills_the_terminal_again(tmp_pa
     drive(talk, tmp_path)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     "text",
     ["漢字とかな" * 40, "👩‍👩‍👧‍👦 🇩🇪 👍🏽 e\u0301 " * 30, "x" * 10_000, "word " * 2000, "`" + "c" * 10_000 + "`", "| " * 3000],
@@ -502,6 +504,7 @@ def test_messages_and_blocks_of_code_are_copied(tmp_path):
     drive(talk, tmp_path, provider)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("ends", [True, False], ids=["ended", "growing"])
 @pytest.mark.parametrize("before", [0, 60], ids=["drawn", "written"])
 def test_blocks_of_code_are_copied_as_they_were_said_however_an_answer_is_drawn(tmp_path, before, ends):
@@ -608,6 +611,7 @@ def test_an_answer_that_was_stopped_goes_on_in_the_same_message(tmp_path):
     drive(talk, tmp_path, provider)
 
 
+@pytest.mark.thorough
 def test_a_message_is_deleted_with_what_follows_it_after_a_question(tmp_path):
     async def talk(chat):
         await chat.ask("First")

@@ -26,6 +26,7 @@ def saves_again_soon(monkeypatch):
     monkeypatch.setattr("edge_llm.tui.app.SAVE_AGAIN_SECONDS", 0.1)
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_error_in_the_middle_of_an_answer_keeps_what_came(tmp_path, error):
     provider = ScriptedProvider([["Once upon", error], answer(" a time.")])
@@ -272,6 +273,7 @@ def test_settings_that_another_version_wrote_are_passed_over(tmp_path):
     drive(again, tmp_path, ScriptedProvider(facts=Facts("scripted")))
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(
     "change",
     [

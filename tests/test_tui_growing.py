@@ -44,6 +44,7 @@ class Page(App):
 WAYS = {"one step": 10**6, "two steps": len(PART) * 2, "steps": 60, "letters": 3}
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("most", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("seed", range(2))
 def test_in_pieces_it_shows_all_and_in_the_end_what_a_fresh_parse_shows(seed, most, monkeypatch):
@@ -103,6 +104,7 @@ def code_and_words(widget):
     return code, [one.content.plain for one in widget.query(MarkdownParagraph)], len(widget.query(MarkdownHeader))
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(("begin", "end"), MARKS)
 @pytest.mark.parametrize("most", [150, 10**6], ids=["sealed", "whole"])
 def test_code_that_is_cut_stays_code_and_ends_where_it_ends(begin, end, most, monkeypatch):
@@ -170,6 +172,7 @@ DENSE = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("most", [10**6, 150], ids=["whole", "in steps"])
 @pytest.mark.parametrize("unit", DENSE.values(), ids=DENSE)
 def test_few_characters_of_many_blocks_are_a_bounded_number_of_widgets(unit, most, monkeypatch):
@@ -200,6 +203,7 @@ def seen(grows):
     return written, [one.source for one in grows.query_children(Markdown)]
 
 
+@pytest.mark.thorough
 def test_a_long_text_costs_a_bounded_number_of_widgets(monkeypatch):
     for name, most in (("SEALED_CHARACTERS", 120), ("MOST_CHARACTERS", 500), ("DRAWN_CHARACTERS", 2000)):
         monkeypatch.setattr(growing, name, most)

@@ -53,6 +53,7 @@ def drive_hostile(talk, folder, provider=None, **options):
     drive(watched, folder, provider, **options)
 
 
+@pytest.mark.thorough
 def test_of_an_answer_and_a_thought(tmp_path):
     provider = ScriptedProvider([[]])
 
@@ -82,6 +83,7 @@ def test_of_an_answer_and_a_thought(tmp_path):
     drive_hostile(talk, tmp_path, provider, size=(120, 90))
 
 
+@pytest.mark.thorough
 def test_of_chats_that_are_stored(tmp_path):
     store, _ = WritingStore.open(tmp_path / "chats.db")
     for _ in range(2):
@@ -210,6 +212,7 @@ def test_of_commands_and_settings_that_are_refused(tmp_path):
     drive_hostile(talk, tmp_path)
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize(
     "figures",
     [

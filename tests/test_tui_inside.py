@@ -129,6 +129,7 @@ ODD = {
 }
 
 
+@pytest.mark.thorough(keep=9)
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("size", [*SIZES, (3, 2)])
 def test_odd_data_ends_nothing(odd, size):

@@ -69,6 +69,7 @@ EDITS = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("field", ["prompt", "search"])
 def test_a_burst_of_letters_and_edits_writes_what_slow_typing_writes(tmp_path, field, seed):
@@ -99,6 +100,7 @@ def test_a_burst_of_letters_and_edits_writes_what_slow_typing_writes(tmp_path, f
 REFUSED = ["two", "/nocommand", "two @nofile", "a\nb"]
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_is_not_sent_comes_back_before_what_is_typed_meanwhile(tmp_path, text):
     provider = ScriptedProvider([["Hi"]])
@@ -294,6 +296,7 @@ def test_in_twelve_lines_one_sees_what_opens_and_no_notice_hides_the_prompt(tmp_
     drive(talk, tmp_path, size=(40, 12))
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (120, 40)])
 def test_what_is_typed_behind_the_look_inside_is_in_the_prompt(tmp_path, size):
     async def talk(chat):

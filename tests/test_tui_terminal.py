@@ -326,6 +326,7 @@ def test_without_a_shell_it_is_not_suspended(chat):
 LESS = [{"TERM": "xterm"}, {"TERM": "linux"}, {"NO_COLOR": "1"}, {"COLORTERM": None}, {"LANG": "C", "LC_ALL": "C"}]
 
 
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("env", LESS, ids=str)
 def test_terminals_with_less(server, env):
     with Terminal("chat", "--url", server.url, **env) as chat:

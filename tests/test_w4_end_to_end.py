@@ -102,6 +102,7 @@ def test_a_batch_is_each_alone(bundles):
         assert np.array_equal(np.concatenate(found), whole[lengths])
 
 
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize("way", CARDS, ids=lambda way: " ".join(way.values()))
 def test_every_device_is_the_int8_weight(bundles, way):
     pytest.importorskip("onnxruntime") if way["device"] == "onnx" else None
@@ -133,6 +134,7 @@ def test_what_overflows_beside_a_card_is_read_from_the_codes(bundles):
     assert runner.model.weights._host._cold.read > 0
 
 
+@pytest.mark.thorough(keep=5)
 @pytest.mark.parametrize("placement", ["split", "split,host", "card"])
 def test_an_ascend_card_is_the_int8_weight(bundles, monkeypatch, placement):
     monkeypatch.setenv("EDGE_LLM_NPU_OPS", "emulated")
@@ -191,6 +193,7 @@ def test_pages_on_disk_are_found_again(folders):
     assert first.finish.usage.cached_tokens == 0 < again.finish.usage.cached_tokens
 
 
+@pytest.mark.thorough
 def test_an_interrupted_import_shows_nothing_and_goes_on(source, tmp_path):
     seen = []
     import_model(source, target=tmp_path / "whole", weights=LayerBits(W4), progress=lambda *at: seen.append(at))

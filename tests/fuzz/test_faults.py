@@ -181,6 +181,7 @@ def check(nursery, world, command, fault, good):
     command.after(world, again, good)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_whole_or_absent_and_nothing_left(nursery, world, command, fuzz):
     world.reset(command.home)

@@ -13,6 +13,7 @@ from driver import fuzz as search
 TARGETS = sorted(path.stem.removeprefix("target_") for path in HERE.glob("target_*.py"))
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_nothing_is_found(target, fuzz, tmp_path: Path):
     findings = []
