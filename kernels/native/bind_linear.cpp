@@ -121,7 +121,7 @@ nb::tuple quantize(nb::handle x_arg, double input_scale, nb::handle hot_arg, Thr
       const ResidualRow& row = rows[static_cast<size_t>(i)];
       const auto* entries = static_cast<const ResidualEntry*>(pool.extend(row.worker, 0)) + row.offset;
       for (int32_t e = 0; e < row.count; ++e) {
-        column.push_back(entries[e].column);
+        column.push_back(entries[e].column());
         value.push_back(entries[e].value);
       }
       row_start[static_cast<size_t>(i) + 1] = static_cast<int64_t>(column.size());

@@ -74,9 +74,8 @@ struct TilePanels {
   // What was added to the activations that it meets, see Int8Dot.
   template <int R>
   static constexpr int kOffsetBits = Int8Dot::kOffsetBits;
-  EDGE_INLINE f32x16 column(int64_t p, int64_t c) const {
-    return tile_column(load_i32(panel + p * bytes + c / kTileDepth * kTileBytes), c);
-  }
+  static constexpr float kColumnUnit = kRaisedUnit;
+  EDGE_INLINE f32x16 column(int64_t p, ResidualEntry at) const { return raised_column(panel + p * bytes, at); }
 };
 
 // One panel of codes.
@@ -89,20 +88,20 @@ struct CodePanels {
   }
   template <int R>
   static constexpr int kOffsetBits = R <= CodeRow::kMostRows ? 0 : Int8Dot::kOffsetBits;
-  EDGE_INLINE f32x16 column(int64_t, int64_t c) const { return panel.column(c); }
+  static constexpr float kColumnUnit = 1.0f;
+  EDGE_INLINE f32x16 column(int64_t, ResidualEntry at) const { return panel.column(at.column()); }
 };
 
-// y = fma(sum over the row's entries of value * W[:, column], product_scale, y), for P panels.
+// y = fma(sum over the row's entries of value * W[:, column], product_scale, y), for P panels, which give W[:, column] in a
+// unit that is a power of two: a value times the unit is exact, for what overflows is above 1/2.
 template <int P, class Panels>
 EDGE_INLINE void add_entries(const ResidualEntry* entry, int64_t count, const Panels& panels,
                              const f32x16 (&product_scale)[P], f32x16 (&y)[P]) {
   f32x16 total[P];
   unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { total[p] = zero(); });
-  for (int64_t i = 0; i < count; ++i) {
-    const f32x16 value = broadcast(entry[i].value);
-    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
-      total[p] = fma(value, panels.column(p, entry[i].column), total[p]);
-    });
+  for (const ResidualEntry* const end = entry + count; entry < end; ++entry) {
+    const f32x16 value = mul(broadcast(entry->value), broadcast(Panels::kColumnUnit));
+    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { total[p] = fma(value, panels.column(p, *entry), total[p]); });
   }
   unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { y[p] = fma(total[p], product_scale[p], y[p]); });
 }

@@ -21,10 +21,15 @@ alignas(16) constexpr uint8_t kCodebook[16] = {0, 2, 4, 5, 6, 7, 8, 9, 10, 11, 1
 // Multipliers and shifts before the codes of a panel: whole lines of 64 bytes.
 constexpr int64_t code_steps_bytes(int64_t groups) { return (groups * kTileChannels + 63) / 64 * 64; }
 
-// What quantization cut off at one place, in units of the input scale.
+// What quantization cut off at one place.
 struct ResidualEntry {
-  int32_t column;
-  float value;
+  uint32_t place;  // 16 times the column: also the bytes to its tile in a panel of tiles, and 16 times its byte of each word
+  float value;     // in units of the input scale
+
+  ResidualEntry(int32_t column, float value) : place(static_cast<uint32_t>(column) * kTileChannels), value(value) {}
+  int32_t column() const { return static_cast<int32_t>(place / kTileChannels); }
+  uint32_t tile() const { return place / kTileBytes * kTileBytes; }
+  uint32_t byte() const { return place % kTileBytes; }
 };
 
 // Where a row's entries are: entries(worker)[offset .. offset + count).

@@ -127,9 +127,42 @@ EDGE_INLINE void expand_group(const uint8_t* steps, const uint8_t* codes, int8_t
 
 #endif
 
-// Column c of a tile as floats: byte c % 4 of its 16 words, moved to the top and back with its sign.
-EDGE_INLINE f32x16 tile_column(i32x16 words, int64_t c) {
-  return from_i32(shift_right(shift_left(words, static_cast<int>(24 - 8 * (c % kTileDepth))), 24));
+// [byte][16], see ResidualEntry::byte: shuffles that move a byte of each word to its top or bottom, and clear the others.
+alignas(64) constexpr uint8_t kToTop[kTileBytes] = {
+    255, 255, 255, 0, 255, 255, 255, 4, 255, 255, 255, 8,  255, 255, 255, 12,
+    255, 255, 255, 1, 255, 255, 255, 5, 255, 255, 255, 9,  255, 255, 255, 13,
+    255, 255, 255, 2, 255, 255, 255, 6, 255, 255, 255, 10, 255, 255, 255, 14,
+    255, 255, 255, 3, 255, 255, 255, 7, 255, 255, 255, 11, 255, 255, 255, 15};
+alignas(64) constexpr uint8_t kToBottom[kTileBytes] = {
+    0, 255, 255, 255, 4, 255, 255, 255, 8,  255, 255, 255, 12, 255, 255, 255,
+    1, 255, 255, 255, 5, 255, 255, 255, 9,  255, 255, 255, 13, 255, 255, 255,
+    2, 255, 255, 255, 6, 255, 255, 255, 10, 255, 255, 255, 14, 255, 255, 255,
+    3, 255, 255, 255, 7, 255, 255, 255, 11, 255, 255, 255, 15, 255, 255, 255};
+
+// The entry's column of a panel of tiles as floats, in units of kRaisedUnit.
+constexpr float kRaisedUnit = 0x1p-24f;
+EDGE_INLINE f32x16 raised_column(const int8_t* tiles, ResidualEntry at) {
+  const int8_t* tile = tiles + at.tile();
+#if defined(__AVX512F__)
+  const __m512i to_top = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kToTop + at.byte())));
+  return from_i32({_mm512_shuffle_epi8(_mm512_loadu_si512(tile), to_top)});
+#elif defined(__AVX2__)
+  const __m256i to_top = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kToTop + at.byte())));
+  const auto* words = reinterpret_cast<const __m256i_u*>(tile);
+  return from_i32({_mm256_shuffle_epi8(_mm256_loadu_si256(words), to_top),
+                   _mm256_shuffle_epi8(_mm256_loadu_si256(words + 1), to_top)});
+#elif defined(EDGE_NEON)
+  const uint8x16_t to_top = vld1q_u8(kToTop + at.byte());
+  i32x16 words;
+  unrolled<4>([&](auto i) EDGE_INLINE_LAMBDA {
+    words.v[i] = vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(tile + 16 * i), to_top));
+  });
+  return from_i32(words);
+#else
+  i32x16 words;
+  for (int i = 0; i < kLanes; ++i) words.v[i] = tile[kTileDepth * i + at.byte() / kTileChannels] * (1 << 24);
+  return from_i32(words);
+#endif
 }
 
 // Column c of a group. Its codes become words of 0 .. 15, and 0 is 0 in the codebook too.
@@ -157,7 +190,7 @@ EDGE_INLINE f32x16 code_column(const uint8_t* steps, const uint8_t* codes, int64
 #else
   alignas(64) int8_t tiles[kBlocksPerGroup * kTileBytes];
   expand_group(steps, codes, tiles);
-  return tile_column(load_i32(tiles + c / kTileDepth * kTileBytes), c);
+  return mul(raised_column(tiles, ResidualEntry(static_cast<int32_t>(c), 0.0f)), broadcast(kRaisedUnit));
 #endif
 }
 

@@ -137,40 +137,59 @@ struct WideGroup {
       _mm256_store_si256(tile + 2, book_values(_mm256_srli_epi16(both, 4)));
     }
   }
+
+  // The entry's column of the weights, which is in this group, as floats.
+  EDGE_INLINE f32x16 column(ResidualEntry at) const {
+    const auto* words = reinterpret_cast<const __m256i*>(values + at.tile() % sizeof values);
+    const __m256i pick = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kToBottom + at.byte())));
+    const auto half = [&](int number) EDGE_INLINE_LAMBDA {
+      const __m256i value = _mm256_shuffle_epi8(_mm256_load_si256(words + number), pick);
+      const __m256i low_multiplier = _mm256_and_si256(multiplier[number], _mm256_set1_epi32(0xFFFF));
+      return _mm256_madd_epi16(_mm256_sub_epi16(value, shift[number]), low_multiplier);
+    };
+    return from_i32({half(0), half(1)});
+  }
 };
 
-// R rows x one group. a: the first row's columns of the group; sums: its sums of the group.
-template <int R>
-EDGE_INLINE void multiply_group(const int8_t* a, const int8_t* sums, int64_t stride, const WideGroup& group, int64_t blocks,
-                                __m256i (&dot)[R][2]) {
+// R rows x one group. a: the first row's columns of the group; sums: its sums of the group; each(add_tile): all its tiles.
+template <int R, class Each>
+EDGE_INLINE void multiply_group(const int8_t* a, const int8_t* sums, int64_t stride, const WideGroup& group, const Each& each,
+                                i32x16 (&dot)[R][1]) {
   __m256i sum[R][2];
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
     const __m256i both = _mm256_set1_epi32(load_four(sums + r * stride));
-    __builtin_prefetch(a + r * stride + 512);
     unrolled<2>([&](auto half) EDGE_INLINE_LAMBDA { sum[r][half] = _mm256_mullo_epi16(group.shift[half], both); });
   });
-  const auto add_tile = [&](int64_t block) EDGE_INLINE_LAMBDA {
+  each([&](int64_t block) EDGE_INLINE_LAMBDA {
     const auto* tile = reinterpret_cast<const __m256i*>(group.values + block * kTileBytes);
     const __m256i low = _mm256_load_si256(tile), high = _mm256_load_si256(tile + 1);
     unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { add_four(sum[r], a + r * stride + block * kTileDepth, low, high); });
-  };
-  if (blocks >= kBlocksPerGroup) unrolled<kBlocksPerGroup>([&](auto block) EDGE_INLINE_LAMBDA { add_tile(block); });
-  else
-    for (int64_t block = 0; block < blocks; ++block) add_tile(block);
+  });
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-    unrolled<2>([&](auto half) EDGE_INLINE_LAMBDA {
-      dot[r][half] = _mm256_add_epi32(dot[r][half], _mm256_madd_epi16(sum[r][half], group.multiplier[half]));
-    });
+    dot[r][0].lo = _mm256_add_epi32(dot[r][0].lo, _mm256_madd_epi16(sum[r][0], group.multiplier[0]));
+    dot[r][0].hi = _mm256_add_epi32(dot[r][0].hi, _mm256_madd_epi16(sum[r][1], group.multiplier[1]));
   });
 }
 
-// R rows x a panel; at(group) is its WideGroup.
-template <int R, class Groups>
-EDGE_INLINE void multiply_groups(const int8_t* a, int64_t stride, int64_t blocks, const Groups& at, __m256i (&dot)[R][2]) {
+// R rows x a panel. The sums of a group take all registers: `dot` stays in memory (noinline), and a last group that is not
+// whole has a loop of its own; else GCC spills sums.
+template <int R>
+__attribute__((noinline)) void multiply_groups(const int8_t* a, int64_t stride, int64_t blocks, const WideGroup* wide,
+                                               i32x16 (&dot)[R][1]) {
   const int8_t* sums = a + CodeRow::sums_at(blocks);
-  for (int64_t group = 0; group * kBlocksPerGroup < blocks; ++group)
-    multiply_group<R>(a + group * kCodeGroup, sums + group * static_cast<int64_t>(sizeof(int32_t)), stride, at(group),
-                      blocks - group * kBlocksPerGroup, dot);
+  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { dot[r][0] = broadcast_i32(0); });
+  const auto next_group = [&](const auto& each) EDGE_INLINE_LAMBDA {
+    multiply_group<R>(a, sums, stride, *wide++, each, dot);
+    a += kCodeGroup;
+    sums += sizeof(int32_t);
+  };
+  for (int64_t group = 0; group < blocks / kBlocksPerGroup; ++group)
+    next_group([](const auto& add_tile) EDGE_INLINE_LAMBDA { unrolled<kBlocksPerGroup>(add_tile); });
+  const int64_t left = blocks % kBlocksPerGroup;
+  if (left == 0) return;
+  next_group([&](const auto& add_tile) EDGE_INLINE_LAMBDA {
+    for (int64_t block = 0; block < left; ++block) add_tile(block);
+  });
 }
 
 template <int R, class Multiply>
@@ -197,18 +216,12 @@ struct WidePanels {
 
   template <int R, int Unroll>
   EDGE_INLINE void multiply_rows_of(const int8_t* a, int64_t stride, i32x16 (&dot)[R][1], Ahead) const {
-    sums_of<R>(dot, [&](__m256i (&sum)[R][2]) EDGE_INLINE_LAMBDA {
-      const auto ready = [&](int64_t group) EDGE_INLINE_LAMBDA -> const WideGroup& {
-        const auto* next = reinterpret_cast<const uint8_t*>(wide + group) + kPrefetchBytes;
-        unrolled<sizeof(WideGroup) / 64>([&](auto line) EDGE_INLINE_LAMBDA { __builtin_prefetch(next + 64 * line); });
-        return wide[group];
-      };
-      multiply_groups<R>(a, stride, panel.blocks, ready, sum);
-    });
+    multiply_groups<R>(a, stride, panel.blocks, wide, dot);
   }
   template <int R>
   static constexpr int kOffsetBits = 0;
-  EDGE_INLINE f32x16 column(int64_t, int64_t c) const { return panel.column(c); }
+  static constexpr float kColumnUnit = 1.0f;
+  EDGE_INLINE f32x16 column(int64_t, ResidualEntry at) const { return wide[at.tile() / sizeof wide->values].column(at); }
 };
 
 constexpr int64_t kReadyGroupBytes = sizeof(WideGroup);

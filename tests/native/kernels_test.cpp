@@ -159,7 +159,7 @@ Residual read_residual(const std::vector<edge::ResidualRow>& rows, ThreadPool& p
   for (const edge::ResidualRow& row : rows) {
     const auto* entries = static_cast<const edge::ResidualEntry*>(pool.extend(row.worker, 0)) + row.offset;
     for (int32_t i = 0; i < row.count; ++i) {
-      out.column.push_back(entries[i].column);
+      out.column.push_back(entries[i].column());
       out.value.push_back(entries[i].value);
     }
     out.row_start.push_back(static_cast<int64_t>(out.column.size()));
