@@ -104,7 +104,8 @@ def merge(
 
     + hot_sum[M, N], + product_scale[N] * (residual[M, K] @ W[N, K].T), + add.
 
-    `hot_sum` is None where there are no hot columns. `add` f32[M, N] may be y.
+    `hot_sum` is None where there are no hot columns. `add` f32[M, N] may be y. Values of the residual are those of `quantize`,
+    above 1/2: the bits of values below 2^-102 are not the reference's.
     """
     row_start, column, value = residual if residual is not None else (None, None, None)
     _native.merge(y, hot_sum, row_start, column, value, tiles, k, product_scale, pool, add)

@@ -353,6 +353,18 @@ def test_merge_leaves_out_what_is_not_there(isa: str, pools: list[kernels.Thread
     assert_same_bits(y, data.add + np.float32(-0.0))
 
 
+@pytest.mark.parametrize("size", [0.5000001, 873.25, 1e30, 2.6e36])
+def test_what_overflows_meets_its_column_whatever_its_size(isa: str, pools: list[kernels.ThreadPool], size: float) -> None:
+    n, k = 24, 37
+    weight = np.random.default_rng(1).integers(-127, 128, (n, k)).astype(np.int8)
+    columns = np.arange(k, dtype=np.int32)
+    value = np.where(columns % 2 == 0, size, -size).astype(np.float32)
+    residual = linear.Residual(np.arange(k + 1, dtype=np.int64), columns, value)
+    y = np.zeros((k, n), np.float32)
+    linear.merge(y, None, residual, layout.pack_tiles(weight), k, np.ones(n, np.float32), pools[0])
+    np.testing.assert_array_equal(y, value[:, None] * weight.T.astype(np.float32))
+
+
 # ---- norm before, swiglu after ------------------------------------------------------------------------------------
 
 
