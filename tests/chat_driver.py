@@ -166,10 +166,11 @@ class Chat:
 
 
 def rows(path, query):
-    """What another program reads from the file of chats."""
+    """What another program reads from the file of chats; nothing before its tables are made."""
     db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
-        return db.execute(query).fetchall()
+        begun = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'messages'").fetchone()
+        return db.execute(query).fetchall() if begun else []
     finally:
         db.close()
 
