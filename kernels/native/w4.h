@@ -127,17 +127,12 @@ EDGE_INLINE void expand_group(const uint8_t* steps, const uint8_t* codes, int8_t
 
 #endif
 
-// [byte][16], see ResidualEntry::byte: shuffles that move a byte of each word to its top or bottom, and clear the others.
+// [byte][16], see ResidualEntry::byte: shuffles that move a byte of each word to its top, and clear the others.
 alignas(64) constexpr uint8_t kToTop[kTileBytes] = {
     255, 255, 255, 0, 255, 255, 255, 4, 255, 255, 255, 8,  255, 255, 255, 12,
     255, 255, 255, 1, 255, 255, 255, 5, 255, 255, 255, 9,  255, 255, 255, 13,
     255, 255, 255, 2, 255, 255, 255, 6, 255, 255, 255, 10, 255, 255, 255, 14,
     255, 255, 255, 3, 255, 255, 255, 7, 255, 255, 255, 11, 255, 255, 255, 15};
-alignas(64) constexpr uint8_t kToBottom[kTileBytes] = {
-    0, 255, 255, 255, 4, 255, 255, 255, 8,  255, 255, 255, 12, 255, 255, 255,
-    1, 255, 255, 255, 5, 255, 255, 255, 9,  255, 255, 255, 13, 255, 255, 255,
-    2, 255, 255, 255, 6, 255, 255, 255, 10, 255, 255, 255, 14, 255, 255, 255,
-    3, 255, 255, 255, 7, 255, 255, 255, 11, 255, 255, 255, 15, 255, 255, 255};
 
 // The entry's column of a panel of tiles as floats, in units of kRaisedUnit.
 constexpr float kRaisedUnit = 0x1p-24f;

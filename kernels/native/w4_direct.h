@@ -118,6 +118,13 @@ EDGE_INLINE void multiply_looked_up(const int8_t* a, int64_t stride, const CodeP
   }
 }
 
+// [byte][16], see ResidualEntry::byte: shuffles that move a byte of each word to its bottom, and clear the others.
+alignas(64) constexpr uint8_t kToBottom[kTileBytes] = {
+    0, 255, 255, 255, 4, 255, 255, 255, 8,  255, 255, 255, 12, 255, 255, 255,
+    1, 255, 255, 255, 5, 255, 255, 255, 9,  255, 255, 255, 13, 255, 255, 255,
+    2, 255, 255, 255, 6, 255, 255, 255, 10, 255, 255, 255, 14, 255, 255, 255,
+    3, 255, 255, 255, 7, 255, 255, 255, 11, 255, 255, 255, 15, 255, 255, 255};
+
 // A group that is looked up: multipliers and shifts as in GroupSteps, two halves each, and eight tiles of values.
 struct WideGroup {
   alignas(64) __m256i multiplier[2];
