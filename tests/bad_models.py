@@ -418,7 +418,7 @@ TEMPLATES = [
     BadTemplate("D18-indent-carriage-returns", "{{ ('a\\r' * 60000) | indent(1000) }}", message="memory|output"),
     BadTemplate("D18-tojson-separators",
                 "{{ range(60000) | list | tojson(separators=(',' * 10000, ':')) }}", message="memory"),
-    BadTemplate("D18-urlize", "{{ ('http://a.bc ' * 100000) | urlize(target='x' * 10000) }}", message="memory"),
+    BadTemplate("D18-urlize", "{{ ('http://a.bc ' * 10000) | urlize(target='x' * 10000) }}", message="memory"),
     BadTemplate("D18-pprint", "{{ range(1000000) | list | pprint }}"),
     BadTemplate("D18-batch", "{{ [1] | batch(100000000, 'x') | list }}", message="memory"),
     BadTemplate("D18-indent", "{{ ('a\\n' * 1000000) | indent(10**9) }}", message="memory"),

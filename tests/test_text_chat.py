@@ -509,14 +509,16 @@ def short_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.thorough(keep=8)
 @pytest.mark.parametrize("bad", TEMPLATES, ids=lambda bad: bad.id)
-def test_bad_template(bad: BadTemplate, short_time: None) -> None:
+def test_bad_template(bad: BadTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
+    if bad.message != "memory":  # what time ends need not take all of it, and what memory ends may come near to 0.3 s
+        monkeypatch.setattr(rendering, "MAX_SECONDS", 0.3)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.monotonic()
     with pytest.raises(bad.error, match=bad.message) as caught:
         ChatTemplate(bad.source).render([USER])
     assert type(caught.value) is bad.error
     assert str(caught.value).isprintable()
-    assert time.monotonic() - started < 5  # a third of a second of processor time; the rest is slack for slow machines
+    assert time.monotonic() - started < 5  # at most a second of processor time; the rest is slack for slow machines
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 64 << 10  # KiB
 
 
