@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from edge_llm.errors import InvalidModel
-from edge_llm.quant.gptq import column_order, damped_energy, damping, descend, gptq, input_energy
+from edge_llm.quant.gptq import column_order, damped_energy, damping, descend, gptq, input_energy, summed_energy
 from edge_llm.quant.w4 import dense, fit_weight, fits, round_weight
+from kernels import ThreadPool
+from kernels.floats import product
 
 NO_HOT = np.empty(0, np.int32)
 
@@ -71,6 +73,19 @@ def test_few_tokens_and_silent_channels_are_no_trouble(tokens):
     found = dense(fit_weight(weight, NO_HOT, damped_energy(input_energy(x), damping(tokens, 100)), "w"))
     assert np.isfinite(found).all()
     assert np.abs(found[:, ::3] - weight[:, ::3]).max() < 1.0
+
+
+def test_singular_energy_is_damped():
+    weight, one = np.random.default_rng(6).standard_normal((8, 64)).astype(np.float32), inputs(1, 64)
+    assert np.isfinite(dense(fit_weight(weight, NO_HOT, summed_energy(one), "w"))).all()
+
+
+@pytest.mark.parametrize("columns", [1, 511, 512, 1100])
+def test_energy_is_the_product_of_all_columns_with_all(columns):
+    x = inputs(37, columns)
+    expected = product(x.T, x.T)
+    for pool in (None, ThreadPool(2)):
+        np.testing.assert_array_equal(summed_energy(x, pool), expected)
 
 
 def test_what_is_not_finite_or_too_large_is_refused_by_name():

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from edge_llm.config import INT8, W4
 from edge_llm.convert.calibrate import run_layer
+from edge_llm.convert.parallel import core_count
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding
@@ -25,6 +27,7 @@ from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import CodedWeight, stacked
 from edge_llm.schemes.parts import is_multiplied_as_int8, joined, parts_of
+from kernels import ThreadPool
 from kernels.floats import product
 
 HELD_OUT = 8
@@ -63,16 +66,16 @@ class Inputs:
         self.tokens = 0
         """Rows that the energy is of."""
 
-    def add(self, x: np.ndarray) -> None:
-        """Add rows float32 [M, K]."""
+    def add(self, x: np.ndarray, threads: ThreadPool | None = None) -> None:
+        """Add rows float32 [M, K]; the ``threads`` share the work."""
         fitting = np.delete(x, np.s_[::HELD_OUT], axis=0)
         self._held_out.append(x[::HELD_OUT])
-        self._energy += summed_energy(fitting)
+        self._energy += summed_energy(fitting, threads)
         self.tokens += len(fitting)
 
-    @property
+    @cached_property
     def energy(self) -> np.ndarray:
-        """x^T x / tokens, damped: float32 [K, K]."""
+        """x^T x / tokens, damped: float32 [K, K]; of all rows, so it is asked for when there are no more."""
         mean = self._energy / np.float32(max(1, self.tokens))
         return damped_energy(mean, damping(self.tokens, len(mean)))
 
@@ -132,12 +135,13 @@ class Coder:
         self, layer: Layer, weights: LayerWeights, linears: Sequence[Linear], name: str, pool: Executor
     ) -> dict[str, Inputs]:
         """Carry the states through the layer: what its ``linears`` read."""
-        inputs = {one.name: Inputs(one.columns) for one in linears}
+        inputs, threads = {one.name: Inputs(one.columns) for one in linears}, ThreadPool(core_count())
         for start in range(0, len(self.states), _SEQUENCES):
             some = slice(start, start + _SEQUENCES)
             ran = run_layer(self.states[some], layer, weights, self.tables, name, pool, every=sys.maxsize)
             self.states[some] = ran.states
-            list(pool.map(lambda one: inputs[one].add(_ordinary(ran.seen[one])), inputs))  # noqa: B023 - ends before the next turn
+            for linear, read in inputs.items():
+                read.add(_ordinary(ran.seen[linear]), threads)
         return inputs
 
     def head(
@@ -147,9 +151,9 @@ class Coder:
 
         `_HEAD_ROWS` rows at a time are fitted or rounded, because a vocabulary is large.
         """
-        inputs = Inputs(output.shape[1])
+        inputs, threads = Inputs(output.shape[1]), ThreadPool(core_count())
         for state in self.states:
-            inputs.add(norm(state))
+            inputs.add(norm(state), threads)
 
         def code(first: int) -> tuple[CodedWeight, bool]:
             return quantized(inputs, QUANTIZERS[W4], output[first : first + _HEAD_ROWS], hot, "output")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kernels import ThreadPool
 from kernels.floats import product
 
 Rounded = Callable[[int, np.ndarray], np.ndarray]
@@ -24,12 +25,19 @@ PASSES = 3
 """Passes of coordinate descent; a fourth changes next to nothing."""
 _BLOCK = 128
 """Columns after which the rest of the matrix is brought up to date."""
+_STRIP = 512
+"""Rows of the energy that are computed at a time."""
 
 
-def summed_energy(x: np.ndarray) -> np.ndarray:
-    """x^T x of calibration rows float32 [T, K]: float32 [K, K]."""
+def summed_energy(x: np.ndarray, pool: ThreadPool | None = None) -> np.ndarray:
+    """x^T x of calibration rows float32 [T, K]: float32 [K, K].  It is symmetric: one half is the other's mirror image."""
     columns = np.ascontiguousarray(x.T)
-    return product(columns, columns)
+    found = np.empty((len(columns), len(columns)), np.float32)
+    for start in range(0, len(columns), _STRIP):
+        strip = slice(start, start + _STRIP)
+        found[strip, start:] = product(columns[strip], columns[start:], pool)
+        found[start:, strip] = found[strip, start:].T
+    return found
 
 
 def input_energy(x: np.ndarray) -> np.ndarray:
@@ -43,27 +51,23 @@ def damping(tokens: int, columns: int) -> float:
 
 
 def damped_energy(energy: np.ndarray, share: float) -> np.ndarray:
-    """``energy`` with that ``share`` of its mean diagonal added to it; more where it is singular all the same."""
-    mean = float(np.diag(energy).mean(dtype=np.float64)) or 1.0
-    while True:
-        found = energy + np.float32(share * mean) * np.eye(len(energy), dtype=np.float32)
-        try:
-            np.linalg.cholesky(found.astype(np.float64))
-        except np.linalg.LinAlgError:
-            share *= 2
-            continue
-        return found
+    """``energy`` with that ``share`` of its mean diagonal added to it."""
+    return energy + np.float32(share * _mean_energy(energy)) * np.eye(len(energy), dtype=np.float32)
+
+
+def _mean_energy(energy: np.ndarray) -> float:
+    return float(np.diag(energy).mean(dtype=np.float64)) or 1.0
 
 
 def gptq(weight: np.ndarray, energy: np.ndarray, hot: np.ndarray, rounded: Rounded) -> np.ndarray:
-    """``weight`` float32 [N, K] with its columns ``rounded``, for inputs of ``energy`` [K, K], positive definite.
+    """``weight`` float32 [N, K] with its columns ``rounded``, for inputs of ``energy`` [K, K], symmetric.
 
     The ``hot`` columns int32 [H] are not rounded.
     """
     order = column_order(np.diag(energy), hot)
     feedback = _feedback(energy[np.ix_(order, order)])
     left, found = np.ascontiguousarray(weight[:, order].T), np.empty_like(weight.T)  # a column is one run of memory
-    kept = np.isin(order, hot)
+    kept, room = np.isin(order, hot), np.empty((_BLOCK, len(weight)), np.float32)
     for start in range(0, len(order), _BLOCK):
         end = min(start + _BLOCK, len(order))
         errors = np.zeros((end - start, len(weight)), np.float32)
@@ -71,7 +75,7 @@ def gptq(weight: np.ndarray, energy: np.ndarray, hot: np.ndarray, rounded: Round
             column = left[at] if kept[at] else rounded(int(order[at]), left[at])
             found[order[at]] = column
             errors[at - start] = (left[at] - column) / feedback[at, at]
-            left[at + 1 : end] -= np.outer(feedback[at, at + 1 : end], errors[at - start])
+            _subtract_outer(left[at + 1 : end], feedback[at, at + 1 : end], errors[at - start], room)
         left[end:] -= feedback[start:end, end:].T @ errors
     return np.ascontiguousarray(found.T)
 
@@ -86,7 +90,7 @@ def descend(
     order = column_order(np.diag(energy), hot)
     ordered = np.ascontiguousarray(energy[np.ix_(order, order)])
     wanted, now = np.ascontiguousarray(weight[:, order].T), np.ascontiguousarray(found[:, order].T)
-    kept = np.isin(order, hot)
+    kept, room = np.isin(order, hot), np.empty((_BLOCK, len(weight)), np.float32)
     for _ in range(passes):
         for start in range(0, len(order), _BLOCK):
             end = min(start + _BLOCK, len(order))
@@ -94,9 +98,15 @@ def descend(
             for at in range(start, end):
                 best = now[at] + pull[at - start] / ordered[at, at]
                 column = best if kept[at] else rounded(int(order[at]), best)
-                pull -= np.outer(ordered[start:end, at], column - now[at])
+                _subtract_outer(pull[at + 1 - start :], ordered[at + 1 : end, at], column - now[at], room)
                 now[at] = column
     return np.ascontiguousarray(now[np.argsort(order)].T)
+
+
+def _subtract_outer(rows: np.ndarray, factors: np.ndarray, row: np.ndarray, room: np.ndarray) -> None:
+    """Subtract ``factors`` [M] times ``row`` [N] from ``rows`` [M, N]; ``room`` holds the products."""
+    products = np.multiply(factors[:, None], row, out=room[: len(rows)])
+    rows -= products
 
 
 def column_order(diagonal: np.ndarray, hot: np.ndarray) -> np.ndarray:
@@ -107,9 +117,16 @@ def column_order(diagonal: np.ndarray, hot: np.ndarray) -> np.ndarray:
 
 
 def _feedback(energy: np.ndarray) -> np.ndarray:
-    """The upper factor U of the inverse, energy^-1 = U^T U, float32."""
-    backwards = np.linalg.cholesky(energy.astype(np.float64)[::-1, ::-1])
-    return _inverse(np.ascontiguousarray(backwards[::-1, ::-1])).astype(np.float32)
+    """The upper factor U of the inverse, energy^-1 = U^T U, float32; an ``energy`` that is singular is damped first."""
+    share = DAMPING
+    while True:
+        try:
+            backwards = np.linalg.cholesky(energy.astype(np.float64)[::-1, ::-1])
+        except np.linalg.LinAlgError:
+            energy = damped_energy(energy, share)
+            share *= 2
+            continue
+        return _inverse(np.ascontiguousarray(backwards[::-1, ::-1])).astype(np.float32)
 
 
 def _inverse(upper: np.ndarray) -> np.ndarray:

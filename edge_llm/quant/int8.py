@@ -12,7 +12,7 @@ from kernels.layout import pack_tiles, row_sums, unpack_tiles
 
 
 def fit_weight(weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, name: str) -> QuantizedWeight:
-    """``weight`` [N, K] fitted to inputs of ``energy`` [K, K], positive definite: GPTQ and coordinate descent.
+    """``weight`` [N, K] fitted to inputs of ``energy`` [K, K]: GPTQ and coordinate descent.
 
     Scales are those of the rounded weight; ``hot`` channels take up errors.  Raises `InvalidModel` as `quantize_weight`.
     """

@@ -67,7 +67,7 @@ def round_weight(weight: np.ndarray, hot: np.ndarray, name: str) -> CodedWeight:
 
 
 def fit_weight(weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, name: str) -> CodedWeight:
-    """``weight`` [N, K] fitted to inputs of ``energy`` [K, K], positive definite: GPTQ, coordinate descent, the best scales.
+    """``weight`` [N, K] fitted to inputs of ``energy`` [K, K]: GPTQ, coordinate descent, the best scales.
 
     Steps weighted by the inputs' energy were no better than those of all columns alike.  Raises `InvalidModel` as
     `round_weight`.
