@@ -2,7 +2,8 @@
 
 After Frantar et al., 2022 (arXiv 2210.17323), algorithm 1, with the steps of all columns fixed before ("static groups"),
 columns in descending order of their input's energy, and hot channels last, which are not rounded and so absorb what is left
-(OWQ: Lee et al., 2023, arXiv 2306.02272).
+(OWQ: Lee et al., 2023, arXiv 2306.02272).  No inverse is needed: with energy = U U^T the squared error is that of (W - Q) U,
+whose columns are made small one after the other (Chen et al., 2025, arXiv 2507.18553).
 """
 
 from __future__ import annotations
@@ -65,19 +66,19 @@ def gptq(weight: np.ndarray, energy: np.ndarray, hot: np.ndarray, rounded: Round
     The ``hot`` columns int32 [H] are not rounded.
     """
     order = column_order(np.diag(energy), hot)
-    feedback = _feedback(energy[np.ix_(order, order)])
-    left, found = np.ascontiguousarray(weight[:, order].T), np.empty_like(weight.T)  # a column is one run of memory
+    factor = _factor(energy[np.ix_(order, order)])
+    wanted = np.ascontiguousarray(weight[:, order].T)  # a column is one run of memory
+    found, errors = np.empty_like(wanted), np.empty_like(wanted)
     kept, room = np.isin(order, hot), np.empty((_BLOCK, len(weight)), np.float32)
     for start in range(0, len(order), _BLOCK):
         end = min(start + _BLOCK, len(order))
-        errors = np.zeros((end - start, len(weight)), np.float32)
+        pull = factor[:start, start:end].T @ errors[:start]
         for at in range(start, end):
-            column = left[at] if kept[at] else rounded(int(order[at]), left[at])
-            found[order[at]] = column
-            errors[at - start] = (left[at] - column) / feedback[at, at]
-            _subtract_outer(left[at + 1 : end], feedback[at, at + 1 : end], errors[at - start], room)
-        left[end:] -= feedback[start:end, end:].T @ errors
-    return np.ascontiguousarray(found.T)
+            best = wanted[at] + pull[at - start] / factor[at, at]
+            found[at] = best if kept[at] else rounded(int(order[at]), best)
+            errors[at] = wanted[at] - found[at]
+            _add_outer(pull[at + 1 - start :], factor[at, at + 1 : end], errors[at], room)
+    return np.ascontiguousarray(found[np.argsort(order)].T)
 
 
 def descend(
@@ -98,15 +99,14 @@ def descend(
             for at in range(start, end):
                 best = now[at] + pull[at - start] / ordered[at, at]
                 column = best if kept[at] else rounded(int(order[at]), best)
-                _subtract_outer(pull[at + 1 - start :], ordered[at + 1 : end, at], column - now[at], room)
+                _add_outer(pull[at + 1 - start :], ordered[at, at + 1 : end], now[at] - column, room)
                 now[at] = column
     return np.ascontiguousarray(now[np.argsort(order)].T)
 
 
-def _subtract_outer(rows: np.ndarray, factors: np.ndarray, row: np.ndarray, room: np.ndarray) -> None:
-    """Subtract ``factors`` [M] times ``row`` [N] from ``rows`` [M, N]; ``room`` holds the products."""
-    products = np.multiply(factors[:, None], row, out=room[: len(rows)])
-    rows -= products
+def _add_outer(rows: np.ndarray, factors: np.ndarray, row: np.ndarray, room: np.ndarray) -> None:
+    """Add ``factors`` [M] times ``row`` [N] to ``rows`` [M, N]; ``room`` holds the products."""
+    rows += np.multiply(factors[:, None], row, out=room[: len(rows)])
 
 
 def column_order(diagonal: np.ndarray, hot: np.ndarray) -> np.ndarray:
@@ -116,8 +116,8 @@ def column_order(diagonal: np.ndarray, hot: np.ndarray) -> np.ndarray:
     return np.lexsort((-diagonal, last))
 
 
-def _feedback(energy: np.ndarray) -> np.ndarray:
-    """The upper factor U of the inverse, energy^-1 = U^T U, float32; an ``energy`` that is singular is damped first."""
+def _factor(energy: np.ndarray) -> np.ndarray:
+    """The upper triangle U of energy = U U^T, float32; an ``energy`` that is singular is damped first."""
     share = DAMPING
     while True:
         try:
@@ -126,16 +126,4 @@ def _feedback(energy: np.ndarray) -> np.ndarray:
             energy = damped_energy(energy, share)
             share *= 2
             continue
-        return _inverse(np.ascontiguousarray(backwards[::-1, ::-1])).astype(np.float32)
-
-
-def _inverse(upper: np.ndarray) -> np.ndarray:
-    """The inverse of an upper triangular matrix, by halves."""
-    size = len(upper)
-    if size <= 64:
-        return np.triu(np.linalg.inv(upper))
-    half = size // 2
-    found = np.zeros_like(upper)
-    found[:half, :half], found[half:, half:] = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
-    found[:half, half:] = -found[:half, :half] @ upper[:half, half:] @ found[half:, half:]
-    return found
+        return backwards[::-1, ::-1].astype(np.float32)
