@@ -126,7 +126,8 @@ class Coder:
             made = [quantized(read, QUANTIZERS[part.scheme], weight[part.rows], how.hot, full_name) for part in parts]
             return joined([one.arrays() for one, _ in made]), _mostly([fitted for _, fitted in made])
 
-        found = dict(zip(inputs, pool.map(quantize, linears), strict=True))
+        longest_first = sorted(linears, key=lambda one: one.columns, reverse=True)
+        found = dict(zip([one.name for one in longest_first], pool.map(quantize, longest_first), strict=True))
         self.fitted += sum(fitted for _, fitted in found.values())
         self.rounded += sum(not fitted for _, fitted in found.values())
         return {linear: arrays for linear, (arrays, _) in found.items()}
