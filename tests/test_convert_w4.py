@@ -89,7 +89,9 @@ def test_heads_that_make_no_sense_are_refused(kind, head):
 def test_a_model_is_shown_whatever_was_measured_for_it(source, tmp_path, mode, capsys):
     folder, _ = imported(source, tmp_path / "b", LayerBits(W4), outliers=Outliers(mode))
     assert run(["show", str(folder)]) == 0
-    assert ("INT8 costs" in capsys.readouterr().out) == (mode == "auto")
+    shown = capsys.readouterr().out
+    assert ("INT8 costs" in shown) == (mode == "auto")
+    assert f"costs {open_bundle(folder).manifest['profile']['choice']['coded']:.2f} % of perplexity" in shown
 
 
 @pytest.mark.thorough(keep=1)
