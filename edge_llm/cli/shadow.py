@@ -59,7 +59,8 @@ def shadow_lines(report: Mapping[str, Any]) -> Iterator[str]:
             f"({measured['none']:.2f} % without shadows, {measured['full']:.2f} % with all; budget {measured['budget']:g} %)"
         )
     if "coded" in measured:
-        yield f"The bundle, whose weights are in 4 bits or fitted, costs {measured['coded']:.2f} % of perplexity on the calibration text"
+        cost = f"{measured['coded']:.2f} % of perplexity on the calibration text"
+        yield f"The bundle, whose weights are in 4 bits or fitted, costs {cost}"
 
 
 def fold_report(bundle: Bundle) -> dict[str, Any]:
