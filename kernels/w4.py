@@ -17,7 +17,7 @@ def expand(panels: U8, n: int, k: int, pool: ThreadPool) -> I8:
 
 
 def search(weight: F32, importance: F32, pool: ThreadPool) -> tuple[U8, U8, U8, F32]:
-    """Codes[N, K], multipliers and shifts [N, ceil(K/32)] and scales[N] for weight[N, K] ~ scale * w8, of finite values.
+    """Codes[N, K], multipliers and shifts [N, ceil(K/32)] and scales[N] for weight[N, K] ~ scale * w8, of magnitudes to 1e15.
 
     Of some scales for a row, and multipliers and shifts for a group, those with the least sum of importance[K] * error^2.
     """

@@ -119,7 +119,7 @@ _TOP = np.float32(CODEBOOK[-1])
 
 
 def search(weight: F32, importance: F32) -> tuple[U8, U8, U8, F32]:
-    """Codes, multipliers, shifts and scales[N] for weight[N, K] ~ scale * w8, of finite values.
+    """Codes, multipliers, shifts and scales[N] for weight[N, K] ~ scale * w8, of magnitudes to 1e15.
 
     Of some scales for a row, and multipliers and shifts for a group, those with the least sum of importance[K] * error^2.
     """
