@@ -178,7 +178,7 @@ def test_columns_that_do_not_fill_a_tile_are_refused() -> None:
 
 
 def matrix(n: int, k: int, kind: str) -> np.ndarray:
-    """Weights of one kind: as trained ones look, even, skewed, or with rows and groups of zeros and of tiny values."""
+    """Weights of one kind: as trained ones look, even, skewed, with zeros and tiny values, or of every magnitude."""
     generator = np.random.default_rng([n, k])
     weight = generator.standard_normal((n, k)) * 0.02
     if kind == "laplace":
@@ -189,12 +189,16 @@ def matrix(n: int, k: int, kind: str) -> np.ndarray:
         weight[::3] = 0
         weight[1::3, :32] = 0
         weight[2::3] *= 1e-33
+    if kind == "magnitudes":
+        weight *= 10.0 ** generator.integers(-38, 38, (n, 1))
+    if kind == "magnitudes in a row":
+        weight *= 10.0 ** generator.integers(-38, 38, (n, k))
     if kind == "steps":
         weight = np.round(weight * 100)
     return weight.astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", ["normal", "laplace", "skewed", "zeros", "steps"])
+@pytest.mark.parametrize("kind", ["normal", "laplace", "skewed", "zeros", "steps", "magnitudes", "magnitudes in a row"])
 @pytest.mark.parametrize(("n", "k"), [(1, 4), (5, 32), (20, 172), (7, 300)])
 def test_searched_codes_equal_the_reference(
     isa: str, pools: list[kernels.ThreadPool], n: int, k: int, kind: str

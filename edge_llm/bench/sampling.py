@@ -1,22 +1,26 @@
 """What choosing tokens costs: decoding through the whole engine, greedy and by every filter, beside the runner alone.
 
 The runner only computes logits, as in the tg rows of the other table.  The engine also chooses a token from each row of
-logits, turns it into text and counts it; this table shows what that adds to a token.
+logits, turns it into text and counts it.  What that adds is small beside what a shared machine's speed changes between two
+runs, so it is measured inside of one: the time of an answer less that of the steps of its runner.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.report import Column, Row, table_of
 from edge_llm.config import GenerationParams
+from edge_llm.decoding.draft import no_draft
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Request
+from edge_llm.runner.base import Cancel, Runner, Segment
 
 RUNNER = "runner alone"
 WAYS: dict[str, dict[str, Any]] = {
@@ -41,52 +45,78 @@ SEED = 11
 
 @dataclass(frozen=True)
 class Choosing:
-    """Decode speed of one way to choose tokens, in tokens per second of every repetition."""
+    """One way to choose tokens: seconds of the answer of every repetition, and how many of them its runner's steps took."""
 
     way: str
-    speeds: tuple[float, ...]
+    seconds: tuple[float, ...]
+    step_seconds: tuple[float, ...]
 
     @property
-    def token_ms(self) -> float:
-        """Median milliseconds of a token."""
-        return 1e3 / float(np.median(self.speeds))
+    def step_share(self) -> float:
+        """Of the answer's time: its median over the repetitions."""
+        return float(np.median(np.divide(self.step_seconds, self.seconds)))
+
+
+class _Timed:
+    """``runner``, and the seconds of each of its steps."""
+
+    def __init__(self, runner: Runner[Any]) -> None:
+        self._runner = runner
+        self.steps: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def run(self, segments: Sequence[Segment[Any]], *, cancel: Cancel | None = None) -> list[np.ndarray]:
+        started = time.perf_counter()
+        rows = self._runner.run(segments, cancel=cancel)
+        self.steps.append(time.perf_counter() - started)
+        return rows
 
 
 def measure(engine: Engine, prompt: int, generate: int, repetitions: int) -> list[Choosing]:
     """The runner alone, then each of `WAYS`: ``generate`` tokens after ``prompt`` tokens, in turns, after a warm-up."""
-    runner = OwnRunner(engine.runner, engine.tokenizer.vocab_size)
+    bare = OwnRunner(engine.runner, engine.tokenizer.vocab_size)
+    timed = _Timed(engine.runner)
+    whole = Engine(
+        engine.name, engine.config, engine.tokenizer, engine.template, engine.defaults, cast("Runner[Any]", timed),
+        engine.load_ms, make_drafter=lambda: no_draft,
+    )  # fmt: skip
     test = Test(0, generate, prompt)
     tokens = np.random.default_rng(SEED).integers(0, engine.tokenizer.vocab_size, prompt).tolist()
 
-    def run(way: str) -> float:
+    def run(way: str) -> tuple[float, float]:
         if way == RUNNER:
-            runner.begin(prompt)
-            return generate / runner.run(test)
+            bare.begin(prompt)
+            seconds = bare.run(test)
+            return seconds, seconds
         params = GenerationParams(seed=SEED, max_tokens=generate + 1, ignore_eos=True, **WAYS[way])
-        return engine.answer(Request(tuple(tokens), params)).finish.timings.predicted_per_second
+        answer = whole.answer(Request(tuple(tokens), params))
+        return 1e-3 * answer.finish.timings.predicted_ms, sum(timed.steps[-generate:])
 
     ways = (RUNNER, *WAYS)
     run(RUNNER)
     run("greedy")
-    speeds = [[run(way) for way in ways] for _ in range(repetitions)]
-    return [Choosing(way, values) for way, values in zip(ways, zip(*speeds, strict=True), strict=True)]
+    turns = [[run(way) for way in ways] for _ in range(repetitions)]
+    return [Choosing(way, *zip(*runs, strict=True)) for way, runs in zip(ways, zip(*turns, strict=True), strict=True)]
 
 
 def rows(results: Sequence[Choosing], prompt: int, generate: int) -> list[dict[str, Any]]:
-    """One row per way; what it adds is beside the runner, which comes first."""
-    alone = results[0].token_ms
+    """One row per way; the runner comes first, and each is compared with it and with the steps of its own runs."""
+    token_ms = [1e3 * float(np.median(result.seconds)) / generate for result in results]
     return [
         {
             "test": f"tg{generate} @ d{prompt}",
             "sampling": result.way,
             "n_depth": prompt,
             "n_gen": generate,
-            "tokens_per_second": 1e3 / result.token_ms,
-            "added_ms": result.token_ms - alone,
-            "ratio": alone / result.token_ms,
-            "samples_ts": list(result.speeds),
+            "tokens_per_second": 1e3 / ms,
+            "added_ms": ms * (1 - result.step_share),
+            "step_share": result.step_share,
+            "ratio": token_ms[0] / ms,
+            "samples_ts": [generate / seconds for seconds in result.seconds],
         }
-        for result in results
+        for result, ms in zip(results, token_ms, strict=True)
     ]
 
 
@@ -100,5 +130,6 @@ COLUMNS = (
     Column("sampling", lambda row: row["sampling"], right=False),
     Column("t/s", lambda row: f"{row['tokens_per_second']:.1f}"),
     Column("ms added to a token", lambda row: f"{row['added_ms']:.2f}"),
+    Column("of the speed of its steps", lambda row: f"{row['step_share']:.1%}"),
     Column("of the runner's speed", lambda row: f"{row['ratio']:.0%}"),
 )

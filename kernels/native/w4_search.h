@@ -20,6 +20,9 @@ EDGE_INLINE f32x16 nearest_code(f32x16 v) {
   return add(add(middle, mul(low, broadcast(2.0f))), mul(high, broadcast(2.0f)));
 }
 
+// Before a cast to int: what is no number becomes the lowest.
+EDGE_INLINE float limited(float v, float lowest, float highest) { return v > lowest ? (v < highest ? v : highest) : lowest; }
+
 // 32 columns of a row, filled up with zeros.
 struct SearchGroup {
   f32x16 weight[2], importance[2];
@@ -44,8 +47,7 @@ struct SearchGroup {
     step = above > below ? above : below;
   }
   float shift() const {
-    const float at = -low / ((high - low) / static_cast<float>(kTopCode));
-    return at < static_cast<float>(kMinShift) ? static_cast<float>(kMinShift) : at > 15.0f ? 15.0f : at;
+    return limited(-low / ((high - low) / static_cast<float>(kTopCode)), static_cast<float>(kMinShift), 15.0f);
   }
   // The scale under which the largest multiplier that its shift allows makes `step`.
   float least_scale() const {
@@ -77,14 +79,12 @@ static float code_error(const SearchGroup& group, float scale, int multiplier, i
 static GroupChoice best_steps(const SearchGroup& group, float scale) {
   if (group.step <= 0.0f) return {0, 0, 0.0f};
   const float ratio = group.step / scale, middle = (group.low + group.high) * 0.5f;
-  int first = static_cast<int>(ratio * 0.75f), last = static_cast<int>(ratio) + 1;
-  first = first < 1 ? 1 : first > kMaxMultiplier ? kMaxMultiplier : first;
-  last = last > kMaxMultiplier ? kMaxMultiplier : last;
+  const int first = static_cast<int>(limited(ratio * 0.75f, 1.0f, static_cast<float>(kMaxMultiplier)));
+  const int last = static_cast<int>(limited(ratio, 0.0f, static_cast<float>(kMaxMultiplier - 1))) + 1;
   GroupChoice best = {0, 0, __builtin_inff()};
   for (int wanted = first; wanted <= last; ++wanted) {
-    float at = 9.5f - middle / (scale * static_cast<float>(wanted));
-    at = at < static_cast<float>(kMinShift) ? static_cast<float>(kMinShift) : at > 15.0f ? 15.0f : at;
-    const int lower = static_cast<int>(at);
+    const float at = 9.5f - middle / (scale * static_cast<float>(wanted));
+    const int lower = static_cast<int>(limited(at, static_cast<float>(kMinShift), 15.0f));
     for (int shift = lower; shift <= lower + 1 && shift <= 15; ++shift) {
       const int most = 127 / (shift > kTopCode - shift ? shift : kTopCode - shift);
       const int multiplier = wanted < most ? wanted : most;

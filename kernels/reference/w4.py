@@ -158,7 +158,7 @@ def encode(weight: F32, scale: F32, multiplier: U8 | I32, shift: U8 | I32) -> U8
     m, z = multiplier[:, columns].astype(np.float32), shift[:, columns].astype(np.float32)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.where(m > 0, np.float32(1) / (scale[:, None] * m), 0).astype(np.float32)
-    value = nearest(weight * inverse + z).astype(np.int32)
+        value = nearest(weight * inverse + z).astype(np.int32)
     code = np.where(value < 4, value // 2, np.where(value <= 15, value - 2, 14 + (value - 17) // 2))
     return np.where(m > 0, code, 0).astype(np.uint8)
 
