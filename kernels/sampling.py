@@ -21,9 +21,9 @@ _INSERTED = 256
 """So many of the likeliest tokens are found by insertion, of which the time grows with their square; more by a sort of them."""
 
 
-def best(logits: F32, pool: ThreadPool | None = None) -> float:
+def best(logits: F32) -> float:
     """The greatest of logits[V]; NaN where one is."""
-    return _native.sampling_best(logits, pool)
+    return _native.sampling_best(logits)
 
 
 def draw(
@@ -80,6 +80,9 @@ def likeliest(logits: F32, count: int) -> I64:
     return tokens[np.argsort(-logits[tokens], kind="stable")][:count]
 
 
-def mask(logits: F32, bits: U8) -> tuple[F32, int]:
-    """logits[V], -inf where a token's bit is 0, and how many bits are 1; bit n of byte k (of value 1 << n) is token 8 k + n."""
-    return _native.sampling_mask(logits, bits)
+def mask(logits: F32, bits: U8, out: F32) -> int:
+    """out[V] = logits[V], -inf where a token's bit is 0; how many bits are 1.
+
+    Bit n of byte k (of value 1 << n) is token 8 k + n.  `out` is other memory than `logits`.
+    """
+    return _native.sampling_mask(logits, bits, out)

@@ -122,7 +122,7 @@ def test_they_are_of_the_models_own_logits_however_a_token_is_chosen(way: str, m
     looked: list[int] = []
     real = sampling.best
     with monkeypatch.context() as patch:
-        patch.setattr(sampling, "best", lambda logits, pool=None: looked.append(1) or real(logits, pool))
+        patch.setattr(sampling, "best", lambda logits: looked.append(1) or real(logits))
         found = [one for row in rows for delta in generation.take(row) for one in delta.logprobs]
     assert len(looked) == looks * len(found) and len(found) == 20
     for row, one in zip(rows, found, strict=True):

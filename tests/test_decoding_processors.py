@@ -66,6 +66,12 @@ def test_what_goes_in_is_left_alone():
     assert ZEROS.tolist() == [0.0] * 4
 
 
+def test_a_processor_starts_from_the_logits_of_every_step():
+    (process_step,) = make_processors(GenerationParams(logit_bias=((1, 2.0),)), frozenset())
+    for logits in (ZEROS, ZEROS + 1, np.zeros(6, np.float32)):
+        assert (process_step([], logits) - logits).tolist() == [0.0, 2.0] + [0.0] * (len(logits) - 2)
+
+
 def test_defaults_need_no_processor():
     assert make_processors(GenerationParams(), frozenset({1})) == ()
 

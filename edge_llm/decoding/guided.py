@@ -72,11 +72,12 @@ class Constraint:
         self._matcher: LLMatcher = _guide_of(tokenizer).compiled(grammar).matcher.deep_copy()
         words = (tokenizer.vocab_size + 1 + 31) // 32  # one token more: see `TokenTable`
         self._bits = np.zeros(4 * words, np.uint8)
+        self._masked = np.zeros(0, np.float32)
         self.finished = False
         """The grammar is complete and allows nothing more."""
 
     def mask(self, logits: np.ndarray, instead: np.ndarray | None = None) -> np.ndarray:
-        """``logits`` float32 [V] with -inf for every token that cannot come next.
+        """``logits`` float32 [V] with -inf for every token that cannot come next; they stay until the next call.
 
         ``instead`` serves where ``logits`` make all the others impossible: an end that is forbidden for now does not
         outweigh a grammar that allows nothing else.  Raises `UsageError` when the vocabulary cannot write what the grammar
@@ -87,12 +88,13 @@ class Constraint:
         self._check()
         if time.thread_time() - begun > MAX_MASK_SECONDS:
             raise UsageError("the grammar takes too long to follow here; give it fewer ways to read a text", param="grammar")
-        masked, allowed = sampling.mask(logits, self._bits)
-        if not allowed:
+        if len(self._masked) != len(logits):
+            self._masked = np.empty_like(logits)
+        if not sampling.mask(logits, self._bits, self._masked):
             raise UsageError("no token of this model can go on with the grammar", param="grammar")
-        if instead is not None and np.isneginf(masked.max()):
-            return sampling.mask(instead, self._bits)[0]
-        return masked
+        if instead is not None and np.isneginf(self._masked.max()):
+            sampling.mask(instead, self._bits, self._masked)
+        return self._masked
 
     def accept(self, token: int) -> None:
         """Go on behind ``token``, which the mask allowed."""

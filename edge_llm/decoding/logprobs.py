@@ -41,7 +41,7 @@ def token_logprobs(
     """
     if top is None:
         return ()
-    best = sampling.best(logits, pool) if best is None else best
+    best = sampling.best(logits) if best is None else best
     if not math.isfinite(best):
         raise NumericError(f"the logits hold `{best}`, of which there are no log-probabilities")
     total = sampling.log_sum(logits, best, pool)

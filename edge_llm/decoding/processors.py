@@ -1,7 +1,8 @@
 """Logit processors: ``(tokens so far, logits float32 [V]) -> logits float32 [V]``, applied before sampling.
 
 One processor does all that a request asks for: it copies the logits once, and then edits the tokens that change.  It follows
-one text, which only grows, and counts its tokens as they come.
+one text, which only grows, and counts its tokens as they come.  What it gives is its own, and stays until the next call: new
+memory for a large vocabulary takes longer than the copy.
 """
 
 from __future__ import annotations
@@ -102,12 +103,16 @@ def forbid_until(ids: Sequence[int], length: int) -> Edit:
 def make_processors(params: GenerationParams, eos_ids: frozenset[int], prompt_tokens: int = 0) -> tuple[Processor, ...]:
     """The processor that ``params`` ask for, if any; the first ``prompt_tokens`` tokens that it sees are the prompt."""
     edits = tuple(_edits(params, eos_ids, prompt_tokens))
+    edited = np.zeros(0, np.float32)
 
     def process(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
-        logits = logits.copy()
+        nonlocal edited
+        if len(edited) != len(logits):
+            edited = np.empty_like(logits)
+        np.copyto(edited, logits)
         for edit in edits:
-            edit(tokens, logits)
-        return logits
+            edit(tokens, edited)
+        return edited
 
     return (process,) if edits else ()
 

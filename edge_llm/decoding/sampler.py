@@ -39,7 +39,7 @@ def make_sampler(params: GenerationParams, pool: ThreadPool | None = None) -> Sa
 
     def sample(logits: np.ndarray) -> Choice:
         filters = _filters(params, len(logits))
-        best = _best(logits, pool)
+        best = _best(logits)
         return Choice(sampling.draw(logits, best, **filters, chance=random.random(), pool=pool), best)
 
     return sample
@@ -65,8 +65,8 @@ def _filters(params: GenerationParams, vocab_size: int) -> _Filters:
     return {"temperature": params.temperature, "top_k": top_k, "top_p": params.top_p, "min_p": params.min_p}
 
 
-def _best(logits: np.ndarray, pool: ThreadPool | None = None) -> float:
-    best = sampling.best(logits, pool)
+def _best(logits: np.ndarray) -> float:
+    best = sampling.best(logits)
     _check_finite(best)
     return best
 

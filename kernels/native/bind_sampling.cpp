@@ -29,22 +29,20 @@ void expect_drawable(float best, double temperature) {
     throw nb::value_error(("`temperature` must be above 0 and at most 1e30; got `" + std::to_string(temperature) + "`").c_str());
 }
 
-float sampling_best(nb::handle logits_arg, ThreadPool* pool) {
+float sampling_best(nb::handle logits_arg) {
   const auto logits = read_logits(logits_arg);
   ReleasedGil released;
   const SamplingKernels& sampling = kernels().sampling;
-  const int64_t vocab = logits.shape[0], blocks = (vocab + kSamplingBlock - 1) / kSamplingBlock;
-  std::vector<float> greatest(blocks);
-  Workers(pool, vocab).each(blocks, [&](int64_t index, int) {
-    const float* block = logits.data + index * kSamplingBlock;
-    const int64_t count = std::min(kSamplingBlock, vocab - index * kSamplingBlock);
-    greatest[index] = sampling.range(block, count).high;
-    if (!sampling.sane(block, count))  // `range` leaves NaN out
-      greatest[index] = std::any_of(block, block + count, [](float x) { return std::isnan(x); }) ? NAN : INFINITY;
-  });
-  for (const float each : greatest)
-    if (std::isnan(each)) return each;
-  return *std::max_element(greatest.begin(), greatest.end());
+  float greatest = -std::numeric_limits<float>::infinity();
+  for (int64_t first = 0; first < logits.shape[0]; first += kSamplingBlock) {
+    const float* block = logits.data + first;
+    const int64_t count = std::min(kSamplingBlock, logits.shape[0] - first);
+    greatest = std::max(greatest, sampling.range(block, count).high);
+    if (sampling.sane(block, count)) continue;
+    if (std::any_of(block, block + count, [](float x) { return std::isnan(x); })) return NAN;  // `range` leaves it out
+    greatest = std::numeric_limits<float>::infinity();
+  }
+  return greatest;
 }
 
 int64_t sampling_draw(nb::handle logits_arg, float best, double temperature, int64_t top_k, double top_p, double min_p,
@@ -164,17 +162,19 @@ nb::object sampling_likeliest(nb::handle logits_arg, int64_t count) {
   return found.tokens();
 }
 
-nb::tuple sampling_mask(nb::handle logits_arg, nb::handle bits_arg) {
+int64_t sampling_mask(nb::handle logits_arg, nb::handle bits_arg, nb::handle out_arg) {
   const auto logits = read_logits(logits_arg);
   const auto bits = read<uint8_t, 1>(bits_arg, "bits");
+  const auto out = write<float, 1>(out_arg, "out");
   const int64_t vocab = logits.shape[0];
   if (bits.shape[0] < (vocab + 7) / 8)
     throw nb::value_error(("`bits` must have a bit for each of `" + std::to_string(vocab) + "` tokens; got `" +
                            std::to_string(8 * bits.shape[0]) + "`")
                               .c_str());
-  nb::object out = new_array<float, 1>({vocab});
-  const int64_t allowed = kernels().sampling.mask(logits.data, bits.data, vocab, data_of<float, 1>(out));
-  return nb::make_tuple(out, allowed);
+  expect_shape(out, "out", {vocab});
+  if (out.data < logits.data + vocab && logits.data < out.data + vocab)
+    throw nb::value_error("`out` must be other memory than `logits`");
+  return kernels().sampling.mask(logits.data, bits.data, vocab, out.data);
 }
 
 }  // namespace
@@ -182,7 +182,7 @@ nb::tuple sampling_mask(nb::handle logits_arg, nb::handle bits_arg) {
 void bind_sampling(nb::module_& module) {
   const auto any = nb::arg();
   const auto pool = nb::arg().none();
-  module.def("sampling_best", &sampling_best, any, pool);
+  module.def("sampling_best", &sampling_best);
   module.def("sampling_draw", &sampling_draw, any, any, any, any, any, any, any, pool);
   module.def("sampling_candidates", &sampling_candidates, any, any, any, any, any, any, pool);
   module.def("sampling_log_sum", &sampling_log_sum, any, any, pool);

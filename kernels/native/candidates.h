@@ -195,10 +195,8 @@ class Candidates {
       const float high = greatest[first / kSamplingBlock];
       if (!(high > bound_)) continue;
       blocks_.push_back({first, high, {}});
-      greatest_.push_back(high);
     }
     if (bound_ > lowest) keep_survivors();
-    nearest_.resize(blocks_.size() + 16);  // whole vectors are written
   }
 
   // What a top-k leaves is little to keep, and much work to find again for every table and search.
@@ -327,15 +325,14 @@ class Candidates {
   ValueRange survey(ValueRange range, int32_t bucket) {
     found_ = 0;
     ValueRange inside = {-std::numeric_limits<float>::infinity(), 0.0f};
-    kernels_.buckets(greatest_.data(), range, block_count(), nearest_.data());
-    for (int64_t index = 0; index < block_count(); ++index) {
-      if (nearest_[index] > bucket || !may_hold(blocks_[index], range.low)) continue;
-      const Block& block = blocks_[index];
+    const ValueRange gaps = kernels_.gaps_of(range, bucket);
+    for (const Block& block : blocks_) {
+      if (!may_hold(block, std::max(range.low, gaps.low))) continue;
       const bool kept = block.kept.gaps != nullptr;
       const float* values = kept ? block.kept.gaps : logits_ + block.first;
       const float best = kept ? 0.0f : best_;
       const int64_t count = kept ? block.kept.count : std::min(kSamplingBlock, vocab_ - block.first);
-      const int64_t found = kernels_.find(values, best, range, bucket, count, own_.buckets);
+      const int64_t found = kernels_.find(values, best, gaps, count, own_.buckets);
       for (int64_t n = 0; n < found; ++n) {
         const int32_t at = own_.buckets[n];
         const float gap = values[at] - best;
@@ -391,8 +388,6 @@ class Candidates {
   int64_t unit_bits_ = 51;  // the best token's mass is 2^unit_bits; all masses together are below 2^53
   double inverse_temperature_;
   std::vector<Block> blocks_;
-  std::vector<float> greatest_;   // of each block
-  std::vector<int32_t> nearest_;  // the bucket of each block's greatest
   Place last_ = {-std::numeric_limits<float>::infinity(), INT32_MAX, 0}, nucleus_;  // the last that top-k and top-p leave
   int64_t least_mass_ = 0;  // that min-p leaves
   ValueRange range_ = {0.0f, 0.0f};  // of the tokens that top-k leaves

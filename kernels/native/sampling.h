@@ -187,13 +187,38 @@ static void sampling_tabulate(const float* gaps, double inverse_temperature, int
   for (int64_t i = 0; first + i < count; ++i) table[buckets[i]] += masses[first + i];
 }
 
-static int64_t sampling_find(const float* logits, float best, ValueRange range, int32_t bucket, int64_t count, int32_t* where) {
+// Gaps from 0 down by number: the bits of their magnitudes are in their order.
+constexpr int32_t kLowestGap = 0x7f800000;  // -inf
+EDGE_INLINE f32x16 numbered_gap(int32_t number) { return sub(zero(), float_of_bits(broadcast_i32(number))); }
+
+// The number of the first gap that is in a bucket or behind it.
+static int32_t first_gap(const SamplingScale& scale, int32_t bucket) {
+  const f32x16 wanted = from_i32(broadcast_i32(bucket));
+  int32_t least = 0, most = kLowestGap;
+  while (least < most) {
+    const int32_t middle = least + (most - least) / 2;
+    if (mask_greater(wanted, from_i32(scale.bucket(numbered_gap(middle)))))
+      least = middle + 1;
+    else
+      most = middle;
+  }
+  return least;
+}
+
+static ValueRange sampling_gaps_of(ValueRange range, int32_t bucket) {
   const SamplingScale scale(range);
-  const f32x16 wanted = from_i32(broadcast_i32(bucket)), top = broadcast(best);
+  const int32_t first = first_gap(scale, bucket);
+  const int32_t last = bucket + 1 < kSamplingBuckets ? first_gap(scale, bucket + 1) - 1 : kLowestGap;
+  if (last < first) return {-1.0f, 0.0f};
+  return {reduce_max(numbered_gap(first)), reduce_max(numbered_gap(last))};
+}
+
+static int64_t sampling_find(const float* logits, float best, ValueRange gaps, int64_t count, int32_t* where) {
+  const f32x16 high = broadcast(gaps.high), low = broadcast(gaps.low), top = broadcast(best);
   int64_t found = 0;
   each_vector(count, [&](int64_t i, int n) {
-    const f32x16 place = from_i32(scale.bucket(sub(load_some(logits + i, n), top)));
-    const uint32_t others = mask_greater(place, wanted) | mask_greater(wanted, place);
+    const f32x16 gap = sub(load_some(logits + i, n), top);
+    const uint32_t others = mask_greater(gap, high) | mask_greater(low, gap);
     for (uint32_t inside = ~others & ((1u << n) - 1); inside != 0; inside &= inside - 1)
       where[found++] = static_cast<int32_t>(i + __builtin_ctz(inside));
   });
@@ -248,10 +273,9 @@ static int64_t sampling_mask(const float* logits, const uint8_t* bits, int64_t c
   return allowed;
 }
 
-constexpr SamplingKernels sampling_kernels = {sampling_range,    sampling_sane,    sampling_above,   sampling_masses,
-                                              sampling_sum_from, sampling_keep,    sampling_buckets,
-                                              sampling_tabulate, sampling_find,    sampling_exp_sum,
-                                              sampling_mask};
+constexpr SamplingKernels sampling_kernels = {sampling_range,    sampling_sane, sampling_above,   sampling_masses,
+                                              sampling_sum_from, sampling_keep, sampling_buckets, sampling_tabulate,
+                                              sampling_gaps_of,  sampling_find, sampling_exp_sum, sampling_mask};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

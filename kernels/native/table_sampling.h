@@ -32,8 +32,10 @@ struct SamplingKernels {
   // The masses, each added to what the table has for the bucket of its gap.
   void (*tabulate)(const float* gaps, double inverse_temperature, int64_t unit_bits, ValueRange range, int64_t count,
                    int64_t* masses, int64_t* table);
-  // Where the logits are whose gap (logit - best) is in one bucket: that many indices, ascending.
-  int64_t (*find)(const float* logits, float best, ValueRange range, int32_t bucket, int64_t count, int32_t* where);
+  // The gaps of a bucket: which gaps `buckets` gives that number. The range has a width, and of an empty bucket high is below low.
+  ValueRange (*gaps_of)(ValueRange range, int32_t bucket);
+  // Where the logits are whose gap (logit - best) is in a range: that many indices, ascending.
+  int64_t (*find)(const float* logits, float best, ValueRange gaps, int64_t count, int32_t* where);
   // The sum of e^(logit - best), the exponents in -700..0: sixteen lanes, then the fixed tree.
   double (*exp_sum)(const float* logits, float best, int64_t count);
   // out = logits, and -inf where the bit of a token (from the lowest of the first byte on) is 0; how many bits are 1. Any count.

@@ -702,7 +702,7 @@ void test_sampling(Report& report) {
       const edge::ValueRange range = {0.0f, kLowest};
       table.sampling.buckets(gaps.data(), range, count, buckets.data());
       for (int32_t bucket : {0, buckets[0], edge::kSamplingBuckets - 1}) {
-        const int64_t found = table.sampling.find(logits.data(), kBest, range, bucket, count, where.data());
+        const int64_t found = table.sampling.find(logits.data(), kBest, table.sampling.gaps_of(range, bucket), count, where.data());
         for (int64_t n = 0; n < found; ++n) result.expect(buckets[where[n]] == bucket, "found in another bucket");
         result.expect(found == std::count(buckets.begin(), buckets.begin() + count, bucket), "not all of a bucket");
       }
