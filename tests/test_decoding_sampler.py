@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.config import GenerationParams
-from edge_llm.decoding.processors import make_processors
+from edge_llm.decoding.edits import make_edit
 from edge_llm.decoding.sampler import _best, _filters, make_sampler
 from edge_llm.decoding.stop import StopStrings
 from edge_llm.errors import NumericError, UsageError
@@ -101,15 +101,15 @@ def test_all_tokens_forbidden_is_an_error():
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative():
-    (penalty,) = make_processors(GenerationParams(repetition_penalty=2.0), frozenset())
     logits = np.array([4.0, -4.0, 4.0], np.float32)
-    assert penalty([0, 1, 0], logits).tolist() == [2.0, -8.0, 4.0]
-    assert logits.tolist() == [4.0, -4.0, 4.0]
+    make_edit(GenerationParams(repetition_penalty=2.0), frozenset())([0, 1, 0], logits)
+    assert logits.tolist() == [2.0, -8.0, 4.0]
 
 
 def test_ignore_eos_forbids_the_end_tokens():
-    (forbid,) = make_processors(GenerationParams(ignore_eos=True), frozenset({1}))
-    assert make_sampler(GenerationParams())(forbid([], np.array([0.0, 9.0, 1.0], np.float32))).token == 2
+    logits = np.array([0.0, 9.0, 1.0], np.float32)
+    make_edit(GenerationParams(ignore_eos=True), frozenset({1}))([], logits)
+    assert make_sampler(GenerationParams())(logits).token == 2
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ FILES = {
     str(FOLDER / name)
     for name in (
         "engine/batcher.py", "engine/generation.py", "engine/embedding.py", "kv/memory.py", "kv/prefix.py", "kv/pages.py",
-        "kv/sequence.py", "decoding/sampler.py", "decoding/processors.py", "decoding/draft.py", "decoding/stop.py",
+        "kv/sequence.py", "decoding/sampler.py", "decoding/edits.py", "decoding/draft.py", "decoding/stop.py",
     )
 } | {str(Path(__file__).parent / "paged_script.py")}  # fmt: skip
 ENDS = {

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from edge_llm.decoding.draft import Drafter, Trust, no_draft
+from edge_llm.decoding.edits import make_edit
 from edge_llm.decoding.guided import Constraint
 from edge_llm.decoding.logprobs import token_logprobs
-from edge_llm.decoding.processors import make_processors
 from edge_llm.decoding.sampler import Sampler, make_sampler
 from edge_llm.decoding.stop import StopStrings
 from edge_llm.engine.counters import Counters
@@ -63,7 +63,10 @@ class Generation:
         self._trust = Trust()
         self._sampler = sampler or make_sampler(params, pool)
         self._pool = pool
-        self._processors = make_processors(params, tokenizer.eos_ids, len(request.prompt))
+        self._edit = make_edit(params, tokenizer.eos_ids, len(request.prompt))
+        self._needs_raw = params.logprobs is not None or params.grammar is not None
+        self._edited = np.zeros(0, np.float32)
+        """A copy of the logits for the edit; its memory serves all tokens, because new pages take longer than the copy."""
         self._constraint = None if params.grammar is None else Constraint(params.grammar, tokenizer)
         exact = params.grammar is not None and not params.grammar.parts  # one with parts may begin with free text
         self._decoder = IncrementalDecoder(tokenizer, continues=request.continues or exact)
@@ -107,7 +110,10 @@ class Generation:
         return Segment(self.sequence, [*ahead, *self._guesses], 1 + len(self._guesses))
 
     def take(self, logits: np.ndarray) -> Iterator[Delta]:
-        """Choose a token from each row of ``logits`` as long as the guess behind it was right: float32 [wanted, vocab]."""
+        """Choose a token from each row of ``logits`` as long as the guess behind it was right: float32 [wanted, vocab].
+
+        The rows are this request's own, and may be changed.
+        """
         if self._first_token_at is None:
             self._first_token_at = time.perf_counter()
         self._reached(len(self.request.prompt))
@@ -151,12 +157,19 @@ class Generation:
     def _choose(self, logits: np.ndarray) -> tuple[int, float | None]:
         """The next token, and the greatest of ``logits`` where they are what it was chosen from."""
         adjusted = logits
-        for processor in self._processors:
-            adjusted = processor(self.known, adjusted)
+        if self._edit is not None:
+            adjusted = self._copy(logits) if self._needs_raw else logits
+            self._edit(self.known, adjusted)
         if self._constraint is not None:
             adjusted = self._constraint.mask(adjusted, logits)
         token, best = self._sampler(adjusted)
         return token, best if adjusted is logits else None
+
+    def _copy(self, logits: np.ndarray) -> np.ndarray:
+        if len(self._edited) != len(logits):
+            self._edited = np.empty_like(logits)
+        np.copyto(self._edited, logits)
+        return self._edited
 
     def _deltas(self, token: int, logits: np.ndarray, best: float | None) -> Iterator[Delta]:
         if token in self._ends:

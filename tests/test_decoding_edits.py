@@ -1,4 +1,4 @@
-"""Processors and log-probabilities on values that can be checked in the head."""
+"""Edits of logits and log-probabilities on values that can be checked in the head."""
 
 from collections import Counter
 
@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.config import GenerationParams
+from edge_llm.decoding.edits import make_edit
 from edge_llm.decoding.logprobs import token_logprobs
-from edge_llm.decoding.processors import make_processors
 from edge_llm.errors import UsageError
 
 
 def process(logits, tokens, *, prompt_tokens=0, eos=frozenset(), **params):
-    for processor in make_processors(GenerationParams(**params), eos, prompt_tokens):
-        logits = processor(tokens, logits)
+    logits = logits.copy()
+    make_edit(GenerationParams(**params), eos, prompt_tokens)(tokens, logits)
     return logits.tolist()
 
 
@@ -37,7 +37,7 @@ def test_the_answer_is_penalized_and_not_the_prompt():
 @given(st.lists(st.integers(0, 7), max_size=6), st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=1, max_size=12))
 def test_penalties_of_a_growing_answer_are_those_of_its_whole_text(prompt, steps):
     params = {"repetition_penalty": 1.3, "frequency_penalty": 0.25, "presence_penalty": -0.5}
-    (grown,) = make_processors(GenerationParams(**params), frozenset(), len(prompt))
+    edit = make_edit(GenerationParams(**params), frozenset(), len(prompt))
     logits = np.random.default_rng(len(prompt)).standard_normal(8).astype(np.float32)
     text = list(prompt)
     for came in steps:
@@ -47,7 +47,9 @@ def test_penalties_of_a_growing_answer_are_those_of_its_whole_text(prompt, steps
             expected[token] = expected[token] / np.float32(1.3) if expected[token] > 0 else expected[token] * np.float32(1.3)
         for token, count in Counter(text[len(prompt) :]).items():
             expected[token] -= np.float32(0.25 * count - 0.5)
-        np.testing.assert_array_equal(grown(text, logits), expected)
+        grown = logits.copy()
+        edit(text, grown)
+        np.testing.assert_array_equal(grown, expected)
         assert process(logits, text, prompt_tokens=len(prompt), **params) == expected.tolist()
 
 
@@ -61,19 +63,8 @@ def test_an_answer_cannot_end_before_min_tokens():
     assert process(ZEROS, [1, 1, 1], **ends) == [0.0] * 4
 
 
-def test_what_goes_in_is_left_alone():
-    process(ZEROS, [1], frequency_penalty=1.0, logit_bias=((1, 1.0),), min_tokens=5, eos=frozenset({0}))
-    assert ZEROS.tolist() == [0.0] * 4
-
-
-def test_a_processor_starts_from_the_logits_of_every_step():
-    (process_step,) = make_processors(GenerationParams(logit_bias=((1, 2.0),)), frozenset())
-    for logits in (ZEROS, ZEROS + 1, np.zeros(6, np.float32)):
-        assert (process_step([], logits) - logits).tolist() == [0.0, 2.0] + [0.0] * (len(logits) - 2)
-
-
-def test_defaults_need_no_processor():
-    assert make_processors(GenerationParams(), frozenset({1})) == ()
+def test_defaults_need_no_edit():
+    assert make_edit(GenerationParams(), frozenset({1})) is None
 
 
 @pytest.mark.parametrize(

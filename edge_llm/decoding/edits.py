@@ -1,8 +1,7 @@
-"""Logit processors: ``(tokens so far, logits float32 [V]) -> logits float32 [V]``, applied before sampling.
+"""Edits of logits before sampling: ``(tokens so far, logits float32 [V])``, in place.
 
-One processor does all that a request asks for: it copies the logits once, and then edits the tokens that change.  It follows
-one text, which only grows, and counts its tokens as they come.  What it gives is its own, and stays until the next call: new
-memory for a large vocabulary takes longer than the copy.
+One edit does all that a request asks for, and touches only the tokens that change.  It follows one text, which only grows,
+and counts its tokens as they come.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ import numpy as np
 
 from edge_llm.config import GenerationParams
 
-Processor = Callable[[Sequence[int], np.ndarray], np.ndarray]
 Edit = Callable[[Sequence[int], np.ndarray], None]
-"""Changes the logits in place."""
 
 
 class Seen:
@@ -100,21 +97,15 @@ def forbid_until(ids: Sequence[int], length: int) -> Edit:
     return edit
 
 
-def make_processors(params: GenerationParams, eos_ids: frozenset[int], prompt_tokens: int = 0) -> tuple[Processor, ...]:
-    """The processor that ``params`` ask for, if any; the first ``prompt_tokens`` tokens that it sees are the prompt."""
+def make_edit(params: GenerationParams, eos_ids: frozenset[int], prompt_tokens: int = 0) -> Edit | None:
+    """The edit that ``params`` ask for, if any; the first ``prompt_tokens`` tokens that it sees are the prompt."""
     edits = tuple(_edits(params, eos_ids, prompt_tokens))
-    edited = np.zeros(0, np.float32)
 
-    def process(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
-        nonlocal edited
-        if len(edited) != len(logits):
-            edited = np.empty_like(logits)
-        np.copyto(edited, logits)
+    def edit_all(tokens: Sequence[int], logits: np.ndarray) -> None:
         for edit in edits:
-            edit(tokens, edited)
-        return edited
+            edit(tokens, logits)
 
-    return (process,) if edits else ()
+    return edit_all if edits else None
 
 
 def _edits(params: GenerationParams, eos_ids: frozenset[int], prompt_tokens: int) -> list[Edit]:
