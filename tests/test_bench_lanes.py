@@ -6,11 +6,14 @@ import threading
 
 import pytest
 
+from edge_llm.bench.concurrency import BorrowedTokenizer
 from edge_llm.bench.rest import ask
 from edge_llm.bench.sampling import WAYS
 from edge_llm.cli.main import run
 from edge_llm.errors import DeviceError
+from edge_llm.paths import builtin_bundle
 from edge_llm.runner.order import POLICIES
+from edge_llm.text.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -89,6 +92,13 @@ def test_every_load_is_beside_the_runner_alone(bench, through):
     for row in rows:
         assert row["ratio"] == pytest.approx(row["decode_ts"] / row["bare_ts"])
         assert min(row["samples_ts"]) > 0 < row["first_token_ms"]
+
+
+def test_every_token_of_a_borrowed_tokenizer_has_text():
+    known, vocab = 1536, 4000
+    own, borrowed = (kind.from_folder(builtin_bundle(), vocab) for kind in (Tokenizer, BorrowedTokenizer))
+    texts = [borrowed.token_bytes(token) for token in range(vocab)]
+    assert all(texts) and texts[:known] == [own.token_bytes(token) for token in range(known)] == texts[known : 2 * known]
 
 
 def test_a_server_that_ends_early_is_an_error():

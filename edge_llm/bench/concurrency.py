@@ -77,11 +77,18 @@ class ServiceFace:
         ]
 
 
-def load_for(folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, synthetic: bool) -> Engine:
-    """An engine for ``loads`` of the bundle ``folder``; a ``synthetic`` one borrows the built-in model's tokenizer.
+class BorrowedTokenizer(Tokenizer):
+    """A tokenizer for a larger vocabulary than its own: its texts stand for the other tokens too, over and over.
 
-    That knows no text for most tokens of a larger vocabulary.
+    A token without text is no event of a stream, so the first that is seen would be the end of the answer.
     """
+
+    def token_text(self, token: int) -> str:
+        return super().token_text(self._checked(token) % self._backend.get_vocab_size())
+
+
+def load_for(folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, synthetic: bool) -> Engine:
+    """An engine for ``loads`` of the bundle ``folder``; a ``synthetic`` one borrows the built-in model's tokenizer."""
     longest = max(load.prompt + load.generate for load in loads) + 1
     needed = max(load.streams * (load.prompt + load.generate + 16) for load in loads) + longest + 16  # one is the runner's own
     if runtime.context is not None and runtime.context < longest:
@@ -92,7 +99,7 @@ def load_for(folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, syn
         return load_engine(folder, runtime)
     with open_bundle(folder) as bundle, open_bundle(builtin_bundle()) as builtin:
         runner, _ = load_runner(bundle, runtime, longest)
-        tokenizer = Tokenizer.from_folder(builtin.folder, bundle.config.vocab_size)
+        tokenizer = BorrowedTokenizer.from_folder(builtin.folder, bundle.config.vocab_size)
         template = ChatTemplate.from_folder(builtin.folder, tokenizer)
         limits = Limits(most_running=parallel)
         return Engine(folder.name, bundle.config, tokenizer, template, GenerationParams(), runner, 0.0, limits)
