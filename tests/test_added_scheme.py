@@ -52,6 +52,9 @@ class HalvesWeight:
     def add_to(self, program, x, **how):
         return False
 
+    def prepare(self, first):
+        pass
+
     def apply(self, x, pool, *, add=None, shadow=True, gain=None, eps=0.0, swiglu=False, out=None):
         assert not swiglu  # nobody asks it of o
         low = self.low.apply(x, pool, add=add, gain=gain, eps=eps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -60,7 +60,6 @@ class Weight(Protocol):
         """
         ...
 
-
     def add_to(
         self,
         program: Program,
@@ -74,6 +73,13 @@ class Weight(Protocol):
         out: np.ndarray,
     ) -> bool:
         """Add `apply` to ``program``; false for a weight that no program can multiply."""
+        ...
+
+    def prepare(self, first: Self) -> None:
+        """Find now what `add_to` needs: later other weights may be in the memory of the arrays.
+
+        ``first`` is the same weight, as it was opened first: here or in other memory.
+        """
         ...
 
 

@@ -84,6 +84,9 @@ class Float16Weight:
     def add_to(self, program: Program, x: np.ndarray, **how: Any) -> bool:
         return False
 
+    def prepare(self, first: Float16Weight) -> None:
+        return  # for no program
+
 
 def _check_float32(name: str, array: np.ndarray, rows: int, columns: int) -> None:
     """Raises ValueError unless ``array`` is float32 [rows, columns]; -1 rows are any."""

@@ -110,9 +110,8 @@ class Int8Product:
         """input_scale * weight_scale, what an int32 sum is multiplied with: float32 [N]."""
         return np.asarray(np.float32(self.input_scale) * self.weight_scale)
 
-    def prepare(self, twin: Int8Product) -> None:
-        """Find now what programs need, while the arrays hold this weight; ``twin`` is the same weight, prepared elsewhere."""
-        self.__dict__["product_scale"] = twin.product_scale  # where a cached property keeps its value
+    def prepare(self, first: Int8Product) -> None:
+        self.__dict__["product_scale"] = first.product_scale  # where a cached property keeps its value
         _ = self.native
 
     @cached_property

@@ -12,7 +12,6 @@ from edge_llm.formats.direct import RangeFile, direct_buffers, range_reader
 from edge_llm.formats.layout import DTYPES, BlockRange
 from edge_llm.progress import CountProgress
 from edge_llm.schemes import BlockWeights
-from edge_llm.schemes.int8_weight import Int8Product
 from edge_llm.schemes.tables import Table
 from edge_llm.weights.base import EMBEDDING, OUTPUT
 from edge_llm.weights.plan import MemoryPlan
@@ -163,8 +162,7 @@ class _LayersByBuffer:
             opened = self._opened[index, id(buffer)] = layer_weights(self._bundle, tensors, index)
             first = self._first.setdefault(index, opened)
             for name, linear in opened.linears.items():
-                if isinstance(linear, Int8Product) and isinstance(twin := first.linears[name], Int8Product):
-                    linear.prepare(twin)  # a program is made when another layer may be in the buffer
+                linear.prepare(first.linears[name])  # a program is made when another layer may be in the buffer
         return self._opened[index, id(buffer)]
 
     def get(self, index: int, buffer: np.ndarray) -> tuple[BlockReading, BlockWeights] | None:
