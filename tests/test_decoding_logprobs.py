@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_files import VOCAB_SIZE, byte_level_tokenizer
 
-from edge_llm.config import GenerationParams
+from edge_llm.config import GenerationParams, Grammar
 from edge_llm.decoding.logprobs import token_logprobs
+from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.generation import Generation
-from edge_llm.engine.request import Request
+from edge_llm.engine.request import Delta, Request
 from edge_llm.server.shapes import chat_logprobs, completion_logprobs
 from edge_llm.text.tokenizer import Tokenizer
 from kernels import sampling
@@ -128,3 +129,31 @@ def test_they_are_of_the_models_own_logits_however_a_token_is_chosen(way: str, m
     for row, one in zip(rows, found, strict=True):
         (apart,) = token_logprobs(row[0], one.token, 3)
         assert (one.logprob, one.top) == (apart.logprob, apart.top)
+
+
+EDITED = [
+    {"repetition_penalty": 1.6}, {"frequency_penalty": 1.5, "presence_penalty": 0.5}, {"logit_bias": ((300, 9.0), (40, -50.0))},
+    {"ignore_eos": True, "min_tokens": 9}, {"repetition_penalty": 1.3, "logit_bias": ((7, 4.0),), "ignore_eos": True},
+    {"grammar": Grammar("regex", "[a-z ]{4,40}"), "presence_penalty": 1.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("draft", ["guesses", "no guesses"])
+def test_asking_for_them_changes_no_token_alone_or_beside_others(engine: Engine, temperature: float, draft: str) -> None:
+    """The logits are edited in place where nobody needs them raw, and several rows are of one array."""
+    prompt = "the cat and the dog and the cat and the dog and the" if draft == "guesses" else "Who are you?"
+    asked = [
+        engine.text_request(prompt, GenerationParams(max_tokens=24, temperature=temperature, seed=5, logprobs=top, **more))
+        for more in EDITED
+        for top in (None, 2)
+    ]
+    alone = [engine.answer(request) for request in asked]
+    for plain, told in zip(alone[::2], alone[1::2], strict=True):
+        assert plain.tokens == told.tokens and [one.token for one in told.logprobs] == list(told.tokens)
+    streams = [engine.stream(request) for request in asked]
+    beside: list[list[Delta]] = [[next(stream)] for stream in streams]
+    for deltas, stream in zip(beside, streams, strict=True):
+        deltas.extend(stream)
+    assert [collect(deltas).tokens for deltas in beside] == [answer.tokens for answer in alone]
+    assert [collect(deltas).logprobs for deltas in beside] == [answer.logprobs for answer in alone]
