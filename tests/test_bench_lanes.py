@@ -6,14 +6,23 @@ import threading
 
 import pytest
 
-from edge_llm.bench.concurrency import BorrowedTokenizer
+from edge_llm.bench.concurrency import BorrowedTokenizer, load_for
+from edge_llm.bench.loads import Load
 from edge_llm.bench.rest import ask
 from edge_llm.bench.sampling import WAYS
+from edge_llm.bench.synthetic import write_random
 from edge_llm.cli.main import run
+from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
 from edge_llm.errors import DeviceError
 from edge_llm.paths import builtin_bundle
 from edge_llm.runner.order import POLICIES
 from edge_llm.text.tokenizer import Tokenizer
+
+SYNTHETIC = ModelConfig(
+    family="llama", vocab_size=4000, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=16, context=512, norm_eps=1e-6, rope_theta=1e4, tied_embeddings=True,
+)  # fmt: skip
+"""With a larger vocabulary than the built-in model's."""
 
 
 @pytest.fixture
@@ -99,6 +108,15 @@ def test_every_token_of_a_borrowed_tokenizer_has_text():
     own, borrowed = (kind.from_folder(builtin_bundle(), vocab) for kind in (Tokenizer, BorrowedTokenizer))
     texts = [borrowed.token_bytes(token) for token in range(vocab)]
     assert all(texts) and texts[:known] == [own.token_bytes(token) for token in range(known)] == texts[known : 2 * known]
+
+
+def test_a_synthetic_model_answers_token_by_token_and_guesses_nothing(tmp_path):
+    write_random(tmp_path, SYNTHETIC)
+    engine = load_for(tmp_path, RuntimeConfig(threads=1), [Load(1, 12, 40)], synthetic=True)
+    params = GenerationParams(max_tokens=40, ignore_eos=True)
+    deltas = list(engine.stream(engine.token_request([5, 6, 7] * 4, params)))
+    assert sum(bool(delta.text) for delta in deltas) > 20
+    assert (engine.counters.generated_tokens, engine.counters.drafted_tokens) == (40, 0)
 
 
 def test_a_server_that_ends_early_is_an_error():
