@@ -72,7 +72,7 @@ class Constraint:
         self._matcher: LLMatcher = _guide_of(tokenizer).compiled(grammar).matcher.deep_copy()
         words = (tokenizer.vocab_size + 1 + 31) // 32  # one token more: see `TokenTable`
         self._bits = np.zeros(4 * words, np.uint8)
-        self._masked = np.zeros(0, np.float32)
+        self._masked = np.empty(tokenizer.vocab_size, np.float32)
         self.finished = False
         """The grammar is complete and allows nothing more."""
 
@@ -88,8 +88,6 @@ class Constraint:
         self._check()
         if time.thread_time() - begun > MAX_MASK_SECONDS:
             raise UsageError("the grammar takes too long to follow here; give it fewer ways to read a text", param="grammar")
-        if len(self._masked) != len(logits):
-            self._masked = np.empty_like(logits)
         if not sampling.mask(logits, self._bits, self._masked):
             raise UsageError("no token of this model can go on with the grammar", param="grammar")
         if instead is not None and np.isneginf(self._masked.max()):

@@ -65,7 +65,7 @@ class Generation:
         self._pool = pool
         self._edit = make_edit(params, tokenizer.eos_ids, len(request.prompt))
         self._needs_raw = params.logprobs is not None or params.grammar is not None
-        self._edited = np.zeros(0, np.float32)
+        self._edited = np.empty(tokenizer.vocab_size, np.float32)
         """A copy of the logits for the edit; its memory serves all tokens, because new pages take longer than the copy."""
         self._constraint = None if params.grammar is None else Constraint(params.grammar, tokenizer)
         exact = params.grammar is not None and not params.grammar.parts  # one with parts may begin with free text
@@ -158,18 +158,14 @@ class Generation:
         """The next token, and the greatest of ``logits`` where they are what it was chosen from."""
         adjusted = logits
         if self._edit is not None:
-            adjusted = self._copy(logits) if self._needs_raw else logits
+            if self._needs_raw:
+                adjusted = self._edited
+                np.copyto(adjusted, logits)
             self._edit(self.known, adjusted)
         if self._constraint is not None:
             adjusted = self._constraint.mask(adjusted, logits)
         token, best = self._sampler(adjusted)
         return token, best if adjusted is logits else None
-
-    def _copy(self, logits: np.ndarray) -> np.ndarray:
-        if len(self._edited) != len(logits):
-            self._edited = np.empty_like(logits)
-        np.copyto(self._edited, logits)
-        return self._edited
 
     def _deltas(self, token: int, logits: np.ndarray, best: float | None) -> Iterator[Delta]:
         if token in self._ends:
