@@ -5,6 +5,7 @@ import random
 import re
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from chat_driver import drive
@@ -19,6 +20,7 @@ from edge_llm.providers.base import Ended, Facts, Figures
 from edge_llm.talk.pieces import Said, Thought
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.screens.questions import Confirm
+from edge_llm.tui.stage import NOTICE_SECONDS
 
 DOCUMENT = """# A heading
 
@@ -242,11 +244,27 @@ def test_ctrl_c_stops_an_answer_and_twice_leaves(tmp_path):
         await chat.press("ctrl+c")
         await chat.until(lambda: not chat.session.busy)
         assert chat.app.is_running
-        await chat.press("ctrl+c", "ctrl+c")
+        chat.burst("ctrl+c", "ctrl+c")
         await chat.until(lambda: not chat.app._running or chat.app._exit)
         assert chat.stored[-1] == ("assistant", "Once", "stopped")
 
     drive(talk, tmp_path, provider)
+
+
+@pytest.mark.parametrize(("seconds", "leaves"), [(NOTICE_SECONDS - 0.1, True), (NOTICE_SECONDS + 0.1, False)])
+def test_ctrl_c_leaves_as_long_as_the_notice_stands_that_says_so(seconds, leaves, tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("edge_llm.tui.app.time", SimpleNamespace(monotonic=lambda: now))
+
+    async def talk(chat):
+        nonlocal now
+        await chat.press("ctrl+c")
+        await chat.until(lambda: "once more leaves" in chat.screen)
+        now += seconds
+        await chat.press("ctrl+c")
+        assert bool(chat.app._exit) == leaves
+
+    drive(talk, tmp_path, ScriptedProvider([]))
 
 
 def test_leaving_while_an_answer_grows_keeps_what_came(tmp_path):

@@ -33,7 +33,7 @@ from edge_llm.tui.notices import Notices
 from edge_llm.tui.options import ChatOptions
 from edge_llm.tui.prompt import PromptArea, writable
 from edge_llm.tui.session import OpenCatalogue, reason
-from edge_llm.tui.stage import Stage
+from edge_llm.tui.stage import NOTICE_SECONDS, Stage
 from edge_llm.tui.status import Estimate
 from edge_llm.tui.threads import in_thread
 
@@ -42,7 +42,6 @@ OpenStore = Callable[[], tuple[ChatStore, str]]
 TICK_SECONDS = 0.1
 SAVE_AGAIN_SECONDS = 5.0
 OTHERS_SECONDS = 2.0
-TWICE_SECONDS = 1.5
 HISTORY = 500
 """Earlier prompts that Up reaches."""
 NARROW = 90
@@ -65,7 +64,7 @@ class ChatApp(Stage):
         self._open_store = open_store
         self.actions = Actions(self)
         self._estimate = Estimate()
-        self._asked_to_leave = -TWICE_SECONDS
+        self._told_how_to_leave = -NOTICE_SECONDS
         self.failure: Exception | None = None
         """A mistake of ours that ended it."""
         self._title = ""
@@ -255,14 +254,14 @@ class ChatApp(Stage):
         self.transcript.scroll_relative(y=step * page, animate=False, immediate=True)  # else keys in a row would count once
 
     def action_help_quit(self) -> None:
-        """Ctrl+C stops an answer; twice in a row leaves."""
+        """Ctrl+C stops an answer; twice, while the notice of the first stands, it leaves."""
         now = time.monotonic()
         if self.session.stop():
             return
-        if now - self._asked_to_leave < TWICE_SECONDS:
+        if now - self._told_how_to_leave < NOTICE_SECONDS:
             self.do(self.actions.run("quit", ""))
             return
-        self._asked_to_leave = now
+        self._told_how_to_leave = now
         self.tell("Ctrl+C once more leaves.")
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 TYPING_SECONDS = 0.5
 """How long after a key the person counts as typing."""
 
+NOTICE_SECONDS = 6.0
+"""How long a notice stands; an error stands twice as long."""
+
 NOTICE_LINES = 6
 """Lines of the screen for each notice that may stand on it."""
 
@@ -53,7 +56,8 @@ class Stage(App[None]):
     def tell(self, text: str, severity: str = "information") -> None:
         """A notice for the person."""
         level = severity if severity in ("warning", "error") else "information"
-        self.notify(printable(text), severity=level, timeout=12 if level == "error" else 6, markup=False)  # type: ignore[arg-type]
+        seconds = 2 * NOTICE_SECONDS if level == "error" else NOTICE_SECONDS
+        self.notify(printable(text), severity=level, timeout=seconds, markup=False)  # type: ignore[arg-type]
         self.call_later(self._make_room)
 
     def _make_room(self) -> None:
