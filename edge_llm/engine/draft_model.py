@@ -10,11 +10,11 @@ from edge_llm.decoding.sampler import greedy
 from edge_llm.runner.base import Runner
 
 
-def model_drafter(runner: Runner[Any]) -> Drafter:
-    """Guesses by greedy decoding on ``runner``.
+def model_drafter(runner: Runner[Any], vocab_size: int) -> Drafter:
+    """Guesses by greedy decoding on ``runner`` among the first ``vocab_size`` tokens, which both models have.
 
-    The runner's own memory of prefixes is all the state there is: a call computes what is new since the last one, from the
-    last full page on.
+    One of them may have more rows in its matrices, which the tokenizer has no tokens for.  The runner's own memory of
+    prefixes is all the state there is: a call computes what is new since the last one, from the last full page on.
     """
 
     def draft(tokens: Sequence[int], most: int) -> list[int]:
@@ -23,8 +23,10 @@ def model_drafter(runner: Runner[Any]) -> Drafter:
         known = list(tokens)
         sequence = runner.memory.open(known)
         try:
+            if any(token >= vocab_size for token in known[sequence.length :]):
+                return []
             while len(known) < len(tokens) + most:
-                known.append(greedy(runner.forward(sequence, known[sequence.length :])[-1]).token)
+                known.append(greedy(runner.forward(sequence, known[sequence.length :])[-1, :vocab_size]).token)
             runner.memory.remember(sequence, known)
         finally:
             sequence.close()

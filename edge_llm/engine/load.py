@@ -46,7 +46,7 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Stag
     config = bundle.config
     runtime = fill_defaults(runtime, config)
     tokenizer, template, runner = _load_parts(folder, bundle, runtime, progress)
-    drafter = make_drafter(runtime, folder)
+    drafter = make_drafter(runtime, bundle)
     return Engine(
         name=BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name,
         config=config,
@@ -103,7 +103,7 @@ def _clear_leftovers() -> None:
         clear_leftovers(models_folder())
 
 
-def make_drafter(runtime: RuntimeConfig, target: Path) -> Callable[[], Drafter]:
+def make_drafter(runtime: RuntimeConfig, target: Bundle) -> Callable[[], Drafter]:
     """What guesses ahead for answers of the bundle ``target``; one drafter serves one answer.
 
     Raises `UsageError` for a draft model whose tokens are not the target's.
@@ -113,13 +113,14 @@ def make_drafter(runtime: RuntimeConfig, target: Path) -> Callable[[], Drafter]:
     if runtime.draft == "none":
         return lambda: no_draft
     folder = find_bundle(runtime.draft)
-    if (folder / "tokenizer.json").read_bytes() != (target / "tokenizer.json").read_bytes():
+    if (folder / "tokenizer.json").read_bytes() != (target.folder / "tokenizer.json").read_bytes():
         raise UsageError(f"the draft model `{runtime.draft}` has another tokenizer than the model it would help", param="draft")
     bundle = open_bundle(folder)
     context = min(bundle.config.context, runtime.context or bundle.config.context)
     on_host = host_runtime(runtime, "a draft model runs there")
     runner = make_runner(bundle, replace(on_host, memory=None, context=context, draft="none"))
-    return lambda: model_drafter(runner)
+    vocab_size = min(bundle.config.vocab_size, target.config.vocab_size)
+    return lambda: model_drafter(runner, vocab_size)
 
 
 def load_comparison(model: str | Path, runtime: RuntimeConfig) -> tuple[Tokenizer, Runner[Any], Runner[Any]]:
