@@ -1,6 +1,7 @@
 """Whatever is raised wherever in a step: every request ends once, and what did not fail is what it is alone."""
 
 import itertools
+import signal
 import sys
 import threading
 from collections import Counter
@@ -125,8 +126,19 @@ ENDS = {
 }  # fmt: skip
 
 
-def traced(visit, run):
-    """The result of ``run``, with ``visit(file, line)`` called before every line of a step; it may raise, once."""
+def may_fail(frame):
+    """Whether it is of a step, and none that ends work."""
+    if frame.f_code.co_filename not in FILES:
+        return False
+    while frame is not None and frame.f_code.co_name not in ENDS:
+        if frame.f_code.co_name == "_turn":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def traced(visit, run, watched=may_fail):
+    """The result of ``run``, with ``visit(file, line)`` called before every line of ``watched`` frames; it may raise, once."""
 
     def at_line(frame, event, _):
         if event == "line":
@@ -134,8 +146,7 @@ def traced(visit, run):
         return at_line
 
     def at_call(frame, event, _):
-        watched = frame.f_code.co_filename in FILES and frame.f_code.co_name not in ENDS
-        return at_line if watched and stepping(frame) else None
+        return at_line if watched(frame) else None
 
     sys.settrace(at_call)
     try:
@@ -144,20 +155,10 @@ def traced(visit, run):
         sys.settrace(None)
 
 
-def stepping(frame):
-    while frame is not None:
-        if frame.f_code.co_name == "_turn":
-            return True
-        if frame.f_code.co_name in ENDS:
-            return False
-        frame = frame.f_back
-    return False
-
-
-def places():
+def places(watched=may_fail):
     """Every line that a step comes by, and how often."""
     visits = Counter()
-    traced(lambda *place: visits.update([place]), Scene().play)
+    traced(lambda *place: visits.update([place]), Scene().play, watched)
     return visits
 
 
@@ -199,6 +200,55 @@ def check(alone, place, number, kind):
     scene.drain()
     assert outcome(stream) == alone[0][1]  # whatever was left behind
     return scene
+
+
+# ---- Ctrl-C at every line
+
+LOCKING = {str(FOLDER / name) for name in ("engine/driver.py", "engine/delta_stream.py", "interrupts.py")}
+LOCKING.add(threading.__file__)
+
+
+def in_turn(frame):
+    if frame.f_code.co_filename not in FILES | LOCKING:
+        return False
+    while frame is not None and frame.f_code.co_name != "_turn":
+        frame = frame.f_back
+    return frame is not None
+
+
+@pytest.fixture(scope="module")
+def all_visited():
+    return places(in_turn)
+
+
+@pytest.fixture(scope="module")
+def interruptible():
+    """Ctrl-C raises `KeyboardInterrupt`, as it does in a program."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_ctrl_c_at_any_line_of_a_step_costs_nobody_anything(alone, all_visited, interruptible, data):
+    place = data.draw(st.sampled_from(sorted(all_visited)))
+    number = data.draw(st.integers(1, all_visited[place]))
+    visits = itertools.count(1)
+
+    def visit(*here):
+        if here == place and next(visits) == number:
+            signal.raise_signal(signal.SIGINT)
+
+    scene = Scene()
+    answers, vectors = traced(visit, scene.play, in_turn)
+    assert answers == alone[0]
+    assert np.array_equal(vectors, alone[1])
+    assert scene.free_pages() == scene.runner.memory.pages.pages
+    others = threading.Thread(target=scene.drain, daemon=True)  # nobody holds a lock or the batcher for ever
+    others.start()
+    others.join(20)
+    assert not others.is_alive()
 
 
 # ---- faults of the parts that a batcher works with

@@ -26,7 +26,7 @@ import numpy as np
 from edge_llm.engine.request import Delta
 from edge_llm.engine.runner_place import Replace, RunnerPlace, no_other
 from edge_llm.errors import DeviceLost, OutOfMemory
-from edge_llm.runner.base import Cancelled, Memory, Runner, Segment
+from edge_llm.runner.base import Cancel, Cancelled, Memory, Runner, Segment, never
 
 log = logging.getLogger("edge_llm.engine")
 
@@ -175,10 +175,11 @@ class Batcher:
             self._remove(work)
         self._ended.clear()
 
-    def step(self) -> Told:
+    def step(self, interrupted: Cancel = never) -> Told:
         """One step: the deltas that it gives, and the errors of work that failed.
 
-        Whoever stops listening closes it: what was computed and not told is computed again.
+        Where it is ``interrupted`` before its end, the next step computes the same.  Whoever stops listening closes it: what
+        was computed and not told is computed again.
         """
         yield from self.drop_cancelled()
         self._recover()
@@ -187,11 +188,11 @@ class Batcher:
         yield from self._tell()
         left = deque((work, segment, segment.sequence.length) for work, segment in step)
         try:
-            for outcome in self._run(step) if step else ():
+            for outcome in self._run(step, interrupted) if step else ():
                 yield from self._take(left[0][0], outcome)
                 left.popleft()
         except Cancelled:
-            return  # the next step goes on without those that were cancelled
+            return  # the next step goes on, without those that were cancelled
         finally:
             for work, segment, length in left:  # computed, perhaps, and not taken: it is computed again
                 if work.sequence is segment.sequence:
@@ -338,10 +339,10 @@ class Batcher:
             return error
         return None
 
-    def _run(self, step: Step) -> list[np.ndarray | Exception]:
+    def _run(self, step: Step, interrupted: Cancel) -> list[np.ndarray | Exception]:
         """The rows of every segment.  When the step fails, each runs alone, so that only those to blame get the error."""
         try:
-            return [*self.runner.run([segment for _, segment in step], cancel=lambda: _unwanted(step))]
+            return [*self.runner.run([segment for _, segment in step], cancel=lambda: interrupted() or _unwanted(step))]
         except Cancelled:
             raise
         except Exception as error:

@@ -50,7 +50,8 @@ class DeltaStream:
         """That of the generation which fills it."""
         self._on_cancel = on_cancel
         self._items: deque[Delta | BaseException] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # no interrupt parts taking it from what is done with it; one may part a condition's
+        self._changed = threading.Condition(self._lock)
         self._wake: Callable[[], None] | None = None
         self._cancelled = False
         self._ended = False
@@ -81,7 +82,7 @@ class DeltaStream:
 
     def __iter__(self) -> Iterator[Delta]:
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._items)
                 delta = self._take()
             yield delta
@@ -101,17 +102,17 @@ class DeltaStream:
 
     def attach(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` after every change, from the thread that makes it."""
-        with self._changed:
+        with self._lock:
             self._wake = wake
         wake()
 
     def poll(self) -> Delta | None:
         """The next delta if it is there; raises the error that ended the stream."""
-        with self._changed:
+        with self._lock:
             return self._take() if self._items else None
 
     def _append(self, item: Delta | BaseException, *, ends: bool) -> None:
-        with self._changed:
+        with self._lock:
             if self._ended:
                 return
             self._ended = ends

@@ -19,6 +19,7 @@ from edge_llm.engine.batcher import Batcher, Told, Work
 from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.request import Delta
 from edge_llm.errors import Unavailable
+from edge_llm.interrupts import HeldInterrupt
 
 log = logging.getLogger("edge_llm.engine")
 
@@ -42,8 +43,7 @@ class Driver:
     """
 
     def __init__(self, batcher: Batcher) -> None:
-        self.changed = threading.Condition()
-        """Held for moments only; notified when something was added, and after every step."""
+        self._new_lock()
         self._batcher = batcher
         self._stepper: int | None = None  # the thread that has the batcher
         self._orphaned = False  # that thread is not in this process, a fork, and left the batcher in any state
@@ -55,13 +55,13 @@ class Driver:
 
     def add(self, work: Work, mailbox: Mailbox) -> None:
         """Compute ``work``; its deltas go to ``mailbox``."""
-        with self.changed:
+        with HeldInterrupt(), self.changed:
             self._arrived.append((work, mailbox))
             self.changed.notify_all()
 
     def add_job(self, job: EmbeddingJob) -> None:
         """Compute the embeddings of ``job``, in turns with the other jobs."""
-        with self.changed:
+        with HeldInterrupt(), self.changed:
             self._jobs.append(job)
             self.changed.notify_all()
 
@@ -78,12 +78,13 @@ class Driver:
 
         Never waits for a step: the end of an iterator may come from the garbage collector, in the middle of one.
         """
-        with self.changed:
-            self._untidy = True
-            if self._stepper is not None:
-                return
-            self._stepper = threading.get_ident()
-        self._let_go()
+        with HeldInterrupt():
+            with self.changed:
+                self._untidy = True
+                if self._stepper is not None:
+                    return
+                self._stepper = threading.get_ident()
+            self._let_go()
 
     @property
     def busy(self) -> bool:
@@ -101,24 +102,32 @@ class Driver:
         return self._batcher.waiting + len(self._arrived) + sum(not job.begun for job in self._jobs)
 
     def _turn(self, done: Callable[[], bool]) -> bool:
-        """Run a step if nobody else does; false when it is ``done``."""
+        """Run a step, or wait while somebody else does; false when it is ``done``."""
         mine = False
-        try:
-            with self.changed:
-                self.changed.wait_for(lambda: done() or self._stepper is None or self._orphaned)
-                if done():
-                    return False
-                if self._orphaned:
-                    raise Unavailable("this process was forked while the model was computing; load the model here")
-                mine, self._stepper = True, threading.get_ident()
-            with self._telling():
-                self._take_arrived()
-                self._feed()
-                self._deliver(self._batcher.step())
-            return True
-        finally:
-            if mine:
-                self._let_go()
+        with HeldInterrupt() as interrupt:
+            try:
+                with self.changed:
+                    if done():
+                        return False
+                    if self._orphaned:
+                        raise Unavailable("this process was forked while the model was computing; load the model here")
+                    if self._stepper is None:
+                        mine, self._stepper = True, threading.get_ident()
+                if mine:
+                    self._step(lambda: interrupt.pending)
+                    return True
+            finally:
+                if mine:
+                    self._let_go()
+        with self.lock:
+            self.changed.wait_for(lambda: done() or self._stepper is None or self._orphaned)
+        return True
+
+    def _step(self, interrupted: Callable[[], bool]) -> None:
+        with self._telling():
+            self._take_arrived()
+            self._feed()
+            self._deliver(self._batcher.step(interrupted))
 
     def _let_go(self) -> None:
         """Let others have the batcher, tidied up."""
@@ -194,9 +203,15 @@ class Driver:
         for work in [work for work in self._mailboxes if work not in held]:
             self._mailboxes.pop(work).fail(error)
 
+    def _new_lock(self) -> None:
+        self.lock = threading.RLock()
+        """Held for moments only.  An interrupt never parts taking it from what is done with it; one may part a condition's."""
+        self.changed = threading.Condition(self.lock)
+        """Notified when something was added, and after every step."""
+
     def begin_child(self) -> None:
         """In a process that was just forked, by the one thread that it has."""
-        self.changed = threading.Condition()  # another thread may have held it
+        self._new_lock()  # another thread may have held it
         self._orphaned |= self._stepper not in (None, threading.get_ident())
 
 

@@ -18,14 +18,9 @@ from edge_llm.engine.model_facts import ModelFacts
 from edge_llm.engine.request import Answer, Delta, Finish, Request
 from edge_llm.engine.runner_place import Replace, Vacancy, no_other
 from edge_llm.errors import ContextOverflow, EdgeLLMError, UsageError
-from edge_llm.runner.base import Cancel, Runner
+from edge_llm.runner.base import Cancel, Runner, never
 from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tokenizer import Tokenizer
-
-
-def never() -> bool:
-    """A `Cancel` that never asks to stop."""
-    return False
 
 
 class Engine:
@@ -131,8 +126,8 @@ class Engine:
         delta computes for all, so one that is left open is answered along with the others.
         """
         generation, answering = self.prepare(request, cancel)
-        self.driver.add(generation, answering)
         try:
+            self.driver.add(generation, answering)
             finish: Finish | None = None
             while finish is None:
                 self.driver.run_until(lambda: answering.ready)

@@ -22,6 +22,7 @@ from edge_llm.engine.embedding import EmbeddingJob
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Request
 from edge_llm.errors import ContextOverflow, Overloaded, Unavailable, UsageError
+from edge_llm.interrupts import HeldInterrupt
 
 log = logging.getLogger("edge_llm.engine")
 
@@ -82,7 +83,7 @@ class BatchingService:
     def submit(self, request: Request) -> DeltaStream:
         self._check_fits(len(request.prompt) + 1)
         generation, stream = self._engine.prepare(request, lambda: self._hurry)
-        with self._changed:
+        with HeldInterrupt(), self._changed:
             self._check_open()
             self._driver.add(generation, stream)
         return stream
@@ -93,13 +94,13 @@ class BatchingService:
         for prompt in prompts:
             self._check_fits(len(prompt))
         job = EmbeddingJob(prompts, lambda: self._hurry)
-        with self._changed:
+        with HeldInterrupt(), self._changed:
             self._check_open()
             self._driver.add_job(job)
         return job.future
 
     def close(self, *, drain_seconds: float) -> None:
-        with self._changed:
+        with HeldInterrupt(), self._changed:
             self._closing = True
             self._changed.notify_all()
         self._worker.join(drain_seconds)

@@ -19,6 +19,11 @@ Cancel = Callable[[], bool]
 """Asked between tasks; true means: stop, the answer is no longer wanted."""
 
 
+def never() -> bool:
+    """A `Cancel` that never asks to stop."""
+    return False
+
+
 class Cancelled(Exception):
     """The caller asked to stop; the sequence is as it was before the call."""
 
