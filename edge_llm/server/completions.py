@@ -22,7 +22,7 @@ from edge_llm.server.inputs import Texts, token_lists
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Sampling, Streaming, choices
-from edge_llm.server.shapes import FINGERPRINT, RunningUsage, completion_logprobs, new_id, openai_usage, timings
+from edge_llm.server.shapes import FINGERPRINT, RunningUsage, TextOffsets, completion_logprobs, new_id, openai_usage, timings
 from edge_llm.server.stream import DONE, TextEvent, event
 
 
@@ -98,8 +98,9 @@ class CompletionReply:
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The reply that is not streamed."""
+        logprobs = [self.logprobs(answer.logprobs, TextOffsets()) for answer in answers]
         chosen = [
-            self._choice(index, self.echoes[index] + answer.text, answer.finish.reason, self.logprobs(answer.logprobs, 0))
+            self._choice(index, self.echoes[index] + answer.text, answer.finish.reason, logprobs[index])
             for index, answer in enumerate(answers)
         ]
         finishes = [answer.finish for answer in answers]
@@ -118,9 +119,9 @@ class CompletionReply:
         """The chunk without choices that ends a stream whose client asked for the usage."""
         return {**self._head(), "choices": [], "usage": openai_usage(finishes, len(self.firsts))}
 
-    def logprobs(self, found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
-        """The log-probabilities of a piece that begins ``offset`` characters into its choice."""
-        return completion_logprobs(found, offset) if found else None
+    def logprobs(self, found: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any] | None:
+        """The log-probabilities of the next tokens of a choice, which ``offsets`` follows."""
+        return completion_logprobs(found, offsets) if found else None
 
     def _choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
@@ -142,7 +143,7 @@ class _Events:
         self._reply = reply
         prompt_tokens = sum(len(first.prompt) for first in reply.firsts)
         self._usage = RunningUsage(prompt_tokens, wanted=reply.wants_running_usage)
-        self._lengths = [len(echo) for echo in reply.echoes]
+        self._offsets = [TextOffsets() for _ in reply.echoes]
         self._texts = [TextEvent(reply.chunk(index, "")) for index in range(len(reply.echoes))]
         self._finishes: dict[int, Finish] = {}
 
@@ -155,11 +156,9 @@ class _Events:
         self._usage.see(index, delta)
         if delta.text and not delta.logprobs and not self._usage.wanted:
             yield self._texts[index].with_text(delta.text)
-            self._lengths[index] += len(delta.text)
         elif delta.text or delta.logprobs:
-            logprobs = self._reply.logprobs(delta.logprobs, self._lengths[index])
+            logprobs = self._reply.logprobs(delta.logprobs, self._offsets[index])
             yield event(self._reply.chunk(index, delta.text, logprobs=logprobs) | self._usage.field())
-            self._lengths[index] += len(delta.text)
         if delta.finish is not None:
             self._finishes[index] = delta.finish
             last = self._reply.chunk(index, "", delta.finish.reason) | {"timings": timings(delta.finish)}

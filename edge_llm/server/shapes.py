@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,18 +90,31 @@ def chat_logprobs(found: Sequence[TokenLogprobs]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
-    """The logprobs object of a legacy completion whose text begins ``offset`` characters into the choice's text."""
-    tokens = [one.piece.decode("utf-8", "replace") for one in found]
-    offsets = [offset]
-    for token in tokens:
-        offsets.append(offsets[-1] + len(token))
+class TextOffsets:
+    """Where the tokens of a text begin in it, in characters, one after the other.
+
+    A token that ends within a character leaves it to the next ones, which begin where it does.
+    """
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def next(self, piece: bytes) -> int:
+        """The place of the token that writes ``piece``."""
+        place = self._length
+        self._length += len(self._decoder.decode(piece))
+        return place
+
+
+def completion_logprobs(found: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:
+    """The logprobs object of the next tokens of a legacy completion, which ``offsets`` follows."""
     return {
-        "tokens": tokens,
+        "tokens": [one.piece.decode("utf-8", "replace") for one in found],
         "token_logprobs": [one.logprob for one in found],
         "top_logprobs": [
             {piece.decode("utf-8", "replace"): value for piece, (_, value) in zip(one.top_pieces, one.top, strict=True)}
             for one in found
         ],
-        "text_offset": offsets[:-1],
+        "text_offset": [offsets.next(one.piece) for one in found],
     }
