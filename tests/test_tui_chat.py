@@ -267,6 +267,21 @@ def test_ctrl_c_leaves_as_long_as_the_notice_stands_that_says_so(seconds, leaves
     drive(talk, tmp_path, ScriptedProvider([]))
 
 
+def test_ctrl_c_leaves_not_when_the_notice_was_put_away_or_an_answer_came_between(tmp_path):
+    async def talk(chat):
+        await chat.press("ctrl+c", "escape", "ctrl+c")
+        await chat.send("Tell a story")
+        await chat.until(lambda: "Once" in chat.screen)
+        await chat.press("ctrl+c")
+        await chat.until(lambda: not chat.session.busy)
+        await chat.press("ctrl+c")
+        assert not chat.app._exit
+        chat.burst("ctrl+c")
+        await chat.until(lambda: not chat.app._running or chat.app._exit)
+
+    drive(talk, tmp_path, ScriptedProvider([["Once"]]))
+
+
 def test_leaving_while_an_answer_grows_keeps_what_came(tmp_path):
     provider = ScriptedProvider([["Once upon"]])
 

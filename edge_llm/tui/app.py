@@ -254,15 +254,20 @@ class ChatApp(Stage):
         self.transcript.scroll_relative(y=step * page, animate=False, immediate=True)  # else keys in a row would count once
 
     def action_help_quit(self) -> None:
-        """Ctrl+C stops an answer; twice, while the notice of the first stands, it leaves."""
+        """Ctrl+C stops an answer; without one it leaves, while the notice stands that says so."""
         now = time.monotonic()
         if self.session.stop():
-            return
-        if now - self._told_how_to_leave < NOTICE_SECONDS:
+            self._told_how_to_leave = -NOTICE_SECONDS  # the next one may be meant for the same answer
+        elif now - self._told_how_to_leave < NOTICE_SECONDS:
             self.do(self.actions.run("quit", ""))
-            return
-        self._told_how_to_leave = now
-        self.tell("Ctrl+C once more leaves.")
+        else:
+            self._told_how_to_leave = now
+            self.tell("Ctrl+C once more leaves.")
+
+    def clear_notifications(self) -> None:
+        """Put the notices away, and what they promise."""
+        self._told_how_to_leave = -NOTICE_SECONDS
+        super().clear_notifications()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for command in COMMANDS:
