@@ -110,11 +110,18 @@ class TextOffsets:
 def completion_logprobs(found: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:
     """The logprobs object of the next tokens of a legacy completion, which ``offsets`` follows."""
     return {
-        "tokens": [one.piece.decode("utf-8", "replace") for one in found],
+        "tokens": [_named(one.piece) for one in found],
         "token_logprobs": [one.logprob for one in found],
         "top_logprobs": [
-            {piece.decode("utf-8", "replace"): value for piece, (_, value) in zip(one.top_pieces, one.top, strict=True)}
-            for one in found
+            {_named(piece): value for piece, (_, value) in zip(one.top_pieces, one.top, strict=True)} for one in found
         ],
         "text_offset": [offsets.next(one.piece) for one in found],
     }
+
+
+def _named(piece: bytes) -> str:
+    r"""The text of ``piece``, or as OpenAI writes a part of a character: `bytes:\xf0\x9f`."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

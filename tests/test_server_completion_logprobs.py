@@ -1,4 +1,4 @@
-"""Where the tokens of a legacy completion begin in its text: the same whole and streamed."""
+"""The log-probabilities of a legacy completion: where its tokens begin, whole and streamed, and what they are called."""
 
 import json
 
@@ -35,4 +35,13 @@ def test_streamed_offsets_are_those_of_the_whole_reply_and_of_the_text(client, c
     assert text == whole["text"]
     assert tokens == placed(whole["logprobs"])
     assert len(tokens) > 4
-    assert all(text.startswith(token, at) for token, at in tokens if "\ufffd" not in token)
+    assert all(text.startswith(token, at) for token, at in tokens if not token.startswith("bytes:"))
+
+
+def test_parts_of_a_character_have_names_of_their_own(client):
+    body = {"temperature": 0, "max_tokens": 12, "logprobs": 20, "prompt": "x", "guided_choice": ["é漢b😀c"]}
+    logprobs = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert "bytes:\\xf0" in "".join(logprobs["tokens"])
+    for token, value, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
+        assert len(top) == 20
+        assert top.get(token, value) == value
