@@ -1,7 +1,7 @@
-"""Ctrl-C where it does no harm.
+"""Signals where they do no harm: Ctrl-C above all.
 
-In the main thread Python raises `KeyboardInterrupt` between any two instructions: behind the one that takes a lock, a page or
-the batcher, say, and before the one that would give it back.
+In the main thread Python calls the handler of a signal between any two instructions, and most raise: behind the one that takes
+a lock, a page or the batcher, say, and before the one that would give it back.
 """
 
 from __future__ import annotations
@@ -12,32 +12,53 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
+Handler = Callable[[int, FrameType | None], Any]
+HELD = (signal.SIGINT, signal.SIGTERM, *([signal.SIGALRM] if hasattr(signal, "SIGALRM") else []))
+"""Signals whose handlers people let raise: to stop, to end, for a time limit."""
+
 
 class HeldInterrupt:
-    """Ctrl-C in here waits for the end, and is raised there; nothing changes in other threads and for other signals."""
+    """Handlers of signals wait in here for its end; ``wake`` is called when one does, in the main thread.
 
-    def __init__(self) -> None:
-        self._handler: Callable[[int, FrameType | None], Any] | None = None  # that of before, while its signals wait
-        self._came: tuple[int, FrameType | None] | None = None
+    Nothing changes in other threads, to which no handler comes, and for signals that have no handler in Python.
+    """
+
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        self._wake = wake
+        self._handlers: dict[int, Handler] = {}  # those of before
+        self._came: list[tuple[int, FrameType | None]] = []
 
     @property
     def pending(self) -> bool:
         """Whether one waits; what takes long ends early then."""
-        return self._came is not None
+        return bool(self._came)
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # only there signals have handlers
-            handler = signal.getsignal(signal.SIGINT)
-            if callable(handler):
-                signal.signal(signal.SIGINT, self._note)
-                self._handler = handler
+        if threading.current_thread() is threading.main_thread():
+            try:
+                for number in HELD:
+                    handler = signal.getsignal(number)
+                    if callable(handler):
+                        self._handlers[number] = handler
+                        signal.signal(number, self._note)
+            except BaseException:  # a handler that is not held yet
+                self._restore()
+                raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-            if self._came is not None:
-                self._handler(*self._came)
+        try:
+            self._restore()
+        except BaseException:  # a handler that is held no more
+            self._restore()
+            raise
+        for number, frame in self._came:
+            self._handlers[number](number, frame)
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came = number, frame
+        self._came.append((number, frame))
+        self._wake()

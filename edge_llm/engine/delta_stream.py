@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 from weakref import WeakKeyDictionary, ref
 
-from edge_llm.engine.request import Delta, PromptProgress, Request
+from edge_llm.engine.request import Delta, Finish, PromptProgress, Request
+from edge_llm.interrupts import HeldInterrupt
 
 
 class Answering(Protocol):
@@ -81,13 +82,14 @@ class DeltaStream:
         self._on_cancel(self)
 
     def __iter__(self) -> Iterator[Delta]:
-        while True:
-            with self._lock:
-                self._changed.wait_for(lambda: self._items)
-                delta = self._take()
-            yield delta
-            if delta.finish is not None:
-                return
+        finish: Finish | None = None
+        while finish is None:
+            with HeldInterrupt(self._notify) as interrupt, self._lock:
+                self._changed.wait_for(lambda: interrupt.pending or self._items)
+                delta = None if interrupt.pending else self._take()
+            if delta is not None:  # else a handler came that raises nothing
+                finish = delta.finish
+                yield delta
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return _AsyncDeltas(self)
@@ -117,9 +119,13 @@ class DeltaStream:
                 return
             self._ended = ends
             self._items.append(item)
-            self._changed.notify_all()
+            self._notify()
             if self._wake is not None:
                 self._wake()
+
+    def _notify(self) -> None:
+        with self._lock:
+            self._changed.notify_all()
 
     def _take(self) -> Delta:
         item = self._items.popleft()

@@ -43,7 +43,8 @@ class Driver:
     """
 
     def __init__(self, batcher: Batcher) -> None:
-        self._new_lock()
+        self.changed = threading.Condition()
+        """Held for moments only; notified when something was added, and after every step."""
         self._batcher = batcher
         self._stepper: int | None = None  # the thread that has the batcher
         self._orphaned = False  # that thread is not in this process, a fork, and left the batcher in any state
@@ -102,26 +103,28 @@ class Driver:
         return self._batcher.waiting + len(self._arrived) + sum(not job.begun for job in self._jobs)
 
     def _turn(self, done: Callable[[], bool]) -> bool:
-        """Run a step, or wait while somebody else does; false when it is ``done``."""
+        """Run a step if nobody else does, or wait; false when it is ``done``."""
         mine = False
-        with HeldInterrupt() as interrupt:
+        with HeldInterrupt(self._wake) as interrupt:
             try:
                 with self.changed:
+                    self.changed.wait_for(lambda: interrupt.pending or done() or self._stepper is None or self._orphaned)
                     if done():
                         return False
                     if self._orphaned:
                         raise Unavailable("this process was forked while the model was computing; load the model here")
-                    if self._stepper is None:
-                        mine, self._stepper = True, threading.get_ident()
-                if mine:
-                    self._step(lambda: interrupt.pending)
-                    return True
+                    if interrupt.pending:
+                        return True
+                    mine, self._stepper = True, threading.get_ident()
+                self._step(lambda: interrupt.pending)
+                return True
             finally:
                 if mine:
                     self._let_go()
-        with self.lock:
-            self.changed.wait_for(lambda: done() or self._stepper is None or self._orphaned)
-        return True
+
+    def _wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
 
     def _step(self, interrupted: Callable[[], bool]) -> None:
         with self._telling():
@@ -203,15 +206,9 @@ class Driver:
         for work in [work for work in self._mailboxes if work not in held]:
             self._mailboxes.pop(work).fail(error)
 
-    def _new_lock(self) -> None:
-        self.lock = threading.RLock()
-        """Held for moments only.  An interrupt never parts taking it from what is done with it; one may part a condition's."""
-        self.changed = threading.Condition(self.lock)
-        """Notified when something was added, and after every step."""
-
     def begin_child(self) -> None:
         """In a process that was just forked, by the one thread that it has."""
-        self._new_lock()  # another thread may have held it
+        self.changed = threading.Condition()  # another thread may have held it
         self._orphaned |= self._stepper not in (None, threading.get_ident())
 
 
