@@ -325,9 +325,10 @@ class Candidates {
   ValueRange survey(ValueRange range, int32_t bucket) {
     found_ = 0;
     ValueRange inside = {-std::numeric_limits<float>::infinity(), 0.0f};
-    const ValueRange gaps = kernels_.gaps_of(range, bucket);
+    const ValueRange of_bucket = kernels_.gaps_of(range, bucket);
+    const ValueRange gaps = {std::min(range.high, of_bucket.high), std::max(range.low, of_bucket.low)};
     for (const Block& block : blocks_) {
-      if (!may_hold(block, std::max(range.low, gaps.low))) continue;
+      if (!may_hold(block, gaps.low)) continue;
       const bool kept = block.kept.gaps != nullptr;
       const float* values = kept ? block.kept.gaps : logits_ + block.first;
       const float best = kept ? 0.0f : best_;
@@ -337,7 +338,7 @@ class Candidates {
         const int32_t at = own_.buckets[n];
         const float gap = values[at] - best;
         const int32_t token = kept ? block.kept.tokens[at] : static_cast<int32_t>(block.first + at);
-        if (gap > range.high || gap < range.low || !(gap > bound_) || !up_to(last_, gap, token)) continue;
+        if (!(gap > bound_) || !up_to(last_, gap, token)) continue;
         inside = {std::max(inside.high, gap), std::min(inside.low, gap)};
         if (found_ < kFew) few_[found_] = {gap, token, 0};
         ++found_;
