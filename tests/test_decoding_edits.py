@@ -13,7 +13,7 @@ from edge_llm.decoding.logprobs import token_logprobs
 from edge_llm.errors import UsageError
 
 
-def process(logits, tokens, *, prompt_tokens=0, eos=frozenset(), **params):
+def edited(logits, tokens, *, prompt_tokens=0, eos=frozenset(), **params):
     logits = logits.copy()
     make_edit(GenerationParams(**params), eos, prompt_tokens)(tokens, logits)
     return logits.tolist()
@@ -23,14 +23,14 @@ ZEROS = np.zeros(4, np.float32)
 
 
 def test_frequency_penalty_counts_and_presence_penalty_does_not():
-    assert process(ZEROS, [1, 1, 2], frequency_penalty=0.5) == [0.0, -1.0, -0.5, 0.0]
-    assert process(ZEROS, [1, 1, 2], presence_penalty=0.5) == [0.0, -0.5, -0.5, 0.0]
-    assert process(ZEROS, [1, 1, 2], presence_penalty=0.5, frequency_penalty=-1.0) == [0.0, 1.5, 0.5, 0.0]
+    assert edited(ZEROS, [1, 1, 2], frequency_penalty=0.5) == [0.0, -1.0, -0.5, 0.0]
+    assert edited(ZEROS, [1, 1, 2], presence_penalty=0.5) == [0.0, -0.5, -0.5, 0.0]
+    assert edited(ZEROS, [1, 1, 2], presence_penalty=0.5, frequency_penalty=-1.0) == [0.0, 1.5, 0.5, 0.0]
 
 
 def test_the_answer_is_penalized_and_not_the_prompt():
-    assert process(ZEROS, [1, 1, 2], prompt_tokens=2, frequency_penalty=1.0) == [0.0, 0.0, -1.0, 0.0]
-    assert process(ZEROS, [1, 1], prompt_tokens=2, frequency_penalty=1.0) == [0.0] * 4
+    assert edited(ZEROS, [1, 1, 2], prompt_tokens=2, frequency_penalty=1.0) == [0.0, 0.0, -1.0, 0.0]
+    assert edited(ZEROS, [1, 1], prompt_tokens=2, frequency_penalty=1.0) == [0.0] * 4
 
 
 @settings(deadline=None)
@@ -50,17 +50,17 @@ def test_penalties_of_a_growing_answer_are_those_of_its_whole_text(prompt, steps
         grown = logits.copy()
         edit(text, grown)
         np.testing.assert_array_equal(grown, expected)
-        assert process(logits, text, prompt_tokens=len(prompt), **params) == expected.tolist()
+        assert edited(logits, text, prompt_tokens=len(prompt), **params) == expected.tolist()
 
 
 def test_biases_are_added():
-    assert process(ZEROS, [], logit_bias=((1, 2.5), (3, -100.0))) == [0.0, 2.5, 0.0, -100.0]
+    assert edited(ZEROS, [], logit_bias=((1, 2.5), (3, -100.0))) == [0.0, 2.5, 0.0, -100.0]
 
 
 def test_an_answer_cannot_end_before_min_tokens():
     ends = {"eos": frozenset({0}), "prompt_tokens": 1, "min_tokens": 2, "stop_tokens": frozenset({3})}
-    assert process(ZEROS, [1, 1], **ends) == [-np.inf, 0.0, 0.0, -np.inf]
-    assert process(ZEROS, [1, 1, 1], **ends) == [0.0] * 4
+    assert edited(ZEROS, [1, 1], **ends) == [-np.inf, 0.0, 0.0, -np.inf]
+    assert edited(ZEROS, [1, 1, 1], **ends) == [0.0] * 4
 
 
 def test_defaults_need_no_edit():

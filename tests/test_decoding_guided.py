@@ -288,7 +288,10 @@ def answer(engine, drafter=no_draft, **params):
     engine.batcher.add(generation)
     deltas = []
     while not generation.finished:
-        deltas += [delta for _, delta in engine.batcher.step()]
+        for _, item in engine.batcher.step():
+            if isinstance(item, Exception):
+                raise item
+            deltas.append(item)
     tokens = [token for delta in deltas for token in delta.tokens]
     return "".join(delta.text for delta in deltas), tokens, deltas
 
@@ -321,6 +324,12 @@ def test_with_everything_else(engine):
     assert answer(engine, grammar=WORDS, max_tokens=3)[2][-1].finish.reason == "length"
     liked = tuple((token, 100.0) for token in engine.tokenizer.encode("zebra"))
     assert answer(engine, grammar=WORDS, logit_bias=liked, repetition_penalty=1.5, frequency_penalty=2.0)[0].endswith("end")
+
+
+def test_a_forbidden_stop_token_that_alone_goes_on_is_chosen(engine):
+    (end,) = engine.tokenizer.encode("q")
+    _, _, deltas = answer(engine, grammar=Grammar("regex", "qx"), stop_tokens=frozenset({end}), min_tokens=9)
+    assert (deltas[-1].finish.reason, deltas[-1].finish.usage.completion_tokens) == ("stop", 1)
 
 
 def test_a_request_that_gets_stuck_fails_alone(engine):

@@ -140,18 +140,25 @@ EDITED = [
     {"grammar": Grammar("regex", "[a-z ]{4,40}"), "presence_penalty": 1.0},
 ]  # fmt: skip
 
+COPIED = [
+    {"grammar": Grammar("regex", "(one two three ){6}end"), "presence_penalty": 1.0},
+    {"logit_bias": ((300, 30.0),), "frequency_penalty": 2.0, "ignore_eos": True},  # a token over and over, for a while
+]  # fmt: skip
+"""The same for answers that copy, so that guesses are right."""
+
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("draft", ["guesses", "no guesses"])
 def test_asking_for_them_changes_no_token_alone_or_beside_others(engine: Engine, temperature: float, draft: str) -> None:
     """The logits are edited in place where nobody needs them raw, and several rows are of one array."""
-    prompt = "the cat and the dog and the cat and the dog and the" if draft == "guesses" else "Who are you?"
+    prompt, edits = ("one two three one two three one two", COPIED) if draft == "guesses" else ("Who are you?", EDITED)
     asked = [
         engine.text_request(prompt, GenerationParams(max_tokens=24, temperature=temperature, seed=5, logprobs=top, **more))
-        for more in EDITED
+        for more in edits
         for top in (None, 2)
     ]
     alone = [engine.answer(request) for request in asked]
+    assert draft == "no guesses" or all(answer.finish.timings.accepted_tokens > 0 for answer in alone)
     for plain, told in zip(alone[::2], alone[1::2], strict=True):
         assert plain.tokens == told.tokens and [one.token for one in told.logprobs] == list(told.tokens)
     streams = [engine.stream(request) for request in asked]

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_llm.bench import synthetic
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import ModelConfig
 from edge_llm.errors import CorruptBundle, StorageError, UsageError
@@ -33,7 +34,9 @@ from edge_llm.weights import table
 from edge_llm.weights.plan import EMBEDDING_ALONE, MemoryPlan, WeightSizes, plan_memory
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.streamed import StreamedWeights
+from kernels import ThreadPool
 from kernels.layout import gather_rows
+from kernels.program import Program
 
 CONFIG = ModelConfig(
     family="qwen2",
@@ -61,8 +64,16 @@ def short_requests() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_random(path, dataclasses.replace(CONFIG, tied_embeddings=request.param))
+    path, random_tensor = tmp_path_factory.mktemp("model"), synthetic._random_tensor
+
+    def uneven(name: str, shape: tuple[int, ...], columns: int, random: np.random.Generator) -> np.ndarray:
+        """Scales and gains of a layer's own."""
+        array = random_tensor(name, shape, columns, random)
+        return array * random.uniform(0.5, 1.5, shape).astype(np.float32) if array.dtype == np.float32 else array
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "_random_tensor", uneven)
+        write_random(path, dataclasses.replace(CONFIG, tied_embeddings=request.param))
     return path
 
 
@@ -212,6 +223,28 @@ def test_reading_again_takes_no_new_memory(folder: Path) -> None:
         weights = StreamedWeights(bundle, plan_for(bundle, 7, 2))
         places = {weights.use(index).linears["qkv"].tiles.ctypes.data for _ in range(3) for index, _ in sweep(weights)}
         assert len(places) == 2
+
+
+def test_a_program_of_a_layer_whose_buffer_has_another_one_multiplies_by_its_own_weights(folder: Path) -> None:
+    x, pool = np.random.default_rng(1).standard_normal((1, 160), np.float32), ThreadPool(1)
+    row = (np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int32))
+    with open_bundle(folder) as bundle:
+        weights, resident = StreamedWeights(bundle, plan_for(bundle, 7, 2)), ResidentWeights(bundle).use(0)
+        weights.wait(0)
+        layer = weights.use(0)
+        inputs = {name: x[:, : linear.columns].copy() for name, linear in layer.linears.items()}
+        products = {name: np.empty((1, linear.rows), np.float32) for name, linear in layer.linears.items()}
+        for other in (1, 2):  # the second is in the buffer of layer 0
+            weights.wait(other)
+        program, how = Program(), {"add": None, "shadow": True, "gain": None, "eps": 0.0, "swiglu": False}
+        assert all(one.add_to(program, inputs[name], **how, out=products[name]) for name, one in layer.linears.items())
+        for other in (3, 0):
+            weights.wait(other)
+        assert weights.use(0) is layer
+        program.run(*row, np.zeros((1, 1), np.int32), pool)
+        for name, linear in resident.linears.items():
+            assert np.array_equal(products[name], linear.apply(inputs[name], pool)), name
+        weights.close()
 
 
 def test_a_flipped_byte_is_found_and_a_repaired_file_works_again(own_folder: Path) -> None:

@@ -14,11 +14,10 @@ from edge_llm.bench.loads import Face, Load, Outcome
 from edge_llm.bench.measure import OwnRunner, Test
 from edge_llm.bench.report import Column, Row, table_of
 from edge_llm.config import MOST_PARALLEL, GenerationParams, RuntimeConfig
-from edge_llm.decoding.draft import no_draft
 from edge_llm.engine.assembly import load_runner
 from edge_llm.engine.batcher import Limits
 from edge_llm.engine.engine import Engine, collect
-from edge_llm.engine.load import load_engine
+from edge_llm.engine.load import load_engine, make_drafter
 from edge_llm.engine.request import Request
 from edge_llm.engine.service import BatchingService
 from edge_llm.errors import UsageError
@@ -103,10 +102,8 @@ def load_for(folder: Path, runtime: RuntimeConfig, loads: Sequence[Load], *, syn
         tokenizer = BorrowedTokenizer.from_folder(builtin.folder, bundle.config.vocab_size)
         template = ChatTemplate.from_folder(builtin.folder, tokenizer)
         limits = Limits(most_running=parallel)
-        defaults = GenerationParams()
-        return Engine(
-            folder.name, bundle.config, tokenizer, template, defaults, runner, 0.0, limits, make_drafter=lambda: no_draft
-        )
+        defaults, drafter = GenerationParams(), make_drafter(runtime, bundle)
+        return Engine(folder.name, bundle.config, tokenizer, template, defaults, runner, 0.0, limits, drafter)
 
 
 def measure(face: Face, loads: Sequence[Load], repetitions: int) -> list[LoadResult]:

@@ -20,6 +20,7 @@ from edge_llm.config import GenerationParams
 from edge_llm.decoding.draft import no_draft
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Request
+from edge_llm.progress import CountProgress, ignore
 from edge_llm.runner.base import Cancel, Runner, Segment
 
 RUNNER = "runner alone"
@@ -48,13 +49,21 @@ class Choosing:
     """One way to choose tokens: seconds of the answer of every repetition, and how many of them its runner's steps took."""
 
     way: str
+    generate: int
+    """Steps in that time."""
     seconds: tuple[float, ...]
+    """From the logits of the prompt to the last token: one choice more than steps.  The runner alone makes none."""
     step_seconds: tuple[float, ...]
 
     @property
     def step_share(self) -> float:
         """Of the answer's time: its median over the repetitions."""
         return float(np.median(np.divide(self.step_seconds, self.seconds)))
+
+    @property
+    def added_ms(self) -> float:
+        """What a choice took with all that belongs to it; 0 for the runner alone, whose time is that of its steps."""
+        return 1e3 * float(np.median(np.subtract(self.seconds, self.step_seconds))) / (self.generate + 1)
 
 
 class _Timed:
@@ -74,8 +83,11 @@ class _Timed:
         return rows
 
 
-def measure(engine: Engine, prompt: int, generate: int, repetitions: int) -> list[Choosing]:
-    """The runner alone, then each of `WAYS`: ``generate`` tokens after ``prompt`` tokens, in turns, after a warm-up."""
+def measure(engine: Engine, prompt: int, generate: int, repetitions: int, progress: CountProgress = ignore) -> list[Choosing]:
+    """The runner alone, then each of `WAYS`: ``generate`` tokens after ``prompt`` tokens, in turns, after a warm-up.
+
+    ``progress`` is told of the turns, between them.
+    """
     bare = OwnRunner(engine.runner, engine.tokenizer.vocab_size)
     timed = _Timed(engine.runner)
     whole = Engine(
@@ -90,15 +102,20 @@ def measure(engine: Engine, prompt: int, generate: int, repetitions: int) -> lis
             bare.begin(prompt)
             seconds = bare.run(test)
             return seconds, seconds
+        timed.steps.clear()
         params = GenerationParams(seed=SEED, max_tokens=generate + 1, ignore_eos=True, **WAYS[way])
         answer = whole.answer(Request(tuple(tokens), params))
-        return 1e-3 * answer.finish.timings.predicted_ms, sum(timed.steps[-generate:])
+        return 1e-3 * answer.finish.timings.predicted_ms, sum(timed.steps[-generate:])  # those before are the prompt's
 
     ways = (RUNNER, *WAYS)
     run(RUNNER)
     run("greedy")
-    turns = [[run(way) for way in ways] for _ in range(repetitions)]
-    return [Choosing(way, *zip(*runs, strict=True)) for way, runs in zip(ways, zip(*turns, strict=True), strict=True)]
+    turns = []
+    for turn in range(repetitions):
+        progress(turn, repetitions)
+        turns.append([run(way) for way in ways])
+    of_ways = zip(ways, zip(*turns, strict=True), strict=True)
+    return [Choosing(way, generate, *zip(*runs, strict=True)) for way, runs in of_ways]
 
 
 def rows(results: Sequence[Choosing], prompt: int, generate: int) -> list[dict[str, Any]]:
@@ -111,7 +128,7 @@ def rows(results: Sequence[Choosing], prompt: int, generate: int) -> list[dict[s
             "n_depth": prompt,
             "n_gen": generate,
             "tokens_per_second": 1e3 / ms,
-            "added_ms": ms * (1 - result.step_share),
+            "added_ms": result.added_ms,
             "step_share": result.step_share,
             "ratio": token_ms[0] / ms,
             "samples_ts": [generate / seconds for seconds in result.seconds],
@@ -130,6 +147,6 @@ COLUMNS = (
     Column("sampling", lambda row: row["sampling"], right=False),
     Column("t/s", lambda row: f"{row['tokens_per_second']:.1f}"),
     Column("ms added to a token", lambda row: f"{row['added_ms']:.2f}"),
-    Column("of the speed of its steps", lambda row: f"{row['step_share']:.1%}"),
+    Column("steps' share of the time", lambda row: f"{row['step_share']:.1%}"),
     Column("of the runner's speed", lambda row: f"{row['ratio']:.0%}"),
 )

@@ -77,7 +77,7 @@ class Constraint:
         """The grammar is complete and allows nothing more."""
 
     def mask(self, logits: np.ndarray, instead: np.ndarray | None = None) -> np.ndarray:
-        """``logits`` float32 [V] with -inf for every token that cannot come next; they stay until the next call.
+        """``logits`` float32 [V] with -inf for every token that cannot come next; the array is written anew by the next call.
 
         ``instead`` serves where ``logits`` make all the others impossible: an end that is forbidden for now does not
         outweigh a grammar that allows nothing else.  Raises `UsageError` when the vocabulary cannot write what the grammar

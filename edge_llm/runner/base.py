@@ -149,9 +149,9 @@ class Runner(Protocol[State]):
     def run(self, segments: Sequence[Segment[State]], *, cancel: Cancel | None = None) -> list[np.ndarray]:
         """One step: append every segment's tokens to its sequence (each sequence at most once).
 
-        Gives each segment's logits, float32 [wanted, vocab], or states, float32 [wanted, hidden_size].  Raises
-        `ContextOverflow` if tokens do not fit, `OutOfMemory` if pages run out, `Cancelled` when asked to stop; all sequences
-        are then unchanged.
+        Gives each segment's logits, float32 [wanted, vocab], or states, float32 [wanted, hidden_size]; the rows are the
+        caller's own, and may be changed.  Raises `ContextOverflow` if tokens do not fit, `OutOfMemory` if pages run out,
+        `Cancelled` when asked to stop; all sequences are then unchanged.
         """
         ...
 

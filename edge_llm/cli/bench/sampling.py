@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
 from edge_llm.cli.bench.options import bench_model, bench_runtime, model_options, output_form, output_options, run_options, show
 from edge_llm.cli.options import float_option, threads_option
+from edge_llm.cli.terminal import note
 from edge_llm.cli.values import Whole
+from edge_llm.progress import ignore
 
 
 @click.command("sampling")
@@ -27,5 +30,12 @@ def sampling_command(n_prompt: int, n_gen: int, repetitions: int, **options: Any
 
     runtime, model = bench_runtime(options), bench_model(options)
     engine = load_for(model.folder, runtime, [Load(2, n_prompt, n_gen + 1)], synthetic=model.is_synthetic)
-    rows = bench.rows(bench.measure(engine, n_prompt, n_gen, repetitions), n_prompt, n_gen)
+    announce = note if sys.stderr.isatty() else ignore
+    announce(f"tg{n_gen} @ d{n_prompt}, {1 + len(bench.WAYS)} ways in turns; first a run to warm up")
+
+    def tell(done: int, total: int) -> None:  # in lines: what draws a bar would compute beside what is measured
+        announce(f"turn {done + 1} of {total}")
+
+    results = bench.measure(engine, n_prompt, n_gen, repetitions, tell)
+    rows = bench.rows(results, n_prompt, n_gen)
     show(rows, output_form(options), bench.markdown)
