@@ -59,7 +59,7 @@ def test_an_unknown_peer_is_named_with_those_that_are_known(name):
 def test_missing_packages_are_named_with_the_extra(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
-    with pytest.raises(DeviceError, match=r"`llama-cpp-python` and `gguf`.*edge-llm\[peers\]"):
+    with pytest.raises(DeviceError, match=r"`llama-cpp-python` and `gguf`.*`pip install '\.\[peers\]'` in the folder of"):
         parse_peers(["llama.cpp"], SHALLOW)
     assert parse_peers([], SHALLOW) == ()
 

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from edge_llm.chats.attachments import MOST_BYTES, completions, find_attachments, read_attachment
+from edge_llm.chats.attachments import MOST_BYTES, completions, find_attachments, missing_files, read_attachment
 from edge_llm.chats.tree import Attachment
 from edge_llm.errors import EdgeLLMError, UsageError
 
@@ -159,3 +159,19 @@ def test_completion_of_the_home_keeps_what_was_typed(base, monkeypatch):
     monkeypatch.setenv("HOME", str(base))
     assert completions("@~/no", base) == ["@~/notes.txt"]
     assert len(completions("@", base, limit=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("read (@a/b), @notes.txt. @a/b", "`a/b`, `notes.txt`"),
+        ("总结@notes.txt，", "`notes.txt`"),
+        ('@"my file.txt" @~/x', "`my file.txt`, `~/x`"),
+        ("@1.a @2.a @3.a @4.a @5.a", "`1.a`, `2.a`, `3.a` and 2 more"),
+        ("@a.\x1b[2Jb @Übung.md", "`Übung.md`"),
+        ("me@example.org @someone, @all. @ @@ @... `@a.txt` https://example.org/@a.txt", ""),
+        ('@app.route("/x")\n@pytest.mark.parametrize("a", [1])\n@cache(size=1.5)', ""),
+    ],
+)
+def test_what_looks_like_a_file_that_is_not_there(said, told):
+    assert missing_files(said) == told

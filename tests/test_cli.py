@@ -304,8 +304,21 @@ def test_doctor_looks_at_the_machine(call):
     assert call("doctor")[0] == 0
 
 
+HELPS = {"help": "", "help help": "", "help rm": " rm", "help bench lanes": " bench lanes"}
+
+
+@pytest.mark.parametrize(("words", "verb"), HELPS.items())
+def test_help_is_a_word_too(call, words, verb):
+    code, out, err = call(*words.split())
+    assert (code, err) == (0, "") and out.startswith(f"Usage: edge-llm{verb} [OPTIONS]")
+
+
 MISTAKES = {
-    "unknown verb": (("nonsense",), 2, "nonsense"),
+    "unknown verb": (("nonsense",), 2, "no command `nonsense`; there are: bench, cache, chat"),
+    "mistyped verb": (("chta",), 2, "no command `chta`; did you mean `chat`?"),
+    "mistyped verb behind help": (("help", "chta"), 2, "no command `chta`; did you mean `chat`?"),
+    "another program's verb": (("remove", "mine"), 2, "no command `remove`; did you mean `rm`?"),
+    "one more of another program": (("delete", "mine"), 2, "no command `delete`; did you mean `rm`?"),
     "unknown option": (("run", "--nonsense"), 2, "--nonsense"),
     "no prompt": (("run", "{bundle}"), 2, "no prompt"),
     "no such model": (("run", "nowhere", "hi"), 1, "no model `nowhere`"),

@@ -109,3 +109,7 @@ def test_a_real_bash_completes(tmp_path, capsys):
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", ask], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("mine\n", 0), done
+
+
+def test_help_completes_verbs():
+    assert completed("edge-llm help pe") == ["plain,perplexity"]

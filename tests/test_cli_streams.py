@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_terminal import Terminal
 
 from edge_llm.cli import piped
 from edge_llm.cli.main import run
@@ -155,6 +156,19 @@ def test_a_chat_goes_on_after_lines_that_cannot_be_used(
     assert "tokens read" in err
 
 
+def test_a_plain_chat_says_that_it_attaches_no_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("inside")
+    monkeypatch.chdir(tmp_path)
+    with_stdin(monkeypatch, b"@nofile.txt and @notes.txt, please\nme@example.org @someone. @ @app.cache(x) hi\n")
+    assert run(["chat", "builtin", "-n", "1"]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if "sent as text" in line] == [
+        "no file `nofile.txt`; sent as text",
+        "`notes.txt` is not attached, only the full-screen chat does that; sent as text",
+    ]
+
+
 # --- what a terminal is shown ------------------------------------------------------------------------------------
 
 
@@ -180,6 +194,31 @@ def test_strings_of_a_manifest_move_no_cursor(tmp_path: Path, capsys: pytest.Cap
             assert all(char.isprintable() or char == "\n" for char in text), command
     assert run(["show", "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["created_with"] == evil
+
+
+BAR = """
+import sys
+
+from edge_llm.cli.terminal import note, progress_bar
+
+with progress_bar() as draw:
+    draw("layers", 1, 4)
+    note("folded 3 of 4 layers: `model.layers.0` is uneven")
+    note("x" * 60 + " " + "y" * 60)
+    draw("layers", 2, 4)
+    sys.stdin.readline()  # the test has seen it
+note("ready")
+"""
+
+
+def test_a_note_stands_whole_above_a_bar_and_on_lines_of_its_own() -> None:
+    with Terminal(command=[sys.executable, "-c", BAR], columns=80, rows=20) as terminal:
+        lines = [line for line in terminal.wait_for("2 of 4").splitlines() if line]
+        assert lines[-4:-1] == ["folded 3 of 4 layers: `model.layers.0` is uneven", "x" * 60, "y" * 60]
+        assert lines[-1].startswith("layers") and sum("layers  " in line for line in lines) == 1
+        terminal.write("\n")
+        assert terminal.wait_for("ready").splitlines().count("ready") == 1
+        assert terminal.wait_end() == 0
 
 
 def test_a_log_is_told_how_far_a_long_stage_is(capsys: pytest.CaptureFixture[str]) -> None:

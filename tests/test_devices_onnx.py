@@ -282,7 +282,7 @@ def test_without_a_package_it_says_how_to_get_it(
     package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DeviceError, match=rf"`{package}`, which is not installed.*pip install 'edge-llm\[onnx\]'"):
+    with pytest.raises(DeviceError, match=rf"`{package}`, which is not installed.*`pip install '\.\[onnx\]'` in the folder of"):
         open_device("onnx", DeviceOptions(1))
     assert run(["run", "builtin", "Hi", "--device", "onnx"]) == 1
     error = capsys.readouterr().err

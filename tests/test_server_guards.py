@@ -366,16 +366,27 @@ def test_an_unknown_path_is_404_in_json(open_client, path):
     connection = http.client.HTTPConnection(open_client.base_url.host, open_client.base_url.port)
     connection.request("GET", path)
     response = connection.getresponse()
+    body = response.read()
     assert response.status == 404
-    assert b'"not_found_error"' in response.read()
+    assert b'"not_found_error"' in body and b"below /v1/ there are: chat/completions, completions, embeddings, " in body
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/chat/completions"), ("PUT", "/v1/models"), ("DELETE", "/health")])
-def test_a_wrong_method_is_405_with_what_is_allowed(open_client, method, path):
+@pytest.mark.parametrize(
+    ("method", "path", "use"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("GET", "/v1/messages", "POST"),
+        ("PUT", "/v1/models", "GET"),
+        ("DELETE", "/health", "GET"),
+    ],
+)
+def test_a_wrong_method_is_405_with_what_is_allowed(open_client, method, path, use):
     response = open_client.request(method, path)
     assert response.status_code == 405
-    assert response.headers["allow"]
-    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert use in response.headers["allow"]
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"] == f"there is no `{method} {path}` here; use {use}"
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/", "/models/an/alias", "/v1/models/an/alias"])

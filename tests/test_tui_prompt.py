@@ -408,6 +408,21 @@ def test_a_file_that_cannot_be_attached_is_told_and_the_prompt_kept(tmp_path, da
     drive(talk, tmp_path, provider)
 
 
+def test_a_file_that_is_not_there_is_told_and_sent_as_text(tmp_path):
+    provider = ScriptedProvider()
+    (tmp_path / "notes.txt").write_text("inside")
+
+    async def talk(chat):
+        await chat.ask("@nofile.txt hello")
+        assert chat.told("no file `nofile.txt`; sent as text")
+        assert provider.asked[0].messages[-1]["content"] == "@nofile.txt hello"
+        await chat.press("escape")
+        await chat.ask("See @notes.txt, me@example.org and @someone.")
+        assert chat.notices == []
+
+    drive(talk, tmp_path, provider)
+
+
 def test_an_edited_prompt_keeps_its_attachment(tmp_path):
     provider = ScriptedProvider()
     (tmp_path / "a.txt").write_text("inside")

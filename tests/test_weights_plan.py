@@ -170,7 +170,7 @@ def test_the_whole_process_stays_near_the_budget_when_it_can(budget: int, beside
 
 
 def test_the_least_that_works_is_named() -> None:
-    with pytest.raises(UsageError, match=r"least that works is 2775100 bytes \(3MiB\)"):
+    with pytest.raises(UsageError, match=r"least that works is 2775100 bytes \(2\.7MiB\)"):
         plan_memory(WeightSizes((BlockSize(10**6, 1_155_000),) * 5, 100), 1000)
 
 

@@ -27,6 +27,7 @@ from edge_llm.bench.synthetic_openvino import synthetic_openvino
 from edge_llm.bench.worker import Worker
 from edge_llm.config import ModelConfig
 from edge_llm.errors import DeviceError, UsageError
+from edge_llm.extras import install_extra
 from edge_llm.formats.sizes import bits_per_weight
 from edge_llm.models import describe as describe_model
 from edge_llm.paths import synthetic_folder
@@ -80,7 +81,7 @@ def _torch_model(config: ModelConfig, library: str) -> PeerModel:
     return PeerModel(setting, "", f"INT8 {library}", everything, lambda: WeightBytes(everything, linears), "f32", 4)
 
 
-_EXTRA = "install the extra `peers`: pip install 'edge-llm[peers]'"
+_EXTRA = f"they come with {install_extra('peers')}"
 LLAMA_CPP = PeerEngine(
     "llama.cpp",
     "edge_llm.bench.peer_llama_cpp",

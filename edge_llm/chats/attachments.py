@@ -25,6 +25,9 @@ _WORD = re.compile(r'(?<![A-Za-z0-9._%+@/`-])@(?:"([^"\n]+)"|([^\s"]+))')
 _BEHIND = ",;:!?)]}'.…，。；：！？、）】』」"
 _MOST_BEHIND = 8
 """Punctuation that may follow a path in a sentence, and how much of it is taken off."""
+_OF_CODE = frozenset("()[]{}<>=|*")
+"""Such as a decorator's call: no person writes them in the name of a file."""
+_MOST_NAMED = 3
 
 
 def read_attachment(path: Path) -> Attachment:
@@ -60,6 +63,14 @@ def find_attachments(text: str, base: Path) -> tuple[str, list[Path]]:
         return match.group()
 
     return _WORD.sub(named, text), list(found)
+
+
+def missing_files(text: str) -> str:
+    """The paths of ``text``, which `find_attachments` left, that look like those of files; a few by name, "" for none."""
+    words = [quoted or plain.rstrip(_BEHIND) for quoted, plain in _WORD.findall(text)]
+    names = [shown(name, 60) for name in dict.fromkeys(words) if ("." in name or "/" in name) and _OF_CODE.isdisjoint(name)]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(f"`{name}`" for name in names[:_MOST_NAMED]) + more
 
 
 def completions(prefix: str, base: Path, limit: int = 50) -> list[str]:

@@ -61,6 +61,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         process.interrupts.running = True
         code = run(arguments)
+        process.interrupts.running = False  # a Ctrl-C just before this is caught below
     except KeyboardInterrupt:  # another one, while the first was being answered
         process.interrupts.running = False
         code = process.INTERRUPTED

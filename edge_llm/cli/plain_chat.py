@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+from edge_llm.chats.attachments import find_attachments, missing_files
 from edge_llm.cli.answer import Printer
 from edge_llm.cli.options import generation_params
 from edge_llm.cli.piped import read_lines
@@ -15,6 +17,7 @@ from edge_llm.engine.engine import Engine
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Finish
 from edge_llm.errors import EdgeLLMError
+from edge_llm.files import shown
 from edge_llm.providers.base import Ask, Catalogue, Ended, Figures, Provider, Wanted
 from edge_llm.talk.conversation import NO_TEMPLATE, conversation_request
 from edge_llm.talk.pieces import AnswerPiece
@@ -172,6 +175,7 @@ class Conversation:
 
     def _answer(self, line: str) -> None:
         """One turn.  A turn that fails or is interrupted before the model says anything leaves the conversation as it was."""
+        _tell_of_files(line)
         messages = [*self._messages, {"role": "user", "content": line}]
         printer = Printer()
         try:
@@ -187,6 +191,15 @@ class Conversation:
         printer.end()
         if printer.said:
             self._messages = [*messages, {"role": "assistant", "content": printer.said}]
+
+
+def _tell_of_files(line: str) -> None:
+    """Say what becomes of the words of ``line`` by which the full-screen chat attaches files: they are sent as they are."""
+    rest, found = find_attachments(line, Path.cwd())
+    if missing := missing_files(rest):
+        note(f"no file {missing}; sent as text")
+    for path in found:
+        note(f"`{shown(path.name)}` is not attached, only the full-screen chat does that; sent as text")
 
 
 def _typed_lines() -> Iterator[str]:

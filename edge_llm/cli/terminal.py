@@ -45,9 +45,14 @@ def say_json(value: Any, indent: int | None = 2) -> None:
 
 
 def note(text: str) -> None:
-    """A line for the person, on stderr; lost if nobody can hear it."""
-    with contextlib.suppress(OSError):
-        click.echo(printable(text), err=True)
+    """A line for the person, on stderr; lost if nobody can hear it.
+
+    A bar stands in the place of `sys.stderr` while it is shown, and moves aside; `click.echo` would write past it.
+    """
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(printable(text) + "\n")
+            sys.stderr.flush()
 
 
 def has_person() -> bool:

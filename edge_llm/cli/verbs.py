@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_llm.errors import DeviceError, EdgeLLMError, ModelNotFound
+from edge_llm.errors import DeviceError, EdgeLLMError, ModelNotFound, UsageError
+from edge_llm.files import shown
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 NOT_CONFIGURED = ("cache", "completion", "config", "doctor")
 """Verbs that the person's config file says nothing about: they work whatever is wrong with it."""
+ELSEWHERE = {"remove": "rm", "delete": "rm", "download": "pull"}
+"""What other programs call our verbs, where the words are not alike."""
 
 
 class VerbContext(click.Context):
@@ -93,6 +96,29 @@ class Verbs(click.Group):
                 command.context_class = VerbContext
                 return command
         return None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """As in any group; `help` shows the help, and that of the verb behind it.
+
+        Raises `UsageError` with the verb that was meant for a word that is none.
+        """
+        if ctx.resilient_parsing:  # a shell completes
+            return super().resolve_command(ctx, args)
+        if args[0] == "help":
+            args = [*(word for word in args if word != "help"), "--help"]
+        if args[0] == "--help":
+            click.echo(ctx.get_help())
+            ctx.exit()
+        if not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
+            raise self._no_verb(args[0])
+        return super().resolve_command(ctx, args)
+
+    def _no_verb(self, word: str) -> UsageError:
+        from edge_llm.cli.settings import unknown  # which --help does without
+
+        meant = ELSEWHERE.get(word)
+        way_out = f"did you mean `{meant}`?" if meant else unknown(word, [verb for verb, _, _ in self.verbs])
+        return UsageError(f"no command `{shown(word, 80)}`; {way_out}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The verbs, without importing any; then what any command completes."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge_llm.errors import DeviceError, EdgeLLMError
+from edge_llm.extras import install_extra
 from edge_llm.schemes.int8_weight import Int8Weight
 from kernels.layout import unpack_tiles
 
@@ -32,7 +33,7 @@ def onnx_package(name: str = "onnx", *, error: type[EdgeLLMError] = DeviceError)
     except ModuleNotFoundError as missing:
         raise error(
             f"ONNX graphs need the package `{missing.name or name}`, which is not installed; "
-            "`pip install onnx onnxruntime` or `pip install 'edge-llm[onnx]'` adds it"
+            f"`pip install onnx onnxruntime` adds it, or {install_extra('onnx')}"
         ) from None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
 
 from edge_llm.errors import (
     ContextOverflow,
@@ -104,10 +105,21 @@ def error_response(path: str, error: BaseException) -> JSONResponse:
 async def on_unknown_route(request: Request, error: Exception) -> JSONResponse:
     """Starlette's exception handler for a path that no route has."""
     path = request.url.path
-    missing = HTTPException(404, f"there is no `{request.method} {shown(path, 200)}` here; the API is below /v1")
-    return error_response(path, missing)
+    below = [route for mount in request.app.routes if isinstance(mount, Mount) for route in mount.routes]
+    names = sorted(route.path.removeprefix("/") for route in below if isinstance(route, Route) and not route.param_convertors)
+    asked = f"`{request.method} {shown(path, 200)}`"
+    return error_response(path, HTTPException(404, f"there is no {asked} here; below /v1/ there are: {', '.join(names)}"))
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
-    """Starlette's exception handler for everything."""
+    """Starlette's exception handler for everything else."""
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        error = _wrong_method(request, error.headers or {})
     return error_response(request.url.path, error)
+
+
+def _wrong_method(request: Request, headers: Mapping[str, str]) -> HTTPException:
+    """The error for a route that does not take the request's method, but those that ``headers`` allow."""
+    allowed = {name.strip() for name in headers.get("Allow", "").split(",")} - {"HEAD"}  # which goes where GET goes
+    asked = f"`{request.method} {shown(request.url.path, 200)}`"
+    return HTTPException(405, f"there is no {asked} here; use {' or '.join(sorted(allowed))}", headers)

@@ -131,7 +131,7 @@ def too_little(budget: int, least: int) -> UsageError:
     """The error for a ``budget`` below the ``least`` that works."""
     return UsageError(
         f"{budget} bytes of memory are too little for this model's weights; the least that works is "
-        f"{least} bytes ({math.ceil(least / 2**20)}MiB)",
+        f"{least} bytes ({math.ceil(10 * least / 2**20) / 10:.1f}MiB)",
         param="memory",
     )
 

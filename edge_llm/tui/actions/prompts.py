@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from edge_llm.chats.attachments import find_attachments, read_attachment
+from edge_llm.chats.attachments import find_attachments, missing_files, read_attachment
 from edge_llm.chats.tree import Attachment, Message, Role
 from edge_llm.errors import EdgeLLMError, UsageError
 from edge_llm.paths import expanded
@@ -45,6 +45,8 @@ class PromptActions:
         attachments, self.attached = [*self.attached, *found], []
         instead_of, self._edited = self.editing, 0
         self.show_what_is_attached()
+        if missing := missing_files(said):
+            self._app.tell(f"no file {missing}; sent as text")
         await session.send(said, attachments, instead_of=instead_of)
 
     async def do_attach(self, argument: str) -> None:
