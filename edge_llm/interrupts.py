@@ -18,7 +18,7 @@ HELD = (signal.SIGINT, signal.SIGTERM, *([signal.SIGALRM] if hasattr(signal, "SI
 
 
 class HeldInterrupt:
-    """Handlers of signals wait in here for its end; ``wake`` is called when one does, in the main thread.
+    """The handler of a signal that comes in here waits for the end; ``wake`` is called at once, in the main thread.
 
     Nothing changes in other threads, to which no handler comes, and for signals that have no handler in Python.
     """

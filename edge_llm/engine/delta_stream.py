@@ -51,7 +51,7 @@ class DeltaStream:
         """That of the generation which fills it."""
         self._on_cancel = on_cancel
         self._items: deque[Delta | BaseException] = deque()
-        self._lock = threading.RLock()  # no interrupt parts taking it from what is done with it; one may part a condition's
+        self._lock = threading.RLock()  # a condition's `with` is Python: an interrupt may come inside it
         self._changed = threading.Condition(self._lock)
         self._wake: Callable[[], None] | None = None
         self._cancelled = False
