@@ -481,9 +481,11 @@ def test_prompts_that_come_at_once_are_answered_one_after_the_other(tmp_path):
         for text in ("one", "two"):
             area.take(text)
             area.send()
+        await chat.until(lambda: "two" in chat.typed or len(chat.stored) == 4)
         await chat.settle()
-        if "two" in chat.typed:  # refused while the first is answered, and not lost
+        if "two" in chat.typed:  # refused while the first was answered, and not lost
             await chat.press("enter")
+            await chat.until(lambda: len(chat.stored) == 4)
             await chat.settle()
         assert [text for _, text in chat.said] == ["one", "You said: one", "two", "You said: two"]
         assert chat.stored == [(role, text, "whole") for role, text in chat.said]
