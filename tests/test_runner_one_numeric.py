@@ -43,10 +43,10 @@ def bundle(request, tmp_path_factory):
     return open_bundle(folder)
 
 
-def make_runner(bundle, threads=2, **runtime):
+def make_runner(bundle, threads=2, watch=None, **runtime):
     runtime = RuntimeConfig(**{"context": 640, **runtime})
     tables = RopeTables(640)
-    return Int8Runner(bundle.config, ResidentWeights(bundle), HostDevice(threads), runtime, tables)
+    return Int8Runner(bundle.config, ResidentWeights(bundle), HostDevice(threads), runtime, tables, watch=watch)
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +151,11 @@ def test_what_is_built_for_a_prompt_serves_the_next_one(bundle, tokens, monkeypa
     assert len(fused) == 2 * 2 + 2  # the same without the head
 
 
-def test_a_step_is_one_native_call(bundle, tokens, whole, monkeypatch):
-    runner, calls = make_runner(bundle, chunk=64), []
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_step_is_one_native_call(bundle, tokens, whole, monkeypatch, watched):
+    """Also for whoever watches it: what takes time is looked at where it is spent."""
+    seen, calls = [], []
+    runner = make_runner(bundle, chunk=64, watch=(lambda *run: seen.append(run)) if watched else None)
     for name in ("run", "run_row"):
         real = getattr(Program, name)
         monkeypatch.setattr(Program, name, lambda *given, r=real, n=name, **how: calls.append(n) or r(*given, **how))
@@ -166,8 +169,12 @@ def test_a_step_is_one_native_call(bundle, tokens, whole, monkeypatch):
         assert calls == ["run"]  # whatever its rows
         assert np.array_equal(logits[0], whole[start : start + len(segments[0].tokens)])
     calls.clear()
+    seen.clear()
     logits = runner.forward(first, tokens[75:76])
     assert calls == ["run_row"]  # one row alone, from now on
+    assert len(seen) == watched
+    for ops, positions, seconds in seen:
+        assert ops and positions.tolist() == [75] and (seconds > 0).all()
     assert np.array_equal(logits, whole[75:76])
 
 

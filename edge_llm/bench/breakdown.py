@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_llm.bench.measure import OwnRunner, Test, warm
 from edge_llm.bench.roofs import Roofs
-from edge_llm.devices.base import Rows, WatchedOp
+from edge_llm.devices.base import WatchedOp
 
 RUNS = 3
 """Runs of every test, at most."""
@@ -46,30 +46,30 @@ class Clock:
     """Notes how long every operation took; adding up comes later, outside of the run."""
 
     def __init__(self) -> None:
-        self._runs: list[tuple[Sequence[WatchedOp], Rows, np.ndarray]] = []
+        self._runs: list[tuple[Sequence[WatchedOp], np.ndarray, np.ndarray]] = []
 
-    def watch(self, ops: Sequence[WatchedOp], rows: Rows, seconds: np.ndarray) -> None:
-        """``ops`` ran for ``rows``; their calls took so many ``seconds``."""
-        self._runs.append((ops, rows, seconds))
+    def watch(self, ops: Sequence[WatchedOp], positions: np.ndarray, seconds: np.ndarray) -> None:
+        """``ops`` ran for rows at these ``positions``; their calls took so many ``seconds``."""
+        self._runs.append((ops, positions, seconds))
 
     def take(self) -> dict[tuple[str, str], Spent]:
         """What every (part, operation) took since the last call."""
         spent: dict[tuple[str, str], Spent] = defaultdict(Spent)
-        for ops, rows, seconds in self._runs:
+        for ops, positions, seconds in self._runs:
             for one in ops:
-                spent[one.part, one.op.kind].add(float(seconds[one.calls].sum()), *_work(one, rows))
+                spent[one.part, one.op.kind].add(float(seconds[one.calls].sum()), *_work(one, positions))
         self._runs.clear()
         return spent
 
 
-def _work(one: WatchedOp, rows: Rows) -> tuple[int, int]:
+def _work(one: WatchedOp, positions: np.ndarray) -> tuple[int, int]:
     """INT8 operations and bytes of an operation, where these are what it is made of."""
     if one.op.kind in _LINEARS:
         linear = one.weights.linears[one.op.linear.name]
-        return 2 * rows.count * linear.rows * linear.columns, linear.nbytes
+        return 2 * len(positions) * linear.rows * linear.columns, linear.nbytes
     if one.op.kind == "attention" and one.pages is not None:
         slots = one.pages.k.shape[0] * one.pages.k.shape[2]
-        return 0, int((rows.position + 1).sum()) * one.pages.nbytes // slots
+        return 0, int((positions + 1).sum()) * one.pages.nbytes // slots
     return 0, 0
 
 

@@ -119,7 +119,7 @@ class Fused(Protocol):
 
     @property
     def run_row(self) -> RunRow | None:
-        """The same for one row; None where they await weights, are watched, or need Python in between."""
+        """The same for one row; None where they await weights or need Python in between."""
         ...
 
 
@@ -139,8 +139,11 @@ class WatchedOp:
     """Its own among the times of the run."""
 
 
-Watch = Callable[[Sequence[WatchedOp], Rows, np.ndarray], None]
-"""Told of every run of operations that ended: what they were, for which rows, and what each call took, seconds float64."""
+Watch = Callable[[Sequence[WatchedOp], np.ndarray, np.ndarray], None]
+"""Told of every run of operations that ended: what they were, the positions of its rows, and what each call took.
+
+Positions are int32 [rows], times are seconds, float64.
+"""
 
 Task = Callable[[], Completion | None]
 """What a lane does in one go; with a completion it has only sent the work to the device, which does such tasks in order."""

@@ -42,14 +42,23 @@ class _Native:
             assert stopped is not None, "a program that awaits layers"
             stopped(self.waits[at])
         if self.watch is not None and seconds is not None:
-            self.watch(self.ops, rows, seconds)
+            self.watch(self.ops, rows.position, seconds)
 
     @property
     def run_row(self) -> RunRow | None:
-        if self.watch is not None or self.waits:
+        if self.waits:
             return None
-        run_row, pool = self.program.run_row, self.pool
-        return lambda token, position, pages: run_row(token, position, pages, pool)
+        program, pool, watch = self.program, self.pool, self.watch
+        if watch is None:
+            return lambda token, position, pages: program.run_row(token, position, pages, pool)
+
+        def watched(token: int, position: int, pages: np.ndarray) -> np.ndarray:
+            seconds = np.zeros(len(program))
+            logits = program.run_row(token, position, pages, pool, seconds)
+            watch(self.ops, np.array([position], np.int32), seconds)
+            return logits
+
+        return watched
 
 
 @dataclass
@@ -64,7 +73,7 @@ class _Python:
         started = time.perf_counter()
         self.step(rows, late)
         if self.watch is not None:
-            self.watch(self.ops, rows, np.array([time.perf_counter() - started]))
+            self.watch(self.ops, rows.position, np.array([time.perf_counter() - started]))
 
 
 class HostProgram:

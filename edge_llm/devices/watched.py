@@ -42,6 +42,6 @@ def _watched(part: str, op: Op, step: RunSubgraph, watch: Watch) -> RunSubgraph:
         started = time.perf_counter()
         if (completion := step(weights, buffers, rows, pages)) is not None:
             completion()
-        watch((WatchedOp(part, op, weights, pages, slice(0, 1)),), rows, np.array([time.perf_counter() - started]))
+        watch((WatchedOp(part, op, weights, pages, slice(0, 1)),), rows.position, np.array([time.perf_counter() - started]))
 
     return run

@@ -176,7 +176,7 @@ class Program {
 
   // The run of one row, of a sequence with these pages, and its output. Two numbers arrive faster than arrays of one element:
   // after a step all of Python has left the caches.
-  nb::object run_row(int64_t token, int64_t position, nb::handle pages_arg, ThreadPool& pool) const {
+  nb::object run_row(int64_t token, int64_t position, nb::handle pages_arg, ThreadPool& pool, nb::handle seconds_arg) const {
     if (reads_ || out_width_ < 0)
       throw nb::value_error("`run_row` needs a program that reads nothing and has a linear without `out`; call `run`");
     const auto pages = read<int32_t, 1>(pages_arg, "pages");
@@ -191,7 +191,7 @@ class Program {
     nb::object out = new_array<float, 2>({1, out_width_});
     const ProgramRows rows = {1, &token, &slot, {pages.data, pages.shape[0], &sequence, &at}, data_of<float, 2>(out)};
     expect_rows(rows.attention, 1, 1, pages_);  // so the slot is inside too
-    run_checked(0, Clock::time_point::max(), rows, pool, nullptr);
+    run_checked(0, Clock::time_point::max(), rows, pool, read_seconds(seconds_arg));
     return out;
   }
 
@@ -297,7 +297,7 @@ void bind_program(nb::module_& module) {
       .def("request", &Program::request, nb::arg())
       .def("__len__", &Program::length)
       .def("run", &Program::run, any, any, any, any, any, nb::arg(), any, number, number, any)
-      .def("run_row", &Program::run_row, number, number, any, nb::arg());
+      .def("run_row", &Program::run_row, number, number, any, nb::arg(), any);
 }
 
 }  // namespace edge
