@@ -22,6 +22,7 @@ namespace EDGE_VARIANT {
 // The two sums of a group are of the columns 0 and 1, and 2 and 3, of its tiles.
 struct CodeRow : CodeRowLayout {
   static constexpr int64_t kMostRows = INT64_MAX;  // of a call that has such rows
+  static constexpr int64_t kPairedRows = 0;        // that meet two panels at once: memory does not set the pace
   static void complete(int8_t* row, int64_t blocks) {
     int8_t* sums = row + sums_at(blocks);
     for (int64_t block = 0; block < blocks; block += kBlocksPerGroup, sums += sizeof(int32_t)) {
@@ -208,9 +209,9 @@ EDGE_INLINE void sums_of(i32x16 (&dot)[R][1], Multiply&& multiply) {
 }
 
 template <int R, int Unroll>
-EDGE_INLINE void multiply_codes(const int8_t* a, int64_t stride, const CodePanel& panel, i32x16 (&dot)[R][1]) {
+EDGE_INLINE void multiply_codes(const int8_t* a, int64_t stride, const CodePanel (&panels)[1], i32x16 (&dot)[R][1]) {
   sums_of<R>(dot, [&](__m256i (&sum)[R][2]) EDGE_INLINE_LAMBDA {
-    multiply_looked_up<R>(a, stride, panel, sum);
+    multiply_looked_up<R>(a, stride, panels[0], sum);
   });
 }
 

@@ -22,7 +22,8 @@ namespace EDGE_VARIANT {
 // The 4-byte words of sixteen weight rows.
 struct CodeWords {
   static constexpr int kParts = 1;     // that make a panel
-  static constexpr int kMostRows = 2;  // more are as fast with codes that are expanded
+  static constexpr int kMostRows = 2;    // more are as fast with codes that are expanded
+  static constexpr int kPairedRows = 2;  // that meet two panels at once
   __m512i v;
 
   static EDGE_INLINE CodeWords zero() { return {_mm512_setzero_si512()}; }
@@ -65,7 +66,8 @@ EDGE_INLINE i32x16 panel_words(const CodeWords (&parts)[1]) { return {parts[0].v
 // The 4-byte words of eight weight rows.
 struct CodeWords {
   static constexpr int kParts = 2;     // that make a panel
-  static constexpr int kMostRows = 3;  // the sums of more leave the sixteen registers
+  static constexpr int kMostRows = 3;    // the sums of more leave the sixteen registers
+  static constexpr int kPairedRows = 1;  // that meet two panels at once
   __m256i v;
 
   static EDGE_INLINE CodeWords zero() { return {_mm256_setzero_si256()}; }
@@ -106,6 +108,7 @@ EDGE_INLINE i32x16 panel_words(const CodeWords (&parts)[2]) { return {parts[0].v
 // The values become signed, with zeros up to a whole group; the two sums of a group are of its halves.
 struct CodeRow : CodeRowLayout {
   static constexpr int64_t kMostRows = CodeWords::kMostRows;  // of a call that has such rows
+  static constexpr int64_t kPairedRows = CodeWords::kPairedRows;
   static void complete(uint8_t* row, int64_t blocks) {
     const int64_t columns = blocks * kTileDepth;
     memset(row + columns, 0x80, static_cast<size_t>(sums_at(blocks) - columns));
@@ -123,59 +126,69 @@ struct CodeRow : CodeRowLayout {
   }
 };
 
+// total += R rows x one group of a panel; row: the first row's columns of the group, sums: its sums of it.
 template <int R>
-EDGE_INLINE void multiply_as_they_are(const uint8_t* a, int64_t stride, const CodePanel& panel, i32x16 (&dot)[R][1]) {
-  constexpr int kParts = CodeWords::kParts, kHalf = kBlocksPerGroup / 2;
-  const auto* row = reinterpret_cast<const int8_t*>(a);
-  const int8_t* sums = row + CodeRow::sums_at(panel.blocks);
-  const uint8_t* codes = panel.codes;
-  CodeWords total[R][kParts];
-  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-    unrolled<kParts>([&](auto part) EDGE_INLINE_LAMBDA { total[r][part] = CodeWords::zero(); });
-  });
-  for (int64_t group = 0; group < panel.groups; ++group, sums += sizeof(int32_t), row += kCodeGroup, codes += kCodeGroupBytes) {
-    panel.prefetch(group);
-    unrolled<kParts>([&](auto part) EDGE_INLINE_LAMBDA {
-      CodeWords sum[R][2];
-      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { sum[r][0] = sum[r][1] = CodeWords::zero(); });
-      unrolled<kHalf>([&](auto pair) EDGE_INLINE_LAMBDA {
-        const CodeWords both = CodeWords::load(codes + pair * kTileBytes, part);
-        const CodeWords first = both.values(), second = both.high_bits().values();
-        unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-          const int8_t* at = row + r * stride + 2 * pair * kTileDepth;
-          sum[r][pair / (kHalf / 2)].add_dot(first, at);
-          sum[r][pair / (kHalf / 2)].add_dot(second, at + kTileDepth);
-        });
-      });
-      const CodeWords steps = CodeWords::spread(panel.steps + group * kTileChannels, part);
-      const CodeWords multiplier = steps.low_bits(), shift = steps.high_bits();
+EDGE_INLINE void add_group(const int8_t* row, const int8_t* sums, int64_t stride, const CodePanel& panel, int64_t group,
+                           CodeWords (&total)[R][CodeWords::kParts]) {
+  constexpr int kHalf = kBlocksPerGroup / 2;
+  const uint8_t* codes = panel.codes + group * kCodeGroupBytes;
+  panel.prefetch(group);
+  unrolled<CodeWords::kParts>([&](auto part) EDGE_INLINE_LAMBDA {
+    CodeWords sum[R][2];
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { sum[r][0] = sum[r][1] = CodeWords::zero(); });
+    unrolled<kHalf>([&](auto pair) EDGE_INLINE_LAMBDA {
+      const CodeWords both = CodeWords::load(codes + pair * kTileBytes, part);
+      const CodeWords first = both.values(), second = both.high_bits().values();
       unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
-        const CodeWords below = shift.times(CodeWords::broadcast(sums + r * stride));
-        total[r][part].add_products(sum[r][0].beside(sum[r][1]).plus(below), multiplier);
+        const int8_t* at = row + r * stride + 2 * pair * kTileDepth;
+        sum[r][pair / (kHalf / 2)].add_dot(first, at);
+        sum[r][pair / (kHalf / 2)].add_dot(second, at + kTileDepth);
       });
     });
-  }
-  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { dot[r][0] = panel_words(total[r]); });
+    const CodeWords steps = CodeWords::spread(panel.steps + group * kTileChannels, part);
+    const CodeWords multiplier = steps.low_bits(), shift = steps.high_bits();
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+      const CodeWords below = shift.times(CodeWords::broadcast(sums + r * stride));
+      total[r][part].add_products(sum[r][0].beside(sum[r][1]).plus(below), multiplier);
+    });
+  });
 }
 
-template <int R, int Unroll>
-EDGE_INLINE void multiply_codes(const uint8_t* a, int64_t stride, const CodePanel& panel, i32x16 (&dot)[R][1]) {
-  if constexpr (R <= CodeRow::kMostRows) multiply_as_they_are<R>(a, stride, panel, dot);
-  else multiply_expanded<R, Unroll>(a, stride, panel, dot);
+template <int R, int P>
+EDGE_INLINE void multiply_as_they_are(const uint8_t* a, int64_t stride, const CodePanel (&panels)[P], i32x16 (&dot)[R][P]) {
+  const auto* row = reinterpret_cast<const int8_t*>(a);
+  const int8_t* sums = row + CodeRow::sums_at(panels[0].blocks);
+  CodeWords total[P][R][CodeWords::kParts];
+  unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
+    unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+      unrolled<CodeWords::kParts>([&](auto part) EDGE_INLINE_LAMBDA { total[p][r][part] = CodeWords::zero(); });
+    });
+  });
+  for (int64_t group = 0; group < panels[0].groups; ++group, sums += sizeof(int32_t), row += kCodeGroup)
+    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { add_group<R>(row, sums, stride, panels[p], group, total[p]); });
+  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
+    unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { dot[r][p] = panel_words(total[p][r]); });
+  });
+}
+
+template <int R, int Unroll, int P>
+EDGE_INLINE void multiply_codes(const uint8_t* a, int64_t stride, const CodePanel (&panels)[P], i32x16 (&dot)[R][P]) {
+  if constexpr (R <= CodeRow::kMostRows) multiply_as_they_are<R>(a, stride, panels, dot);
+  else multiply_expanded<R, Unroll>(a, stride, panels[0], dot);
 }
 
 #elif !defined(EDGE_DIRECT_CODES)
 
 // All rows meet codes that are expanded, and stay as they are.
 struct CodeRow {
-  static constexpr int64_t kMostRows = 0;
+  static constexpr int64_t kMostRows = 0, kPairedRows = 0;
   static EDGE_INLINE int64_t columns(int64_t blocks) { return blocks * kTileDepth; }
   static EDGE_INLINE void complete(Int8Dot::Activation*, int64_t) {}
 };
 
 template <int R, int Unroll>
-EDGE_INLINE void multiply_codes(const Int8Dot::Activation* a, int64_t stride, const CodePanel& panel, i32x16 (&dot)[R][1]) {
-  multiply_expanded<R, Unroll>(a, stride, panel, dot);
+EDGE_INLINE void multiply_codes(const Int8Dot::Activation* a, int64_t stride, const CodePanel (&panels)[1], i32x16 (&dot)[R][1]) {
+  multiply_expanded<R, Unroll>(a, stride, panels[0], dot);
 }
 
 #endif
