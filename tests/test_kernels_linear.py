@@ -386,7 +386,13 @@ def test_gain_norms_the_rows_first(isa: str, pools: list[kernels.ThreadPool], m:
             np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize(("m", "n", "k", "hot"), [*SHAPES[:4], (15, 96, 67, 1), (29, 416, 130, 4), (200, 256, 35, 2)])
+FEW_ROWS = [(m, 64, 67, 1) for m in range(1, 14)]
+"""Some meet a panel of the gate and of the up half at once, how many depends on the instruction set."""
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "hot"), [*SHAPES[:4], *FEW_ROWS, (15, 96, 67, 1), (29, 416, 130, 4), (200, 256, 35, 2)]
+)
 def test_swiglu_of_the_halves(isa: str, pools: list[kernels.ThreadPool], m: int, n: int, k: int, hot: int) -> None:
     n += n % 2  # 32 gate and up channels and their multiples go through the tiles, others by way of the whole product
     data = problem(m, n, k, hot)
