@@ -6,6 +6,7 @@ a lock, a page or the batcher, say, and before the one that would give it back.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` wraps it, and takes ten times as long, in every step of an answer
 import signal
 import threading
 from collections.abc import Callable
@@ -37,10 +38,10 @@ class HeldInterrupt:
         if threading.current_thread() is threading.main_thread():
             try:
                 for number in HELD:
-                    handler = signal.getsignal(number)
+                    handler = _signal.getsignal(number)
                     if callable(handler):
                         self._handlers[number] = handler
-                        signal.signal(number, self._note)
+                        _signal.signal(number, self._note)
             except BaseException:  # a handler that is not held yet
                 self._restore()
                 raise
@@ -57,7 +58,7 @@ class HeldInterrupt:
 
     def _restore(self) -> None:
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            _signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came.append((number, frame))
