@@ -113,9 +113,10 @@ def test_a_second_signal_does_not_wait():
         body = LONG | {"n": 16, "max_tokens": 1000}
         reader = threading.Thread(target=leave, args=(url, body))
         reader.start()
-        time.sleep(0.2)
+        wait_for_requests(url, 16)
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        said = process.stderr.readline()
+        assert "under way" in said and "60 s" in said  # whoever waits is told what for
         process.send_signal(signal.SIGTERM)
         assert process.wait(4) == 0
         reader.join()

@@ -73,4 +73,7 @@ def serve_command(
             signals.command_has_them()
             say_where()
 
-        serve(ModelHost([name, *aliases]), listener, chosen, load, begin)
+        def say_what_is_awaited(requests: int) -> None:
+            note(f"answers under way: {requests}; waiting up to {drain:g} s for their end, Ctrl-C again ends at once")
+
+        serve(ModelHost([name, *aliases]), listener, chosen, load, begin, say_what_is_awaited)

@@ -61,6 +61,11 @@ class ModelHost:
         return self._service is not None
 
     @property
+    def unanswered(self) -> int:
+        """Requests that run or wait."""
+        return 0 if self._service is None else self._service.running + self._service.waiting
+
+    @property
     def engine(self) -> Engine:
         if self._engine is None:
             raise Unavailable("the model is still loading; GET /health says how far it is")

@@ -111,10 +111,11 @@ def _own_names() -> set[str]:
 class _Server(uvicorn.Server):
     """uvicorn that looks after its connections, leaves signals to `serve`, and drains the service at its end."""
 
-    def __init__(self, config: uvicorn.Config, host: ModelHost, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, host: ModelHost, drain_seconds: float, on_drain: Callable[[int], None]) -> None:
         super().__init__(config)
         self._host = host
         self._drain_seconds = drain_seconds
+        self._on_drain = on_drain
         self._next_look = 0.0
 
     def ask_to_end(self, *_: Any) -> None:
@@ -142,6 +143,8 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         draining = {"drain_seconds": self._drain_seconds}
         closing = threading.Thread(target=self._host.close, kwargs=draining, name="drain", daemon=True)
+        if self._drain_seconds and (unanswered := self._host.unanswered):
+            self._on_drain(unanswered)
         closing.start()
         await super().shutdown(sockets)
         until = time.monotonic() + limits.END_SECONDS  # the drain is over by now
@@ -163,7 +166,7 @@ class _LoopTrouble:
             log.error("event loop: %s", context.get("message"), exc_info=error)
 
 
-def make_server(host: ModelHost, options: ServeOptions) -> _Server:
+def make_server(host: ModelHost, options: ServeOptions, on_drain: Callable[[int], None]) -> _Server:
     """The server of ``host``, ready to run on a socket."""
     config = uvicorn.Config(
         create_app(host, access_for(options)),
@@ -180,7 +183,7 @@ def make_server(host: ModelHost, options: ServeOptions) -> _Server:
         timeout_graceful_shutdown=max(1, round(options.drain_seconds) + 2),
         h11_max_incomplete_event_size=2 * limits.HEADER_BYTES,
     )
-    return _Server(config, host, options.drain_seconds)
+    return _Server(config, host, options.drain_seconds, on_drain)
 
 
 def serve(
@@ -189,13 +192,14 @@ def serve(
     options: ServeOptions,
     load: LoadModel,
     on_begin: Callable[[], None] = lambda: None,
+    on_drain: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Serve on ``listener`` until SIGTERM or SIGINT, then drain.  Raises what loading the model raises.
 
-    ``on_begin`` is called as soon as signals end the server.
+    ``on_begin`` is called as soon as signals end the server, ``on_drain`` with the requests that it then waits for, if any.
     """
     check_descriptors()
-    server = make_server(host, options)
+    server = make_server(host, options, on_drain)
 
     def load_behind() -> None:
         host.load(load)
