@@ -129,10 +129,10 @@ class Program:
         """
         return self._native.run(tokens, positions, slots, row_sequence, page_table, pool, out, start, patience, seconds)
 
-    def run_row(self, token: int, position: int, pages: I32, pool: ThreadPool, seconds: F64 | None = None) -> F32:
+    def run_row(self, token: int, position: int, pages: I32, pool: ThreadPool, *, seconds: F64 | None = None) -> F32:
         """`run` of one row: the token at `position` of a sequence that has these `pages` i32[P].
 
-        Returns what the linear without `out` gives, f32[1, N]; `seconds` as in `run`.  Raises ValueError as `run` does, for a
-        program without such a linear, and for one that reads weights on the way.
+        Returns what the linear without `out` gives, f32[1, N]. `seconds` is that of `run`. Raises ValueError as `run` does,
+        for a program without such a linear, and for one that reads weights on the way.
         """
         return self._native.run_row(token, position, pages, pool, seconds)

@@ -125,7 +125,7 @@ def test_a_watch_sees_the_end_of_the_work(bundle, card, expected):
     device = card(placement="split")
     seen = []
 
-    def watch(ops, rows, seconds):
+    def watch(ops, positions, seconds):
         (op,) = ops
         seen.append(op.op.kind)
         assert op.op.kind != "matmul" or all(part.done() for part in device.sent)

@@ -387,7 +387,7 @@ def test_gain_norms_the_rows_first(isa: str, pools: list[kernels.ThreadPool], m:
 
 
 FEW_ROWS = [(m, 64, 67, 1) for m in range(1, 14)]
-"""Some meet a panel of the gate and of the up half at once, how many depends on the instruction set."""
+"""Up to a number of rows that depends on the instruction set, a tile takes a panel of the gate and its up panel at once."""
 
 
 @pytest.mark.parametrize(

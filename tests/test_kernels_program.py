@@ -210,7 +210,7 @@ def test_seconds_are_added_up_for_every_call_that_ran(pools):
     program.run(*rows, pools[1], logits)
     np.testing.assert_array_equal(logits.view(np.uint8), expected.view(np.uint8))
     row, first = (3, 2, np.arange(4, dtype=np.int32), pools[1]), seconds.copy()
-    np.testing.assert_array_equal(program.run_row(*row, seconds), whole_program(plain).run_row(*row))
+    np.testing.assert_array_equal(program.run_row(*row, seconds=seconds), whole_program(plain).run_row(*row))
     assert (seconds > first).all()
 
 
@@ -221,7 +221,7 @@ def test_seconds_must_be_one_for_each_call(pools, seconds):
     with pytest.raises(ValueError, match="`seconds`"):
         program.run(*rows_of(np.random.default_rng(0), 4), pools[0], logits_of(4), seconds=seconds)
     with pytest.raises(ValueError, match="`seconds`"):
-        program.run_row(0, 0, np.arange(4, dtype=np.int32), pools[0], seconds)
+        program.run_row(0, 0, np.arange(4, dtype=np.int32), pools[0], seconds=seconds)
 
 
 def logits_of(count):

@@ -50,7 +50,18 @@ def test_a_linear_of_codes_is_the_linear_of_their_weights(
     scale = (generator.random(n) * 1e-3).astype(np.float32)
     hot_weight = generator.standard_normal((hot, n)).astype(np.float16)
     bias = generator.standard_normal(n).astype(np.float32)
-    rest = (n, k, 0.03, scale, layout.row_sums(tiles, n), hot_index, hot_weight, bias)
+    rest = (n, k, 0.03, scale, layout.row_sums(tiles, n), hot_index, hot_weight)
+    rounded_bias = generator.integers(-99999, 99999, n).astype(np.int32)
+    rounding = (np.ldexp(scale, generator.integers(-9, 9, n)), rounded_bias)
+    for end in ((bias,), (None, *rounding)):
+        assert_codes_give_the_bits_of_tiles(generator, pools, panels, tiles, *rest, *end, extreme=extreme)
+
+
+def assert_codes_give_the_bits_of_tiles(
+    generator: np.random.Generator, pools: list[kernels.ThreadPool], panels: U8, tiles: I8, *rest: Any, extreme: bool
+) -> None:
+    """``rest`` are the arguments of `Int8Linear` behind its tiles."""
+    n, k = rest[:2]
     of_codes, of_tiles = linear.Int8Linear.of_codes(panels, *rest), linear.Int8Linear(tiles, *rest)
     in_parts = parts_linear(generator, panels, tiles, *rest)
     for m in ROWS:

@@ -153,9 +153,9 @@ def test_what_is_built_for_a_prompt_serves_the_next_one(bundle, tokens, monkeypa
 
 @pytest.mark.parametrize("watched", [False, True])
 def test_a_step_is_one_native_call(bundle, tokens, whole, monkeypatch, watched):
-    """Also for whoever watches it: what takes time is looked at where it is spent."""
-    seen, calls = [], []
-    runner = make_runner(bundle, chunk=64, watch=(lambda *run: seen.append(run)) if watched else None)
+    """Watched too: a breakdown times the call that an unwatched step makes."""
+    told, calls = [], []
+    runner = make_runner(bundle, chunk=64, watch=(lambda *run: told.append(run)) if watched else None)
     for name in ("run", "run_row"):
         real = getattr(Program, name)
         monkeypatch.setattr(Program, name, lambda *given, r=real, n=name, **how: calls.append(n) or r(*given, **how))
@@ -164,18 +164,20 @@ def test_a_step_is_one_native_call(bundle, tokens, whole, monkeypatch, watched):
     runner.forward(second, tokens[:90])
     for segments in ([Segment(first, tokens[70:71])], [Segment(first, tokens[71:75], 4), Segment(second, tokens[90:91])]):
         calls.clear()
+        told.clear()
         start = first.length
         logits = runner.run(segments)
         assert calls == ["run"]  # whatever its rows
         assert np.array_equal(logits[0], whole[start : start + len(segments[0].tokens)])
     calls.clear()
-    seen.clear()
     logits = runner.forward(first, tokens[75:76])
     assert calls == ["run_row"]  # one row alone, from now on
-    assert len(seen) == watched
-    for ops, positions, seconds in seen:
-        assert ops and positions.tolist() == [75] and (seconds > 0).all()
     assert np.array_equal(logits, whole[75:76])
+    if watched:
+        (ops, positions, _), (same_ops, position, seconds) = told  # of the last `run`, and of `run_row`
+        assert (positions.tolist(), position.tolist()) == ([71, 72, 73, 74, 90], [75])
+        assert [(one.part, one.op, one.calls) for one in same_ops] == [(one.part, one.op, one.calls) for one in ops]
+        assert (seconds > 0).all()
 
 
 @pytest.mark.parametrize("most", [0, 10**5, 10**6, 10**12])

@@ -173,7 +173,7 @@ def test_a_watch_is_told_of_every_operation_of_a_streamed_step(folder, programs)
     told = []
     with open_bundle(folder) as bundle:
         weights = StreamedWeights(bundle, plan_for(bundle, 4))
-        watched = runner_of(bundle, weights, lambda ops, rows, seconds: told.append((ops, rows, seconds)))
+        watched = runner_of(bundle, weights, lambda *run: told.append(run))
         plain = runner_of(bundle, ResidentWeights(bundle))
         warm(watched, programs)
         told.clear()
@@ -183,8 +183,8 @@ def test_a_watch_is_told_of_every_operation_of_a_streamed_step(folder, programs)
         assert programs.alone
     kinds = Counter(one.op.kind for ops, _, _ in told for one in ops)
     assert kinds["attention"] == kinds["rope_append"] == 3 * CONFIG.num_layers
-    for ops, rows, seconds in told:
-        assert rows.count == 1
+    for ops, positions, seconds in told:
+        assert len(positions) == 1
         calls = [call for one in ops for call in range(one.calls.start, one.calls.stop)]
         assert calls == sorted(set(calls))  # in order, and none is told twice: waits for layers are nobody's
         assert all(seconds[one.calls].sum() > 0 for one in ops)

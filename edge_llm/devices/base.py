@@ -140,10 +140,7 @@ class WatchedOp:
 
 
 Watch = Callable[[Sequence[WatchedOp], np.ndarray, np.ndarray], None]
-"""Told of every run of operations that ended: what they were, the positions of its rows, and what each call took.
-
-Positions are int32 [rows], times are seconds, float64.
-"""
+"""Told of every run that ended: its operations, the positions of its rows int32 [rows], the seconds of its calls float64."""
 
 Task = Callable[[], Completion | None]
 """What a lane does in one go; with a completion it has only sent the work to the device, which does such tasks in order."""

@@ -48,13 +48,13 @@ class _Native:
     def run_row(self) -> RunRow | None:
         if self.waits:
             return None
-        program, pool, watch = self.program, self.pool, self.watch
+        run_row, pool, watch = self.program.run_row, self.pool, self.watch
         if watch is None:
-            return lambda token, position, pages: program.run_row(token, position, pages, pool)
+            return lambda token, position, pages: run_row(token, position, pages, pool)
 
         def watched(token: int, position: int, pages: np.ndarray) -> np.ndarray:
-            seconds = np.zeros(len(program))
-            logits = program.run_row(token, position, pages, pool, seconds)
+            seconds = np.zeros(len(self.program))
+            logits = run_row(token, position, pages, pool, seconds=seconds)
             watch(self.ops, np.array([position], np.int32), seconds)
             return logits
 

@@ -166,8 +166,8 @@ class _LoopTrouble:
             log.error("event loop: %s", context.get("message"), exc_info=error)
 
 
-def make_server(host: ModelHost, options: ServeOptions, on_drain: Callable[[int], None]) -> _Server:
-    """The server of ``host``, ready to run on a socket."""
+def make_server(host: ModelHost, options: ServeOptions, on_drain: Callable[[int], None] = lambda _: None) -> _Server:
+    """The server of ``host``, ready to run on a socket; ``on_drain`` as in `serve`."""
     config = uvicorn.Config(
         create_app(host, access_for(options)),
         http=Connection,

@@ -9,7 +9,7 @@
 //   Accumulator  int32 sums; kRegisters (1, 2 or 4) of them make the 16 channels of a panel, see `finish`
 //   kRows x kPanels  the register tile: as many accumulators as the register file holds besides the operands
 //   kStreamRows x 1  the tile of a few rows, or of a panel left over
-//   kPairedRows x 2  the same of two panels that pass by at once; 0: not here
+//   kTwoPanelRows x 2  the largest tile of two panels, of the gate and the up half at once; 0: `multiply` takes one
 //   kOffsetBits  b > 0: 2^b was added to the activations, so the product is too large by 2^b * row_sum
 //
 // Every form is exact: the integer sums are equal, so the order and the blocking are free.
@@ -61,7 +61,7 @@ struct Int8Dot : OffsetActivation {
   using Weights = __m512i;
   using Accumulator = __m512i;
   static constexpr int kRegisters = 1;
-  static constexpr int kRows = 6, kPanels = 4, kStreamRows = 12, kPairedRows = 12;
+  static constexpr int kRows = 6, kPanels = 4, kStreamRows = 12, kTwoPanelRows = 12;
 
   static EDGE_INLINE Broadcast broadcast(const Activation* p) { return _mm512_set1_epi32(load_four(p)); }
   static EDGE_INLINE Weights weights(const int8_t* tile, int) { return _mm512_loadu_si512(tile); }
@@ -81,7 +81,8 @@ struct Int8Dot : OffsetActivation {
   using Weights = __m256i;
   using Accumulator = __m256i;
   static constexpr int kRegisters = 2;
-  static constexpr int kRows = 6, kPanels = 1, kStreamRows = 6, kPairedRows = 2;
+  static constexpr int kRows = 6, kPanels = 1, kStreamRows = 6;
+  static constexpr int kTwoPanelRows = 2;  // sums and weights of more leave the sixteen registers
 
   static EDGE_INLINE Broadcast broadcast(const Activation* p) { return _mm256_set1_epi32(load_four(p)); }
   static EDGE_INLINE Weights weights(const int8_t* tile, int part) {
@@ -104,7 +105,8 @@ struct Int8Dot : SignedActivation {
   struct Weights { const __m256i_u* value; __m256i magnitude; };  // the value is read where it lies
   using Accumulator = __m256i;
   static constexpr int kRegisters = 2;
-  static constexpr int kRows = 6, kPanels = 1, kStreamRows = 6, kPairedRows = 2;
+  static constexpr int kRows = 6, kPanels = 1, kStreamRows = 6;
+  static constexpr int kTwoPanelRows = 2;  // sums and weights of more leave the sixteen registers
 
   static EDGE_INLINE Broadcast broadcast(const Activation* p) { return _mm256_set1_epi32(load_four(p)); }
   static EDGE_INLINE Weights weights(const int8_t* tile, int part) {
@@ -150,7 +152,7 @@ struct PairedActivation {
 // take the instructions before them forward.
 struct Int8Dot : PairedActivation {
   static constexpr int kRegisters = 4;
-  static constexpr int kRows = 6, kPanels = 1, kStreamRows = 6, kPairedRows = 0;
+  static constexpr int kRows = 6, kPanels = 1, kStreamRows = 6, kTwoPanelRows = 0;
 
   // sum[4 channels] += w[4 channels][4 columns] . the four bytes `Lane` of a
   template <int Lane>
@@ -177,7 +179,7 @@ struct Int8Dot : SignedActivation {
   struct Weights { const int8_t* tile; };
   using Accumulator = i32x16;
   static constexpr int kRegisters = 1;
-  static constexpr int kRows = 4, kPanels = 1, kStreamRows = 4, kPairedRows = 4;
+  static constexpr int kRows = 4, kPanels = 1, kStreamRows = 4, kTwoPanelRows = 4;
 
   static EDGE_INLINE Broadcast broadcast(const Activation* p) { return {{p[0], p[1], p[2], p[3]}}; }
   static EDGE_INLINE Weights weights(const int8_t* tile, int) { return {tile}; }
@@ -283,7 +285,7 @@ EDGE_INLINE void multiply_pairs(const int8_t* a, int64_t stride, const int8_t* w
 }
 #endif
 
-template <int R, int P, int Unroll, bool Streamed>
+template <int R, int P, int Unroll>
 EDGE_INLINE void multiply(const int8_t* a, int64_t stride, const int8_t* w, int64_t, int64_t blocks, i32x16 (&dot)[R][P],
                           Ahead = {}) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
@@ -298,8 +300,7 @@ EDGE_INLINE void multiply(const int8_t* a, int64_t stride, const int8_t* w, int6
 // The microkernel: dot[r][p] = rows a[0..R) x panels w[0..P), whole depth, sums in registers.
 // Unroll > 1 keeps that many independent sums per accumulator: for tiles too small to hide the latency otherwise.
 //   a: first row, `stride` apart; w: first panel, `panel_bytes` apart; blocks = ceil(K/4).
-// `Streamed` panels come from memory, and are asked for ahead.
-template <int R, int P, int Unroll, bool Streamed>
+template <int R, int P, int Unroll>
 EDGE_INLINE void multiply(const Int8Dot::Activation* a, int64_t stride, const int8_t* w, int64_t panel_bytes,
                           int64_t blocks, i32x16 (&dot)[R][P], Ahead ahead = {}) {
   constexpr int kColumns = P * Int8Dot::kRegisters;
@@ -316,7 +317,7 @@ EDGE_INLINE void multiply(const Int8Dot::Activation* a, int64_t stride, const in
       constexpr int kPanel = c / Int8Dot::kRegisters, kPart = c % Int8Dot::kRegisters;
       tile[c] = Int8Dot::weights(w + kPanel * panel_bytes + block * kTileBytes, kPart);
     });
-    if constexpr (Streamed) {
+    if constexpr (P <= 2) {  // of few rows: what comes next in the panels themselves
       unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
         __builtin_prefetch(w + p * panel_bytes + block * kTileBytes + kPrefetchBytes);
       });

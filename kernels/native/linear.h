@@ -1,6 +1,6 @@
 // The INT8 linear y = x . W^T: activations quantized row by row, exact int32 products, and one epilogue per register tile
-// that scales, adds bias, hot columns, residual and `add` before the tile's only store (or, for SwiGLU, before it meets the
-// tile of the other half).
+// that scales, adds bias, hot columns, residual and `add` before the tile's only store (or, for SwiGLU, before the gate meets
+// the up half).
 //
 // Per output element the float operations and their order are fixed (see kernels/reference/linear.py, `linear`), whatever the
 // tile it falls in; that is why a row does not depend on the number of rows, threads or on the ISA.
@@ -60,8 +60,8 @@ EDGE_INLINE i32x16 load_lanes_i32(const int32_t* p, int lanes) {
 EDGE_INLINE f32x16 load_lanes_f16(const uint16_t* p, int lanes) {
   return lanes == kLanes ? from_f16(p) : from_f16_partial(p, lanes);
 }
-// P panels whose tiles lie in memory, `bytes` apart. `Streamed`: they pass by once.
-template <int P, bool Streamed = P == 1>
+// P panels whose tiles lie in memory, `bytes` apart.
+template <int P>
 struct TilePanels {
   const int8_t* panel;
   int64_t bytes;
@@ -69,16 +69,18 @@ struct TilePanels {
 
   template <int R, int Unroll>
   EDGE_INLINE void multiply_rows_of(const Activation* a, int64_t stride, i32x16 (&dot)[R][P], Ahead ahead) const {
-    multiply<R, P, Unroll, Streamed>(a, stride, panel, bytes, blocks, dot, ahead);
+    multiply<R, P, Unroll>(a, stride, panel, bytes, blocks, dot, ahead);
   }
   // What was added to the activations that it meets, see Int8Dot.
   template <int R>
   static constexpr int kOffsetBits = Int8Dot::kOffsetBits;
   static constexpr float kColumnUnit = kRaisedUnit;
+  static constexpr int kTwoPanelRows = P == 1 ? Int8Dot::kTwoPanelRows : 0;
+  EDGE_INLINE TilePanels<2> beside(const TilePanels& up) const { return {panel, up.panel - panel, blocks}; }
   EDGE_INLINE f32x16 column(int64_t p, ResidualEntry at) const { return raised_column(panel + p * bytes, at); }
 };
 
-// P panels of codes, which pass by once.
+// P panels of codes.
 template <int P>
 struct CodePanels {
   CodePanel panels[P];
@@ -90,6 +92,8 @@ struct CodePanels {
   template <int R>
   static constexpr int kOffsetBits = R <= CodeRow::kMostRows ? 0 : Int8Dot::kOffsetBits;
   static constexpr float kColumnUnit = 1.0f;
+  static constexpr int kTwoPanelRows = P == 1 ? CodeRow::kTwoPanelRows : 0;
+  EDGE_INLINE CodePanels<2> beside(const CodePanels& up) const { return {{panels[0], up.panels[0]}}; }
   EDGE_INLINE f32x16 column(int64_t p, ResidualEntry at) const { return panels[p].column(at.column()); }
 };
 
@@ -139,8 +143,8 @@ __attribute__((noinline)) void hot_tile(const float* hot_x, int64_t hot_count, c
   });
 }
 
-// From the products of rows m..m+R and the P `panels` of `weight` from number `first` on to what they give: rounded as a card
-// does it or not, and the epilogue.
+// The epilogue of `dot`, the products of rows m..m+R and the P `panels` of `weight` from number `first` on, which it changes:
+// scales them, or rounds them as a card does, adds the rest, and stores.
 template <int R, int P, bool Rounded, class Panels>
 EDGE_INLINE void finish_tile(const LinearPlan& plan, const Int8Weight& weight, const Panels& panels, const uint16_t* hot_weight,
                              int64_t m, int64_t first, i32x16 (&dot)[R][P], const TileOutput& to) {
@@ -192,7 +196,7 @@ EDGE_INLINE void finish_tile(const LinearPlan& plan, const Int8Weight& weight, c
   });
 }
 
-// Rows m..m+R of the P `panels` of `weight` from number `first` on.
+// Rows m..m+R times the P `panels` of `weight` from number `first` on: product and epilogue.
 template <int R, int P, int Unroll, bool Rounded, class Panels>
 void linear_tile(const LinearPlan& plan, const Int8Weight& weight, const Panels& panels, const uint16_t* hot_weight, int64_t m,
                  int64_t first, NextShare next, const TileOutput& to) {
@@ -217,27 +221,13 @@ constexpr int unroll_of() {
   return kSums >= 8 ? 1 : kSums >= 4 ? 2 : kSums >= 2 ? 4 : 8;
 }
 
-// Most rows that meet panels of the gate and of the up half at once.
-template <class Panels>
-constexpr int64_t kPairedRows = 0;
-template <>
-constexpr int64_t kPairedRows<TilePanels<1>> = Int8Dot::kPairedRows;
-template <>
-constexpr int64_t kPairedRows<CodePanels<1>> = CodeRow::kPairedRows;
-
-EDGE_INLINE TilePanels<2, true> both_panels(const OutputPanels<TilePanels<1>>& panels) {
-  return {panels.weight.panel, panels.up.panel - panels.weight.panel, panels.weight.blocks};
-}
-EDGE_INLINE CodePanels<2> both_panels(const OutputPanels<CodePanels<1>>& panels) {
-  return {{panels.weight.panels[0], panels.up.panels[0]}};
-}
-
-// A panel of the gate and the one of the up half that it meets, with the results in gate and up [R][16]. Both pass by at once:
-// one after the other, memory gives a fifth less.
+// Rows m..m+R times a panel of the gate and its panel of the up half, into gate and up [R][16]. Both are read at once: where
+// panels of both take turns, some processors get a fourth less from memory.
 template <int R, bool Rounded, class Panels>
-void paired_tile(const LinearPlan& plan, int64_t m, const OutputPanels<Panels>& panels, float* gate, float* up) {
+void gate_up_tile(const LinearPlan& plan, int64_t m, const OutputPanels<Panels>& panels, float* gate, float* up) {
+  const Activation* activations = plan.activations + m * plan.stride;
   i32x16 dot[R][2];
-  both_panels(panels).template multiply_rows_of<R, unroll_of<R, 2>()>(plan.activations + m * plan.stride, plan.stride, dot, {});
+  panels.weight.beside(panels.up).template multiply_rows_of<R, unroll_of<R, 2>()>(activations, plan.stride, dot, {});
   const auto finish = [&](auto half, const Int8Weight& weight, const Panels& panel, const uint16_t* hot_weight,
                           float* out) EDGE_INLINE_LAMBDA {
     i32x16 own[R][1];
@@ -248,7 +238,7 @@ void paired_tile(const LinearPlan& plan, int64_t m, const OutputPanels<Panels>& 
   finish(Index<1>{}, plan.up, panels.up, plan.hot_weight + plan.width, up);
 }
 
-// The same of the call's output: for SwiGLU a tile of the gate and one of the up half, which meet here.
+// Rows m..m+R of the call's output; for SwiGLU gate and up meet here.
 template <int R, int P, int Unroll, class Panels>
 void output_tile(const LinearPlan& plan, int64_t m, const OutputPanels<Panels>& panels, NextShare next) {
   const int64_t first = panels.first, width = plan.width, at = m * width + first * kTileChannels;
@@ -263,8 +253,9 @@ void output_tile(const LinearPlan& plan, int64_t m, const OutputPanels<Panels>& 
   }
   constexpr int kWidth = P * kTileChannels;
   alignas(64) float gate[R * kWidth], up[R * kWidth];
-  if constexpr (R <= kPairedRows<Panels>) {
-    (rounded ? &paired_tile<R, true, Panels> : &paired_tile<R, false, Panels>)(plan, m, panels, gate, up);
+  if constexpr (R <= Panels::kTwoPanelRows) {
+    const auto gate_up = rounded ? &gate_up_tile<R, true, Panels> : &gate_up_tile<R, false, Panels>;
+    gate_up(plan, m, panels, gate, up);
   } else {
     tile(plan, plan.weight, panels.weight, plan.hot_weight, m, first, next, {gate, nullptr, kWidth});
     tile(plan, plan.up, panels.up, plan.hot_weight + width, m, first, next, {up, nullptr, kWidth});
@@ -343,7 +334,7 @@ static OutputPanels<CodePanels<1>> code_panels(const LinearPlan& plan, int64_t f
   return {first, panel(weight), up.channels == 0 ? panel(weight) : panel(up)};
 }
 
-// Few rows: the weights pass by once, panel after panel, and memory sets the pace.
+// Few rows: the weights pass by once, panel after panel (gate and up at once, see `gate_up_tile`), and memory sets the pace.
 static void linear_stream(const LinearPlan& plan, int workers, ThreadPool& pool) {
   pool.for_stream(
       {plan.weight.panel(0), plan.weight.panels(), plan.weight.panel_bytes()},

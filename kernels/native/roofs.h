@@ -22,7 +22,7 @@ static int64_t int8_operations(int64_t repeats, ThreadPool& pool) {
     i32x16 total = broadcast_i32(0);
     for (int64_t i = 0; i < repeats; ++i) {
       i32x16 dot[R][P];
-      multiply<R, P, 1, P == 1>(a, kStride, w, kPanelBytes, kBlocks, dot);
+      multiply<R, P, 1>(a, kStride, w, kPanelBytes, kBlocks, dot);
       for (int r = 0; r < R; ++r)
         for (int p = 0; p < P; ++p) total = add_i32(total, dot[r][p]);
       asm volatile("" ::: "memory");  // the operands may have changed: every repeat is done

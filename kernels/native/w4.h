@@ -238,8 +238,8 @@ EDGE_INLINE void multiply_expanded(const Int8Dot::Activation* a, int64_t stride,
     alignas(64) int8_t tiles[kBlocksPerGroup * kTileBytes];
     panel.expand(group, tiles);
     i32x16 part[R][1];
-    multiply<R, 1, Unroll, false>(Int8Dot::place(const_cast<int8_t*>(a), stride, 0, group * kCodeGroup), stride, tiles, 0,
-                                  min_i64(kBlocksPerGroup, panel.blocks - group * kBlocksPerGroup), part);
+    multiply<R, 1, Unroll>(Int8Dot::place(const_cast<int8_t*>(a), stride, 0, group * kCodeGroup), stride, tiles, 0,
+                           min_i64(kBlocksPerGroup, panel.blocks - group * kBlocksPerGroup), part);
     unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { dot[r][0] = add_i32(dot[r][0], part[r][0]); });
   }
 #else

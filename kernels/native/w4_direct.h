@@ -22,7 +22,7 @@ namespace EDGE_VARIANT {
 // The two sums of a group are of the columns 0 and 1, and 2 and 3, of its tiles.
 struct CodeRow : CodeRowLayout {
   static constexpr int64_t kMostRows = INT64_MAX;  // of a call that has such rows
-  static constexpr int64_t kPairedRows = 0;        // that meet two panels at once: memory does not set the pace
+  static constexpr int kTwoPanelRows = 0;          // arithmetic sets the pace here, not memory
   static void complete(int8_t* row, int64_t blocks) {
     int8_t* sums = row + sums_at(blocks);
     for (int64_t block = 0; block < blocks; block += kBlocksPerGroup, sums += sizeof(int32_t)) {
@@ -229,6 +229,7 @@ struct WidePanels {
   template <int R>
   static constexpr int kOffsetBits = 0;
   static constexpr float kColumnUnit = 1.0f;
+  static constexpr int kTwoPanelRows = 0;
   EDGE_INLINE f32x16 column(int64_t, ResidualEntry at) const { return wide[at.tile() / sizeof wide->values].column(at); }
 };
 

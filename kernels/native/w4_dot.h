@@ -21,9 +21,9 @@ namespace EDGE_VARIANT {
 
 // The 4-byte words of sixteen weight rows.
 struct CodeWords {
-  static constexpr int kParts = 1;     // that make a panel
-  static constexpr int kMostRows = 2;    // more are as fast with codes that are expanded
-  static constexpr int kPairedRows = 2;  // that meet two panels at once
+  static constexpr int kParts = 1;         // that make a panel
+  static constexpr int kMostRows = 2;      // more are as fast with codes that are expanded
+  static constexpr int kTwoPanelRows = 2;  // see Int8Dot
   __m512i v;
 
   static EDGE_INLINE CodeWords zero() { return {_mm512_setzero_si512()}; }
@@ -65,9 +65,9 @@ EDGE_INLINE i32x16 panel_words(const CodeWords (&parts)[1]) { return {parts[0].v
 
 // The 4-byte words of eight weight rows.
 struct CodeWords {
-  static constexpr int kParts = 2;     // that make a panel
-  static constexpr int kMostRows = 3;    // the sums of more leave the sixteen registers
-  static constexpr int kPairedRows = 1;  // that meet two panels at once
+  static constexpr int kParts = 2;         // that make a panel
+  static constexpr int kMostRows = 3;      // the sums of more leave the sixteen registers
+  static constexpr int kTwoPanelRows = 1;  // see Int8Dot
   __m256i v;
 
   static EDGE_INLINE CodeWords zero() { return {_mm256_setzero_si256()}; }
@@ -108,7 +108,7 @@ EDGE_INLINE i32x16 panel_words(const CodeWords (&parts)[2]) { return {parts[0].v
 // The values become signed, with zeros up to a whole group; the two sums of a group are of its halves.
 struct CodeRow : CodeRowLayout {
   static constexpr int64_t kMostRows = CodeWords::kMostRows;  // of a call that has such rows
-  static constexpr int64_t kPairedRows = CodeWords::kPairedRows;
+  static constexpr int kTwoPanelRows = CodeWords::kTwoPanelRows;
   static void complete(uint8_t* row, int64_t blocks) {
     const int64_t columns = blocks * kTileDepth;
     memset(row + columns, 0x80, static_cast<size_t>(sums_at(blocks) - columns));
@@ -126,7 +126,7 @@ struct CodeRow : CodeRowLayout {
   }
 };
 
-// total += R rows x one group of a panel; row: the first row's columns of the group, sums: its sums of it.
+// total += R rows x one group of a panel. row: the first row's columns of the group; sums: that row's sums of the group.
 template <int R>
 EDGE_INLINE void add_group(const int8_t* row, const int8_t* sums, int64_t stride, const CodePanel& panel, int64_t group,
                            CodeWords (&total)[R][CodeWords::kParts]) {
@@ -181,13 +181,15 @@ EDGE_INLINE void multiply_codes(const uint8_t* a, int64_t stride, const CodePane
 
 // All rows meet codes that are expanded, and stay as they are.
 struct CodeRow {
-  static constexpr int64_t kMostRows = 0, kPairedRows = 0;
+  static constexpr int64_t kMostRows = 0;
+  static constexpr int kTwoPanelRows = 0;
   static EDGE_INLINE int64_t columns(int64_t blocks) { return blocks * kTileDepth; }
   static EDGE_INLINE void complete(Int8Dot::Activation*, int64_t) {}
 };
 
 template <int R, int Unroll>
-EDGE_INLINE void multiply_codes(const Int8Dot::Activation* a, int64_t stride, const CodePanel (&panels)[1], i32x16 (&dot)[R][1]) {
+EDGE_INLINE void multiply_codes(const Int8Dot::Activation* a, int64_t stride, const CodePanel (&panels)[1],
+                                i32x16 (&dot)[R][1]) {
   multiply_expanded<R, Unroll>(a, stride, panels[0], dot);
 }
 
