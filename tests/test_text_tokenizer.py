@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -570,6 +571,32 @@ def test_tokenizer_file_that_is_no_file(tmp_path: Path) -> None:
         file.truncate((64 << 20) + 1)
     with pytest.raises(InvalidTokenizer, match="at most"):
         Tokenizer.from_folder(tmp_path, VOCAB_SIZE)
+
+
+class TimeIsUp(Exception):
+    """What a handler of SIGALRM raises."""
+
+
+def test_what_a_handler_raises_is_no_fault_of_a_text() -> None:
+    class Interrupted:
+        """A backend during whose work a time limit is over."""
+
+        def encode_batch(self, texts: list[str], **_: Any) -> list[Any]:
+            signal.raise_signal(signal.SIGALRM)
+            return found
+
+    def handle(*_: Any) -> None:
+        raise TimeIsUp
+
+    tokenizer = loads(byte_level_tokenizer())
+    found = tokenizer._backend.encode_batch(["a"])
+    tokenizer._backend = Interrupted()
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with pytest.raises(TimeIsUp):
+            tokenizer.encode("a")
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_interrupts_are_not_swallowed() -> None:

@@ -26,6 +26,7 @@ import tokenizers
 
 from edge_llm.errors import ContextOverflow, InvalidTokenizer, ModelNotFound, UsageError
 from edge_llm.files import read_file, shown
+from edge_llm.interrupts import HeldInterrupt
 from edge_llm.strict_json import is_unicode, read_object
 from edge_llm.text.growth import text_growth, window_for
 from edge_llm.text.pieces import Pieces
@@ -182,6 +183,10 @@ class Tokenizer:
             return self._run(text)
 
     def _run(self, text: str, *, add_special_tokens: bool = False) -> Any:
+        with HeldInterrupt():  # what a signal's handler raises says nothing of the text
+            return self._encode_or_refuse(text, add_special_tokens)
+
+    def _encode_or_refuse(self, text: str, add_special_tokens: bool) -> Any:
         try:
             # as a batch, which lets other threads run meanwhile
             return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
@@ -332,6 +337,11 @@ def _expect_memory(count: int) -> None:
 def _load(path: Path) -> Any:
     data = read_file(path, MAX_FILE_BYTES, error=InvalidTokenizer)
     _expect_memory(ROOM_BYTES + ROOM_PER_BYTE * len(data))
+    with HeldInterrupt():  # what a signal's handler raises says nothing of the file
+        return _read_or_refuse(path, data)
+
+
+def _read_or_refuse(path: Path, data: bytes) -> Any:
     try:
         return tokenizers.Tokenizer.from_buffer(data)
     except BaseException as failure:  # a Rust panic is not an Exception
