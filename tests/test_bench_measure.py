@@ -18,7 +18,7 @@ from edge_llm.bench.roofs import Costs, Roofs, operations, shares
 from edge_llm.bench.synthetic import SHAPES, write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.engine.assembly import load_runner
-from edge_llm.errors import DeviceError
+from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import describe
 
@@ -156,6 +156,12 @@ def test_a_breakdown_adds_up(bundle):
     attention = {part["part"]: part for part in generation.as_dict(None)["parts"]}["attention"]
     assert attention["gb_s"] == pytest.approx((17 + 18 + 19) * 2 * 2 * 2 * 18 / (attention["ms"] / 1e3) / 1e9)
     assert len(table(facts).splitlines()) == 4 + len(facts["parts"])
+    assert "of roof" in table(facts) and "of roof" not in table(prompt.as_dict(None))
+
+
+def test_a_test_that_is_longer_than_the_model_allows_is_refused(bundle):
+    with pytest.raises(UsageError, match=f"`1000000` tokens is more than the {bundle.config.context}"):
+        load_runner(bundle, RuntimeConfig(), 10**6)
 
 
 PRODUCTS = ("linear", "matmul")

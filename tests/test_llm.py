@@ -112,6 +112,12 @@ def test_what_is_no_stop_string_is_refused(llm, stop):
         llm.generate("a", stop=stop)
 
 
+@pytest.mark.parametrize("messages", ["hi", ["hi"], {"role": "user", "content": "hi"}, 5])
+def test_what_is_no_list_of_messages_is_refused(llm, messages):
+    with pytest.raises(UsageError, match="messages.* must be .*role"):
+        llm.chat(messages)
+
+
 def test_tokens_that_the_model_does_not_have_are_refused(llm):
     vocabulary = llm.engine.config.vocab_size
     for bad in ({"stop_tokens": [vocabulary]}, {"logit_bias": ((-1, 1.0),)}):

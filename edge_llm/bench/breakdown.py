@@ -143,12 +143,13 @@ def _run(contestant: OwnRunner, clock: Clock, test: Test, runs: int, threads: in
 def table(breakdown: dict[str, Any]) -> str:
     """One breakdown (of `Breakdown.as_dict`) as a Markdown table: GOP/s of a prompt, GB/s of generation."""
     rate, head = ("gops", "GOP/s") if breakdown["test"].startswith("pp") else ("gb_s", " GB/s")
+    has_roof = any(part[f"{rate}_share"] is not None for part in breakdown["parts"])
     lines = [
         f"{breakdown['test']}, {breakdown['n_threads']} threads: {breakdown['ms']:.2f} ms, "
         f"{breakdown['non_gemm_share']:.1%} of it outside of linear layers",
         "",
-        f"| part      | operation     |         ms |  share |   {head} | of roof |",
-        "| --------- | ------------- | ---------: | -----: | ------: | ------: |",
+        f"| part      | operation     |         ms |  share |   {head} |" + " of roof |" * has_roof,
+        "| --------- | ------------- | ---------: | -----: | ------: |" + " ------: |" * has_roof,
     ]
     for part in breakdown["parts"]:
         cells = [
@@ -157,7 +158,7 @@ def table(breakdown: dict[str, Any]) -> str:
             f"{part['ms']:10.2f}",
             f"{part['share']:6.1%}",
             _cell(part[rate], ".1f"),
-            _cell(part[f"{rate}_share"], ".0%"),
+            *([_cell(part[f"{rate}_share"], ".0%")] if has_roof else []),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -43,7 +43,7 @@ VERBS: tuple[tuple[str, str, str], ...] = (
 def cli(ctx: click.Context) -> None:
     """A local LLM runtime for one small machine.
 
-    Without a command: chat with the small built-in model.
+    Without a command: chat, at first with the small built-in model; from then on the last chat goes on.
     """
     if ctx.invoked_subcommand is None:
         chat = cli.get_command(ctx, "chat")

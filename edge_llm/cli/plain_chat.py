@@ -81,7 +81,7 @@ class ModelHere:
     @property
     def speed(self) -> str:
         if self._last is None:
-            return "No answer yet."
+            return "No whole answer yet."
         usage, timings = self._last.usage, self._last.timings
         return (
             f"{usage.prompt_tokens} tokens read ({usage.cached_tokens} from the last turn) at "
@@ -109,7 +109,7 @@ class ModelElsewhere:
     @property
     def speed(self) -> str:
         if self._last is None:
-            return "No answer yet."
+            return "No whole answer yet."
         rate = self._last.tokens_per_second
         return f"{self._last.completion_tokens or '?'} tokens written" + (f" at {rate:.0f}/s" if rate else "")
 

@@ -45,6 +45,8 @@ def load_runner(
 
     ``watch`` sees every operation.
     """
+    if runtime.context is None and needed > bundle.config.context:
+        raise UsageError(f"a test of `{needed}` tokens is more than the {bundle.config.context} that this model was made for")
     context = max(needed, 1) if runtime.context is None else runtime.context
     if needed > context:
         raise UsageError(f"--ctx `{context}` is too small for a test of {needed} tokens", param="context")

@@ -96,10 +96,14 @@ def _guided(request: Request, syntax: AnswerSyntax) -> Request:
 
 def plain_messages(messages: Sequence[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
     """``messages`` with one string as content each, ``developer`` as ``system``, and tool arguments as objects."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise UsageError(f'{param} must be a list of {{"role": ..., "content": ...}}, got `{shown(messages, 40)}`', param=param)
     return [_plain_message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
 
 
-def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
+def _plain_message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise UsageError(f'{where} must be {{"role": ..., "content": ...}}, got `{shown(message, 40)}`', param=where)
     role = message.get("role")
     if role not in ROLES:
         raise UsageError(f"{where}.role must be one of {', '.join(ROLES)}, got `{shown(role, 40)}`", param=f"{where}.role")

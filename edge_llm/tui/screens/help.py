@@ -21,7 +21,7 @@ _PROMPT = (
     ("@FILE", "attach a text file; Tab completes its name"),
     ("Tab, Shift+Tab", "to the messages and back; a message in focus has keys of its own"),
     ("Ctrl+P", "all commands, to be searched"),
-    ("Ctrl+C", "stop the answer; twice leaves"),
+    ("Ctrl+C", "stop the answer; without one, twice leaves"),
 )
 
 
