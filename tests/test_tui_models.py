@@ -145,13 +145,22 @@ def test_a_model_that_has_vanished_is_told_and_another_one_chosen(tmp_path):
     catalogue = ScriptedCatalogue({"other": ScriptedProvider()})
 
     async def again(chat):
+        await chat.until(lambda: chat.told("no model `first`") and chat.told("F3 has the last one"))
+        await chat.ask("Anybody?")  # in a new chat, at once
+        assert chat.said == [("user", "Anybody?"), ("assistant", "You said: Anybody?")]
+        assert chat.titles == ["Hello", "Anybody?"]
+        await chat.press("f3")
+        await chat.settle()
+        chat.burst(*"Hello", "enter")
+        await chat.until(lambda: ("user", "Hello") in chat.said)
+        await chat.send("And then?")
         await chat.until(lambda: chat.told("no model `first`") and chat.told("F4 chooses"))
         chat.app.clear_notifications()  # they lie above the status
         await chat.until(lambda: "no model" in chat.screen.splitlines()[-3])
         await chat.send("/model other")
         await chat.until(lambda: chat.session.provider is not None)
         await chat.ask("Again")
-        assert [text for _, text in chat.said][-2:] == ["Again", "You said: Again"]
+        assert [text for _, text in chat.said][-2:] == ["Again", "You said: And then?\n\nAgain"]
 
     drive(again, tmp_path, catalogue=catalogue, ready=False)
 

@@ -22,20 +22,6 @@ def test_full_screen_chat_with_our_own_server(url):
         chat.check_left()
 
 
-def test_a_server_that_is_named_begins_a_new_chat(url, tmp_path):
-    """The model of the last chat may be none of the server's."""
-    for arguments, goes_on in (((), False), ((), True), (("--url", url), False)):
-        with Terminal("chat", *arguments, EDGE_LLM_HOME=str(tmp_path)) as chat:
-            chat.wait_for("Hello, who are you?" if goes_on else "Ask anything")
-            chat.wait_for("builtin")
-            assert ("Hello, who are you?" in chat.text) == goes_on
-            if not arguments and not goes_on:
-                chat.write("Hello, who are you?\r")
-                chat.wait_for("tokens")
-            chat.press("ctrl+q")
-            assert chat.wait_end() == 0
-
-
 def test_piped_chat_with_our_own_server(url):
     command = [sys.executable, "-m", "edge_llm", "chat", "--url", url, "--temperature", "0"]
     lines = "Hello, who are you?\nAnd again: who are you?\n"

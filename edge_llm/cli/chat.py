@@ -40,7 +40,7 @@ FULL_LOOKS = 200
 @click.option("--system", type=TEXT, help="System message.")
 @click.option("--url", help="Chat with a server instead: any that speaks OpenAI's chat completions.")
 @api_key_options("Key for the server of --url")
-@click.option("--new", is_flag=True, help="Begin a new chat; else the last goes on, unless you name a model, server or option.")
+@click.option("--new", is_flag=True, help="Begin a new chat; else the last one goes on, unless you name a model or settings.")
 @click.option("--plain", is_flag=True, help="Line by line, without a full screen; so it is in a pipe.")
 @click.pass_context
 def chat_command(
@@ -60,7 +60,7 @@ def chat_command(
     GenerationParams(**sampling)  # refuses early what makes no sense
     if not plain and has_person() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         settings = ChatSettings(model, system or "", None, sampling)
-        chosen = [name for name in ("model", "system", "url", *sampling) if ctx.get_parameter_source(name) in _TYPED]
+        chosen = [name for name in ("model", "system", *sampling) if ctx.get_parameter_source(name) in _TYPED]
         _full_screen(_opener(runtime, url, key), settings, new=new or bool(chosen))
         return
     from edge_llm.cli import plain_chat  # the engine, which a full screen loads behind its first frame

@@ -20,7 +20,7 @@ from textual.widgets import Footer, Markdown
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.store import ChatStore
 from edge_llm.chats.titles import UNTITLED
-from edge_llm.errors import StorageError
+from edge_llm.errors import ModelNotFound, StorageError
 from edge_llm.files import one_line
 from edge_llm.tui.actions import Actions
 from edge_llm.tui.activity import activity, situation
@@ -132,7 +132,21 @@ class ChatApp(Stage):
         except Exception as error:
             self.tell(reason(error), "error")
         self.begun.set()
+        await self._leave_a_model_that_is_gone()
         await self.session.load_for(self.session.settings)
+
+    async def _leave_a_model_that_is_gone(self) -> None:
+        """A new chat in the place of the last one, whose model is not here, unless the person goes on with that already."""
+        session, chat = self.session, self.session.chat
+        if not (model := session.settings.model) or model == self.options.settings.model:
+            return
+        with contextlib.suppress(Exception):  # loading comes to the same, and tells it
+            try:
+                await in_thread(lambda: session.catalogue().check(model))
+            except ModelNotFound as error:
+                if session.chat is chat and not session.busy:
+                    await session.show(OpenChat.new(session.store, self.options.settings.as_json()))
+                    self.tell(f"{error}\nThis is a new chat; F3 has the last one.", "warning")
 
     async def _open_chats(self) -> None:
         session = self.session
