@@ -103,9 +103,11 @@ def test_the_lanes_of_a_prompt(options, lanes):
 
 
 def test_the_next_prompt_takes_the_place_of_the_last(fresh):
-    fresh.answer(ask(fresh, STORY * 8))
-    answer = fresh.answer(ask(fresh, "A dog " * 40))
-    assert look(fresh).prompt.tokens == answer.finish.usage.prompt_tokens
+    """Also where its sequence lies in the memory of the one before, as it often does."""
+    for times in range(30, 60):
+        fresh.answer(ask(fresh, f"{times} " + STORY * 8))
+        answer = fresh.answer(ask(fresh, f"{times} dogs, " + "A dog " * times))
+        assert look(fresh).prompt.tokens == answer.finish.usage.prompt_tokens
 
 
 def test_few_windows_are_kept():

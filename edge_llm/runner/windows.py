@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from edge_llm.runner.base import Segment
 from edge_llm.runner.inside import Lane, LaneSpan, LastPrompt
@@ -21,16 +22,17 @@ class PromptWindows:
 
     def __init__(self) -> None:
         self._windows: tuple[_Window, ...] = ()
-        self._place: tuple[tuple[int, int], ...] = ()  # where the prompt stands: (sequence, tokens before this step or after)
+        self._sequence: Callable[[], Any] = lambda: None  # that of the prompt; None when it has gone
+        self._lengths: tuple[int, ...] = ()  # tokens of that sequence before this step, and after it
         self._shown: tuple[tuple[_Window, ...], LastPrompt] | None = None
 
     def add(self, segments: Sequence[Segment[Any]], trace: Trace, tokens: int) -> None:
         """A window of ``tokens`` tokens of a step of ``segments`` ran; the longest of them is the prompt."""
         longest = max(segments, key=lambda segment: len(segment.tokens))
-        sequence, start = id(longest.sequence), longest.sequence.length
-        before = self._windows[1 - MOST_WINDOWS :] if (sequence, start) in self._place else ()
-        self._windows = (*before, _Window(trace, tokens))
-        self._place = ((sequence, start), (sequence, start + len(longest.tokens)))
+        sequence, start = longest.sequence, longest.sequence.length
+        goes_on = self._sequence() is sequence and start in self._lengths
+        self._windows = (*(self._windows[1 - MOST_WINDOWS :] if goes_on else ()), _Window(trace, tokens))
+        self._sequence, self._lengths = ref(sequence), (start, start + len(longest.tokens))
 
     def look(self) -> LastPrompt | None:
         """What is shown of them; None before the first prompt."""
