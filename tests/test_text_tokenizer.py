@@ -573,10 +573,6 @@ def test_tokenizer_file_that_is_no_file(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path, VOCAB_SIZE)
 
 
-class TimeIsUp(Exception):
-    """What a handler of SIGALRM raises."""
-
-
 def test_what_a_handler_raises_is_no_fault_of_a_text() -> None:
     class Interrupted:
         """A backend during whose work a time limit is over."""
@@ -586,14 +582,14 @@ def test_what_a_handler_raises_is_no_fault_of_a_text() -> None:
             return found
 
     def handle(*_: Any) -> None:
-        raise TimeIsUp
+        raise TimeoutError
 
     tokenizer = loads(byte_level_tokenizer())
     found = tokenizer._backend.encode_batch(["a"])
     tokenizer._backend = Interrupted()
     before = signal.signal(signal.SIGALRM, handle)
     try:
-        with pytest.raises(TimeIsUp):
+        with pytest.raises(TimeoutError):
             tokenizer.encode("a")
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -193,8 +193,8 @@ def serve(
     listener: socket.socket,
     options: ServeOptions,
     load: LoadModel,
-    on_begin: Callable[[], None] = lambda: None,
-    on_drain: Callable[[int], None] = lambda _: None,
+    on_begin: Callable[[], None],
+    on_drain: Callable[[int], None],
 ) -> None:
     """Serve on ``listener`` until SIGTERM or SIGINT, then drain.  Raises what loading the model raises.
 

@@ -184,17 +184,14 @@ class Tokenizer:
 
     def _run(self, text: str, *, add_special_tokens: bool = False) -> Any:
         with HeldInterrupt():  # what a signal's handler raises says nothing of the text
-            return self._encode_or_refuse(text, add_special_tokens)
-
-    def _encode_or_refuse(self, text: str, add_special_tokens: bool) -> Any:
-        try:
-            # as a batch, which lets other threads run meanwhile
-            return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
-        except BaseException as failure:  # a Rust panic is not an Exception
-            _pass_on(failure)
-            if not is_unicode(text):
-                raise UsageError("the text holds half of a surrogate pair; send valid Unicode") from None
-            raise InvalidTokenizer(f"the tokenizer cannot encode this text: {shown(failure)}") from None
+            try:
+                # as a batch, which lets other threads run meanwhile
+                return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+            except BaseException as failure:  # a Rust panic is not an Exception
+                _pass_on(failure)
+                if not is_unicode(text):
+                    raise UsageError("the text holds half of a surrogate pair; send valid Unicode") from None
+                raise InvalidTokenizer(f"the tokenizer cannot encode this text: {shown(failure)}") from None
 
     def _spelled(self, token: int) -> list[int]:
         """A control token that the vocabulary found in plain text, spelled out character by character."""
@@ -338,17 +335,13 @@ def _load(path: Path) -> Any:
     data = read_file(path, MAX_FILE_BYTES, error=InvalidTokenizer)
     _expect_memory(ROOM_BYTES + ROOM_PER_BYTE * len(data))
     with HeldInterrupt():  # what a signal's handler raises says nothing of the file
-        return _read_or_refuse(path, data)
-
-
-def _read_or_refuse(path: Path, data: bytes) -> Any:
-    try:
-        return tokenizers.Tokenizer.from_buffer(data)
-    except BaseException as failure:  # a Rust panic is not an Exception
-        _pass_on(failure)
-        raise InvalidTokenizer(
-            f"`{shown(path.name)}` cannot be used: {shown(failure)}; save the model's tokenizer again"
-        ) from None
+        try:
+            return tokenizers.Tokenizer.from_buffer(data)
+        except BaseException as failure:  # a Rust panic is not an Exception
+            _pass_on(failure)
+            raise InvalidTokenizer(
+                f"`{shown(path.name)}` cannot be used: {shown(failure)}; save the model's tokenizer again"
+            ) from None
 
 
 def _check_ids(backend: Any, vocab_size: int, added: dict[int, Any]) -> None:

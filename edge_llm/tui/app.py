@@ -140,13 +140,15 @@ class ChatApp(Stage):
         session, chat = self.session, self.session.chat
         if not (model := session.settings.model) or model == self.options.settings.model:
             return
-        with contextlib.suppress(Exception):  # loading comes to the same, and tells it
-            try:
-                await in_thread(lambda: session.catalogue().check(model))
-            except ModelNotFound as error:
-                if session.chat is chat and not session.busy:
-                    await session.show(OpenChat.new(session.store, self.options.settings.as_json()))
-                    self.tell(f"{error}\nThis is a new chat; F3 has the last one.", "warning")
+        try:
+            await in_thread(lambda: session.catalogue().check(model))
+        except ModelNotFound as error:
+            if session.chat is chat and not session.busy:
+                await session.show(OpenChat.new(session.store, self.options.settings.as_json()))
+                self.refresh_chats()
+                self.tell(f"{error}\nThis is a new chat; F3 has the last one.", "warning")
+        except Exception:  # loading comes to the same, and tells it
+            return
 
     async def _open_chats(self) -> None:
         session = self.session
