@@ -71,7 +71,7 @@ class RangeReader:
 # ---- linear, roofs (bind_linear.cpp) ----
 
 def quantize(
-    x: _F32, input_scale: float, hot: _I32, pool: ThreadPool, residual: bool, gain: _F32 | None, eps: float, /
+    x: _F32, input_scale: float, hot: _I32, pool: ThreadPool, residual: bool, gain: _F32 | None, eps: float, turn: int, /
 ) -> tuple[_I8, _I64, _I32, _F32]: ...
 def linear_int8(
     q: _I8,
@@ -117,7 +117,7 @@ class Int8Linear:
         tiles: _I8,
         n: int,
         k: int,
-        input_scale: float,
+        input_scale: float | None,
         product_scale: _F32,
         row_sum: _I32,
         hot: _I32,
@@ -126,13 +126,15 @@ class Int8Linear:
         rounded_scale: _F32 | None = None,
         rounded_bias: _I32 | None = None,
         /,
+        *,
+        turn: int = 0,
     ) -> None: ...
     @staticmethod
     def of_codes(
         codes: _U8,
         n: int,
         k: int,
-        input_scale: float,
+        input_scale: float | None,
         product_scale: _F32,
         row_sum: _I32,
         hot: _I32,
@@ -141,13 +143,15 @@ class Int8Linear:
         rounded_scale: _F32 | None = None,
         rounded_bias: _I32 | None = None,
         /,
+        *,
+        turn: int = 0,
     ) -> Int8Linear: ...
     @staticmethod
     def of_parts(
         integers: Sequence[_I8 | _U8],
         counts: Sequence[int],
         k: int,
-        input_scale: float,
+        input_scale: float | None,
         product_scale: _F32,
         row_sum: _I32,
         hot: _I32,
@@ -156,6 +160,8 @@ class Int8Linear:
         rounded_scale: _F32 | None = None,
         rounded_bias: _I32 | None = None,
         /,
+        *,
+        turn: int = 0,
     ) -> Int8Linear: ...
     @property
     def swiglu_in_one_pass(self) -> bool: ...
@@ -199,6 +205,7 @@ def rope_append(
     v_scales: _F16,
     slots: _I64,
     pool: ThreadPool,
+    turn: int,
 ) -> None: ...
 def paged_attention(
     q: npt.NDArray[np.float32],
@@ -262,6 +269,7 @@ def embedding(
     hot_weight: _F16,
     pool: ThreadPool,
     out: _F32 | None,
+    turn: int,
     /,
 ) -> _F32: ...
 
@@ -292,6 +300,7 @@ def rope(
     sin: npt.NDArray[np.float32],
     pool: ThreadPool,
 ) -> None: ...
+def turn(x: npt.NDArray[np.float32], block: int, pool: ThreadPool) -> None: ...
 def swiglu(
     gate_up: npt.NDArray[np.float32], pool: ThreadPool, out: npt.NDArray[np.float32] | None = None
 ) -> npt.NDArray[np.float32]: ...
@@ -303,7 +312,9 @@ class Program:
 
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
-    def embedding(self, integers: _I8 | _U8, columns: int, scale: _F32, hot: _I32, hot_weight: _F16, out: _F32, /) -> None: ...
+    def embedding(
+        self, integers: _I8 | _U8, columns: int, scale: _F32, hot: _I32, hot_weight: _F16, out: _F32, turn: int, /
+    ) -> None: ...
     def linear(
         self,
         x: _F32,
@@ -334,6 +345,7 @@ class Program:
         k_scales: _F16,
         v_pages: _I8,
         v_scales: _F16,
+        turn: int,
         /,
     ) -> None: ...
     def paged_attention(

@@ -38,12 +38,15 @@ def rope_append(
     v_scales: F16,
     slots: I64,
     pool: _native.ThreadPool,
+    *,
+    turn: int = 0,
 ) -> None:
     """Turn the queries and keys of M tokens and quantize keys and values into their pages, in place.
 
     qkv [M, (Hq + 2 Hkv) * D], C-contiguous, the heads of queries, keys and values side by side. In this order: queries and
     keys are normed per head where there is a gain [D] (root mean square, `eps`), rotated by cos and sin [C, D/2] at
-    positions[M], and k_offset [Hkv, D] is subtracted from the keys; `qkv` keeps the results. Then keys and values are
+    positions[M], k_offset [Hkv, D] is subtracted from the keys, and `turn` channels at a time of queries and keys are turned
+    (`kernels.pointwise.turn`; then the softmax scale must be less by that factor); `qkv` keeps the results. Then keys and values are
     quantized per token and head, scale = float16(absmax / 127), q = clamp(rint(x * (1/scale)), -127, 127), into slots[M]:
     page * 16 + offset, each slot at most once, or -1 for a row that is not stored (padding).
 
@@ -52,7 +55,7 @@ def rope_append(
     """
     _native.rope_append(
         qkv, heads, kv_heads, head_dim, positions, cos, sin, q_gain, k_gain, eps, k_offset,
-        k_pages, k_scales, v_pages, v_scales, slots, pool,
+        k_pages, k_scales, v_pages, v_scales, slots, pool, turn,
     )  # fmt: skip
 
 

@@ -20,9 +20,11 @@ def embedding(
     hot_weight: F16,
     pool: _native.ThreadPool,
     out: F32 | None = None,
+    *,
+    turn: int = 0,
 ) -> F32:
     """tokens[M] in 0..N-1 -> f32[M, K]: W[token] * scale[token], and in the hot columns hot_weight[:, token].
 
-    `out` is C-contiguous. Raises ValueError, naming the argument, for a wrong type, shape or value.
+    With `turn` the rows are turned last (`kernels.pointwise.turn`). `out` is C-contiguous. Raises ValueError, naming the argument, for a wrong type, shape or value.
     """
-    return _native.embedding(tokens, integers, columns, scale, hot, hot_weight, pool, out)
+    return _native.embedding(tokens, integers, columns, scale, hot, hot_weight, pool, out, turn)

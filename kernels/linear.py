@@ -2,14 +2,19 @@
 
     y = product_scale * (q @ W.T) (+ bias) + x[:, hot] @ hot_weight + product_scale * (residual @ W.T) (+ add)
 
-with x normed before and SwiGLU applied after, where asked for.
+with x normed and turned before, and SwiGLU applied after, where asked for.  Or every row has a scale of its own, its largest
+magnitude / 127, and there is nothing to keep apart:
+
+    y = (product_scale * (q @ W.T)) * row_scale (+ bias) (+ add)
 
 `linear` does all of it in one call and is what a runtime uses; the other functions are its parts, bit-identical in
 composition. Its weight is an `Int8Linear(tiles, n, k, input_scale, product_scale, row_sum, hot, hot_weight, bias)`: checked
-when it is made, it keeps its arrays, which must not change. `input_scale` is the scale of the activations, `product_scale`
-f32[N] always input_scale * weight_scale, `tiles` is made by `kernels.layout.pack_tiles`, `hot` i32[H] ascends and may be
+when it is made, it keeps its arrays, which must not change. `input_scale` is the scale of the activations, or None where every
+row has its own; `product_scale` f32[N] is always input_scale * weight_scale, or weight_scale; `tiles` is made by `kernels.layout.pack_tiles`, `hot` i32[H] ascends and may be
 empty (then `hot_weight` is f16[0, N]). A row's result does not depend on the other rows, on the number of threads or on the
 instruction set. `kernels.reference` defines every function.
+
+`Int8Linear(..., turn=p)` turns rows in blocks of p channels behind the norm (`kernels.pointwise.turn`); it has no `hot` channels.
 
 `Int8Linear.of_codes(codes, n, ...)` is the same weight kept as 4-bit codes (`kernels.w4`): the same bits, half the memory.
 In `Int8Linear.of_parts(integers, counts, k, ...)`, `integers[i]` holds the tiles (int8) or codes (uint8) of the next
@@ -49,13 +54,14 @@ def quantize(
     residual: bool = True,
     gain: F32 | None = None,
     eps: float = 0.0,
+    turn: int = 0,
 ) -> tuple[I8, Residual]:
     """x[M, K] -> (q[M, K], residual): q = clamp(rint(x / input_scale), -127, 127), hot columns of q are 0.
 
     The residual keeps x / input_scale - q where |x / input_scale| > 127.5 outside the hot columns; empty when `residual` is
-    false. With `gain` f32[K] x is `rms_norm(x, gain, eps)` first.
+    false. With `gain` f32[K] x is `rms_norm(x, gain, eps)` first; with `turn` its blocks of so many channels are then turned.
     """
-    q, row_start, column, value = _native.quantize(x, input_scale, hot, pool, residual, gain, eps)
+    q, row_start, column, value = _native.quantize(x, input_scale, hot, pool, residual, gain, eps, turn)
     return q, Residual(row_start, column, value)
 
 

@@ -1,4 +1,4 @@
-"""Row-wise float32 kernels: norms, rotary embedding, SwiGLU.
+"""Row-wise float32 kernels: norms, rotary embedding, SwiGLU, the turn.
 
 Every function shares its rows over `pool`, works on the calling thread alone when there is little to do, and gives the
 same bits as its twin in `kernels.reference`. Wrong types, shapes or layouts raise ValueError naming the argument.
@@ -39,3 +39,17 @@ def rope(x: F32, positions: I32, cos: F32, sin: F32, pool: _native.ThreadPool) -
 def swiglu(gate_up: F32, pool: _native.ThreadPool, out: F32 | None = None) -> F32:
     """silu(gate) * up of the joint matrix gate_up[M, 2F], the gate in the left half -> [M, F]."""
     return _native.swiglu(gate_up, pool, out)
+
+
+MAX_TURN = 128
+"""Largest block of channels that is turned."""
+
+
+def turn(x: F32, block: int, pool: _native.ThreadPool) -> None:
+    """Multiply every `block` of neighbouring channels of x[M, K] by the Hadamard matrix H of +1 and -1, in place.
+
+    `block` is 0, which changes nothing, or a power of two from 2 to `MAX_TURN` that divides K. H is symmetric and H H = block:
+    two turns give block * x. After Sylvester's construction; rotations before rounding are QuaRot's (Ashkboos et al., 2024,
+    arXiv 2404.00456).
+    """
+    _native.turn(x, block, pool)

@@ -32,9 +32,11 @@ class Program:
         """Native calls so far; what one method adds may be two."""
         return len(self._native)
 
-    def embedding(self, integers: I8 | U8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32) -> None:
+    def embedding(
+        self, integers: I8 | U8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32, turn: int = 0
+    ) -> None:
         """`kernels.embedding.embedding` of the tokens of `run`."""
-        self._native.embedding(integers, columns, scale, hot, hot_weight, out)
+        self._native.embedding(integers, columns, scale, hot, hot_weight, out, turn)
 
     def linear(
         self,
@@ -80,11 +82,14 @@ class Program:
         k_scales: F16,
         v_pages: I8,
         v_scales: F16,
+        *,
+        turn: int = 0,
     ) -> None:
         """`kernels.attention.rope_append`, at the positions and into the slots of `run`."""
         self._native.rope_append(
-            qkv, heads, kv_heads, head_dim, cos, sin, q_gain, k_gain, eps, k_offset, k_pages, k_scales, v_pages, v_scales
-        )
+            qkv, heads, kv_heads, head_dim, cos, sin, q_gain, k_gain, eps, k_offset, k_pages, k_scales, v_pages, v_scales,
+            turn,
+        )  # fmt: skip
 
     def paged_attention(
         self, q: F32, k_pages: I8, k_scales: F16, v_pages: I8, v_scales: F16, softmax_scale: float, *, out: F32

@@ -11,6 +11,7 @@
 #include "pointwise.h"
 #include "pool.h"
 #include "table_attention.h"
+#include "turn.h"
 #include "vec.h"
 
 namespace edge {
@@ -122,6 +123,7 @@ static bool rope_append_rows(const RopeAppendArgs& a, int64_t begin, int64_t end
     if (a.k_norm.gain != nullptr) norm_rows(a.k_norm, m, m + 1);
     rope_rows(a.rope, m, m + 1);
     subtract_offset(a.k.source + m * a.k.row_stride, a.k_offset, a.k.kv_heads * a.k.head_dim);
+    turn_in_place(a.rope.x + m * a.rope.row_stride, a.rope.heads * 2 * a.rope.half, a.turn);
     if (a.k.slots[m] < 0) continue;
     if (m + 1 < end && are_pair(a.k.slots, m)) continue;  // with the next row
     finite &= m > begin && are_pair(a.k.slots, m - 1) ? append_rows<2>(a, m - 1) : append_rows<1>(a, m);

@@ -77,8 +77,10 @@ const float* gain_of(nb::handle gain_arg, const char* name, int64_t dim) {
 
 AppendCall::AppendCall(nb::handle qkv_arg, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle cos_arg,
                        nb::handle sin_arg, nb::handle q_gain_arg, nb::handle k_gain_arg, float eps, nb::handle k_offset_arg,
-                       nb::handle k_pages_arg, nb::handle k_scales_arg, nb::handle v_pages_arg, nb::handle v_scales_arg) {
+                       nb::handle k_pages_arg, nb::handle k_scales_arg, nb::handle v_pages_arg, nb::handle v_scales_arg,
+                       int64_t turn) {
   expect_head_dim(head_dim);
+  expect_turn(turn, head_dim);
   const auto qkv = write<float, 2>(qkv_arg, "qkv");
   if (heads < 0 || kv_heads < 0) throw nb::value_error("`heads` and `kv_heads` must not be negative");
   rows = qkv.shape[0];
@@ -105,6 +107,7 @@ AppendCall::AppendCall(nb::handle qkv_arg, int64_t heads, int64_t kv_heads, int6
           norm(k, kv_heads, gain_of(k_gain_arg, "k_gain", head_dim)),
           {qkv.data, width, head_dim, heads + kv_heads, head_dim / 2, nullptr, cos.data, sin.data},
           k_offset.data,
+          turn,
           {k, width, kv_heads, head_dim, k_pages.data, k_pages.scales, nullptr},
           {v, width, kv_heads, head_dim, v_pages.data, v_pages.scales, nullptr}};
 }
@@ -133,9 +136,10 @@ namespace {
 
 void rope_append(nb::handle qkv, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle positions_arg, nb::handle cos,
                  nb::handle sin, nb::handle q_gain, nb::handle k_gain, float eps, nb::handle k_offset, nb::handle k_pages,
-                 nb::handle k_scales, nb::handle v_pages, nb::handle v_scales, nb::handle slots_arg, ThreadPool& pool) {
+                 nb::handle k_scales, nb::handle v_pages, nb::handle v_scales, nb::handle slots_arg, ThreadPool& pool,
+                 int64_t turn) {
   const AppendCall call(qkv, heads, kv_heads, head_dim, cos, sin, q_gain, k_gain, eps, k_offset, k_pages, k_scales, v_pages,
-                        v_scales);
+                        v_scales, turn);
   const auto positions = read<int32_t, 1>(positions_arg, "positions");
   expect_shape(positions, "positions", {call.rows});
   expect_positions(positions, call.positions);
@@ -352,7 +356,7 @@ void bind_attention(nb::module_& module) {
   module.def("rope_append", &rope_append, nb::arg("qkv"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
              nb::arg("positions"), nb::arg("cos"), nb::arg("sin"), nb::arg("q_gain").none(), nb::arg("k_gain").none(),
              nb::arg("eps"), nb::arg("k_offset"), nb::arg("k_pages"), nb::arg("k_scales"), nb::arg("v_pages"),
-             nb::arg("v_scales"), nb::arg("slots"), nb::arg("pool"));
+             nb::arg("v_scales"), nb::arg("slots"), nb::arg("pool"), nb::arg("turn"));
   module.def("paged_attention", &paged_attention, nb::arg("q"), nb::arg("k_pages"), nb::arg("k_scales"),
              nb::arg("v_pages"), nb::arg("v_scales"), nb::arg("page_table"), nb::arg("row_sequence"),
              nb::arg("row_position"), nb::arg("softmax_scale"), nb::arg("pool"), nb::arg("out") = nb::none());

@@ -20,7 +20,7 @@ void expect_tokens(const Array<const int64_t, 1>& tokens, int64_t limit) {
 }
 
 EmbeddingCall::EmbeddingCall(nb::handle integers, int64_t columns, nb::handle scale_arg, nb::handle hot_arg,
-                             nb::handle hot_weight_arg) {
+                             nb::handle hot_weight_arg, int64_t turn) {
   const auto scale = read<float, 1>(scale_arg, "scale");
   const int64_t rows = scale.shape[0];
   if (holds<uint8_t>(integers))
@@ -35,6 +35,8 @@ EmbeddingCall::EmbeddingCall(nb::handle integers, int64_t columns, nb::handle sc
   args.hot_count = hot.shape[0];
   args.hot_weight = reinterpret_cast<const uint16_t*>(hot_weight.data);
   args.rows = rows;
+  expect_turn(turn, columns);
+  args.turn = turn;
 }
 
 void EmbeddingCall::read_tiles(nb::handle tiles_arg, int64_t rows, int64_t columns) {
@@ -63,8 +65,8 @@ void EmbeddingCall::run(int64_t count, const int64_t* tokens, ThreadPool& pool) 
 namespace {
 
 nb::object embedding(nb::handle tokens_arg, nb::handle integers, int64_t columns, nb::handle scale, nb::handle hot,
-                     nb::handle hot_weight, ThreadPool& pool, nb::handle out_arg) {
-  EmbeddingCall call(integers, columns, scale, hot, hot_weight);
+                     nb::handle hot_weight, ThreadPool& pool, nb::handle out_arg, int64_t turn) {
+  EmbeddingCall call(integers, columns, scale, hot, hot_weight, turn);
   const auto tokens = read<int64_t, 1>(tokens_arg, "tokens");
   expect_tokens(tokens, call.args.rows);
   nb::object out = call.write_to(out_arg, tokens.shape[0]);
@@ -77,7 +79,7 @@ nb::object embedding(nb::handle tokens_arg, nb::handle integers, int64_t columns
 
 void bind_embedding(nb::module_& module) {
   const auto any = nb::arg().none();
-  module.def("embedding", &embedding, any, any, nb::arg(), any, any, any, nb::arg(), any);
+  module.def("embedding", &embedding, any, any, nb::arg(), any, any, any, nb::arg(), any, nb::arg());
 }
 
 }  // namespace edge

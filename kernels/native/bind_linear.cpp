@@ -42,12 +42,19 @@ float read_input_scale(double input_scale) {
   return narrow;
 }
 
+// The scale of a linear's input; None: 0, every row has its own.
+float read_linear_scale(nb::handle input_scale) {
+  return input_scale.is_none() ? 0.0f : read_input_scale(nb::cast<double>(input_scale));
+}
+
+// An `input_scale` of 0: every row has its own.
 QuantizeInput quantize_input(const Array<const float, 2>& x, float input_scale, const Array<const int32_t, 1>& hot,
-                             bool residual, nb::handle gain_arg, double eps) {
+                             bool residual, nb::handle gain_arg, double eps, int64_t turn) {
+  const bool row_scales = input_scale == 0.0f;
   const auto gain = read_optional<float, 1>(gain_arg, "gain");
   if (gain) expect_shape(gain, "gain", {x.shape[1]});
-  return {x.data,   x.shape[0], x.shape[1], input_scale, hot.data, hot.shape[0],
-          residual, gain.data,  static_cast<float>(eps)};
+  return {x.data,    x.shape[0],  x.shape[1], row_scales ? 1.0f : input_scale, hot.data,
+          hot.shape[0], residual && !row_scales, gain.data, static_cast<float>(eps), turn, row_scales};
 }
 
 Int8Weight read_weight(nb::handle tiles_arg, int64_t n, int64_t columns) {
@@ -102,11 +109,18 @@ nb::object to_array(const std::vector<T>& values) {
   return array;
 }
 
+void expect_turn_without_hot(int64_t turn, int64_t columns, int64_t hot_count) {
+  expect_turn(turn, columns);
+  if (turn != 0 && hot_count != 0) refuse("a row that is turned has no `hot` channels; got `" + std::to_string(hot_count) + "`");
+}
+
 nb::tuple quantize(nb::handle x_arg, double input_scale, nb::handle hot_arg, ThreadPool& pool, bool residual,
-                   nb::handle gain_arg, double eps) {
+                   nb::handle gain_arg, double eps, int64_t turn) {
   const auto x = read<float, 2>(x_arg, "x");
   const int64_t m = x.shape[0], k = x.shape[1];
-  const QuantizeInput input = quantize_input(x, read_input_scale(input_scale), read_hot(hot_arg, k), residual, gain_arg, eps);
+  const auto hot = read_hot(hot_arg, k);
+  expect_turn_without_hot(turn, k, hot.shape[0]);
+  const QuantizeInput input = quantize_input(x, read_input_scale(input_scale), hot, residual, gain_arg, eps, turn);
   nb::object q = new_array<int8_t, 2>({m, k});
   auto* q_data = data_of<int8_t, 2>(q);
   std::vector<ResidualRow> rows(static_cast<size_t>(m));
@@ -218,8 +232,8 @@ struct Beside {
 };
 
 // A linear of `parts`, whose integers are in `arrays`.
-Int8Linear assemble(std::vector<Int8Weight> parts, std::vector<nb::object> arrays, int64_t k, double input_scale,
-                    const Beside& beside) {
+Int8Linear assemble(std::vector<Int8Weight> parts, std::vector<nb::object> arrays, int64_t k, nb::handle input_scale_arg,
+                    const Beside& beside, int64_t turn) {
   Int8Weight whole = {};
   whole.columns = k;
   for (const Int8Weight& part : parts) whole.channels += part.channels;
@@ -229,6 +243,10 @@ Int8Linear assemble(std::vector<Int8Weight> parts, std::vector<nb::object> array
     refuse("a product that is rounded has `rounded_scale` and no `bias`, any other no `rounded_bias`");
   const auto hot = read_hot(beside.hot, k);
   const auto hot_weight = read_hot_weight(beside.hot_weight, hot.shape[0], whole.channels);
+  const float input_scale = read_linear_scale(input_scale_arg);
+  expect_turn_without_hot(turn, k, hot.shape[0]);
+  if (input_scale == 0.0f && (hot.shape[0] != 0 || !beside.rounded_scale.is_none()))
+    refuse("a linear whose rows have scales of their own (`input_scale` None) has no `hot` channels and no `rounded_scale`");
   int64_t first = 0;
   for (Int8Weight& part : parts) {
     part.take_vectors(whole, first);
@@ -237,24 +255,24 @@ Int8Linear assemble(std::vector<Int8Weight> parts, std::vector<nb::object> array
   for (nb::handle array : {beside.product_scale, beside.row_sum, beside.hot, beside.hot_weight, beside.bias,
                            beside.rounded_scale, beside.rounded_bias})
     arrays.push_back(nb::borrow(array));
-  return {std::move(arrays), std::move(parts), whole.channels, k, read_input_scale(input_scale), hot, hot_weight};
+  return {std::move(arrays), std::move(parts), whole.channels, k, input_scale, turn, hot, hot_weight};
 }
 
 using ReadPanels = Int8Weight (*)(nb::handle, int64_t, int64_t);
 
 // A linear of tiles or of codes, as `read_panels` reads them.
 template <ReadPanels read_panels>
-Int8Linear make_linear(nb::handle panels, int64_t n, int64_t k, double input_scale, nb::handle product_scale,
+Int8Linear make_linear(nb::handle panels, int64_t n, int64_t k, nb::handle input_scale, nb::handle product_scale,
                        nb::handle row_sum, nb::handle hot, nb::handle hot_weight, nb::handle bias, nb::handle rounded_scale,
-                       nb::handle rounded_bias) {
+                       nb::handle rounded_bias, int64_t turn) {
   return assemble({read_panels(panels, n, k)}, {nb::borrow(panels)}, k, input_scale,
-                  {product_scale, row_sum, hot, hot_weight, bias, rounded_scale, rounded_bias});
+                  {product_scale, row_sum, hot, hot_weight, bias, rounded_scale, rounded_bias}, turn);
 }
 
 // A linear whose `integers` are of as many channels each as `counts` says: tiles, of int8, or codes, of uint8.
-Int8Linear make_parts_linear(nb::sequence integers, nb::sequence counts, int64_t k, double input_scale,
+Int8Linear make_parts_linear(nb::sequence integers, nb::sequence counts, int64_t k, nb::handle input_scale,
                              nb::handle product_scale, nb::handle row_sum, nb::handle hot, nb::handle hot_weight,
-                             nb::handle bias, nb::handle rounded_scale, nb::handle rounded_bias) {
+                             nb::handle bias, nb::handle rounded_scale, nb::handle rounded_bias, int64_t turn) {
   if (nb::len(integers) != nb::len(counts) || nb::len(integers) == 0)
     refuse("a linear has parts, and as many `integers` as `counts`; got `" + std::to_string(nb::len(integers)) + "` and `" +
            std::to_string(nb::len(counts)) + "`");
@@ -266,14 +284,14 @@ Int8Linear make_parts_linear(nb::sequence integers, nb::sequence counts, int64_t
     parts.push_back(holds<uint8_t>(arrays.back()) ? read_codes(arrays.back(), count, k) : read_weight(arrays.back(), count, k));
   }
   return assemble(std::move(parts), std::move(arrays), k, input_scale,
-                  {product_scale, row_sum, hot, hot_weight, bias, rounded_scale, rounded_bias});
+                  {product_scale, row_sum, hot, hot_weight, bias, rounded_scale, rounded_bias}, turn);
 }
 
-void make_tile_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, double input_scale, nb::handle product_scale,
-                      nb::handle row_sum, nb::handle hot, nb::handle hot_weight, nb::handle bias, nb::handle rounded_scale,
-                      nb::handle rounded_bias) {
+void make_tile_linear(Int8Linear* self, nb::handle tiles, int64_t n, int64_t k, nb::handle input_scale,
+                      nb::handle product_scale, nb::handle row_sum, nb::handle hot, nb::handle hot_weight, nb::handle bias,
+                      nb::handle rounded_scale, nb::handle rounded_bias, int64_t turn) {
   new (self) Int8Linear(make_linear<read_weight>(tiles, n, k, input_scale, product_scale, row_sum, hot, hot_weight, bias,
-                                                 rounded_scale, rounded_bias));
+                                                 rounded_scale, rounded_bias, turn));
 }
 
 }  // namespace
@@ -287,7 +305,7 @@ LinearCall::LinearCall(nb::handle x_arg, const Int8Linear& linear, nb::handle ad
   const auto x = read<float, 2>(x_arg, "x");
   rows = x.shape[0];
   expect_shape(x, "x", {-1, linear.columns});
-  input = quantize_input(x, linear.input_scale, linear.hot, shadow, gain_arg, eps);
+  input = quantize_input(x, linear.input_scale, linear.hot, shadow, gain_arg, eps, linear.turn);
   const auto added = read_optional<float, 2>(add_arg, "add");
   if (added) expect_shape(added, "add", {rows, channels});
   add = added.data;
@@ -344,18 +362,18 @@ void bind_linear(nb::module_& module) {
   // None reaches `read`, which names the argument in its ValueError.
   const auto any = nb::arg().none();
   const nb::arg number, pool, flag;
-  module.def("quantize", &quantize, any, number, any, pool, flag, any, number);
+  module.def("quantize", &quantize, any, number, any, pool, flag, any, number, number);
   module.def("linear_int8", &linear_int8, any, any, number, any, any, pool, any, any);
   module.def("linear_rounded", &linear_rounded, any, any, number, any, any, any, pool, any);
   module.def("hot_product", &hot_product, any, any, any, pool, any);
   module.def("merge", &merge, any, any, any, any, any, any, number, any, pool, any);
   nb::class_<Int8Linear>(module, "Int8Linear")
-      .def("__init__", &make_tile_linear, any, number, number, number, any, any, any, any, any,
-           nb::arg() = nb::none(), nb::arg() = nb::none())
-      .def_static("of_codes", &make_linear<read_codes>, any, number, number, number, any, any, any, any, any,
-                  nb::arg() = nb::none(), nb::arg() = nb::none())
-      .def_static("of_parts", &make_parts_linear, nb::arg(), nb::arg(), number, number, any, any, any, any, any,
-                  nb::arg() = nb::none(), nb::arg() = nb::none())
+      .def("__init__", &make_tile_linear, any, number, number, any, any, any, any, any, any,
+           nb::arg() = nb::none(), nb::arg() = nb::none(), nb::kw_only(), nb::arg("turn") = 0)
+      .def_static("of_codes", &make_linear<read_codes>, any, number, number, any, any, any, any, any, any,
+                  nb::arg() = nb::none(), nb::arg() = nb::none(), nb::kw_only(), nb::arg("turn") = 0)
+      .def_static("of_parts", &make_parts_linear, nb::arg(), nb::arg(), number, any, any, any, any, any, any,
+                  nb::arg() = nb::none(), nb::arg() = nb::none(), nb::kw_only(), nb::arg("turn") = 0)
       .def_prop_ro("swiglu_in_one_pass", &Int8Linear::swiglu_in_one_pass)
       .def_prop_ro("rows", [](const Int8Linear& self) { return self.channels; })
       .def_prop_ro("columns", [](const Int8Linear& self) { return self.columns; });

@@ -53,6 +53,26 @@ nb::object SwigluCall::write_to(nb::handle out_arg) {
   return out;
 }
 
+void expect_turn(int64_t turn, int64_t columns) {
+  if (turn == 0) return;
+  if (turn < 2 || turn > 128 || (turn & (turn - 1)) != 0 || columns % turn != 0)
+    throw nb::value_error(("`turn` must be 0, or a power of two from 2 to 128 that divides " + std::to_string(columns) +
+                           " channels; got `" + std::to_string(turn) + "`")
+                              .c_str());
+}
+
+TurnCall::TurnCall(nb::handle x_arg, int64_t block) {
+  const auto x = write<float, 2>(x_arg, "x");
+  expect_turn(block, x.shape[1]);
+  args = {x.data, x.shape[1], block};
+  rows = x.shape[0];
+}
+
+void TurnCall::run(int64_t count, ThreadPool& pool) const {
+  const auto kernel = kernels().pointwise.turn;
+  share_rows(pool, count, args.columns, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
+
 void SwigluCall::run(int64_t count, ThreadPool& pool) const {
   const auto kernel = kernels().pointwise.swiglu;
   share_rows(pool, count, 4 * args.width, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
@@ -111,6 +131,12 @@ nb::object swiglu(nb::handle gate_up, ThreadPool& pool, nb::handle out) {
   return run_whole(call, pool, out);
 }
 
+void turn(nb::handle x, int64_t block, ThreadPool& pool) {
+  const TurnCall call(x, block);
+  const KernelCall held(pool);
+  call.run(call.rows, pool);
+}
+
 }  // namespace
 
 void bind_pointwise(nb::module_& module) {
@@ -118,6 +144,7 @@ void bind_pointwise(nb::module_& module) {
              nb::arg("out") = nb::none());
   module.def("head_norm", &head_norm, nb::arg("x"), nb::arg("gain"), nb::arg("eps"), nb::arg("pool"));
   module.def("rope", &rope, nb::arg("x"), nb::arg("positions"), nb::arg("cos"), nb::arg("sin"), nb::arg("pool"));
+  module.def("turn", &turn, nb::arg("x"), nb::arg("block"), nb::arg("pool"));
   module.def("swiglu", &swiglu, nb::arg("gate_up"), nb::arg("pool"), nb::arg("out") = nb::none());
 }
 

@@ -74,8 +74,9 @@ class Program {
     });
   }
 
-  void embedding(nb::handle integers, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight, nb::handle out) {
-    EmbeddingCall call(integers, columns, scale, hot, hot_weight);
+  void embedding(nb::handle integers, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight, nb::handle out,
+                 int64_t turn) {
+    EmbeddingCall call(integers, columns, scale, hot, hot_weight, turn);
     const int64_t rows = read<float, 2>(out, "out").shape[0];
     const nb::object written = call.write_to(out, rows);
     keep({integers, scale, hot, hot_weight, written}, rows);
@@ -102,9 +103,9 @@ class Program {
 
   void rope_append(nb::handle qkv, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle cos, nb::handle sin,
                    nb::handle q_gain, nb::handle k_gain, float eps, nb::handle k_offset, nb::handle k_pages,
-                   nb::handle k_scales, nb::handle v_pages, nb::handle v_scales) {
+                   nb::handle k_scales, nb::handle v_pages, nb::handle v_scales, int64_t turn) {
     const AppendCall call(qkv, heads, kv_heads, head_dim, cos, sin, q_gain, k_gain, eps, k_offset, k_pages, k_scales, v_pages,
-                          v_scales);
+                          v_scales, turn);
     keep({qkv, cos, sin, q_gain, k_gain, k_offset, k_pages, k_scales, v_pages, v_scales}, call.rows);
     positions_ = std::min(positions_, call.positions);
     pages_ = std::min(pages_, call.pages);
@@ -288,10 +289,11 @@ void bind_program(nb::module_& module) {
   nb::class_<Program>(module, "Program")
       .def(nb::init<>())
       .def("linear", &Program::linear, any, any, any, flag, any, number, flag, any)
-      .def("embedding", &Program::embedding, any, number, any, any, any, any)
+      .def("embedding", &Program::embedding, any, number, any, any, any, any, number)
       .def("rms_norm", &Program::rms_norm, any, any, number, any)
       .def("swiglu", &Program::swiglu, any, any)
-      .def("rope_append", &Program::rope_append, any, number, number, number, any, any, any, any, number, any, any, any, any, any)
+      .def("rope_append", &Program::rope_append, any, number, number, number, any, any, any, any, number, any, any, any, any, any,
+           number)
       .def("paged_attention", &Program::paged_attention, any, any, any, any, any, number, any)
       .def("wait", &Program::wait, nb::arg(), any)
       .def("request", &Program::request, nb::arg())

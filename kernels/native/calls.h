@@ -18,7 +18,8 @@ struct Int8Linear {
   std::vector<nb::object> arrays;
   std::vector<Int8Weight> parts;  // in the order of their channels
   int64_t channels, columns;
-  float input_scale;
+  float input_scale;  // 0: every row has a scale of its own
+  int64_t turn;       // block of input channels that is turned; 0: none
   Array<const int32_t, 1> hot;
   Array<const half, 2> hot_weight;
 
@@ -60,10 +61,18 @@ struct SwigluCall {
   int64_t rows;
 };
 
+struct TurnCall {
+  TurnCall(nb::handle x, int64_t block);
+  void run(int64_t count, ThreadPool& pool) const;
+
+  TurnArgs args;
+  int64_t rows;
+};
+
 struct AppendCall {
   AppendCall(nb::handle qkv, int64_t heads, int64_t kv_heads, int64_t head_dim, nb::handle cos, nb::handle sin,
              nb::handle q_gain, nb::handle k_gain, float eps, nb::handle k_offset, nb::handle k_pages, nb::handle k_scales,
-             nb::handle v_pages, nb::handle v_scales);
+             nb::handle v_pages, nb::handle v_scales, int64_t turn);
   // False: a key or value is not finite.
   bool run(int64_t count, const int32_t* row_position, const int64_t* slots, ThreadPool& pool) const;
 
@@ -94,7 +103,7 @@ constexpr int64_t kMaxColumns = 131072;
 
 struct EmbeddingCall {
   // `integers`: tiles, or codes.
-  EmbeddingCall(nb::handle integers, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight);
+  EmbeddingCall(nb::handle integers, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight, int64_t turn);
   nb::object write_to(nb::handle out, int64_t rows);
   void run(int64_t count, const int64_t* tokens, ThreadPool& pool) const;
 
@@ -112,6 +121,7 @@ void expect_tokens(const Array<const int64_t, 1>& tokens, int64_t limit);
 Int8Weight read_code_panels(nb::handle codes, int64_t n, int64_t columns);  // a weight of 4-bit codes
 Int8Weight read_codes(nb::handle codes, int64_t n, int64_t columns);  // the same; all multipliers and shifts fit, so sums do
 void expect_positions(const Array<const int32_t, 1>& positions, int64_t limit);
+void expect_turn(int64_t turn, int64_t columns);
 void expect_slots(const Array<const int64_t, 1>& slots, int64_t pages);
 // The rows' sequences and positions hold, and every page they need exists.
 void expect_rows(const AttentionRows& a, int64_t rows, int64_t sequences, int64_t page_count);

@@ -4,6 +4,7 @@
 #include "pointwise.h"
 #include "table_embedding.h"
 #include "table_linear.h"
+#include "turn.h"
 #include "vec.h"
 
 namespace edge {
@@ -59,6 +60,7 @@ EDGE_INLINE void embedding_row(const EmbeddingArgs& a, int64_t token, float* out
     store(values, hot_values(a, token, h, n));
     for (int i = 0; i < n; ++i) out[a.hot[h + i]] = values[i];
   });
+  turn_in_place(out, a.columns, a.turn);
 }
 
 static void embedding_rows(const EmbeddingArgs& a, const int64_t* tokens, float* out, int64_t begin, int64_t end) {

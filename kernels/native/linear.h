@@ -42,6 +42,7 @@ struct LinearPlan {
   int64_t hot_count;
   const ResidualRow* residual_rows;            // [M] or null
   const ResidualEntry* const* worker_entries;  // [workers]
+  const float* row_scales;                     // [M], of rows that have scales of their own; or null
   const float* add;                            // [M, width] or null
   float* out;                                  // [M, width]
   int64_t width;                               // of a row of the results, of which this weight may make a part
@@ -173,6 +174,8 @@ EDGE_INLINE void finish_tile(const LinearPlan& plan, const Int8Weight& weight, c
       return;
     }
     unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { y[r][p] = mul(from_i32(dot[r][p]), product_scale[p]); });
+    if (plan.row_scales != nullptr)
+      unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { y[r][p] = mul(y[r][p], broadcast(plan.row_scales[m + r])); });
     if (weight.bias != nullptr) {
       const f32x16 bias = load_some(weight.bias + at, lanes[p]);
       unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { y[r][p] = add(y[r][p], bias); });
@@ -523,16 +526,20 @@ static bool quantized_product(const QuantizeInput& input, LinearPlan& plan, Thre
       pool.shared_scratch(2, static_cast<size_t>(input.rows * plan.hot_count) * sizeof(float)));
   auto* residual_rows =
       static_cast<ResidualRow*>(pool.shared_scratch(3, static_cast<size_t>(input.rows) * sizeof(ResidualRow)));
+  auto* row_scales = static_cast<float*>(
+      pool.shared_scratch(5, static_cast<size_t>(input.row_scales ? input.rows : 0) * sizeof(float)));
   plan.activations = activations;
   plan.hot_x = hot_x;
+  plan.row_scales = input.row_scales ? row_scales : nullptr;
   if (input.residual) plan.residual_rows = residual_rows;
   const float* factor = factors_of(input, pool);
   return linear_product(plan, pool, [&](int worker) {
-    return [&, writer = ResidualWriter(pool, worker)](int64_t begin, int64_t end) mutable {
+    return [&, ready = ready_room(input, pool, worker), writer = ResidualWriter(pool, worker)](int64_t begin, int64_t end) mutable {
       bool finite = true;
       for (int64_t m = begin; m < end; ++m) {
-        const RowRest rest = {residual_rows + m, plan.hot_count == 0 ? nullptr : hot_x + m * plan.hot_count};
-        finite &= quantize_row(input, m, factor, rest, writer, [&](int64_t c, i32x16 q) EDGE_INLINE_LAMBDA {
+        const RowRest rest = {residual_rows + m, plan.hot_count == 0 ? nullptr : hot_x + m * plan.hot_count,
+                              input.row_scales ? row_scales + m : nullptr};
+        finite &= quantize_row(input, m, factor, rest, ready, writer, [&](int64_t c, i32x16 q) EDGE_INLINE_LAMBDA {
           Int8Dot::store(Int8Dot::place(activations, plan.stride, m, c), q);
         });
         complete_row(plan, activations, m);

@@ -81,7 +81,5 @@ static void swiglu_rows(const SwigluArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-constexpr PointwiseKernels pointwise_kernels = {norm_rows, rope_rows, swiglu_rows};
-
 }  // namespace EDGE_VARIANT
 }  // namespace edge

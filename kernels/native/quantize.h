@@ -1,10 +1,12 @@
-// Activations, plain or normed first, to INT8: q = clamp(rint(x / input_scale), -127, 127), hot columns 0, and the sparse rest.
+// Activations, plain, or normed and turned first, to INT8: q = clamp(rint(x / scale), -127, 127), hot columns 0, and the sparse
+// rest. The scale is that of the call, or each row's own, which leaves no rest.
 #pragma once
 
 #include "int8_dot.h"
 #include "pointwise.h"
 #include "pool.h"
 #include "table_linear.h"
+#include "turn.h"
 #include "vec.h"
 
 namespace edge {
@@ -64,6 +66,7 @@ struct NormedRow {
 struct RowRest {
   ResidualRow* residual;
   float* hot_x;  // [H], the values of the hot columns; or null
+  float* scale;  // the row's own scale; null: it has that of the call
 };
 
 // One row. `put(column, q)` takes 16 values at a time, the last time with zeros beyond K. False: a value is not finite.
@@ -87,13 +90,63 @@ EDGE_INLINE bool quantize_values(const QuantizeInput& input, const Row& row, con
   return reduce_add(not_finite) == 0.0f;
 }
 
+// A row before it is rounded, float32 [K], and its largest magnitude.
+struct ReadyRow {
+  float most;
+  bool finite;
+};
+
+// Turns the row into `ready`, which stays in L1.
+template <class Row>
+EDGE_INLINE ReadyRow make_ready(const QuantizeInput& input, const Row& row, float* ready) {
+  f32x16 most = zero(), not_finite = zero();
+  turn_values(
+      input.turn, input.columns, [&](int64_t c, int lanes) EDGE_INLINE_LAMBDA { return row.load(c, lanes); },
+      [&](int64_t c, f32x16 y, int lanes) EDGE_INLINE_LAMBDA {
+        most = max(abs(y), most);
+        not_finite = fma(y, zero(), not_finite);
+        store_some(ready + c, y, lanes);
+      });
+  return {reduce_max(most), reduce_add(not_finite) == 0.0f};
+}
+
+// One row with a scale of its own: its largest magnitude becomes 127.
 template <class Put>
-EDGE_INLINE bool quantize_row(const QuantizeInput& input, int64_t m, const float* factor, RowRest rest,
+EDGE_INLINE void quantize_ready(const QuantizeInput& input, const float* ready, float most, float* scale, Put&& put) {
+  constexpr float kLeast = 1e-30f;  // its inverse is finite; a smaller row is zeros
+  const float largest = most > kLeast ? most : kLeast;
+  *scale = largest / 127.0f;
+  const f32x16 inverse = broadcast(127.0f / largest), high = broadcast(127.0f), low = broadcast(-127.0f);
+  each_vector(input.columns, [&](int64_t c, int lanes) EDGE_INLINE_LAMBDA {
+    put(c, round_even(clamp(mul(load_some(ready + c, lanes), inverse), low, high)));
+  });
+}
+
+template <class Row, class Put>
+EDGE_INLINE bool quantize_row_of(const QuantizeInput& input, const Row& row, const float* factor, RowRest rest, float* ready,
+                                 ResidualWriter& writer, Put&& put) {
+  if (input.turn == 0 && rest.scale == nullptr) return quantize_values(input, row, factor, rest, writer, put);
+  const ReadyRow made = make_ready(input, row, ready);
+  if (rest.scale == nullptr) return quantize_values(input, PlainRow{ready}, factor, rest, writer, put);
+  writer.begin_row(rest.residual);
+  quantize_ready(input, ready, made.most, rest.scale, put);
+  return made.finite;
+}
+
+// Row m; `ready` [K] is room for it.
+template <class Put>
+EDGE_INLINE bool quantize_row(const QuantizeInput& input, int64_t m, const float* factor, RowRest rest, float* ready,
                               ResidualWriter& writer, Put&& put) {
   const float* x = input.x + m * input.columns;
-  if (input.gain == nullptr) return quantize_values(input, PlainRow{x}, factor, rest, writer, put);
+  if (input.gain == nullptr) return quantize_row_of(input, PlainRow{x}, factor, rest, ready, writer, put);
   const NormedRow row = {x, input.gain, inverse_rms(x, input.columns, input.eps)};
-  return quantize_values(input, row, factor, rest, writer, put);
+  return quantize_row_of(input, row, factor, rest, ready, writer, put);
+}
+
+// A worker's room for a row that is turned or has a scale of its own.
+static float* ready_room(const QuantizeInput& input, ThreadPool& pool, int worker) {
+  if (input.turn == 0 && !input.row_scales) return nullptr;
+  return static_cast<float*>(pool.scratch(worker, static_cast<size_t>(input.columns) * sizeof(float)));
 }
 
 // [K], see column_factors; taken before a region by the caller.
@@ -131,10 +184,10 @@ static bool quantize(const QuantizeInput& input, int8_t* q, ResidualRow* residua
   const int64_t columns = input.columns;
   const float* factor = factors_of(input, pool);
   const bool finite = prepare_rows(input.rows, columns, pool, [&](int worker) {
-    return [&, writer = ResidualWriter(pool, worker)](int64_t begin, int64_t end) mutable {
+    return [&, ready = ready_room(input, pool, worker), writer = ResidualWriter(pool, worker)](int64_t begin, int64_t end) mutable {
       bool finite = true;
       for (int64_t m = begin; m < end; ++m)
-        finite &= quantize_row(input, m, factor, {residual_rows + m, nullptr}, writer, [&](int64_t c, i32x16 values) {
+        finite &= quantize_row(input, m, factor, {residual_rows + m, nullptr, nullptr}, ready, writer, [&](int64_t c, i32x16 values) {
           int8_t* to = q + m * columns + c;
           if (c + kLanes <= columns) store_i8(to, values);
           else store_i8_partial(to, values, static_cast<int>(columns - c));

@@ -26,6 +26,7 @@ struct RopeAppendArgs {
   NormArgs q_norm, k_norm;  // gain null: none
   RopeArgs rope;            // query and key heads
   const float* k_offset;    // [Hkv, D], subtracted from the keys
+  int64_t turn;             // block of a head's channels that is turned in queries and keys, last (see turn.h); 0: none
   AppendArgs k, v;
 };
 

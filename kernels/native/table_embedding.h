@@ -18,6 +18,7 @@ struct EmbeddingArgs {
   int64_t hot_count;           // H
   const uint16_t* hot_weight;  // [H, N] float16
   int64_t rows;                // N
+  int64_t turn = 0;            // block of columns that is turned last, see turn.h; 0: none
 };
 
 struct EmbeddingKernels {

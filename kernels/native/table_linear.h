@@ -50,18 +50,21 @@ struct QuantizeInput {
   bool residual;  // whether to keep the residual
   const float* gain;  // [K]: the rows are root mean square normed first; or null
   float eps;
+  int64_t turn = 0;         // block of channels that is turned, behind the norm (see turn.h); 0: none. There are no hot columns then
+  bool row_scales = false;  // every row has a scale of its own, and `input_scale` is not used. There are no hot columns then
 };
 
 // An INT8 weight and what turns its integer product into floats.
 //
 // As it is: y = float(dot) * product_scale (+ bias). Rounded, as a card that ends in float16 gives it:
 //   y = float16(clamp(float(dot + rounded_bias) * rounded_scale, -65504, 65504)), and there is no bias besides.
+// Where rows have scales of their own: y = float(dot) * product_scale * row_scale (+ bias).
 struct Int8Weight {
   const int8_t* tiles;         // [ceil(N/16), ceil(K/4), 16, 4], zero padded; or null and
   const uint8_t* codes;        // [ceil(N/16), panel bytes] that expand to them
   int64_t channels;            // N
   int64_t columns;             // K
-  const float* product_scale;  // [N] input scale * weight scale
+  const float* product_scale;  // [N] input scale * weight scale; where rows have scales of their own: weight scale
   const int32_t* row_sum;      // [N] sum of W[n, :]
   const float* bias;           // [N] or null
   const float* rounded_scale;  // [N], or null where the product is not rounded

@@ -32,11 +32,19 @@ struct SwigluArgs {
   int64_t width;
 };
 
+// Blocks of neighbouring channels are turned in place, see turn.h.
+struct TurnArgs {
+  float* x;  // [M, columns]
+  int64_t columns;
+  int64_t block;  // a power of two up to 128 that divides `columns`; 0: none
+};
+
 // Each works on the rows begin..end-1.
 struct PointwiseKernels {
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
   void (*swiglu)(const SwigluArgs&, int64_t begin, int64_t end);
+  void (*turn)(const TurnArgs&, int64_t begin, int64_t end);
 };
 
 }  // namespace edge

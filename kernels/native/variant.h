@@ -11,6 +11,7 @@
 #include "linear.h"
 #include "pointwise.h"
 #include "sampling.h"
+#include "turn.h"
 #include "w4_search.h"
 
 #define EDGE_STRING_(x) #x

@@ -25,7 +25,7 @@ from kernels.reference.attention import (
 )
 from kernels.reference.embedding import embedding
 from kernels.reference.layout import crc32c, gather_rows, pack_tiles, row_sums, unpack_tiles
-from kernels.reference.linear import hot_product, linear, linear_int8, linear_rounded, merge, quantize
+from kernels.reference.linear import hot_product, linear, linear_int8, linear_rounded, merge, quantize, quantize_rows
 from kernels.reference.numeric import (
     LANES,
     fma,
@@ -45,6 +45,7 @@ from kernels.reference.sampling import (
     sampling_mask,
     sampling_masses,
 )
+from kernels.reference.turn import turn
 from kernels.types import F16, F32, I8, I32, I64, TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
 
 __all__ = [
@@ -84,6 +85,7 @@ __all__ = [
     "pack_tiles",
     "paged_attention",
     "quantize",
+    "quantize_rows",
     "reduce_lanes",
     "rms_norm",
     "rope",
@@ -98,6 +100,7 @@ __all__ = [
     "sampling_masses",
     "swiglu",
     "to_lanes",
+    "turn",
     "unpack_tiles",
     "value_page",
     "values_of",

@@ -6,6 +6,7 @@ import numpy as np
 
 from kernels.reference.numeric import fma, into, lane_sum
 from kernels.reference.pointwise import head_norm, rope
+from kernels.reference.turn import turn as turned
 from kernels.types import F16, F32, I8, I32, I64
 
 PAGE = 16  # tokens in a page
@@ -83,8 +84,12 @@ def rope_append(
     v_pages: I8,
     v_scales: F16,
     slots: I64,
+    turn: int = 0,
 ) -> None:
-    """`head_norm` where there is a gain, `rope`, k - k_offset [Hkv, D], `append_kv`; qkv [M, (Hq + 2 Hkv) * D] in place."""
+    """`head_norm` where there is a gain, `rope`, k - k_offset [Hkv, D], `turn` of q and k, `append_kv`.
+
+    qkv [M, (Hq + 2 Hkv) * D] in place.
+    """
     joint = qkv.reshape(len(qkv), heads + 2 * kv_heads, head_dim)
     q, k, v = joint[:, :heads], joint[:, heads : heads + kv_heads], joint[:, heads + kv_heads :]
     for x, gain in ((q, q_gain), (k, k_gain)):
@@ -92,6 +97,7 @@ def rope_append(
             head_norm(x, gain, eps)
         rope(x, positions, cos, sin)
     k -= k_offset
+    q[:], k[:] = turned(q, turn), turned(k, turn)
     append_kv(k, v, k_pages, k_scales, v_pages, v_scales, slots)
 
 

@@ -6,20 +6,29 @@ import numpy as np
 
 from kernels.reference.layout import gather_rows
 from kernels.reference.numeric import into
+from kernels.reference.turn import turn as turned
 from kernels.reference.w4 import expand
 from kernels.types import F16, F32, I8, I32, I64, TILE_DEPTH, U8
 
 
 def embedding(
-    tokens: I64, integers: I8 | U8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32 | None = None
+    tokens: I64,
+    integers: I8 | U8,
+    columns: int,
+    scale: F32,
+    hot: I32,
+    hot_weight: F16,
+    *,
+    turn: int = 0,
+    out: F32 | None = None,
 ) -> F32:
     """tokens[M] -> f32[M, K]: the rows of W[N, K] times their scale[N]; hot columns are those of hot_weight[H, N].
 
-    W is in tiles, or in codes (uint8), which are expanded first.
+    W is in tiles, or in codes (uint8), which are expanded first. With `turn` the rows are turned last.
     """
     coded = integers.dtype == np.uint8
     tiles = expand(integers.view(np.uint8), len(scale), columns) if coded else integers.view(np.int8)
     values = gather_rows(tiles, tokens, TILE_DEPTH * tiles.shape[1])[:, :columns].astype(np.float32)
     values *= scale[tokens, None]
     values[:, hot] = hot_weight[:, tokens].T
-    return into(out, values)
+    return into(out, turned(values, turn))

@@ -7,19 +7,23 @@ import numpy as np
 from kernels.reference.layout import unpack_tiles
 from kernels.reference.numeric import fma, into
 from kernels.reference.pointwise import _swiglu, rms_norm
+from kernels.reference.turn import turn as turned
 from kernels.types import F16, F32, I8, I32, Residual, Rounding
+
+LEAST = np.float32(1e-30)
+"""A row whose values are all smaller is zeros where rows have scales of their own."""
 
 
 def quantize(
-    x: F32, input_scale: float, hot: I32, *, residual: bool = True, gain: F32 | None = None, eps: float = 0.0
+    x: F32, input_scale: float, hot: I32, *, residual: bool = True, gain: F32 | None = None, eps: float = 0.0, turn: int = 0
 ) -> tuple[I8, Residual]:
     """x[M, K] -> (q[M, K], residual): y = x * (1/input_scale), at hot columns x * 0; q = clamp(rint(y), -127, 127).
 
     The residual keeps y - q where |y| > 127.5 (empty when `residual` is false). With `gain` f32[K] x is
-    `rms_norm(x, gain, eps)` first. Raises ValueError("non-finite activation") when any y is infinite or NaN.
+    `rms_norm(x, gain, eps)` first; with `turn` it is then `turn(x, turn)`, and there are no hot columns.
+    Raises ValueError("non-finite activation") when any y is infinite or NaN.
     """
-    if gain is not None:
-        x = rms_norm(x, gain, eps)
+    x = _ready(x, gain, eps, turn)
     factor = np.full(x.shape[1], np.float32(1) / np.float32(input_scale))
     factor[hot] = 0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -33,6 +37,25 @@ def quantize(
     np.cumsum(np.bincount(row, minlength=x.shape[0]), out=row_start[1:])
     value = y[row, column] - q[row, column].astype(np.float32)
     return q, Residual(row_start, column.astype(np.int32), value)
+
+
+def quantize_rows(x: F32, *, gain: F32 | None = None, eps: float = 0.0, turn: int = 0) -> tuple[I8, F32]:
+    """x[M, K] -> (q[M, K], scale[M]): every row's largest magnitude becomes 127.
+
+    most = max(max |x|, `LEAST`), scale = most / 127, q = clamp(rint(x * (127 / most)), -127, 127), after norm and turn as in
+    `quantize`. Raises ValueError("non-finite activation").
+    """
+    x = _ready(x, gain, eps, turn)
+    if not np.isfinite(x).all():
+        raise ValueError("non-finite activation")
+    most = np.maximum(np.abs(x).max(axis=1, initial=0), LEAST)
+    y = x * (np.float32(127) / most)[:, None]
+    return np.rint(np.clip(y, np.float32(-127), np.float32(127))).astype(np.int8), most / np.float32(127)
+
+
+def _ready(x: F32, gain: F32 | None, eps: float, turn: int) -> F32:
+    normed = x if gain is None else rms_norm(x, gain, eps)
+    return turned(normed, turn)
 
 
 def linear_int8(
@@ -118,7 +141,7 @@ def linear(
     x: F32,
     tiles: I8,
     n: int,
-    input_scale: float,
+    input_scale: float | None,
     product_scale: F32,
     row_sum: I32,
     hot: I32,
@@ -131,18 +154,25 @@ def linear(
     gain: F32 | None = None,
     eps: float = 0.0,
     swiglu: bool = False,
+    turn: int = 0,
     out: F32 | None = None,
 ) -> F32:
     """quantize (after rms_norm with `gain`) -> linear_int8 -> merge with hot_product and add[M, N]; x[M, K] -> [M, N].
 
     `product_scale` is input_scale * weight_scale. With `rounding`, in place of a bias, the product is that of
-    linear_rounded. Without `shadow` the hot columns and the residual are lost.
+    linear_rounded. Without `shadow` the hot columns and the residual are lost. With `turn` rows are turned behind the norm.
+    Without an `input_scale` every row has its own, `product_scale` is weight_scale, and the product is
+    (float32(dot) * product_scale) * row_scale (+ bias).
     With `swiglu`, which excludes `add`, the result is swiglu(y) [M, N/2].
     """
     if swiglu and add is not None:
         raise ValueError("`swiglu` takes no `add`")
     normed = x if gain is None else rms_norm(x, gain, eps)
-    q, residual = quantize(normed, input_scale, hot, residual=shadow)
+    if input_scale is None:
+        y = _row_scaled(normed, tiles, n, product_scale, bias, turn)
+        merge(y, None, None, tiles, x.shape[1], product_scale, add=add)
+        return into(out, _swiglu(y) if swiglu else y)
+    q, residual = quantize(normed, input_scale, hot, residual=shadow, turn=turn)
     if rounding is None:
         y = linear_int8(q, tiles, n, product_scale, row_sum, bias=bias)
     else:
@@ -150,3 +180,10 @@ def linear(
     hot_sum = hot_product(normed, hot, hot_weight) if shadow and len(hot) else None
     merge(y, hot_sum, residual, tiles, x.shape[1], product_scale, add=add)
     return into(out, _swiglu(y) if swiglu else y)
+
+
+def _row_scaled(x: F32, tiles: I8, n: int, product_scale: F32, bias: F32 | None, turn: int) -> F32:
+    """The product of rows that have scales of their own."""
+    q, row_scale = quantize_rows(x, turn=turn)
+    y = (_dot(q, tiles, n).astype(np.float32) * product_scale) * row_scale[:, None]
+    return y if bias is None else y + bias

@@ -37,9 +37,11 @@ class Program:
         self._waits: dict[int, Callable[[], bool]] = {}  # by their numbers among the calls: whether all is there
         self._late: int = 0  # columns of the output of a run
 
-    def embedding(self, integers: I8 | U8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32) -> None:
+    def embedding(
+        self, integers: I8 | U8, columns: int, scale: F32, hot: I32, hot_weight: F16, *, out: F32, turn: int = 0
+    ) -> None:
         def call(rows: ProgramRows) -> None:
-            embedding(rows.tokens, integers, columns, scale, hot, hot_weight, out=out[: len(rows.tokens)])
+            embedding(rows.tokens, integers, columns, scale, hot, hot_weight, turn=turn, out=out[: len(rows.tokens)])
 
         self._calls.append(call)
 
@@ -84,12 +86,14 @@ class Program:
         k_scales: F16,
         v_pages: I8,
         v_scales: F16,
+        *,
+        turn: int = 0,
     ) -> None:
         def call(rows: ProgramRows) -> None:
             these, positions = qkv[: len(rows.positions)], rows.positions
             rope_append(
                 these, heads, kv_heads, head_dim, positions, cos, sin, q_gain, k_gain, eps, k_offset,
-                k_pages, k_scales, v_pages, v_scales, rows.slots,
+                k_pages, k_scales, v_pages, v_scales, rows.slots, turn,
             )  # fmt: skip
 
         self._calls.append(call)
