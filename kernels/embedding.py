@@ -1,7 +1,7 @@
 """The look-up of embeddings in a table of INT8 weights, or of the 4-bit codes that stand for them.
 
 The table is W[N, K]: tiles as `kernels.layout.pack_tiles` lays them out, of at least N rows and K columns, or codes as
-`kernels.reference.w4.pack_codes` does. Each row has a scale, scale f32[N]; the columns hot i32[H], ascending, are kept apart in
+`kernels.w4.pack_codes` does. Each row has a scale, scale f32[N]; the columns hot i32[H], ascending, are kept apart in
 hot_weight f16[H, N]. `kernels.reference` defines it.
 """
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from model_files import tiny_config, write_model
+from scheme_references import reference as scheme_reference
 
 from edge_llm import devices
 from edge_llm.config import RuntimeConfig
@@ -17,7 +18,6 @@ from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.layer import Linear
-from edge_llm.schemes import scheme_of
 from edge_llm.subgraphs.placement import PLACEMENTS
 from kernels import reference
 
@@ -52,7 +52,7 @@ class PlainDevice(HostDevice):
         def run(weights, buffers, rows, pages):
             x = buffers[op.reads[0]][: rows.count]
             x = reference.rms_norm(x, weights.gains[op.norm.gain.name], op.norm.eps) if op.norm else x
-            y = scheme_of(op.linear).reference(x, weights.linears[op.linear.name])
+            y = scheme_reference(x, weights.linears[op.linear.name])
             y = y + buffers[op.adds][: rows.count] if op.adds else y
             buffers[op.writes[0]][: rows.count] = reference.swiglu(y) if op.kind == "linear_swiglu" else y
             self.products += 1

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from model_files import tiny_config, write_model
+from scheme_references import reference
 
 from edge_llm import schemes
 from edge_llm.config import RuntimeConfig
@@ -12,7 +13,11 @@ from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.assembly import load_runner
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.models.layer import Linear, SourceRows
 from edge_llm.schemes import float16
+from kernels import ThreadPool
+
+NO_HOT = np.empty(0, np.int32)
 
 
 class Halves:
@@ -35,9 +40,6 @@ class Halves:
 
     check = staticmethod(lambda linear, name, array: None)
     cost = staticmethod(lambda linear: 2 * float16.cost(linear))
-
-    def reference(self, x, weight):
-        return float16.reference(x, weight.high) + float16.reference(x, weight.low)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,13 @@ def bundle(request, tmp_path_factory):
     write_model(folder / "source", tiny_config("llama", num_hidden_layers=4, **request.param))
     outliers = Outliers(schemes=tuple((f"layers.{index}.o", Halves.NAME) for index in (0, 2, 3)))
     return open_bundle(import_model(folder / "source", target=folder / "bundle", outliers=outliers))
+
+
+def test_the_product_is_the_reference():
+    x, weight = (np.random.default_rng(1).standard_normal((9, 40), np.float32) for _ in range(2))
+    linear = Linear("w", (SourceRows("w", 9),), 40, "x", "y", scheme=Halves.NAME)
+    opened = Halves().open(linear, Halves().convert(weight, NO_HOT, "w"), {})
+    assert np.array_equal(opened.apply(x, ThreadPool(2)), reference(x, opened.high) + reference(x, opened.low))
 
 
 def logits(bundle, **runtime):

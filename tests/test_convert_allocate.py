@@ -19,7 +19,7 @@ from edge_llm.models import describe
 from edge_llm.progress import ignore
 from edge_llm.quant.shadow import COLD, Treatment
 from edge_llm.sources import open_source
-from kernels.reference.w4 import panel_bytes
+from kernels.w4 import panel_bytes
 
 FIXED = "layers.1.o"
 

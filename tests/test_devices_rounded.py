@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from scheme_references import reference
 
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
@@ -14,7 +15,6 @@ from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.runner.base import Segment
-from edge_llm.schemes import int8
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.plan import WeightSizes
 from edge_llm.weights.resident import ResidentWeights
@@ -191,7 +191,7 @@ def test_a_rounded_weight_multiplies_as_the_card_and_as_the_reference(bias):
     x = q.astype(np.float32)  # the input scale is 1
     found = linear.rounded.apply(x, ThreadPool(2))
     np.testing.assert_array_equal(found, on_card(linear, q).astype(np.float32))
-    np.testing.assert_array_equal(found, int8.reference(x, linear.rounded))
+    np.testing.assert_array_equal(found, reference(x, linear.rounded))
     assert (found != linear.apply(x, ThreadPool(2))).any()
 
 

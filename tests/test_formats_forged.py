@@ -28,8 +28,8 @@ from edge_llm.weights.plan import TABLES, WeightSizes, plan_memory
 from edge_llm.weights.streamed import StreamedWeights
 from kernels.checksum import crc32c
 from kernels.linear import Int8Linear
-from kernels.reference.w4 import GROUP, steps_fit
 from kernels.types import TILE_CHANNELS
+from kernels.w4 import GROUP, steps_fit
 
 CONFIG = ModelConfig(
     family="qwen2", vocab_size=130, hidden_size=72, intermediate_size=76, num_layers=4, num_heads=3,

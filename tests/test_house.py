@@ -89,6 +89,12 @@ def test_nothing_runs_code_from_data(path):
     assert not {name.split(".")[0] for name in imports(path)} & BANNED_MODULES
 
 
+@pytest.mark.parametrize("path", list(modules()), ids=module_name)
+def test_what_defines_correct_is_not_called_by_what_it_checks(path):
+    if not module_name(path).startswith("kernels.reference"):
+        assert not [name for name in imports(path) if f"{name}.".startswith("kernels.reference.")]
+
+
 def outside_functions(tree):
     """The nodes of a file that run when it is loaded; what only type checkers read does not."""
     for node in ast.iter_child_nodes(tree):

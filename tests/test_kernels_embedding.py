@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kernels import layout, reference
+from kernels import layout, reference, w4
 from kernels.embedding import embedding
 
 
@@ -55,7 +55,7 @@ def random_panels(rows, columns):
     shift = random.integers(3, 16, (rows, groups)).astype(np.uint8)
     multiplier = random.integers(0, 127 // np.maximum(shift, 19 - shift) + 1).clip(0, 12).astype(np.uint8)
     codes = random.integers(0, 16, (rows, columns)).astype(np.uint8)
-    return reference.w4.pack_codes(codes, multiplier, shift)
+    return w4.pack_codes(codes, multiplier, shift)
 
 
 def test_a_row_is_a_sum_of_nothing_else(isa, pools):

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 import kernels
-from kernels import layout, linear, reference
-from kernels import w4 as native_w4
-from kernels.reference import w4
+from kernels import layout, linear, reference, w4
+from kernels.reference import w4 as definition
 from kernels.types import I8, U8
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 12, 13, 33, 130]
 
 
-def codes_of(n: int, k: int, extreme: bool = False) -> tuple[w4.U8, w4.U8, w4.U8]:
+def codes_of(n: int, k: int, extreme: bool = False) -> tuple[U8, U8, U8]:
     """Codes, multipliers and shifts of all kinds; the largest weights alone if ``extreme``."""
     generator = np.random.default_rng([n, k])
     shape = (n, -(-k // w4.GROUP))
@@ -32,9 +31,11 @@ def codes_of(n: int, k: int, extreme: bool = False) -> tuple[w4.U8, w4.U8, w4.U8
 def test_packed_codes_are_what_was_packed(n: int, k: int) -> None:
     parts = codes_of(n, k)
     panels = w4.pack_codes(*parts)
-    for found, packed in zip(w4.unpack_codes(panels, n, k), parts, strict=True):
+    assert panels.shape == (-(-n // 16), w4.panel_bytes(k))
+    for found, packed in zip(definition.unpack_codes(panels, n, k), parts, strict=True):
         np.testing.assert_array_equal(found, packed)
-    np.testing.assert_array_equal(layout.unpack_tiles(w4.expand(panels, n, k), n, k), w4.decode(*parts))
+    np.testing.assert_array_equal(definition.unpack_codes(panels, 16 * len(panels), k)[0][n:], 0)
+    np.testing.assert_array_equal(layout.unpack_tiles(definition.expand(panels, n, k), n, k), definition.decode(*parts))
 
 
 @pytest.mark.thorough(keep=6)
@@ -45,7 +46,7 @@ def test_a_linear_of_codes_is_the_linear_of_their_weights(
 ) -> None:
     generator = np.random.default_rng([n, k, hot])
     parts = codes_of(n, k, extreme)
-    panels, tiles = w4.pack_codes(*parts), layout.pack_tiles(w4.decode(*parts))
+    panels, tiles = w4.pack_codes(*parts), layout.pack_tiles(definition.decode(*parts))
     hot_index = np.sort(generator.choice(k, hot, replace=False)).astype(np.int32)
     scale = (generator.random(n) * 1e-3).astype(np.float32)
     hot_weight = generator.standard_normal((hot, n)).astype(np.float16)
@@ -119,7 +120,7 @@ def test_a_linear_of_codes_is_the_reference(isa: str, pools: list[kernels.Thread
     n, k = 48, 100
     generator = np.random.default_rng(7)
     parts = codes_of(n, k)
-    panels, tiles = w4.pack_codes(*parts), reference.pack_tiles(w4.decode(*parts))
+    panels, tiles = w4.pack_codes(*parts), reference.pack_tiles(definition.decode(*parts))
     hot, hot_weight = np.array([3, 50], np.int32), generator.standard_normal((2, n)).astype(np.float16)
     scale, row_sum = (generator.random(n) * 1e-3).astype(np.float32), reference.row_sums(tiles, n)
     x = generator.standard_normal((7, k)).astype(np.float32)
@@ -130,7 +131,7 @@ def test_a_linear_of_codes_is_the_reference(isa: str, pools: list[kernels.Thread
         np.testing.assert_array_equal(linear.linear(x, weight, pool).view(np.int32), expected.view(np.int32))
 
 
-def steps_at_the_end_of_int16(n: int, k: int, kind: str) -> tuple[w4.U8, w4.U8, w4.U8]:
+def steps_at_the_end_of_int16(n: int, k: int, kind: str) -> tuple[U8, U8, U8]:
     """Codes 16 away from the shift: 16 products of one sign make the largest sum that int16 must hold."""
     shape = (n, -(-k // w4.GROUP))
     code, shift = {"above": (15, 3), "below": (0, 15), "zeros": (15, 0)}[kind]
@@ -147,7 +148,7 @@ def steps_at_the_end_of_int16(n: int, k: int, kind: str) -> tuple[w4.U8, w4.U8, 
 def test_sums_at_the_ends_of_int16_are_exact(isa: str, pools: list[kernels.ThreadPool], kind: str, k: int) -> None:
     n = 24
     parts = steps_at_the_end_of_int16(n, k, kind)
-    panels, weight = w4.pack_codes(*parts), w4.decode(*parts)
+    panels, weight = w4.pack_codes(*parts), definition.decode(*parts)
     rest = (1.0, np.ones(n, np.float32), weight.sum(axis=1, dtype=np.int32), np.zeros(0, np.int32))
     of_codes = linear.Int8Linear.of_codes(panels, n, k, *rest, np.zeros((0, n), np.float16), None)
     signs = np.array([[1, 1, 1, 1], [-1, -1, -1, -1], [1, 1, -1, -1], [-1, 1, -1, 1]], np.float32)
@@ -162,7 +163,7 @@ def test_sums_at_the_ends_of_int16_are_exact(isa: str, pools: list[kernels.Threa
 def test_each_column_of_codes_meets_what_overflows(isa: str, pools: list[kernels.ThreadPool], k: int) -> None:
     n = 24
     parts = codes_of(n, k)
-    panels, weight = w4.pack_codes(*parts), w4.decode(*parts)
+    panels, weight = w4.pack_codes(*parts), definition.decode(*parts)
     rest = (1.0, np.ones(n, np.float32), weight.sum(axis=1, dtype=np.int32), np.zeros(0, np.int32))
     of_codes = linear.Int8Linear.of_codes(panels, n, k, *rest, np.zeros((0, n), np.float16), None)
     x = np.diag(np.full(k, 1000, np.float32))  # one column of each row, 873 of it residual
@@ -181,6 +182,35 @@ def test_steps_that_leave_int8_are_refused(byte: int) -> None:
         linear.Int8Linear.of_codes(panels, 16, 32, 0.1, scale, row_sum, no_hot, no_weight, None)
     with pytest.raises(ValueError, match="multiplier"):
         w4.check_steps(np.array([[byte & 15]], np.uint8), np.array([[byte >> 4]], np.uint8))
+
+
+def test_the_steps_that_fit_are_those_of_the_reference() -> None:
+    multiplier, shift = np.divmod(np.arange(32 * 32), 32)
+    expected = [definition.steps_fit(*pair) for pair in zip(multiplier.tolist(), shift.tolist(), strict=True)]
+    np.testing.assert_array_equal(w4.steps_fit(multiplier, shift), expected)
+    assert 0 < sum(expected) < len(expected)
+
+
+@pytest.mark.parametrize("k", [32, 36, 172])
+def test_groups_that_are_taken_are_those_of_the_reference(k: int) -> None:
+    panels = w4.pack_codes(*codes_of(40, k))
+    groups = np.arange(k // w4.GROUP)[::-2]  # whole ones
+    columns = (w4.GROUP * groups[:, None] + np.arange(w4.GROUP)).reshape(-1)
+    codes, *steps = definition.unpack_codes(panels, 40, k)
+    expected = (codes[:, columns], *(one[:, groups] for one in steps))
+    found = definition.unpack_codes(w4.take_groups(panels, k, groups), 40, len(columns))
+    for one, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, wanted)
+
+
+def test_the_nearest_values_are_those_of_the_reference() -> None:
+    steps = np.arange(-64, 400, dtype=np.float32) / 16  # with all that lie halfway
+    edges = np.array([np.inf, -np.inf, np.nan, -0.0, 1e30, -1e30], np.float32)
+    v = np.concatenate([steps, np.nextafter(steps, np.float32(-99)), np.nextafter(steps, np.float32(99)), edges])
+    np.testing.assert_array_equal(w4.nearest(v), definition.nearest(v))
+    exact = steps[np.isin(steps, w4.CODEBOOK)]
+    assert len(exact) == 16
+    np.testing.assert_array_equal(w4.nearest(exact), exact)
 
 
 def test_columns_that_do_not_fill_a_tile_are_refused() -> None:
@@ -216,20 +246,21 @@ def test_searched_codes_equal_the_reference(
 ) -> None:
     weight = matrix(n, k, kind)
     importance = np.random.default_rng(k).random(k).astype(np.float32)
-    expected = w4.search(weight, importance)
+    expected = definition.search(weight, importance)
     for pool in pools:
-        for found, wanted in zip(native_w4.search(weight, importance, pool), expected, strict=True):
+        for found, wanted in zip(w4.search(weight, importance, pool), expected, strict=True):
             np.testing.assert_array_equal(found, wanted)
     codes, multiplier, shift, scale = expected
-    np.testing.assert_array_equal(w4.encode(weight, scale, multiplier, shift), codes)
+    for encode in (w4.encode, definition.encode):
+        np.testing.assert_array_equal(encode(weight, scale, multiplier, shift), codes)
     panels = w4.pack_codes(codes, multiplier, shift)
-    np.testing.assert_array_equal(native_w4.expand(panels, n, k, pools[0]), w4.expand(panels, n, k))
+    np.testing.assert_array_equal(w4.expand(panels, n, k, pools[0]), definition.expand(panels, n, k))
 
 
 def test_searched_codes_are_near_the_weights() -> None:
     weight = matrix(64, 512, "normal")
-    codes, multiplier, shift, scale = w4.search(weight, np.ones(512, np.float32))
-    off = scale[:, None] * w4.decode(codes, multiplier, shift) - weight
+    codes, multiplier, shift, scale = definition.search(weight, np.ones(512, np.float32))
+    off = scale[:, None] * definition.decode(codes, multiplier, shift) - weight
     assert np.sqrt(np.square(off).sum() / np.square(weight).sum()) < 0.08  # Q4_0: 0.086
 
 
@@ -238,8 +269,8 @@ def test_columns_of_importance_are_nearer() -> None:
     importance[::7] = 100
 
     def error(judged: np.ndarray) -> float:
-        codes, multiplier, shift, scale = w4.search(weight, judged)
-        off = (scale[:, None] * w4.decode(codes, multiplier, shift) - weight)[:, ::7]
+        codes, multiplier, shift, scale = definition.search(weight, judged)
+        off = (scale[:, None] * definition.decode(codes, multiplier, shift) - weight)[:, ::7]
         return float(np.square(off).sum())
 
     assert error(importance) < 0.9 * error(np.ones(512, np.float32))

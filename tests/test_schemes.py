@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_files import tiny_config, write_model
+from scheme_references import reference
 
 import kernels
 from edge_llm.convert.choose import Outliers
@@ -51,9 +52,9 @@ def test_the_product_is_the_reference(isa, name, bias):
     before = kernels.isa()
     kernels.use_isa(isa)
     try:
-        linear, weight, _, _ = opened(name, bias=bias)
+        _, weight, _, _ = opened(name, bias=bias)
         x = np.random.default_rng(1).standard_normal((130, 36), np.float32) * 3
-        expected = scheme_of(linear).reference(x, weight)
+        expected = reference(x, weight)
         for threads, rows in ((1, 7), (3, 7), (1, 1), (2, 1), (2, 130)):  # few rows meet codes as they are
             assert np.array_equal(weight.apply(x[:rows], kernels.ThreadPool(threads)), expected[:rows])
     finally:
@@ -62,9 +63,9 @@ def test_the_product_is_the_reference(isa, name, bias):
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"float16"}))
 def test_a_product_that_a_card_rounds_is_the_reference_too(name):
-    linear, weight, _, _ = opened(name)
+    _, weight, _, _ = opened(name)
     x = np.random.default_rng(1).standard_normal((7, weight.columns), np.float32) * 3
-    assert np.array_equal(weight.rounded.apply(x, kernels.ThreadPool(1)), scheme_of(linear).reference(x, weight.rounded))
+    assert np.array_equal(weight.rounded.apply(x, kernels.ThreadPool(1)), reference(x, weight.rounded))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "w4" in name])

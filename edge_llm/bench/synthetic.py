@@ -21,7 +21,6 @@ from edge_llm.paths import synthetic_folder
 from edge_llm.quant.shadow import FULL
 from kernels import ThreadPool, w4
 from kernels.layout import row_sums
-from kernels.reference.w4 import GROUP
 from kernels.types import TILE_CHANNELS
 
 HOT_SHARE = 0.003
@@ -122,7 +121,7 @@ def _random_tensor(name: str, shape: tuple[int, ...], columns: int, random: np.r
         return np.maximum(bytes_, -127)
     if kind == "codes":
         codes = np.frombuffer(random.bytes(int(np.prod(shape))), np.uint8).reshape(shape).copy()
-        steps = codes[:, : TILE_CHANNELS * -(-columns // GROUP)]
+        steps = codes[:, : TILE_CHANNELS * -(-columns // w4.GROUP)]
         steps[:] = random.choice(_STEPS, steps.shape)
         return codes
     if kind == "scale":

@@ -13,9 +13,10 @@ import numpy as np
 from edge_llm.errors import InvalidModel
 from edge_llm.quant.gptq import descend, gptq
 from edge_llm.quant.scheme import MAX_FLOAT16
-from kernels import ThreadPool, w4
-from kernels.reference.w4 import GROUP, decode, encode, nearest, pack_codes, unpack_codes
+from kernels import ThreadPool
+from kernels.layout import row_sums, unpack_tiles
 from kernels.types import TILE_DEPTH
+from kernels.w4 import GROUP, encode, expand, nearest, pack_codes, search
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _search(cold: np.ndarray, hot: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     """Codes, steps and scales of least error outside of the ``hot`` columns, which are 0 in ``cold``."""
     counted = np.ones(cold.shape[1], np.float32)
     counted[hot] = 0
-    return w4.search(cold, counted, ThreadPool(1))
+    return search(cold, counted, ThreadPool(1))
 
 
 def _best_factors(weight: np.ndarray, fitted: np.ndarray, cold: np.ndarray, energy: np.ndarray) -> np.ndarray:
@@ -107,7 +108,8 @@ def _best_factors(weight: np.ndarray, fitted: np.ndarray, cold: np.ndarray, ener
 def dense(weight: CodedWeight) -> np.ndarray:
     """What ``weight`` multiplies with: float32 [N, K], hot channels as they are kept."""
     rows, columns = len(weight.weight_scale), weight.columns
-    found = np.float32(1) * decode(*unpack_codes(weight.codes, rows, columns)) * weight.weight_scale[:, None]
+    tiles = expand(weight.codes, rows, columns, ThreadPool(1))
+    found = np.float32(1) * unpack_tiles(tiles, rows, columns) * weight.weight_scale[:, None]
     found[:, weight.hot_index] = weight.hot_weight.T
     return found
 
@@ -122,9 +124,9 @@ def coded(
     codes: np.ndarray, multiplier: np.ndarray, shift: np.ndarray, scale: np.ndarray, hot: np.ndarray, hot_weight: np.ndarray
 ) -> CodedWeight:
     """The weight of uint8 ``codes`` [N, K] with the steps uint8 [N, ceil(K/32)] and ``scale`` float32 [N]."""
-    row_sum = decode(codes, multiplier, shift).sum(axis=1, dtype=np.int32)
-    panels = pack_codes(codes, multiplier, shift)
-    return CodedWeight(panels, scale, row_sum, np.ascontiguousarray(hot, np.int32), hot_weight, codes.shape[1])
+    (rows, columns), panels = codes.shape, pack_codes(codes, multiplier, shift)
+    row_sum = row_sums(expand(panels, rows, columns, ThreadPool(1)), rows)
+    return CodedWeight(panels, scale, row_sum, np.ascontiguousarray(hot, np.int32), hot_weight, columns)
 
 
 def _apart(weight: np.ndarray, hot: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:

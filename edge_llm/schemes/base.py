@@ -125,10 +125,6 @@ class Scheme(Protocol):
         """Microseconds of one core per row of the product of ``linear``, on the machine of `edge_llm.quant.shadow`."""
         ...
 
-    def reference(self, x: np.ndarray, weight: Any) -> np.ndarray:
-        """`Weight.apply` in plain NumPy, without norm, addition and SwiGLU: the definition of correct."""
-        ...
-
 
 def check_keys(record: Mapping[str, Any], known: set[str]) -> None:
     """Raises ValueError that names the first key of ``record`` that is not ``known``."""

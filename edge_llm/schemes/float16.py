@@ -23,7 +23,6 @@ from kernels.linear import hot_product
 from kernels.pointwise import rms_norm
 from kernels.pointwise import swiglu as swiglu_rows
 from kernels.program import Program
-from kernels.reference.linear import hot_product as reference_hot_product
 
 NAME = FLOAT16
 
@@ -126,9 +125,3 @@ def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> Floa
 
 def cost(linear: Linear) -> float:
     return shadow_cost(linear.rows, linear.columns, linear.columns, 0.0)
-
-
-def reference(x: np.ndarray, weight: Float16Weight) -> np.ndarray:
-    every = np.arange(weight.columns, dtype=np.int32)
-    y = reference_hot_product(x, every, weight.weight)
-    return y if weight.bias is None else y + weight.bias

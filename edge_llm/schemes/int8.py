@@ -25,7 +25,6 @@ from edge_llm.schemes.base import (
     integer_facts_of,
 )
 from edge_llm.schemes.int8_weight import TILES, Int8Weight
-from kernels.reference.linear import linear as reference_linear
 from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 NAME = INT8
@@ -48,19 +47,3 @@ def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> Int8
 
 def cost(linear: Linear) -> float:
     return product_cost(linear.rows, linear.columns)
-
-
-def reference(x: np.ndarray, weight: Int8Weight) -> np.ndarray:
-    return reference_linear(
-        x,
-        weight.tiles,
-        weight.rows,
-        weight.input_scale,
-        weight.product_scale,
-        weight.row_sum,
-        weight.hot_index,
-        weight.hot_weight,
-        bias=None if weight.rounds else weight.bias,
-        rounding=weight.rounding if weight.rounds else None,
-        shadow=weight.residual,
-    )

@@ -11,9 +11,8 @@ import numpy as np
 
 from kernels import ThreadPool, linear
 from kernels.program import Program
-from kernels.reference.w4 import GROUP, take_groups
 from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
-from kernels.w4 import expand
+from kernels.w4 import GROUP, expand, take_groups
 
 TILES, CODES = "tiles", "codes"
 """What tensors of a bundle are called that hold the integers of a linear; of one in parts a number follows."""

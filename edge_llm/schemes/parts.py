@@ -28,10 +28,9 @@ from edge_llm.schemes.base import (
     integer_facts,
     integer_facts_of,
 )
-from edge_llm.schemes.int8_weight import CODES, CodedProduct, holds_integers, is_codes
+from edge_llm.schemes.int8_weight import CODES, CodedProduct, holds_integers
 from kernels import ThreadPool
 from kernels.linear import Int8Linear
-from kernels.reference.w4 import expand as reference_expand
 from kernels.types import TILE_CHANNELS, TILE_DEPTH
 
 _SEPARATOR = ","
@@ -161,13 +160,6 @@ class Parts:
     @staticmethod
     def cost(linear: Linear) -> float:
         return product_cost(linear.rows, linear.columns)
-
-    def reference(self, x: np.ndarray, weight: PartsWeight) -> np.ndarray:
-        tiles = [
-            reference_expand(array, channels, weight.columns) if is_codes(array) else array
-            for array, channels in weight.parts_in_order
-        ]
-        return self.schemes[INT8].reference(x, weight.with_tiles(np.concatenate(tiles)))
 
 
 def joined(made: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

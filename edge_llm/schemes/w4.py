@@ -28,9 +28,8 @@ from edge_llm.schemes.base import (
 )
 from edge_llm.schemes.int8_weight import CODES, CodedProduct
 from kernels.linear import Int8Linear
-from kernels.reference.linear import linear as reference_linear
-from kernels.reference.w4 import GROUP, expand, panel_bytes, steps_fit
 from kernels.types import TILE_CHANNELS
+from kernels.w4 import GROUP, panel_bytes, steps_fit
 
 NAME = W4
 facts, facts_of = integer_facts, integer_facts_of
@@ -81,19 +80,3 @@ def open(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts) -> W4We
 
 def cost(linear: Linear) -> float:
     return product_cost(linear.rows, linear.columns)
-
-
-def reference(x: np.ndarray, weight: W4Weight) -> np.ndarray:
-    return reference_linear(
-        x,
-        expand(weight.codes, weight.rows, weight.columns),
-        weight.rows,
-        weight.input_scale,
-        weight.product_scale,
-        weight.row_sum,
-        weight.hot_index,
-        weight.hot_weight,
-        bias=None if weight.rounds else weight.bias,
-        rounding=weight.rounding if weight.rounds else None,
-        shadow=weight.residual,
-    )

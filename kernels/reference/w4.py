@@ -2,102 +2,48 @@
 
 What multiplies is the INT8 weight: its sums, scales and outliers are those of `kernels.reference.linear`.  Integer steps
 within one scale per row are those of QServe (Lin et al., 2024, arXiv 2405.04532, section 4.2); the codebook is that of a
-normal distribution.
+normal distribution.  Constants are those of `kernels.w4`; whatever is done with them is written out here a second time.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernels.reference.layout import pack_tiles
 from kernels.reference.numeric import LANES, reduce_lanes
 from kernels.types import F32, I8, I32, TILE_CHANNELS, TILE_DEPTH, U8
-
-CODEBOOK = np.array([0, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19], np.uint8)
-GROUP = 32
-"""Input channels that share a multiplier and a shift."""
-MAX_MULTIPLIER = 12
-"""Its products with the codebook fit a byte."""
-MIN_SHIFT = 3
-"""Then no code is more than 16 from the shift, and int16 holds the sum of 16 products with an activation."""
-_LINE = 64
-_GROUP_BYTES = TILE_CHANNELS * GROUP // 2
-
-
-def panel_bytes(k: int) -> int:
-    """Bytes of a panel of 16 rows and ``k`` columns."""
-    groups = -(-k // GROUP)
-    return -(-groups * TILE_CHANNELS // _LINE) * _LINE + groups * _GROUP_BYTES
-
-
-def pack_codes(codes: U8, multiplier: U8, shift: U8) -> U8:
-    """codes[N, K] below 16, multiplier[N, ceil(K/32)] and shift of the same shape -> panels[ceil(N/16), panel_bytes(K)].
-
-    A panel holds one byte for each group and row, z * 16 + m, [groups, 16] up to a whole line of 64 bytes, and then the
-    codes, [groups, 4, 16, 4]: the low half of byte [g, b, i, j] is column 32g + 8b + j of row i, the high half column
-    32g + 8b + 4 + j.  What lies beyond N and K is 0.
-
-    Raises ValueError where a weight would leave [-127, 127], and where K is no multiple of 4.
-    """
-    n, k = codes.shape
-    groups, panels = -(-k // GROUP), -(-n // TILE_CHANNELS)
-    if k % TILE_DEPTH:
-        raise ValueError(f"`codes` must have a multiple of {TILE_DEPTH} columns; got `{k}`")
-    if multiplier.shape != (n, groups) or shift.shape != (n, groups):
-        raise ValueError(f"`multiplier` and `shift` must have the shape [{n}, {groups}]")
-    check_steps(multiplier, shift)
-    if codes.max(initial=0) > 15:
-        raise ValueError("`codes` must be below 16")
-    steps = np.zeros((panels * TILE_CHANNELS, groups), np.uint8)
-    steps[:n] = shift << 4 | multiplier
-    padded = np.zeros((panels * TILE_CHANNELS, groups * GROUP), np.uint8)
-    padded[:n, :k] = codes
-    halves = padded.reshape(panels, TILE_CHANNELS, groups, 4, 2, TILE_DEPTH)
-    bytes_ = (halves[..., 0, :] | halves[..., 1, :] << 4).transpose(0, 2, 3, 1, 4)
-    found = np.zeros((panels, panel_bytes(k)), np.uint8)
-    found[:, : groups * TILE_CHANNELS] = steps.reshape(panels, TILE_CHANNELS, groups).transpose(0, 2, 1).reshape(panels, -1)
-    found[:, panel_bytes(k) - groups * _GROUP_BYTES :] = bytes_.reshape(panels, -1)
-    return found
-
-
-def check_steps(multiplier: U8, shift: U8) -> None:
-    """Raises ValueError for a multiplier and a shift that are not allowed: some code would leave [-127, 127] or int16.
-
-    A multiplier of 0 goes with any shift: the weights are 0.
-    """
-    if not steps_fit(multiplier, shift).all():
-        allowed = f"a multiplier must be at most {MAX_MULTIPLIER}, a shift from {MIN_SHIFT} to 15"
-        raise ValueError(f"{allowed}, and no weight outside of [-127, 127]")
-
-
-def steps_fit(multiplier: NDArray[np.integer], shift: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Where `check_steps` allows a multiplier and a shift."""
-    m, z = multiplier.astype(np.int32), shift.astype(np.int32)
-    small = (m <= MAX_MULTIPLIER) & (z >= MIN_SHIFT) & (m * np.maximum(z, int(CODEBOOK[-1]) - z) <= 127)
-    return np.asarray((z <= 15) & (small | (m == 0)))
+from kernels.w4 import CODEBOOK, GROUP, MAX_MULTIPLIER, MIN_SHIFT
 
 
 def unpack_codes(panels: U8, n: int, k: int) -> tuple[U8, U8, U8]:
-    """panels -> codes[N, K], multiplier[N, ceil(K/32)], shift of the same shape."""
-    groups, count = -(-k // GROUP), len(panels)
-    steps = panels[:, : groups * TILE_CHANNELS].reshape(count, groups, TILE_CHANNELS).transpose(0, 2, 1)
-    steps = np.ascontiguousarray(steps.reshape(-1, groups)[:n])
-    bytes_ = panels[:, panel_bytes(k) - groups * _GROUP_BYTES :].reshape(count, groups, 4, TILE_CHANNELS, TILE_DEPTH)
-    halves = np.stack([bytes_ & 15, bytes_ >> 4], axis=-2).transpose(0, 3, 1, 2, 4, 5)
-    codes = halves.reshape(count * TILE_CHANNELS, groups * GROUP)[:n, :k]
-    return np.ascontiguousarray(codes), np.bitwise_and(steps, 15, dtype=np.uint8), np.right_shift(steps, 4, dtype=np.uint8)
+    """panels -> codes[N, K], multiplier[N, ceil(K/32)], shift of the same shape.
+
+    A panel holds 16 rows: one byte z * 16 + m for each group and row, [groups, 16] up to a whole line of 64 bytes, and then
+    the codes, [groups, 4, 16, 4]: the low half of byte [g, b, i, j] is column 32g + 8b + j of row i, the high half column
+    32g + 8b + 4 + j.
+    """
+    groups = -(-k // GROUP)
+    steps = np.zeros((len(panels), TILE_CHANNELS, groups), np.uint8)
+    for group in range(groups):
+        steps[:, :, group] = panels[:, TILE_CHANNELS * group :][:, :TILE_CHANNELS]
+    codes = np.zeros((len(panels), TILE_CHANNELS, k), np.uint8)
+    first = -(-TILE_CHANNELS * groups // 64) * 64
+    for column in range(k):
+        block, place = divmod(column, 2 * TILE_DEPTH)
+        is_high, j = divmod(place, TILE_DEPTH)
+        rows = panels[:, first + TILE_CHANNELS * TILE_DEPTH * block + j :][:, : TILE_CHANNELS * TILE_DEPTH : TILE_DEPTH]
+        codes[:, :, column] = rows >> 4 if is_high else rows & 15
+    steps = steps.reshape(-1, groups)[:n]
+    return codes.reshape(-1, k)[:n], steps & np.uint8(15), steps >> np.uint8(4)
 
 
-def take_groups(panels: U8, k: int, groups: NDArray[np.int64]) -> U8:
-    """panels of ``k`` columns -> those of the 32 columns of each of ``groups`` (integers [G]); past ``k`` is anything."""
-    count, whole, taken = len(panels), -(-k // GROUP), GROUP * len(groups)
-    found = np.zeros((count, panel_bytes(taken)), np.uint8)
-    steps = panels[:, : whole * TILE_CHANNELS].reshape(count, whole, TILE_CHANNELS)[:, groups]
-    bytes_ = panels[:, panel_bytes(k) - whole * _GROUP_BYTES :].reshape(count, whole, _GROUP_BYTES)[:, groups]
-    found[:, : len(groups) * TILE_CHANNELS] = steps.reshape(count, -1)
-    found[:, panel_bytes(taken) - len(groups) * _GROUP_BYTES :] = bytes_.reshape(count, -1)
-    return found
+def steps_fit(multiplier: int, shift: int) -> bool:
+    """Whether a group may have this multiplier and shift: each weight is in [-127, 127], each code at most 16 from the shift.
+
+    A multiplier of 0 goes with any shift of 4 bits: the weights are 0.
+    """
+    off = [int(value) - shift for value in CODEBOOK]
+    return 0 <= shift <= 15 and (multiplier == 0 or all(abs(one) <= 16 and abs(multiplier * one) <= 127 for one in off))
 
 
 def decode(codes: U8, multiplier: U8, shift: U8) -> I8:
@@ -153,22 +99,24 @@ def _search(weight: F32, importance: F32) -> tuple[U8, U8, U8, F32]:
 
 
 def encode(weight: F32, scale: F32, multiplier: U8 | I32, shift: U8 | I32) -> U8:
-    """The nearest codes of weight[N, K] under scale[N] and the steps of each group."""
+    """The nearest codes of weight[N, K] under scale[N] and the steps of each group; 0 where all weights of a group are 0."""
     columns = np.arange(weight.shape[1]) // GROUP
     m, z = multiplier[:, columns].astype(np.float32), shift[:, columns].astype(np.float32)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.where(m > 0, np.float32(1) / (scale[:, None] * m), 0).astype(np.float32)
-        value = nearest(weight * inverse + z).astype(np.int32)
-    code = np.where(value < 4, value // 2, np.where(value <= 15, value - 2, 14 + (value - 17) // 2))
-    return np.where(m > 0, code, 0).astype(np.uint8)
+        value = nearest(weight * inverse + z)
+    codes = np.zeros(weight.shape, np.uint8)
+    for code, there in enumerate(CODEBOOK):
+        codes[(m > 0) & (value == there)] = code
+    return codes
 
 
 def nearest(v: F32) -> F32:
-    """The nearest value of the codebook."""
-    four, fifteen, half = np.float32(4), np.float32(15), np.float32(0.5)
-    low = np.rint(np.clip(v - four, -four, np.float32(0)) * half)
-    high = np.rint(np.clip(v - fifteen, np.float32(0), four) * half)
-    return np.asarray(np.rint(np.clip(v, four, fifteen)) + low * np.float32(2) + high * np.float32(2))
+    """The nearest value of the codebook, whose steps are 1 from 4 to 15 and 2 beside; half of a step goes to even steps."""
+    four, fifteen, two = np.float32(4), np.float32(15), np.float32(2)
+    low = four + two * np.rint(np.maximum(v - four, -four) / two)
+    high = fifteen + two * np.rint(np.minimum(v - fifteen, four) / two)
+    return np.where(v < four, low, np.where(v <= fifteen, np.rint(v), high))
 
 
 def _widest(low: F32, high: F32) -> tuple[F32, F32]:

@@ -1,0 +1,41 @@
+"""The product of every weight scheme in plain NumPy: the definition of correct, which nothing but tests calls."""
+
+import numpy as np
+
+from edge_llm.schemes.base import Weight
+from edge_llm.schemes.float16 import Float16Weight
+from edge_llm.schemes.int8_weight import CodedProduct, Int8Product, Int8Weight, is_codes
+from kernels.reference import hot_product, linear
+from kernels.reference.w4 import expand
+
+
+def reference(x: np.ndarray, weight: Weight) -> np.ndarray:
+    """`Weight.apply` without norm, addition and SwiGLU."""
+    if isinstance(weight, Float16Weight):
+        y = hot_product(x, np.arange(weight.columns, dtype=np.int32), weight.weight)
+        return y if weight.bias is None else y + weight.bias
+    assert isinstance(weight, Int8Product), f"no reference for {type(weight).__name__}"
+    return linear(
+        x,
+        _tiles(weight),
+        weight.rows,
+        weight.input_scale,
+        weight.product_scale,
+        weight.row_sum,
+        weight.hot_index,
+        weight.hot_weight,
+        bias=None if weight.rounds else weight.bias,
+        rounding=weight.rounding if weight.rounds else None,
+        shadow=weight.residual,
+    )
+
+
+def _tiles(weight: Int8Product) -> np.ndarray:
+    """Its tiles, or those that its codes stand for."""
+    if isinstance(weight, Int8Weight):
+        return weight.tiles
+    assert isinstance(weight, CodedProduct)
+    return np.concatenate([
+        expand(integers, channels, weight.columns) if is_codes(integers) else integers
+        for integers, channels in weight.parts_in_order
+    ])
