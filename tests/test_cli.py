@@ -11,6 +11,7 @@ import pytest
 from edge_llm.cli.main import VERBS, run
 from edge_llm.convert.importer import import_model
 from edge_llm.devices import device_forms
+from edge_llm.engine.engine import Engine
 from edge_llm.errors import DeviceError
 
 
@@ -89,6 +90,46 @@ def test_the_prompt_can_be_piped_and_is_put_behind_the_argument(call, tiny_bundl
     text = [json.loads(result[1])["tokens"] for result in (piped, given, both, joined)]
     assert text[0] == text[1]
     assert text[2] == text[3]
+
+
+PIPED = [
+    ("Q\n", [], ["Q"]),
+    ("Q\r\n", [], ["Q"]),
+    ("Q\r", [], ["Q\r"]),
+    ("Q\n\n", [], ["Q\n"]),
+    ("Q\r\n\r\n", [], ["Q\r\n"]),
+    ("\n\nQ \n", [], ["\n\nQ "]),
+    ("\n\n", [], ["\n"]),
+    ("one\ntwo\n", ["Summarize:"], ["Summarize:\n\none\ntwo"]),
+    ("two\n\n", ["one\n"], ["one\n\n\ntwo\n"]),
+    ("\n", ["Q\n"], ["Q\n"]),
+]
+"""What is piped in beside which arguments, and the arguments that say the same alone."""
+
+
+@pytest.mark.parametrize(("stdin", "beside", "alone"), PIPED)
+@pytest.mark.parametrize("raw", [[], ["--raw"]], ids=["chat", "raw"])
+def test_the_end_of_the_last_piped_line_is_not_part_of_the_prompt(call, monkeypatch, stdin, beside, alone, raw):
+    prompts = []
+    answer = Engine.answer
+    monkeypatch.setattr(Engine, "answer", lambda self, request: prompts.append(request.prompt) or answer(self, request))
+    options = ("-n", 4, "-t", 1, "--temperature", 0, "--json", *raw)
+    both = [call("run", "builtin", *beside, *options, stdin=stdin), call("run", "builtin", *alone, *options)]
+    assert [(code, err) for code, _, err in both] == [(0, "")] * 2
+    piped, given = ({**json.loads(out), "timings": None} for _, out, _ in both)
+    assert piped == given
+    assert prompts[0] == prompts[1]
+
+
+def test_echo_and_an_argument_print_the_same(call):
+    options = ("run", "builtin", "-n", 8, "-t", 1, "--temperature", 0)
+    assert call(*options, stdin="What is a cat?\n") == call(*options, "What is a cat?")
+
+
+@pytest.mark.parametrize("stdin", ["", "\n", "\r\n"])
+def test_the_end_of_a_line_alone_is_no_prompt(call, stdin):
+    code, out, err = call("run", "builtin", stdin=stdin)
+    assert (code, out) == (2, "") and err.startswith("error: no prompt")
 
 
 def test_a_seed_repeats_a_sampled_answer(call, tiny_bundle):

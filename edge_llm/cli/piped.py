@@ -13,14 +13,18 @@ MAX_BYTES = 16 << 20
 
 
 def read_all() -> str:
-    """All that is piped in.  Raises `UsageError` when it is too much, or not UTF-8."""
+    """All that is piped in but for the end of its last line, which `echo` and files have and nobody means.
+
+    Empty lines in front of it stay.  Raises `UsageError` when it is too much, or not UTF-8.
+    """
     data = sys.stdin.buffer.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise UsageError(f"more than {MAX_BYTES >> 20} MiB are piped in; no context here holds that", param="prompt")
     try:
-        return data.decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"stdin is not UTF-8 text (byte {error.start}); pipe text", param="prompt") from error
+    return text.removesuffix("\r\n" if text.endswith("\r\n") else "\n")
 
 
 def read_lines() -> Iterator[str]:

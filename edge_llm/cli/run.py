@@ -46,9 +46,9 @@ from edge_llm.talk.outcome import AnswerSyntax
 def run_command(model: str | None, prompt: str | None, system: str | None, raw: bool, as_json: bool, **options: Any) -> None:
     """Answer PROMPT with MODEL (default: the built-in model) and print the answer.
 
-    Text piped to stdin is the prompt, or is put after PROMPT if both are given.  A model with a chat template
-    answers as an assistant; one without continues the text.  What the model thinks before it answers goes, dimmed,
-    to stderr if that is a terminal, and into `reasoning` with --json.
+    Text piped to stdin is the prompt, or is put after PROMPT if both are given; the end of its last line is not
+    part of it.  A model with a chat template answers as an assistant; one without continues the text.  What the
+    model thinks before it answers goes, dimmed, to stderr if that is a terminal, and into `reasoning` with --json.
     """
     text = _whole_prompt(model, prompt)
     runtime = runtime_config(options)
