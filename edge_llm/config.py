@@ -16,6 +16,12 @@ DEFAULT_SCHEME = INT8
 """The weight scheme of every linear for which nothing else is said."""
 TABLE_SCHEMES = (INT8, W4)
 """Weight schemes of the output matrix, which may be the embedding too: its rows can be read one by one."""
+ROW, STATIC = "row", "static"
+ACTIVATIONS = (ROW, STATIC)
+"""How activations become INT8: every row by a scale of its own, or all by one scale that import chose, beside which what
+overflows is kept exact."""
+AUTO = "auto"
+"""A choice that is left to the model and the machine."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,8 @@ class RuntimeConfig:
     """Or the CPUs of this NUMA node; `card` is the node of the Ascend card."""
     placement: str = "auto"
     """What runs where, a name of `edge_llm.subgraphs.placement`; auto: the first that the device lists."""
+    activations: str = AUTO
+    """Scales of the INT8 activations, one of `ACTIVATIONS`; auto: rows where the bundle and the device can."""
     keys: str = "auto"
     """How keys and values are kept: `int8`, `float16`, or auto, which the device chooses."""
     card_memory: str | None = None

@@ -45,10 +45,10 @@ def rope_append(
 
     qkv [M, (Hq + 2 Hkv) * D], C-contiguous, the heads of queries, keys and values side by side. In this order: queries and
     keys are normed per head where there is a gain [D] (root mean square, `eps`), rotated by cos and sin [C, D/2] at
-    positions[M], k_offset [Hkv, D] is subtracted from the keys, and `turn` channels at a time of queries and keys are turned
-    (`kernels.pointwise.turn`; then the softmax scale must be less by that factor); `qkv` keeps the results. Then keys and values are
-    quantized per token and head, scale = float16(absmax / 127), q = clamp(rint(x * (1/scale)), -127, 127), into slots[M]:
-    page * 16 + offset, each slot at most once, or -1 for a row that is not stored (padding).
+    positions[M], k_offset [Hkv, D] is subtracted from the keys, and queries and keys are turned in blocks of `turn` channels
+    (`kernels.pointwise.turn`; the softmax scale must then be less by that factor); `qkv` keeps the results. Then keys and
+    values are quantized per token and head, scale = float16(absmax / 127), q = clamp(rint(x * (1/scale)), -127, 127), into
+    slots[M]: page * 16 + offset, each slot at most once, or -1 for a row that is not stored (padding).
 
     Raises ValueError for a position or a slot out of range, and for a non-finite key or value, whose head is then stored as
     zeros (the others are written all the same).

@@ -25,6 +25,7 @@ def embedding(
 ) -> F32:
     """tokens[M] in 0..N-1 -> f32[M, K]: W[token] * scale[token], and in the hot columns hot_weight[:, token].
 
-    With `turn` the rows are turned last (`kernels.pointwise.turn`). `out` is C-contiguous. Raises ValueError, naming the argument, for a wrong type, shape or value.
+    With `turn` the rows are turned last (`kernels.pointwise.turn`). `out` is C-contiguous.
+    Raises ValueError, naming the argument, for a wrong type, shape or value.
     """
     return _native.embedding(tokens, integers, columns, scale, hot, hot_weight, pool, out, turn)

@@ -10,11 +10,12 @@ magnitude / 127, and there is nothing to keep apart:
 `linear` does all of it in one call and is what a runtime uses; the other functions are its parts, bit-identical in
 composition. Its weight is an `Int8Linear(tiles, n, k, input_scale, product_scale, row_sum, hot, hot_weight, bias)`: checked
 when it is made, it keeps its arrays, which must not change. `input_scale` is the scale of the activations, or None where every
-row has its own; `product_scale` f32[N] is always input_scale * weight_scale, or weight_scale; `tiles` is made by `kernels.layout.pack_tiles`, `hot` i32[H] ascends and may be
-empty (then `hot_weight` is f16[0, N]). A row's result does not depend on the other rows, on the number of threads or on the
-instruction set. `kernels.reference` defines every function.
+row has its own; `product_scale` f32[N] is always input_scale * weight_scale, or weight_scale; `tiles` is made by
+`kernels.layout.pack_tiles`, `hot` i32[H] ascends and may be empty (then `hot_weight` is f16[0, N]). A row's result does not
+depend on the other rows, on the number of threads or on the instruction set. `kernels.reference` defines every function.
 
-`Int8Linear(..., turn=p)` turns rows in blocks of p channels behind the norm (`kernels.pointwise.turn`); it has no `hot` channels.
+`Int8Linear(..., turn=p)` turns rows in blocks of p channels behind the norm (`kernels.pointwise.turn`). Such a linear has no
+`hot` channels, and neither has one whose rows have scales of their own.
 
 `Int8Linear.of_codes(codes, n, ...)` is the same weight kept as 4-bit codes (`kernels.w4`): the same bits, half the memory.
 In `Int8Linear.of_parts(integers, counts, k, ...)`, `integers[i]` holds the tiles (int8) or codes (uint8) of the next

@@ -66,10 +66,10 @@ def test_keys_and_values_are_told_apart(tokens):
 
 def test_folds_of_the_bundle_are_found_again(loud_keys, tokens):
     with open_bundle(loud_keys[False]) as bundle:
-        found = find_folds(float_model(bundle), ResidentWeights(bundle), tokens[:256], ThreadPool(1))
+        found = find_folds(float_model(bundle), bundle.decoder, ResidentWeights(bundle), tokens[:256], ThreadPool(1))
         assert all(np.abs(each.keys - 1).max() < 0.03 and np.abs(each.values - 1).max() < 0.03 for each in found)
     with open_bundle(loud_keys[True]) as bundle:
-        found = find_folds(float_model(bundle), ResidentWeights(bundle), tokens[:256], ThreadPool(1))
+        found = find_folds(float_model(bundle), bundle.decoder, ResidentWeights(bundle), tokens[:256], ThreadPool(1))
         assert all(each.keys.max() / np.median(each.keys) > 10 for each in found)
         assert all((each.keys[:, :16] == each.keys[:, 16:]).all() for each in found)
 
@@ -80,7 +80,7 @@ def test_folds_are_found_again_through_biases_and_through_norms_of_keys(family, 
     with open_bundle(import_model(source, target=tmp_path / "bundle")) as bundle:
         model = float_model(bundle)
         ids = np.random.default_rng(3).integers(0, bundle.config.vocab_size, 200).tolist()
-        found = find_folds(model, ResidentWeights(bundle), ids, ThreadPool(1))
+        found = find_folds(model, bundle.decoder, ResidentWeights(bundle), ids, ThreadPool(1))
     assert all((each.keys > 0).all() and each.keys.max() / np.median(each.keys) > 5 for each in found)
 
 

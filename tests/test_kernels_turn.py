@@ -174,7 +174,7 @@ def test_turned_rows_are_quantized_and_their_overflow_kept(isa: str, residual: b
 
 @pytest.mark.parametrize("block", [0, 8, 64])
 def test_embeddings_are_turned_last(isa: str, block: int) -> None:
-    tiles, n, _, scale, _, hot, hot_weight = weight(40, 192, 0)[0]
+    tiles, _, _, scale, _, hot, hot_weight = weight(40, 192, 0)[0]
     k = 192
     tokens = np.array([0, 39, 7, 7], np.int64)
     found = embedding.embedding(tokens, tiles, k, scale, hot, hot_weight, POOL, turn=block)
@@ -222,7 +222,7 @@ def test_turned_queries_and_keys_give_the_same_scores() -> None:
 
 def test_a_program_runs_turned_calls(isa: str) -> None:
     arguments, how = weight(48, 64, 32)
-    tiles, n, _, scale, _, hot, hot_weight = weight(40, 64, 0)[0]
+    tiles, _, _, scale, _, hot, hot_weight = weight(40, 64, 0)[0]
     k = 64
     native, numpy = Program(), reference.Program()
     for program, handle in ((native, opened(arguments, how, 64)), (numpy, arguments)):

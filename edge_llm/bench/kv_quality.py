@@ -21,12 +21,13 @@ from edge_llm.engine.float_assembly import bundle_layer, float_model
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.models.layer import Attention
+from edge_llm.models.layer import Attention, Decoder
 from edge_llm.models.reference import FloatModel, KVRounding, layer_forward
 from edge_llm.models.rope import RopeTables
 from edge_llm.paths import find_bundle
 from edge_llm.progress import CountProgress
 from edge_llm.quant.kv import KVScheme, kv_schemes
+from edge_llm.quant.turning import turned, turned_back
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.subgraphs.placement import choose_placement
 from edge_llm.weights.resident import ResidentWeights
@@ -62,13 +63,18 @@ class Folded:
     keys: np.ndarray
     values: np.ndarray
     offset: np.ndarray
+    key_turn: int = 0
+    """Block of channels that keys are turned in before they are kept; 0: none."""
+    value_turn: int = 0
 
     def rounding(self, scheme: KVScheme) -> KVRounding:
         """What a cache of ``scheme`` gives back of the keys and values of the layer."""
 
         def rounding(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            rounded = scheme.keys.rounded(keys / self.keys - self.offset) + self.offset
-            return rounded * self.keys, scheme.values.rounded(values / self.values) * self.values
+            kept_keys = scheme.keys.rounded(turned(keys / self.keys - self.offset, self.key_turn))
+            kept_values = scheme.values.rounded(turned(values / self.values, self.value_turn))
+            found = (turned_back(kept_keys, self.key_turn) + self.offset) * self.keys
+            return found, turned_back(kept_values, self.value_turn) * self.values
 
         return rounding
 
@@ -96,7 +102,8 @@ def measure_kv_quality(
         assert runtime.context is not None and runtime.threads is not None
         model = float_model(bundle)
         read = Costs.of_bundle(bundle).weight_bytes
-        folds = find_folds(model, ResidentWeights(bundle), tokens[: min(FOLD_TOKENS, window)], ThreadPool(runtime.threads))
+        text, pool = tokens[: min(FOLD_TOKENS, window)], ThreadPool(runtime.threads)
+        folds = find_folds(model, bundle.decoder, ResidentWeights(bundle), text, pool)
     oracle = FloatRunner(model, runtime.context)
     attentions = model.decoder.attentions
     found = []
@@ -138,20 +145,28 @@ def kv_quality_table(found: Sequence[KVQuality]) -> str:
     )
 
 
-def find_folds(model: FloatModel, weights: ResidentWeights, tokens: Sequence[int], pool: ThreadPool) -> list[Folded]:
-    """What the keys and values of every layer of the bundle of ``weights`` were folded by, as ``tokens`` show it."""
+def find_folds(
+    model: FloatModel, decoder: Decoder, weights: ResidentWeights, tokens: Sequence[int], pool: ThreadPool
+) -> list[Folded]:
+    """What the keys and values of every layer of the bundle of ``weights`` were folded by, as ``tokens`` show it.
+
+    ``decoder`` is the bundle's description.
+    """
     tables = RopeTables(max(1, len(tokens)))
     x, found = model.embedding[np.asarray(tokens, np.int64)], []
-    for index, (layer, own) in enumerate(zip(model.decoder.layers, model.layers, strict=True)):
+    for index, (layer, own) in enumerate(zip(decoder.layers, model.layers, strict=True)):
         block, ours, theirs = weights.use(index), Seen(), Seen()
         bundle_layer(x, layer, block, tables, pool, None, ours)
         x = layer_forward(x, layer, own, tables, rounding=theirs)
+        value_turn = layer.attention.value_turn
         pairs = (2, layer.attention.head_dim // 2)  # both halves of a rotation pair have one factor
         found.append(
             Folded(
                 keys=_factors(theirs.keys, ours.keys, pairs),
-                values=_factors(theirs.values, ours.values, (1, layer.attention.head_dim)),
+                values=_factors(theirs.values, turned_back(ours.values, value_turn), (1, layer.attention.head_dim)),
                 offset=block.gains[KEY_OFFSET],
+                key_turn=layer.attention.turn,
+                value_turn=value_turn,
             )
         )
     return found

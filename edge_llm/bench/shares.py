@@ -14,17 +14,18 @@ from pathlib import Path
 import numpy as np
 
 from edge_llm.bench.quality import compare
-from edge_llm.config import RuntimeConfig
+from edge_llm.config import STATIC, RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults
 from edge_llm.engine.float_assembly import bundle_layer, float_model
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.models.layer import Layer
+from edge_llm.models.layer import Decoder, Layer
 from edge_llm.models.reference import FloatCache, FloatKV, FloatModel, rms_norm
 from edge_llm.models.rope import RopeTables
 from edge_llm.paths import find_bundle
 from edge_llm.progress import CountProgress
 from edge_llm.quant.scheme import rounded_kv
+from edge_llm.quant.turning import turned, turned_back
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.tables import gather, integers_of
@@ -62,6 +63,7 @@ def measure_shares(
     Raises `ModelNotFound` when the bundle's float weights are gone.
     """
     bundle = open_bundle(find_bundle(name))
+    bundle = bundle.with_static_scales() if runtime.activations == STATIC else bundle
     runtime = fill_defaults(runtime, bundle.config)
     assert runtime.context is not None and runtime.threads is not None
     model, weights, pool = float_model(bundle), ResidentWeights(bundle), ThreadPool(runtime.threads)
@@ -70,7 +72,7 @@ def measure_shares(
     for done, place in enumerate(PLACES):
         if progress is not None:
             progress(done, len(PLACES))
-        runner = FloatRunner(PartlyInt8(weights, model, pool, place), runtime.context)
+        runner = FloatRunner(PartlyInt8(weights, model, bundle.decoder, pool, place), runtime.context)
         found = compare(runner, oracle, tokens[:MAX_TOKENS], window, bos)
         losses[place] = found.mean_kl
     if progress is not None:
@@ -82,9 +84,11 @@ def measure_shares(
 class PartlyInt8:
     """INT8 linears with all else in float but ``place``, one of `PLACES`: the float reference with other linears."""
 
-    def __init__(self, weights: ResidentWeights, model: FloatModel, pool: ThreadPool, place: str) -> None:
+    def __init__(
+        self, weights: ResidentWeights, model: FloatModel, decoder: Decoder, pool: ThreadPool, place: str
+    ) -> None:
         self.config = model.config
-        self.decoder = model.decoder
+        self.decoder = decoder
         self._weights = weights
         self._float = model
         self._pool = pool
@@ -108,6 +112,7 @@ class PartlyInt8:
         ids = np.asarray(tokens, np.int64)
         x = np.asarray(gather(table, integers_of(table), ids) * table.weight_scale[ids, None], np.float32)
         x[:, table.hot_index] = table.hot_weight[:, ids].T
+        x = turned(x, table.turn)
         end = cache.length + len(ids)
         if end > self._tables.positions:
             self._tables = RopeTables(min(self.config.context, 2 * end))
@@ -119,7 +124,8 @@ class PartlyInt8:
         def rounded(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             keys = keys - block.gains[KEY_OFFSET]
             if self._place == "keys":
-                keys = rounded_kv(keys)
+                turn = layer.attention.turn
+                keys = turned_back(rounded_kv(turned(keys, turn)), turn)
             if self._place == "values":
                 values = rounded_kv(values)
             return keys, values

@@ -16,6 +16,7 @@ from edge_llm.convert.importer import import_model
 from edge_llm.convert.sensitive import read_sensitive
 from edge_llm.errors import UsageError
 from edge_llm.quant.shadow import DEFAULT_BUDGET
+from kernels.pointwise import MAX_TURN
 
 
 @click.command("import")
@@ -31,7 +32,8 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
     type=click.Choice(["auto", "full", "none"]),
     default="auto",
     show_default=True,
-    help="Outliers that are computed beside INT8: as few as the budget allows, all, or none.",
+    help="What a static scale cuts off: kept exact beside INT8, or none.  With --turn 0: as few outliers as the budget allows, "
+    "all, or none.",
 )
 @click.option(
     "--shadow-budget",
@@ -39,7 +41,7 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
     default=DEFAULT_BUDGET,
     show_default=True,
     metavar="PERCENT",
-    help="Perplexity that INT8 may cost, with --shadow auto.",
+    help="Perplexity that INT8 may cost, with --shadow auto and --turn 0.",
 )
 @click.option(
     "--float16",
@@ -63,9 +65,15 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
     help="Output matrix, with --weights w4 or auto: 4 bits are read faster and cost more there than in a layer.",
 )
 @click.option(
-    "--fit",
-    is_flag=True,
-    help="Fit INT8 weights to the calibration text as well (GPTQ): nearer to float, several times the time.",
+    "--fast", is_flag=True, help="Round INT8 weights; default: fit them to the calibration text (GPTQ), which is nearer to float."
+)
+@click.option("--fit", is_flag=True, hidden=True)
+@click.option(
+    "--turn",
+    type=click.Choice(["0", "16", "32", "64", "128"]),
+    default=str(MAX_TURN),
+    show_default=True,
+    help="Most channels that are turned together before INT8, so that none stands out; 0: channels stay as they are.",
 )
 @click.option(
     "--sensitive",
@@ -89,7 +97,9 @@ def import_command(
     weights: str,
     bits: float | None,
     head: str,
+    fast: bool,
     fit: bool,
+    turn: str,
     sensitive: Path | None,
     no_fold: bool,
     keep_float: bool,
@@ -100,8 +110,8 @@ def import_command(
 ) -> None:
     """Turn SOURCE into a local model: a Hugging Face folder, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct.
 
-    Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even, quantizes
-    to INT8 and keeps outliers in float where that is worth its time.  A half-written model is never visible.
+    Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even by factors that
+    cancel and by turns, and fits the weights in INT8 or 4 bits to the text.  A half-written model is never visible.
     Where Ctrl-C, a kill or a full disk stopped it, the same command goes on, and gives the same model.
     """
     if bits is not None and weights != AUTO:
@@ -111,7 +121,7 @@ def import_command(
     if sensitive is not None and float16:
         raise UsageError("write the linears of --float16 into the file of --sensitive", param="float16")
     fixed = {} if sensitive is None else read_sensitive(sensitive)
-    layer_bits = LayerBits(weights, DEFAULT_BITS if bits is None else bits, fixed, head, fit)
+    layer_bits = LayerBits(weights, DEFAULT_BITS if bits is None else bits, fixed, head, fit=not fast)
     with progress_as(progress_form) as draw:
         folder = import_model(
             source,
@@ -120,6 +130,7 @@ def import_command(
             calibration=calibration if calibration in (None, BY_MODEL) else Path(calibration),
             outliers=Outliers(shadow, shadow_budget, tuple((pattern, FLOAT16) for pattern in float16)),
             fold=not no_fold,
+            turn=int(turn),
             weights=layer_bits,
             keep_float=keep_float,
             overwrite=overwrite,

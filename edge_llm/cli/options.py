@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from edge_llm.cli.values import MODEL, REAL, TEXT, WHOLE, Whole
-from edge_llm.config import KV_ALIASES, MOST_PARALLEL, GenerationParams, Grammar, RuntimeConfig
+from edge_llm.config import ACTIVATIONS, AUTO, KV_ALIASES, MOST_PARALLEL, GenerationParams, Grammar, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file, shown
 
@@ -77,6 +77,13 @@ keys_option = shared(
     show_default=True,
     help="How keys and values are kept; the host has int8, a model on a card either.",
 )
+activations_option = shared(
+    "--activations",
+    type=click.Choice((AUTO, *ACTIVATIONS)),
+    default=AUTO,
+    show_default=True,
+    help="Scales of INT8 activations: one for each row, or static ones with what overflows kept apart.",
+)
 card_memory_option = shared(
     "--card-memory", help="Most of the card's memory to take (4GiB); layers that do not fit are streamed to it."
 )
@@ -99,6 +106,7 @@ _PLACE = (
     device_option,
     placement_option,
     keys_option,
+    activations_option,
     card_memory_option,
     shared("--cpus", help="CPUs to run on, such as 0-3,8."),
     shared("--numa", help="Run on the CPUs of this NUMA node; `card`: of the node of the Ascend card."),
@@ -186,8 +194,8 @@ def _is_file(value: str) -> bool:
 
 
 _RUNTIME = (
-    "device", "placement", "keys", "card_memory", "cpus", "numa", "memory", "threads", "context", "chunk", "draft",
-    "float_path", "parallel", "prefix_cache",
+    "device", "placement", "keys", "activations", "card_memory", "cpus", "numa", "memory", "threads", "context", "chunk",
+    "draft", "float_path", "parallel", "prefix_cache",
 )  # fmt: skip
 """Options that are a part of the `RuntimeConfig`."""
 

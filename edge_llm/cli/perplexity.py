@@ -13,7 +13,7 @@ import click
 from edge_llm.bench.kv_quality import KVQuality, kv_quality_table, measure_kv_quality
 from edge_llm.bench.quality import Quality, compare
 from edge_llm.bench.shares import Shares, measure_shares
-from edge_llm.cli.options import KEYS_FORMS, device_option, placement_option, shared, threads_option
+from edge_llm.cli.options import KEYS_FORMS, activations_option, device_option, placement_option, shared, threads_option
 from edge_llm.cli.terminal import progress_bar, say, say_json
 from edge_llm.cli.values import MODEL, Whole
 from edge_llm.config import KV_ALIASES, RuntimeConfig
@@ -41,6 +41,7 @@ MAX_TEXT_BYTES = 64 << 20
 @threads_option
 @device_option
 @placement_option
+@activations_option
 @shared(
     "--kv",
     metavar="SCHEME[,...]",
@@ -60,6 +61,7 @@ def perplexity_command(
     threads: int | None,
     device: str,
     placement: str,
+    activations: str,
     kv: str,
     parse_special: bool,
     no_shadow: bool,
@@ -70,7 +72,9 @@ def perplexity_command(
     On the host it also tells what the divergence comes from.  With --kv it measures keys and values apart from the weights.
     """
     text = _text(file)
-    runtime = RuntimeConfig(threads=threads, shadow=not no_shadow, device=device, placement=placement)
+    runtime = RuntimeConfig(
+        threads=threads, shadow=not no_shadow, device=device, placement=placement, activations=activations
+    )
 
     def encoded(tokenizer: Tokenizer) -> tuple[list[int], int | None]:
         tokens = tokenizer.encode(text, parse_special=parse_special)[:max_tokens]

@@ -76,9 +76,8 @@ def fold_report(bundle: Bundle) -> dict[str, Any]:
 
 def fold_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """A table with a row per kind of place."""
-    yield "channels  folded  unevenness   INT8 error before -> after"
+    searched = any(row["error"] is not None for row in report["by_kind"].values())
+    yield "channels  folded  unevenness" + ("   INT8 error before -> after" if searched else "")
     for kind, row in report["by_kind"].items():
-        yield (
-            f"{kind:8} {row['folded']:3} of {row['places']:<3} {row['spread']:8.2f}x"
-            f"   {row['error_unfolded']:.1e} -> {row['error']:.1e}"
-        )
+        errors = f"   {row['error_unfolded']:.1e} -> {row['error']:.1e}" if row["error"] is not None else ""
+        yield f"{kind:8} {row['folded']:3} of {row['places']:<3} {row['spread']:8.2f}x{errors}"

@@ -19,12 +19,13 @@ from edge_llm.convert.calibrate import run_layer
 from edge_llm.convert.parallel import core_count
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.rope import RopeTables
-from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding
+from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_embedding
 from edge_llm.quant import int8, w4
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.gptq import damped_energy, damping, summed_energy
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import Treatment
+from edge_llm.quant.turning import turned
 from edge_llm.quant.w4 import CodedWeight, stacked
 from edge_llm.schemes.parts import is_multiplied_as_int8, joined, parts_of
 from kernels import ThreadPool
@@ -113,15 +114,24 @@ class Coder:
         self.states, self.fitted, self.rounded = position["states"], position["fitted"], position["rounded"]
 
     def run(
-        self, layer: Layer, weights: LayerWeights, kept: Mapping[str, Treatment], name: str, pool: Executor
+        self,
+        layer: Layer,
+        weights: LayerWeights,
+        ready: Mapping[str, FloatLinear],
+        kept: Mapping[str, Treatment],
+        name: str,
+        pool: Executor,
     ) -> dict[str, dict[str, np.ndarray]]:
-        """The arrays of the W4 and INT8 linears of the layer ``name``, by the linears' names; ``weights`` are folded."""
+        """The arrays of the W4 and INT8 linears of the layer ``name``, by the linears' names.
+
+        ``weights`` are folded, and their linears ``ready`` to be quantized: turned where inputs are.
+        """
         linears = [one for one in layer.linears if is_multiplied_as_int8(kept[f"{name}.{one.name}"].scheme)]
         inputs = self._through(layer, weights, linears, name, pool)
 
         def quantize(linear: Linear) -> tuple[dict[str, np.ndarray], bool]:
             full_name = f"{name}.{linear.name}"
-            how, weight, read = kept[full_name], weights.linears[linear.name].weight, inputs[linear.name]
+            how, weight, read = kept[full_name], ready[linear.name].weight, inputs[linear.name]
             parts = parts_of(replace(linear, scheme=how.scheme))
             made = [quantized(read, QUANTIZERS[part.scheme], weight[part.rows], how.hot, full_name) for part in parts]
             return joined([one.arrays() for one, _ in made]), _mostly([fitted for _, fitted in made])
@@ -137,24 +147,25 @@ class Coder:
     ) -> dict[str, Inputs]:
         """Carry the states through the layer: what its ``linears`` read."""
         inputs, threads = {one.name: Inputs(one.columns) for one in linears}, ThreadPool(core_count())
+        turns = {one.name: one.turn for one in linears}
         for start in range(0, len(self.states), _SEQUENCES):
             some = slice(start, start + _SEQUENCES)
             ran = run_layer(self.states[some], layer, weights, self.tables, name, pool, every=sys.maxsize)
             self.states[some] = ran.states
             for linear, read in inputs.items():
-                read.add(_ordinary(ran.seen[linear]), threads)
+                read.add(turned(_ordinary(ran.seen[linear]), turns[linear]), threads)
         return inputs
 
     def head(
-        self, output: np.ndarray, hot: np.ndarray, norm: Callable[[np.ndarray], np.ndarray], pool: Executor
+        self, output: np.ndarray, hot: np.ndarray, read: Callable[[np.ndarray], np.ndarray], pool: Executor
     ) -> CodedWeight:
-        """The output matrix ``output`` [V, hidden] in codes, behind all layers; ``norm`` is the last one, on [T, hidden].
+        """The output matrix ``output`` [V, hidden] in codes, behind all layers; ``read`` makes its input of states [T, hidden].
 
         `_HEAD_ROWS` rows at a time are fitted or rounded, because a vocabulary is large.
         """
         inputs, threads = Inputs(output.shape[1]), ThreadPool(core_count())
         for state in self.states:
-            inputs.add(norm(state), threads)
+            inputs.add(read(state), threads)
 
         def code(first: int) -> tuple[CodedWeight, bool]:
             return quantized(inputs, QUANTIZERS[W4], output[first : first + _HEAD_ROWS], hot, "output")

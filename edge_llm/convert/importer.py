@@ -1,9 +1,8 @@
 """Import: a float model becomes a bundle, in a few sweeps over its layers.
 
     digest the source -> tokenizer, template, calibration sequences
-    -> survey: the float model on the calibration text, which folds make its channels even, what each linear's outliers need
-    -> choose: the INT8 model on the same text, as few shadows as the budget allows
-    -> write: embedding, per layer read, quantize, write; final norm, output -> text files, float copy if wanted
+    -> survey: the float model on the calibration text: which folds make its channels even, the static scales behind turns
+    -> write: embedding, per layer read, fold, turn, fit or round, write; final norm, output -> text files, float copy if wanted
     -> manifest -> rename
 
 At any time about one layer is in memory, beside the embedding while it is quantized.  The bundle grows in a hidden
@@ -17,8 +16,6 @@ gives the same bytes (`unfinished`).
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,18 +30,19 @@ from edge_llm.convert.coding import Coder
 from edge_llm.convert.float_copy import float_copy
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.survey import Survey, Wishes, survey_model
-from edge_llm.convert.texts import MAX_CODED_TOKENS, texts_of
+from edge_llm.convert.target import check_space, existing, refuse_overlap, taken
+from edge_llm.convert.texts import texts_of
 from edge_llm.convert.trial import Choice, Measure, losses
+from edge_llm.convert.turns import with_turns
 from edge_llm.convert.unfinished import Unfinished, refuse_second
 from edge_llm.convert.usable import check_usable
 from edge_llm.convert.writing import Written, write_weights, written_before
-from edge_llm.errors import EdgeLLMError, StorageError, UsageError
-from edge_llm.files import folder_bytes, shown
-from edge_llm.formats.bundle import open_bundle, read_manifest
+from edge_llm.errors import UsageError
+from edge_llm.files import shown
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.leftovers import clear_leftovers, remove_stopped
 from edge_llm.models import describe
-from edge_llm.models.layer import Decoder
+from edge_llm.models.layer import Decoder, HeadTurns
 from edge_llm.models.weights import check_tensors
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
 from edge_llm.progress import StageProgress, ignore
@@ -58,6 +56,7 @@ from edge_llm.quant.profile import (
     linear_profile,
     naive_treatment,
     treatments,
+    turned_treatments,
 )
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import fits
@@ -66,9 +65,7 @@ from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
 from kernels.memory import recycled
-
-_BEFORE = {"weights": INT8}
-"""What older bundles do not say of how they were made."""
+from kernels.pointwise import MAX_TURN
 
 
 def import_model(
@@ -81,6 +78,7 @@ def import_model(
     keep_float: bool = False,
     outliers: Outliers | None = None,
     fold: bool = True,
+    turn: int = MAX_TURN,
     weights: LayerBits | None = None,
     overwrite: bool = False,
     fresh: bool = False,
@@ -92,9 +90,10 @@ def import_model(
     name: what the bundle will be called (default: what the source is called).  target: a folder to write instead of
     the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one; `BY_MODEL`: the float
     model writes half of it.  keep_float: put the float weights (float16) into the bundle.  outliers: what is done about them
-    (default: as few shadows as the budget allows).  fold: make uneven channels even first, by factors that cancel.  weights:
-    how many bits the layers get (default: INT8).  overwrite: replace another model of this name.  fresh: do not go on where
-    the same import was stopped.  notice: told what is worth a line.
+    where nothing is turned, and where a device has one scale for all rows (default: what overflows is kept exact).  fold: make
+    uneven channels even first, by factors that cancel.  turn: the largest block of channels that is turned before it is
+    rounded; 0: none.  weights: how many bits the layers get (default: INT8, rounded).  overwrite: replace another model of
+    this name.  fresh: do not go on where the same import was stopped.  notice: told what is worth a line.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
     Raises `UsageError` (a name that is taken), `Unavailable` (another import of this name is at work), `ModelNotFound`,
@@ -112,14 +111,14 @@ def import_model(
     target = target.absolute()
     refuse_second(target)  # before the source is downloaded and read
     with open_source(source, revision=revision, progress=tell_progress) as opened:
-        _refuse_overlap(Path(opened.place), target)
+        refuse_overlap(Path(opened.place), target)
         clear_leftovers(target.parent)
         if fresh:
             remove_stopped(target)
-        job = _Job(opened, text, keep_float, outliers or Outliers(), fold, weights, tell_progress, tell)
-        state = _existing(target, job)
-        if state == "unfolded" and not overwrite:
-            tell(f"`{target.name}` was imported from this source without folds and stays as it is; `--overwrite` folds it")
+        job = _Job(opened, text, keep_float, outliers or Outliers(), fold, turn, weights, tell_progress, tell)
+        state = existing(target, job.made_by, job.keep_float)
+        if state == "older" and not overwrite:
+            tell(f"`{target.name}` was imported from this source by an older edge-llm and stays as it is; `--overwrite` renews it")
             return target
         if state == "same":
             remove_stopped(target)
@@ -127,77 +126,26 @@ def import_model(
             tell_progress("unchanged", 1, 1)
             return target
         if state == "other" and not overwrite:
-            raise _taken(target)
+            raise taken(target)
         _make(target, job, replace=overwrite or state == "damaged")
     return target
 
 
 def _make(target: Path, job: _Job, *, replace: bool) -> None:
     with Unfinished(target, job.facts, job.notice) as unfinished:
-        _check_space(unfinished.folder, job)
+        check_space(unfinished.folder, job.decoder, keep_float=job.keep_float, fitted=job.weights.fitted)
         with recycled():
             job.write(unfinished.bundle, unfinished.saved)
         job.source.check_unchanged()
-        if not unfinished.publish(replace=replace) and _existing(target, job) != "same":
-            raise _taken(target)  # where nothing can be locked, another import was faster, with another model
+        if not unfinished.publish(replace=replace) and existing(target, job.made_by, job.keep_float) != "same":
+            raise taken(target)  # where nothing can be locked, another import was faster, with another model
 
 
-def _taken(target: Path) -> UsageError:
-    return UsageError(
-        f"a different model or import is already called `{target.name}`; choose another `--name`, or replace it with "
-        "`--overwrite`",
-        param="name",
-    )
-
-
-def _refuse_overlap(folder: Path, target: Path) -> None:
-    source, place = folder.resolve(), target.resolve()
-    if source == place or source in place.parents or place in source.parents:
-        raise UsageError(
-            f"the source `{folder}` and the place of the bundle `{target}` overlap; choose another `--name`",
-            param="name",
-        )
-
-
-def _existing(target: Path, job: _Job) -> str:
-    """What is at ``target``: none, same, unfolded (same source, its channels as uneven as they came), damaged (same
-    source, but bytes or float weights are lost) or other."""
-    if not os.path.lexists(target):
-        return "none"
-    try:
-        made_from = read_manifest(target)["source"]
-    except EdgeLLMError:
-        return "other"
-    if any(made_from.get(key, _BEFORE.get(key)) != value for key, value in job.made_by.items() if key != "folds"):
-        return "other"
-    if job.keep_float and made_from.get("float") != "source":
-        return "other"
-    try:
-        with open_bundle(target) as bundle:
-            bundle.verify()
-            has_source = bundle.float_source() is not None
-    except EdgeLLMError:
-        return "damaged"
-    folded = made_from.get("folds", "none") == job.folds
-    if not folded and not job.fold:
-        return "other"
-    if not has_source:
-        return "damaged"  # the source was moved
-    return "same" if folded else "unfolded"
-
-
-def _check_space(folder: Path, job: _Job) -> None:
-    needed = int(1.02 * job.decoder.parameters) + 2**20
-    if job.keep_float:
-        needed += 2 * job.decoder.parameters
-    if job.weights.fitted:
-        needed += 2 * 4 * MAX_CODED_TOKENS * job.decoder.hidden_size
-    free = shutil.disk_usage(folder).free + folder_bytes(folder)
-    if free < needed:
-        raise StorageError(
-            f"the bundle needs about {needed / 1e6:.0f} MB in `{folder.parent}`, where {free / 1e6:.0f} MB are free; "
-            "free some, or set EDGE_LLM_HOME to a folder on another disk"
-        )
+def _check_turn(turn: int, outliers: Outliers) -> None:
+    if turn and (turn < 2 or turn > MAX_TURN or turn & (turn - 1)):
+        raise UsageError(f"a turn has blocks of 2 to {MAX_TURN} channels, a power of two, or 0; got `{turn}`", param="turn")
+    if turn and outliers.mode in ("full", "naive"):
+        raise UsageError(f"--shadow {outliers.mode} has no meaning where channels are turned; add --turn 0", param="shadow")
 
 
 class _Job:
@@ -210,10 +158,12 @@ class _Job:
         keep_float: bool,
         outliers: Outliers,
         fold: bool,
+        turn: int,
         weights: LayerBits,
         progress: StageProgress,
         notice: Callable[[str], None],
     ) -> None:
+        _check_turn(turn, outliers)
         self.source = source
         self.text = text
         self.keep_float = keep_float
@@ -223,8 +173,10 @@ class _Job:
         self.progress = progress
         self.notice = notice
         self.config = source.config
-        self.decoder = describe(self.config)
-        self.asked = {**outliers.asked(self.decoder), **weights.asked(self.decoder)}
+        self.turn = turn
+        plain = describe(self.config)
+        self.asked = {**outliers.asked(plain), **weights.asked(plain)}
+        self.decoder = with_turns(plain.with_schemes(self.asked), turn).with_schemes(dict.fromkeys(self.asked, INT8))
         self.unused = check_tensors(source, self.decoder)
         self.tokenizer = source.tokenizer()
         source.template(self.tokenizer).check()
@@ -247,6 +199,7 @@ class _Job:
             "calibration": self.text.digest,
             "outliers": str(self.outliers),
             "folds": self.folds,
+            "turns": f"at most {self.turn}" if self.turn else "none",
             "weights": str(self.weights),
         }
 
@@ -264,11 +217,11 @@ class _Job:
         """Write the bundle into ``folder``, going on from what is ``saved``."""
         fitted = self.weights.fitted
         texts = texts_of(self.text, self.source, self.decoder, self.tokenizer, fitted, saved, self.progress, self.notice)
-        wishes = Wishes(self._treat, self.fold, self.asked)
+        wishes = Wishes(self._treat, self.fold, self.asked, bool(self.turn))
         survey = survey_model(self.source, self.decoder, self.config.context, texts.measured, wishes, saved, self.progress)
         self._tell_folds(survey.found_folds)
         measure = partial(self._measure, survey, saved)
-        chosen, figures = choose(self.outliers, self.asked, survey, measure, self.notice)
+        chosen, figures = self._choose(survey, measure)
         treated = self._in_scheme(chosen, partial(measure, enough=-math.inf))
         written = written_before(folder, saved)
         with BundleWriter(folder, written.tensors) as writer:
@@ -290,10 +243,20 @@ class _Job:
                 shadows={name: one.shadow for name, one in treated.items()},
                 schemes={name: one.scheme for name, one in treated.items()},
                 facts={name: scheme_of(one).facts_of(treated[name]) for name, one in self._model_of(treated).linears().items()},
+                turns={name: one.turn for name, one in self.decoder.linears().items()},
+                heads=HeadTurns(self.decoder.attentions[0].turn, self.decoder.attentions[0].value_turn),
                 profile=profile.to_fields(),
                 source=self._made_from(),
                 created_with=_version(),
             )
+
+    def _choose(self, survey: Survey, measure: Measure) -> tuple[dict[str, Treatment], dict[str, float]]:
+        """How every linear is treated, and what was measured to choose: behind turns there is nothing to choose."""
+        if not self.turn:
+            return choose(self.outliers, self.asked, survey, measure, self.notice)
+        kept = 0 if self.outliers.mode == "none" else -1
+        options = survey.treatments | {name: (survey.others[name],) for name in self.asked}
+        return {name: found[kept] for name, found in options.items()}, {}
 
     def _in_scheme(self, chosen: Mapping[str, Treatment], measure: Measure) -> dict[str, Treatment]:
         """What was ``chosen`` for INT8, with the linears in the weights that were asked for."""
@@ -317,6 +280,8 @@ class _Job:
         return allocate(self.decoder, chosen, self.weights.bits, measure, self.weights.fixed)
 
     def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
+        if self.turn:
+            return turned_treatments(seen, weight)
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
 
     def _measure(

@@ -11,10 +11,12 @@ from typing import TypeVar
 import numpy as np
 
 from edge_llm.convert.calibrate import key_offset, run_layer, some_of
+from edge_llm.convert.even_folds import even_folds, even_linear
 from edge_llm.convert.folds import FEW_ROWS, Calibration, FoldedLayer, choose_folds, fold_linear, judged, unfolded
-from edge_llm.convert.layer_folds import Factors, fold_layer
+from edge_llm.convert.layer_folds import VALUES, Factors, fold_layer, places
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.saved import Saved
+from edge_llm.convert.turns import quantizable, turn_values
 from edge_llm.errors import InvalidModel
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.reference import rms_norm
@@ -25,6 +27,7 @@ from edge_llm.quant.channels import ChannelStatistics, spacing
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import output_error
 from edge_llm.quant.shadow import NONE, Treatment
+from edge_llm.quant.turning import turn_columns
 from edge_llm.schemes import float16, int8, scheme_of
 from kernels import ThreadPool
 from kernels.floats import product
@@ -62,7 +65,7 @@ class Survey:
     def folded_layer(self, source: WeightSource, decoder: Decoder, index: int, pool: Executor) -> LayerWeights:
         """The float weights of layer ``index`` as they are to be quantized."""
         layer = decoder.layers[index]
-        return fold_layer(read_layer(source, layer), layer, self.folds[index], pool)
+        return turn_values(fold_layer(read_layer(source, layer), layer, self.folds[index], pool), layer)
 
     @property
     def tokens(self) -> int:
@@ -83,6 +86,8 @@ class Wishes:
     """Channels are made even where that pays."""
     schemes: Mapping[str, str] = field(default_factory=dict)
     """Weight schemes of linears that are not to be INT8, by the linears' names."""
+    turned: bool = False
+    """Folds are those in front of turns, and what is treated is turned as the description says."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +171,8 @@ def _survey_layer(
     layer: Layer, weights: LayerWeights, calibration: Calibration, wishes: Wishes, name: str, pool: Executor
 ) -> _LayerSurvey:
     """Fold the layer ``name``, then see what each of its linears needs."""
+    if wishes.turned:
+        return _survey_turned(layer, weights, calibration, wishes, name, pool)
     folded = choose_folds(layer, weights, calibration, pool) if wishes.fold else unfolded(layer)
     weights, seen = fold_layer(weights, layer, folded.factors, pool), folded.inputs(calibration.seen, layer)
 
@@ -193,6 +200,38 @@ def _survey_layer(
     )
 
 
+def _survey_turned(
+    layer: Layer, weights: LayerWeights, calibration: Calibration, wishes: Wishes, name: str, pool: Executor
+) -> _LayerSurvey:
+    """The same of a layer with turns: folds in closed form, and no channel that stands out."""
+    folded = even_folds(layer, weights, calibration, pool) if wishes.fold else unfolded(layer)
+    weights = turn_values(fold_layer(weights, layer, folded.factors, pool), layer)
+    seen, ready = folded.inputs(calibration.seen, layer), quantizable(weights, layer, pool)
+    offset = key_offset(layer, weights, seen[layer.projection.name], calibration.context)
+
+    def treat(linear: Linear) -> tuple[Treatment, ...]:
+        block = linear.turn or (layer.attention.value_turn if _reads_values(layer, linear) else 0)
+        matrix = ready[linear.name].weight
+        return wishes.treat(seen[linear.name].turned(block), matrix, matrix)
+
+    def treat_otherwise(linear: Linear) -> Treatment:
+        scheme = wishes.schemes.get(f"{name}.{linear.name}", float16.NAME)
+        return other_treatment(linear, scheme, seen[linear.name], weights.linears[linear.name].weight)
+
+    others = [linear for linear in layer.linears if f"{name}.{linear.name}" in wishes.schemes]
+    return _LayerSurvey(
+        folded=folded,
+        treatments={linear.name: found for linear, found in zip(layer.linears, pool.map(treat, layer.linears), strict=True)},
+        others={linear.name: treat_otherwise(linear) for linear in others},
+        key_offset=offset,
+    )
+
+
+def _reads_values(layer: Layer, linear: Linear) -> bool:
+    place = places(layer).get(VALUES)
+    return place is not None and linear in place.readers
+
+
 def _survey_output(
     source: WeightSource, decoder: Decoder, states: list[np.ndarray], wishes: Wishes
 ) -> tuple[tuple[Treatment, ...], np.ndarray, dict[str, Fold]]:
@@ -203,9 +242,10 @@ def _survey_output(
     output = read_output(source, decoder)
     factors, found = np.ones(decoder.hidden_size, np.float32), dict[str, Fold]()
     if wishes.fold and not decoder.tied:
-        factors, found["output"] = fold_linear(last, output)
+        factors, found["output"] = (even_linear if wishes.turned else fold_linear)(last, output)
     output *= factors  # in place: it may be the largest matrix of all
-    return wishes.treat(last.divided(factors), output, output), factors, found
+    turn_columns(output, decoder.output.turn)
+    return wishes.treat(last.divided(factors).turned(decoder.output.turn), output, output), factors, found
 
 
 FLOAT16_ERROR = 2.0**-22

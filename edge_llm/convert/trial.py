@@ -19,6 +19,7 @@ import numpy as np
 from edge_llm.config import DEFAULT_SCHEME
 from edge_llm.convert.parallel import core_count, workers
 from edge_llm.convert.survey import Survey
+from edge_llm.convert.turns import quantizable
 from edge_llm.devices.base import Rows
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
@@ -32,6 +33,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_final_norm, read_output
 from edge_llm.progress import CountProgress
 from edge_llm.quant.shadow import Treatment
+from edge_llm.quant.turning import turned_columns
 from edge_llm.runner.base import Segment
 from edge_llm.runner.rows import pack
 from edge_llm.schemes import BlockWeights, Weight, scheme_of
@@ -81,7 +83,9 @@ def losses(
         trial = Trial(decoder, survey, choices)
         for index in range(len(decoder.layers)):
             progress(index, len(decoder.layers))
-            trial.run_layer(index, survey.folded_layer(source, decoder, index, pool), pool)
+            weights = survey.folded_layer(source, decoder, index, pool)
+            ready = quantizable(weights, decoder.layers[index], pool)
+            trial.run_layer(index, LayerWeights(ready, weights.gains), pool)
         found = trial.compare(read_output(source, decoder), read_final_norm(source, decoder), enough, pool)
         progress(len(decoder.layers), len(decoder.layers))
     return found
@@ -126,7 +130,8 @@ class Trial:
         of_output = choice["output"]
         linear = replace(self._decoder.table, scheme=of_output.scheme if self._decoder.tied else DEFAULT_SCHEME)
         hot = of_output.hot if self._decoder.tied else np.empty(0, np.int32)
-        table = _open(linear, scheme_of(linear).convert(embedded, hot, "the embedding"), None, of_output)
+        arrays = scheme_of(linear).convert(turned_columns(embedded, linear.turn), hot, "the embedding")
+        table = _open(linear, arrays, None, of_output)
         hidden = np.empty_like(embedded)
         rows = replace(self._rows, tokens=np.arange(len(embedded)))
         look_up = self._shelf.get(embedding_part(self._decoder, HOST), rows.static)
@@ -142,7 +147,10 @@ class Trial:
         self._states = position
 
     def run_layer(self, index: int, weights: LayerWeights, pool: Executor, made: Made = NOTHING_MADE) -> None:
-        """Carry the states of every choice through layer ``index`` with the float ``weights``; some linears are ``made``."""
+        """Carry the states of every choice through layer ``index`` with the float ``weights``; some linears are ``made``.
+
+        The linears among the ``weights`` are `quantizable`.
+        """
         layer, prefix = self._decoder.layers[index], f"layers.{index}."
         groups = self._alike([prefix + linear.name for linear in layer.linears])
         choices = [self._choices[group[0]] for group in groups]
@@ -208,7 +216,8 @@ class Trial:
         """
         fold = self._survey.output_fold
         output *= fold
-        opened = self._linears("", [self._decoder.output], {"output": FloatLinear(output)}, self._choices, pool, made)["output"]
+        ready = FloatLinear(turned_columns(output, self._decoder.output.turn))
+        opened = self._linears("", [self._decoder.output], {"output": ready}, self._choices, pool, made)["output"]
         heads = [BlockWeights({"output": one}, {"final_norm": gain / fold}) for one in opened]
         states = np.concatenate(self._survey.states) / fold
         run_head = self._shelf.get(self._head, self._rows.static)

@@ -20,6 +20,7 @@ from edge_llm.convert.parallel import workers
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.survey import NO_CHANNELS, Survey
 from edge_llm.convert.trial import Trial
+from edge_llm.convert.turns import quantizable
 from edge_llm.formats.bundle_writer import BundleWriter, holds, storage_errors
 from edge_llm.formats.layout import KEY_OFFSET, TensorRange, layer_tensors
 from edge_llm.formats.manifest import WEIGHTS
@@ -28,6 +29,7 @@ from edge_llm.models.reference import rms_norm
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding, read_final_norm, read_output
 from edge_llm.progress import StageProgress
 from edge_llm.quant.shadow import Treatment
+from edge_llm.quant.turning import turn_columns, turned
 from edge_llm.schemes import int8, scheme_of
 
 Arrays = Mapping[str, np.ndarray]
@@ -89,10 +91,11 @@ def write_weights(
             progress("layers", index, len(decoder.layers))
             layer = decoder.layers[index]
             weights = survey.folded_layer(source, decoder, index, pool)
-            coded = coder.run(layer, weights, kept, f"layers.{index}", pool) if coder else {}
-            _write_layer(writer, f"layers.{index}", layer, weights, coded, kept, survey.key_offsets[index], pool)
+            ready = LayerWeights(quantizable(weights, layer, pool), weights.gains)
+            coded = coder.run(layer, weights, ready.linears, kept, f"layers.{index}", pool) if coder else {}
+            _write_layer(writer, f"layers.{index}", layer, ready, coded, kept, survey.key_offsets[index], pool)
             if trial:
-                trial.run_layer(index, weights, pool, coded)
+                trial.run_layer(index, ready, pool, coded)
             positions = (coder.position(), trial.position()) if coder and trial else (None, None)
             saved.save(_WRITTEN, Written(writer.written(), index + 1, *positions))
         progress("layers", len(decoder.layers), len(decoder.layers))
@@ -118,9 +121,15 @@ def _head(
     """The arrays of the output matrix; ``gain`` is that of the last norm, not folded."""
     output = read_output(source, decoder)
     output *= survey.output_fold
+    turn = decoder.output.turn
+    turn_columns(output, turn)
     if coder is None or decoder.output.scheme != W4:
         return int8.convert(output, hot, "output")
-    return coder.head(output, hot, lambda rows: rms_norm(rows, gain / survey.output_fold, decoder.norm.eps), pool).arrays()
+
+    def read(states: np.ndarray) -> np.ndarray:
+        return turned(rms_norm(states, gain / survey.output_fold, decoder.norm.eps), turn)
+
+    return coder.head(output, hot, read, pool).arrays()
 
 
 def _write_layer(

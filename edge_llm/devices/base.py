@@ -233,6 +233,8 @@ class Device(Protocol):
     """Why it is this one, in a few words."""
     keys: str
     """How keys and values are kept: int8 or float16."""
+    activations: tuple[str, ...]
+    """The scales of activations that it can do, of `edge_llm.config.ACTIVATIONS`, the preferred first."""
 
     @property
     def pool(self) -> ThreadPool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from threading import Lock
 
+from edge_llm.config import STATIC
 from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.base import (
     INT8_KEYS,
@@ -56,6 +57,7 @@ class EmulatedDevice:
     """
 
     keys = INT8_KEYS
+    activations = (STATIC,)
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+from edge_llm.config import ACTIVATIONS
 from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.base import (
     INT8_KEYS,
@@ -48,6 +49,7 @@ class HostDevice:
     placement = PLACEMENTS["host"]
     placement_reason = "the default of the device `host`"
     keys = INT8_KEYS
+    activations = ACTIVATIONS
 
     def __init__(self, threads: int, *, shadow: bool = True, cores: list[int] | None = None) -> None:
         self.pool = ThreadPool(threads, cores)

@@ -151,7 +151,8 @@ def add_op(program: HostProgram, op: Op, bound: BoundArrays, tables: RopeTables,
 def _add_embedding(program: HostProgram, op: Op, bound: BoundArrays) -> None:
     table, out = bound.weights.linears["embedding"], bound.buffers[op.writes[0]]
     assert isinstance(table, Table)
-    program.native.embedding(integers_of(table), table.columns, table.weight_scale, table.hot_index, table.hot_weight, out=out)
+    hot = table.hot_index, table.hot_weight
+    program.native.embedding(integers_of(table), table.columns, table.weight_scale, *hot, out=out, turn=table.turn)
 
 
 def _add_norm(program: HostProgram, op: Op, norm: Norm, bound: BoundArrays) -> None:
@@ -204,6 +205,7 @@ def _add_append(program: HostProgram, op: Op, attention: Attention, bound: Bound
         pages.k_scale,
         pages.v,
         pages.v_scale,
+        turn=attention.turn,
     )
 
 
@@ -213,5 +215,5 @@ def _add_attention(program: HostProgram, op: Op, attention: Attention, bound: Bo
     shape = (-1, attention.heads, attention.head_dim)
     q = bound.buffers[op.reads[0]][:, : attention.q_size].reshape(shape)
     out = bound.buffers[op.writes[0]].reshape(shape)
-    scale = attention.head_dim**-0.5
+    scale = attention.head_dim**-0.5 / max(1, attention.turn)
     program.native.paged_attention(q, pages.k, pages.k_scale, pages.v, pages.v_scale, scale, out=out)

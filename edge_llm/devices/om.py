@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_llm.config import STATIC
 from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.base import (
     INT8_KEYS,
@@ -62,6 +63,7 @@ class OmDevice:
     """The compiled products of ``folder`` on ``chip`` beside ``options.threads`` threads of the CPU."""
 
     keys = INT8_KEYS
+    activations = (STATIC,)
 
     def __init__(self, folder: OmFolder, chip: Chip, options: DeviceOptions) -> None:
         law = folder.law

@@ -11,6 +11,7 @@ from threading import Lock
 
 import numpy as np
 
+from edge_llm.config import STATIC
 from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.base import (
     INT8_KEYS,
@@ -75,6 +76,7 @@ class OnnxDevice:
 
     name = numerics = NAME
     keys = INT8_KEYS
+    activations = (STATIC,)
 
     def __init__(self, threads: int, *, shadow: bool = True, memory: int | None = None, placement: str = AUTO) -> None:
         self.placement, self.placement_reason = choose_placement(placement, ABLE, f"the device `{NAME}`")

@@ -1,6 +1,6 @@
 """What is float of a linear that a card multiplies: quantize before the product, shadow beside it, merge after it.
 
-    quantized, hot, residual = quantize(norm(x));  product = card(quantized);  shadow = hot @ hot_weight
+    quantized, hot, residual = quantize(turn(norm(x)));  product = card(quantized);  shadow = hot @ hot_weight
     y = product + shadow + product_scale * (residual @ W.T) (+ add)
 
 The CPU does it, or the float units of a card that does everything.  The sums are made in the order of
@@ -48,7 +48,8 @@ def _build_quantize(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
         if op.norm:
             gain = weights.gains[op.norm.gain.name]
             x = rms_norm(x, gain, op.norm.eps, pool, out=_block(buffers[NORMED], *x.shape))
-        quantized, residual = quantize(x, linear.input_scale, linear.hot_index, pool, residual=shadow and linear.residual)
+        kept = shadow and linear.residual
+        quantized, residual = quantize(x, linear.input_scale, linear.hot_index, pool, residual=kept, turn=linear.turn)
         buffers[QUANTIZED] = quantized
         buffers[HOT] = np.take(x, linear.hot_index, axis=1)
         buffers[RESIDUAL] = residual

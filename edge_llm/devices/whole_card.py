@@ -109,4 +109,5 @@ def _table(chip: EmulatedChip, table: Linear, parts: Iterator[tuple[slice, Int8W
         hot_weight=hot_weight.values,
         bias=None if bias is None else bias.values,
         residual=first.residual,
+        turn=first.turn,
     )

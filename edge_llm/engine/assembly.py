@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from edge_llm.config import ASKED_FOR, DEFAULT_CONTEXT, ModelConfig, RuntimeConfig
+from edge_llm.config import ACTIVATIONS, ASKED_FOR, AUTO, DEFAULT_CONTEXT, ROW, STATIC, ModelConfig, RuntimeConfig
 from edge_llm.devices import check_device, open_device
 from edge_llm.devices.base import Device, DeviceOptions, Room, Watch
 from edge_llm.devices.model import activation_bytes
@@ -17,6 +17,7 @@ from edge_llm.engine.affinity import bind
 from edge_llm.engine.auto_device import AutoDevice, find_device
 from edge_llm.engine.cores import free_memory, total_memory, usable_cores
 from edge_llm.errors import DeviceError, DeviceLost, OutOfMemory, UsageError
+from edge_llm.files import shown
 from edge_llm.formats.bundle import Bundle
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models import describe
@@ -143,8 +144,11 @@ def int8_runner(
 def _int8_runner(
     bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None, watch: Watch | None
 ) -> Runner[Any]:
-    assert runtime.context is not None
     device = make_device(runtime, bundle.decoder)
+    runtime = replace(runtime, activations=choose_activations(runtime.activations, bundle, device))
+    assert runtime.context is not None
+    if runtime.activations == STATIC:
+        bundle = bundle.with_static_scales()
     weights = make_weights(bundle, runtime, device, progress)
     tables = RopeTables(runtime.context)
     if not runtime.prefix_cache:
@@ -155,6 +159,28 @@ def _int8_runner(
     store = open_prefix_store(bundle, numeric, device.page_bytes(bundle.decoder))
     identity = model_identity(bundle, numeric)
     return Int8Runner(bundle.config, weights, device, runtime, tables, identity, store, bundle.decoder, watch)
+
+
+def choose_activations(asked: str, bundle: Bundle, device: Device) -> str:
+    """The scales of activations: what was ``asked`` for, or the first that ``device`` can and ``bundle`` has.
+
+    Raises `UsageError` for scales that one of them lacks.
+    """
+    able = [one for one in device.activations if one == STATIC or bundle.activations == ROW]
+    if asked == AUTO:
+        return able[0]
+    if asked not in ACTIVATIONS:
+        raise UsageError(f"no activations `{shown(asked)}`; there are: {', '.join((AUTO, *ACTIVATIONS))}", param="activations")
+    if asked not in device.activations:
+        raise UsageError(
+            f"--activations `{asked}`: the device `{device.name}` has {device.activations[0]} scales", param="activations"
+        )
+    if asked not in able:
+        raise UsageError(
+            f"--activations `{asked}`: `{bundle.folder.name}` was imported for {STATIC} scales; import it again",
+            param="activations",
+        )
+    return asked
 
 
 def run_on_host(bundle: Bundle, runtime: RuntimeConfig, lost: DeviceLost) -> Runner[Any]:

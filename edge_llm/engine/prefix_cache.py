@@ -25,7 +25,8 @@ _OFF = ("", "0", "off")
 
 def weights_digest(bundle: Bundle) -> str:
     """SHA-256 of everything in the bundle that decides results: shapes, constants, scales, checksums of the tensors."""
-    numbers = {key: bundle.manifest[key] for key in ("version", "model", "linears", "tensors")}
+    keys = ("version", "model", "linears", "tensors", "head_turns")
+    numbers = {key: bundle.manifest[key] for key in keys if key in bundle.manifest}
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
 
 
@@ -33,7 +34,7 @@ def model_identity(bundle: Bundle, runtime: RuntimeConfig) -> bytes:
     """32 bytes that identify everything that keys and values depend on, except the text.
 
     That includes the code that computes them, because other code may compute other last bits, and what runs where:
-    ``runtime`` names the placement and, as its device, the `numerics` of the one that was opened.
+    ``runtime`` names the placement, the scales of activations and, as its device, the `numerics` of the one that was opened.
     """
     facts = {
         "numerics": numerics_version(),
@@ -41,6 +42,7 @@ def model_identity(bundle: Bundle, runtime: RuntimeConfig) -> bytes:
         "device": runtime.device,
         "placement": runtime.placement,
         "shadow": runtime.shadow,
+        "activations": runtime.activations,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 

@@ -149,6 +149,7 @@ class _Export:
         return {
             "graph": self._graph(name, weight, product, file).name,
             "input_scale": weight.input_scale,
+            "turn": weight.turn,
             "initializers": [initializer.record() for initializer in product],
         }
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.config import ModelConfig
+from edge_llm.config import ROW, STATIC, ModelConfig
 from edge_llm.errors import CorruptBundle, ModelNotFound, StorageError
 from edge_llm.files import RegularFile, is_folder, status
 from edge_llm.formats.checksum import combine_crc32c
@@ -59,6 +59,7 @@ from edge_llm.formats.manifest import (
     model_config,
     parse_json,
     tensor_ranges,
+    with_turns,
 )
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder, Linear
@@ -95,6 +96,18 @@ class Bundle:
     size: int
     """Bytes of ``weights.bin``."""
     _file: RegularFile = dataclasses.field(repr=False)
+    _opened: Bundle | None = dataclasses.field(default=None, repr=False)
+    """What this is a view of; it keeps the file open."""
+
+    @property
+    def activations(self) -> str:
+        """The scales that it was made for, one of `ACTIVATIONS`."""
+        return ROW if any(facts.get("activations") == ROW for facts in self.facts.values()) else STATIC
+
+    def with_static_scales(self) -> Bundle:
+        """The same, for a device whose activations have one scale for all rows."""
+        facts = {name: {key: fact for key, fact in one.items() if key != "activations"} for name, one in self.facts.items()}
+        return dataclasses.replace(self, facts=types.MappingProxyType(facts), _opened=self)
 
     def __enter__(self) -> Bundle:
         return self
@@ -281,7 +294,7 @@ def open_bundle(folder: Path) -> Bundle:
     check_linear_count(manifest["linears"], config)
     described = describe(config)
     schemes = linear_schemes(manifest["linears"], described)
-    decoder = described.with_schemes(schemes)
+    decoder = with_turns(manifest, described.with_schemes(schemes))
     facts = linear_facts(manifest["linears"], decoder)
     ranges = tensor_ranges(manifest["tensors"], decoder)
     check_files(manifest["files"])

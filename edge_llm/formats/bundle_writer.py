@@ -31,10 +31,12 @@ from edge_llm.formats.manifest import (
     VERSION,
     WEIGHTS,
     encode_manifest,
+    head_turns_record,
+    linear_record,
     tensor_record,
 )
 from edge_llm.models import describe
-from edge_llm.models.layer import Decoder, Linear
+from edge_llm.models.layer import Decoder, HeadTurns, Linear
 from edge_llm.schemes import Facts
 from kernels.checksum import crc32c
 
@@ -111,27 +113,27 @@ class BundleWriter:
         shadows: Mapping[str, str] | None = None,
         schemes: Mapping[str, str] | None = None,
         facts: Mapping[str, Facts] | None = None,
+        turns: Mapping[str, int] | None = None,
+        heads: HeadTurns | None = None,
     ) -> None:
         """Make everything durable, the manifest last.  The caller publishes the folder with a rename.
 
         shadows: which one every linear keeps (none, cold or full); default: all of them.  schemes: the weight schemes of
-        linears that are not INT8; facts: what these say of them in place of input scale and shadow.
+        linears that are not INT8; facts: what these say of linears in place of input scale and shadow.  turns: those of
+        linears; heads: those of queries and keys, and of values; default: none.
         """
         self._out.write(bytes(align(self._offset, BLOCK_ALIGNMENT) - self._offset))
         self._out.sync()
         self._out.close()
-        decoder = describe(config).with_schemes(schemes or {})
+        decoder = describe(config).with_schemes(schemes or {}).with_turns(turns or {}, heads or HeadTurns())
         tensors = self._laid_out(decoder)
 
         def said(name: str, linear: Linear) -> Facts:
-            if linear.scheme != DEFAULT_SCHEME:
+            if linear.scheme != DEFAULT_SCHEME or name in (facts or {}):
                 return (facts or {}).get(name, {})
             return {"input_scale": float(input_scales[name])} | ({} if shadows is None else {"shadow": shadows[name]})
 
-        linears = {
-            name: {"rows": one.rows, "columns": one.columns, "scheme": one.scheme} | dict(said(name, one))
-            for name, one in decoder.linears().items()
-        }
+        linears = {name: linear_record(one, said(name, one)) for name, one in decoder.linears().items()}
         fields = {
             "format": FORMAT,
             "version": VERSION,
@@ -140,6 +142,7 @@ class BundleWriter:
             "model": dataclasses.asdict(config),
             "files": self._files,
             "linears": linears,
+            "head_turns": head_turns_record(decoder),
             "tensors": [tensor_record(tensor) for tensor in tensors],
             "profile": dict(profile),
         }

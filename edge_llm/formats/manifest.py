@@ -16,16 +16,18 @@ from edge_llm.config import DEFAULT_SCHEME, TABLE_SCHEMES, ModelConfig, RopeScal
 from edge_llm.errors import CorruptBundle, UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.formats.layout import TABLES, TensorRange, tensor_layout
-from edge_llm.models.layer import Decoder
+from edge_llm.models.layer import Decoder, HeadTurns, Linear
 from edge_llm.schemes import Facts, scheme_of, schemes
-from edge_llm.schemes.parts import schemes_in
+from edge_llm.schemes.parts import is_multiplied_as_int8, schemes_in
 from edge_llm.strict_json import parse_object
 from kernels.checksum import crc32c
+from kernels.pointwise import MAX_TURN
 
 FORMAT = "edge-llm-bundle"
-VERSION = 2
+VERSION = 3
 OLDEST_VERSION = 1
-"""Bundles of this version name no weight schemes: all linears are `DEFAULT_SCHEME`."""
+"""Bundles of version 1 name no weight schemes: all linears are `DEFAULT_SCHEME`.  Those of version 2 turn nothing."""
+_FIRST_WITH_TURNS = 3
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.bin"
 SIDE_FILES = (
@@ -46,6 +48,7 @@ MAX_DIMENSION = 2**31 - 1
 _KEYS = frozenset(
     ("format", "version", "model", "linears", "tensors", "files", "profile", "source", "created_with", "checksum")
 )
+_TURNS_KEY = "head_turns"
 _KINDS = {"model": dict, "linears": dict, "tensors": list, "files": list, "profile": dict, "source": dict}
 _TENSOR_KEYS = frozenset(("name", "dtype", "shape", "offset", "bytes", "crc32c"))
 _COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
@@ -89,8 +92,9 @@ def decode_manifest(text: bytes, path: Path) -> dict[str, Any]:
         )
     if type(version) is not int or not version >= OLDEST_VERSION:
         raise corrupt(f"`{path}` has the bundle version `{version}`, which is invalid")
-    if set(fields) != _KEYS:
-        odd = ", ".join(f"`{key}`" for key in sorted(_KEYS ^ set(fields)))
+    keys = _KEYS | {_TURNS_KEY} if version >= _FIRST_WITH_TURNS else _KEYS
+    if set(fields) != keys:
+        odd = ", ".join(f"`{key}`" for key in sorted(keys ^ set(fields)))
         raise corrupt(f"`{path}` has missing or unknown fields: {odd}")
     for key, kind in _KINDS.items():
         if not isinstance(fields[key], kind):
@@ -193,11 +197,47 @@ def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
     return found
 
 
+def with_turns(manifest: Mapping[str, Any], decoder: Decoder) -> Decoder:
+    """``decoder`` with the turns that ``manifest`` says of its linears and heads."""
+    turns = {name: _turn(manifest["linears"][name].get("turn", 0), f"linear `{name}`") for name in decoder.linears()}
+    for name, linear in decoder.linears().items():
+        if turns[name] and (linear.columns % turns[name] or not is_multiplied_as_int8(linear.scheme)):
+            raise corrupt(f"linear `{name}` in the manifest has a turn of `{turns[name]}`, which does not suit it")
+    raw = manifest.get(_TURNS_KEY, {})
+    if not isinstance(raw, dict) or set(raw) - {"keys", "values"}:
+        raise corrupt(f"`{_TURNS_KEY}` in the manifest is malformed")
+    heads = HeadTurns(**{name: _turn(turn, f"the {name} of heads") for name, turn in raw.items()})
+    if any(one.head_dim % max(1, turn) for one in decoder.attentions for turn in (heads.keys, heads.values)):
+        raise corrupt(f"`{_TURNS_KEY}` in the manifest has blocks that do not divide the heads")
+    return decoder.with_turns(turns, heads)
+
+
+def _turn(raw: object, what: str) -> int:
+    if type(raw) is not int or (raw and (raw < 2 or raw > MAX_TURN or raw & (raw - 1))):
+        raise UnsupportedModel(
+            f"{what} is turned in blocks of `{shown(raw)}` channels, which this edge-llm does not do "
+            f"(powers of two from 2 to {MAX_TURN}); upgrade edge-llm, or import the model again"
+        )
+    return raw
+
+
+def linear_record(linear: Linear, facts: Facts) -> dict[str, Any]:
+    """The record of ``linear`` in the manifest."""
+    turn = {"turn": linear.turn} if linear.turn else {}
+    return {"rows": linear.rows, "columns": linear.columns, "scheme": linear.scheme} | turn | dict(facts)
+
+
+def head_turns_record(decoder: Decoder) -> dict[str, int]:
+    """What a manifest says of the turns of heads, which all attentions of ``decoder`` share."""
+    first = decoder.attentions[0]
+    return {"keys": first.turn, "values": first.value_turn}
+
+
 def linear_facts(raw: dict[str, Any], decoder: Decoder) -> dict[str, Facts]:
     """The facts of every linear of ``decoder`` beside its shape and scheme."""
     facts: dict[str, Facts] = {}
     for name, linear in decoder.linears().items():
-        record = {key: value for key, value in raw[name].items() if key not in ("rows", "columns", "scheme")}
+        record = {key: value for key, value in raw[name].items() if key not in ("rows", "columns", "scheme", "turn")}
         try:
             facts[name] = scheme_of(linear).facts(record)
         except ValueError as error:
@@ -221,6 +261,8 @@ def tensor_ranges(raw: list[Any], decoder: Decoder) -> list[TensorRange]:
     for name, count in hot.items():
         if name in shapes and count > shapes[name].columns:
             raise corrupt(f"linear `{name}` has more hot channels than input channels")
+        if name in shapes and count and shapes[name].turn:
+            raise corrupt(f"linear `{name}` is turned and has hot channels, which do not go together")
     layout = tensor_layout(decoder, hot)
     if len(layout) != len(raw):
         raise corrupt(f"the manifest lists {len(raw)} tensors, the model has {len(layout)}")

@@ -72,6 +72,9 @@ class Linear:
     bias: bool = False
     scheme: str = DEFAULT_SCHEME
     """How its weight is stored and multiplied: one of `edge_llm.schemes`."""
+    turn: int = 0
+    """Block of input channels that are turned before they are rounded (`kernels.pointwise.turn`); 0: none.  The stored weight
+    has the inverse in its columns, so float paths, which multiply the source's weight, turn nothing."""
 
     @cached_property
     def rows(self) -> int:
@@ -94,6 +97,10 @@ class Attention:
     k_norm: Gain | None = None
     eps: float = 0.0
     """Of these norms."""
+    turn: int = 0
+    """Block of a head's channels that are turned in queries and keys, behind the rotation; 0: none.  Scores grow by it."""
+    value_turn: int = 0
+    """Block of a head's channels in which the stored weight turns values; its reader's columns have the inverse."""
 
     def __post_init__(self) -> None:
         if (self.q_norm is None) != (self.k_norm is None):
@@ -229,6 +236,15 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class HeadTurns:
+    """Blocks of a head's channels that are turned in every attention of a model; 0: none."""
+
+    keys: int = 0
+    """Of queries and keys."""
+    values: int = 0
+
+
+@dataclass(frozen=True)
 class Decoder:
     """A decoder: embedding, layers, last norm, output matrix."""
 
@@ -241,8 +257,8 @@ class Decoder:
 
     @property
     def table(self) -> Linear:
-        """How the embedding is stored: as the output matrix where that is the embedding too."""
-        return self.output if self.tied else replace(self.output, scheme=DEFAULT_SCHEME)
+        """How the embedding is stored: as the output matrix where that is the embedding too, turned back when it is read."""
+        return self.output if self.tied else replace(self.output, scheme=DEFAULT_SCHEME, turn=0)
 
     @property
     def vocab_size(self) -> int:
@@ -273,6 +289,11 @@ class Decoder:
         output = replace(self.output, scheme=schemes.get("output", self.output.scheme))
         return replace(self, layers=layers, output=output)
 
+    def with_turns(self, turns: Mapping[str, int], heads: HeadTurns) -> Decoder:
+        """This decoder with the ``turns`` of linears, by the names that `linears` has, and those of ``heads``."""
+        layers = tuple(_with_turns(layer, f"layers.{index}.", turns, heads) for index, layer in enumerate(self.layers))
+        return replace(self, layers=layers, output=replace(self.output, turn=turns.get("output", 0)))
+
     def linears(self) -> dict[str, Linear]:
         """Every linear of the model by its name in a bundle, in execution order."""
         named = {f"layers.{index}.{linear.name}": linear for index, layer in enumerate(self.layers) for linear in layer.linears}
@@ -284,6 +305,18 @@ def _with_schemes(layer: Layer, prefix: str, schemes: Mapping[str, str]) -> Laye
     if all(schemes.get(prefix + linear.name, linear.scheme) == linear.scheme for linear in layer.linears):
         return layer
     return replace(layer, operations=tuple(_with_scheme(one, prefix, schemes) for one in layer.operations))
+
+
+def _with_turns(layer: Layer, prefix: str, turns: Mapping[str, int], heads: HeadTurns) -> Layer:
+    def turned(operation: Operation) -> Operation:
+        if isinstance(operation, Linear):
+            return replace(operation, turn=turns.get(prefix + operation.name, 0))
+        if isinstance(operation, Attention):
+            return replace(operation, turn=heads.keys, value_turn=heads.values)
+        return operation
+
+    operations = tuple(turned(one) for one in layer.operations)
+    return layer if operations == layer.operations else replace(layer, operations=operations)
 
 
 def _with_scheme(operation: Operation, prefix: str, schemes: Mapping[str, str]) -> Operation:

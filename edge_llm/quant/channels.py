@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge_llm.errors import NumericError
+from edge_llm.quant.turning import turned
 from kernels.floats import row_levels
 
 SINK_FACTOR = 8.0
@@ -48,6 +49,14 @@ class ChannelStatistics:
         divided = ChannelStatistics(self.columns, self.name)
         divided.add(self.rows() / factors)
         return divided
+
+    def turned(self, block: int) -> ChannelStatistics:
+        """The same input with its channels turned in blocks of ``block``; 0: as it is."""
+        if not block:
+            return self
+        found = ChannelStatistics(self.columns, self.name)
+        found.add(turned(self.rows(), block))
+        return found
 
     def thinned(self, rows: int) -> ChannelStatistics:
         """About ``rows`` of the rows, evenly spread."""

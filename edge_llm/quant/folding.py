@@ -71,9 +71,9 @@ class Fold:
     """Power of every head, or of the whole linear; 0 where the channels stay as they are."""
     spread: float
     """Geometric standard deviation of the factors: 1 where nothing was folded."""
-    error: float
-    """Relative squared error of the result in INT8, outliers treated."""
-    error_unfolded: float
+    error: float | None = None
+    """Relative squared error of the result in INT8, outliers treated; None where the fold was not searched for."""
+    error_unfolded: float | None = None
     """The same without the fold."""
 
     @staticmethod

@@ -17,11 +17,12 @@ residual, and a channel in which they peak may still become hot.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from edge_llm.config import ROW, STATIC
 from edge_llm.errors import NumericError
 from edge_llm.quant.channels import ChannelStatistics, peaks_of
 from edge_llm.quant.folding import Fold, column_energy
@@ -166,6 +167,20 @@ def treatments(
     return tuple(found)
 
 
+def turned_treatments(statistics: ChannelStatistics, weight: np.ndarray) -> tuple[Treatment, ...]:
+    """The treatments of a linear ``weight`` float32 [N, K] whose input is turned, both given as they meet.
+
+    Rows have scales of their own; where a device has one scale for all, the first clips what overflows and the second keeps it
+    exact.  No channel is hot.
+    """
+    no_hot: np.ndarray = np.empty(0, np.int32)
+    sample = _Sample(statistics, weight)
+    scales = ScaleSearch(statistics, no_hot, column_energy(weight), _FEW_VALUES)
+    error = sample.error_of_rows()
+    found = (sample.treat(NONE, no_hot, scales.best_clipped()), sample.treat(COLD, no_hot, scales.best(OVERFLOW_PRICE)))
+    return tuple(replace(one, activations=ROW, error_of_rows=error) for one in found)
+
+
 def error_with_shadow(statistics: ChannelStatistics, weight: np.ndarray, exact: np.ndarray | None = None) -> float:
     """The output error of a linear ``weight`` float32 [N, K] in INT8 with its best shadow, times that shadow's relative time.
 
@@ -241,11 +256,16 @@ class _Sample:
         return int(np.count_nonzero(magnitudes > (LIMIT + 0.5) * input_scale))
 
     def _error(self, hot: np.ndarray, input_scale: float, residual: bool) -> float:
+        return self._checked(self._product(hot, input_scale, residual))
+
+    def _product(self, hot: np.ndarray, input_scale: float | None, residual: bool) -> np.ndarray:
         q = self._quantize(hot)
-        product_scale = np.float32(input_scale) * q.weight_scale
+        product_scale = q.weight_scale if input_scale is None else np.float32(input_scale) * q.weight_scale
         rows, columns = self._weight.shape
         weight = Int8Linear(q.tiles, rows, columns, input_scale, product_scale, q.row_sum, q.hot_index, q.hot_weight, None)
-        found = linear(self.rows, weight, ThreadPool(1), shadow=residual)
+        return linear(self.rows, weight, ThreadPool(1), shadow=residual)
+
+    def _checked(self, found: np.ndarray) -> float:
         error = self.relative(found)
         if not np.isfinite(error):
             raise NumericError(
@@ -253,6 +273,10 @@ class _Sample:
                 "the source's weights are damaged, or do not belong to its config.json"
             )
         return error
+
+    def error_of_rows(self) -> float:
+        """The error where every row has a scale of its own."""
+        return self._checked(self._product(np.empty(0, np.int32), None, residual=False))
 
     def relative(self, found: np.ndarray) -> float:
         """|| found - wanted ||^2 / || wanted ||^2."""
@@ -290,12 +314,13 @@ class LinearProfile:
 def linear_profile(chosen: Treatment, options: Sequence[Treatment]) -> LinearProfile:
     """The profile of a linear that is treated as ``chosen`` of the possible ``options``, the first of which has no shadow."""
     full = options[-1]
+    error = chosen.error if chosen.activations == STATIC else chosen.error_of_rows
     return LinearProfile(
         hot=len(chosen.hot),
         largest=options[0].largest_cold,
         largest_cold=chosen.largest_cold,
         overflow=chosen.overflow,
-        error=chosen.error,
+        error=error,
         error_without_shadow=options[0].error,
         outliers=len(full.hot),
         error_full=full.error,

@@ -93,7 +93,7 @@ def totals(linears: Iterable[LinearShadow]) -> dict[str, Any]:
 def fold_totals(folds: Mapping[str, Fold]) -> dict[str, dict[str, Any]]:
     """What was folded, by kind of place (qkv, keys, values, gate_up, products, output), and what it was worth.
 
-    Errors are means over the layers, relative and squared, with outliers treated.
+    Errors are means over the layers, relative and squared, with outliers treated; None where folds were not searched for.
     """
     kinds: dict[str, list[Fold]] = {}
     for name, fold in folds.items():
@@ -103,11 +103,16 @@ def fold_totals(folds: Mapping[str, Fold]) -> dict[str, dict[str, Any]]:
             "places": len(found),
             "folded": sum(any(fold.powers) for fold in found),
             "spread": max(fold.spread for fold in found),
-            "error": sum(fold.error for fold in found) / len(found),
-            "error_unfolded": sum(fold.error_unfolded for fold in found) / len(found),
+            "error": _mean([fold.error for fold in found]),
+            "error_unfolded": _mean([fold.error_unfolded for fold in found]),
         }
         for kind, found in kinds.items()
     }
+
+
+def _mean(errors: list[float | None]) -> float | None:
+    known = [error for error in errors if error is not None]
+    return sum(known) / len(known) if known else None
 
 
 def by_kind(linears: Iterable[LinearShadow]) -> Mapping[str, list[LinearShadow]]:

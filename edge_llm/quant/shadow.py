@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.config import INT8
+from edge_llm.config import INT8, STATIC
 
 NONE, COLD, FULL = SHADOWS = ("none", "cold", "full")
 
@@ -52,6 +52,11 @@ class Treatment:
     """Maximum |x| outside the hot channels."""
     scheme: str = INT8
     """The weight scheme."""
+    activations: str = STATIC
+    """The scales that it is made for; the input scale is that of devices which have no other."""
+    error_of_rows: float = 0.0
+    """The error of the output where every row has a scale of its own."""
+
 
 Treatments = Mapping[str, Sequence[Treatment]]
 """Per linear its treatments, the first without a shadow."""

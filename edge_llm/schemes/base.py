@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from edge_llm.config import ACTIVATIONS, ROW, STATIC
 from edge_llm.files import shown
 from edge_llm.models.layer import Linear
 from edge_llm.quant.scheme import LIMIT
@@ -149,6 +150,8 @@ def fields_beside(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts
         "rows": len(arrays["scale"]),
         "columns": linear.columns,
         "input_scale": facts["input_scale"],
+        "row_scales": facts.get("activations", STATIC) == ROW,
+        "turn": linear.turn,
         "weight_scale": arrays["scale"],
         "row_sum": arrays["row_sum"],
         "hot_index": arrays["hot_index"],
@@ -183,20 +186,29 @@ def check_finite(array: np.ndarray) -> None:
 
 
 def integer_facts(record: Mapping[str, Any]) -> Facts:
-    """Of a linear that is multiplied as INT8: its input scale, and its shadow, which is all of it where nothing is said."""
-    check_keys(record, {"input_scale", "shadow"})
+    """Of a linear that is multiplied as INT8: its static input scale, its shadow there, and the scales that it is made for.
+
+    Where nothing is said the shadow is all of it, and the scale is the static one.
+    """
+    check_keys(record, {"input_scale", "shadow", "activations"})
     input_scale, shadow = record.get("input_scale"), record.get("shadow", FULL)
+    activations = record.get("activations", STATIC)
     # the kernels work with the float32 reciprocal, which must be finite as well
     if type(input_scale) is not float or not 1e-30 <= input_scale <= 1e30:
         raise ValueError(f"the input scale `{shown(input_scale)}`")
     if shadow not in SHADOWS:
         raise ValueError(f"the shadow `{shown(shadow)}`")
-    return {"input_scale": input_scale, "shadow": shadow}
+    if activations not in ACTIVATIONS:
+        raise ValueError(f"the activations `{shown(activations)}`")
+    if activations == ROW and shadow == FULL:
+        raise ValueError(f"the shadow `{shown(shadow)}`, which does not go with scales of rows")
+    return {"input_scale": input_scale, "shadow": shadow} | ({} if activations == STATIC else {"activations": activations})
 
 
 def integer_facts_of(treatment: Treatment) -> Facts:
     """The same of a linear that import treats so."""
-    return {"input_scale": treatment.input_scale, "shadow": treatment.shadow}
+    rows = {} if treatment.activations == STATIC else {"activations": treatment.activations}
+    return {"input_scale": treatment.input_scale, "shadow": treatment.shadow} | rows
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,10 @@ class Int8Product:
     """float32 [N]."""
     residual: bool = True
     """The cold residual is added; else what overflows is clipped."""
+    row_scales: bool = False
+    """Every row of the input has a scale of its own; ``input_scale`` is not used, and nothing overflows."""
+    turn: int = 0
+    """Block of input channels that are turned before they are rounded; 0: none."""
     rounds: bool = False
     """The product ends in float16 as `rounding` says: the weight multiplies as a card does."""
 
@@ -100,14 +104,19 @@ class Int8Product:
 
     @property
     def beside(self) -> tuple[Any, ...]:
-        """The arguments of `Int8Linear` behind the input scale."""
+        """The arguments of `Int8Linear` behind the input scale, but for the turn."""
         ends = (None, *self.rounding) if self.rounds else (self.bias,)
         return self.product_scale, self.row_sum, self.hot_index, self.hot_weight, *ends
 
+    @property
+    def linear_scale(self) -> float | None:
+        """The `input_scale` of the kernels' linear: None where every row has its own."""
+        return None if self.row_scales else self.input_scale
+
     @cached_property
     def product_scale(self) -> np.ndarray:
-        """input_scale * weight_scale, what an int32 sum is multiplied with: float32 [N]."""
-        return np.asarray(np.float32(self.input_scale) * self.weight_scale)
+        """input_scale * weight_scale, what an int32 sum is multiplied with: float32 [N].  Rows' own scales come behind."""
+        return self.weight_scale if self.row_scales else np.asarray(np.float32(self.input_scale) * self.weight_scale)
 
     def prepare(self, first: Int8Product) -> None:
         self.__dict__["product_scale"] = first.product_scale  # where a cached property keeps its value
@@ -184,7 +193,7 @@ class Int8Weight(Int8Product):
     @cached_property
     def native(self) -> linear.Int8Linear:
         """The same for the kernels, which check it here and trust it from then on."""
-        return linear.Int8Linear(self.tiles, self.rows, self.columns, self.input_scale, *self.beside)
+        return linear.Int8Linear(self.tiles, self.rows, self.columns, self.linear_scale, *self.beside, turn=self.turn)
 
     def overflow(self, residual: Residual) -> tuple[np.ndarray, Residual]:
         return self.tiles, residual

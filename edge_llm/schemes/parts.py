@@ -118,7 +118,7 @@ class PartsWeight(CodedProduct):
     @cached_property
     def native(self) -> Int8Linear:
         integers = tuple(self.parts.values())
-        return Int8Linear.of_parts(integers, self.channels, self.columns, self.input_scale, *self.beside)
+        return Int8Linear.of_parts(integers, self.channels, self.columns, self.linear_scale, *self.beside, turn=self.turn)
 
     def apply(self, x: np.ndarray, pool: ThreadPool, *, out: np.ndarray | None = None, **how: Any) -> np.ndarray:
         shared = out is not None and np.may_share_memory(x, out)  # every part reads x

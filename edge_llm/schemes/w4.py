@@ -50,7 +50,7 @@ class W4Weight(CodedProduct):
 
     @cached_property
     def native(self) -> Int8Linear:
-        return Int8Linear.of_codes(self.codes, self.rows, self.columns, self.input_scale, *self.beside)
+        return Int8Linear.of_codes(self.codes, self.rows, self.columns, self.linear_scale, *self.beside, turn=self.turn)
 
     @property
     def parts_in_order(self) -> Sequence[tuple[np.ndarray, int]]:

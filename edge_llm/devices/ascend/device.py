@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.config import STATIC
 from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.ascend.key_forms import Float16Keys, Int8Keys, KeyForm
 from edge_llm.devices.ascend.key_ranges import sample_room, seen_ranges
@@ -46,6 +47,8 @@ VALUE_BYTES = {FLOAT16_KEYS: 2, INT8_KEYS: 1}
 
 class AscendDevice:
     """The card of ``runtime`` beside ``options.threads`` threads of the CPU."""
+
+    activations = (STATIC,)
 
     def __init__(self, name: str, runtime: Runtime, options: DeviceOptions) -> None:
         law = self.law = runtime.law

@@ -2,10 +2,11 @@
 
 The residual stream is float32; products, attention and SwiGLU are float16, as the chip gives them.  A linear is
 
-    quantized = round(x * reciprocal);  y = quant_matmul(quantized) + x[:, hot] @ hot_weight
+    quantized = round(turn(x) * reciprocal);  y = quant_matmul(quantized) + x[:, hot] @ hot_weight
 
-so hot channels stay in float16.  What else exceeds the input scale, a wider one than where the residual is added back, is cut
-off, and counted in prompts.
+where a turn is a product with a matrix of blocks; queries and keys are not turned, which changes no score.  Hot channels
+stay in float16.  What else exceeds the input scale, a wider one than where the residual is added back, is cut off, and counted
+in prompts.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class CardLinear:
     """int32 [J]."""
     hot_weight: Tensor | None = None
     """float16 [J, N]."""
+    turn: Tensor | None = None
+    """float16 [p, p]: what blocks of p channels are multiplied with first; `reciprocal` is of the result."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,8 @@ class Layers:
 
     def _int8(self, weight: CardLinear, x: Tensor) -> Tensor:
         product = weight.product
+        if weight.turn is not None:
+            x = _float32((_float16(x).reshape(-1, len(weight.turn)) @ weight.turn).reshape(x.shape))
         self.count(x, weight.reciprocal)
         quantized = self.calls.quantize(x, weight.reciprocal)
         missing = product.weight.shape[0] - product.columns

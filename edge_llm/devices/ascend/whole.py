@@ -15,6 +15,7 @@ from edge_llm.errors import DeviceError
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Decoder
 from edge_llm.npu.runtime import run
+from edge_llm.quant.turning import turned
 from edge_llm.schemes.base import Weight
 from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.float16 import Float16Weight
@@ -60,6 +61,8 @@ def _stage(loader: Loader, staging: dict[str, Tensor], name: str, linear: Weight
     if not isinstance(linear, Int8Weight):
         raise DeviceError(f"the card placement has no linears of the scheme of `{name}`; use --placement split")
     around = {"reciprocal": reciprocal(linear)}
+    if linear.turn:
+        around |= {"turn": turn_matrix(linear.turn)}
     if len(linear.hot_index):
         around |= {"hot_index": linear.hot_index, "hot_weight": linear.hot_weight}
     beside = {kind: loader.stage(staging, f"{name}.{kind}", array) for kind, array in around.items()}
@@ -75,15 +78,28 @@ def _made(loader: Loader, staged: Mapping[str, Tensor], linear: Weight) -> CardL
 
 
 def _made_int8(loader: Loader, staged: Mapping[str, Tensor], linear: Int8Weight) -> CardLinear:
-    hot = {name: loader.copied(staged[name]) for name in ("hot_index", "hot_weight") if name in staged}
-    return CardLinear(loader.linear(staged, linear), loader.copied(staged["reciprocal"]), **hot)
+    others = {name: loader.copied(staged[name]) for name in ("hot_index", "hot_weight", "turn") if name in staged}
+    return CardLinear(loader.linear(staged, linear), loader.copied(staged["reciprocal"]), **others)
 
 
 def reciprocal(linear: Int8Weight) -> np.ndarray:
-    """1 / input scale of every channel, 0 of hot ones: float32 [K]."""
-    values = np.full(linear.columns, np.float32(1) / np.float32(linear.input_scale), np.float32)
+    """1 / input scale of every channel behind `turn_matrix`, 0 of hot ones: float32 [K]."""
+    inverse = np.float32(_turn_shrinks(linear.turn)) / np.float32(linear.input_scale)
+    values = np.full(linear.columns, inverse, np.float32)
     values[linear.hot_index] = 0
     return values
+
+
+def turn_matrix(block: int) -> np.ndarray:
+    """What a block of channels is multiplied with: float16 [block, block], the turn over a power of two near sqrt(block).
+
+    So turned channels are about as large as the channels were, and stay in the range of float16.
+    """
+    return np.asarray(turned(np.eye(block, dtype=np.float32), block) / _turn_shrinks(block), np.float16)
+
+
+def _turn_shrinks(block: int) -> float:
+    return 2.0 ** (max(block, 1).bit_length() // 2)
 
 
 class WholeWeights(CardWeights[NpuLinear]):
@@ -111,6 +127,7 @@ def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice,
             bias[at] = part.rounding.bias
     arrays: dict[str, np.ndarray] = {"weight": weight, "scale": scale, "reciprocal": reciprocal(last)}
     arrays |= {} if last.bias is None else {"bias": bias}
+    arrays |= {"turn": turn_matrix(last.turn)} if last.turn else {}
     if len(last.hot_index):
         arrays |= {"hot_index": last.hot_index.copy(), "hot_weight": np.concatenate(hot_weight, axis=1)}
     pinned = {name: loader.stage({}, f"output.{name}", array) for name, array in arrays.items()}

@@ -1,0 +1,72 @@
+"""Which channels of a model are turned, and its float weights as they are quantized.
+
+    linear             its input, behind norm and folds; the columns of its weight have the inverse
+    queries, keys      every head, behind the rotation: nothing in the weights
+    values             every head, in the rows of the weight; the columns of what reads them have the inverse
+
+So what attention gives to its output matrix is turned already, and costs nothing.  A tied output matrix is turned as any other:
+embeddings are turned back when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+
+import numpy as np
+
+from edge_llm.convert.layer_folds import VALUES, places
+from edge_llm.models.layer import Decoder, HeadTurns, Layer
+from edge_llm.models.weights import FloatLinear, LayerWeights
+from edge_llm.quant.turning import block_of, turned_columns, turned_rows
+from edge_llm.schemes.parts import is_multiplied_as_int8
+from kernels.pointwise import MAX_TURN
+
+
+def with_turns(decoder: Decoder, most: int = MAX_TURN) -> Decoder:
+    """``decoder`` with all its turns, in blocks of at most ``most`` channels; 0: none."""
+    if most < 2:
+        return decoder
+    heads = block_of(decoder.layers[0].attention.head_dim, most)
+    turn_values = all(VALUES in places(layer) for layer in decoder.layers)
+    turns = {"output": block_of(decoder.output.columns, most)}
+    for index, layer in enumerate(decoder.layers):
+        behind_values = places(layer)[VALUES].readers if turn_values else ()
+        for linear in layer.linears:
+            if linear not in behind_values and is_multiplied_as_int8(linear.scheme):
+                turns[f"layers.{index}.{linear.name}"] = block_of(linear.columns, most)
+    return decoder.with_turns(turns, HeadTurns(heads, heads if turn_values else 0))
+
+
+def turn_values(weights: LayerWeights, layer: Layer) -> LayerWeights:
+    """``weights`` of ``layer`` whose values are turned; the float layer is the same."""
+    attention, projection = layer.attention, layer.projection
+    block = attention.value_turn
+    if not block:
+        return weights
+    linears = dict(weights.linears)
+    linears[projection.name] = _with_turned_rows(linears[projection.name], attention.q_size + attention.kv_size, block)
+    for reader in places(layer)[VALUES].readers:
+        linears[reader.name] = FloatLinear(turned_columns(linears[reader.name].weight, block), linears[reader.name].bias)
+    return LayerWeights(linears, weights.gains)
+
+
+def _with_turned_rows(linear: FloatLinear, first: int, block: int) -> FloatLinear:
+    """``linear`` whose outputs from ``first`` on are turned."""
+
+    def turned(values: np.ndarray) -> np.ndarray:
+        return np.concatenate([values[:first], turned_rows(values[first:], block)])
+
+    return FloatLinear(turned(linear.weight), None if linear.bias is None else turned(linear.bias))
+
+
+def quantizable(weights: LayerWeights, layer: Layer, pool: Executor) -> Mapping[str, FloatLinear]:
+    """The linears of ``layer`` as they are quantized, by name: what meets a turned input has its columns turned."""
+
+    def ready(name: str) -> FloatLinear:
+        linear = weights.linears[name]
+        block = layer.linear(name).turn
+        return FloatLinear(turned_columns(linear.weight, block), linear.bias) if block else linear
+
+    names = list(weights.linears)
+    return dict(zip(names, pool.map(ready, names), strict=True))
