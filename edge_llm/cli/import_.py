@@ -65,7 +65,7 @@ from kernels.pointwise import MAX_TURN
     help="Output matrix, with --weights w4 or auto: 4 bits are read faster and cost more there than in a layer.",
 )
 @click.option(
-    "--fast", is_flag=True, help="Round INT8 weights; default: fit them to the calibration text (GPTQ), which is nearer to float."
+    "--fast", is_flag=True, help="Round INT8 weights; default: fit them to the calibration text (GPTQ), nearer to float."
 )
 @click.option("--fit", is_flag=True, hidden=True)
 @click.option(

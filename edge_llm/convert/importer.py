@@ -118,7 +118,7 @@ def import_model(
         job = _Job(opened, text, keep_float, outliers or Outliers(), fold, turn, weights, tell_progress, tell)
         state = existing(target, job.made_by, job.keep_float)
         if state == "older" and not overwrite:
-            tell(f"`{target.name}` was imported from this source by an older edge-llm and stays as it is; `--overwrite` renews it")
+            tell(f"`{target.name}` was imported from this source by an older edge-llm and stays so; `--overwrite` renews it")
             return target
         if state == "same":
             remove_stopped(target)

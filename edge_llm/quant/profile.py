@@ -28,6 +28,7 @@ from edge_llm.quant.channels import ChannelStatistics, peaks_of
 from edge_llm.quant.folding import Fold, column_energy
 from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, QuantizedWeight, quantize_weight
 from edge_llm.quant.shadow import COLD, FULL, NONE, Treatment, product_cost, shadow_cost
+from edge_llm.quant.static_scale import static_scales
 from kernels import ThreadPool
 from kernels.floats import column_squares, product, rounding_errors
 from kernels.linear import Int8Linear, linear
@@ -175,9 +176,9 @@ def turned_treatments(statistics: ChannelStatistics, weight: np.ndarray) -> tupl
     """
     no_hot: np.ndarray = np.empty(0, np.int32)
     sample = _Sample(statistics, weight)
-    scales = ScaleSearch(statistics, no_hot, column_energy(weight), _FEW_VALUES)
+    scales = static_scales(statistics.rows(), column_energy(weight), OVERFLOW_PRICE)
     error = sample.error_of_rows()
-    found = (sample.treat(NONE, no_hot, scales.best_clipped()), sample.treat(COLD, no_hot, scales.best(OVERFLOW_PRICE)))
+    found = sample.treat(NONE, no_hot, scales.clipped), sample.treat(COLD, no_hot, scales.kept)
     return tuple(replace(one, activations=ROW, error_of_rows=error) for one in found)
 
 
