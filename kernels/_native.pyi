@@ -379,3 +379,30 @@ class Program:
 
 def expand_codes(codes: _U8, n: int, k: int, pool: ThreadPool, /) -> _I8: ...
 def search_codes(weight: _F32, importance: _F32, pool: ThreadPool, /) -> tuple[_U8, _U8, _U8, _F32]: ...
+def encode_codes(weight: _F32, scale: _F32, multiplier: _U8, shift: _U8, pool: ThreadPool, /) -> _U8: ...
+def energy_panels(energy: _F32, order: _I64, pool: ThreadPool, /) -> _F32: ...
+def factor_energy(panels: _F32, pool: ThreadPool, /) -> bool: ...
+def fit_weight(
+    weight: _F32,
+    panels: _F32,
+    order: _I64,
+    kept: int,
+    step: _F32,
+    inverse: _F32 | None,
+    shift: _F32 | None,
+    pool: ThreadPool,
+    /,
+) -> _F32: ...
+def descend_weight(
+    weight: _F32,
+    found: _F32,
+    panels: _F32,
+    order: _I64,
+    kept: int,
+    step: _F32,
+    inverse: _F32 | None,
+    shift: _F32 | None,
+    passes: int,
+    pool: ThreadPool,
+    /,
+) -> None: ...

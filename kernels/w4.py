@@ -89,25 +89,6 @@ def take_groups(panels: U8, k: int, groups: NDArray[np.int64]) -> U8:
     return found
 
 
-def encode(weight: F32, scale: F32, multiplier: U8 | I32, shift: U8 | I32) -> U8:
-    """The nearest codes of weight[N, K] under scale[N] and the steps of each group."""
-    columns = np.arange(weight.shape[1]) // GROUP
-    m, z = multiplier[:, columns].astype(np.float32), shift[:, columns].astype(np.float32)
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(m > 0, np.float32(1) / (scale[:, None] * m), 0).astype(np.float32)
-        value = nearest(weight * inverse + z).astype(np.int32)
-    code = np.where(value < 4, value // 2, np.where(value <= 15, value - 2, 14 + (value - 17) // 2))
-    return np.where(m > 0, code, 0).astype(np.uint8)
-
-
-def nearest(v: F32) -> F32:
-    """The nearest value of the codebook."""
-    four, fifteen, half = np.float32(4), np.float32(15), np.float32(0.5)
-    low = np.rint(np.clip(v - four, -four, np.float32(0)) * half)
-    high = np.rint(np.clip(v - fifteen, np.float32(0), four) * half)
-    return np.asarray(np.rint(np.clip(v, four, fifteen)) + low * np.float32(2) + high * np.float32(2))
-
-
 def expand(panels: U8, n: int, k: int, pool: ThreadPool) -> I8:
     """panels -> tiles of the INT8 weight [N, K]; rows beyond N are 0."""
     return _native.expand_codes(panels, n, k, pool)
@@ -119,3 +100,8 @@ def search(weight: F32, importance: F32, pool: ThreadPool) -> tuple[U8, U8, U8, 
     Of some scales for a row, and multipliers and shifts for a group, those with the least sum of importance[K] * error^2.
     """
     return _native.search_codes(weight, importance, pool)
+
+
+def encode(weight: F32, scale: F32, multiplier: U8, shift: U8, pool: ThreadPool) -> U8:
+    """The nearest codes[N, K] of weight[N, K] under scale[N] and the steps [N, ceil(K/32)] of each group."""
+    return _native.encode_codes(weight, scale, multiplier, shift, pool)

@@ -54,6 +54,15 @@ def test_product_shares_its_channels_and_keeps_the_bits(isa: str, pools: list[ke
     np.testing.assert_allclose(expected, x.astype(np.float64) @ weight.T.astype(np.float64), atol=1e-3)
 
 
+def test_product_of_very_many_columns(isa: str, pools: list[kernels.ThreadPool]) -> None:
+    x, weight = normal(70, 8210), normal(43, 8210)
+    expected = reference.product(x[::23], weight[::6])
+    for pool in pools:
+        found = floats.product(x, weight, pool)
+        assert_same_bits(found[::23, ::6], expected)
+        assert_same_bits(np.concatenate([floats.product(x, one[None], pool) for one in weight], axis=1), found)
+
+
 def test_product_of_what_is_not_finite(isa: str) -> None:
     x = np.array([[np.inf, 1, 0], [np.nan, 1, 0], [3e38, 3e38, 1], [-0.0, 0, -0.0]], np.float32)
     weight = np.array([[1, 2, 3], [0, 1, np.inf], [10, -10, 1]], np.float32)

@@ -203,16 +203,6 @@ def test_groups_that_are_taken_are_those_of_the_reference(k: int) -> None:
         np.testing.assert_array_equal(one, wanted)
 
 
-def test_the_nearest_values_are_those_of_the_reference() -> None:
-    steps = np.arange(-64, 400, dtype=np.float32) / 16  # with all that lie halfway
-    edges = np.array([np.inf, -np.inf, np.nan, -0.0, 1e30, -1e30], np.float32)
-    v = np.concatenate([steps, np.nextafter(steps, np.float32(-99)), np.nextafter(steps, np.float32(99)), edges])
-    np.testing.assert_array_equal(w4.nearest(v), definition.nearest(v))
-    exact = steps[np.isin(steps, w4.CODEBOOK)]
-    assert len(exact) == 16
-    np.testing.assert_array_equal(w4.nearest(exact), exact)
-
-
 def test_columns_that_do_not_fill_a_tile_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of 4"):
         w4.pack_codes(np.zeros((1, 6), np.uint8), np.zeros((1, 1), np.uint8), np.zeros((1, 1), np.uint8))
@@ -251,8 +241,11 @@ def test_searched_codes_equal_the_reference(
         for found, wanted in zip(w4.search(weight, importance, pool), expected, strict=True):
             np.testing.assert_array_equal(found, wanted)
     codes, multiplier, shift, scale = expected
-    for encode in (w4.encode, definition.encode):
-        np.testing.assert_array_equal(encode(weight, scale, multiplier, shift), codes)
+    np.testing.assert_array_equal(definition.encode(weight, scale, multiplier, shift), codes)
+    np.testing.assert_array_equal(w4.encode(weight, scale, multiplier, shift, pools[-1]), codes)
+    moved = weight * np.float32(0.93)
+    expected_codes = definition.encode(moved, scale, multiplier, shift)
+    np.testing.assert_array_equal(w4.encode(moved, scale, multiplier, shift, pools[-1]), expected_codes)
     panels = w4.pack_codes(codes, multiplier, shift)
     np.testing.assert_array_equal(w4.expand(panels, n, k, pools[0]), definition.expand(panels, n, k))
 

@@ -50,3 +50,26 @@ def test_silent_inputs_and_rows_of_zeros_do_no_harm():
     weight[1] = np.arange(8)
     found = fit_weight(weight, NONE, 1e-6 * np.eye(8, dtype=np.float32), "w")
     assert np.allclose(dense(found), weight, atol=found.weight_scale.max())
+
+
+def fitted_in_float64(weight, energy, scale):
+    """GPTQ as it is written down, all of it in float64."""
+    order = np.argsort(-np.diag(energy), kind="stable")
+    ordered = energy[np.ix_(order, order)].astype(np.float64)
+    factor = np.linalg.cholesky(ordered[::-1, ::-1])[::-1, ::-1]
+    wanted, found = weight[:, order].astype(np.float64), np.empty(weight.shape)
+    for j in range(len(order)):
+        best = wanted[:, j] + (wanted[:, :j] - found[:, :j]) @ factor[:j, j] / factor[j, j]
+        found[:, j] = np.clip(np.rint(best / scale), -127, 127) * scale
+    return found[:, np.argsort(order)]
+
+
+@pytest.mark.parametrize("columns", [50, 300, 700])
+def test_float32_is_as_good_as_float64(columns):
+    weight = np.random.default_rng(columns).standard_normal((40, columns)).astype(np.float32)
+    x, energy = inputs(columns)
+    fitted = fit_weight(weight, NONE, energy, "w")
+    precise = np.square(x @ (fitted_in_float64(weight, energy, fitted.weight_scale) - weight).T).sum()
+    assert error(x, fitted, weight) == pytest.approx(precise, rel=0.01)
+    near = quantize_weight(weight, NONE, "w")
+    assert error(x, fitted, weight) < 0.7 * error(x, near, weight)

@@ -22,7 +22,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_embedding
 from edge_llm.quant import int8, w4
 from edge_llm.quant.channels import ChannelStatistics
-from edge_llm.quant.gptq import damped_energy, damping, summed_energy
+from edge_llm.quant.gptq import add_energy, damped_energy, damping, mirror
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turned
@@ -71,13 +71,14 @@ class Inputs:
         """Add rows float32 [M, K]; the ``threads`` share the work."""
         fitting = np.delete(x, np.s_[::HELD_OUT], axis=0)
         self._held_out.append(x[::HELD_OUT])
-        self._energy += summed_energy(fitting, threads)
+        add_energy(self._energy, fitting, threads)
         self.tokens += len(fitting)
 
     @cached_property
     def energy(self) -> np.ndarray:
         """x^T x / tokens, damped: float32 [K, K]; of all rows, so it is asked for when there are no more."""
         mean = self._energy / np.float32(max(1, self.tokens))
+        mirror(mean)
         return damped_energy(mean, damping(self.tokens, len(mean)))
 
     @property

@@ -8,36 +8,43 @@ whose columns are made small one after the other (Chen et al., 2025, arXiv 2507.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
+from edge_llm.errors import NumericError
 from kernels import ThreadPool
+from kernels import gptq as native
 from kernels.floats import product
-
-Rounded = Callable[[int, np.ndarray], np.ndarray]
-"""What column j of a matrix becomes: (j, float32 [N]) -> float32 [N]."""
+from kernels.gptq import Steps
 
 ENOUGH = 10.0
 """Tokens per column from which on little damping is needed."""
 DAMPING, MORE_DAMPING = 0.01, 0.1
 """Of the mean energy of an input channel, added to every channel's: with enough tokens, and with fewer."""
-PASSES = 3
-"""Passes of coordinate descent; a fourth changes next to nothing."""
-_BLOCK = 128
-"""Columns after which the rest of the matrix is brought up to date."""
-_STRIP = 512
+_TRIES = 24
+"""Times that the damping of a singular energy is doubled."""
+_STRIP = 64
 """Rows of the energy that are computed at a time."""
+
+
+def add_energy(total: np.ndarray, x: np.ndarray, pool: ThreadPool | None = None) -> None:
+    """Add x^T x of calibration rows float32 [T, K] to ``total`` [K, K]: on its diagonal and to the right of it alone."""
+    columns = np.ascontiguousarray(x.T)
+    for start in range(0, len(columns), _STRIP):
+        total[start : start + _STRIP, start:] += product(columns[start : start + _STRIP], columns[start:], pool)
+
+
+def mirror(total: np.ndarray) -> None:
+    """What is right of the diagonal of ``total`` [K, K] is copied to the left of it."""
+    for start in range(0, len(total), _STRIP):
+        strip = slice(start, start + _STRIP)
+        total[start:, strip] = total[strip, start:].T
 
 
 def summed_energy(x: np.ndarray, pool: ThreadPool | None = None) -> np.ndarray:
     """x^T x of calibration rows float32 [T, K]: float32 [K, K].  It is symmetric: one half is the other's mirror image."""
-    columns = np.ascontiguousarray(x.T)
-    found = np.empty((len(columns), len(columns)), np.float32)
-    for start in range(0, len(columns), _STRIP):
-        strip = slice(start, start + _STRIP)
-        found[strip, start:] = product(columns[strip], columns[start:], pool)
-        found[start:, strip] = found[strip, start:].T
+    found = np.zeros((x.shape[1], x.shape[1]), np.float32)
+    add_energy(found, x, pool)
+    mirror(found)
     return found
 
 
@@ -53,60 +60,43 @@ def damping(tokens: int, columns: int) -> float:
 
 def damped_energy(energy: np.ndarray, share: float) -> np.ndarray:
     """``energy`` with that ``share`` of its mean diagonal added to it."""
-    return energy + np.float32(share * _mean_energy(energy)) * np.eye(len(energy), dtype=np.float32)
+    found = energy.copy()
+    found[np.diag_indices_from(found)] += np.float32(share * _mean_energy(energy))
+    return found
 
 
 def _mean_energy(energy: np.ndarray) -> float:
     return float(np.diag(energy).mean(dtype=np.float64)) or 1.0
 
 
-def gptq(weight: np.ndarray, energy: np.ndarray, hot: np.ndarray, rounded: Rounded) -> np.ndarray:
-    """``weight`` float32 [N, K] with its columns ``rounded``, for inputs of ``energy`` [K, K], symmetric.
+def gptq(
+    weight: np.ndarray, energy: np.ndarray, hot: np.ndarray, steps: Steps, pool: ThreadPool | None = None
+) -> np.ndarray:
+    """``weight`` float32 [N, K] rounded in ``steps``, for inputs of ``energy`` [K, K], symmetric.
 
-    The ``hot`` columns int32 [H] are not rounded.
+    The ``hot`` columns int32 [H] are not rounded.  `kernels.reference.gptq` says what is right.
     """
-    order = column_order(np.diag(energy), hot)
-    factor = _factor(energy[np.ix_(order, order)])
-    wanted = np.ascontiguousarray(weight[:, order].T)  # a column is one run of memory
-    found, errors = np.empty_like(wanted), np.empty_like(wanted)
-    kept, room = np.isin(order, hot), np.empty((_BLOCK, len(weight)), np.float32)
-    for start in range(0, len(order), _BLOCK):
-        end = min(start + _BLOCK, len(order))
-        pull = factor[:start, start:end].T @ errors[:start]
-        for at in range(start, end):
-            best = wanted[at] + pull[at - start] / factor[at, at]
-            found[at] = best if kept[at] else rounded(int(order[at]), best)
-            errors[at] = wanted[at] - found[at]
-            _add_outer(pull[at + 1 - start :], factor[at, at + 1 : end], errors[at], room)
-    return np.ascontiguousarray(found[np.argsort(order)].T)
+    order, threads = column_order(np.diag(energy), hot), pool or ThreadPool(1)
+    factor = _factor(energy, order, threads)
+    return native.fit(np.ascontiguousarray(weight), factor, order, len(hot), steps, threads)
 
 
 def descend(
-    weight: np.ndarray, found: np.ndarray, energy: np.ndarray, hot: np.ndarray, rounded: Rounded, passes: int = PASSES
-) -> np.ndarray:
-    """``found`` float32 [N, K], made of ``weight``, brought nearer to it for inputs of ``energy`` [K, K].
+    weight: np.ndarray,
+    found: np.ndarray,
+    energy: np.ndarray,
+    hot: np.ndarray,
+    steps: Steps,
+    passes: int,
+    pool: ThreadPool | None = None,
+) -> None:
+    """``found`` float32 [N, K], made of ``weight``, becomes nearer to it for inputs of ``energy`` [K, K].
 
     Column after column becomes what is best while all others stay: coordinate descent (Behdin et al., 2023, arXiv 2309.01885).
     """
-    order = column_order(np.diag(energy), hot)
-    ordered = np.ascontiguousarray(energy[np.ix_(order, order)])
-    wanted, now = np.ascontiguousarray(weight[:, order].T), np.ascontiguousarray(found[:, order].T)
-    kept, room = np.isin(order, hot), np.empty((_BLOCK, len(weight)), np.float32)
-    for _ in range(passes):
-        for start in range(0, len(order), _BLOCK):
-            end = min(start + _BLOCK, len(order))
-            pull = ordered[start:end] @ (wanted - now)
-            for at in range(start, end):
-                best = now[at] + pull[at - start] / ordered[at, at]
-                column = best if kept[at] else rounded(int(order[at]), best)
-                _add_outer(pull[at + 1 - start :], ordered[at, at + 1 : end], now[at] - column, room)
-                now[at] = column
-    return np.ascontiguousarray(now[np.argsort(order)].T)
-
-
-def _add_outer(rows: np.ndarray, factors: np.ndarray, row: np.ndarray, room: np.ndarray) -> None:
-    """Add ``factors`` [M] times ``row`` [N] to ``rows`` [M, N]; ``room`` holds the products."""
-    rows += np.multiply(factors[:, None], row, out=room[: len(rows)])
+    order, threads = column_order(np.diag(energy), hot), pool or ThreadPool(1)
+    panels = native.panels(energy, order, threads)
+    native.descend(np.ascontiguousarray(weight), found, panels, order, len(hot), steps, passes, threads)
 
 
 def column_order(diagonal: np.ndarray, hot: np.ndarray) -> np.ndarray:
@@ -116,14 +106,13 @@ def column_order(diagonal: np.ndarray, hot: np.ndarray) -> np.ndarray:
     return np.lexsort((-diagonal, last))
 
 
-def _factor(energy: np.ndarray) -> np.ndarray:
-    """The upper triangle U of energy = U U^T, float32; an ``energy`` that is singular is damped first."""
-    share = DAMPING
-    while True:
-        try:
-            backwards = np.linalg.cholesky(energy.astype(np.float64)[::-1, ::-1])
-        except np.linalg.LinAlgError:
-            energy = damped_energy(energy, share)
-            share *= 2
-            continue
-        return backwards[::-1, ::-1].astype(np.float32)
+def _factor(energy: np.ndarray, order: np.ndarray, threads: ThreadPool) -> np.ndarray:
+    """Panels of the lower triangle L of energy = L^T L, columns in ``order``; a singular one is damped first."""
+    share, tried = DAMPING, energy
+    for _ in range(_TRIES):
+        panels = native.panels(tried, order, threads)
+        if native.factor(panels, threads):
+            return panels
+        tried = damped_energy(tried, share)
+        share *= 2
+    raise NumericError("the inputs of a linear are too large for float32 when they are squared; its weights cannot be fitted")

@@ -6,29 +6,24 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_llm.quant.gptq import descend, gptq
-from edge_llm.quant.scheme import LIMIT, QuantizedWeight, quantize_weight
+from edge_llm.quant.gptq import gptq
+from edge_llm.quant.scheme import QuantizedWeight, quantize_weight
+from kernels.gptq import Steps
 from kernels.layout import pack_tiles, row_sums, unpack_tiles
 
 
 def fit_weight(weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, name: str) -> QuantizedWeight:
-    """``weight`` [N, K] fitted to inputs of ``energy`` [K, K]: GPTQ and coordinate descent.
+    """``weight`` [N, K] fitted to inputs of ``energy`` [K, K] by GPTQ; coordinate descent after it gains nothing.
 
     Scales are those of the rounded weight; ``hot`` channels take up errors.  Raises `InvalidModel` as `quantize_weight`.
     """
     scale = quantize_weight(weight, hot, name).weight_scale
-
-    def steps(values: np.ndarray) -> np.ndarray:
-        return np.clip(np.rint(values / scale), -LIMIT, LIMIT)
-
-    def rounded(column: int, values: np.ndarray) -> np.ndarray:
-        return np.asarray(steps(values) * scale, np.float32)
-
-    found = descend(weight, gptq(weight, energy, hot, rounded), energy, hot, rounded)
-    cold = found.copy()
-    cold[:, hot] = 0
-    tiles = pack_tiles(np.ascontiguousarray(steps(cold.T).T, np.int8))
+    found = gptq(weight, energy, hot, Steps(scale[None]))
     rest = quantize_weight(found, hot, name)
+    found /= scale[:, None]
+    whole = np.rint(found, out=found).astype(np.int8)
+    whole[:, hot] = 0
+    tiles = pack_tiles(whole)
     return replace(rest, tiles=tiles, weight_scale=scale, row_sum=row_sums(tiles, len(weight)))
 
 

@@ -27,5 +27,6 @@ void bind_floats(nb::module_& module);
 void bind_program(nb::module_& module);
 void bind_memory(nb::module_& module);
 void bind_w4(nb::module_& module);
+void bind_gptq(nb::module_& module);
 
 }  // namespace edge

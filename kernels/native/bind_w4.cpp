@@ -71,6 +71,23 @@ nb::tuple search_codes(nb::handle weight_arg, nb::handle importance_arg, ThreadP
   return nb::make_tuple(codes, multiplier, shift, scale);
 }
 
+nb::object encode_codes(nb::handle weight_arg, nb::handle scale_arg, nb::handle multiplier_arg, nb::handle shift_arg,
+                        ThreadPool& pool) {
+  const auto weight = read<float, 2>(weight_arg, "weight");
+  const int64_t n = weight.shape[0], k = weight.shape[1], groups = (k + kCodeGroup - 1) / kCodeGroup;
+  const auto scale = read<float, 1>(scale_arg, "scale");
+  expect_shape(scale, "scale", {n});
+  const auto multiplier = read<uint8_t, 2>(multiplier_arg, "multiplier"), shift = read<uint8_t, 2>(shift_arg, "shift");
+  expect_shape(multiplier, "multiplier", {n, groups});
+  expect_shape(shift, "shift", {n, groups});
+  nb::object codes = new_array<uint8_t, 2>({n, k});
+  const CodeEncoding args = {weight.data, scale.data, multiplier.data, shift.data, k, data_of<uint8_t, 2>(codes)};
+  const KernelCall call(pool);
+  const auto encode = kernels().codes.encode;
+  pool.for_blocks(n, 16, [&](int64_t begin, int64_t end, int) { encode(args, begin, end); });
+  return codes;
+}
+
 }  // namespace
 
 void bind_w4(nb::module_& module) {
@@ -78,6 +95,7 @@ void bind_w4(nb::module_& module) {
   const nb::arg number, pool;
   module.def("expand_codes", &expand_codes, any, number, number, pool);
   module.def("search_codes", &search_codes, any, any, pool);
+  module.def("encode_codes", &encode_codes, any, any, any, any, pool);
 }
 
 }  // namespace edge

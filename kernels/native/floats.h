@@ -18,12 +18,14 @@ constexpr int kFloatRows = 2, kFloatChannels = 3;
 #endif
 
 template <int R, int P>
-void float_tile(const FloatProduct& a, int64_t m, int64_t n) {
-  const float* x = a.x + m * a.columns;
-  const float* weight = a.weight + n * a.weight_stride;
-  f32x16 sum[R][P];
-  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { sum[r][p] = zero(); }); });
-  each_vector(a.columns, [&](int64_t k, int lanes) EDGE_INLINE_LAMBDA {
+using FloatSums = f32x16[R][P];
+
+// The columns begin..end-1 of R rows and P channels.
+template <int R, int P>
+EDGE_INLINE void add_columns(const FloatProduct& a, int64_t m, int64_t n, int64_t begin, int64_t end, FloatSums<R, P>& sum) {
+  const float* x = a.x + m * a.columns + begin;
+  const float* weight = a.weight + n * a.weight_stride + begin;
+  each_vector(end - begin, [&](int64_t k, int lanes) EDGE_INLINE_LAMBDA {
     f32x16 w[P];
     unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { w[p] = load_some(weight + p * a.weight_stride + k, lanes); });
     unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
@@ -31,12 +33,29 @@ void float_tile(const FloatProduct& a, int64_t m, int64_t n) {
       unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { sum[r][p] = fma(value, w[p], sum[r][p]); });
     });
   });
+}
+
+template <int R, int P>
+EDGE_INLINE void reduce_sums(const FloatProduct& a, int64_t m, int64_t n, const FloatSums<R, P>& sum) {
   unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
     float* out = a.out + (m + r) * a.channels + n;
     constexpr int kJoint = P / 4 * 4;
     if constexpr (kJoint == 4) reduce_add_4(sum[r][0], sum[r][1], sum[r][2], sum[r][3], out);
     unrolled<P - kJoint>([&](auto p) EDGE_INLINE_LAMBDA { out[kJoint + p] = reduce_add(sum[r][kJoint + p]); });
   });
+}
+
+template <int R, int P>
+EDGE_INLINE void clear(FloatSums<R, P>& sum) {
+  unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA { unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { sum[r][p] = zero(); }); });
+}
+
+template <int R, int P>
+void float_tile(const FloatProduct& a, int64_t m, int64_t n) {
+  FloatSums<R, P> sum;
+  clear<R, P>(sum);
+  add_columns<R, P>(a, m, n, 0, a.columns, sum);
+  reduce_sums<R, P>(a, m, n, sum);
 }
 
 // While the rows pass by, the next P channels are fetched, a share with every tile.
@@ -56,8 +75,50 @@ void float_rows(const FloatProduct& a, int64_t begin, int64_t end, int64_t n) {
   for (; m < end; ++m) float_tile<1, P>(a, m, n);
 }
 
+// Rows of very many columns: a few would fill a core's L2. A piece of the columns of many rows does so instead, and the sums of
+// some channels wait for the next piece.
+constexpr int64_t kManyColumns = 8192, kPiece = 2048, kWaitingRows = 64, kWaitingChannels = 36;
+
+template <int R, int P>
+void waiting_tile(const FloatProduct& a, int64_t m, int64_t n, int64_t begin, int64_t end, float* waiting) {
+  FloatSums<R, P> sum;
+  if (begin == 0) {
+    clear<R, P>(sum);
+  } else {
+    unrolled<R * P>([&](auto i) EDGE_INLINE_LAMBDA { sum[i / P][i % P] = load(waiting + i * kLanes); });
+  }
+  add_columns<R, P>(a, m, n, begin, end, sum);
+  if (end == a.columns) return reduce_sums<R, P>(a, m, n, sum);
+  unrolled<R * P>([&](auto i) EDGE_INLINE_LAMBDA { store(waiting + i * kLanes, sum[i / P][i % P]); });
+}
+
+template <int P>
+void waiting_rows(const FloatProduct& a, int64_t m, int64_t rows, int64_t n, int64_t begin, int64_t end, float* waiting) {
+  int64_t r = 0;
+  for (; r + kFloatRows <= rows; r += kFloatRows)
+    waiting_tile<kFloatRows, P>(a, m + r, n, begin, end, waiting + r * P * kLanes);
+  for (; r < rows; ++r) waiting_tile<1, P>(a, m + r, n, begin, end, waiting + r * P * kLanes);
+}
+
+static void many_columns(const FloatProduct& a, int64_t begin, int64_t end) {
+  float waiting[kWaitingRows * kWaitingChannels * kLanes];
+  for (int64_t m = 0; m < a.rows; m += kWaitingRows)
+    for (int64_t first = begin; first < end; first += kWaitingChannels) {
+      const int64_t rows = min_i64(kWaitingRows, a.rows - m), stop = min_i64(end, first + kWaitingChannels);
+      for (int64_t k = 0; k < a.columns; k += kPiece) {
+        const int64_t last = min_i64(a.columns, k + kPiece);
+        float* room = waiting;
+        int64_t n = first;
+        for (; n + kFloatChannels <= stop; n += kFloatChannels, room += kFloatChannels * kWaitingRows * kLanes)
+          waiting_rows<kFloatChannels>(a, m, rows, n, k, last, room);
+        for (; n < stop; ++n, room += kWaitingRows * kLanes) waiting_rows<1>(a, m, rows, n, k, last, room);
+      }
+    }
+}
+
 // In blocks of whole tiles of rows that stay in a core's L2 while the channels pass by.
 static void float_product(const FloatProduct& a, int64_t begin, int64_t end) {
+  if (a.columns > kManyColumns) return many_columns(a, begin, end);
   constexpr int64_t kBlockBytes = 512 << 10;
   const int64_t row_bytes = max_i64(1, a.columns) * static_cast<int64_t>(sizeof(float));
   const int64_t block = max_i64(1, kBlockBytes / row_bytes / kFloatRows) * kFloatRows;

@@ -60,4 +60,5 @@ NB_MODULE(_native, module) {
   bind_program(module);
   bind_memory(module);
   bind_w4(module);
+  bind_gptq(module);
 }

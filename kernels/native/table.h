@@ -5,6 +5,7 @@
 #include "table_attention.h"
 #include "table_embedding.h"
 #include "table_floats.h"
+#include "table_gptq.h"
 #include "table_linear.h"
 #include "table_pointwise.h"
 #include "table_sampling.h"
@@ -21,6 +22,7 @@ struct KernelTable {
   FloatKernels floats;
   EmbeddingKernels embedding;
   CodeKernels codes;
+  FitKernels fit;
 };
 
 }  // namespace edge

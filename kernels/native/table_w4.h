@@ -18,10 +18,21 @@ struct CodeSearch {
   float* scale;             // [N]
 };
 
+// The nearest codes under given steps, see kernels/reference/w4.py, `encode`.
+struct CodeEncoding {
+  const float* weight;        // [N, K]
+  const float* scale;         // [N]
+  const uint8_t* multiplier;  // [N, ceil(K/32)]
+  const uint8_t* shift;       // the same
+  int64_t columns;            // K
+  uint8_t* codes;             // [N, K]
+};
+
 struct CodeKernels {
   // Panels begin..end-1 of a weight of codes as tiles [.., blocks(), 16, 4]; `scratch` holds tile_bytes() rounded up to groups.
   void (*expand)(const Int8Weight& weight, int64_t begin, int64_t end, int8_t* scratch, int8_t* tiles);
-  void (*search)(const CodeSearch& args, int64_t begin, int64_t end);  // rows
+  void (*search)(const CodeSearch& args, int64_t begin, int64_t end);    // rows
+  void (*encode)(const CodeEncoding& args, int64_t begin, int64_t end);  // rows
 };
 
 }  // namespace edge

@@ -95,14 +95,30 @@ static GroupChoice best_steps(const SearchGroup& group, float scale) {
   return best;
 }
 
-static void write_codes(const SearchGroup& group, float scale, const GroupChoice& steps, int64_t columns, uint8_t* codes) {
+// `weight` holds 32 columns, `columns` of which there are.
+static void write_codes(const f32x16 (&weight)[2], float scale, int multiplier, int shift, int64_t columns, uint8_t* codes) {
   float value[kCodeGroup];
-  const float inverse = steps.multiplier == 0 ? 0.0f : 1.0f / (scale * static_cast<float>(steps.multiplier));
-  for (int half = 0; half < 2; ++half) store(value + half * kLanes, codes_of(group.weight[half], inverse, steps.shift));
+  const float inverse = multiplier == 0 ? 0.0f : 1.0f / (scale * static_cast<float>(multiplier));
+  for (int half = 0; half < 2; ++half) store(value + half * kLanes, codes_of(weight[half], inverse, shift));
   for (int64_t c = 0; c < columns; ++c) {
     const int code = static_cast<int>(value[c]);
-    codes[c] = static_cast<uint8_t>(steps.multiplier == 0 ? 0 : code < 4 ? code / 2 : code <= 15 ? code - 2 : 14 + (code - 17) / 2);
+    codes[c] = static_cast<uint8_t>(multiplier == 0 ? 0 : code < 4 ? code / 2 : code <= 15 ? code - 2 : 14 + (code - 17) / 2);
   }
+}
+
+static void encode_codes(const CodeEncoding& a, int64_t begin, int64_t end) {
+  const int64_t groups = ceil_div(a.columns, kCodeGroup);
+  for (int64_t row = begin; row < end; ++row)
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t at = row * a.columns + g * kCodeGroup, count = min_i64(kCodeGroup, a.columns - g * kCodeGroup);
+      f32x16 weight[2];
+      for (int half = 0; half < 2; ++half) {
+        const int64_t lanes = max_i64(0, min_i64(kLanes, count - half * kLanes));
+        weight[half] = lanes == kLanes ? load(a.weight + at + half * kLanes)
+                                       : load_partial(a.weight + at + half * kLanes, static_cast<int>(lanes));
+      }
+      write_codes(weight, a.scale[row], a.multiplier[row * groups + g], a.shift[row * groups + g], count, a.codes + at);
+    }
 }
 
 static void search_row(const CodeSearch& a, int64_t row) {
@@ -130,7 +146,8 @@ static void search_row(const CodeSearch& a, int64_t row) {
     const GroupChoice steps = base < kSmallestScale ? GroupChoice{0, 0, 0.0f} : best_steps(group, best_scale);
     a.multiplier[row * groups + g] = static_cast<uint8_t>(steps.multiplier);
     a.shift[row * groups + g] = static_cast<uint8_t>(steps.shift);
-    write_codes(group, best_scale, steps, min_i64(kCodeGroup, a.columns - g * kCodeGroup), a.codes + row * a.columns + g * kCodeGroup);
+    write_codes(group.weight, best_scale, steps.multiplier, steps.shift, min_i64(kCodeGroup, a.columns - g * kCodeGroup),
+                a.codes + row * a.columns + g * kCodeGroup);
   }
 }
 
@@ -145,7 +162,7 @@ static void expand_codes(const Int8Weight& weight, int64_t begin, int64_t end, i
   }
 }
 
-constexpr CodeKernels code_kernels = {&expand_codes, &search_codes};
+constexpr CodeKernels code_kernels = {&expand_codes, &search_codes, &encode_codes};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge
