@@ -78,6 +78,14 @@ def steps_fit(multiplier: NDArray[np.integer], shift: NDArray[np.integer]) -> ND
     return np.asarray((z <= 15) & (small | (m == 0)))
 
 
+def steps_of(panels: U8, n: int, k: int) -> tuple[U8, U8]:
+    """panels -> multiplier[N, ceil(K/32)] and shift of the same shape."""
+    groups = -(-k // GROUP)
+    steps = panels[:, : groups * TILE_CHANNELS].reshape(len(panels), groups, TILE_CHANNELS).transpose(0, 2, 1)
+    steps = np.ascontiguousarray(steps.reshape(-1, groups)[:n])
+    return np.bitwise_and(steps, 15, dtype=np.uint8), np.right_shift(steps, 4, dtype=np.uint8)
+
+
 def take_groups(panels: U8, k: int, groups: NDArray[np.int64]) -> U8:
     """panels of ``k`` columns -> those of the 32 columns of each of ``groups`` (integers [G]); past ``k`` is anything."""
     count, whole, taken = len(panels), -(-k // GROUP), GROUP * len(groups)

@@ -66,7 +66,7 @@ def fitted_in_float64(weight, energy, scale):
 
 @pytest.mark.parametrize("columns", [50, 300, 700])
 def test_float32_is_as_good_as_float64(columns):
-    weight = np.random.default_rng(columns).standard_normal((40, columns)).astype(np.float32)
+    weight = np.random.default_rng(columns).standard_normal((300, columns)).astype(np.float32)
     x, energy = inputs(columns)
     fitted = fit_weight(weight, NONE, energy, "w")
     precise = np.square(x @ (fitted_in_float64(weight, energy, fitted.weight_scale) - weight).T).sum()

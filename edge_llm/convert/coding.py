@@ -46,8 +46,8 @@ class Quantizer:
 
     rounded: Callable[[np.ndarray, np.ndarray, str], Any]
     """Of float32 [N, K]."""
-    fitted: Callable[[np.ndarray, np.ndarray, np.ndarray, str], Any]
-    """Of float32 [N, K] and the energy [K, K] of what is read."""
+    fitted: Callable[[np.ndarray, np.ndarray, np.ndarray, str, Any], Any]
+    """Of float32 [N, K], the energy [K, K] of what is read, and, last, the rounded one."""
     dense: Callable[[Any], np.ndarray]
     """What a weight multiplies with: float32 [N, K]."""
 
@@ -192,7 +192,8 @@ def quantized(
     inputs: Inputs, quantizer: Quantizer, weight: np.ndarray, hot: np.ndarray, name: str
 ) -> tuple[Any, bool]:
     """``weight`` [N, K] quantized for its ``inputs``, and whether it is fitted, not rounded."""
-    near, fitted = quantizer.rounded(weight, hot, name), quantizer.fitted(weight, hot, inputs.energy, name)
+    near = quantizer.rounded(weight, hot, name)
+    fitted = quantizer.fitted(weight, hot, inputs.energy, name, near)
     held_out = inputs.held_out
     better = _error(held_out, quantizer.dense(fitted), weight) < _error(held_out, quantizer.dense(near), weight)
     return (fitted, True) if better else (near, False)

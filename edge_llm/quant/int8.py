@@ -12,12 +12,15 @@ from kernels.gptq import Steps
 from kernels.layout import pack_tiles, row_sums, unpack_tiles
 
 
-def fit_weight(weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, name: str) -> QuantizedWeight:
+def fit_weight(
+    weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, name: str, near: QuantizedWeight | None = None
+) -> QuantizedWeight:
     """``weight`` [N, K] fitted to inputs of ``energy`` [K, K] by GPTQ; coordinate descent after it gains nothing.
 
-    Scales are those of the rounded weight; ``hot`` channels take up errors.  Raises `InvalidModel` as `quantize_weight`.
+    Scales are those of the rounded weight, which is ``near`` where there is one already; ``hot`` channels take up errors.
+    Raises `InvalidModel` as `quantize_weight`.
     """
-    scale = quantize_weight(weight, hot, name).weight_scale
+    scale = (near or quantize_weight(weight, hot, name)).weight_scale
     found = gptq(weight, energy, hot, Steps(scale[None]))
     rest = quantize_weight(found, hot, name)
     found /= scale[:, None]

@@ -72,14 +72,16 @@ def round_weight(weight: np.ndarray, hot: np.ndarray, name: str) -> CodedWeight:
     return coded(codes, multiplier, shift, scale, hot, hot_weight)
 
 
-def fit_weight(weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, name: str) -> CodedWeight:
+def fit_weight(
+    weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, name: str, near: CodedWeight | None = None
+) -> CodedWeight:
     """``weight`` [N, K] fitted to inputs of ``energy`` [K, K]: GPTQ, coordinate descent, the best scales.
 
-    Steps weighted by the inputs' energy were no better than those of all columns alike.  Raises `InvalidModel` as
-    `round_weight`.
+    The steps are those of the rounded weight, which is ``near`` where there is one already; weighted by the inputs' energy
+    they were no better.  Raises `InvalidModel` as `round_weight`.
     """
-    cold, _ = _apart(weight, hot, name)
-    _, multiplier, shift, scale = _search(cold, hot)
+    near = near or round_weight(weight, hot, name)
+    scale, (multiplier, shift) = near.weight_scale, w4.steps_of(near.codes, *weight.shape)
     steps = _steps(scale, multiplier, shift)
     fitted = gptq(weight, energy, hot, steps)
     descend(weight, fitted, energy, hot, steps, FEW_PASSES if weight.shape[1] > MANY_COLUMNS else PASSES)
