@@ -20,12 +20,12 @@ constexpr int kFloatRows = 2, kFloatChannels = 3;
 template <int R, int P>
 using FloatSums = f32x16[R][P];
 
-// The columns begin..end-1 of R rows and P channels.
+// The first `count` columns of R rows and P channels.
 template <int R, int P>
-EDGE_INLINE void add_columns(const FloatProduct& a, int64_t m, int64_t n, int64_t begin, int64_t end, FloatSums<R, P>& sum) {
-  const float* x = a.x + m * a.columns + begin;
-  const float* weight = a.weight + n * a.weight_stride + begin;
-  each_vector(end - begin, [&](int64_t k, int lanes) EDGE_INLINE_LAMBDA {
+EDGE_INLINE void add_columns(const FloatProduct& a, int64_t m, int64_t n, int64_t count, FloatSums<R, P>& sum) {
+  const float* x = a.x + m * a.columns;
+  const float* weight = a.weight + n * a.weight_stride;
+  each_vector(count, [&](int64_t k, int lanes) EDGE_INLINE_LAMBDA {
     f32x16 w[P];
     unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { w[p] = load_some(weight + p * a.weight_stride + k, lanes); });
     unrolled<R>([&](auto r) EDGE_INLINE_LAMBDA {
@@ -54,7 +54,7 @@ template <int R, int P>
 void float_tile(const FloatProduct& a, int64_t m, int64_t n) {
   FloatSums<R, P> sum;
   clear<R, P>(sum);
-  add_columns<R, P>(a, m, n, 0, a.columns, sum);
+  add_columns<R, P>(a, m, n, a.columns, sum);
   reduce_sums<R, P>(a, m, n, sum);
 }
 
@@ -75,29 +75,34 @@ void float_rows(const FloatProduct& a, int64_t begin, int64_t end, int64_t n) {
   for (; m < end; ++m) float_tile<1, P>(a, m, n);
 }
 
-// Rows of very many columns: a few would fill a core's L2. A piece of the columns of many rows does so instead, and the sums of
-// some channels wait for the next piece.
-constexpr int64_t kManyColumns = 8192, kPiece = 2048, kWaitingRows = 64, kWaitingChannels = 36;
+// Many columns: the weights of a tile would fill a core's L1, and a few rows its L2. A piece of the columns of many rows does
+// so instead, with the weights side by side, and the sums of some channels wait for the next piece.
+constexpr int64_t kManyColumns = 4000, kPiece = 1024, kWaitingRows = 128, kWaitingChannels = 18;
 
 template <int R, int P>
-void waiting_tile(const FloatProduct& a, int64_t m, int64_t n, int64_t begin, int64_t end, float* waiting) {
+void waiting_tile(const FloatProduct& a, int64_t m, int64_t n, int64_t begin, const float* weights, float* waiting) {
+  const int64_t count = min_i64(kPiece, a.columns - begin);
   FloatSums<R, P> sum;
   if (begin == 0) {
     clear<R, P>(sum);
   } else {
     unrolled<R * P>([&](auto i) EDGE_INLINE_LAMBDA { sum[i / P][i % P] = load(waiting + i * kLanes); });
   }
-  add_columns<R, P>(a, m, n, begin, end, sum);
-  if (end == a.columns) return reduce_sums<R, P>(a, m, n, sum);
+  add_columns<R, P>({a.x + begin, a.rows, weights, kPiece + kLanes, a.channels, a.columns, a.out}, m, 0, count, sum);
+  if (begin + count == a.columns) return reduce_sums<R, P>(a, m, n, sum);
   unrolled<R * P>([&](auto i) EDGE_INLINE_LAMBDA { store(waiting + i * kLanes, sum[i / P][i % P]); });
 }
 
 template <int P>
-void waiting_rows(const FloatProduct& a, int64_t m, int64_t rows, int64_t n, int64_t begin, int64_t end, float* waiting) {
+void waiting_rows(const FloatProduct& a, int64_t m, int64_t rows, int64_t n, int64_t begin, float* waiting) {
+  float weights[P * (kPiece + kLanes)];
+  for (int p = 0; p < P; ++p)
+    memcpy(weights + p * (kPiece + kLanes), a.weight + (n + p) * a.weight_stride + begin,
+           static_cast<size_t>(min_i64(kPiece, a.columns - begin)) * sizeof(float));
   int64_t r = 0;
   for (; r + kFloatRows <= rows; r += kFloatRows)
-    waiting_tile<kFloatRows, P>(a, m + r, n, begin, end, waiting + r * P * kLanes);
-  for (; r < rows; ++r) waiting_tile<1, P>(a, m + r, n, begin, end, waiting + r * P * kLanes);
+    waiting_tile<kFloatRows, P>(a, m + r, n, begin, weights, waiting + r * P * kLanes);
+  for (; r < rows; ++r) waiting_tile<1, P>(a, m + r, n, begin, weights, waiting + r * P * kLanes);
 }
 
 static void many_columns(const FloatProduct& a, int64_t begin, int64_t end) {
@@ -106,19 +111,18 @@ static void many_columns(const FloatProduct& a, int64_t begin, int64_t end) {
     for (int64_t first = begin; first < end; first += kWaitingChannels) {
       const int64_t rows = min_i64(kWaitingRows, a.rows - m), stop = min_i64(end, first + kWaitingChannels);
       for (int64_t k = 0; k < a.columns; k += kPiece) {
-        const int64_t last = min_i64(a.columns, k + kPiece);
         float* room = waiting;
         int64_t n = first;
         for (; n + kFloatChannels <= stop; n += kFloatChannels, room += kFloatChannels * kWaitingRows * kLanes)
-          waiting_rows<kFloatChannels>(a, m, rows, n, k, last, room);
-        for (; n < stop; ++n, room += kWaitingRows * kLanes) waiting_rows<1>(a, m, rows, n, k, last, room);
+          waiting_rows<kFloatChannels>(a, m, rows, n, k, room);
+        for (; n < stop; ++n, room += kWaitingRows * kLanes) waiting_rows<1>(a, m, rows, n, k, room);
       }
     }
 }
 
 // In blocks of whole tiles of rows that stay in a core's L2 while the channels pass by.
 static void float_product(const FloatProduct& a, int64_t begin, int64_t end) {
-  if (a.columns > kManyColumns) return many_columns(a, begin, end);
+  if (a.columns > kManyColumns && a.rows >= 2 * kFloatRows) return many_columns(a, begin, end);
   constexpr int64_t kBlockBytes = 512 << 10;
   const int64_t row_bytes = max_i64(1, a.columns) * static_cast<int64_t>(sizeof(float));
   const int64_t block = max_i64(1, kBlockBytes / row_bytes / kFloatRows) * kFloatRows;

@@ -65,10 +65,10 @@ static void add_to_rows(FitTerms t, int64_t rows, float* sums) {
 
 static void gather_panels(const GatherPanels& a, int64_t begin, int64_t end) {
   const int64_t columns = a.to.columns;
-  for (int64_t i = begin; i < end; ++i) {
-    const float* row = a.matrix + a.order[i] * columns;
-    for (int64_t panel = 0; panel < a.to.count(); ++panel) {
-      const int64_t first = panel * kFitWidth, width = min_i64(kFitWidth, columns - first);
+  for (int64_t panel = 0; panel < a.to.count(); ++panel) {
+    const int64_t first = panel * kFitWidth, width = min_i64(kFitWidth, columns - first);
+    for (int64_t i = begin; i < end; ++i) {
+      const float* row = a.matrix + a.order[i] * columns;
       float* to = a.to.at(panel, i);
       for (int64_t j = 0; j < width; ++j) to[j] = row[a.order[first + j]];
       for (int64_t j = width; j < kFitWidth; ++j) to[j] = 0.0f;
