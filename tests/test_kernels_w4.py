@@ -34,6 +34,8 @@ def test_packed_codes_are_what_was_packed(n: int, k: int) -> None:
     assert panels.shape == (-(-n // 16), w4.panel_bytes(k))
     for found, packed in zip(definition.unpack_codes(panels, n, k), parts, strict=True):
         np.testing.assert_array_equal(found, packed)
+    for found, packed in zip(w4.steps_of(panels, n, k), parts[1:], strict=True):
+        np.testing.assert_array_equal(found, packed)
     np.testing.assert_array_equal(definition.unpack_codes(panels, 16 * len(panels), k)[0][n:], 0)
     np.testing.assert_array_equal(layout.unpack_tiles(definition.expand(panels, n, k), n, k), definition.decode(*parts))
 

@@ -1,0 +1,290 @@
+"""Turns: the float model stays what it is, every path agrees on the bits, and INT8 comes near to float."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_files import random_tensors, tiny_config, write_model
+from odd_layers import ODD, odd, random_weights
+
+from edge_llm.bench.quality import compare
+from edge_llm.config import ROW, STATIC, RuntimeConfig
+from edge_llm.convert.allocate import LayerBits
+from edge_llm.convert.choose import Outliers
+from edge_llm.convert.importer import import_model
+from edge_llm.convert.layer_folds import VALUES, places
+from edge_llm.convert.turns import quantizable, turn_values, with_turns
+from edge_llm.engine.assembly import load_runner
+from edge_llm.engine.load import load_comparison
+from edge_llm.errors import CorruptBundle, UnsupportedModel, UsageError
+from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.manifest import MANIFEST, encode_manifest
+from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.models import describe, load_config
+from edge_llm.models.layer import HIDDEN, HeadTurns, Layer, Linear
+from edge_llm.models.reference import layer_forward
+from edge_llm.models.rope import RopeTables
+from edge_llm.models.weights import FloatLinear, LayerWeights, read_layer
+from edge_llm.quant.turning import block_of, turned, turned_back, turned_columns
+from edge_llm.runner.base import Segment
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+SHAPE = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Per family a tiny random model whose channels can be turned; qwen2's keys have large biases."""
+    folder, found = tmp_path_factory.mktemp("sources"), {}
+    for family in FAMILIES:
+        raw = tiny_config(family, tie_word_embeddings=family in ("llama", "qwen3"), **SHAPE)
+        tensors = random_tensors(raw)
+        for name in tensors:
+            if name.endswith("k_proj.bias"):
+                tensors[name] *= 20
+        found[family] = write_model(folder / family, raw, tensors=tensors)
+    return found
+
+
+@pytest.fixture(scope="session")
+def bundles(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return {family: import_model(source, target=folder / family, keep_float=True) for family, source in sources.items()}
+
+
+@pytest.mark.parametrize(
+    ("channels", "most", "block"), [(576, 128, 64), (640, 128, 128), (172, 128, 4), (7, 128, 0), (1024, 16, 16), (96, 128, 32)]
+)
+def test_a_block_is_the_largest_power_of_two_that_divides_the_channels(channels: int, most: int, block: int) -> None:
+    assert block_of(channels, most) == block
+
+
+def test_turned_weights_meet_turned_rows() -> None:
+    random = np.random.default_rng(0)
+    x, weight = random.standard_normal((5, 192)), random.standard_normal((7, 192))
+    x, weight = x.astype(np.float32), weight.astype(np.float32)
+    np.testing.assert_allclose(turned(x, 64) @ turned_columns(weight, 64).T, x @ weight.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(turned_back(turned(x, 64), 64), x, rtol=1e-5, atol=1e-6)
+
+
+def turned_forward(x: np.ndarray, layer: Layer, weights: LayerWeights) -> np.ndarray:
+    """`layer_forward` in float with the matrices that would be quantized, on turned inputs."""
+    weights = turn_values(weights, layer)
+    with ThreadPoolExecutor(1) as pool:
+        ready = quantizable(weights, layer, pool)
+
+    def apply(linear: Linear, _: FloatLinear, rows: np.ndarray) -> np.ndarray:
+        made = ready[linear.name]
+        y = turned(rows, linear.turn) @ made.weight.T
+        return y if made.bias is None else y + made.bias
+
+    return layer_forward(x, layer, weights, RopeTables(16), apply=apply)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_turned_layer_is_the_same_float_layer(sources: dict[str, Path], family: str) -> None:
+    decoder = with_turns(describe(load_config(sources[family])))
+    layer = decoder.layers[1]
+    assert layer.attention.turn == 32 and layer.attention.value_turn == 32
+    assert {one.name: one.turn for one in layer.linears} == {"qkv": 32, "o": 0, "gate_up": 32, "down": 32}
+    with open_model_folder(sources[family]) as source:
+        weights = read_layer(source, layer)
+    x = np.random.default_rng(1).standard_normal((9, 96)).astype(np.float32)
+    wanted = layer_forward(x, layer, weights, RopeTables(16))
+    np.testing.assert_allclose(turned_forward(x, layer, weights), wanted, rtol=2e-4, atol=2e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_turned_odd_layer_is_the_same_float_layer(name: str) -> None:
+    """Layers of other families: whatever reads, adds and norms where it likes."""
+    layer = odd(name)
+    operations = []
+    for operation in layer.operations:
+        if isinstance(operation, Linear):
+            behind = VALUES in places(layer) and operation in places(layer)[VALUES].readers
+            operation = replace(operation, turn=0 if behind else block_of(operation.columns))
+        operations.append(operation)
+    head = block_of(layer.attention.head_dim)
+    attention = replace(layer.attention, turn=head, value_turn=head if VALUES in places(layer) else 0)
+    operations[operations.index(layer.attention)] = attention
+    turned_layer, weights = replace(layer, operations=tuple(operations)), random_weights(layer)
+    x = np.random.default_rng(2).standard_normal((6, layer.widths[HIDDEN])).astype(np.float32)
+    wanted = layer_forward(x, layer, weights, RopeTables(16))
+    found = turned_forward(x, turned_layer, weights)
+    np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4 * np.abs(wanted).max())
+
+
+def logits_of(folder: Path, tokens: list[int], chunks: list[int], **runtime: object) -> np.ndarray:
+    """Logits of every token, which come in ``chunks``."""
+    with open_bundle(folder) as bundle:
+        runner, _ = load_runner(bundle, RuntimeConfig(**{"device": "host", "context": 256, **runtime}), 200)
+        sequence, found, start = runner.open(), [], 0
+        for length in chunks:
+            found.append(runner.forward(sequence, tokens[start : start + length], wanted=length))
+            start += length
+        sequence.close()
+    return np.concatenate(found)
+
+
+TOKENS = np.random.default_rng(3).integers(0, 60, 90).tolist()
+
+
+@pytest.mark.parametrize("activations", [ROW, STATIC])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_turned_models_have_one_numeric(bundles: dict[str, Path], family: str, activations: str) -> None:
+    whole = logits_of(bundles[family], TOKENS, [90], activations=activations, threads=1)
+    for chunks, how in (
+        ([1] * 90, {}),
+        ([50, 40], {"threads": 3}),
+        ([90], {"chunk": 16, "window": 2}),
+        ([90], {"memory": "60%"}),
+    ):
+        found = logits_of(bundles[family], TOKENS, chunks, activations=activations, **how)
+        np.testing.assert_array_equal(found, whole)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_of_turned_rows_is_each_alone(bundles: dict[str, Path], family: str) -> None:
+    with open_bundle(bundles[family]) as bundle:
+        runner, _ = load_runner(bundle, RuntimeConfig(device="host", context=256, kv_tokens=1024), 200)
+        sequences = [runner.open() for _ in range(3)]
+        prompts = [TOKENS[:30], TOKENS[10:15], TOKENS[40:81]]
+        together = runner.run([Segment(one, prompt, 1) for one, prompt in zip(sequences, prompts, strict=True)])
+        for prompt, found in zip(prompts, together, strict=True):
+            alone = runner.open()
+            np.testing.assert_array_equal(runner.forward(alone, prompt), found)
+
+
+@pytest.mark.parametrize("device", ["emulated:310p", "emulated:910b"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_static_scales_beside_a_card_are_those_of_the_host(bundles: dict[str, Path], family: str, device: str) -> None:
+    """A chip with static kernels runs turned products, and what overflows is exact on the CPU's lane: the host's static bits."""
+    placement = "split"
+    exact = logits_of(bundles[family], TOKENS, [90], device=f"{device}:int32", placement=placement, threads=2)
+    np.testing.assert_array_equal(exact, logits_of(bundles[family], TOKENS, [90], activations=STATIC))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_turned_int8_is_near_to_float(bundles: dict[str, Path], family: str) -> None:
+    _, runner, oracle = load_comparison(bundles[family], RuntimeConfig(device="host", context=256))
+    near = compare(runner, oracle, TOKENS, 90)
+    assert near.mean_kl < 2e-3
+    _, runner, oracle = load_comparison(bundles[family], RuntimeConfig(device="host", context=256, activations=STATIC))
+    assert compare(runner, oracle, TOKENS, 90).mean_kl < 4 * near.mean_kl + 1e-5
+
+
+def test_a_loud_channel_costs_nothing_behind_fold_and_turn(sources: dict[str, Path], tmp_path: Path) -> None:
+    """Without them it ruins INT8 with scales of rows."""
+    raw = tiny_config("llama", tie_word_embeddings=True, **SHAPE)
+    tensors = random_tensors(raw)
+    gain = tensors["model.layers.0.post_attention_layernorm.weight"]
+    gain[5] *= 300
+    for name in ("gate_proj", "up_proj"):
+        tensors[f"model.layers.0.mlp.{name}.weight"][:, 5] /= 300
+    source = write_model(tmp_path / "loud", raw, tensors=tensors)
+    bundle = import_model(source, target=tmp_path / "bundle", keep_float=True)
+    _, runner, oracle = load_comparison(bundle, RuntimeConfig(device="host", context=256))
+    assert compare(runner, oracle, TOKENS, 90).mean_kl < 2e-3
+
+
+@pytest.mark.parametrize("weights", [LayerBits("w4", head="w4"), LayerBits(fit=True)])
+def test_turned_weights_are_fitted_to_turned_inputs(
+    sources: dict[str, Path], tmp_path: Path, weights: LayerBits
+) -> None:
+    """Fitted codes are nearer to float than rounded ones, and steps give the bits of a prompt."""
+    bundle = import_model(sources["llama"], target=tmp_path / "fitted", weights=weights, keep_float=True)
+    whole = logits_of(bundle, TOKENS, [90])
+    np.testing.assert_array_equal(logits_of(bundle, TOKENS, [40] + 50 * [1]), whole)
+    _, runner, oracle = load_comparison(bundle, RuntimeConfig(device="host", context=256))
+    assert compare(runner, oracle, TOKENS, 90).mean_kl < (0.2 if weights.head == "w4" else 2e-3)
+
+
+def changed(folder: Path, target: Path, change: object) -> Path:
+    """A copy of the bundle in ``folder`` whose manifest is changed and signed again."""
+    import shutil
+
+    shutil.copytree(folder, target)
+    fields = json.loads((target / MANIFEST).read_bytes())
+    del fields["checksum"]
+    change(fields)
+    (target / MANIFEST).write_bytes(encode_manifest(fields))
+    return target
+
+
+@pytest.mark.parametrize("turn", [256, 3, -2, "64", 1])
+def test_a_turn_that_this_version_does_not_do_is_refused(bundles: dict[str, Path], tmp_path: Path, turn: object) -> None:
+    def change(fields: dict) -> None:
+        fields["linears"]["layers.0.down"]["turn"] = turn
+
+    with pytest.raises(UnsupportedModel, match="upgrade edge-llm"):
+        open_bundle(changed(bundles["llama"], tmp_path / "odd", change))
+
+
+@pytest.mark.parametrize("turn", [64, 128])
+def test_a_turn_that_does_not_divide_the_channels_is_refused(bundles: dict[str, Path], tmp_path: Path, turn: int) -> None:
+    def change(fields: dict) -> None:
+        fields["linears"]["layers.0.qkv"]["turn"] = turn
+
+    with pytest.raises(CorruptBundle, match="does not suit it"):
+        open_bundle(changed(bundles["llama"], tmp_path / "odd", change))
+
+
+@pytest.mark.parametrize("heads", [{"keys": 64}, {"keys": 256}, {"queries": 2}, []])
+def test_turns_of_heads_that_do_not_fit_are_refused(bundles: dict[str, Path], tmp_path: Path, heads: object) -> None:
+    def change(fields: dict) -> None:
+        fields["head_turns"] = heads
+
+    with pytest.raises((CorruptBundle, UnsupportedModel)):
+        open_bundle(changed(bundles["llama"], tmp_path / "odd", change))
+
+
+@pytest.mark.parametrize("activations", ["column", 3, None])
+def test_activations_that_nobody_knows_are_refused(bundles: dict[str, Path], tmp_path: Path, activations: object) -> None:
+    def change(fields: dict) -> None:
+        fields["linears"]["layers.0.qkv"]["activations"] = activations
+
+    with pytest.raises(CorruptBundle, match="activations"):
+        open_bundle(changed(bundles["llama"], tmp_path / "odd", change))
+
+
+def test_scales_that_a_bundle_or_a_device_lacks_are_refused(sources: dict[str, Path], bundles: dict[str, Path], tmp_path: Path) -> None:
+    plain = import_model(sources["llama"], target=tmp_path / "plain", turn=0)
+    with pytest.raises(UsageError, match="imported for static scales"):
+        logits_of(plain, TOKENS, [9], activations=ROW)
+    with pytest.raises(UsageError, match="has static scales"):
+        logits_of(bundles["llama"], TOKENS, [9], device="emulated:310p", activations=ROW)
+    with pytest.raises(UsageError, match="no activations `token`"):
+        logits_of(bundles["llama"], TOKENS, [9], activations="token")
+
+
+@pytest.mark.parametrize("turn", [1, 3, 256, -4])
+def test_import_refuses_other_blocks(sources: dict[str, Path], tmp_path: Path, turn: int) -> None:
+    with pytest.raises(UsageError, match="a turn has blocks"):
+        import_model(sources["llama"], target=tmp_path / "none", turn=turn)
+    assert not (tmp_path / "none").exists()
+
+
+def test_hot_shadows_and_turns_exclude_each_other(sources: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--turn 0"):
+        import_model(sources["llama"], target=tmp_path / "none", outliers=Outliers("full"))
+
+
+def test_without_turns_a_model_is_imported_as_before(sources: dict[str, Path], tmp_path: Path) -> None:
+    with open_bundle(import_model(sources["llama"], target=tmp_path / "plain", turn=0)) as bundle:
+        assert bundle.activations == STATIC
+        assert not any(one.turn for one in bundle.decoder.linears().values())
+        assert bundle.decoder.attentions[0].turn == 0
+
+
+def test_float16_linears_are_not_turned(sources: dict[str, Path], tmp_path: Path) -> None:
+    outliers = Outliers(schemes=(("*.down", "float16"),))
+    with open_bundle(import_model(sources["llama"], target=tmp_path / "some", outliers=outliers)) as bundle:
+        turns = {name: (one.scheme, one.turn) for name, one in bundle.decoder.linears().items()}
+        assert turns["layers.0.down"] == ("float16", 0)
+        assert turns["layers.0.qkv"] == ("int8", 32)
+        assert bundle.decoder.with_turns({}, HeadTurns()).attentions[0].turn == 0
