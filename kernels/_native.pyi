@@ -185,6 +185,22 @@ def linear(
 def int8_operations(repeats: int, pool: ThreadPool, /) -> int: ...
 def read_stream(data: _I8, pool: ThreadPool, /) -> int: ...
 
+# ---- float16 linear, its roof (bind_half.cpp) ----
+
+def half_linear(
+    x: _F32,
+    weight: _F16,
+    pool: ThreadPool,
+    bias: _F32 | None,
+    add: _F32 | None,
+    gain: _F32 | None,
+    eps: float,
+    swiglu: bool,
+    out: _F32 | None,
+    /,
+) -> _F32: ...
+def float_operations(repeats: int, pool: ThreadPool, /) -> int: ...
+
 # ---- attention (bind_attention.cpp) ----
 
 def rope_append(
@@ -321,6 +337,18 @@ class Program:
         weight: Int8Linear,
         add: _F32 | None,
         shadow: bool,
+        gain: _F32 | None,
+        eps: float,
+        swiglu: bool,
+        out: _F32 | None,
+        /,
+    ) -> None: ...
+    def half_linear(
+        self,
+        x: _F32,
+        weight: _F16,
+        bias: _F32 | None,
+        add: _F32 | None,
         gain: _F32 | None,
         eps: float,
         swiglu: bool,

@@ -58,6 +58,21 @@ class Program:
         else:
             self._native.linear(x, weight, add, shadow, gain, eps, swiglu, out)
 
+    def half_linear(
+        self,
+        x: F32,
+        weight: F16,
+        *,
+        out: F32 | None,
+        bias: F32 | None = None,
+        add: F32 | None = None,
+        gain: F32 | None = None,
+        eps: float = 0.0,
+        swiglu: bool = False,
+    ) -> None:
+        """`kernels.half_linear.half_linear`. Without `out` it writes to the `out` of `run`, as one linear of a program may."""
+        self._native.half_linear(x, weight, bias, add, gain, eps, swiglu, out)
+
     def rms_norm(self, x: F32, gain: F32, eps: float, *, out: F32) -> None:
         """`kernels.pointwise.rms_norm`."""
         self._native.rms_norm(x, gain, eps, out)

@@ -1,14 +1,13 @@
 """Scheme ``float16``: a linear that is too sensitive for INT8 keeps its weight in float16 and its input in float32.
 
-Each output is one chain of fused multiply-adds over the input channels in ascending order, as hot channels of INT8 linears
-are, so it has the same bits in any batch, at any number of threads.
+Each output is one chain of fused multiply-adds over the input channels in ascending order (`kernels.half_linear`), as hot
+channels of INT8 linears are, so it has the same bits in any batch, at any number of threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,7 @@ from edge_llm.models.layer import Linear
 from edge_llm.quant.shadow import Treatment, shadow_cost
 from edge_llm.schemes.base import Facts, TensorSpec, check_keys
 from kernels import ThreadPool
-from kernels.linear import hot_product
-from kernels.pointwise import rms_norm
-from kernels.pointwise import swiglu as swiglu_rows
+from kernels.half_linear import half_linear
 from kernels.program import Program
 
 NAME = FLOAT16
@@ -46,10 +43,6 @@ class Float16Weight:
     def nbytes(self) -> int:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
-    @cached_property
-    def _every(self) -> np.ndarray:
-        return np.arange(self.columns, dtype=np.int32)
-
     def apply(
         self,
         x: np.ndarray,
@@ -62,36 +55,25 @@ class Float16Weight:
         swiglu: bool = False,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        _check_float32("x", x, -1, self.columns)
-        if add is not None:
-            _check_float32("add", add, len(x), self.rows)
-            if swiglu:
-                raise ValueError("`swiglu` takes no `add`")
-        if gain is not None:
-            x = rms_norm(x, gain, eps, pool)
-        elif out is not None and np.may_share_memory(x, out):
-            x = x.copy()  # all of a row is read for each of its results
-        if not np.isfinite(x).all():
-            raise ValueError("non-finite activation")
-        y = hot_product(x, self._every, self.weight, pool, out=None if swiglu or add is not None else out)
-        if self.bias is not None:
-            y += self.bias
-        if swiglu:
-            return swiglu_rows(y, pool, out=out)
-        return y if add is None else np.add(y, add, out=out)
+        return half_linear(x, self.weight, pool, bias=self.bias, add=add, gain=gain, eps=eps, swiglu=swiglu, out=out)
 
-    def add_to(self, program: Program, x: np.ndarray, **how: Any) -> bool:
-        return False
+    def add_to(
+        self,
+        program: Program,
+        x: np.ndarray,
+        *,
+        add: np.ndarray | None,
+        shadow: bool,
+        gain: np.ndarray | None,
+        eps: float,
+        swiglu: bool,
+        out: np.ndarray,
+    ) -> bool:
+        program.half_linear(x, self.weight, bias=self.bias, add=add, gain=gain, eps=eps, swiglu=swiglu, out=out)
+        return True
 
     def prepare(self, first: Float16Weight) -> None:
-        return  # for no program
-
-
-def _check_float32(name: str, array: np.ndarray, rows: int, columns: int) -> None:
-    """Raises ValueError unless ``array`` is float32 [rows, columns]; -1 rows are any."""
-    wanted = (len(array) if rows < 0 and array.ndim else rows, columns)
-    if array.dtype != np.float32 or array.shape != wanted:
-        raise ValueError(f"`{name}` must be float32 {list(wanted)}; got `{array.dtype}{list(array.shape)}`")
+        return  # the arrays are all that a program needs
 
 
 def tensors(linear: Linear, hot: int) -> list[TensorSpec]:

@@ -28,5 +28,6 @@ void bind_program(nb::module_& module);
 void bind_memory(nb::module_& module);
 void bind_w4(nb::module_& module);
 void bind_gptq(nb::module_& module);
+void bind_half(nb::module_& module);
 
 }  // namespace edge

@@ -63,15 +63,13 @@ class Program {
   void linear(nb::handle x, nb::handle linear_arg, nb::handle add, bool shadow, nb::handle gain, double eps, bool swiglu,
               nb::handle out) {
     LinearCall call(x, nb::cast<const Int8Linear&>(linear_arg), add, shadow, gain, eps, swiglu);
-    if (out.is_none()) {
-      keep({x, linear_arg, add, gain}, call.rows);
-      return write_later(call);
-    }
-    const nb::object written = call.write_to(out);
-    keep({x, linear_arg, add, gain, written}, call.rows);
-    push([call](const ProgramRows& rows, ThreadPool& pool) {
-      return call.run(rows.count, pool) ? nullptr : kNotFinite;
-    });
+    add_linear(call, {x, linear_arg, add, gain}, out);
+  }
+
+  void half_linear(nb::handle x, nb::handle weight, nb::handle bias, nb::handle add, nb::handle gain, double eps, bool swiglu,
+                   nb::handle out) {
+    HalfCall call(x, weight, bias, add, gain, eps, swiglu);
+    add_linear(call, {x, weight, bias, add, gain}, out);
   }
 
   void embedding(nb::handle integers, int64_t columns, nb::handle scale, nb::handle hot, nb::handle hot_weight, nb::handle out,
@@ -241,13 +239,26 @@ class Program {
     });
   }
 
+  // A linear that reads these arrays.
+  template <class Call>
+  void add_linear(Call call, std::initializer_list<nb::handle> arrays, nb::handle out) {
+    if (out.is_none()) {
+      keep(arrays, call.rows);
+      return write_later(call);
+    }
+    kept_.push_back(call.write_to(out));
+    keep(arrays, call.rows);
+    push([call](const ProgramRows& rows, ThreadPool& pool) { return call.run(rows.count, pool) ? nullptr : kNotFinite; });
+  }
+
   // A linear whose output each run is given.
-  void write_later(LinearCall call) {
+  template <class Call>
+  void write_later(Call call) {
     if (out_width_ >= 0) throw nb::value_error("`out` must be given: another linear writes to that of `run`");
     out_width_ = call.width();
     push([call](const ProgramRows& rows, ThreadPool& pool) {
-      LinearCall now = call;
-      now.out = rows.out;
+      Call now = call;
+      now.set_out(rows.out);
       return now.run(rows.count, pool) ? nullptr : kNotFinite;
     });
   }
@@ -289,6 +300,7 @@ void bind_program(nb::module_& module) {
   nb::class_<Program>(module, "Program")
       .def(nb::init<>())
       .def("linear", &Program::linear, any, any, any, flag, any, number, flag, any)
+      .def("half_linear", &Program::half_linear, any, any, any, any, any, number, flag, any)
       .def("embedding", &Program::embedding, any, number, any, any, any, any, number)
       .def("rms_norm", &Program::rms_norm, any, any, number, any)
       .def("swiglu", &Program::swiglu, any, any)

@@ -32,6 +32,7 @@ struct LinearCall {
   nb::object write_to(nb::handle out);              // None: a new array
   bool run(int64_t count, ThreadPool& pool) const;  // false: an activation is not finite
   int64_t width() const { return swiglu ? channels / 2 : channels; }  // of `out`
+  void set_out(float* to) { out = to; }
 
   std::vector<Int8Weight> parts;
   int64_t channels;
@@ -40,6 +41,17 @@ struct LinearCall {
   const float* add;
   float* out = nullptr;
   bool swiglu;
+  int64_t rows;  // of the arrays
+};
+
+struct HalfCall {
+  HalfCall(nb::handle x, nb::handle weight, nb::handle bias, nb::handle add, nb::handle gain, double eps, bool swiglu);
+  nb::object write_to(nb::handle out);              // None: a new array
+  bool run(int64_t count, ThreadPool& pool) const;  // false: an activation is not finite
+  int64_t width() const { return args.width(); }    // of `out`
+  void set_out(float* to) { args.out = to; }
+
+  HalfLinearArgs args;
   int64_t rows;  // of the arrays
 };
 

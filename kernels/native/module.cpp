@@ -61,4 +61,5 @@ NB_MODULE(_native, module) {
   bind_memory(module);
   bind_w4(module);
   bind_gptq(module);
+  bind_half(module);
 }

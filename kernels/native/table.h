@@ -6,6 +6,7 @@
 #include "table_embedding.h"
 #include "table_floats.h"
 #include "table_gptq.h"
+#include "table_half.h"
 #include "table_linear.h"
 #include "table_pointwise.h"
 #include "table_sampling.h"
@@ -23,6 +24,7 @@ struct KernelTable {
   EmbeddingKernels embedding;
   CodeKernels codes;
   FitKernels fit;
+  HalfKernels half;
 };
 
 }  // namespace edge

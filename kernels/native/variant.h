@@ -9,6 +9,7 @@
 #include "embedding.h"
 #include "floats.h"
 #include "gptq.h"
+#include "half_linear.h"
 #include "linear.h"
 #include "pointwise.h"
 #include "sampling.h"
@@ -24,7 +25,7 @@ namespace EDGE_VARIANT {
 extern const KernelTable table;
 const KernelTable table = {EDGE_STRING(EDGE_VARIANT), linear_kernels, attention_kernels, pointwise_kernels,
                            sampling_kernels, float_kernels, embedding_kernels,
-                           code_kernels, fit_kernels};
+                           code_kernels, fit_kernels, half_kernels};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

@@ -24,6 +24,7 @@ from kernels.reference.attention import (
     values_of,
 )
 from kernels.reference.embedding import embedding
+from kernels.reference.half_linear import half_linear
 from kernels.reference.layout import crc32c, gather_rows, pack_tiles, row_sums, unpack_tiles
 from kernels.reference.linear import hot_product, linear, linear_int8, linear_rounded, merge, quantize, quantize_rows
 from kernels.reference.numeric import (
@@ -72,6 +73,7 @@ __all__ = [
     "exp2_negative",
     "fma",
     "gather_rows",
+    "half_linear",
     "head_norm",
     "hot_product",
     "key_page",

@@ -12,6 +12,7 @@ import numpy as np
 
 from kernels.reference.attention import PAGE, paged_attention, rope_append
 from kernels.reference.embedding import embedding
+from kernels.reference.half_linear import half_linear
 from kernels.reference.linear import linear
 from kernels.reference.pointwise import rms_norm, swiglu
 from kernels.types import F16, F32, I8, I32, I64, U8, U32
@@ -53,6 +54,17 @@ class Program:
             n = len(rows.positions)
             into = rows.out if out is None else out[:n]
             linear(x[:n], *weight, add=None if add is None else add[:n], out=into, **how)
+
+        self._calls.append(call)
+
+    def half_linear(self, x: F32, weight: F16, *, out: F32 | None, add: F32 | None = None, **how: Any) -> None:
+        if out is None:
+            self._late = weight.shape[1]
+
+        def call(rows: ProgramRows) -> None:
+            n = len(rows.positions)
+            into = rows.out if out is None else out[:n]
+            half_linear(x[:n], weight, add=None if add is None else add[:n], out=into, **how)
 
         self._calls.append(call)
 

@@ -361,6 +361,49 @@ void test_linear(Report& report) {
   }
 }
 
+// The linear of float16 with all that it may take, and as the steps one by one.
+void run_half_linear(const KernelTable& table, Result& result, int64_t m, int64_t k, int64_t n, ThreadPool& pool) {
+  Random random(static_cast<uint64_t>((m * 1009 + n) * 1009 + k));
+  const Array<float> x = random.floats(m * k, 3.0f), bias = random.floats(n, 1.0f), gain = random.floats(k, 1.0f);
+  const Array<float> more = random.floats(m * n, 1.0f);
+  Array<uint16_t> weight(k * n);
+  for (uint16_t& w : weight) w = random.half();
+  Array<int32_t> every(k);
+  for (int64_t i = 0; i < k; ++i) every[i] = static_cast<int32_t>(i);
+  Array<float> normed(m * k), sum(m * n, -1.0f), found(m * n, -1.0f);
+  table.pointwise.norm({x.data(), k, 0, normed.data(), k, 0, 1, k, gain.data(), 1e-5f}, 0, m);
+  table.linear.hot_product(sum.data(), normed.data(), m, k, n, every.data(), k, weight.data(), pool);
+  for (int64_t i = 0; i < m * n; ++i) sum[i] += bias[i % n];
+  edge::HalfLinearArgs args = {x.data(), m, k, n, weight.data(), bias.data(), gain.data(), 1e-5f, nullptr, found.data(), false};
+  result.add_flag(table.half.linear(args, pool));
+  result.expect(same_bits(found, sum), "a linear of float16 is not the product of all channels");
+  if (n % 2 == 0) {
+    Array<float> activated(m * n / 2, -1.0f), fused(m * n / 2, -1.0f);
+    table.pointwise.swiglu({sum.data(), activated.data(), n / 2}, 0, m);
+    args.out = fused.data();
+    args.swiglu = true;
+    result.add_flag(table.half.linear(args, pool));
+    result.expect(same_bits(fused, activated), "swiglu at once is not swiglu behind it");
+    result.add(fused);
+  }
+  for (int64_t i = 0; i < m * n; ++i) sum[i] += more[i];
+  args.out = found.data();
+  args.add = more.data();
+  args.swiglu = false;
+  result.add_flag(table.half.linear(args, pool));
+  result.expect(same_bits(found, sum), "an addition at once is not an addition behind it");
+  result.add(found);
+}
+
+void test_half_linear(Report& report) {
+  struct Shape { int64_t k, n; };
+  for (const Shape& s : {Shape{1, 1}, Shape{3, 16}, Shape{9, 34}, Shape{70, 133}, Shape{300, 420}, Shape{11, 4230}})
+    for (int64_t m : {1, 2, 3, 4, 5, 6, 7, 12, 13, 25, 140})
+      report.compare(name_of("linear of float16", {m, s.k, s.n}), [&](const KernelTable& table, Result& result) {
+        run_half_linear(table, result, m, s.k, s.n, pool_of(m % 2 == 0 ? 1 : 3));
+      });
+}
+
 void test_quantize(Report& report) {
   Array<float> ties(1061);  // every half from -132.5 to 132.5 and its neighbours
   for (int64_t i = 0; i < ties.size(); ++i) ties[i] = static_cast<float>(i - 530) * 0.25f;
@@ -748,6 +791,7 @@ void test_roofs(Report& report) {
   report.compare("roofs", [&](const KernelTable& table, Result& result) {
     const std::vector<int32_t> read = {table.linear.read_stream(data.data(), data.size(), pool_of(1))};
     result.expect(table.linear.int8_operations(2, pool_of(3)) > 0, "no operations done");
+    result.expect(table.half.float_operations(2, pool_of(3)) > 0, "no float operations done");
     result.add(read);
   });
 }
@@ -829,6 +873,7 @@ int main(int count, char** arguments) {
   test_vec(report);
   test_linear(report);
   test_codes(report);
+  test_half_linear(report);
   test_quantize(report);
   test_halves(report);
   test_attention(report);
