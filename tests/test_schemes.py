@@ -11,8 +11,10 @@ from model_files import tiny_config, write_model
 from scheme_references import reference
 
 import kernels
+from edge_llm.config import RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
+from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import CorruptBundle, InvalidModel, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import encode_manifest
@@ -20,6 +22,7 @@ from edge_llm.models.layer import Linear, SourceRows
 from edge_llm.schemes import float16, int8, linear_tensors, scheme_of, schemes
 from kernels import reference as kernel_reference
 from kernels.layout import unpack_tiles
+from kernels.program import Program
 from kernels.types import Residual
 
 INTEGERS = {"input_scale": 0.03, "shadow": "full"}
@@ -205,6 +208,28 @@ def test_patterns_choose_linears(source, tmp_path):
     found = [name for name, linear in bundle.decoder.linears().items() if linear.scheme == "float16"]
     assert found == ["layers.0.qkv", "layers.0.down", "layers.1.down"]
     assert {record["scheme"] for record in bundle.manifest["linears"].values()} == {"int8", "float16"}
+
+
+@pytest.mark.parametrize("family, width", [("qwen2", 128), ("llama", 72)], ids=["bias", "odd"])
+def test_a_step_of_float16_linears_is_one_native_call(tmp_path, monkeypatch, family, width):
+    """With the logits of a prompt, whatever its chunks; also where gate and up channels are no whole panels."""
+    folder = write_model(tmp_path / "source", tiny_config(family, intermediate_size=width))
+    bundle = imported(folder, tmp_path / "m", schemes=(("*", "float16"),))
+    assert {name.rpartition(".")[2] for name, linear in bundle.decoder.linears().items() if linear.scheme == "float16"} == {
+        "qkv", "o", "gate_up", "down"
+    }  # fmt: skip
+    tokens = list(range(40))
+    whole, step = (load_runner(bundle, RuntimeConfig(threads=2, context=64, chunk=chunk), 40)[0] for chunk in (64, 16))
+    logits = whole.forward(whole.open(), tokens, wanted=40)
+    sequence = step.open()
+    found = [step.forward(sequence, tokens[:30], wanted=30)]
+    calls = []
+    for name in ("run", "run_row"):
+        real = getattr(Program, name)
+        monkeypatch.setattr(Program, name, lambda *given, r=real, n=name, **how: calls.append(n) or r(*given, **how))
+    found += [step.forward(sequence, [token]) for token in tokens[30:]]
+    assert calls == ["run"] + 9 * ["run_row"]
+    assert np.array_equal(np.concatenate(found), logits)
 
 
 def test_a_pattern_that_names_nothing_is_refused_before_the_work(source, tmp_path):
