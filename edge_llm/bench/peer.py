@@ -1,7 +1,7 @@
 """Other engines as contestants: which there are, how they are named, and what they are given.
 
-A peer runs in its own process with random weights of the same shape, and takes turns with us.  Names are
-``llama.cpp``, ``llama.cpp:q4_0`` (types mixed as in published files), ``llama.cpp:q4_0-pure``, ``llama.cpp:q8_0:nofa``
+A peer runs in its own process with the model's own weights or random ones of the same shape, and takes turns with us.  Names
+are ``llama.cpp``, ``llama.cpp:q4_0`` (types mixed as in published files), ``llama.cpp:q4_0-pure``, ``llama.cpp:q8_0:nofa``
 (without flash attention), ``genai``, ``openvino:int8``, ``torch``, ``torch:onednn``.  A new engine is a worker (and a writer of
 its models, if it reads files) and an entry in `ENGINES`.  When nothing is said about flash attention, tests at a depth are run
 both with it (llama.cpp's default) and without, because on a CPU that may be faster.
@@ -19,6 +19,7 @@ from typing import Any
 from edge_llm.bench.measure import Test
 from edge_llm.bench.peer_model import PeerModel, WeightBytes, shape_name
 from edge_llm.bench.roofs import Costs, operations
+from edge_llm.bench.source_gguf import SourceWeights, source_gguf_model
 from edge_llm.bench.synthetic_gguf import VARIANTS, gguf_model
 from edge_llm.bench.synthetic_onnx import VARIANTS as GENAI_VARIANTS
 from edge_llm.bench.synthetic_onnx import synthetic_onnx
@@ -56,6 +57,8 @@ class PeerEngine:
     flash_attention_is_a_choice: bool = False
     loads_a_file: bool = False
     """Else its weights are made up at the start, and the time to its first token says nothing."""
+    of_source: Callable[[SourceWeights, str], PeerModel] | None = None
+    """Its model of given weights; None: it has random ones only."""
     keeps_contexts: bool = False
     """Its worker writes the keys and values of a depth to a file and reads them again."""
 
@@ -92,6 +95,7 @@ LLAMA_CPP = PeerEngine(
     _llama_cpp_choices,
     flash_attention_is_a_choice=True,
     loads_a_file=True,
+    of_source=source_gguf_model,
     keeps_contexts=True,
 )
 GENAI = PeerEngine(
@@ -192,6 +196,8 @@ class PeerSettings:
     threads: int
     batch: int = BATCH
     ubatch: int = UBATCH
+    source: SourceWeights | None = None
+    """The weights that they get; None: random ones, which some have anyway."""
 
 
 class Peer:
@@ -200,7 +206,7 @@ class Peer:
     def __init__(self, spec: PeerSpec, settings: PeerSettings) -> None:
         self.spec = spec
         self._settings = settings
-        self._model = spec.engine.model(settings.config, spec.variant)
+        self._model = model_of(spec, settings)
         self._worker = start(spec, settings)
         try:
             self.load_seconds = float(self._worker.receive())
@@ -256,9 +262,16 @@ class Peer:
         return synthetic_folder() / f"{shape_name(self._settings.config)}-d{depth}-{layout}-{self.spec.engine.version}.state"
 
 
+def model_of(spec: PeerSpec, settings: PeerSettings) -> PeerModel:
+    """Its model, made unless it is there."""
+    if settings.source is not None and spec.engine.of_source is not None:
+        return spec.engine.of_source(settings.source, spec.variant)
+    return spec.engine.model(settings.config, spec.variant)
+
+
 def start(spec: PeerSpec, settings: PeerSettings) -> Worker:
     """A worker that says when it has loaded its model, and then serves requests."""
-    model = spec.engine.model(settings.config, spec.variant)
+    model = model_of(spec, settings)
     setting = {"context": settings.context, "threads": settings.threads} | model.setting | spec.engine.choices(spec, settings)
     return Worker(spec.engine.module, setting, spec.name)
 

@@ -93,6 +93,28 @@ class LlamaCpp:
         logits = np.ctypeslib.as_array(self._api.llama_get_logits_ith(self._context, -1), (self._vocab,))
         return int(logits.argmax())
 
+    def logits(self, tokens: list[int], past: int, out: str) -> int:
+        """Write the logits of ``tokens``, a batch at most, to the file ``out``: float32 [T, vocab].
+
+        They follow the last ``past`` tokens; none begins anew.
+        """
+        api, count = self._api, len(tokens)
+        if past == 0:
+            api.llama_memory_clear(self._memory, True)
+        batch = api.llama_batch_init(count, 0, 1)
+        try:
+            batch.n_tokens = count
+            for index, token in enumerate(tokens):
+                batch.token[index], batch.pos[index], batch.logits[index] = token, past + index, 1
+                batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
+            failed = api.llama_decode(self._context, batch)
+            if failed:
+                raise RuntimeError(f"llama_decode returned {failed}")
+            np.ctypeslib.as_array(api.llama_get_logits(self._context), (count, self._vocab)).tofile(out)
+        finally:
+            api.llama_batch_free(batch)
+        return count
+
     def _tokens(self, count: int, seed: int = 0) -> Any:
         vocab, state = self._vocab, seed * 2654435761 + 12345
         array = (self._api.llama_token * count)()

@@ -33,6 +33,33 @@ class Quality:
     """Tokens that were predicted."""
 
 
+class Tally:
+    """What two models said of the same tokens, added up."""
+
+    def __init__(self) -> None:
+        self._nll = self._oracle_nll = self._divergence = 0.0
+        self._same = self._count = 0
+
+    def add(self, targets: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> None:
+        """Log-probabilities float64 [n, vocab] of both behind which ``targets`` [n] came."""
+        rows = np.arange(len(targets))
+        self._nll -= float(ours[rows, targets].sum())
+        self._oracle_nll -= float(theirs[rows, targets].sum())
+        self._divergence += float((np.exp(theirs) * (theirs - ours)).sum())
+        self._same += int((ours.argmax(1) == theirs.argmax(1)).sum())
+        self._count += len(targets)
+
+    def quality(self) -> Quality:
+        """Of all that was added."""
+        return Quality(
+            perplexity=float(np.exp(self._nll / self._count)),
+            float_perplexity=float(np.exp(self._oracle_nll / self._count)),
+            mean_kl=self._divergence / self._count,
+            top1_agreement=self._same / self._count,
+            tokens=self._count,
+        )
+
+
 def compare(
     runner: Runner[Any],
     oracle: Runner[Any],
@@ -46,35 +73,24 @@ def compare(
     Windows do not overlap; each begins with ``bos`` if the model has one, and else its first token is not predicted.
     """
     check_enough(tokens, window, bos)
-    windows = list(_windows(tokens, window, bos))
-    nll = oracle_nll = divergence = 0.0
-    same = count = 0
+    windows = list(windows_of(tokens, window, bos))
+    tally = Tally()
     for done, ids in enumerate(windows):
         for targets, ours, theirs in _predictions(runner, oracle, ids):
-            rows = np.arange(len(targets))
-            nll -= float(ours[rows, targets].sum())
-            oracle_nll -= float(theirs[rows, targets].sum())
-            divergence += float((np.exp(theirs) * (theirs - ours)).sum())
-            same += int((ours.argmax(1) == theirs.argmax(1)).sum())
-            count += len(targets)
+            tally.add(targets, ours, theirs)
         if progress is not None:
             progress(done + 1, len(windows))
-    return Quality(
-        perplexity=float(np.exp(nll / count)),
-        float_perplexity=float(np.exp(oracle_nll / count)),
-        mean_kl=divergence / count,
-        top1_agreement=same / count,
-        tokens=count,
-    )
+    return tally.quality()
 
 
 def check_enough(tokens: Sequence[int], window: int, bos: int | None) -> None:
     """Raise `UsageError` where `compare` has nothing to predict."""
-    if next(_windows(tokens, window, bos), None) is None:
+    if next(windows_of(tokens, window, bos), None) is None:
         raise UsageError(f"the text has `{len(tokens)}` tokens, too few to predict anything; give a longer one")
 
 
-def _windows(tokens: Sequence[int], window: int, bos: int | None) -> Iterator[list[int]]:
+def windows_of(tokens: Sequence[int], window: int, bos: int | None) -> Iterator[list[int]]:
+    """``tokens`` in windows of ``window`` ids that do not overlap, ``bos`` first in each; a single token is left out."""
     head = [] if bos is None else [bos]
     step = window - len(head)
     for start in range(0, len(tokens), step):

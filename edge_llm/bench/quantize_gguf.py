@@ -1,6 +1,6 @@
 """llama.cpp's quantizer: ``python -m edge_llm.bench.quantize_gguf SOURCE TARGET TYPE``, as its tool `llama-quantize` is called.
 
-Without an importance matrix, and of weights that are quantized already: the speed of a file does not depend on its values.
+Without an importance matrix.  Weights may be quantized already: the speed of a file does not depend on its values.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ import sys
 
 
 def quantize(source: str, target: str, quant: str) -> None:
-    """Write ``target`` in the types that llama.cpp mixes for ``quant`` (such as q4_k_m); RuntimeError where it fails."""
+    """Write ``target`` in the types that llama.cpp mixes for ``quant`` (such as q4_k_m); RuntimeError where it fails.
+
+    With "-pure" behind it all matrices get the same type.
+    """
     import llama_cpp
 
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{quant.upper()}")
+    kind, _, pure = quant.partition("-")
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
+    params.pure = bool(pure)
     params.allow_requantize = True
     params.nthread = len(os.sched_getaffinity(0))
     failed = llama_cpp.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params))

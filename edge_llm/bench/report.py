@@ -33,6 +33,8 @@ COLUMNS = (
 """Exactly llama-bench's."""
 OPTIONAL = (
     Column("bits/weight", lambda row: _number(row.get("bits_per_weight"), ".2f")),
+    Column("KL x 1000", lambda row: _number(row.get("mean_kl"), ".2f", of=1e-3)),
+    Column("top-1", lambda row: _number(row.get("top1_agreement"), ".1%")),
     Column("GOP/s", lambda row: _number(row["gops"], ".0f")),
     Column("GB/s", lambda row: _number(row["gb_s"], ".1f")),
     Column("of roof", lambda row: _number(row["gops_share"] or row["gb_s_share"], ".0%")),
@@ -90,7 +92,7 @@ def markdown_line(cells: Iterable[str]) -> str:
 
 def _wanted(head: str, rows: Sequence[Row]) -> bool:
     key = {
-        "bits/weight": "bits_per_weight",
+        "bits/weight": "bits_per_weight", "KL x 1000": "mean_kl", "top-1": "top1_agreement",
         "GOP/s": "gops_share", "GB/s": "gb_s_share", "of roof": "roof_gops", "edge-llm / peer": "ratio",
         "first token": "ttft_ms", "from flash": "ttft_cold_ms", "peak memory": "ttft_ms", "vs. saved": "saved_ratio",
         "streamed": "disk_bytes_per_s", "disk": "disk_bytes_per_s", "of disk": "disk_share",

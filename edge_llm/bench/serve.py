@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-VERBS = ("describe", "begin", "run", "first_token")
+VERBS = ("describe", "begin", "run", "first_token", "logits")
 """What a model can be asked for."""
 FIRST_PROMPT = 32
 """Tokens of the prompt that `first_token` is timed with."""

@@ -6,7 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import kernels
@@ -14,6 +14,7 @@ from edge_llm.bench.breakdown import Breakdown, Clock, break_down
 from edge_llm.bench.disk import DiskMeter, DiskUse, streaming
 from edge_llm.bench.environment import CoreMeter, CoreUsage, core_warning, environment, load_warning, utc_now
 from edge_llm.bench.first_token import CONTEXT, FirstToken, cold_worker, measure_first_token, own_worker
+from edge_llm.bench.from_source import OURS, Prepared
 from edge_llm.bench.measure import Measurement, OwnRunner, Ratio, Test, measure
 from edge_llm.bench.memory import forget_peak, peak_rss_bytes
 from edge_llm.bench.peer import BATCH, UBATCH, Peer, PeerSettings, PeerSpec, running, start
@@ -53,19 +54,24 @@ class BenchSettings:
     roof: bool = False
     breakdown: bool = False
     first_token: bool = False
+    prepared: Prepared = field(default_factory=Prepared)
 
     @property
     def context(self) -> int:
         return max(test.tokens for test in self.tests)
+
+    def of_peers(self, context: int, threads: int) -> PeerSettings:
+        """What peers are given."""
+        return PeerSettings(
+            self.bundle.config, context, threads, self.peer_batch, self.peer_ubatch, self.prepared.source
+        )
 
 
 def run(settings: BenchSettings, warn: Tell, announce: Tell) -> Iterator[Row]:
     """Measure; every row is complete when it comes.  ``warn`` hears what makes numbers doubtful."""
     surroundings = environment()
     _say(warn, load_warning(surroundings["load_average_start"]))
-    peer_settings = PeerSettings(
-        settings.bundle.config, settings.context + 1, settings.threads[0], settings.peer_batch, settings.peer_ubatch
-    )
+    peer_settings = settings.of_peers(settings.context + 1, settings.threads[0])
     if settings.peers:
         announce(f"starting {', '.join(spec.name for spec in settings.peers)}")
     with running(settings.peers, peer_settings) as peers:
@@ -157,7 +163,7 @@ def _first_tokens(settings: BenchSettings, threads: int, announce: Tell) -> dict
     if not settings.first_token:
         return {}
     announce(f"first token, {threads} threads")
-    peer_settings = PeerSettings(settings.bundle.config, CONTEXT, threads, settings.peer_batch, settings.peer_ubatch)
+    peer_settings = settings.of_peers(CONTEXT, threads)
     specs = [spec for spec in settings.peers if spec.engine.loads_a_file and not spec.at_depth_only]
     folder = settings.bundle.folder
     starters = [lambda: own_worker(folder, threads), lambda: cold_worker(folder, threads)]
@@ -200,6 +206,7 @@ class _Facts:
             "type_v": kv_type,
             "flash_attn": True,
             "load_ms": 1e3 * self.load_seconds,
+            **self._quality(OURS),
         }
         costs = None if runtime.float_path else Costs.of_bundle(settings.bundle)
         row = self._row("", model, measurement, costs, roofs, usage) | dict.fromkeys(_RATIO)
@@ -221,11 +228,18 @@ class _Facts:
             "n_ubatch": self.settings.peer_ubatch,
             "flash_attn": spec.flash_attention,
             "load_ms": 1e3 * peer.load_seconds,
+            **self._quality(spec.variant if spec.engine.of_source is not None else None),
         }
         ratio = Ratio.of(ours, measurement)
         ratios = dict(zip(_RATIO, (ratio.median, ratio.low, ratio.high), strict=True))
         row = self._row(spec.name, model, measurement, peer.costs, roofs, usage) | ratios
         return row | streaming(row, 0, None)
+
+    def _quality(self, name: str | None) -> Row:
+        found = None if name is None else self.settings.prepared.quality.get(name)
+        if found is None:
+            return dict.fromkeys(_QUALITY)
+        return dict(zip(_QUALITY, (found.mean_kl, found.top1_agreement, found.tokens), strict=True))
 
     def _row(
         self, name: str, model: Row, measurement: Measurement, costs: Costs | None, roofs: Roofs | None, usage: CoreUsage | None
@@ -259,6 +273,8 @@ class _Facts:
 
 _RATIO = ("ratio", "ratio_low", "ratio_high")
 """In the row of a peer: our speed over its speed (medians), and the range over pairs of neighbouring runs."""
+_QUALITY = ("mean_kl", "top1_agreement", "quality_tokens")
+"""Nearness to the float path on the held-out text: mean KL(float || model) in nats, equal best tokens, tokens predicted."""
 _FIRST = ("ready_ms", "ttft_ms", "samples_ttft_ms", "ttft_cold_ms", "ttft_peak_rss_bytes")
 
 

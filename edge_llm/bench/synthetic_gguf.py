@@ -27,10 +27,12 @@ BLOCK = 32
 BLOCK_BYTES = {"q8_0": 34, "q4_0-pure": 18}
 _DEVIATION = {"q8_0": 73.0, "q4_0-pure": 4.6}
 """Of uniform random quants, so that activations stay near one."""
-MIXED = ("q4_0", "q4_k_m", "iq4_xs")
+MIXED = ("q4_0", "q4_k_m", "iq4_xs", "f16")
 """Types that llama.cpp's quantizer makes."""
-VARIANTS = ("q8_0", "q4_0", "q4_0-pure", "q4_k_m", "iq4_xs")
-_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+VARIANTS = ("q8_0", "q4_0", "q4_0-pure", "q4_k_m", "iq4_xs", "f16")
+ROPE_FACTORS = "rope_freqs.weight"
+"""The tensor of a scaled rotary embedding."""
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,11 @@ class Matrix:
 
 def gguf_model(config: ModelConfig, quant: str) -> PeerModel:
     """The model at the shape of ``config``, for llama.cpp."""
-    path = synthetic_gguf(config, quant)
+    return file_model(synthetic_gguf(config, quant), quant)
+
+
+def file_model(path: Path, quant: str) -> PeerModel:
+    """The model in the GGUF file at ``path``."""
     return PeerModel({"gguf": str(path)}, path.name, quant.upper(), path.stat().st_size, partial(weight_bytes, path), "f16", 2)
 
 
@@ -59,7 +65,7 @@ def synthetic_gguf(config: ModelConfig, quant: str) -> Path:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             if quant in MIXED:
-                _quantize(synthetic_gguf(config, "q8_0"), temporary, quant)
+                quantize(synthetic_gguf(config, "q8_0"), temporary, quant)
             else:
                 write_random_gguf(temporary, config, quant)
             temporary.replace(path)
@@ -72,6 +78,8 @@ def matrices(config: ModelConfig) -> Iterator[Matrix]:
     """Every tensor of the model in llama.cpp's names."""
     hidden, inner = config.hidden_size, config.intermediate_size
     yield Matrix("token_embd.weight", config.vocab_size, hidden)
+    if config.rope_scaling:
+        yield Matrix(ROPE_FACTORS, config.head_dim // 2)
     for layer in range(config.num_layers):
         prefix = f"blk.{layer}."
         yield Matrix(f"{prefix}attn_norm.weight", hidden)
@@ -83,10 +91,13 @@ def matrices(config: ModelConfig) -> Iterator[Matrix]:
             yield Matrix(f"{prefix}attn_q_norm.weight", config.head_dim)
             yield Matrix(f"{prefix}attn_k_norm.weight", config.head_dim)
         yield Matrix(f"{prefix}attn_output.weight", hidden, config.q_size)
+        if config.output_bias:
+            yield Matrix(f"{prefix}attn_output.bias", hidden)
         yield Matrix(f"{prefix}ffn_norm.weight", hidden)
-        yield Matrix(f"{prefix}ffn_gate.weight", inner, hidden)
-        yield Matrix(f"{prefix}ffn_up.weight", inner, hidden)
-        yield Matrix(f"{prefix}ffn_down.weight", hidden, inner)
+        for part, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+            yield Matrix(f"{prefix}ffn_{part}.weight", rows, columns)
+            if config.mlp_bias:
+                yield Matrix(f"{prefix}ffn_{part}.bias", rows)
     yield Matrix("output_norm.weight", hidden)
     if not config.tied_embeddings:
         yield Matrix("output.weight", config.vocab_size, hidden)
@@ -102,7 +113,7 @@ def weight_bytes(path: Path) -> WeightBytes:
     return WeightBytes(sum(sizes.values()), sum(sizes.values()) - unread)
 
 
-def _quantize(source: Path, target: Path, quant: str) -> None:
+def quantize(source: Path, target: Path, quant: str) -> None:
     """Have llama.cpp make ``target`` of ``source``, in a process of its own: what it says goes to no terminal."""
     command = [sys.executable, "-m", "edge_llm.bench.quantize_gguf", str(source), str(target), quant]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -124,8 +135,8 @@ def write_random_gguf(path: Path, config: ModelConfig, quant: str, seed: int = 0
                 param="peer",
             )
     kind = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_0-pure": gguf.GGMLQuantizationType.Q4_0}[quant]
-    writer = gguf.GGUFWriter(path, _ARCHITECTURES[config.family])
-    _describe(writer, config)
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[config.family])
+    describe_shape(writer, config)
     for matrix in tensors:
         if matrix.columns:
             shape = (matrix.rows, matrix.nbytes(quant) // matrix.rows)
@@ -141,7 +152,8 @@ def write_random_gguf(path: Path, config: ModelConfig, quant: str, seed: int = 0
     writer.close()
 
 
-def _describe(writer: Any, config: ModelConfig) -> None:
+def describe_shape(writer: Any, config: ModelConfig) -> None:
+    """Give ``writer`` what llama.cpp wants to know of the model beside its tensors."""
     writer.add_context_length(config.context)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_layers)

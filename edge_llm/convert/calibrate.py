@@ -29,6 +29,8 @@ from kernels.floats import product
 BUILTIN_TEXT = Path(__file__).parent / "calibration.txt"
 MORE_TEXT = Path(__file__).parent / "calibration_more.txt"
 """What weights are fitted to beside it: they need more, and INT8 stays what it was."""
+HELD_OUT_TEXT = Path(__file__).parent / "held_out.txt"
+"""What no import reads: models are compared on it."""
 BY_MODEL = "self"
 """In place of a path: the model writes half of the text, the rest is the built-in one."""
 PASSAGE_BREAK = "\n%%\n"
@@ -71,7 +73,7 @@ def read_text(path: Path) -> tuple[str, bytes]:
     except UnicodeDecodeError as error:
         raise UsageError(f"`{path}` is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     if not text.strip():
-        raise UsageError(f"`{path}` is empty; calibration needs some text like what the model will see")
+        raise UsageError(f"`{path}` is empty; give some text like what the model will see")
     return text, data
 
 

@@ -24,7 +24,7 @@ _EXACT = Context(prec=40)
 
 def rope_tables(rope: Rope, positions: int) -> Tables:
     """The tables of ``positions`` positions; computed in float64."""
-    frequency = _frequencies(rope)
+    frequency = frequencies(rope)
     fine_cos, fine_sin = cos_sin64(np.arange(_BLOCK)[:, None] * frequency)
     coarse = cos_sin64(np.arange(0, positions, _BLOCK)[:, None] * frequency)
     cos, sin = np.empty((2, positions, len(frequency)), np.float32)
@@ -36,7 +36,7 @@ def rope_tables(rope: Rope, positions: int) -> Tables:
     return cos, sin
 
 
-def _frequencies(rope: Rope) -> np.ndarray:
+def frequencies(rope: Rope) -> np.ndarray:
     """Radians per position of every wave, float64 [dim / 2]."""
     theta, dim = Decimal(rope.theta), Decimal(rope.dim)
     powers = [_EXACT.power(theta, _EXACT.divide(Decimal(-channel), dim)) for channel in range(0, rope.dim, 2)]

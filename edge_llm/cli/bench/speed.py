@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import click
 
 from edge_llm.bench import breakdown, saved
+from edge_llm.bench.from_source import Prepared, QualityWish, prepare
 from edge_llm.bench.measure import Test
 from edge_llm.bench.peer import BATCH, UBATCH, parse_peers
 from edge_llm.bench.report import render
@@ -29,12 +31,13 @@ from edge_llm.cli.bench.options import (
 )
 from edge_llm.cli.bench.words import WORDS
 from edge_llm.cli.options import Command, SharedOption, add_options, float_option
-from edge_llm.cli.terminal import note
+from edge_llm.cli.terminal import note, progress_bar
 from edge_llm.cli.values import NewFile, Real
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.progress import ignore
 from edge_llm.runner.base import Site
 
 REFUSED = {
@@ -123,8 +126,14 @@ def _kv_option(*names: str) -> Callable[[Command], Command]:
     "peers",
     multiple=True,
     help="Measure others in turns, with -b and -ub too: llama.cpp[:TYPE][:fa|nofa] with "
-    "q8_0, q4_0, q4_0-pure, q4_k_m or iq4_xs, genai[:int4|int8], openvino[:int4|int8], torch; a list.",
+    "q8_0, q4_0, q4_0-pure, q4_k_m, iq4_xs or f16, genai[:int4|int8], openvino[:int4|int8], torch; a list.",
 )
+@click.option(
+    "--quality-text",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="How near MODEL and its peers are to float, on this text; with --peer llama.cpp default: a short one of our own.",
+)
+@click.option("--no-quality", is_flag=True, help="Measure speed alone.")
 @output_options
 @output_err_option
 @click.option("--save", "save_path", type=NewFile(), help="Write all rows to this file.")
@@ -145,7 +154,9 @@ def bench_command(
     """Measure prompt processing (pp) and token generation (tg) of MODEL in tokens per second.
 
     Flags, test names and table are those of llama-bench.  Weight values do not change speed, so --synthetic measures a
-    real shape without its model, and peers get random weights of the same shape.
+    real shape without its model, and peers get random weights of the same shape.  Where the float weights of MODEL are at
+    hand, llama.cpp gets these, and KL x 1000 and top-1 say how near everybody is to them on a text (KL of the float path,
+    in thousandths of a nat for a token, and how often the likeliest token is the same).
 
     A command below, right after `bench`, measures something else.  A model that is named like a command is -m NAME.
     """
@@ -174,7 +185,9 @@ def bench_command(
             breakdown=options["breakdown"],
             first_token=options["first_token"],
         )
-        rows = _measure(settings, old, output_form(options), show_progress or sys.stderr.isatty())
+        shown = show_progress or sys.stderr.isatty()
+        settings = replace(settings, prepared=_prepared(settings, options, model.is_synthetic, shown))
+        rows = _measure(settings, old, output_form(options), shown)
     if output_err is not None:
         click.echo(render(rows, output_err), err=True)
     if save_path is not None:
@@ -193,6 +206,22 @@ def _refuse_unmeasured(options: dict[str, Any], runtime: RuntimeConfig) -> None:
         raise UsageError("--ttft is of a process with all weights in INT8 on the host; leave it out here", param="ttft")
     if options["breakdown"] and runtime.float_path:
         raise UsageError("--breakdown is of the INT8 path; leave --float out", param="breakdown")
+
+
+def _prepared(settings: BenchSettings, options: dict[str, Any], is_synthetic: bool, show_progress: bool) -> Prepared:
+    """Models for peers of the model's own weights, and quality, as far as there are such weights and it is wished for."""
+    text, peers = options["quality_text"], [spec for spec in settings.peers if spec.engine.of_source is not None]
+    if text is not None and (is_synthetic or options["no_quality"]):
+        raise UsageError("--quality-text is for a MODEL with float weights, without --no-quality", param="quality_text")
+    if is_synthetic or (not peers and text is None):
+        return Prepared()
+    if text is None and settings.bundle.float_source() is None:
+        note(f"the float weights of `{settings.label}` are not here any more: peers get random ones, no quality")
+        return Prepared()
+    without = options["no_quality"] or (settings.runtime.float_path and text is None)
+    runtime = replace(settings.runtime, threads=settings.threads[0])
+    with progress_bar() if show_progress else nullcontext(ignore) as draw:
+        return prepare(settings.bundle, runtime, peers, None if without else QualityWish(text), draw)
 
 
 def _measure(settings: BenchSettings, old: Sequence[Row], output: str, show_progress: bool) -> list[Row]:

@@ -1,0 +1,174 @@
+"""GGUF files of a model's own weights, so that llama.cpp is measured beside us at quality as well as at speed (needs `gguf`).
+
+The source's tensors become a float32 file, which is there for a while only; llama.cpp's own quantizer makes the format of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge_llm.bench.peer_model import PeerModel
+from edge_llm.bench.synthetic_gguf import (
+    ARCHITECTURES,
+    ROPE_FACTORS,
+    Matrix,
+    describe_shape,
+    file_model,
+    matrices,
+    quantize,
+)
+from edge_llm.config import ModelConfig
+from edge_llm.errors import StorageError, UsageError
+from edge_llm.models.layer import Rope
+from edge_llm.models.rope import frequencies
+from edge_llm.models.weights import WeightSource
+from edge_llm.paths import synthetic_folder
+from edge_llm.progress import StageProgress, ignore
+
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""llama.cpp's names for the parts of a layer, and those of Hugging Face."""
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_VERSION = 1
+"""Of how files are made: one of another version is made again."""
+
+
+@dataclass(frozen=True)
+class SourceWeights:
+    """The float weights of a model: where they are, and what they are."""
+
+    place: str
+    digest: str
+    config: ModelConfig
+
+
+def source_gguf_model(source: SourceWeights, quant: str) -> PeerModel:
+    """The model of the weights of ``source``, for llama.cpp."""
+    (path,) = source_ggufs(source, [quant])
+    return file_model(path, quant)
+
+
+def source_ggufs(source: SourceWeights, quants: Sequence[str], progress: StageProgress = ignore) -> list[Path]:
+    """GGUF files of the weights of ``source`` in ``quants``, of `synthetic_gguf.VARIANTS`; each is made once and kept.
+
+    Raises `UsageError` for a model that llama.cpp has no place for, `DeviceError` where it cannot make a file.
+    """
+    _check_known(source.config)
+    digest = hashlib.sha256(source.digest.encode()).hexdigest()[:16]
+    paths = {quant: synthetic_folder() / f"{source.config.family}-{digest}-{quant}-v{_VERSION}.gguf" for quant in quants}
+    missing = {quant: path for quant, path in paths.items() if not path.is_file()}
+    if missing:
+        folder = synthetic_folder()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _make(missing, folder / f".{digest}.{os.getpid()}", source, progress)
+        except OSError as error:
+            raise StorageError(f"cannot write into `{folder}`: {error.strerror}") from error
+    return list(paths.values())
+
+
+def _make(paths: Mapping[str, Path], temporary: Path, source: SourceWeights, progress: StageProgress) -> None:
+    """Make the file of every quant of ``paths``; two temporary ones begin with the name of ``temporary``."""
+    from edge_llm.sources import open_source  # with tokenizers: megabytes that a process which is measured can do without
+
+    whole = temporary.with_name(f"{temporary.name}.float")
+    try:
+        with open_source(source.place) as opened:
+            write_float_gguf(whole, opened, source.config, progress)
+        for quant, path in paths.items():
+            progress(f"llama.cpp {quant}", 0, 1)
+            quantize(whole, temporary, quant)
+            temporary.replace(path)
+            progress(f"llama.cpp {quant}", 1, 1)
+    finally:
+        temporary.unlink(missing_ok=True)
+        whole.unlink(missing_ok=True)
+
+
+def write_float_gguf(path: Path, source: WeightSource, config: ModelConfig, progress: StageProgress = ignore) -> None:
+    """Write the weights of ``source`` in float32, one tensor in memory at a time."""
+    import gguf
+
+    tensors = list(matrices(config))
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[config.family])
+    try:
+        describe_shape(writer, config)
+        for tensor in tensors:
+            shape = (tensor.rows, tensor.columns) if tensor.columns else (tensor.rows,)
+            writer.add_tensor_info(tensor.name, shape, np.dtype(np.float32), 4 * int(np.prod(shape)))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for done, values in enumerate(_values(tensors, source, config)):
+            writer.write_tensor_data(values)
+            progress("float GGUF", done + 1, len(tensors))
+    finally:
+        writer.close()
+
+
+def source_name(name: str) -> str:
+    """What Hugging Face calls the tensor that is ``name`` in a GGUF file."""
+    first, *rest = name.split(".")
+    if first != "blk":
+        return ".".join([_OUTSIDE[first], *rest])
+    layer, part, kind = rest
+    return f"model.layers.{layer}.{_LAYER[part]}.{kind}"
+
+
+def _values(tensors: list[Matrix], source: WeightSource, config: ModelConfig) -> Iterator[np.ndarray]:
+    order = _row_order(config)
+    for tensor in tensors:
+        if tensor.name == ROPE_FACTORS:
+            yield _rope_factors(config)
+            continue
+        values = source.read(source_name(tensor.name))
+        yield order(tensor.name, values)
+
+
+def _row_order(config: ModelConfig) -> Callable[[str, np.ndarray], np.ndarray]:
+    """How the rows of queries and keys lie: llama.cpp turns neighbours of a head in Llama models, and halves in others."""
+
+    def order(name: str, values: np.ndarray) -> np.ndarray:
+        if ARCHITECTURES[config.family] != "llama" or name.split(".")[-2] not in ("attn_q", "attn_k"):
+            return values
+        halves = values.reshape(-1, 2, config.head_dim // 2, *values.shape[1:])
+        return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+
+    return order
+
+
+def _rope_factors(config: ModelConfig) -> np.ndarray:
+    """What llama.cpp divides the frequencies of the rotary embedding by, float32 [head_dim / 2]."""
+    plain, scaled = (Rope(config.head_dim, config.rope_theta, scaling) for scaling in (None, config.rope_scaling))
+    return (frequencies(plain) / frequencies(scaled)).astype(np.float32)
+
+
+def _check_known(config: ModelConfig) -> None:
+    """`UsageError` for a model that llama.cpp would refuse, or read wrongly."""
+    architecture = ARCHITECTURES.get(config.family)
+    why = None
+    if architecture is None:
+        why = f"its family `{config.family}` has no name there that is known here"
+    elif architecture != "llama" and (config.rope_scaling or config.output_bias or config.mlp_bias):
+        why = f"its `{architecture}` has no scaled rotary embedding and no biases but those of qkv"
+    elif architecture == "qwen3" and config.qkv_bias:
+        why = "its `qwen3` has no biases"
+    if why:
+        raise UsageError(f"llama.cpp cannot run this model: {why}; measure without --peer llama.cpp", param="peer")
