@@ -25,7 +25,7 @@ from textual.app import App, ComposeResult  # noqa: E402
 
 from edge_llm.bench.concurrency import load_for  # noqa: E402
 from edge_llm.bench.loads import Load  # noqa: E402
-from edge_llm.bench.synthetic import SHAPES, synthetic_bundle  # noqa: E402
+from edge_llm.bench.synthetic import SHAPES, find_shape, synthetic_bundle  # noqa: E402
 from edge_llm.config import GenerationParams, RuntimeConfig  # noqa: E402
 from edge_llm.engine.engine import Engine  # noqa: E402
 from edge_llm.engine.inside import look  # noqa: E402
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each side of a pair (default: %(default)s)")
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
-    folder = synthetic_bundle(options.synthetic) if options.synthetic else builtin_bundle()
+    folder = synthetic_bundle(find_shape(options.synthetic)) if options.synthetic else builtin_bundle()
     loads = [Load(1, PROMPT, GENERATE)]
     engine = load_for(folder, RuntimeConfig(threads=options.threads), loads, synthetic=bool(options.synthetic))
     found = asyncio.run(measure(engine, options.pairs, options.seconds))

@@ -32,7 +32,7 @@ from edge_llm.bench.measure import Contestant, Measurement, Ratio, Test, measure
 from edge_llm.bench.own_process import OwnProcess  # noqa: E402
 from edge_llm.bench.peer import LLAMA_CPP, Peer, PeerSettings, PeerSpec  # noqa: E402
 from edge_llm.bench.report import markdown_lines  # noqa: E402
-from edge_llm.bench.synthetic import SHAPES, synthetic_bundle  # noqa: E402
+from edge_llm.bench.synthetic import SHAPES, find_shape, synthetic_bundle  # noqa: E402
 from edge_llm.bench.synthetic_gguf import synthetic_gguf  # noqa: E402
 from edge_llm.config import RuntimeConfig  # noqa: E402
 from edge_llm.engine.assembly import fill_defaults, make_device, plan_weights  # noqa: E402
@@ -115,7 +115,7 @@ class Result:
 
 def measure_shape(shape: str, memory: str, repetitions: int) -> Result:
     """Run everybody in turns."""
-    with open_bundle(synthetic_bundle(shape)) as bundle:
+    with open_bundle(synthetic_bundle(find_shape(shape))) as bundle:
         runtime = fill_defaults(RuntimeConfig(memory=memory), bundle.config)
         plan = plan_weights(bundle, runtime, make_device(runtime))
         limit = memory_limit(bundle, plan)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+MANY = 1 << 22
+"""Bytes from which on `random_bytes` draws them by eights."""
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -51,6 +54,13 @@ def random_vector(name: str, size: int) -> np.ndarray:
     """float32: gains near one, biases near zero."""
     center = 0.0 if name.endswith(".bias") else 1.0
     return (center + _random(name).uniform(-0.2, 0.2, size)).astype(np.float32)
+
+
+def random_bytes(count: int, random: np.random.Generator) -> np.ndarray:
+    """uint8 [count], which are the caller's own; many come five times as fast as from ``random.bytes``."""
+    if count < MANY:
+        return np.frombuffer(bytearray(random.bytes(count)), np.uint8)
+    return random.integers(0, 2**64, -(-count // 8), np.uint64).view(np.uint8)[:count]
 
 
 def _random(name: str) -> np.random.Generator:

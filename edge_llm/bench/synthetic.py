@@ -5,20 +5,27 @@ They carry a typical shadow (0.3 % hot channels in every linear, as published fo
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 
 import edge_llm
-from edge_llm.config import INT8, ModelConfig
+from edge_llm.bench.peer_model import shape_name
+from edge_llm.bench.random_weights import random_bytes
+from edge_llm.config import INT8, ModelConfig, RopeScaling
 from edge_llm.errors import UsageError
+from edge_llm.files import is_folder, shown, status
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.layout import tensor_layout
-from edge_llm.models import describe
-from edge_llm.paths import synthetic_folder
+from edge_llm.models import describe, load_config
+from edge_llm.paths import expanded, synthetic_folder
 from edge_llm.quant.shadow import FULL
+from edge_llm.strict_json import read_object
 from kernels import ThreadPool, w4
 from kernels.layout import row_sums
 from kernels.types import TILE_CHANNELS
@@ -30,9 +37,17 @@ INPUT_SCALE = 4.0 / 127.0
 """Four standard deviations of a normalized activation fit the INT8 range."""
 
 SHAPES: dict[str, ModelConfig] = {
+    "smollm2-135m": ModelConfig(
+        family="llama", vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9,
+        num_kv_heads=3, head_dim=64, context=8192, norm_eps=1e-5, rope_theta=1e5, tied_embeddings=True,
+    ),
     "qwen2.5-0.5b": ModelConfig(
         family="qwen2", vocab_size=151936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14,
         num_kv_heads=2, head_dim=64, context=32768, norm_eps=1e-6, rope_theta=1e6, tied_embeddings=True, qkv_bias=True,
+    ),
+    "qwen3-0.6b": ModelConfig(
+        family="qwen3", vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16,
+        num_kv_heads=8, head_dim=128, context=40960, norm_eps=1e-6, rope_theta=1e6, tied_embeddings=True, qk_norm=True,
     ),
     "llama-1.1b": ModelConfig(
         family="llama", vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_layers=22, num_heads=32,
@@ -46,25 +61,64 @@ SHAPES: dict[str, ModelConfig] = {
         family="qwen3", vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_layers=28, num_heads=16,
         num_kv_heads=8, head_dim=128, context=40960, norm_eps=1e-6, rope_theta=1e6, tied_embeddings=True, qk_norm=True,
     ),
+    "llama-3.1-8b": ModelConfig(
+        family="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32,
+        num_kv_heads=8, head_dim=128, context=131072, norm_eps=1e-5, rope_theta=5e5,
+        rope_scaling=RopeScaling(8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192),
+    ),
+    "qwen3-8b": ModelConfig(
+        family="qwen3", vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_layers=36, num_heads=32,
+        num_kv_heads=8, head_dim=128, context=40960, norm_eps=1e-6, rope_theta=1e6, qk_norm=True,
+    ),
 }  # fmt: skip
 
 
-def synthetic_bundle(shape: str, weights: str = INT8, head: str = INT8) -> Path:
+@dataclass(frozen=True)
+class Shape:
+    """What is made with random weights."""
+
+    label: str
+    """What tables call it."""
+    name: str
+    """Of its files: no other shape has it."""
+    config: ModelConfig
+
+
+def find_shape(text: str) -> Shape:
+    """One of `SHAPES` by its name, or that of a config.json: the path of the file, or of a folder that has one.
+
+    Raises `UsageError` for anything else, `InvalidModel` or `UnsupportedModel` for what a config.json says.
+    """
+    if text in SHAPES:
+        return Shape(text, text, SHAPES[text])
+    path = expanded(text)
+    if is_folder(path):
+        path /= "config.json"
+    if status(path) is None:
+        raise UsageError(
+            f"no synthetic shape `{shown(text)}`; there are: {', '.join(SHAPES)}, and that of any config.json by its path",
+            param="synthetic",
+        )
+    config = load_config(read_object(path))
+    known = next((name for name, shape in SHAPES.items() if shape == config), None)
+    label = path.absolute().parent.name if path.name == "config.json" else path.stem
+    return Shape(label, known or f"{shape_name(config)}-{crc32(repr(config).encode()):08x}", config)
+
+
+def synthetic_bundle(shape: Shape, weights: str = INT8, head: str = INT8) -> Path:
     """Folder of the bundle with random weights at ``shape``, made once and kept.
 
     ``weights`` is the scheme of the layers, ``head`` that of the output matrix.
     """
-    if shape not in SHAPES:
-        raise UsageError(f"no synthetic shape `{shape}`; there are: {', '.join(SHAPES)}", param="synthetic")
     kind = "v2" if weights == INT8 else weights
-    folder = synthetic_folder() / (f"{shape}-{kind}" if head == INT8 else f"{shape}-{kind}-head-{head}")
+    folder = synthetic_folder() / (f"{shape.name}-{kind}" if head == INT8 else f"{shape.name}-{kind}-head-{head}")
     if not (folder / "manifest.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.parent / f".{folder.name}.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
-            write_random(temporary, SHAPES[shape], weights=weights, head=head)
+            write_random(temporary, shape.config, weights=weights, head=head)
             temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -117,10 +171,10 @@ def _columns(tensor: str, config: ModelConfig) -> int:
 def _random_tensor(name: str, shape: tuple[int, ...], columns: int, random: np.random.Generator) -> np.ndarray:
     kind = name.rpartition(".")[2]
     if kind == "tiles":
-        bytes_ = np.frombuffer(random.bytes(int(np.prod(shape))), np.int8).reshape(shape)
-        return np.maximum(bytes_, -127)
+        tiles = random_bytes(math.prod(shape), random).view(np.int8).reshape(shape)
+        return np.maximum(tiles, -127, out=tiles)
     if kind == "codes":
-        codes = np.frombuffer(random.bytes(int(np.prod(shape))), np.uint8).reshape(shape).copy()
+        codes = random_bytes(math.prod(shape), random).reshape(shape)
         steps = codes[:, : TILE_CHANNELS * -(-columns // w4.GROUP)]
         steps[:] = random.choice(_STEPS, steps.shape)
         return codes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from edge_llm.bench.peer_model import PeerModel, WeightBytes, shape_name
+from edge_llm.bench.random_weights import random_bytes
 from edge_llm.config import ModelConfig
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.paths import synthetic_folder
@@ -148,7 +149,7 @@ def write_random_gguf(path: Path, config: ModelConfig, quant: str, seed: int = 0
     writer.write_ti_data_to_file()
     random = np.random.default_rng(seed)
     for matrix in tensors:
-        writer.write_tensor_data(_random_values(matrix, quant, random.bytes))
+        writer.write_tensor_data(_random_values(matrix, quant, random))
     writer.close()
 
 
@@ -169,11 +170,11 @@ def describe_shape(writer: Any, config: ModelConfig) -> None:
     writer.add_tokenizer_model("none")  # speed has no words
 
 
-def _random_values(matrix: Matrix, quant: str, random_bytes: Callable[[int], bytes]) -> np.ndarray:
+def _random_values(matrix: Matrix, quant: str, random: np.random.Generator) -> np.ndarray:
     if not matrix.columns:
         return np.full(matrix.rows, 0.0 if matrix.name.endswith(".bias") else 1.0, np.float32)
     blocks = matrix.rows * matrix.columns // BLOCK
-    raw = np.frombuffer(bytearray(random_bytes(matrix.nbytes(quant))), np.uint8).reshape(blocks, BLOCK_BYTES[quant])
+    raw = random_bytes(matrix.nbytes(quant), random).reshape(blocks, BLOCK_BYTES[quant])
     scale = np.float16(1.0 / (_DEVIATION[quant] * matrix.columns**0.5))
     raw[:, :2] = np.frombuffer(scale.tobytes(), np.uint8)
     return raw.reshape(matrix.rows, -1)

@@ -6,20 +6,23 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 import kernels
 from edge_llm.bench import trace
 from edge_llm.bench.report import FORMATS, Row, render
-from edge_llm.bench.synthetic import SHAPES, synthetic_bundle
+from edge_llm.bench.synthetic import SHAPES, find_shape, synthetic_bundle
 from edge_llm.cli.options import Command, add_options, place_options, runtime_config
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import MODEL, NewFile, Whole, short, whole_number
 from edge_llm.config import INT8, TABLE_SCHEMES, W4, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.paths import find_bundle
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # -- lists of numbers -------------------------------------------------------------------------------------------------
 
@@ -93,13 +96,30 @@ class BenchModel(NamedTuple):
     is_synthetic: bool
 
 
+class _ShapeName(click.ParamType):
+    """A name of `SHAPES`, or a path; a shell completes both."""
+
+    name = "shape"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        names = [CompletionItem(name) for name in SHAPES if name.startswith(incomplete)]
+        return names or [CompletionItem(incomplete, type="file")]
+
+
 def model_options(command: Command) -> Command:
     """Add MODEL -m --synthetic --weights --head --isa."""
     return add_options(
         command,
         click.argument("model", type=MODEL, required=False),
         click.option("-m", "--model", "model_option", type=MODEL, metavar="MODEL", help="The same as MODEL."),
-        click.option("--synthetic", type=click.Choice(list(SHAPES)), help="Random weights at a real shape instead of MODEL."),
+        click.option(
+            "--synthetic",
+            type=_ShapeName(),
+            metavar="SHAPE",
+            help=f"Random weights at a real shape instead of MODEL: {', '.join(SHAPES)}, or the path of a config.json.",
+        ),
         click.option("--weights", type=click.Choice([INT8, W4]), help="Weights of --synthetic; default: int8."),
         click.option("--head", type=click.Choice(TABLE_SCHEMES), help="Output matrix of --synthetic; default: int8."),
         click.option("--isa", type=click.Choice(kernels.isa_variants()), help="Kernels of this instruction set."),
@@ -141,9 +161,10 @@ def bench_model(options: dict[str, Any]) -> BenchModel:
     weights, head = options["weights"] or INT8, options["head"] or INT8
     if isa is not None:
         kernels.use_isa(isa)
-    folder = synthetic_bundle(synthetic, weights, head) if synthetic else find_bundle(name)
-    label = synthetic or name or "builtin"
-    return BenchModel(label, folder, synthetic is not None)
+    if synthetic is None:
+        return BenchModel(name or "builtin", find_bundle(name), is_synthetic=False)
+    shape = find_shape(synthetic)
+    return BenchModel(shape.label, synthetic_bundle(shape, weights, head), is_synthetic=True)
 
 
 # -- what is printed and drawn ----------------------------------------------------------------------------------------
