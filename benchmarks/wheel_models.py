@@ -74,8 +74,8 @@ class LlamaFile:
 
     def __init__(self, path: Path) -> None:
         self._reader = gguf.GGUFReader(path)
-        if self._said("general.architecture") != "llama" or self._said("tokenizer.ggml.model") != "gpt2":
-            raise ValueError(f"`{path}` is no Llama model with a byte-level tokenizer")
+        if self._said("general.architecture") != "llama":
+            raise ValueError(f"`{path}` is no Llama model")
 
     def write(self, folder: Path, dither: int | None = None) -> None:
         """Fill ``folder``: matrices in float16, vectors in float32; config, tokenizer and template."""
@@ -120,6 +120,8 @@ class LlamaFile:
 
     def tokenizer(self) -> Tokenizer:
         """The byte-level tokenizer; digits are tokens of their own."""
+        if self._said("tokenizer.ggml.model") != "gpt2":
+            raise ValueError("the tokenizer is not a byte-level one")
         words, kinds = self._said("tokenizer.ggml.tokens"), self._said("tokenizer.ggml.token_type")
         merges = [tuple(merge.split(" ")) for merge in self._said("tokenizer.ggml.merges")]
         tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, merges))

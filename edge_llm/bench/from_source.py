@@ -16,7 +16,6 @@ from edge_llm.bench.peer import PeerSettings, PeerSpec, start
 from edge_llm.bench.quality import Quality
 from edge_llm.bench.source_gguf import SourceWeights
 from edge_llm.config import RuntimeConfig
-from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import ModelNotFound
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.progress import StageProgress
@@ -80,6 +79,7 @@ def _prepared(order: _Order, progress: StageProgress) -> Prepared:
     from edge_llm.bench.held_out import OwnReader, PeerReader, Reader, compare_readers, held_out_windows
     from edge_llm.bench.peer import LLAMA_CPP
     from edge_llm.bench.source_gguf import source_ggufs
+    from edge_llm.engine.assembly import load_runner
     from edge_llm.sources import open_source
     from edge_llm.text.tokenizer import Tokenizer
 

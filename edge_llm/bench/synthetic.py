@@ -94,7 +94,7 @@ def find_shape(text: str) -> Shape:
     path = expanded(text)
     if is_folder(path):
         path /= "config.json"
-    if status(path) is None:
+    if not text.strip() or status(path) is None:
         raise UsageError(
             f"no synthetic shape `{shown(text)}`; there are: {', '.join(SHAPES)}, and that of any config.json by its path",
             param="synthetic",
