@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -193,6 +194,27 @@ def test_work_aside_returns_tells_and_fails_as_here(monkeypatch):
     assert refused.value.param == "order"
     with pytest.raises(DeviceError, match=r"ended unexpectedly \(3\)"):
         done_aside(_worked, "die", ignore)
+
+
+def _slow(order, progress):
+    Path(order).write_text("half of it")
+    try:
+        progress("work", 1, 2)
+        time.sleep(600)
+    finally:
+        Path(order).unlink()
+
+
+def test_work_aside_that_is_stopped_tidies_up(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+    def stop(*_):
+        assert (tmp_path / "file").exists()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        done_aside(_slow, str(tmp_path / "file"), stop)
+    assert not (tmp_path / "file").exists()
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ from edge_llm.errors import DeviceError, EdgeLLMError
 from edge_llm.progress import StageProgress
 
 Result = TypeVar("Result")
+PATIENCE = 10.0
+"""Seconds in which stopped work may tidy up."""
 Work = Callable[[Any, StageProgress], Result]
 
 
@@ -37,6 +40,8 @@ def done_aside(work: Work[Result], order: Any, progress: StageProgress) -> Resul
         process.join()
         raise DeviceError(f"the process that prepares the measurement ended unexpectedly ({process.exitcode})") from None
     finally:
+        process.terminate()
+        process.join(PATIENCE)
         process.kill()
         process.join()
         ours.close()
@@ -44,6 +49,7 @@ def done_aside(work: Work[Result], order: Any, progress: StageProgress) -> Resul
 
 def _inside(answers: Connection, work: Work[Any], order: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's, which ends this one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what the work has begun is taken away again
     try:
         result = work(order, lambda *how_far: answers.send(("progress", how_far)))
     except EdgeLLMError as error:
