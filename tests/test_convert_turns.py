@@ -163,9 +163,8 @@ def test_a_batch_of_turned_rows_is_each_alone(bundles: dict[str, Path], family: 
 @pytest.mark.parametrize("device", ["emulated:310p", "emulated:910b"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_static_scales_beside_a_card_are_those_of_the_host(bundles: dict[str, Path], family: str, device: str) -> None:
-    """A chip with static kernels runs turned products, and what overflows is exact on the CPU's lane: the host's static bits."""
-    placement = "split"
-    exact = logits_of(bundles[family], TOKENS, [90], device=f"{device}:int32", placement=placement, threads=2)
+    """A chip with static kernels multiplies turned rows; what overflows is exact on the CPU's lane: the host's static bits."""
+    exact = logits_of(bundles[family], TOKENS, [90], device=f"{device}:int32", placement="split", threads=2)
     np.testing.assert_array_equal(exact, logits_of(bundles[family], TOKENS, [90], activations=STATIC))
 
 
@@ -252,7 +251,9 @@ def test_activations_that_nobody_knows_are_refused(bundles: dict[str, Path], tmp
         open_bundle(changed(bundles["llama"], tmp_path / "odd", change))
 
 
-def test_scales_that_a_bundle_or_a_device_lacks_are_refused(sources: dict[str, Path], bundles: dict[str, Path], tmp_path: Path) -> None:
+def test_scales_that_a_bundle_or_a_device_lacks_are_refused(
+    sources: dict[str, Path], bundles: dict[str, Path], tmp_path: Path
+) -> None:
     plain = import_model(sources["llama"], target=tmp_path / "plain", turn=0)
     with pytest.raises(UsageError, match="imported for static scales"):
         logits_of(plain, TOKENS, [9], activations=ROW)

@@ -36,17 +36,21 @@ SHAPES = {
 PROMPT = 330  # more than one 256-token attention segment
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=[(shape, turned) for shape in SHAPES for turned in (False, True)], ids=str)
 def bundle(request, tmp_path_factory):
+    """Static scales with hot channels, and turned rows with scales of their own."""
     folder = tmp_path_factory.mktemp("bundle")
-    write_random(folder, SHAPES[request.param], seed=1)
+    shape, turned = request.param
+    write_random(folder, SHAPES[shape], seed=1, turned=turned)
     return open_bundle(folder)
 
 
 def make_runner(bundle, threads=2, watch=None, **runtime):
     runtime = RuntimeConfig(**{"context": 640, **runtime})
     tables = RopeTables(640)
-    return Int8Runner(bundle.config, ResidentWeights(bundle), HostDevice(threads), runtime, tables, watch=watch)
+    return Int8Runner(
+        bundle.config, ResidentWeights(bundle), HostDevice(threads), runtime, tables, decoder=bundle.decoder, watch=watch
+    )
 
 
 @pytest.fixture(scope="module")

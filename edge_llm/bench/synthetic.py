@@ -17,17 +17,21 @@ import numpy as np
 import edge_llm
 from edge_llm.bench.peer_model import shape_name
 from edge_llm.bench.random_weights import random_bytes
-from edge_llm.config import INT8, ModelConfig, RopeScaling
+from edge_llm.config import INT8, ROW, ModelConfig, RopeScaling
+from edge_llm.convert.turns import with_turns
 from edge_llm.errors import UsageError
 from edge_llm.files import is_folder, shown, status
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.layout import tensor_layout
 from edge_llm.models import describe, load_config
+from edge_llm.models.layer import Decoder, HeadTurns, Linear
 from edge_llm.paths import expanded, synthetic_folder
-from edge_llm.quant.shadow import FULL
+from edge_llm.quant.shadow import COLD, FULL
+from edge_llm.schemes import Facts
 from edge_llm.strict_json import read_object
 from kernels import ThreadPool, w4
 from kernels.layout import row_sums
+from kernels.pointwise import MAX_TURN
 from kernels.types import TILE_CHANNELS
 
 HOT_SHARE = 0.003
@@ -110,7 +114,7 @@ def synthetic_bundle(shape: Shape, weights: str = INT8, head: str = INT8) -> Pat
 
     ``weights`` is the scheme of the layers, ``head`` that of the output matrix.
     """
-    kind = "v2" if weights == INT8 else weights
+    kind = "v3" if weights == INT8 else f"{weights}-v3"
     folder = synthetic_folder() / (f"{shape.name}-{kind}" if head == INT8 else f"{shape.name}-{kind}-head-{head}")
     if not (folder / "manifest.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -118,24 +122,28 @@ def synthetic_bundle(shape: Shape, weights: str = INT8, head: str = INT8) -> Pat
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
-            write_random(temporary, shape.config, weights=weights, head=head)
+            write_random(temporary, shape.config, weights=weights, head=head, turned=True)
             temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def write_random(folder: Path, config: ModelConfig, seed: int = 0, weights: str = INT8, head: str = INT8) -> None:
+def write_random(
+    folder: Path, config: ModelConfig, seed: int = 0, weights: str = INT8, head: str = INT8, *, turned: bool = False
+) -> None:
     """Fill the empty ``folder`` with a bundle of random weights that keep activations near one.
 
-    ``weights`` is the scheme of the layers, ``head`` that of the output matrix.
+    ``weights`` is the scheme of the layers, ``head`` that of the output matrix.  With ``turned`` channels are turned and rows
+    have scales of their own, as import makes it; else scales are static and some channels hot.
     """
     random = np.random.default_rng(seed)
     plain = describe(config)
     schemes = dict.fromkeys(plain.linears(), weights) | {"output": head}
-    decoder = plain.with_schemes(schemes)
+    decoder = with_turns(plain.with_schemes(schemes), MAX_TURN if turned else 0)
     shapes = decoder.linears()
-    hot = {name: max(1, round(HOT_SHARE * shape.columns)) for name, shape in shapes.items()}
+    hot = {} if turned else {name: max(1, round(HOT_SHARE * shape.columns)) for name, shape in shapes.items()}
+    heads = HeadTurns(decoder.attentions[0].turn, decoder.attentions[0].value_turn)
     with BundleWriter(folder) as writer:
         writer.add_file("tokenizer.json", [b"{}"])
         tiles: np.ndarray = np.empty(0, np.int8)
@@ -146,6 +154,8 @@ def write_random(folder: Path, config: ModelConfig, seed: int = 0, weights: str 
                 array = row_sums(tiles, tensor.shape[0])
             else:
                 array = _random_tensor(tensor.name, tensor.shape, columns, random)
+            if tensor.name.endswith(".scale"):
+                array /= np.float32(max(1, _linear_of(tensor.name, decoder).turn) ** 0.5)
             if tensor.name.endswith(".tiles"):
                 tiles = array
             if tensor.name.endswith(".codes"):
@@ -155,11 +165,26 @@ def write_random(folder: Path, config: ModelConfig, seed: int = 0, weights: str 
             config,
             dict.fromkeys(shapes, INPUT_SCALE),
             schemes=schemes,
-            facts={name: {"input_scale": INPUT_SCALE, "shadow": FULL} for name in schemes},
+            facts={name: _turned_facts(one) if turned else _STATIC_FACTS for name, one in shapes.items()},
+            turns={name: one.turn for name, one in shapes.items()},
+            heads=heads,
             profile={},
             source={"kind": "synthetic", "path": None, "digest": None, "float": None},
             created_with=edge_llm.__version__,
         )
+
+
+_STATIC_FACTS = {"input_scale": INPUT_SCALE, "shadow": FULL}
+
+
+def _turned_facts(linear: Linear) -> Facts:
+    """Static scales cut off what lies above three deviations: 0.3 % of the values, about what trained models have."""
+    return {"input_scale": 3.0 * max(1, linear.turn) ** 0.5 / 127, "shadow": COLD, "activations": ROW}
+
+
+def _linear_of(tensor: str, decoder: Decoder) -> Linear:
+    name = tensor.rpartition(".")[0]
+    return decoder.table if name == "embedding" else decoder.linears()[name]
 
 
 def _columns(tensor: str, config: ModelConfig) -> int:
