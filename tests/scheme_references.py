@@ -19,7 +19,7 @@ def reference(x: np.ndarray, weight: Weight) -> np.ndarray:
         x,
         _tiles(weight),
         weight.rows,
-        weight.input_scale,
+        weight.linear_scale,
         weight.product_scale,
         weight.row_sum,
         weight.hot_index,
@@ -27,6 +27,7 @@ def reference(x: np.ndarray, weight: Weight) -> np.ndarray:
         bias=None if weight.rounds else weight.bias,
         rounding=weight.rounding if weight.rounds else None,
         shadow=weight.residual,
+        turn=weight.turn,
     )
 
 

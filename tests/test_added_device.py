@@ -69,7 +69,7 @@ def bundle(tmp_path_factory):
 
 
 def run(bundle, **runtime):
-    runner, _ = load_runner(bundle, RuntimeConfig(**{"threads": 1, "context": 128, **runtime}), 100)
+    runner, _ = load_runner(bundle, RuntimeConfig(**{"threads": 1, "context": 128, "activations": "static", **runtime}), 100)
     return runner.forward(runner.open(), list(range(70)), wanted=70)
 
 

@@ -56,7 +56,7 @@ def tokens(bundle):
 
 
 def logits(bundle, tokens, **runtime):
-    runner, _ = load_runner(bundle, RuntimeConfig(**{"threads": 2, "context": 128, **runtime}), 100)
+    runner, _ = load_runner(bundle, RuntimeConfig(**{"threads": 2, "context": 128, "activations": "static", **runtime}), 100)
     return runner.forward(runner.open(), tokens, wanted=len(tokens))
 
 
@@ -75,6 +75,6 @@ def test_every_way_gives_the_same(bundle, tokens, way):
 
 @pytest.mark.parametrize("way", [{}, SPLIT, CARD])
 def test_a_batch_is_each_alone(bundle, tokens, way):
-    runner, _ = load_runner(bundle, RuntimeConfig(threads=2, context=128, kv_tokens=512, **way), 100)
+    runner, _ = load_runner(bundle, RuntimeConfig(threads=2, context=128, kv_tokens=512, activations="static", **way), 100)
     parts = runner.run([Segment(runner.open(), tokens[:n], n) for n in (3, 40, 1)])
     assert all(np.array_equal(part, logits(bundle, tokens)[: len(part)]) for part in parts)

@@ -80,7 +80,7 @@ def test_the_product_is_the_reference():
 
 
 def logits(bundle, **runtime):
-    runner, _ = load_runner(bundle, RuntimeConfig(**{"threads": 2, "context": 64, **runtime}), 40)
+    runner, _ = load_runner(bundle, RuntimeConfig(**{"threads": 2, "context": 64, "activations": "static", **runtime}), 40)
     return runner.forward(runner.open(), list(range(40)), wanted=40)
 
 

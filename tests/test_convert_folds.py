@@ -124,7 +124,7 @@ def test_the_bundle_holds_the_folded_weights(sources, family):
     """Gains divided and columns multiplied by the same factors, read back from the bundle."""
     from test_convert_importer import dequantized
 
-    with open_bundle(import_model(sources[family], "m")) as bundle, open_model_folder(sources[family]) as source:
+    with open_bundle(import_model(sources[family], "m", turn=0)) as bundle, open_model_folder(sources[family]) as source:
         profile = OutlierProfile.from_fields(bundle.manifest["profile"])
         assert {fold.powers != (0.0,) for fold in profile.folds.values()} >= {True}
         for layer in range(bundle.config.num_layers):
@@ -178,7 +178,7 @@ def test_a_fold_makes_no_model_refused(tmp_path, name, factor):
     (tmp_path / "text").write_text("hello world the" * 40)
     losses = []
     for fold in (True, False):
-        path = import_model(source, f"m{fold}", calibration=tmp_path / "text", fold=fold)
+        path = import_model(source, f"m{fold}", calibration=tmp_path / "text", fold=fold, turn=0)
         with open_bundle(path) as bundle:
             losses.append(bundle.manifest["profile"]["choice"]["kept"])
     assert losses[0] <= 1.1 * losses[1]
@@ -269,7 +269,7 @@ def test_an_import_from_before_folds_is_kept_until_it_is_overwritten(sources):
     before = (folder / "weights.bin").read_bytes()
     assert import_model(sources["llama"], "m", notice=said.append) == folder
     assert (folder / "weights.bin").read_bytes() == before
-    assert "without folds" in said[-1] and "--overwrite" in said[-1]
+    assert "older edge-llm" in said[-1] and "--overwrite" in said[-1]
     import_model(sources["llama"], "m", overwrite=True)
     assert (folder / "weights.bin").read_bytes() != before
     import_model(sources["llama"], "m", notice=said.append)

@@ -20,7 +20,7 @@ from model_files import random_tensors, tiny_config, write_model
 
 from edge_llm.bench.quality import log_softmax
 from edge_llm.config import RuntimeConfig
-from edge_llm.convert import importer, staging
+from edge_llm.convert import staging, target
 from edge_llm.convert.calibrate import (
     PASSAGE_BREAK,
     calibration_sequences,
@@ -99,7 +99,7 @@ def visible() -> list[str]:
 @pytest.mark.parametrize(("dtype", "shards"), [("F32", 1), ("BF16", 3)])
 def test_every_family_keeps_its_weights(tiny_model: Callable[..., Path], family: str, dtype: str, shards: int) -> None:
     folder = tiny_model(family, dtype=dtype, shards=shards)
-    with open_bundle(import_model(folder, "m", fold=False)) as bundle, open_model_folder(folder) as source:
+    with open_bundle(import_model(folder, "m", fold=False, turn=0)) as bundle, open_model_folder(folder) as source:
         config = load_config(source.config)
         assert bundle.config == config
         decoder = describe(config)
@@ -144,7 +144,7 @@ def test_the_caller_may_decide_about_shadows(tiny_model: Callable[..., Path], mo
 def test_a_bigger_budget_keeps_fewer_shadows(tiny_model: Callable[..., Path]) -> None:
     kept, lines = [], []
     for budget in (0.01, 1.0, 100.0):
-        folder = import_model(tiny_model("llama"), f"m{budget}", outliers=Outliers("auto", budget), notice=lines.append)
+        folder = import_model(tiny_model("llama"), f"m{budget}", outliers=Outliers("auto", budget), turn=0, notice=lines.append)
         with open_bundle(folder) as bundle:
             kept.append(sum(shadow != "none" for shadow in bundle.shadows.values()))
             loss = bundle.manifest["profile"]["choice"]
@@ -167,7 +167,7 @@ def test_another_choice_of_shadows_is_another_model(tiny_model: Callable[..., Pa
 
 def test_what_was_measured_is_what_the_bundle_does(tiny_model: Callable[..., Path]) -> None:
     """The divergence that the choice was made by is the one that the bundle's own runner shows on the same text."""
-    folder = import_model(tiny_model("qwen3"), "m", outliers=Outliers("auto", 1.0))
+    folder = import_model(tiny_model("qwen3"), "m", outliers=Outliers("auto", 1.0), turn=0)
     tokenizer, runner, oracle = load_comparison(folder, RuntimeConfig(threads=1))
     divergences = []
     for ids in calibration_sequences(read_calibration().text, tokenizer, open_bundle(folder).config):
@@ -670,7 +670,7 @@ def test_too_little_space_is_said_before_anything_is_written(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(importer.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(target.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(StorageError, match="EDGE_LLM_HOME"):
         import_model(tiny_model(), "m")
     assert nothing_left()
@@ -685,7 +685,7 @@ def test_a_place_that_cannot_be_written(tiny_model: Callable[..., Path], tmp_pat
 def test_progress_only_goes_forward(tiny_model: Callable[..., Path]) -> None:
     steps: list[tuple[str, int, int]] = []
     import_model(tiny_model(), "m", keep_float=True, progress=lambda *step: steps.append(step))
-    stages = ["digest", "calibration", "shadows 1", "shadows 2", "layers", "output", "copy"]
+    stages = ["digest", "calibration", "layers", "output", "copy"]
     assert list(dict.fromkeys(stage for stage, _, _ in steps)) == stages
     for stage in stages:
         done = [(d, t) for s, d, t in steps if s == stage]

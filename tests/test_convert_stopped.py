@@ -105,7 +105,7 @@ def test_stopped_at_every_step_it_comes_to_the_same(sources, whole, kind):
             assert sum(stage in ("calibration", "layers") for stage, _, _ in told) <= 2, "a layer is done again"
     assert contents(folder) == whole(kind)
     assert names() == ["m"]
-    assert {"digest", "calibration", "shadows 1", "layers", "output", "copy"} <= {stage for stage, _, _ in seen}
+    assert {"digest", "calibration", "layers", "output", "copy"} <= {stage for stage, _, _ in seen}
     assert {("layers", done, 3) for done in range(4)} <= set(seen)
 
 

@@ -32,7 +32,8 @@ def imported(source, target, weights, **more):
 
 
 def logits(folder, **runtime):
-    runner, _ = load_runner(open_bundle(folder), RuntimeConfig(**{"threads": 2, "context": 64, **runtime}), 40)
+    runtime = {"threads": 2, "context": 64, "activations": "static", **runtime}
+    runner, _ = load_runner(open_bundle(folder), RuntimeConfig(**runtime), 40)
     return runner.forward(runner.open(), list(range(40)), wanted=40)
 
 
@@ -87,7 +88,7 @@ def test_heads_that_make_no_sense_are_refused(kind, head):
 @pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("mode", ["auto", "full", "none"])
 def test_a_model_is_shown_whatever_was_measured_for_it(source, tmp_path, mode, capsys):
-    folder, _ = imported(source, tmp_path / "b", LayerBits(W4), outliers=Outliers(mode))
+    folder, _ = imported(source, tmp_path / "b", LayerBits(W4), outliers=Outliers(mode), turn=0)
     assert run(["show", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert ("INT8 costs" in shown) == (mode == "auto")

@@ -53,7 +53,9 @@ def bundle(request, tmp_path_factory):
 
 
 def runtime(**options):
-    return RuntimeConfig(**{"threads": 2, "context": 512, "chunk": 64, "kv_tokens": 2048, **options})
+    return RuntimeConfig(
+        **{"threads": 2, "context": 512, "chunk": 64, "kv_tokens": 2048, "activations": "static", **options}
+    )
 
 
 def runner_of(bundle, **options):

@@ -87,7 +87,7 @@ def pyacl(monkeypatch: pytest.MonkeyPatch) -> Iterator[PyAcl]:
 
 
 def runner_of(bundle: Bundle, **options: Any) -> Any:
-    runtime = {"threads": 2, "context": 512, "chunk": 16, "kv_tokens": 1024, **options}
+    runtime = {"threads": 2, "context": 512, "chunk": 16, "kv_tokens": 1024, "activations": "static", **options}
     return load_runner(bundle, RuntimeConfig(**runtime), 100)[0]
 
 
@@ -246,7 +246,9 @@ def test_a_chip_that_fails_ends_its_requests_and_the_host_answers_the_others(
         compiled(exported, tmp_path / "kept")
 
     def engine_of(device: str) -> Any:
-        return load_engine(model, RuntimeConfig(threads=1, context=128, chunk=32, kv_tokens=512, device=device))
+        return load_engine(model, RuntimeConfig(
+            threads=1, context=128, chunk=32, kv_tokens=512, device=device, activations="static"
+        ))
 
     def answer(engine: Any, prompt: list[int]) -> Any:
         return engine.answer(engine.token_request(prompt, GenerationParams(max_tokens=5, ignore_eos=True))).tokens

@@ -74,7 +74,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bundle]:
 
 
 def runner_of(bundle: Bundle, **options: Any) -> Any:
-    runtime = {"threads": 2, "context": 512, "chunk": 64, "kv_tokens": 2048, **options}
+    runtime = {"activations": "static", "threads": 2, "context": 512, "chunk": 64, "kv_tokens": 2048, **options}
     return load_runner(bundle, RuntimeConfig(**runtime), 300)[0]
 
 

@@ -87,7 +87,7 @@ def assert_same_bits(found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def test_every_layer_through_the_same_graphs(exported: Path, bundle: Bundle, session: Callable[..., Any]) -> None:
-    index, weights = index_of(exported), ResidentWeights(bundle)
+    index, weights = index_of(exported), ResidentWeights(bundle.with_static_scales())
     assert len(index["layers"]) == bundle.config.num_layers and not index["on_host"]
     assert len(list(exported.glob("*.onnx"))) == len(index["graphs"]) * len(LENGTHS)
     for number, layer in enumerate(index["layers"]):
@@ -104,7 +104,7 @@ def test_every_layer_through_the_same_graphs(exported: Path, bundle: Bundle, ses
 
 def test_another_layer_has_its_own_result_whatever_is_set(exported: Path, bundle: Bundle, session: Callable[..., Any]) -> None:
     """`add_initializer` is for sessions without `session.x64quantprecision`, as the docstring of the package says."""
-    layer, weights = index_of(exported)["layers"][1], ResidentWeights(bundle)
+    layer, weights = index_of(exported)["layers"][1], ResidentWeights(bundle.with_static_scales())
     first, second = (weights.use(number).linears["down"] for number in (0, 1))
     assert isinstance(first, Int8Weight) and isinstance(second, Int8Weight)
     initializers, rows = read_initializers(exported, layer, "down"), some_rows(8, second.columns)
@@ -167,6 +167,7 @@ def test_layers_of_other_shapes_have_graphs_of_their_own(
     monkeypatch.setattr(exporter, "layer_weights", lambda _, __, index: BlockWeights(weights[index], {}))
     decoder = SimpleNamespace(layers=layers)
     odd: Any = SimpleNamespace(folder=Path("odd"), decoder=decoder, tensors={}, read_block=lambda name: {})
+    odd.with_static_scales = lambda: odd
     folder = export_onnx(odd, tmp_path / "out", (4,)).folder
     index = index_of(folder)
     used = [{part: said["graph"] for part, said in layer["parts"].items()} for layer in index["layers"]]
@@ -193,7 +194,7 @@ def wide_down() -> Linear:
 
 def test_the_output_matrix(bundle: Bundle, tmp_path: Path, session: Callable[..., Any]) -> None:
     """The CPU multiplies it even beside a card, but its graph would be as exact as the others."""
-    weight = ResidentWeights(bundle).head.linears["output"]
+    weight = ResidentWeights(bundle.with_static_scales()).head.linears["output"]
     assert isinstance(weight, Int8Weight)
     rows = some_rows(4, weight.columns)
     found = session(written_graph(tmp_path, weight, 4), {}).run(None, {"rows": rows})[0]
@@ -291,7 +292,8 @@ def test_linears_that_are_not_int8_are_named(
     index = index_of(tmp_path / "out")
     assert index["on_host"] == ["layers.0.down"]
     assert "down" not in index["layers"][0]["parts"] and "down" in index["layers"][1]["parts"]
-    down, rows = ResidentWeights(bundle).use(1).linears["down"], some_rows(8, bundle.columns("layers.1.down"))
+    down = ResidentWeights(bundle.with_static_scales()).use(1).linears["down"]
+    rows = some_rows(8, bundle.columns("layers.1.down"))
     assert isinstance(down, Int8Weight)
     alone = session(tmp_path / "out" / "down-8.onnx", {}).run(None, {"rows": rows})[0]
     assert_same_bits(alone, expected(rows, down))  # the first layer that has the graph is the second of the model

@@ -377,7 +377,7 @@ def test_any_change_of_the_manifest_opens_or_is_refused(bundle_folder: Path, dat
 
 
 def test_newer_version_is_said_so(bundle_folder: Path) -> None:
-    rewrite_manifest(bundle_folder, lambda fields: fields.update(version=3, surprise={}))
+    rewrite_manifest(bundle_folder, lambda fields: fields.update(version=4, surprise={}))
     with pytest.raises(UnsupportedModel, match="made by a newer edge-llm"):
         open_bundle(bundle_folder)
 

@@ -59,7 +59,8 @@ def bundles(request, tmp_path_factory):
 
 
 def runner_of(bundle, **runtime):
-    return load_runner(bundle, RuntimeConfig(**{"threads": 2, "context": 224, **runtime}), len(TOKENS))[0]
+    runtime = {"threads": 2, "context": 224, "activations": "static", **runtime}
+    return load_runner(bundle, RuntimeConfig(**runtime), len(TOKENS))[0]
 
 
 def logits(bundle, **runtime):

@@ -16,7 +16,6 @@ from edge_llm.convert.importer import import_model
 from edge_llm.convert.sensitive import read_sensitive
 from edge_llm.errors import UsageError
 from edge_llm.quant.shadow import DEFAULT_BUDGET
-from kernels.pointwise import MAX_TURN
 
 
 @click.command("import")
@@ -71,9 +70,8 @@ from kernels.pointwise import MAX_TURN
 @click.option(
     "--turn",
     type=click.Choice(["0", "16", "32", "64", "128"]),
-    default=str(MAX_TURN),
-    show_default=True,
-    help="Most channels that are turned together before INT8, so that none stands out; 0: channels stay as they are.",
+    help="Most channels that are turned together before INT8, so that none stands out; default: 128.  0: channels stay as they "
+    "are, which --shadow full wants.",
 )
 @click.option(
     "--sensitive",
@@ -99,7 +97,7 @@ def import_command(
     head: str,
     fast: bool,
     fit: bool,
-    turn: str,
+    turn: str | None,
     sensitive: Path | None,
     no_fold: bool,
     keep_float: bool,
@@ -130,7 +128,7 @@ def import_command(
             calibration=calibration if calibration in (None, BY_MODEL) else Path(calibration),
             outliers=Outliers(shadow, shadow_budget, tuple((pattern, FLOAT16) for pattern in float16)),
             fold=not no_fold,
-            turn=int(turn),
+            turn=None if turn is None else int(turn),
             weights=layer_bits,
             keep_float=keep_float,
             overwrite=overwrite,

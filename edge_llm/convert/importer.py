@@ -52,6 +52,8 @@ from edge_llm.quant.profile import (
     HOT_FACTOR,
     HOT_SHARE,
     OVERFLOW_PRICE,
+    TURNED_HEAD_PRICE,
+    TURNED_PRICE,
     OutlierProfile,
     linear_profile,
     naive_treatment,
@@ -78,7 +80,7 @@ def import_model(
     keep_float: bool = False,
     outliers: Outliers | None = None,
     fold: bool = True,
-    turn: int = MAX_TURN,
+    turn: int | None = None,
     weights: LayerBits | None = None,
     overwrite: bool = False,
     fresh: bool = False,
@@ -89,11 +91,11 @@ def import_model(
 
     name: what the bundle will be called (default: what the source is called).  target: a folder to write instead of
     the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one; `BY_MODEL`: the float
-    model writes half of it.  keep_float: put the float weights (float16) into the bundle.  outliers: what is done about them
-    where nothing is turned, and where a device has one scale for all rows (default: what overflows is kept exact).  fold: make
-    uneven channels even first, by factors that cancel.  turn: the largest block of channels that is turned before it is
-    rounded; 0: none.  weights: how many bits the layers get (default: INT8, rounded).  overwrite: replace another model of
-    this name.  fresh: do not go on where the same import was stopped.  notice: told what is worth a line.
+    model writes half of it.  keep_float: put the float weights (float16) into the bundle.  outliers: what is done about what
+    a static scale cuts off, and where nothing is turned.  fold: make uneven channels even, by factors that cancel.  turn: the
+    largest block of channels that is turned, 0: none (default: `MAX_TURN`, and none where ``outliers`` choose among shadows).
+    weights: how many bits the layers get (default: INT8, rounded).  overwrite: replace another model of this name.  fresh: do
+    not go on where the same import was stopped.  notice: told what is worth a line.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
     Raises `UsageError` (a name that is taken), `Unavailable` (another import of this name is at work), `ModelNotFound`,
@@ -117,18 +119,24 @@ def import_model(
             remove_stopped(target)
         job = _Job(opened, text, keep_float, outliers or Outliers(), fold, turn, weights, tell_progress, tell)
         state = existing(target, job.made_by, job.keep_float)
-        if state == "older" and not overwrite:
-            tell(f"`{target.name}` was imported from this source by an older edge-llm and stays so; `--overwrite` renews it")
-            return target
-        if state == "same":
-            remove_stopped(target)
-            tell(f"`{target.name}` is already imported from this source; nothing to do")
-            tell_progress("unchanged", 1, 1)
-            return target
-        if state == "other" and not overwrite:
-            raise taken(target)
-        _make(target, job, replace=overwrite or state == "damaged")
+        if not _stays(target, state, overwrite, job):
+            _make(target, job, replace=overwrite or state == "damaged")
     return target
+
+
+def _stays(target: Path, state: str, overwrite: bool, job: _Job) -> bool:
+    """Whether what is at ``target`` is as good as what ``job`` would make, which is said; refuses another model."""
+    if state == "older" and not overwrite:
+        job.notice(f"`{target.name}` was imported from this source by an older edge-llm and stays so; `--overwrite` renews it")
+        return True
+    if state == "same":
+        remove_stopped(target)
+        job.notice(f"`{target.name}` is already imported from this source; nothing to do")
+        job.progress("unchanged", 1, 1)
+        return True
+    if state == "other" and not overwrite:
+        raise taken(target)
+    return False
 
 
 def _make(target: Path, job: _Job, *, replace: bool) -> None:
@@ -141,11 +149,15 @@ def _make(target: Path, job: _Job, *, replace: bool) -> None:
             raise taken(target)  # where nothing can be locked, another import was faster, with another model
 
 
-def _check_turn(turn: int, outliers: Outliers) -> None:
+def _turn(asked: int | None, outliers: Outliers) -> int:
+    """The largest block of channels that is turned; 0: none.  Raises `UsageError` for a block that there cannot be."""
+    choosing = outliers.mode in ("full", "naive")
+    turn = (0 if choosing else MAX_TURN) if asked is None else asked
     if turn and (turn < 2 or turn > MAX_TURN or turn & (turn - 1)):
         raise UsageError(f"a turn has blocks of 2 to {MAX_TURN} channels, a power of two, or 0; got `{turn}`", param="turn")
-    if turn and outliers.mode in ("full", "naive"):
+    if turn and choosing:
         raise UsageError(f"--shadow {outliers.mode} has no meaning where channels are turned; add --turn 0", param="shadow")
+    return turn
 
 
 class _Job:
@@ -158,12 +170,11 @@ class _Job:
         keep_float: bool,
         outliers: Outliers,
         fold: bool,
-        turn: int,
+        turn: int | None,
         weights: LayerBits,
         progress: StageProgress,
         notice: Callable[[str], None],
     ) -> None:
-        _check_turn(turn, outliers)
         self.source = source
         self.text = text
         self.keep_float = keep_float
@@ -173,10 +184,10 @@ class _Job:
         self.progress = progress
         self.notice = notice
         self.config = source.config
-        self.turn = turn
+        self.turn = _turn(turn, outliers)
         plain = describe(self.config)
         self.asked = {**outliers.asked(plain), **weights.asked(plain)}
-        self.decoder = with_turns(plain.with_schemes(self.asked), turn).with_schemes(dict.fromkeys(self.asked, INT8))
+        self.decoder = with_turns(plain.with_schemes(self.asked), self.turn).with_schemes(dict.fromkeys(self.asked, INT8))
         self.unused = check_tensors(source, self.decoder)
         self.tokenizer = source.tokenizer()
         source.template(self.tokenizer).check()
@@ -281,7 +292,7 @@ class _Job:
 
     def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
         if self.turn:
-            return turned_treatments(seen, weight)
+            return turned_treatments(seen, weight, TURNED_HEAD_PRICE if seen.name == "output" else TURNED_PRICE)
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
 
     def _measure(

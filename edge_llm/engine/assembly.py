@@ -147,8 +147,6 @@ def _int8_runner(
     device = make_device(runtime, bundle.decoder)
     runtime = replace(runtime, activations=choose_activations(runtime.activations, bundle, device))
     assert runtime.context is not None
-    if runtime.activations == STATIC:
-        bundle = bundle.with_static_scales()
     weights = make_weights(bundle, runtime, device, progress)
     tables = RopeTables(runtime.context)
     if not runtime.prefix_cache:
@@ -231,8 +229,11 @@ def make_weights(
 ) -> Weights:
     """All weights in memory, or as many as ``runtime.memory`` allows and the rest streamed; or on their way to a card.
 
-    Raises `UsageError` for a budget that is invalid or too small.
+    They multiply with the scales of activations that ``runtime``, ``device`` and ``bundle`` allow.  Raises `UsageError` for
+    scales that one of them lacks, and for a budget that is invalid or too small.
     """
+    if choose_activations(runtime.activations, bundle, device) == STATIC:
+        bundle = bundle.with_static_scales()
     on_bytes = None if progress is None else lambda done, total: progress("load", done, total)
     if not device.placement.decodes_on_host:
         return StagedWeights(bundle, stage_weights(bundle, runtime, device), on_bytes)

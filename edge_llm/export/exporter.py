@@ -69,7 +69,8 @@ def export_onnx(
     if not any(parts):
         raise UnsupportedModel(f"`{shown(bundle.folder.name)}` has no INT8 linear in its layers; there is nothing to export")
     with Staging(folder) as staging:
-        export = _Export(bundle, staging.path, tuple(lengths), progress, flavour)
+        static = bundle.with_static_scales()  # a graph has one scale for all of its rows
+        export = _Export(static, staging.path, tuple(lengths), progress, flavour)
         export.write(parts)
         nbytes = sum(path.stat().st_size for path in staging.path.rglob("*") if path.is_file())
         if not staging.publish(replace=False):
