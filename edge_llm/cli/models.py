@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
+from edge_llm.cli.turns import turn_lines, turn_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.cli.values import MODEL, STDOUT, NewFile
 from edge_llm.cli.weights import counted, weights_lines, weights_report
@@ -83,6 +84,7 @@ def show_command(ctx: click.Context, model: str | None, as_json: bool, sensitive
         say_json(facts)
         return
     width = max(len(key) for key in facts)
+    del facts["shadow" if facts["turns"] else "turns"]  # behind turns no channel is hot, and their table has what overflows
     for key, value in facts.items():
         lines = _TABLES.get(key)
         if lines is not None and value:
@@ -97,7 +99,7 @@ def show_command(ctx: click.Context, model: str | None, as_json: bool, sensitive
             say(f"{(key if index == 0 else '').ljust(width)}  {line}")
 
 
-_TABLES = {"weights": weights_lines, "folds": fold_lines, "shadow": shadow_lines}
+_TABLES = {"weights": weights_lines, "folds": fold_lines, "turns": turn_lines, "shadow": shadow_lines}
 """Facts that are shown as a table."""
 
 
@@ -172,6 +174,7 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "model": asdict(config),
         "weights": weights_report(bundle),
         "folds": fold_report(bundle),
+        "turns": turn_report(bundle),
         "shadow": shadow_report(bundle),
         "generation_defaults": bundle.generation_config,
         **({"generation_left_out": "; ".join(left_out)} if left_out else {}),
