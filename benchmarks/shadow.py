@@ -91,7 +91,7 @@ def import_all(source: Path, folder: Path, budgets: list[float]) -> list[Importe
     found = []
     for number, (label, outliers) in enumerate(choices(budgets)):
         started = time.perf_counter()
-        path = import_model(source, target=folder / str(number), outliers=outliers, overwrite=True, notice=say)
+        path = import_model(source, target=folder / str(number), outliers=outliers, turn=0, overwrite=True, notice=say)
         found.append(Imported(label, path, time.perf_counter() - started))
         say(f"{label}: imported in {found[-1].seconds:.0f} s")
     return found

@@ -41,7 +41,7 @@ def rope_append(
     *,
     turn: int = 0,
 ) -> None:
-    """Turn the queries and keys of M tokens and quantize keys and values into their pages, in place.
+    """Rotate the queries and keys of M tokens and quantize keys and values into their pages, in place.
 
     qkv [M, (Hq + 2 Hkv) * D], C-contiguous, the heads of queries, keys and values side by side. In this order: queries and
     keys are normed per head where there is a gain [D] (root mean square, `eps`), rotated by cos and sin [C, D/2] at

@@ -1,4 +1,4 @@
-"""The INT8 linear: activations quantized by one static scale, exact int32 products, and what the scale cuts off kept apart.
+"""The INT8 linear: rows quantized by scales of their own or a static one, exact int32 products, and what that one cuts off.
 
     y = product_scale * (q @ W.T) (+ bias) + x[:, hot] @ hot_weight + product_scale * (residual @ W.T) (+ add)
 

@@ -45,6 +45,11 @@ MAX_TURN = 128
 """Largest block of channels that is turned."""
 
 
+def is_turn(block: int) -> bool:
+    """Whether blocks of so many channels can be turned; 0 turns nothing."""
+    return block == 0 or (2 <= block <= MAX_TURN and block & (block - 1) == 0)
+
+
 def turn(x: F32, block: int, pool: _native.ThreadPool) -> None:
     """Multiply every `block` of neighbouring channels of x[M, K] by the Hadamard matrix H of +1 and -1, in place.
 

@@ -36,7 +36,7 @@ from edge_llm.runner.base import Segment
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHAPE = {
     "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 5,  # an odd number: streamed layers come into another of two buffers with every pass
 }  # fmt: skip
 
 
@@ -134,6 +134,13 @@ def logits_of(folder: Path, tokens: list[int], chunks: list[int], **runtime: obj
     return np.concatenate(found)
 
 
+def least_memory(folder: Path) -> str:
+    """The least budget: layers are streamed, and change places in the buffers with every step."""
+    with open_bundle(folder) as bundle, pytest.raises(UsageError, match="least that works") as error:
+        load_runner(bundle, RuntimeConfig(device="host", context=256, memory="1"), 200)
+    return str(error.value).partition("least that works is ")[2].partition(" ")[0]
+
+
 TOKENS = np.random.default_rng(3).integers(0, 60, 90).tolist()
 
 
@@ -145,7 +152,7 @@ def test_turned_models_have_one_numeric(bundles: dict[str, Path], family: str, a
         ([1] * 90, {}),
         ([50, 40], {"threads": 3}),
         ([90], {"chunk": 16, "window": 2}),
-        ([90], {"memory": "60%"}),
+        ([50, 10] + [1] * 30, {"memory": least_memory(bundles[family])}),
     ):
         found = logits_of(bundles[family], TOKENS, chunks, activations=activations, **how)
         np.testing.assert_array_equal(found, whole)
@@ -193,7 +200,7 @@ def test_a_loud_channel_costs_nothing_behind_fold_and_turn(
     """The float model is the same; INT8 with scales of rows alone is ruined."""
     raw = tiny_config("llama", tie_word_embeddings=True, **SHAPE)
     tensors = random_tensors(raw)
-    for layer in range(4):
+    for layer in range(5):
         tensors[f"model.layers.{layer}.post_attention_layernorm.weight"][5] *= 300
         for name in ("gate_proj", "up_proj"):
             tensors[f"model.layers.{layer}.mlp.{name}.weight"][:, 5] /= 300
@@ -284,7 +291,9 @@ def test_import_refuses_other_blocks(sources: dict[str, Path], tmp_path: Path, t
 
 def test_hot_shadows_and_turns_exclude_each_other(sources: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--turn 0"):
-        import_model(sources["llama"], target=tmp_path / "none", outliers=Outliers("full"))
+        import_model(sources["llama"], target=tmp_path / "none", outliers=Outliers("full"), turn=64)
+    with pytest.raises(UsageError, match="shadow-budget"):
+        import_model(sources["llama"], target=tmp_path / "none", outliers=Outliers("auto", 0.3))
 
 
 def test_without_turns_a_model_is_imported_as_before(sources: dict[str, Path], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from edge_llm.files import is_folder, shown, status
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.layout import tensor_layout
 from edge_llm.models import describe, load_config
-from edge_llm.models.layer import Decoder, HeadTurns, Linear
+from edge_llm.models.layer import Decoder, Linear
 from edge_llm.paths import expanded, synthetic_folder
 from edge_llm.quant.shadow import COLD, FULL
 from edge_llm.schemes import Facts
@@ -143,7 +143,6 @@ def write_random(
     decoder = with_turns(plain.with_schemes(schemes), MAX_TURN if turned else 0)
     shapes = decoder.linears()
     hot = {} if turned else {name: max(1, round(HOT_SHARE * shape.columns)) for name, shape in shapes.items()}
-    heads = HeadTurns(decoder.attentions[0].turn, decoder.attentions[0].value_turn)
     with BundleWriter(folder) as writer:
         writer.add_file("tokenizer.json", [b"{}"])
         tiles: np.ndarray = np.empty(0, np.int8)
@@ -167,7 +166,7 @@ def write_random(
             schemes=schemes,
             facts={name: _turned_facts(one) if turned else _STATIC_FACTS for name, one in shapes.items()},
             turns={name: one.turn for name, one in shapes.items()},
-            heads=heads,
+            heads=decoder.head_turns,
             profile={},
             source={"kind": "synthetic", "path": None, "digest": None, "float": None},
             created_with=edge_llm.__version__,

@@ -66,7 +66,7 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
 @click.option(
     "--fast", is_flag=True, help="Round INT8 weights; default: fit them to the calibration text (GPTQ), nearer to float."
 )
-@click.option("--fit", is_flag=True, hidden=True)
+@click.option("--fit", is_flag=True, hidden=True, expose_value=False)  # it is done anyway; older scripts say it
 @click.option(
     "--turn",
     type=click.Choice(["0", "16", "32", "64", "128"]),
@@ -96,7 +96,6 @@ def import_command(
     bits: float | None,
     head: str,
     fast: bool,
-    fit: bool,
     turn: str | None,
     sensitive: Path | None,
     no_fold: bool,
@@ -118,6 +117,8 @@ def import_command(
         raise UsageError(f"--sensitive says what is not to have 4 bits: it is for --weights {W4} and {AUTO}", param="sensitive")
     if sensitive is not None and float16:
         raise UsageError("write the linears of --float16 into the file of --sensitive", param="float16")
+    if fast and weights != INT8:
+        raise UsageError("--fast rounds INT8 weights; those of 4 bits are always fitted", param="fast")
     fixed = {} if sensitive is None else read_sensitive(sensitive)
     layer_bits = LayerBits(weights, DEFAULT_BITS if bits is None else bits, fixed, head, fit=not fast)
     with progress_as(progress_form) as draw:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
-from edge_llm.cli.turns import turn_lines, turn_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
+from edge_llm.cli.turns import turn_lines, turn_report
 from edge_llm.cli.values import MODEL, STDOUT, NewFile
 from edge_llm.cli.weights import counted, weights_lines, weights_report
 from edge_llm.convert import sensitive

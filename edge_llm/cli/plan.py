@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from edge_llm.cli.terminal import say, say_json
 from edge_llm.cli.values import MODEL
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device
-from edge_llm.engine.assembly import fill_defaults, make_device, or_on_host, plan_device, room
+from edge_llm.engine.assembly import choose_activations, fill_defaults, make_device, or_on_host, plan_device, room
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.paths import find_bundle
 from edge_llm.runner.base import Site
@@ -67,7 +67,8 @@ def _reckon(bundle: Bundle, runtime: RuntimeConfig) -> _Reckoned:
     costs = Costs.of_bundle(bundle)
     prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
     facts = _facts(plan, sizes, rates, prediction)
-    facts |= {"n_threads": runtime.threads, **asdict(Site.of(runtime, device)), **card}
+    scaled = replace(runtime, activations=choose_activations(runtime.activations, bundle, device))
+    facts |= {"n_threads": runtime.threads, **asdict(Site.of(scaled, device)), **card}
     return _Reckoned(plan, sizes, rates, prediction, facts)
 
 

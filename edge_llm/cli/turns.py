@@ -15,7 +15,7 @@ def turn_report(bundle: Bundle) -> dict[str, Any]:
     linears = bundle.decoder.linears()
     if not any(linear.turn for linear in linears.values()):
         return {}
-    attention, profile = bundle.decoder.attentions[0], outlier_profile(bundle)
+    heads, profile = bundle.decoder.head_turns, outlier_profile(bundle)
     kinds: dict[str, dict[str, Any]] = {}
     for name, linear in linears.items():
         kind = kinds.setdefault(name.rpartition(".")[2], {"linears": 0, "turn": linear.turn, "columns": linear.columns})
@@ -29,8 +29,8 @@ def turn_report(bundle: Bundle) -> dict[str, Any]:
             kind[key] = kind[key] / kind["linears"] if key in kind else None
     return {
         "activations": bundle.activations,
-        "keys": attention.turn,
-        "values": attention.value_turn,
+        "keys": heads.keys,
+        "values": heads.values,
         "by_kind": kinds,
         "cost": None if profile is None else profile.choice.get("coded"),
     }

@@ -180,5 +180,5 @@ def key_offset(layer: Layer, weights: LayerWeights, seen: ChannelStatistics, con
         return np.zeros((attention.kv_heads, attention.head_dim), np.float32)
     cos, sin = rope_tables(attention.rope, min(context, OFFSET_CONTEXT))
     mean = keys.mean(axis=0, dtype=np.float64)[None]
-    turned = rotate(mean, cos.mean(axis=0, dtype=np.float64)[None], sin.mean(axis=0, dtype=np.float64)[None])
-    return np.ascontiguousarray(turned[0], np.float32)
+    rotated = rotate(mean, cos.mean(axis=0, dtype=np.float64)[None], sin.mean(axis=0, dtype=np.float64)[None])
+    return np.ascontiguousarray(rotated[0], np.float32)

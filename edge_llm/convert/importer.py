@@ -42,7 +42,7 @@ from edge_llm.files import shown
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.leftovers import clear_leftovers, remove_stopped
 from edge_llm.models import describe
-from edge_llm.models.layer import Decoder, HeadTurns
+from edge_llm.models.layer import Decoder
 from edge_llm.models.weights import check_tensors
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
 from edge_llm.progress import StageProgress, ignore
@@ -60,14 +60,14 @@ from edge_llm.quant.profile import (
     treatments,
     turned_treatments,
 )
-from edge_llm.quant.shadow import Treatment
+from edge_llm.quant.shadow import DEFAULT_BUDGET, Treatment
 from edge_llm.quant.w4 import fits
 from edge_llm.schemes import scheme_of
 from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
 from kernels.memory import recycled
-from kernels.pointwise import MAX_TURN
+from kernels.pointwise import MAX_TURN, is_turn
 
 
 def import_model(
@@ -94,8 +94,8 @@ def import_model(
     model writes half of it.  keep_float: put the float weights (float16) into the bundle.  outliers: what is done about what
     a static scale cuts off, and where nothing is turned.  fold: make uneven channels even, by factors that cancel.  turn: the
     largest block of channels that is turned, 0: none (default: `MAX_TURN`, and none where ``outliers`` choose among shadows).
-    weights: how many bits the layers get (default: INT8, rounded).  overwrite: replace another model of this name.  fresh: do
-    not go on where the same import was stopped.  notice: told what is worth a line.
+    weights: how many bits the layers get, and whether INT8 is fitted (default: INT8, rounded; the command fits).  overwrite:
+    replace another model of this name.  fresh: do not go on where the same import was stopped.  notice: told a line at a time.
 
     The same source under the same name again is a quick no-op, or a repair if the bundle was damaged.
     Raises `UsageError` (a name that is taken), `Unavailable` (another import of this name is at work), `ModelNotFound`,
@@ -153,10 +153,12 @@ def _turn(asked: int | None, outliers: Outliers) -> int:
     """The largest block of channels that is turned; 0: none.  Raises `UsageError` for a block that there cannot be."""
     choosing = outliers.mode in ("full", "naive")
     turn = (0 if choosing else MAX_TURN) if asked is None else asked
-    if turn and (turn < 2 or turn > MAX_TURN or turn & (turn - 1)):
+    if not is_turn(turn):
         raise UsageError(f"a turn has blocks of 2 to {MAX_TURN} channels, a power of two, or 0; got `{turn}`", param="turn")
     if turn and choosing:
         raise UsageError(f"--shadow {outliers.mode} has no meaning where channels are turned; add --turn 0", param="shadow")
+    if turn and outliers.budget != DEFAULT_BUDGET:
+        raise UsageError("--shadow-budget has no meaning where channels are turned; add --turn 0", param="shadow_budget")
     return turn
 
 
@@ -242,8 +244,8 @@ class _Job:
                 calibration=self.text.digest,
                 tokens=survey.tokens,
                 hot_factor=HOT_FACTOR,
-                hot_share=HOT_SHARE,
-                overflow_price=OVERFLOW_PRICE,
+                hot_share=0.0 if self.turn else HOT_SHARE,
+                overflow_price=TURNED_PRICE if self.turn else OVERFLOW_PRICE,
                 linears={name: linear_profile(one, survey.treatments[name]) for name, one in treated.items()},
                 choice=figures,
                 folds=survey.found_folds,
@@ -255,7 +257,7 @@ class _Job:
                 schemes={name: one.scheme for name, one in treated.items()},
                 facts={name: scheme_of(one).facts_of(treated[name]) for name, one in self._model_of(treated).linears().items()},
                 turns={name: one.turn for name, one in self.decoder.linears().items()},
-                heads=HeadTurns(self.decoder.attentions[0].turn, self.decoder.attentions[0].value_turn),
+                heads=self.decoder.head_turns,
                 profile=profile.to_fields(),
                 source=self._made_from(),
                 created_with=_version(),

@@ -13,10 +13,10 @@ import numpy as np
 from edge_llm.convert.calibrate import key_offset, run_layer, some_of
 from edge_llm.convert.even_folds import even_folds, even_linear
 from edge_llm.convert.folds import FEW_ROWS, Calibration, FoldedLayer, choose_folds, fold_linear, judged, unfolded
-from edge_llm.convert.layer_folds import VALUES, Factors, fold_layer, places
+from edge_llm.convert.layer_folds import Factors, fold_layer
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.saved import Saved
-from edge_llm.convert.turns import quantizable, turn_values
+from edge_llm.convert.turns import input_turn, quantizable, turn_values
 from edge_llm.errors import InvalidModel
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.reference import rms_norm
@@ -52,7 +52,7 @@ class Survey:
     treatments: dict[str, tuple[Treatment, ...]]
     """Per linear what can be done about its outliers."""
     others: dict[str, Treatment]
-    """Per linear of a layer what another weight scheme makes of it: the one that is asked for, else float16."""
+    """Per linear of a layer what another weight scheme makes of it: the one asked for, else float16 if nothing is turned."""
     key_offsets: list[np.ndarray]
     """Per layer the mean key, float32 [kv heads, head_dim]."""
     folds: list[Factors]
@@ -83,7 +83,7 @@ class Wishes:
 
     treat: Treat
     fold: bool = True
-    """Channels are made even where that pays."""
+    """Channels are made even, where that pays or in front of turns."""
     schemes: Mapping[str, str] = field(default_factory=dict)
     """Weight schemes of linears that are not to be INT8, by the linears' names."""
     turned: bool = False
@@ -210,12 +210,11 @@ def _survey_turned(
     offset = key_offset(layer, weights, seen[layer.projection.name], calibration.context)
 
     def treat(linear: Linear) -> tuple[Treatment, ...]:
-        block = linear.turn or (layer.attention.value_turn if _reads_values(layer, linear) else 0)
         matrix = ready[linear.name].weight
-        return wishes.treat(seen[linear.name].turned(block), matrix, matrix)
+        return wishes.treat(seen[linear.name].turned(input_turn(layer, linear)), matrix, matrix)
 
     def treat_otherwise(linear: Linear) -> Treatment:
-        scheme = wishes.schemes.get(f"{name}.{linear.name}", float16.NAME)
+        scheme = wishes.schemes[f"{name}.{linear.name}"]
         return other_treatment(linear, scheme, seen[linear.name], weights.linears[linear.name].weight)
 
     others = [linear for linear in layer.linears if f"{name}.{linear.name}" in wishes.schemes]
@@ -225,11 +224,6 @@ def _survey_turned(
         others={linear.name: treat_otherwise(linear) for linear in others},
         key_offset=offset,
     )
-
-
-def _reads_values(layer: Layer, linear: Linear) -> bool:
-    place = places(layer).get(VALUES)
-    return place is not None and linear in place.readers
 
 
 def _survey_output(

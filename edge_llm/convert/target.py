@@ -44,9 +44,11 @@ def existing(target: Path, made_by: Mapping[str, str], keep_float: bool) -> str:
         made_from = read_manifest(target)["source"]
     except EdgeLLMError:
         return "other"
-    if "turns" not in made_from and made_by["turns"] != "none" and made_from.get("digest") == made_by["digest"]:
-        return "older"
-    if any(made_from.get(key, _BEFORE.get(key)) != value for key, value in made_by.items() if key != "folds"):
+    older = "turns" not in made_from and made_by["turns"] != "none"
+    judged = {key for key in made_by if key not in (("folds", "turns", "weights", "calibration") if older else ("folds",))}
+    if any(made_from.get(key, _BEFORE.get(key)) != made_by[key] for key in judged):
+        return "other"
+    if older and _bits(made_from.get("weights") or INT8) != _bits(made_by["weights"]):
         return "other"
     if keep_float and made_from.get("float") != "source":
         return "other"
@@ -61,7 +63,12 @@ def existing(target: Path, made_by: Mapping[str, str], keep_float: bool) -> str:
         return "other"
     if not has_source:
         return "damaged"  # the source was moved
-    return "same" if folded else "older"
+    return "older" if older or not folded else "same"
+
+
+def _bits(weights: str) -> str:
+    """``weights`` as a manifest has them, without the word that only says how they were made."""
+    return weights.replace(", fitted", "")
 
 
 def check_space(folder: Path, decoder: Decoder, *, keep_float: bool, fitted: bool) -> None:

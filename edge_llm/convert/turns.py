@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from edge_llm.convert.layer_folds import VALUES, places
-from edge_llm.models.layer import Decoder, HeadTurns, Layer
+from edge_llm.models.layer import Decoder, HeadTurns, Layer, Linear
 from edge_llm.models.weights import FloatLinear, LayerWeights
 from edge_llm.quant.turning import block_of, turned_columns, turned_rows
 from edge_llm.schemes.parts import is_multiplied_as_int8
@@ -28,14 +28,20 @@ def with_turns(decoder: Decoder, most: int = MAX_TURN) -> Decoder:
     if most < 2:
         return decoder
     heads = block_of(decoder.layers[0].attention.head_dim, most)
-    turn_values = all(VALUES in places(layer) for layer in decoder.layers)
+    with_values = all(VALUES in places(layer) for layer in decoder.layers)
     turns = {"output": block_of(decoder.output.columns, most)}
     for index, layer in enumerate(decoder.layers):
-        behind_values = places(layer)[VALUES].readers if turn_values else ()
+        behind_values = places(layer)[VALUES].readers if with_values else ()
         for linear in layer.linears:
             if linear not in behind_values and is_multiplied_as_int8(linear.scheme):
                 turns[f"layers.{index}.{linear.name}"] = block_of(linear.columns, most)
-    return decoder.with_turns(turns, HeadTurns(heads, heads if turn_values else 0))
+    return decoder.with_turns(turns, HeadTurns(heads, heads if with_values else 0))
+
+
+def input_turn(layer: Layer, linear: Linear) -> int:
+    """Block of channels in which the input of ``linear`` is turned, when it is quantized or by the weight of the values."""
+    reads_values = VALUES in places(layer) and linear in places(layer)[VALUES].readers
+    return layer.attention.value_turn if reads_values else linear.turn
 
 
 def turn_values(weights: LayerWeights, layer: Layer) -> LayerWeights:

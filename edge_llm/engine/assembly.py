@@ -80,6 +80,8 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
         choose_placement(runtime.placement, ("host",), "--float")
     if runtime.float_path and runtime.card_memory is not None:
         raise UsageError("--card-memory has no meaning with --float, which runs on the host", param="card_memory")
+    if runtime.float_path and runtime.activations != AUTO:
+        raise UsageError("--activations has no meaning with --float, which rounds none", param="activations")
     context = runtime.context or min(config.context, DEFAULT_CONTEXT)
     if context > config.context:
         raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for", param="context")
@@ -171,11 +173,14 @@ def choose_activations(asked: str, bundle: Bundle, device: Device) -> str:
         raise UsageError(f"no activations `{shown(asked)}`; there are: {', '.join((AUTO, *ACTIVATIONS))}", param="activations")
     if asked not in device.activations:
         raise UsageError(
-            f"--activations `{asked}`: the device `{device.name}` has {device.activations[0]} scales", param="activations"
+            f"--activations `{asked}`: the device `{device.name}` has {' or '.join(device.activations)} scales only; leave it "
+            "out, or use --device host",
+            param="activations",
         )
     if asked not in able:
         raise UsageError(
-            f"--activations `{asked}`: `{bundle.folder.name}` was imported for {STATIC} scales; import it again",
+            f"--activations `{asked}`: `{bundle.folder.name}` was imported for {STATIC} scales; leave it out, or import the "
+            "model again with --overwrite",
             param="activations",
         )
     return asked

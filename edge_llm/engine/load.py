@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_llm.config import RuntimeConfig
+from edge_llm.config import ROW, RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
 from edge_llm.engine.assembly import fill_defaults, host_runtime, int8_runner, make_runner, run_on_host
@@ -58,7 +58,7 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Stag
         limits=Limits(runtime.chunk * runtime.window, mixed_tokens=runtime.chunk, most_running=runtime.parallel),
         make_drafter=drafter,
         replace_runner=partial(run_on_host, bundle, runtime),
-        facts=model_facts(bundle, runtime),
+        facts=model_facts(bundle, runtime, runner.site.activations),
     )
 
 
@@ -79,8 +79,8 @@ def _load_parts(
         return tokenizer, template, loading.result()
 
 
-def model_facts(bundle: Bundle, runtime: RuntimeConfig) -> ModelFacts:
-    """The facts of the model in ``bundle`` as the filled-in ``runtime`` runs it."""
+def model_facts(bundle: Bundle, runtime: RuntimeConfig, activations: str) -> ModelFacts:
+    """The facts of the model in ``bundle`` as the filled-in ``runtime`` runs it, with these scales of ``activations``."""
     budget = None if runtime.memory is None else parse_memory(runtime.memory, WeightSizes.of_bundle(bundle).total)
     found = float_sizes(bundle) if runtime.float_path else sizes(bundle)
     all_kept = ModelFacts(
@@ -90,7 +90,7 @@ def model_facts(bundle: Bundle, runtime: RuntimeConfig) -> ModelFacts:
         weights_bytes=found.nbytes,
         bits_per_weight=found.bits_per_weight,
     )
-    if runtime.float_path or not runtime.shadow:
+    if runtime.float_path or not runtime.shadow or activations == ROW:
         return all_kept
     hot = sum(tensor.shape[0] for name, tensor in bundle.tensors.items() if name.endswith(".hot_index"))
     shadowed = sum(facts.get("shadow", NONE) != NONE for facts in bundle.facts.values())

@@ -59,7 +59,7 @@ from edge_llm.formats.manifest import (
     model_config,
     parse_json,
     tensor_ranges,
-    with_turns,
+    turned_as_said,
 )
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder, Linear
@@ -294,7 +294,7 @@ def open_bundle(folder: Path) -> Bundle:
     check_linear_count(manifest["linears"], config)
     described = describe(config)
     schemes = linear_schemes(manifest["linears"], described)
-    decoder = with_turns(manifest, described.with_schemes(schemes))
+    decoder = turned_as_said(manifest, described.with_schemes(schemes))
     facts = linear_facts(manifest["linears"], decoder)
     ranges = tensor_ranges(manifest["tensors"], decoder)
     check_files(manifest["files"])

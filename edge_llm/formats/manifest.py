@@ -21,7 +21,7 @@ from edge_llm.schemes import Facts, scheme_of, schemes
 from edge_llm.schemes.parts import is_multiplied_as_int8, schemes_in
 from edge_llm.strict_json import parse_object
 from kernels.checksum import crc32c
-from kernels.pointwise import MAX_TURN
+from kernels.pointwise import MAX_TURN, is_turn
 
 FORMAT = "edge-llm-bundle"
 VERSION = 3
@@ -197,7 +197,7 @@ def linear_schemes(raw: dict[str, Any], decoder: Decoder) -> dict[str, str]:
     return found
 
 
-def with_turns(manifest: Mapping[str, Any], decoder: Decoder) -> Decoder:
+def turned_as_said(manifest: Mapping[str, Any], decoder: Decoder) -> Decoder:
     """``decoder`` with the turns that ``manifest`` says of its linears and heads."""
     turns = {name: _turn(manifest["linears"][name].get("turn", 0), f"linear `{name}`") for name in decoder.linears()}
     for name, linear in decoder.linears().items():
@@ -213,7 +213,7 @@ def with_turns(manifest: Mapping[str, Any], decoder: Decoder) -> Decoder:
 
 
 def _turn(raw: object, what: str) -> int:
-    if type(raw) is not int or (raw and (raw < 2 or raw > MAX_TURN or raw & (raw - 1))):
+    if type(raw) is not int or not is_turn(raw):
         raise UnsupportedModel(
             f"{what} is turned in blocks of `{shown(raw)}` channels, which this edge-llm does not do "
             f"(powers of two from 2 to {MAX_TURN}); upgrade edge-llm, or import the model again"
@@ -229,8 +229,7 @@ def linear_record(linear: Linear, facts: Facts) -> dict[str, Any]:
 
 def head_turns_record(decoder: Decoder) -> dict[str, int]:
     """What a manifest says of the turns of heads, which all attentions of ``decoder`` share."""
-    first = decoder.attentions[0]
-    return {"keys": first.turn, "values": first.value_turn}
+    return dataclasses.asdict(decoder.head_turns)
 
 
 def linear_facts(raw: dict[str, Any], decoder: Decoder) -> dict[str, Facts]:

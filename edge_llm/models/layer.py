@@ -283,6 +283,11 @@ class Decoder:
         """The attention of every layer."""
         return tuple(layer.attention for layer in self.layers)
 
+    @property
+    def head_turns(self) -> HeadTurns:
+        """Those that all attentions share."""
+        return HeadTurns(self.layers[0].attention.turn, self.layers[0].attention.value_turn)
+
     def with_schemes(self, schemes: Mapping[str, str]) -> Decoder:
         """This decoder with the weight schemes that ``schemes`` gives, by the names that `linears` has."""
         layers = tuple(_with_schemes(layer, f"layers.{index}.", schemes) for index, layer in enumerate(self.layers))

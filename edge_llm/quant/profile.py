@@ -310,13 +310,14 @@ class LinearProfile:
     overflow: float
     """Share of the values outside the hot channels and above 127 steps: they are in the cold residual, or clipped."""
     error: float
-    """|| y_int8 - y_float ||^2 / || y_float ||^2 of the linear's output, with the shadow that it keeps."""
+    """|| y_int8 - y_float ||^2 / || y_float ||^2 of the linear's output as the bundle is made for: with scales of rows where it
+    has them, else with the shadow that it keeps."""
     error_without_shadow: float
-    """The same error without any shadow."""
+    """The same error under a static scale, without any shadow."""
     outliers: int | None = None
     """Number of outlier channels, in the shadow or not; None in a bundle from before shadows were chosen."""
     error_full: float | None = None
-    """The same error with the whole shadow."""
+    """The same error with the whole shadow; where rows have scales: under a static scale, what overflows kept."""
 
 
 def linear_profile(chosen: Treatment, options: Sequence[Treatment]) -> LinearProfile:

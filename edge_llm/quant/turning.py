@@ -14,8 +14,6 @@ import numpy as np
 from kernels import ThreadPool
 from kernels.pointwise import MAX_TURN, turn
 
-_POOL = ThreadPool(1)
-
 
 def block_of(channels: int, most: int = MAX_TURN) -> int:
     """The largest block of at most ``most`` channels that divides ``channels``; 0 where that is 1."""
@@ -26,7 +24,7 @@ def block_of(channels: int, most: int = MAX_TURN) -> int:
 def turned(x: np.ndarray, block: int) -> np.ndarray:
     """A copy of x float32 [..., K] with its blocks turned."""
     found = np.array(x, np.float32, order="C")
-    turn(found.reshape(-1, found.shape[-1]), block, _POOL)
+    turn(found.reshape(-1, found.shape[-1]), block, ThreadPool(1))
     return found
 
 
@@ -46,7 +44,7 @@ def turned_columns(weight: np.ndarray, block: int) -> np.ndarray:
 def turn_columns(weight: np.ndarray, block: int) -> None:
     """`turned_columns` in place: an output matrix may be the largest of all."""
     if block:
-        turn(weight, block, _POOL)
+        turn(weight, block, ThreadPool(1))
         weight /= np.float32(block)
 
 

@@ -99,21 +99,25 @@ class Site:
     placement_reason: str
     keys: str
     """How keys and values are kept."""
+    activations: str
+    """The scales of INT8 activations; empty where they are not rounded."""
 
     @classmethod
     def of(cls, runtime: RuntimeConfig, device: Device) -> Site:
         """``device`` as the filled-in ``runtime`` asked for it."""
         placed = device.placement.name, device.placement_reason
-        return cls(runtime.device, runtime.device_reason, *placed, device.keys)
+        return cls(runtime.device, runtime.device_reason, *placed, device.keys, runtime.activations)
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Site:
-        """What a mapping says that has every field among its keys."""
-        return cls(**{each.name: row[each.name] for each in fields(cls)})
+        """What a mapping says that has every field among its keys; rows of before say no `activations`."""
+        said = {"activations": "", **row}
+        return cls(**{each.name: said[each.name] for each in fields(cls)})
 
     def __str__(self) -> str:
         placement = f"placement: {self.placement} ({self.placement_reason})"
-        return f"device: {self.device} ({self.device_reason}); {placement}; keys: {self.keys}"
+        activations = f"; activations: {self.activations}" if self.activations else ""
+        return f"device: {self.device} ({self.device_reason}); {placement}; keys: {self.keys}{activations}"
 
 
 class Runner(Protocol[State]):

@@ -71,7 +71,7 @@ class FloatRunner:
 
     clipped = 0
     pool = None
-    site = Site("host", "--float runs there only", "host", "--float has no other", "float32")
+    site = Site("host", "--float runs there only", "host", "--float has no other", "float32", "")
 
     def __init__(self, model: Model, context: int) -> None:
         self.context = context

@@ -1,8 +1,9 @@
-"""Scheme ``int8``: symmetric INT8 per output channel, activations under one static scale, outliers in the shadow.
+"""Scheme ``int8``: symmetric INT8 per output channel, activations with a scale for each row, or a static one and a shadow.
 
+    y = sw * (q @ Wq.T) * s[row] + bias
     y = s * sw * (q @ Wq.T) + x[:, J] @ Wf + cold residual + bias
 
-with hot channels J in float16 and what else overflows added back (design: shadow outliers).
+with hot channels J in float16 and what else overflows the static scale s added back (design: shadow outliers).
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class Int8Product:
 
     @property
     def nbytes(self) -> int:
-        vectors = (self.weight_scale, self.product_scale, self.row_sum, self.hot_index, self.hot_weight, self.bias)
+        scales = (self.weight_scale,) if self.row_scales else (self.weight_scale, self.product_scale)
+        vectors = (*scales, self.row_sum, self.hot_index, self.hot_weight, self.bias)
         return sum(array.nbytes for array in (*self.integers.values(), *vectors) if array is not None)
 
     @property
@@ -115,11 +116,13 @@ class Int8Product:
 
     @cached_property
     def product_scale(self) -> np.ndarray:
-        """input_scale * weight_scale, what an int32 sum is multiplied with: float32 [N].  Rows' own scales come behind."""
+        """What an int32 sum is multiplied with: input_scale * weight_scale, or weight_scale where the row's own scale comes
+        behind: float32 [N]."""
         return self.weight_scale if self.row_scales else np.asarray(np.float32(self.input_scale) * self.weight_scale)
 
     def prepare(self, first: Int8Product) -> None:
-        self.__dict__["product_scale"] = first.product_scale  # where a cached property keeps its value
+        if not self.row_scales:  # else it is the weight scale, which lies in the buffer beside the integers
+            self.__dict__["product_scale"] = first.product_scale  # where a cached property keeps its value
         _ = self.native
 
     @cached_property

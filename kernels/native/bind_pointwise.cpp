@@ -55,8 +55,9 @@ nb::object SwigluCall::write_to(nb::handle out_arg) {
 
 void expect_turn(int64_t turn, int64_t columns) {
   if (turn == 0) return;
-  if (turn < 2 || turn > 128 || (turn & (turn - 1)) != 0 || columns % turn != 0)
-    throw nb::value_error(("`turn` must be 0, or a power of two from 2 to 128 that divides " + std::to_string(columns) +
+  if (turn < 2 || turn > kMaxTurn || (turn & (turn - 1)) != 0 || columns % turn != 0)
+    throw nb::value_error(("`turn` must be 0, or a power of two from 2 to " + std::to_string(kMaxTurn) +
+                           " that divides " + std::to_string(columns) +
                            " channels; got `" + std::to_string(turn) + "`")
                               .c_str());
 }

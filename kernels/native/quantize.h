@@ -100,7 +100,7 @@ struct ReadyRow {
 template <class Row>
 EDGE_INLINE ReadyRow make_ready(const QuantizeInput& input, const Row& row, float* ready) {
   f32x16 most = zero(), not_finite = zero();
-  turn_values(
+  turn_channels(
       input.turn, input.columns, [&](int64_t c, int lanes) EDGE_INLINE_LAMBDA { return row.load(c, lanes); },
       [&](int64_t c, f32x16 y, int lanes) EDGE_INLINE_LAMBDA {
         most = max(abs(y), most);
@@ -113,7 +113,7 @@ EDGE_INLINE ReadyRow make_ready(const QuantizeInput& input, const Row& row, floa
 // One row with a scale of its own: its largest magnitude becomes 127.
 template <class Put>
 EDGE_INLINE void quantize_ready(const QuantizeInput& input, const float* ready, float most, float* scale, Put&& put) {
-  constexpr float kLeast = 1e-30f;  // its inverse is finite; a smaller row is zeros
+  constexpr float kLeast = 1e-30f;  // its inverse is finite; smaller rows have the scale of a row this large
   const float largest = most > kLeast ? most : kLeast;
   *scale = largest / 127.0f;
   const f32x16 inverse = broadcast(127.0f / largest), high = broadcast(127.0f), low = broadcast(-127.0f);

@@ -32,11 +32,13 @@ struct SwigluArgs {
   int64_t width;
 };
 
+constexpr int64_t kMaxTurn = 128;  // channels of the largest block that is turned
+
 // Blocks of neighbouring channels are turned in place, see turn.h.
 struct TurnArgs {
   float* x;  // [M, columns]
   int64_t columns;
-  int64_t block;  // a power of two up to 128 that divides `columns`; 0: none
+  int64_t block;  // a power of two up to kMaxTurn that divides `columns`; 0: none
 };
 
 // Each works on the rows begin..end-1.

@@ -11,8 +11,6 @@
 namespace edge {
 namespace EDGE_VARIANT {
 
-constexpr int64_t kMaxTurn = 128;
-
 // Lane i of the result is lane i ^ Distance.
 template <int Distance>
 EDGE_INLINE f32x16 swap_lanes(f32x16 a) {
@@ -115,7 +113,7 @@ EDGE_INLINE void turn_blocks(int64_t columns, const Load& load, const Put& put) 
 
 // `block`: a power of two up to kMaxTurn, or 0, which turns nothing.
 template <class Load, class Put>
-EDGE_INLINE void turn_values(int64_t block, int64_t columns, const Load& load, const Put& put) {
+EDGE_INLINE void turn_channels(int64_t block, int64_t columns, const Load& load, const Put& put) {
   switch (block) {
     case 2: return turn_blocks<2>(columns, load, put);
     case 4: return turn_blocks<4>(columns, load, put);
@@ -131,7 +129,7 @@ EDGE_INLINE void turn_values(int64_t block, int64_t columns, const Load& load, c
 // x[columns], in place.
 static void turn_in_place(float* x, int64_t columns, int64_t block) {
   if (block < 2) return;
-  turn_values(
+  turn_channels(
       block, columns, [&](int64_t c, int lanes) EDGE_INLINE_LAMBDA { return load_some(x + c, lanes); },
       [&](int64_t c, f32x16 values, int lanes) EDGE_INLINE_LAMBDA { store_some(x + c, values, lanes); });
 }

@@ -11,7 +11,7 @@ from kernels.reference.turn import turn as turned
 from kernels.types import F16, F32, I8, I32, Residual, Rounding
 
 LEAST = np.float32(1e-30)
-"""A row whose values are all smaller is zeros where rows have scales of their own."""
+"""The least magnitude that becomes 127: smaller rows have the scale of a row this large, so that its inverse is finite."""
 
 
 def quantize(

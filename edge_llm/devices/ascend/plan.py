@@ -66,7 +66,12 @@ class AscendPlan:
         if not self.alone:
             return product
         hot = [self.tensors[f"{prefix}{linear.name}.{name}"].nbytes for name in ("hot_index", "hot_weight")]
-        return product + allocation(FLOAT_BYTES * linear.columns) + sum(allocation(nbytes) for nbytes in hot)
+        around = allocation(FLOAT_BYTES * linear.columns) + self._turn(linear)
+        return product + around + sum(allocation(nbytes) for nbytes in hot)
+
+    def _turn(self, linear: Linear) -> int:
+        """What its rows are turned by."""
+        return self.law.allocation(FLOAT16_BYTES * linear.turn**2) if linear.turn else 0
 
     def _rows(self) -> int:
         """Rows on their way through products whose rows come from the host."""
@@ -81,7 +86,7 @@ class AscendPlan:
         table = "embedding" if decoder.tied else "output"
         columns, rows = self.law.padded(decoder.output.columns, decoder.output.rows)
         product = self.law.allocation(columns * rows) + self.law.allocation(SCALE_BYTES * rows)
-        return product + self.tensors[f"{table}.hot_weight"].nbytes
+        return product + self.tensors[f"{table}.hot_weight"].nbytes + self._turn(decoder.output)
 
     def _beside_weights(self) -> int:
         """Keys, tables, activations and graphs."""

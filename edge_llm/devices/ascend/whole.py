@@ -84,7 +84,7 @@ def _made_int8(loader: Loader, staged: Mapping[str, Tensor], linear: Int8Weight)
 
 def reciprocal(linear: Int8Weight) -> np.ndarray:
     """1 / input scale of every channel behind `turn_matrix`, 0 of hot ones: float32 [K]."""
-    inverse = np.float32(_turn_shrinks(linear.turn)) / np.float32(linear.input_scale)
+    inverse = np.float32(_turn_divisor(linear.turn)) / np.float32(linear.input_scale)
     values = np.full(linear.columns, inverse, np.float32)
     values[linear.hot_index] = 0
     return values
@@ -95,10 +95,10 @@ def turn_matrix(block: int) -> np.ndarray:
 
     So turned channels are about as large as the channels were, and stay in the range of float16.
     """
-    return np.asarray(turned(np.eye(block, dtype=np.float32), block) / _turn_shrinks(block), np.float16)
+    return np.asarray(turned(np.eye(block, dtype=np.float32), block) / _turn_divisor(block), np.float16)
 
 
-def _turn_shrinks(block: int) -> float:
+def _turn_divisor(block: int) -> float:
     return 2.0 ** (max(block, 1).bit_length() // 2)
 
 
