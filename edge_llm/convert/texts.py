@@ -24,7 +24,9 @@ FEW_TOKENS = 512
 ENOUGH_PER_COLUMN = 5
 """Tokens per input channel of the widest linear that are enough to fit codes to; of fewer, import tells."""
 MAX_CODED_TOKENS = 32768
-"""Tokens that weights are fitted to, at most."""
+"""Tokens that 4-bit weights are fitted to, at most."""
+MAX_INT8_TOKENS = 8192
+"""The same of INT8 weights, which gain less: with twice as many the KL of SmolLM2 is the same."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,12 @@ def texts_of(
     source: Source,
     decoder: Decoder,
     tokenizer: Tokenizer,
-    coded: bool,
+    coded: int,
     saved: Saved,
     progress: StageProgress,
     notice: Callable[[str], None],
 ) -> Texts:
-    """The sequences of ``text``, and those for codes if any linear is to be ``coded``.
+    """The sequences of ``text``, and those that weights are fitted to: at most ``coded`` tokens, 0 where none are.
 
     The model writes half of them where that is asked for (which is better than all of them: LOG, "4-bit weights"); that is
     ``saved``.
@@ -55,21 +57,22 @@ def texts_of(
     if text.by_model:
         written = saved.load("own text")
         if written is None:
-            fewest, most = (ENOUGH_PER_COLUMN * widest(decoder), MAX_CODED_TOKENS // 2) if coded else (MAX_TOKENS, MAX_TOKENS)
+            most = coded // 2 or MAX_TOKENS
+            fewest = min(most, ENOUGH_PER_COLUMN * widest(decoder)) if coded else most
             tokens = tokens_worth_writing(decoder, fewest, most)
             written = _written(text, source, decoder, tokenizer, tokens, partial(progress, "writing"), notice)
             saved.save("own text", written)
         texts = Texts(some_of(written, MAX_TOKENS // 2) + texts.measured, written + texts.coded if coded else [])
-    _tell_short(texts, decoder, notice)
+    _tell_short(texts, coded, decoder, notice)
     return texts
 
 
-def _shipped(text: CalibrationText, tokenizer: Tokenizer, config: ModelConfig, coded: bool, share: int) -> Texts:
+def _shipped(text: CalibrationText, tokenizer: Tokenizer, config: ModelConfig, coded: int, share: int) -> Texts:
     """Of ``text``, one part in ``share`` of what is wanted."""
     all_of_it = PASSAGE_BREAK.join(filter(None, (text.text, text.more)))
     return Texts(
         calibration_sequences(text.text, tokenizer, config, MAX_TOKENS // share),
-        calibration_sequences(all_of_it, tokenizer, config, MAX_CODED_TOKENS // share) if coded else [],
+        calibration_sequences(all_of_it, tokenizer, config, coded // share) if coded else [],
     )
 
 
@@ -92,11 +95,11 @@ def _written(
     return write_text(source, decoder, context, tokenizer.eos_ids, beginnings, tokens, pool, progress)
 
 
-def _tell_short(texts: Texts, decoder: Decoder, notice: Callable[[str], None]) -> None:
+def _tell_short(texts: Texts, most: int, decoder: Decoder, notice: Callable[[str], None]) -> None:
     measured, coded = (sum(len(ids) for ids in some) for some in (texts.measured, texts.coded))
     if measured < FEW_TOKENS:
         notice(f"the calibration text has only {measured} tokens; with {FEW_TOKENS} or more, INT8 is nearer to float")
-    enough = min(MAX_CODED_TOKENS, ENOUGH_PER_COLUMN * widest(decoder))
+    enough = min(round(0.9 * most), ENOUGH_PER_COLUMN * widest(decoder))  # the last window of a text may be short
     if texts.coded and coded < enough:
         notice(
             f"weights are fitted to {coded} tokens, for {widest(decoder)} input channels of a linear; with {enough} or more "
