@@ -13,14 +13,16 @@ from model_files import random_tensors, tiny_config, write_model
 from odd_layers import ODD, odd, random_weights
 
 from edge_llm.bench.quality import compare
-from edge_llm.config import ROW, STATIC, RuntimeConfig
+from edge_llm.cli.main import run
+from edge_llm.cli.turns import turn_report
+from edge_llm.config import ROW, STATIC, GenerationParams, RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.layer_folds import VALUES, places
 from edge_llm.convert.turns import quantizable, turn_values, with_turns
 from edge_llm.engine.assembly import load_runner
-from edge_llm.engine.load import load_comparison
+from edge_llm.engine.load import load_comparison, load_engine
 from edge_llm.errors import CorruptBundle, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import MANIFEST, encode_manifest
@@ -310,3 +312,79 @@ def test_float16_linears_are_not_turned(sources: dict[str, Path], tmp_path: Path
         assert turns["layers.0.down"] == ("float16", 0)
         assert turns["layers.0.qkv"] == ("int8", 32)
         assert bundle.decoder.with_turns({}, HeadTurns()).attentions[0].turn == 0
+
+
+def test_show_has_a_row_for_linears_that_are_alike(
+    sources: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Errors were measured of INT8: of 4-bit and float16 linears none is shown."""
+    some = import_model(
+        sources["llama"], target=tmp_path / "some", outliers=Outliers(schemes=(("layers.0.down", "float16"),))
+    )
+    coded = import_model(sources["llama"], target=tmp_path / "w4", weights=LayerBits("w4"))
+    for folder, wanted in ((some, [("float16", 1, 0, False), ("int8", 4, 32, True)]), (coded, [("w4", 5, 32, False)])):
+        assert run(["show", str(folder), "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)["turns"]
+        down = [one for one in report["linears"] if one["kind"] == "down"]
+        assert [(one["scheme"], one["count"], one["turn"], one["error"] is not None) for one in down] == wanted
+        assert run(["show", str(folder)]) == 0
+        assert "every row has a scale of its own" in capsys.readouterr().out
+
+
+def test_what_is_clipped_is_shown_so(sources: dict[str, Path], tmp_path: Path) -> None:
+    with open_bundle(import_model(sources["llama"], target=tmp_path / "none", outliers=Outliers("none"))) as bundle:
+        profile = bundle.manifest["profile"]["linears"]["output"]
+        (head,) = (one for one in turn_report(bundle)["linears"] if one["kind"] == "output")
+        assert head["error_static"] == profile["error_without_shadow"] >= profile["error_full"]
+
+
+def older(folder: Path) -> Path:
+    """The import in ``folder`` as an edge-llm without turns would have made it."""
+
+    def change(fields: dict) -> None:
+        fields["version"] = 2
+        del fields["head_turns"], fields["source"]["turns"]
+
+    return changed(folder, folder.with_name(f"{folder.name}-older"), change)
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "stays"),
+    [
+        ({}, {}, True),
+        ({}, {"weights": LayerBits(fit=True)}, True),
+        ({}, {"turn": 0}, True),
+        ({"outliers": Outliers("full")}, {"outliers": Outliers("full")}, True),
+        ({}, {"turn": 16}, False),
+        ({}, {"calibration": "self"}, False),
+        ({}, {"weights": LayerBits("w4")}, False),
+        ({}, {"outliers": Outliers("none")}, False),
+        ({"weights": LayerBits("w4")}, {}, False),
+    ],
+    ids=str,
+)
+def test_an_older_import_stays_unless_something_else_is_asked_for(
+    sources: dict[str, Path], tmp_path: Path, made: dict, asked: dict, stays: bool
+) -> None:
+    target = older(import_model(sources["llama"], target=tmp_path / "m", **{"turn": 0, **made}))
+    before = (target / "manifest.json").read_bytes()
+    if stays:
+        assert import_model(sources["llama"], target=target, **asked) == target
+    else:
+        with pytest.raises(UsageError, match="--overwrite"):
+            import_model(sources["llama"], target=target, **asked)
+    assert (target / "manifest.json").read_bytes() == before
+    import_model(sources["llama"], target=target, overwrite=True)
+    with open_bundle(target) as bundle:
+        assert bundle.activations == ROW
+
+
+def test_a_draft_model_has_scales_of_its_own(sources: dict[str, Path], bundles: dict[str, Path], tmp_path: Path) -> None:
+    """One that was imported without turns guesses for one whose rows have scales of their own."""
+    plain = import_model(sources["llama"], target=tmp_path / "plain", turn=0)
+    runtime = RuntimeConfig(device="host", context=256, activations=ROW, draft=str(plain))
+    engine = load_engine(bundles["llama"], runtime)
+    params = GenerationParams(temperature=0, max_tokens=8)
+    found = engine.answer(engine.text_request("hello world", params))
+    alone = load_engine(bundles["llama"], replace(runtime, draft="none"))
+    assert found.tokens == alone.answer(alone.text_request("hello world", params)).tokens

@@ -2,51 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edge_llm.cli.shadow import outlier_profile
-from edge_llm.config import ROW
+from edge_llm.config import INT8, ROW
 from edge_llm.formats.bundle import Bundle
+from edge_llm.quant.profile import LinearProfile
+from edge_llm.quant.shadow import NONE
 
 
 def turn_report(bundle: Bundle) -> dict[str, Any]:
-    """Turns, errors and overflow by kind of linear; empty where nothing is turned."""
+    """Turns, errors and overflow of linears that are alike, by their kind; empty where nothing is turned."""
     linears = bundle.decoder.linears()
     if not any(linear.turn for linear in linears.values()):
         return {}
     heads, profile = bundle.decoder.head_turns, outlier_profile(bundle)
-    kinds: dict[str, dict[str, Any]] = {}
+    alike: dict[tuple[str, str, int], list[LinearProfile]] = {}
+    counts: Counter[tuple[str, str, int]] = Counter()
     for name, linear in linears.items():
-        kind = kinds.setdefault(name.rpartition(".")[2], {"linears": 0, "turn": linear.turn, "columns": linear.columns})
-        kind["linears"] += 1
+        key = name.rpartition(".")[2], linear.scheme, linear.turn
+        counts[key] += 1
+        group = alike.setdefault(key, [])
         seen = None if profile is None else profile.linears.get(name)
         if seen is not None:
-            for key, value in (("error", seen.error), ("error_static", seen.error_full), ("overflow", seen.overflow)):
-                kind[key] = kind.get(key, 0.0) + (value or 0.0)
-    for kind in kinds.values():
-        for key in ("error", "error_static", "overflow"):
-            kind[key] = kind[key] / kind["linears"] if key in kind else None
+            group.append(seen if bundle.shadows[name] != NONE else replace(seen, error_full=seen.error_without_shadow))
     return {
         "activations": bundle.activations,
         "keys": heads.keys,
         "values": heads.values,
-        "by_kind": kinds,
+        "linears": [
+            {"kind": kind, "scheme": scheme, "count": counts[kind, scheme, turn], "turn": turn, **_figures(scheme, seen)}
+            for (kind, scheme, turn), seen in alike.items()
+        ],
         "cost": None if profile is None else profile.choice.get("coded"),
     }
 
 
+def _figures(scheme: str, seen: Sequence[LinearProfile]) -> dict[str, Any]:
+    """Means over some linears of one ``scheme``; errors were measured of INT8 alone."""
+    known = scheme == INT8 and bool(seen)
+
+    def mean(figure: Callable[[LinearProfile], float | None]) -> float | None:
+        return sum(figure(one) or 0.0 for one in seen) / len(seen) if known else None
+
+    return {
+        "error": mean(lambda one: one.error),
+        "error_static": mean(lambda one: one.error_full),
+        "overflow": mean(lambda one: one.overflow),
+    }
+
+
 def turn_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """A table with a row per kind of linear, and what all of it costs."""
-    yield "linears      turn   error  error, static scales  overflow"
-    for kind, row in report["by_kind"].items():
-        if row["error"] is None:
-            yield f"{kind:8} {row['linears']:3} {_turn(row['turn']):>4}"
-            continue
-        yield (
-            f"{kind:8} {row['linears']:3} {_turn(row['turn']):>4} {row['error']:7.1e}  {row['error_static']:20.1e}"
-            f"  {row['overflow']:8.2%}"
-        )
+    """A table with a row for linears that are alike, and what all of it costs."""
+    yield "linears  scheme       turn   error  error, static scales  overflow"
+    for row in report["linears"]:
+        line = f"{row['kind']:8} {row['scheme']:9} {row['count']:3} {_turn(row['turn']):>4}"
+        if row["error"] is not None:
+            line += f" {row['error']:7.1e}  {row['error_static']:20.1e}  {row['overflow']:8.2%}"
+        yield line
     scales = "every row has a scale of its own" if report["activations"] == ROW else "all rows have one scale"
     yield f"Heads: keys {_turn(report['keys'])}, values {_turn(report['values'])}; {scales}, where the device can."
     if report["cost"] is not None:

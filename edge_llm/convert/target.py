@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_llm.config import INT8
+from edge_llm.convert.calibrate import read_calibration
 from edge_llm.convert.texts import MAX_CODED_TOKENS
 from edge_llm.errors import EdgeLLMError, StorageError, UsageError
 from edge_llm.files import folder_bytes
 from edge_llm.formats.bundle import open_bundle, read_manifest
 from edge_llm.models.layer import Decoder
+from kernels.pointwise import MAX_TURN
 
 _BEFORE = {"weights": INT8, "turns": "none"}
 """What older bundles do not say of how they were made."""
@@ -44,11 +46,11 @@ def existing(target: Path, made_by: Mapping[str, str], keep_float: bool) -> str:
         made_from = read_manifest(target)["source"]
     except EdgeLLMError:
         return "other"
-    older = "turns" not in made_from and made_by["turns"] != "none"
-    judged = {key for key in made_by if key not in (("folds", "turns", "weights", "calibration") if older else ("folds",))}
-    if any(made_from.get(key, _BEFORE.get(key)) != made_by[key] for key in judged):
+    older = "turns" not in made_from
+    if older and not _asks_as_before(made_by, made_from):
         return "other"
-    if older and _bits(made_from.get("weights") or INT8) != _bits(made_by["weights"]):
+    judged = {key for key in made_by if key not in (_RENEWED if older else ("folds",))}
+    if any(made_from.get(key, _BEFORE.get(key)) != made_by[key] for key in judged):
         return "other"
     if keep_float and made_from.get("float") != "source":
         return "other"
@@ -63,12 +65,19 @@ def existing(target: Path, made_by: Mapping[str, str], keep_float: bool) -> str:
         return "other"
     if not has_source:
         return "damaged"  # the source was moved
-    return "older" if older or not folded else "same"
+    return "older" if (older and made_by["turns"] != "none") or not folded else "same"
 
 
-def _bits(weights: str) -> str:
-    """``weights`` as a manifest has them, without the word that only says how they were made."""
-    return weights.replace(", fitted", "")
+_RENEWED = ("folds", "turns", "weights", "calibration")
+"""What an older edge-llm did otherwise where nothing was asked for."""
+
+
+def _asks_as_before(made_by: Mapping[str, str], made_from: Mapping[str, str | None]) -> bool:
+    """Whether ``made_by`` wants of an older import what that has, or what is done today without being asked for."""
+    shipped = {read_calibration(coded=coded).digest for coded in (False, True)}
+    texts = {str(made_from.get("calibration")), made_by["calibration"]}
+    bits = {(one or INT8).replace(", fitted", "") for one in (made_from.get("weights"), made_by["weights"])}
+    return len(bits) == 1 and (len(texts) == 1 or texts <= shipped) and made_by["turns"] in ("none", f"at most {MAX_TURN}")
 
 
 def check_space(folder: Path, decoder: Decoder, *, keep_float: bool, fitted: bool) -> None:

@@ -80,8 +80,6 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
         choose_placement(runtime.placement, ("host",), "--float")
     if runtime.float_path and runtime.card_memory is not None:
         raise UsageError("--card-memory has no meaning with --float, which runs on the host", param="card_memory")
-    if runtime.float_path and runtime.activations != AUTO:
-        raise UsageError("--activations has no meaning with --float, which rounds none", param="activations")
     context = runtime.context or min(config.context, DEFAULT_CONTEXT)
     if context > config.context:
         raise UsageError(f"--ctx `{context}` is more than the {config.context} tokens this model was made for", param="context")

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_llm.config import ROW, RuntimeConfig
+from edge_llm.config import AUTO, ROW, RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.decoding.draft import Drafter, no_draft, prompt_lookup
 from edge_llm.engine.assembly import fill_defaults, host_runtime, int8_runner, make_runner, run_on_host
@@ -118,7 +118,7 @@ def make_drafter(runtime: RuntimeConfig, target: Bundle) -> Callable[[], Drafter
     bundle = open_bundle(folder)
     context = min(bundle.config.context, runtime.context or bundle.config.context)
     on_host = host_runtime(runtime, "a draft model runs there")
-    runner = make_runner(bundle, replace(on_host, memory=None, context=context, draft="none"))
+    runner = make_runner(bundle, replace(on_host, memory=None, context=context, draft="none", activations=AUTO))
     vocab_size = min(bundle.config.vocab_size, target.config.vocab_size)
     return lambda: model_drafter(runner, vocab_size)
 

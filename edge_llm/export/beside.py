@@ -90,8 +90,9 @@ _HEAD = """\
 
 Each graph multiplies {rows} rows by one linear of a layer and gives {product}. There is one per part and number of rows
 ({lengths}); all layers share it. Fewer rows are filled up with zeros. `index.json` says which initializers are which layer's:
-file, offset, type and shape. Rows are turned in blocks of `turn` channels (a Hadamard transform; 0: none), then quantized by
-the layer's `input_scale`; hot channels are 0 in them. Those, and what overflows, are added to the product by whoever runs this.
+file, offset, type and shape. Blocks of `turn` channels of a row are multiplied by the Hadamard matrix of +1 and -1, not normed
+(0: none); then rows are quantized by the layer's `input_scale`, and hot channels are 0 in them. Those, and what overflows, are
+added to the product by whoever runs this.
 
 """
 _CHECK = """\
