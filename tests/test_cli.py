@@ -75,7 +75,7 @@ def test_run_json_is_one_object_with_the_documented_keys(call, tiny_bundle):
     code, out, _ = call("run", tiny_bundle, "hello", "--max-tokens", 5, "--ignore-eos", "--json")
     answer = json.loads(out)
     assert code == 0
-    place = {"device", "device_reason", "placement", "placement_reason", "keys"}
+    place = {"device", "device_reason", "placement", "placement_reason", "keys", "activations"}
     assert set(answer) == {"text", "reasoning", "tokens", "finish_reason", "usage", "timings"} | place
     assert (answer["finish_reason"], len(answer["tokens"])) == ("length", 5)
     assert answer["usage"]["completion_tokens"] == 5
@@ -290,7 +290,7 @@ def test_perplexity_reports_both_paths(call, tiny_bundle, tmp_path):
     code, out, _ = call("perplexity", tiny_bundle, text, "--json", "--window", 64, "--max-tokens", 200)
     quality = json.loads(out)
     assert code == 0
-    place = {"device", "device_reason", "placement", "placement_reason", "keys"}
+    place = {"device", "device_reason", "placement", "placement_reason", "keys", "activations"}
     figures = {"perplexity", "float_perplexity", "mean_kl", "top1_agreement", "tokens", "shares", "clipped_inputs", "precision"}
     assert set(quality) == figures | place
     assert quality["precision"] == "int8"

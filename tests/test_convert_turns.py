@@ -295,7 +295,7 @@ def test_hot_shadows_and_turns_exclude_each_other(sources: dict[str, Path], tmp_
     with pytest.raises(UsageError, match="--turn 0"):
         import_model(sources["llama"], target=tmp_path / "none", outliers=Outliers("full"), turn=64)
     with pytest.raises(UsageError, match="shadow-budget"):
-        import_model(sources["llama"], target=tmp_path / "none", outliers=Outliers("auto", 0.3))
+        import_model(sources["llama"], target=tmp_path / "none", outliers=Outliers("auto", 0.3), turn=64)
 
 
 def test_without_turns_a_model_is_imported_as_before(sources: dict[str, Path], tmp_path: Path) -> None:

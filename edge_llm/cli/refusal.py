@@ -54,6 +54,10 @@ def flush_failure(stream: TextIO) -> OSError | None:
     """The error of writing what ``stream`` holds; None when all is written."""
     try:
         stream.flush()
+        if isinstance(stream, io.TextIOWrapper):
+            os.write(stream.fileno(), b"")  # a text longer than the buffer is dropped as it fails, and leaves nothing to flush
+    except io.UnsupportedOperation:  # it has no descriptor
+        return None
     except OSError as failure:
         return failure
     return None

@@ -151,14 +151,14 @@ def _make(target: Path, job: _Job, *, replace: bool) -> None:
 
 def _turn(asked: int | None, outliers: Outliers) -> int:
     """The largest block of channels that is turned; 0: none.  Raises `UsageError` for a block that there cannot be."""
-    choosing = outliers.mode in ("full", "naive")
+    choosing = outliers.mode in ("full", "naive") or outliers.budget != DEFAULT_BUDGET
     turn = (0 if choosing else MAX_TURN) if asked is None else asked
     if not is_turn(turn):
         raise UsageError(f"a turn has blocks of 2 to {MAX_TURN} channels, a power of two, or 0; got `{turn}`", param="turn")
-    if turn and choosing:
-        raise UsageError(f"--shadow {outliers.mode} has no meaning where channels are turned; add --turn 0", param="shadow")
     if turn and outliers.budget != DEFAULT_BUDGET:
         raise UsageError("--shadow-budget has no meaning where channels are turned; add --turn 0", param="shadow_budget")
+    if turn and choosing:
+        raise UsageError(f"--shadow {outliers.mode} has no meaning where channels are turned; add --turn 0", param="shadow")
     return turn
 
 

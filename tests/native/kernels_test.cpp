@@ -421,6 +421,32 @@ void test_quantize(Report& report) {
     result.add(residual.column);
     result.add(residual.value);
   });
+  for (int64_t turn : {0, 4, 32, 128})
+    for (bool row_scales : {false, true})
+      for (bool normed : {false, true}) {
+        constexpr int64_t kRows = 5, kColumns = 384;
+        Random random(static_cast<uint64_t>(turn));
+        const Array<float> x = random.floats(kRows * kColumns, 3.0f), gain = random.floats(kColumns, 2.0f);
+        report.compare(name_of("linear of rows turned, scaled, normed", {turn, row_scales, normed}),
+                       [&](const KernelTable& table, Result& result) {
+          LinearProblem p = linear_problem(kRows, 40, kColumns, 0, Values::kCommon);
+          p.x = x;
+          edge::QuantizeInput input = p.input(!row_scales);
+          input.turn = turn;
+          input.row_scales = row_scales;
+          input.gain = normed ? gain.data() : nullptr;
+          input.eps = 1e-6f;
+          const edge::Int8Weight plain = p.view(End::kPlain);
+          Array<float> out(kRows * 40);
+          for (int threads : {1, 3}) {
+            Array<float> again(out.size());
+            result.expect(table.linear.linear(input, &plain, 1, nullptr, nullptr, again.data(), pool_of(threads)), "refused");
+            if (threads > 1) result.expect(same_bits(out, again), "other bits on other threads");
+            out = again;
+          }
+          result.add(out);
+        });
+      }
   report.compare("linear refuses what it must", [&](const KernelTable& table, Result& result) {
     for (float bad : {kInfinity, -kInfinity, __builtin_nanf("")})
       for (int64_t at : {0, 15, 16, 36}) {
@@ -480,7 +506,7 @@ Pages stale_pages(int64_t count, int64_t kv_heads, int64_t dim) {
 
 // The rows of a joint matrix [rows, Hq + 2 Hkv, D], changed in place, turned by some angles, into `pages` pages.
 KeyValuePages append(const KernelTable& table, Array<float>& joint, int64_t q_heads, int64_t kv_heads, int64_t dim,
-                     const Array<int64_t>& slots, int64_t pages, const float* gain) {
+                     const Array<int64_t>& slots, int64_t pages, const float* gain, int64_t turn = 0) {
   const int64_t width = (q_heads + 2 * kv_heads) * dim, half = dim / 2;
   Random random(9);
   const Array<float> cos = random.floats(4 * half, 1.0f), sin = random.floats(4 * half, 1.0f);
@@ -496,6 +522,7 @@ KeyValuePages append(const KernelTable& table, Array<float>& joint, int64_t q_he
       norm(joint.data(), q_heads), norm(k, kv_heads),
       {joint.data(), width, dim, q_heads + kv_heads, half, positions.data(), cos.data(), sin.data()},
       k_offset.data(),
+      turn,
       {k, width, kv_heads, dim, out.k.values.data(), out.k.scales.data(), slots.data()},
       {k + kv_heads * dim, width, kv_heads, dim, out.v.values.data(), out.v.scales.data(), slots.data()}};
   out.finite = table.attention.rope_append(args, 0, slots.size());
@@ -603,9 +630,10 @@ void test_append(Report& report) {
   const Array<float> gain = random.floats(kDim, 1.0f);
   Array<int64_t> slots(kTokens);
   for (int64_t t = 0; t < kTokens; ++t) slots[t] = t;
-  const auto run = [&](const KernelTable& table, Result& result, const float* norm_gain, bool finite) {
+  const auto run = [&](const KernelTable& table, Result& result, const float* norm_gain, bool finite,
+                       int64_t turn = 0) {
     Array<float> joint = tokens;
-    const KeyValuePages pages = append(table, joint, 2, 1, kDim, slots, kTokens / edge::kPage, norm_gain);
+    const KeyValuePages pages = append(table, joint, 2, 1, kDim, slots, kTokens / edge::kPage, norm_gain, turn);
     result.expect(pages.finite == finite, "finite or not is mistaken");
     for (const Pages* each : {&pages.k, &pages.v}) {
       result.add(each->values);
@@ -615,6 +643,9 @@ void test_append(Report& report) {
   };
   report.compare("append", [&](const KernelTable& table, Result& result) { run(table, result, nullptr, true); });
   report.compare("append, normed", [&](const KernelTable& table, Result& result) { run(table, result, gain.data(), true); });
+  for (int64_t turn : {2, 8})
+    report.compare(name_of("append, turned", {turn}),
+                   [&](const KernelTable& table, Result& result) { run(table, result, nullptr, true, turn); });
   tokens[3 * kWidth + 3 * kDim + 16] = __builtin_nanf("");
   tokens[7 * kWidth + 2 * kDim + 2] = -kInfinity;
   report.compare("append of what is not finite",
@@ -659,6 +690,34 @@ void test_rope(Report& report) {
       result.add(rotated);
     });
   }
+}
+
+void test_turn(Report& report) {
+  for (int64_t block : {2, 4, 8, 16, 32, 64, 128})
+    for (int64_t blocks : {1, 3, 9}) {
+      const int64_t columns = block * blocks, kRows = 3;
+      Random random(static_cast<uint64_t>(columns + block));
+      const Array<float> x = random.floats(kRows * columns, 5.0f);
+      report.compare(name_of("turn", {block, columns}), [&](const KernelTable& table, Result& result) {
+        Array<float> turned = x;
+        table.pointwise.turn({turned.data(), columns, block}, 0, kRows);
+        result.add(turned);
+        for (int64_t row = 0; row < kRows; ++row)  // the first channel of a block is the sum, the second one has every other sign
+          for (int64_t c = row * columns; c < (row + 1) * columns; c += block) {
+            float sum = 0.0f, alternating = 0.0f, most = 0.0f;
+            for (int64_t i = 0; i < block; ++i) {
+              sum += x[c + i];
+              alternating += i % 2 == 0 ? x[c + i] : -x[c + i];
+              most += std::abs(x[c + i]);
+            }
+            result.expect(std::abs(turned[c] - sum) <= most * 1e-5f, "the first channel is not the sum");
+            result.expect(std::abs(turned[c + 1] - alternating) <= most * 1e-5f, "the second channel is not the difference");
+          }
+        table.pointwise.turn({turned.data(), columns, block}, 0, kRows);
+        for (int64_t i = 0; i < x.size(); ++i)
+          result.expect(std::abs(turned[i] / static_cast<float>(block) - x[i]) <= 1e-4f, "turned twice is not the same again");
+      });
+    }
 }
 
 void test_swiglu(Report& report) {
@@ -880,6 +939,7 @@ int main(int count, char** arguments) {
   test_append(report);
   test_norm(report);
   test_rope(report);
+  test_turn(report);
   test_swiglu(report);
   test_floats(report);
   test_sampling(report);
