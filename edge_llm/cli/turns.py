@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +11,15 @@ from edge_llm.cli.shadow import outlier_profile
 from edge_llm.config import INT8, ROW
 from edge_llm.formats.bundle import Bundle
 from edge_llm.quant.profile import LinearProfile
+from edge_llm.quant.report import mean_errors
 from edge_llm.quant.shadow import NONE
 
 
 def turn_report(bundle: Bundle) -> dict[str, Any]:
-    """Turns, errors and overflow of linears that are alike, by their kind; empty where nothing is turned."""
+    """Turns, errors and overflow of linears that are alike, by their kind; empty where nothing is turned.
+
+    Errors were measured of INT8 alone: other schemes have none.
+    """
     linears = bundle.decoder.linears()
     if not any(linear.turn for linear in linears.values()):
         return {}
@@ -27,31 +31,17 @@ def turn_report(bundle: Bundle) -> dict[str, Any]:
         counts[key] += 1
         group = alike.setdefault(key, [])
         seen = None if profile is None else profile.linears.get(name)
-        if seen is not None:
+        if seen is not None and linear.scheme == INT8:
             group.append(seen if bundle.shadows[name] != NONE else replace(seen, error_full=seen.error_without_shadow))
     return {
         "activations": bundle.activations,
         "keys": heads.keys,
         "values": heads.values,
         "linears": [
-            {"kind": kind, "scheme": scheme, "count": counts[kind, scheme, turn], "turn": turn, **_figures(scheme, seen)}
+            {"kind": kind, "scheme": scheme, "count": counts[kind, scheme, turn], "turn": turn, **mean_errors(seen)}
             for (kind, scheme, turn), seen in alike.items()
         ],
         "cost": None if profile is None else profile.choice.get("coded"),
-    }
-
-
-def _figures(scheme: str, seen: Sequence[LinearProfile]) -> dict[str, Any]:
-    """Means over some linears of one ``scheme``; errors were measured of INT8 alone."""
-    known = scheme == INT8 and bool(seen)
-
-    def mean(figure: Callable[[LinearProfile], float | None]) -> float | None:
-        return sum(figure(one) or 0.0 for one in seen) / len(seen) if known else None
-
-    return {
-        "error": mean(lambda one: one.error),
-        "error_static": mean(lambda one: one.error_full),
-        "overflow": mean(lambda one: one.overflow),
     }
 
 
@@ -60,7 +50,7 @@ def turn_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield "linears  scheme       turn   error  error, static scales  overflow"
     for row in report["linears"]:
         line = f"{row['kind']:8} {row['scheme']:9} {row['count']:3} {_turn(row['turn']):>4}"
-        if row["error"] is not None:
+        if None not in (row["error"], row["error_static"]):
             line += f" {row['error']:7.1e}  {row['error_static']:20.1e}  {row['overflow']:8.2%}"
         yield line
     scales = "every row has a scale of its own" if report["activations"] == ROW else "all rows have one scale"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +110,16 @@ def fold_totals(folds: Mapping[str, Fold]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _mean(errors: list[float | None]) -> float | None:
+def mean_errors(linears: Sequence[LinearProfile]) -> dict[str, float | None]:
+    """Means over ``linears`` behind turns: errors with scales of rows and with static ones, and what overflows the latter."""
+    return {
+        "error": _mean([one.error for one in linears]),
+        "error_static": _mean([one.error_full for one in linears]),
+        "overflow": _mean([one.overflow for one in linears]),
+    }
+
+
+def _mean(errors: Sequence[float | None]) -> float | None:
     known = [error for error in errors if error is not None]
     return sum(known) / len(known) if known else None
 
