@@ -24,7 +24,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from edge_llm.bench.quality import Quality, log_softmax
 from edge_llm.bench.report import markdown_lines
 from edge_llm.convert.calibrate import calibration_sequences
 from edge_llm.models import describe
@@ -42,6 +41,7 @@ from edge_llm.models.weights import (
 )
 from edge_llm.paths import builtin_bundle
 from edge_llm.quant.channels import ChannelStatistics
+from edge_llm.quant.quality import Quality, log_softmax
 from edge_llm.sources import open_source
 
 ROOT = Path(__file__).resolve().parents[1]

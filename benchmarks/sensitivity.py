@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from quantizers import Linear, StandIn
 
-from edge_llm.bench.quality import log_softmax
+from edge_llm.quant.quality import log_softmax
 
 _ROWS = 256
 """Calibration rows on which a linear's output is looked at."""

@@ -1,10 +1,10 @@
-"""What shadows buy and what they cost: one model imported with none, with all, and with as few as several budgets allow.
+"""What shadows buy and what they cost: one model imported with none and with all.
 
     python benchmarks/shadow.py                                   random weights with planted outliers at the 0.5B shape
     python benchmarks/shadow.py FOLDER --text heldout.txt         a model of yours, held against its float path as well
 
-Writes `benchmarks/results/shadow.md`: per choice the linears that keep a shadow, the divergence from the float model on the
-calibration text (in percent of perplexity), speed in turns with all others, and the import's seconds.  About four minutes on
+Writes `benchmarks/results/shadow.md`: per choice the linears that keep a shadow, the divergence from the float model on
+held-out text, speed in turns with all others, and the import's seconds.  About four minutes on
 four cores.
 """
 
@@ -27,7 +27,7 @@ from model_files import random_tensors, tiny_config, write_model  # noqa: E402
 
 from edge_llm.bench.environment import environment  # noqa: E402
 from edge_llm.bench.measure import Measurement, OwnRunner, Test  # noqa: E402
-from edge_llm.bench.quality import Quality, compare  # noqa: E402
+from edge_llm.bench.quality import compare  # noqa: E402
 from edge_llm.bench.report import markdown_lines  # noqa: E402
 from edge_llm.config import RuntimeConfig  # noqa: E402
 from edge_llm.convert.importer import Outliers, import_model  # noqa: E402
@@ -35,6 +35,7 @@ from edge_llm.engine.assembly import load_runner  # noqa: E402
 from edge_llm.engine.load import load_comparison  # noqa: E402
 from edge_llm.formats.bundle import Bundle, open_bundle  # noqa: E402
 from edge_llm.quant.profile import OutlierProfile  # noqa: E402
+from edge_llm.quant.quality import Quality  # noqa: E402
 from edge_llm.quant.shadow import product_cost, shadow_cost  # noqa: E402
 
 TESTS = (Test(512, 0), Test(0, 64))
@@ -83,17 +84,13 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def choices(budgets: list[float]) -> list[tuple[str, Outliers]]:
-    return [("none", Outliers("none")), *((f"auto {b:g} %", Outliers("auto", b)) for b in budgets), ("full", Outliers("full"))]
-
-
-def import_all(source: Path, folder: Path, budgets: list[float]) -> list[Imported]:
+def import_all(source: Path, folder: Path) -> list[Imported]:
     found = []
-    for number, (label, outliers) in enumerate(choices(budgets)):
+    for mode in ("none", "full"):
         started = time.perf_counter()
-        path = import_model(source, target=folder / str(number), outliers=outliers, turn=0, overwrite=True, notice=say)
-        found.append(Imported(label, path, time.perf_counter() - started))
-        say(f"{label}: imported in {found[-1].seconds:.0f} s")
+        path = import_model(source, target=folder / mode, outliers=Outliers(mode), turn=0, overwrite=True, notice=say)
+        found.append(Imported(mode, path, time.perf_counter() - started))
+        say(f"{mode}: imported in {found[-1].seconds:.0f} s")
     return found
 
 
@@ -131,15 +128,10 @@ def cost_share(bundle: Bundle) -> float:
     return sum(shadows) / product
 
 
-def calibration_losses(imported: list[Imported]) -> dict[str, float]:
-    """Percent of perplexity on the calibration text, by label; the imports with a budget measured all of them."""
-    found: dict[str, float] = {}
-    for one in imported:
-        with open_bundle(one.folder) as bundle:
-            measured = OutlierProfile.from_fields(bundle.manifest["profile"]).choice
-        if measured:
-            found |= {one.label: measured["kept"], "none": measured["none"], "full": measured["full"]}
-    return found
+def divergence(bundle: Bundle) -> str:
+    """The KL on the held-out text that import runs, in thousandths of a nat."""
+    found = OutlierProfile.from_fields(bundle.manifest["profile"]).held_out
+    return f"{1000 * found['mean_kl']:.2f}" if found else ""
 
 
 def heldout(one: Imported, text: str, threads: int) -> Quality:
@@ -149,10 +141,9 @@ def heldout(one: Imported, text: str, threads: int) -> Quality:
 
 def table(imported: list[Imported], measured: list[list[Measurement]], quality: list[Quality]) -> str:
     """The choices as Markdown; speeds as ratios to the first, which has no shadow."""
-    head = ["shadows", "none / cold / full", "hot share", "predicted cost", "KL on the calibration text"]
+    head = ["shadows", "none / cold / full", "hot share", "predicted cost", "KL x 1000"]
     head += [f"{column} {test.label}" for test in TESTS for column in ("t/s", "vs none (median / best)")] + ["import s"]
     head += ["ratio", "KL", "top-1"] if quality else []
-    losses = calibration_losses(imported)
     rows = []
     for number, one in enumerate(imported):
         with open_bundle(one.folder) as bundle:
@@ -160,8 +151,7 @@ def table(imported: list[Imported], measured: list[list[Measurement]], quality: 
             hot = [(bundle.tensors[n].shape[0], bundle.columns(n.removesuffix(".hot_index")))
                    for n in bundle.tensors if n.endswith(".hot_index")]  # fmt: skip
             cells = [one.label, " / ".join(str(kinds[kind]) for kind in ("none", "cold", "full"))]
-            cells += [f"{sum(h for h, _ in hot) / sum(k for _, k in hot):.2%}", f"{cost_share(bundle):.1%}"]
-        cells += [f"{losses[one.label]:.2f} %" if one.label in losses else ""]
+            cells += [f"{sum(h for h, _ in hot) / sum(k for _, k in hot):.2%}", f"{cost_share(bundle):.1%}", divergence(bundle)]
         for all_of_test in measured:
             ours, plain = all_of_test[number].speeds, all_of_test[0].speeds
             ratios = np.median(ours) / np.median(plain), ours.max() / plain.max()
@@ -179,7 +169,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", nargs="?", type=Path, help="a Hugging Face folder (default: random, 0.5B)")
     parser.add_argument("--text", type=Path, help="held-out text for perplexity, KL and top-1 agreement")
-    parser.add_argument("--budgets", default="0.45,0.2", help="percent of perplexity, a list (default: 0.45,0.2)")
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--work", type=Path, help="folder for the models, kept (default: a temporary one)")
@@ -190,7 +179,7 @@ def main() -> int:
         source = arguments.source or work / "source"
         if not source.exists():
             random_source(source)
-        imported = import_all(source, work, [float(budget) for budget in arguments.budgets.split(",")])
+        imported = import_all(source, work)
         measured = speeds(imported, arguments.threads, arguments.repetitions)
         text = arguments.text.read_text() if arguments.text else None
         quality = [heldout(one, text, arguments.threads) for one in imported] if text else []

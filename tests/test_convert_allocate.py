@@ -7,17 +7,22 @@ import pytest
 from model_files import tiny_config, write_model
 
 from edge_llm.config import FLOAT16, INT8, W4
-from edge_llm.convert import importer, trial
+from edge_llm.convert import importer, sensitivity
 from edge_llm.convert.allocate import AUTO, NOTHING_FIXED, LayerBits, allocate, that_fit
 from edge_llm.convert.calibrate import some_of
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.parallel import workers
-from edge_llm.convert.trial import Trial, losses
+from edge_llm.convert.sensitivity import four_bit_costs
+from edge_llm.convert.turns import quantizable
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import describe
-from edge_llm.progress import ignore
+from edge_llm.models.reference import layer_forward, rms_norm
+from edge_llm.models.rope import RopeTables
+from edge_llm.models.weights import LayerWeights, read_embedding, read_final_norm, read_output
+from edge_llm.quant.quality import log_softmax
 from edge_llm.quant.shadow import COLD, Treatment
+from edge_llm.quant.turning import turned
 from edge_llm.sources import open_source
 from kernels.w4 import panel_bytes
 
@@ -39,16 +44,16 @@ def decoder(source):
 
 @pytest.fixture(scope="module")
 def asked(source, tmp_path_factory):
-    """What import gives to `losses` to find out where 8 bits go, one linear being fixed, and what that found."""
+    """What import asks `four_bit_costs`, one linear being fixed, and what that found."""
     calls = []
 
-    def note(opened, decoder, survey, choices, enough, progress):
-        found = losses(opened, decoder, survey, choices, enough, progress)
-        calls.append((decoder, survey, choices, found))
+    def note(opened, decoder, survey, chosen, names, progress):
+        found = four_bit_costs(opened, decoder, survey, chosen, names, progress)
+        calls.append((decoder, survey, chosen, found))
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importer, "losses", note)
+        patch.setattr(importer, "four_bit_costs", note)
         target = tmp_path_factory.mktemp("asked") / "b"
         import_model(source, target=target, weights=LayerBits(AUTO, 7.0, {FIXED: INT8}))
     return calls[-1]
@@ -81,48 +86,49 @@ def expected_parts(decoder):
     ]
 
 
-def test_each_part_of_a_linear_is_measured_alone(asked):
-    decoder, _, (none, *others), found = asked
-    assert len(found) == 1 + len(others)
-    assert all(one.scheme == INT8 for one in none.values())
-    assert [parts_in(choice, W4) for choice in others] == [{part} for part in expected_parts(decoder)]
-    for choice in others:
-        assert {name: replace(one, scheme=INT8) for name, one in choice.items()} == none
+def divergence_of(opened, decoder, survey, chosen, name, number):
+    """The KL, in nats, of the float model in which one matrix of the linear ``name`` is rounded to 4 bits."""
+    _, index, own_name = name.split(".")
+    sequences = some_of(survey.sequences, sensitivity.TOKENS)
+    tables, embedding = RopeTables(256), read_embedding(opened, decoder)
+    gain, output = read_final_norm(opened, decoder), read_output(opened, decoder)
+
+    def log_likely(coded):
+        states = [embedding[ids] for ids in sequences]
+        with workers() as pool:
+            for at, layer in enumerate(decoder.layers):
+                weights = survey.folded_layer(opened, decoder, at, pool)
+                if coded and at == int(index):
+                    linear = layer.linear(own_name)
+                    ready = quantizable(weights, layer, pool)[own_name].weight
+                    error, _ = sensitivity.weight_errors(linear, ready, chosen[name].hot)
+                    first = sum(one.count for one in linear.sources[:number])
+                    rows = slice(first, first + linear.sources[number].count)
+                    plain = weights.linears[own_name].weight.copy()
+                    plain[rows] += turned(error[rows], linear.turn)  # back in the channels of the folded layer
+                    changed = replace(weights.linears[own_name], weight=plain)
+                    weights = LayerWeights({**weights.linears, own_name: changed}, weights.gains)
+                states = [layer_forward(x, layer, weights, tables) for x in states]
+        normed = np.concatenate([rms_norm(x, gain, decoder.norm.eps) for x in states])
+        return log_softmax(normed @ output.T)
+
+    wanted, found = log_likely(False), log_likely(True)
+    return float((np.exp(wanted) * (wanted - found)).sum(axis=1).mean())
 
 
-def test_choices_that_go_together_give_what_each_gives_alone(source, asked):
-    decoder, survey, choices, found = asked
+def test_what_four_bits_cost_in_a_matrix_is_the_divergence_that_they_cause(source, asked):
+    """Of every matrix alone, within a factor of three (errors of tokens and of outputs are taken as independent), and in the
+    order of the divergences."""
+    decoder, survey, chosen, found = asked
+    parts = [(name, number) for name in found for number in range(len(found[name]))]
+    assert {name for name, _ in parts} == {name for name, _ in expected_parts(decoder)}
     with open_source(source) as opened:
-        alone = [losses(opened, decoder, survey, [choice], -np.inf, ignore)[0] for choice in choices]
-    assert alone == found
-    assert len(set(found)) == len(found)
-
-
-def test_choices_have_one_state_for_the_layers_on_which_they_agree(source, asked):
-    decoder, survey, choices, _ = asked
-    with open_source(source) as opened, workers() as pool:
-        states = Trial(decoder, survey, choices)
-        different = [len({id(state) for state in states.position()})]
-        for index in range(3):
-            states.run_layer(index, survey.folded_layer(opened, decoder, index, pool), pool)
-            different.append(len({id(state) for state in states.position()}))
-    assert different == [1, 7, 12, 18]  # six parts in a layer, one of them fixed
-
-
-def test_many_choices_go_through_some_of_the_text(source, asked, monkeypatch):
-    decoder, survey, choices, whole = asked
-    most = survey.tokens // 3
-    monkeypatch.setattr(trial, "MOST_ROWS", most * len(choices))
-    fewer = replace(
-        survey, sequences=some_of(survey.sequences, most), embedded=some_of(survey.embedded, most),
-        states=some_of(survey.states, most),
-    )  # fmt: skip
-    assert 0 < fewer.tokens <= most
-    with open_source(source) as opened:
-        found = losses(opened, decoder, survey, choices, -np.inf, ignore)
-        monkeypatch.undo()
-        assert found == losses(opened, decoder, fewer, choices, -np.inf, ignore)
-    assert found != whole
+        measured = [divergence_of(opened, decoder, survey, chosen, *part) for part in parts]
+    predicted = [found[name][number] for name, number in parts]
+    for part, one, other in zip(parts, predicted, measured, strict=True):
+        assert other / 3 < one < 3 * other, part
+    ranks = [np.argsort(np.argsort(values)) for values in (predicted, measured)]
+    assert np.corrcoef(ranks)[0, 1] > 0.9
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +142,10 @@ def least(source, tmp_path_factory):
 @pytest.mark.parametrize("bits", [6.0, 7.0, 8.0])
 def test_a_bundle_keeps_what_costs_most_per_byte(source, asked, least, tmp_path, bits):
     """A part is INT8 exactly where it fits beside those that cost more per byte and are INT8."""
-    decoder, _, _, (nothing, *found) = asked
+    decoder, _, _, found = asked
     linears = decoder.linears()
     parts = expected_parts(decoder)
-    cost = {part: loss - nothing for part, loss in zip(parts, found, strict=True)}
+    cost = {(name, number): found[name][number] if name.endswith("qkv") else sum(found[name]) for name, number in parts}
     folder = import_model(source, target=tmp_path / "b", weights=LayerBits(AUTO, bits, {FIXED: INT8}))
     schemes = schemes_of(folder)
     weights = sum(one.rows * one.columns for name, one in linears.items() if name != "output")
@@ -172,21 +178,22 @@ def test_eight_bits_go_where_four_cost_most_per_byte(decoder):
     hard = {"o": 3, "qkv": 9}
     """How much harder than others; of the queries, keys and values of a layer alone the values cost anything."""
 
-    def measure(stage, choices):
-        """The percent that a choice costs: 10, and what each part adds that is coded."""
+    def costs_of(linears):
+        """What 4 bits cost in each matrix of ``linears``."""
 
-        def cost(name, number):
+        def costs(name):
             layer, _, linear = name.rpartition(".")
-            return worst[layer] * hard.get(linear, 1) if linear != "qkv" or number == 2 else 0.0
+            cost = worst[layer] * hard.get(linear, 1)
+            return [0.0, 0.0, cost] if linear == "qkv" else [cost]
 
-        return [10 + sum(cost(*part) for part in parts_in(choice, W4)) for choice in choices]
+        return {name: costs(name) for name in linears}
 
     def wide(bits, fixed=NOTHING_FIXED):
-        found = allocate(decoder, chosen, bits, measure, fixed)
+        found = allocate(decoder, chosen, bits, costs_of, fixed)
         return {name for name in names if found[name].scheme == INT8}
 
     def mixed(bits):
-        found = allocate(decoder, chosen, bits, measure)
+        found = allocate(decoder, chosen, bits, costs_of)
         return {name: one.scheme for name, one in found.items() if "," in one.scheme}
 
     assert wide(16) == set(names)
@@ -196,10 +203,10 @@ def test_eight_bits_go_where_four_cost_most_per_byte(decoder):
     assert mixed(16) == {}
     assert "layers.2.gate_up" in wide(6.5, {"layers.2.gate_up": INT8})
     assert "layers.2.gate_up" not in wide(6.5)
-    some = allocate(decoder, chosen, 6.5, measure, {"layers.2.qkv": "int8,w4,w4"})
+    some = allocate(decoder, chosen, 6.5, costs_of, {"layers.2.qkv": "int8,w4,w4"})
     assert some["layers.2.qkv"].scheme == "int8,w4,w4"
     assert some["output"] is chosen["output"]
     with pytest.raises(UsageError, match=r"at least"):
-        allocate(decoder, chosen, 4.0, measure)
+        allocate(decoder, chosen, 4.0, costs_of)
     float16 = chosen | {"layers.0.o": replace(chosen["layers.0.o"], scheme=FLOAT16)}
     assert "layers.0.o" not in that_fit(decoder, float16)

@@ -18,9 +18,10 @@ import pytest
 from another_processor import run_on_another_processor
 from model_files import random_tensors, tiny_config, write_model
 
-from edge_llm.bench.quality import log_softmax
-from edge_llm.config import RuntimeConfig
+from edge_llm.cli.shadow import quality_report
+from edge_llm.config import W4, RuntimeConfig
 from edge_llm.convert import staging, target
+from edge_llm.convert.allocate import LayerBits
 from edge_llm.convert.calibrate import (
     PASSAGE_BREAK,
     calibration_sequences,
@@ -31,6 +32,7 @@ from edge_llm.convert.calibrate import (
 from edge_llm.convert.importer import Outliers, default_name, import_model
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.staging import Staging
+from edge_llm.convert.trial import held_out_sequences
 from edge_llm.engine.load import load_comparison
 from edge_llm.errors import (
     EdgeLLMError,
@@ -53,6 +55,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import read_embedding, read_layer, read_output
 from edge_llm.paths import bundle_path, models_folder
 from edge_llm.quant.profile import OutlierProfile
+from edge_llm.quant.quality import Tally, log_softmax
 from edge_llm.runner.base import Runner
 from edge_llm.sources import open_source
 from edge_llm.text.tokenizer import Tokenizer
@@ -141,22 +144,9 @@ def test_the_caller_may_decide_about_shadows(tiny_model: Callable[..., Path], mo
         assert all(bundle.shadows[name.removesuffix(".hot_index")] == "full" for name in hot)
 
 
-def test_a_bigger_budget_keeps_fewer_shadows(tiny_model: Callable[..., Path]) -> None:
-    kept, lines = [], []
-    for budget in (0.01, 1.0, 100.0):
-        folder = import_model(tiny_model("llama"), f"m{budget}", outliers=Outliers("auto", budget), turn=0, notice=lines.append)
-        with open_bundle(folder) as bundle:
-            kept.append(sum(shadow != "none" for shadow in bundle.shadows.values()))
-            loss = bundle.manifest["profile"]["choice"]
-            assert loss["kept"] <= (budget if loss["full"] <= budget else loss["full"] + 0.1) and loss["full"] < loss["none"]
-    assert kept == sorted(kept, reverse=True) and kept[0] > kept[-1] == 0
-    assert any("not even all shadows" in line and "0.01 %" in line for line in lines)
-
-
-@pytest.mark.parametrize("outliers", [{"mode": "some"}, {"budget": 0.0}, {"budget": float("nan")}])
-def test_outlier_settings_are_checked(outliers: dict[str, Any]) -> None:
+def test_outlier_settings_are_checked() -> None:
     with pytest.raises(UsageError, match="shadow"):
-        Outliers(**outliers)
+        Outliers("some")
 
 
 def test_another_choice_of_shadows_is_another_model(tiny_model: Callable[..., Path]) -> None:
@@ -165,16 +155,33 @@ def test_another_choice_of_shadows_is_another_model(tiny_model: Callable[..., Pa
         import_model(tiny_model("llama"), "m", outliers=Outliers("full"))
 
 
-def test_what_was_measured_is_what_the_bundle_does(tiny_model: Callable[..., Path]) -> None:
-    """The divergence that the choice was made by is the one that the bundle's own runner shows on the same text."""
-    folder = import_model(tiny_model("qwen3"), "m", outliers=Outliers("auto", 1.0), turn=0)
+@pytest.mark.parametrize(
+    ("weights", "turn"), [(LayerBits(), None), (LayerBits(fit=True), None), (LayerBits(W4), None), (LayerBits(), 0)], ids=str
+)
+def test_what_was_measured_is_what_the_bundle_does(
+    tiny_model: Callable[..., Path], weights: LayerBits, turn: int | None
+) -> None:
+    """The figures of the held-out text in a manifest are those that the bundle's own runner shows on the same tokens."""
+    folder = import_model(tiny_model("qwen3"), "m", weights=weights, turn=turn)
     tokenizer, runner, oracle = load_comparison(folder, RuntimeConfig(threads=1))
-    divergences = []
-    for ids in calibration_sequences(read_calibration().text, tokenizer, open_bundle(folder).config):
+    tally = Tally()
+    for ids in held_out_sequences(tokenizer, open_bundle(folder).config):
         ours, theirs = (log_softmax(all_logits(one, ids.tolist())) for one in (runner, oracle))
-        divergences.append((np.exp(theirs) * (theirs - ours)).sum(axis=1))
-    loss = 100 * np.expm1(np.concatenate(divergences).mean())
-    assert open_bundle(folder).manifest["profile"]["choice"]["kept"] == pytest.approx(loss, rel=1e-3)
+        tally.add(ids[1:], ours[:-1], theirs[:-1])
+    wanted, found = tally.quality().to_fields(), open_bundle(folder).manifest["profile"]["held_out"]
+    assert found["tokens"] == wanted["tokens"] > 500
+    assert found["mean_kl"] == pytest.approx(wanted["mean_kl"], rel=1e-3)
+    assert found["perplexity"] == pytest.approx(wanted["perplexity"], rel=1e-4)
+    assert found["float_perplexity"] == pytest.approx(wanted["float_perplexity"], rel=1e-4)
+    assert found["top1_agreement"] == pytest.approx(wanted["top1_agreement"], abs=2.5 / wanted["tokens"])
+
+
+def test_a_vocabulary_that_has_no_word_of_the_held_out_text_is_no_reason_to_fail(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_llm.convert.trial.calibration_sequences", lambda *_: [])
+    with open_bundle(import_model(tiny_model("llama"), "m")) as bundle:
+        assert quality_report(bundle) == {}
 
 
 def test_text_files_come_along(tiny_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -294,8 +294,6 @@ def test_import_refuses_other_blocks(sources: dict[str, Path], tmp_path: Path, t
 def test_hot_shadows_and_turns_exclude_each_other(sources: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--turn 0"):
         import_model(sources["llama"], target=tmp_path / "none", outliers=Outliers("full"), turn=64)
-    with pytest.raises(UsageError, match="shadow-budget"):
-        import_model(sources["llama"], target=tmp_path / "none", outliers=Outliers("auto", 0.3), turn=64)
 
 
 def test_without_turns_a_model_is_imported_as_before(sources: dict[str, Path], tmp_path: Path) -> None:

@@ -42,12 +42,13 @@ def test_all_layers_are_coded_and_the_output_is_not(source, tmp_path):
     found = schemes_of(folder)
     assert found.pop("output") == INT8
     assert set(found.values()) == {W4}
-    assert any("% of perplexity" in line and "fitted" in line for line in said)
-    assert open_bundle(folder).manifest["profile"]["choice"]["coded"] > 0
+    assert any("fitted to the calibration text" in line for line in said)
     wide, _ = imported(source, tmp_path / "c", LayerBits())
     assert (folder / "weights.bin").stat().st_size < (wide / "weights.bin").stat().st_size
     near, exact = logits(folder), logits(wide)
     assert np.linalg.norm(near - exact) < 0.8 * np.linalg.norm(exact)  # random layers magnify what changes
+    costs = [open_bundle(one).manifest["profile"]["held_out"]["mean_kl"] for one in (folder, wide)]
+    assert costs[0] > 10 * costs[1] > 0
 
 
 @pytest.mark.thorough(keep=1)
@@ -91,8 +92,8 @@ def test_a_model_is_shown_whatever_was_measured_for_it(source, tmp_path, mode, c
     folder, _ = imported(source, tmp_path / "b", LayerBits(W4), outliers=Outliers(mode), turn=0)
     assert run(["show", str(folder)]) == 0
     shown = capsys.readouterr().out
-    assert ("INT8 costs" in shown) == (mode == "auto")
-    assert f"costs {open_bundle(folder).manifest['profile']['choice']['coded']:.2f} % of perplexity" in shown
+    measured = open_bundle(folder).manifest["profile"]["held_out"]
+    assert f"KL {measured['mean_kl']:.3g} over {measured['tokens']} tokens" in shown
 
 
 @pytest.mark.thorough(keep=1)

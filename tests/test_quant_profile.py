@@ -185,12 +185,11 @@ def test_a_channel_whose_weights_are_beyond_float16_is_not_hot(too_large):
     assert np.isfinite(error_with_shadow(seen, large))
 
 
-def test_richer_shadows_of_a_kind_cost_more_and_err_less():
-    for shadow in ("cold", "full"):
-        kind = [option for option in treatments(*outlier_linear()) if option.shadow == shadow]
-        costs, errors = [option.cost for option in kind], [option.error for option in kind]
-        assert costs == sorted(costs) and errors == sorted(errors, reverse=True)
-        assert costs[0] > 0
+def test_a_shadow_costs_something_and_errs_less_than_none():
+    none, full = treatments(*outlier_linear())
+    assert (none.shadow, full.shadow) == ("none", "full")
+    assert none.cost == 0.0 < full.cost
+    assert full.error < none.error / 10
 
 
 def test_without_outliers_there_is_no_full_shadow():

@@ -244,19 +244,6 @@ def test_a_pattern_that_names_nothing_is_refused_before_the_work(source, tmp_pat
     assert not said and not list(tmp_path.iterdir())
 
 
-def test_float16_comes_where_all_shadows_do_not_reach_the_budget(source, tmp_path):
-    full = imported(source, tmp_path / "full", budget=10.0).manifest["profile"]["choice"]["full"]
-    bundle = imported(source, tmp_path / "m", budget=0.9 * full)
-    found = [linear.scheme for linear in bundle.decoder.linears().values()]
-    assert "float16" in found
-    assert bundle.manifest["profile"]["choice"]["kept"] <= 0.9 * full
-
-
-def test_a_budget_that_nothing_reaches_costs_no_float16(source, tmp_path):
-    bundle = imported(source, tmp_path / "m", budget=1e-6)
-    assert {linear.scheme for linear in bundle.decoder.linears().values()} == {"int8"}
-
-
 def test_the_same_patterns_again_are_nothing_to_do(source, tmp_path):
     outliers = Outliers(schemes=(("*.o", "float16"),))
     told = []

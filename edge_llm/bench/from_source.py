@@ -13,12 +13,12 @@ from pathlib import Path
 import kernels
 from edge_llm.bench.aside import done_aside
 from edge_llm.bench.peer import PeerSettings, PeerSpec, start
-from edge_llm.bench.quality import Quality
 from edge_llm.bench.source_gguf import SourceWeights
 from edge_llm.config import RuntimeConfig
 from edge_llm.errors import ModelNotFound
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.progress import StageProgress
+from edge_llm.quant.quality import Quality
 
 OURS = ""
 """Our name among those whose quality is known."""

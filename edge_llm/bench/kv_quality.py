@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_llm.bench.quality import Quality, check_enough, compare
+from edge_llm.bench.quality import check_enough, compare
 from edge_llm.bench.roofs import Costs
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults
@@ -27,6 +27,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.paths import find_bundle
 from edge_llm.progress import CountProgress
 from edge_llm.quant.kv import KVScheme, kv_schemes
+from edge_llm.quant.quality import Quality
 from edge_llm.quant.turning import turned, turned_back
 from edge_llm.runner.float_path import FloatRunner
 from edge_llm.subgraphs.placement import choose_placement

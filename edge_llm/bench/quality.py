@@ -3,61 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edge_llm.errors import UsageError
 from edge_llm.progress import CountProgress
+from edge_llm.quant.quality import BLOCK_LOGITS, Quality, Tally, log_softmax
 from edge_llm.runner.base import Runner
-
-BLOCK_LOGITS = 2**23
-"""Logits per forward call (some hundred MB of work space); it changes no number."""
 
 FIRST_TOKENS = 32
 """Tokens of a window's first call, which tells the size of the vocabulary: as many as share a 4-bit scale in `quant.kv`."""
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How near one runner's predictions are to another's, over all predicted tokens."""
-
-    perplexity: float
-    float_perplexity: float
-    mean_kl: float
-    """Mean over tokens of KL(float || INT8), in nats."""
-    top1_agreement: float
-    """Share of tokens for which both find the same token most likely."""
-    tokens: int
-    """Tokens that were predicted."""
-
-
-class Tally:
-    """What two models said of the same tokens, added up."""
-
-    def __init__(self) -> None:
-        self._nll = self._oracle_nll = self._divergence = 0.0
-        self._same = self._count = 0
-
-    def add(self, targets: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> None:
-        """Log-probabilities float64 [n, vocab] of both behind which ``targets`` [n] came."""
-        rows = np.arange(len(targets))
-        self._nll -= float(ours[rows, targets].sum())
-        self._oracle_nll -= float(theirs[rows, targets].sum())
-        self._divergence += float((np.exp(theirs) * (theirs - ours)).sum())
-        self._same += int((ours.argmax(1) == theirs.argmax(1)).sum())
-        self._count += len(targets)
-
-    def quality(self) -> Quality:
-        """Of all that was added."""
-        return Quality(
-            perplexity=float(np.exp(self._nll / self._count)),
-            float_perplexity=float(np.exp(self._oracle_nll / self._count)),
-            mean_kl=self._divergence / self._count,
-            top1_agreement=self._same / self._count,
-            tokens=self._count,
-        )
 
 
 def compare(
@@ -116,9 +72,3 @@ def _predictions(
     finally:
         ours.close()
         theirs.close()
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Log-probabilities float64 [n, vocab] of ``logits`` [n, vocab]."""
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

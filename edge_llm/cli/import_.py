@@ -15,7 +15,6 @@ from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.sensitive import read_sensitive
 from edge_llm.errors import UsageError
-from edge_llm.quant.shadow import DEFAULT_BUDGET
 
 
 @click.command("import")
@@ -31,16 +30,7 @@ from edge_llm.quant.shadow import DEFAULT_BUDGET
     type=click.Choice(["auto", "full", "none"]),
     default="auto",
     show_default=True,
-    help="What a static scale cuts off: kept exact beside INT8, or none.  With --turn 0: as few outliers as the budget allows, "
-    "all, or none.",
-)
-@click.option(
-    "--shadow-budget",
-    type=REAL,
-    default=DEFAULT_BUDGET,
-    show_default=True,
-    metavar="PERCENT",
-    help="Perplexity that INT8 may cost, with --shadow auto and --turn 0.",
+    help="What a static scale cuts off: kept exact beside INT8, or none.  full: channels that stand out as well, for --turn 0.",
 )
 @click.option(
     "--float16",
@@ -90,7 +80,6 @@ def import_command(
     name: str | None,
     calibration: str | None,
     shadow: str,
-    shadow_budget: float,
     float16: tuple[str, ...],
     weights: str,
     bits: float | None,
@@ -127,7 +116,7 @@ def import_command(
             name,
             revision=revision,
             calibration=calibration if calibration in (None, BY_MODEL) else Path(calibration),
-            outliers=Outliers(shadow, shadow_budget, tuple((pattern, FLOAT16) for pattern in float16)),
+            outliers=Outliers(shadow, tuple((pattern, FLOAT16) for pattern in float16)),
             fold=not no_fold,
             turn=None if turn is None else int(turn),
             weights=layer_bits,

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from edge_llm.cli.shadow import fold_lines, fold_report, shadow_lines, shadow_report
+from edge_llm.cli.shadow import fold_lines, fold_report, quality_lines, quality_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.cli.turns import turn_lines, turn_report
 from edge_llm.cli.values import MODEL, STDOUT, NewFile
@@ -99,7 +99,7 @@ def show_command(ctx: click.Context, model: str | None, as_json: bool, sensitive
             say(f"{(key if index == 0 else '').ljust(width)}  {line}")
 
 
-_TABLES = {"weights": weights_lines, "folds": fold_lines, "turns": turn_lines, "shadow": shadow_lines}
+_TABLES = {"weights": weights_lines, "folds": fold_lines, "turns": turn_lines, "shadow": shadow_lines, "quality": quality_lines}
 """Facts that are shown as a table."""
 
 
@@ -176,6 +176,7 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "folds": fold_report(bundle),
         "turns": turn_report(bundle),
         "shadow": shadow_report(bundle),
+        "quality": quality_report(bundle),
         "generation_defaults": bundle.generation_config,
         **({"generation_left_out": "; ".join(left_out)} if left_out else {}),
         "chat_template": bundle.has_file("chat_template.jinja"),

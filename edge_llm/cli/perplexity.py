@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from edge_llm.bench.kv_quality import KVQuality, kv_quality_table, measure_kv_quality
-from edge_llm.bench.quality import Quality, compare
+from edge_llm.bench.quality import compare
 from edge_llm.bench.shares import Shares, measure_shares
 from edge_llm.cli.options import KEYS_FORMS, activations_option, device_option, placement_option, shared, threads_option
 from edge_llm.cli.terminal import progress_bar, say, say_json
@@ -25,6 +25,7 @@ from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.sizes import sizes
 from edge_llm.paths import find_bundle
 from edge_llm.quant.kv import KVScheme, kv_schemes
+from edge_llm.quant.quality import Quality
 from edge_llm.runner.base import Runner
 from edge_llm.text.tokenizer import Tokenizer
 

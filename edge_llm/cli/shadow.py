@@ -8,6 +8,7 @@ from typing import Any
 
 from edge_llm.formats.bundle import Bundle
 from edge_llm.quant.profile import OutlierProfile
+from edge_llm.quant.quality import Quality
 from edge_llm.quant.report import LinearShadow, by_kind, fold_totals, totals
 
 
@@ -61,6 +62,17 @@ def shadow_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if "coded" in measured:
         cost = f"{measured['coded']:.2f} % of perplexity on the calibration text"
         yield f"The bundle, whose weights are in 4 bits or fitted, costs {cost}"
+
+
+def quality_report(bundle: Bundle) -> dict[str, Any]:
+    """How near the bundle is to the float model on text that it was not fitted to; empty where import did not measure it."""
+    profile = outlier_profile(bundle)
+    return {} if profile is None else dict(profile.held_out)
+
+
+def quality_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """What all of it costs."""
+    yield f"{Quality(**report)}, on held-out text"
 
 
 def fold_report(bundle: Bundle) -> dict[str, Any]:

@@ -41,12 +41,11 @@ def turn_report(bundle: Bundle) -> dict[str, Any]:
             {"kind": kind, "scheme": scheme, "count": counts[kind, scheme, turn], "turn": turn, **mean_errors(seen)}
             for (kind, scheme, turn), seen in alike.items()
         ],
-        "cost": None if profile is None else profile.choice.get("coded"),
     }
 
 
 def turn_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """A table with a row for linears that are alike, and what all of it costs."""
+    """A table with a row for linears that are alike."""
     yield "linears  scheme       turn   error  error, static scales  overflow"
     for row in report["linears"]:
         line = f"{row['kind']:8} {row['scheme']:9} {row['count']:3} {_turn(row['turn']):>4}"
@@ -55,8 +54,6 @@ def turn_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield line
     scales = "every row has a scale of its own" if report["activations"] == ROW else "all rows have one scale"
     yield f"Heads: keys {_turn(report['keys'])}, values {_turn(report['values'])}; {scales}, where the device can."
-    if report["cost"] is not None:
-        yield f"All of it costs {report['cost']:.2f} % of perplexity on the calibration text."
 
 
 def _turn(block: int) -> str:

@@ -1,13 +1,12 @@
 """What is W4 and what stays INT8 under a number of bits: where 4 bits cost the most per byte, there are 8.
 
-What 4 bits cost is measured on the calibration text, with rounded codes, for every source of a linear alone, such as the
-values of a q | k | v: all else is INT8.
+What 4 bits cost is known of every source of a linear, such as the values of a q | k | v (`sensitivity`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from types import MappingProxyType
@@ -16,7 +15,7 @@ import numpy as np
 
 from edge_llm.config import INT8, TABLE_SCHEMES, W4
 from edge_llm.convert.sensitive import check_names
-from edge_llm.convert.trial import Choice, Measure
+from edge_llm.convert.sensitivity import Costs
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder, Linear, SwiGLU
@@ -86,12 +85,12 @@ class LayerBits:
         return taken / sum(one.rows * one.columns for one in linears.values())
 
 
-def in_schemes(chosen: Choice, schemes: Mapping[str, str]) -> dict[str, Treatment]:
+def in_schemes(chosen: Mapping[str, Treatment], schemes: Mapping[str, str]) -> dict[str, Treatment]:
     """What was ``chosen`` for INT8, with other schemes for some linears: outliers stay the same."""
     return {**chosen, **{name: replace(chosen[name], scheme=scheme) for name, scheme in schemes.items()}}
 
 
-def that_fit(decoder: Decoder, chosen: Choice) -> list[str]:
+def that_fit(decoder: Decoder, chosen: Mapping[str, Treatment]) -> list[str]:
     """The INT8 linears of the layers that can be coded."""
     linears = decoder.linears()
     return [name for name, one in chosen.items() if name != "output" and one.scheme == INT8 and fits(linears[name].columns)]
@@ -109,13 +108,23 @@ class _Source:
         """The scheme of the linear with one scheme ``here`` and another in its other sources."""
         return joint_name([here if number == self.number else elsewhere for number in range(self.count)])
 
+    def cost(self, costs: Costs) -> float:
+        """What 4 bits cost in it."""
+        found = costs[self.linear]
+        return found[self.number] if self.count > 1 else sum(found)
+
 
 def allocate(
-    decoder: Decoder, chosen: Choice, bits: float, measure: Measure, fixed: Mapping[str, str] = NOTHING_FIXED
+    decoder: Decoder,
+    chosen: Mapping[str, Treatment],
+    bits: float,
+    costs_of: Callable[[Collection[str]], Costs],
+    fixed: Mapping[str, str] = NOTHING_FIXED,
 ) -> dict[str, Treatment]:
     """``chosen`` with W4 where it costs least, as much as it takes for ``bits`` per weight of the layers.
 
-    ``fixed`` names the schemes of linears that are INT8 in ``chosen``.  Raises `UsageError` where ``bits`` are too few.
+    ``costs_of`` linears is asked for what 4 bits cost in them.  ``fixed`` names the schemes of linears that are INT8 in
+    ``chosen``.  Raises `UsageError` where ``bits`` are too few.
     """
     linears = decoder.linears()
     start = in_schemes(chosen, {name: scheme for name, scheme in fixed.items() if chosen[name].scheme == INT8})
@@ -125,10 +134,10 @@ def allocate(
     taken = sum(_bits(linears[name], one) for name, one in least.items() if name != "output")
     _check_bits(bits, taken / weights)
     left = bits * weights - taken
-    costs = _costs(start, sources, measure)
+    costs = costs_of({source.linear for source in sources})
     more = {source: _extra_bits(linears[source.linear], start[source.linear], source) for source in sources}
     wide: set[_Source] = set()
-    for source in sorted(sources, key=lambda source: -costs[source] / more[source]):
+    for source in sorted(sources, key=lambda source: -source.cost(costs) / more[source]):
         if more[source] <= left:
             left -= more[source]
             wide.add(source)
@@ -170,10 +179,3 @@ def _extra_bits(linear: Linear, treatment: Treatment, source: _Source) -> int:
     """What ``source`` takes in INT8 more than in W4."""
     hot = len(treatment.hot)
     return _bits_of(linear, hot, source.scheme(INT8, W4)) - _bits_of(linear, hot, W4)
-
-
-def _costs(start: Choice, sources: Sequence[_Source], measure: Measure) -> dict[_Source, float]:
-    """What W4 costs in each of ``sources`` alone, in percent of perplexity; below 0 where it cannot be told."""
-    alone = [in_schemes(start, {source.linear: source.scheme(W4, INT8)}) for source in sources]
-    none, *costs = measure("4 bits alone", [dict(start), *alone])
-    return {source: cost - none for source, cost in zip(sources, costs, strict=True)}

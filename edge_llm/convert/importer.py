@@ -15,8 +15,7 @@ gives the same bytes (`unfinished`).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -25,14 +24,15 @@ import numpy as np
 from edge_llm.config import INT8, W4
 from edge_llm.convert.allocate import LayerBits, allocate, in_schemes, that_fit
 from edge_llm.convert.calibrate import CalibrationText, read_calibration
-from edge_llm.convert.choose import Outliers, choose
+from edge_llm.convert.choose import Outliers
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.float_copy import float_copy
 from edge_llm.convert.saved import Saved
+from edge_llm.convert.sensitivity import Costs, four_bit_costs
 from edge_llm.convert.survey import Survey, Wishes, survey_model
 from edge_llm.convert.target import check_space, existing, refuse_overlap, taken
 from edge_llm.convert.texts import MAX_CODED_TOKENS, MAX_INT8_TOKENS, texts_of
-from edge_llm.convert.trial import Choice, Measure, losses
+from edge_llm.convert.trial import held_out_sequences
 from edge_llm.convert.turns import with_turns
 from edge_llm.convert.unfinished import Unfinished, refuse_second
 from edge_llm.convert.usable import check_usable
@@ -60,7 +60,8 @@ from edge_llm.quant.profile import (
     treatments,
     turned_treatments,
 )
-from edge_llm.quant.shadow import DEFAULT_BUDGET, Treatment
+from edge_llm.quant.quality import Quality
+from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.w4 import fits
 from edge_llm.schemes import scheme_of
 from edge_llm.schemes.parts import is_multiplied_as_int8
@@ -151,13 +152,11 @@ def _make(target: Path, job: _Job, *, replace: bool) -> None:
 
 def _turn(asked: int | None, outliers: Outliers) -> int:
     """The largest block of channels that is turned; 0: none.  Raises `UsageError` for a block that there cannot be."""
-    choosing = outliers.mode in ("full", "naive") or outliers.budget != DEFAULT_BUDGET
-    turn = (0 if choosing else MAX_TURN) if asked is None else asked
+    unturned = outliers.mode in ("full", "naive")
+    turn = (0 if unturned else MAX_TURN) if asked is None else asked
     if not is_turn(turn):
         raise UsageError(f"a turn has blocks of 2 to {MAX_TURN} channels, a power of two, or 0; got `{turn}`", param="turn")
-    if turn and outliers.budget != DEFAULT_BUDGET:
-        raise UsageError("--shadow-budget has no meaning where channels are turned; add --turn 0", param="shadow_budget")
-    if turn and choosing:
+    if turn and unturned:
         raise UsageError(f"--shadow {outliers.mode} has no meaning where channels are turned; add --turn 0", param="shadow")
     return turn
 
@@ -233,12 +232,11 @@ class _Job:
         wishes = Wishes(self._treat, self.fold, self.asked, bool(self.turn))
         survey = survey_model(self.source, self.decoder, self.config.context, texts.measured, wishes, saved, self.progress)
         self._tell_folds(survey.found_folds)
-        measure = partial(self._measure, survey, saved)
-        chosen, figures = self._choose(survey, measure)
-        treated = self._in_scheme(chosen, partial(measure, enough=-math.inf))
+        chosen = self._treated(survey)
+        treated = self._in_scheme(chosen, partial(self._four_bit_costs, survey, saved, chosen))
         written = written_before(folder, saved)
         with BundleWriter(folder, written.tensors) as writer:
-            figures = {**figures, **self._write_weights(writer, treated, survey, texts.coded, saved, written)}
+            quality = self._write_weights(writer, treated, survey, texts.coded, saved, written)
             self._write_files(writer)
             profile = OutlierProfile(
                 calibration=self.text.digest,
@@ -247,8 +245,8 @@ class _Job:
                 hot_share=0.0 if self.turn else HOT_SHARE,
                 overflow_price=TURNED_PRICE if self.turn else OVERFLOW_PRICE,
                 linears={name: linear_profile(one, survey.treatments[name]) for name, one in treated.items()},
-                choice=figures,
                 folds=survey.found_folds,
+                held_out={} if quality is None else quality.to_fields(),
             )
             writer.finish(
                 self.config,
@@ -263,19 +261,19 @@ class _Job:
                 created_with=_version(),
             )
 
-    def _choose(self, survey: Survey, measure: Measure) -> tuple[dict[str, Treatment], dict[str, float]]:
-        """How every linear is treated, and what was measured to choose: behind turns there is nothing to choose."""
-        if not self.turn:
-            return choose(self.outliers, self.asked, survey, measure, self.notice)
+    def _treated(self, survey: Survey) -> dict[str, Treatment]:
+        """How every linear is treated in INT8, or in the scheme that was asked for."""
         kept = 0 if self.outliers.mode == "none" else -1
         options = survey.treatments | {name: (survey.others[name],) for name in self.asked}
-        return {name: found[kept] for name, found in options.items()}, {}
+        return {name: found[kept] for name, found in options.items()}
 
-    def _in_scheme(self, chosen: Mapping[str, Treatment], measure: Measure) -> dict[str, Treatment]:
+    def _in_scheme(
+        self, chosen: Mapping[str, Treatment], costs_of: Callable[[Collection[str]], Costs]
+    ) -> dict[str, Treatment]:
         """What was ``chosen`` for INT8, with the linears in the weights that were asked for."""
         if self.weights.kind == INT8:
             return dict(chosen)
-        found = self._layers_in_scheme(chosen, measure)
+        found = self._layers_in_scheme(chosen, costs_of)
         if self.weights.head == INT8:
             return found
         if not fits(self.decoder.output.columns):
@@ -283,32 +281,32 @@ class _Job:
             return found
         return in_schemes(found, {"output": W4})
 
-    def _layers_in_scheme(self, chosen: Mapping[str, Treatment], measure: Measure) -> dict[str, Treatment]:
+    def _layers_in_scheme(
+        self, chosen: Mapping[str, Treatment], costs_of: Callable[[Collection[str]], Costs]
+    ) -> dict[str, Treatment]:
         linears = [name for name, one in chosen.items() if name != "output" and one.scheme == INT8]
         whole = that_fit(self.decoder, chosen)
         if len(whole) < len(linears):
             self.notice(f"{len(linears) - len(whole)} linears stay INT8: their input channels are no multiple of 4")
         if self.weights.kind == W4:
             return in_schemes(chosen, {name: self.weights.fixed.get(name, W4) for name in whole})
-        return allocate(self.decoder, chosen, self.weights.bits, measure, self.weights.fixed)
+        return allocate(self.decoder, chosen, self.weights.bits, costs_of, self.weights.fixed)
 
     def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
         if self.turn:
             return turned_treatments(seen, weight, TURNED_HEAD_PRICE if seen.name == "output" else TURNED_PRICE)
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
 
-    def _measure(
-        self, survey: Survey, saved: Saved, stage: str, choices: Sequence[Choice], enough: float | None = None
-    ) -> list[float]:
-        def tell(done: int, total: int) -> None:
-            self.progress(stage, done, total)
-
+    def _four_bit_costs(
+        self, survey: Survey, saved: Saved, chosen: Mapping[str, Treatment], names: Collection[str]
+    ) -> Costs:
+        stage = "4 bits alone"
         found = saved.load(stage)
         if found is None:
-            enough = self.outliers.budget if enough is None else enough
-            found = losses(self.source, self.decoder, survey, choices, enough, tell)
+            tell = partial(self.progress, stage)
+            found = four_bit_costs(self.source, self.decoder, survey, chosen, names, tell)
             saved.save(stage, found)
-        return list(found)
+        return dict(found)
 
     def _tell_folds(self, found: Mapping[str, Fold]) -> None:
         """Say how many of the places were folded; where nothing was to be folded, nothing."""
@@ -339,19 +337,16 @@ class _Job:
         sequences: list[np.ndarray],
         saved: Saved,
         written: Written,
-    ) -> dict[str, float]:
-        """Write all weights; what fitted ones cost in percent of perplexity, if there are any."""
-        coder = self._coder(treated, sequences)
+    ) -> Quality | None:
+        """Write all weights; how near the bundle is to the float model on text that no weight was fitted to."""
+        coder, held_out = self._coder(treated, sequences), held_out_sequences(self.tokenizer, self.config)
         decoder = self._model_of(treated)
-        cost = write_weights(writer, self.source, decoder, survey, treated, coder, self.progress, saved, written)
-        if coder is None or cost is None:
-            return {}
-        self.notice(
-            f"{'fitted' if self.weights.kind == INT8 else '4-bit'} weights cost {cost:.2f} % of perplexity on the calibration "
-            f"text; {coder.fitted} linears are fitted to it, "
-            f"{coder.rounded} rounded"
-        )
-        return {"coded": cost}
+        quality = write_weights(writer, self.source, decoder, survey, treated, coder, held_out, self.progress, saved, written)
+        if coder:
+            self.notice(f"{coder.fitted} linears are fitted to the calibration text, {coder.rounded} rounded")
+        if quality:
+            self.notice(f"on held-out text: {quality}")
+        return quality
 
     def _coder(self, treated: Mapping[str, Treatment], sequences: list[np.ndarray]) -> Coder | None:
         """What fits weights to the calibration text, where that is asked for."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edge_llm.convert.calibrate import key_offset, run_layer, some_of
+from edge_llm.convert.calibrate import key_offset, run_layer
 from edge_llm.convert.even_folds import even_folds, even_linear
 from edge_llm.convert.folds import FEW_ROWS, Calibration, FoldedLayer, choose_folds, fold_linear, judged, unfolded
 from edge_llm.convert.layer_folds import Factors, fold_layer
@@ -28,7 +28,7 @@ from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import output_error
 from edge_llm.quant.shadow import NONE, Treatment
 from edge_llm.quant.turning import turn_columns
-from edge_llm.schemes import float16, int8, scheme_of
+from edge_llm.schemes import int8, scheme_of
 from kernels import ThreadPool
 from kernels.floats import product
 
@@ -45,14 +45,10 @@ class Survey:
 
     sequences: list[np.ndarray]
     """Token ids int64 [T] of each."""
-    embedded: list[np.ndarray]
-    """Their embeddings, float32 [T, hidden]."""
-    states: list[np.ndarray]
-    """Their last hidden states, normed, float32 [T, hidden]."""
     treatments: dict[str, tuple[Treatment, ...]]
     """Per linear what can be done about its outliers."""
     others: dict[str, Treatment]
-    """Per linear of a layer what another weight scheme makes of it: the one asked for, else float16 if nothing is turned."""
+    """Per linear of a layer for which another weight scheme is asked, what that makes of it."""
     key_offsets: list[np.ndarray]
     """Per layer the mean key, float32 [kv heads, head_dim]."""
     folds: list[Factors]
@@ -70,11 +66,6 @@ class Survey:
     @property
     def tokens(self) -> int:
         return sum(len(ids) for ids in self.sequences)
-
-    def of_some(self, most_tokens: int) -> Survey:
-        """The same of some of the sequences, evenly spread, about ``most_tokens`` together."""
-        sequences, embedded, states = (some_of(one, most_tokens) for one in (self.sequences, self.embedded, self.states))
-        return replace(self, sequences=sequences, embedded=embedded, states=states)
 
 
 @dataclass(frozen=True)
@@ -114,11 +105,11 @@ def survey_model(
     ``context`` is the longest sequence that the model was made for.  Goes on after the layers whose survey was ``saved``.
     """
     embedding = read_embedding(source, decoder)
-    embedded = [embedding[ids] for ids in sequences]
+    begun = [embedding[ids] for ids in sequences]
     del embedding
     lengths = [len(ids) for ids in sequences]
     tables = RopeTables(max(lengths))
-    found, states = _saved_layers(saved) or ([], embedded)
+    found, states = _saved_layers(saved) or ([], begun)
     with workers() as pool:
         for index in range(len(found), len(decoder.layers)):
             progress("calibration", index, len(decoder.layers))
@@ -135,8 +126,6 @@ def survey_model(
     progress("calibration", len(decoder.layers), len(decoder.layers))
     return Survey(
         sequences=sequences,
-        embedded=embedded,
-        states=states,
         treatments=_named(one.treatments for one in found) | {"output": output},
         others=_named(one.others for one in found),
         key_offsets=[one.key_offset for one in found],
@@ -185,17 +174,11 @@ def _survey_layer(
     def treat(linear: Linear) -> tuple[Treatment, ...]:
         return wishes.treat(seen[linear.name], weights.linears[linear.name].weight, matrices[linear.name])
 
-    def treat_otherwise(linear: Linear) -> Treatment:
-        scheme = wishes.schemes.get(f"{name}.{linear.name}")
-        if scheme is None:
-            return float16_treatment(linear, seen[linear.name], matrices[linear.name])
-        return other_treatment(linear, scheme, seen[linear.name], matrices[linear.name])
-
     names = [linear.name for linear in layer.linears]
     return _LayerSurvey(
         folded=folded,
         treatments=dict(zip(names, pool.map(treat, layer.linears), strict=True)),
-        others=dict(zip(names, pool.map(treat_otherwise, layer.linears), strict=True)),
+        others=_treated_otherwise(layer, seen, matrices, wishes, name),
         key_offset=key_offset(layer, weights, seen[layer.projection.name], calibration.context),
     )
 
@@ -213,15 +196,11 @@ def _survey_turned(
         matrix = ready[linear.name].weight
         return wishes.treat(seen[linear.name].turned(input_turn(layer, linear)), matrix, matrix)
 
-    def treat_otherwise(linear: Linear) -> Treatment:
-        scheme = wishes.schemes[f"{name}.{linear.name}"]
-        return other_treatment(linear, scheme, seen[linear.name], weights.linears[linear.name].weight)
-
-    others = [linear for linear in layer.linears if f"{name}.{linear.name}" in wishes.schemes]
+    plain = {linear: parts.weight for linear, parts in weights.linears.items()}
     return _LayerSurvey(
         folded=folded,
         treatments={linear.name: found for linear, found in zip(layer.linears, pool.map(treat, layer.linears), strict=True)},
-        others={linear.name: treat_otherwise(linear) for linear in others},
+        others=_treated_otherwise(layer, seen, plain, wishes, name),
         key_offset=offset,
     )
 
@@ -242,15 +221,16 @@ def _survey_output(
     return wishes.treat(last.divided(factors).turned(decoder.output.turn), output, output), factors, found
 
 
-FLOAT16_ERROR = 2.0**-22
-"""About what float16 makes of a product, squared and relative: each weight is off by at most 2^-11 of itself."""
-
-
-def float16_treatment(linear: Linear, seen: ChannelStatistics, weight: np.ndarray) -> Treatment:
-    """What float16 would make of ``weight``, without a product: few imports need it, and INT8's error is far larger."""
-    largest = max(weight.max(initial=0.0), -weight.min(initial=0.0))
-    fits = largest <= np.finfo(np.float16).max
-    return replace(_unmeasured(linear, float16.NAME, seen), error=FLOAT16_ERROR if fits else math.inf)
+def _treated_otherwise(
+    layer: Layer, seen: Mapping[str, ChannelStatistics], matrices: Mapping[str, np.ndarray], wishes: Wishes, name: str
+) -> dict[str, Treatment]:
+    """The linears of the layer ``name`` for which another scheme is wished, and what that makes of their ``matrices``."""
+    wished = {linear: wishes.schemes.get(f"{name}.{linear.name}") for linear in layer.linears}
+    return {
+        linear.name: other_treatment(linear, scheme, seen[linear.name], matrices[linear.name])
+        for linear, scheme in wished.items()
+        if scheme is not None
+    }
 
 
 def other_treatment(linear: Linear, scheme_name: str, seen: ChannelStatistics, weight: np.ndarray) -> Treatment:
@@ -258,23 +238,19 @@ def other_treatment(linear: Linear, scheme_name: str, seen: ChannelStatistics, w
 
     The error is infinite where the weight does not fit.
     """
-    linear = replace(linear, scheme=scheme_name, bias=False)
-    scheme, treatment = scheme_of(linear), _unmeasured(linear, scheme_name, seen)
-    try:
-        opened = scheme.open(linear, scheme.convert(weight, NO_CHANNELS, seen.name), scheme.facts_of(treatment))
-    except InvalidModel:
-        return treatment
-    return replace(treatment, error=output_error(seen, weight, lambda rows: opened.apply(rows, ThreadPool(1))))
-
-
-def _unmeasured(linear: Linear, scheme_name: str, seen: ChannelStatistics) -> Treatment:
-    """``linear`` in another weight scheme: the cost beyond INT8, and no error yet."""
-    return Treatment(
+    scheme = scheme_of(replace(linear, scheme=scheme_name, bias=False))
+    treatment = Treatment(
         shadow=NONE,
         hot=NO_CHANNELS,
         input_scale=1.0,
         error=math.inf,
-        cost=scheme_of(replace(linear, scheme=scheme_name)).cost(linear) - int8.cost(linear),
+        cost=scheme.cost(linear) - int8.cost(linear),
         largest_cold=float(seen.peaks().max(initial=0.0)),
         scheme=scheme_name,
     )
+    try:
+        converted = scheme.convert(weight, NO_CHANNELS, seen.name)
+        opened = scheme.open(replace(linear, scheme=scheme_name, bias=False), converted, scheme.facts_of(treatment))
+    except InvalidModel:
+        return treatment
+    return replace(treatment, error=output_error(seen, weight, lambda rows: opened.apply(rows, ThreadPool(1))))

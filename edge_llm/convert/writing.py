@@ -1,6 +1,6 @@
 """The last sweep of an import: every layer is read, quantized as was chosen, and written.
 
-W4 linears are fitted to the calibration text on the way (`coding`), and what they cost is measured beside (`trial`).
+Weights are fitted to the calibration text on the way (`coding`), and what the bundle costs is measured beside (`trial`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge_llm.convert.coding import Coder
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.survey import NO_CHANNELS, Survey
-from edge_llm.convert.trial import Trial
+from edge_llm.convert.trial import Position, Trial
 from edge_llm.convert.turns import quantizable
 from edge_llm.formats.bundle_writer import BundleWriter, holds, storage_errors
 from edge_llm.formats.layout import KEY_OFFSET, TensorRange, layer_tensors
@@ -28,6 +28,7 @@ from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.reference import rms_norm
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding, read_final_norm, read_output
 from edge_llm.progress import StageProgress
+from edge_llm.quant.quality import Quality
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turn_columns, turned
 from edge_llm.schemes import int8, scheme_of
@@ -52,7 +53,7 @@ NOTHING_WRITTEN = Written()
 
 def written_before(folder: Path, saved: Saved) -> Written:
     """What another process wrote of the bundle in ``folder``; whatever else lies there is removed."""
-    written = saved.load(_WRITTEN, Written, TensorRange)
+    written = saved.load(_WRITTEN, Written, TensorRange, Position)
     if written is None or not holds(folder, written.tensors):
         written = NOTHING_WRITTEN
     for path in folder.iterdir():
@@ -71,19 +72,21 @@ def write_weights(
     survey: Survey,
     kept: Mapping[str, Treatment],
     coder: Coder | None,
+    held_out: Sequence[np.ndarray],
     progress: StageProgress,
     saved: Saved,
     written: Written = NOTHING_WRITTEN,
-) -> float | None:
-    """Write the weights of ``decoder``, whose linears have the schemes of what is ``kept``; ``coder`` fits its codes.
+) -> Quality | None:
+    """Write the weights of ``decoder``, whose linears have the schemes of what is ``kept``; ``coder`` fits them.
 
     Goes on after the layers that are ``written``; how far it gets is ``saved`` after each.
-    Returns what the bundle costs in percent of perplexity on the calibration text where there is a coder, else None.
+    Returns how near the bundle is to the float model on the token ids that are ``held_out``, None where there are none.
     """
-    trial = Trial(decoder, survey, [kept]) if coder else None
-    if trial and coder and written.layers:
+    trial = Trial(source, decoder, held_out, survey, kept) if held_out else None
+    if written.layers and coder:
         coder.go_on(written.coder)
-        trial.go_on(written.trial)
+    if written.layers and trial:
+        trial.position = written.trial
     if not decoder.tied and not written.tensors:
         _add(writer, "embedding", int8.convert(read_embedding(source, decoder), NO_CHANNELS, "the embedding"))
     with workers() as pool:
@@ -93,20 +96,21 @@ def write_weights(
             weights = survey.folded_layer(source, decoder, index, pool)
             ready = LayerWeights(quantizable(weights, layer, pool), weights.gains)
             coded = coder.run(layer, weights, ready.linears, kept, f"layers.{index}", pool) if coder else {}
-            _write_layer(writer, f"layers.{index}", layer, ready, coded, kept, survey.key_offsets[index], pool)
+            made = _made_of(f"layers.{index}", layer, ready, coded, kept, pool)
+            _write_layer(writer, f"layers.{index}", layer, ready, made, kept, survey.key_offsets[index])
             if trial:
-                trial.run_layer(index, ready, pool, coded)
-            positions = (coder.position(), trial.position()) if coder and trial else (None, None)
+                trial.run_layer(index, weights, ready.linears, made, pool)
+            positions = coder and coder.position(), trial and trial.position
             saved.save(_WRITTEN, Written(writer.written(), index + 1, *positions))
         progress("layers", len(decoder.layers), len(decoder.layers))
         progress("output", 0, 1)
         gain = read_final_norm(source, decoder)
         head = _head(source, decoder, survey, kept["output"].hot, gain, coder, pool)
-        cost = trial.compare(read_output(source, decoder), gain, 0.0, pool, {"output": head})[0] if trial else None
+        quality = trial.quality(read_output(source, decoder), gain, head) if trial else None
         writer.add("final_norm", gain / survey.output_fold)
         _add(writer, "embedding" if decoder.tied else "output", head)
         progress("output", 1, 1)
-    return cost
+    return quality
 
 
 def _head(
@@ -132,27 +136,39 @@ def _head(
     return coder.head(output, hot, read, pool).arrays()
 
 
-def _write_layer(
-    writer: BundleWriter,
+def _made_of(
     name: str,
     layer: Layer,
     weights: LayerWeights,
     coded: Mapping[str, Arrays],
     kept: Mapping[str, Treatment],
-    offset: np.ndarray,
     pool: Executor,
-) -> None:
-    """The tensors of layer ``name`` in the order of the file; some are ``coded`` already; ``offset`` is its mean key."""
-    hot = {linear.name: len(kept[f"{name}.{linear.name}"].hot) for linear in layer.linears}
+) -> dict[str, Arrays]:
+    """The arrays of the linears of layer ``name``, by the linears' names; some are ``coded`` already."""
 
     def convert(linear: Linear) -> Arrays:
-        full_name, found = f"{name}.{linear.name}", weights.linears[linear.name]
-        arrays = coded.get(linear.name) or scheme_of(linear).convert(found.weight, kept[full_name].hot, full_name)
-        return arrays if found.bias is None else {**arrays, "bias": found.bias}
+        full_name = f"{name}.{linear.name}"
+        found = weights.linears[linear.name].weight
+        return coded.get(linear.name) or scheme_of(linear).convert(found, kept[full_name].hot, full_name)
 
+    return dict(zip([one.name for one in layer.linears], pool.map(convert, layer.linears), strict=True))
+
+
+def _write_layer(
+    writer: BundleWriter,
+    name: str,
+    layer: Layer,
+    weights: LayerWeights,
+    made: Mapping[str, Arrays],
+    kept: Mapping[str, Treatment],
+    offset: np.ndarray,
+) -> None:
+    """The tensors of layer ``name`` in the order of the file; its linears are ``made``, its mean key is ``offset``."""
+    hot = {linear.name: len(kept[f"{name}.{linear.name}"].hot) for linear in layer.linears}
     arrays = {**weights.gains, KEY_OFFSET: offset}
-    for linear, made in zip(layer.linears, pool.map(convert, layer.linears), strict=True):
-        arrays |= {f"{linear.name}.{part}": array for part, array in made.items()}
+    for linear, found in weights.linears.items():
+        beside = {} if found.bias is None else {"bias": found.bias}
+        arrays |= {f"{linear}.{part}": array for part, array in {**made[linear], **beside}.items()}
     for tensor, _, _ in layer_tensors(layer, hot):
         writer.add(f"{name}.{tensor}", arrays[tensor])
 

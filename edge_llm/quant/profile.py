@@ -50,8 +50,8 @@ TURNED_PRICE, TURNED_HEAD_PRICE = 0.012, 0.001
 
 Measured on SmolLM2-135M with static scales everywhere, at about the same overflow: KL 2.6e-3 with one price, 2.4e-3 with two.
 """
-OVERFLOW_PRICES = (0.3, 0.05, OVERFLOW_PRICE, 0.003)
-"""The prices at which scales are searched, from the cheapest shadow to the most exact one."""
+EXACT_PRICE = 0.003
+"""The same where channels are not turned and a shadow is kept: as exact as a static scale gets."""
 _WIDEST = 1e6
 """Bound on max |x| / (127 s) in calibration, so that a residual stays far from float32's end."""
 _SAMPLE = 2**22
@@ -155,7 +155,7 @@ def largest_scale(statistics: ChannelStatistics) -> float:
 def treatments(
     statistics: ChannelStatistics, weight: np.ndarray, judged: np.ndarray | None = None
 ) -> tuple[Treatment, ...]:
-    """The treatments of the outliers of a linear ``weight`` float32 [N, K]: first none, last the most exact shadow.
+    """The treatments of the outliers of a linear ``weight`` float32 [N, K]: none, and all that stands out kept exact.
 
     ``judged`` is the same weight with every row scaled by its importance (default: ``weight`` itself).
     """
@@ -164,13 +164,9 @@ def treatments(
     no_hot: np.ndarray = np.empty(0, np.int32)
     hot = _that_fit(_that_fit(choose_hot(statistics), weight), judged)
     sample = _Sample(statistics, judged)
-    scales = ScaleSearch(statistics, no_hot, energy)
-    found = [sample.treat(NONE, no_hot, scales.best_clipped())]
-    found += [sample.treat(COLD, no_hot, scales.best(price)) for price in OVERFLOW_PRICES]
-    if len(hot):
-        scales = ScaleSearch(statistics, hot, energy)
-        found += [sample.treat(FULL, hot, scales.best(price)) for price in OVERFLOW_PRICES]
-    return tuple(found)
+    clipped = ScaleSearch(statistics, no_hot, energy).best_clipped()
+    kept = ScaleSearch(statistics, hot, energy).best(EXACT_PRICE)
+    return sample.treat(NONE, no_hot, clipped), sample.treat(FULL if len(hot) else COLD, hot, kept)
 
 
 def turned_treatments(
@@ -349,7 +345,10 @@ class OutlierProfile:
     overflow_price: float
     linears: Mapping[str, LinearProfile]
     choice: Mapping[str, float] = field(default_factory=dict)
-    """How the shadows were chosen, in percent of perplexity: the budget, and the measured loss of none, kept and full."""
+    """What older imports measured of the calibration text, in percent of perplexity: to choose shadows the budget, and the
+    loss of none, kept and full; of 4 bits and fitted weights, `coded`."""
+    held_out: Mapping[str, float] = field(default_factory=dict)
+    """What the bundle costs on text that nothing was fitted to: the fields of a `quality.Quality`; empty where none was run."""
     folds: Mapping[str, Fold] = field(default_factory=dict)
     """The folds that were made before shadows were chosen, by linear and for ``layers.N.keys`` and ``.values``."""
 
