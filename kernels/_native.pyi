@@ -96,14 +96,14 @@ def linear_rounded(
     /,
 ) -> _F32: ...
 def hot_product(x: _F32, hot: _I32, hot_weight: _F16, pool: ThreadPool, out: _F32 | None, /) -> _F32: ...
+def overflow_product(
+    row_start: _I64, column: _I32, value: _F32, tiles: _I8, n: int, k: int, pool: ThreadPool, out: _F32 | None, /
+) -> _F32: ...
 def merge(
     y: _F32,
     hot_sum: _F32 | None,
     row_start: _I64 | None,
-    column: _I32 | None,
-    value: _F32 | None,
-    tiles: _I8,
-    k: int,
+    overflow_sum: _F32 | None,
     product_scale: _F32,
     pool: ThreadPool,
     add: _F32 | None,

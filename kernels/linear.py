@@ -42,6 +42,7 @@ __all__ = [
     "linear_int8",
     "linear_rounded",
     "merge",
+    "overflow_product",
     "quantize",
 ]
 
@@ -96,12 +97,21 @@ def hot_product(x: F32, hot: I32, hot_weight: F16, pool: ThreadPool, *, out: F32
     return _native.hot_product(x, hot, hot_weight, pool, out)
 
 
+def overflow_product(residual: Residual, tiles: I8, n: int, k: int, pool: ThreadPool, *, out: F32 | None = None) -> F32:
+    """residual[M, K] @ W[N, K].T -> [M, N]: one fma per value of a row in the order of its columns, from 0.
+
+    Rows of `out` where the residual has no values are left as they were: `merge` does not read them, and most may be such.
+    Values are those of `quantize`, above 1/2: the bits of values below 2^-102 are not the reference's.
+    """
+    row_start, column, value = residual
+    return _native.overflow_product(row_start, column, value, tiles, n, k, pool, out)
+
+
 def merge(
     y: F32,
     hot_sum: F32 | None,
     residual: Residual | None,
-    tiles: I8,
-    k: int,
+    overflow_sum: F32 | None,
     product_scale: F32,
     pool: ThreadPool,
     *,
@@ -109,13 +119,13 @@ def merge(
 ) -> None:
     """Finish a product y[M, N] of `linear_int8` in place.
 
-    + hot_sum[M, N], + product_scale[N] * (residual[M, K] @ W[N, K].T), + add.
+    + hot_sum[M, N], + product_scale[N] * overflow_sum[M, N] where a row of `residual` has values, + add.
 
-    `hot_sum` is None where there are no hot columns. `add` f32[M, N] may be y. Values of the residual are those of `quantize`,
-    above 1/2: the bits of values below 2^-102 are not the reference's.
+    `hot_sum` is None where there are no hot columns; `residual` and `overflow_sum`, its `overflow_product`, where nothing is
+    added back. `add` f32[M, N] may be y.
     """
-    row_start, column, value = residual if residual is not None else (None, None, None)
-    _native.merge(y, hot_sum, row_start, column, value, tiles, k, product_scale, pool, add)
+    row_start = None if residual is None else residual.row_start
+    _native.merge(y, hot_sum, row_start, overflow_sum, product_scale, pool, add)
 
 
 def linear(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edge_llm.bench import measure, sampling
+from edge_llm.bench import lanes, measure, sampling
 from edge_llm.bench.concurrency import BorrowedTokenizer, load_for
 from edge_llm.bench.loads import Load
 from edge_llm.bench.rest import ask
@@ -15,12 +15,14 @@ from edge_llm.bench.sampling import WAYS
 from edge_llm.bench.synthetic import write_random
 from edge_llm.cli.main import run
 from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
+from edge_llm.convert.calibrate import HELD_OUT_TEXT
 from edge_llm.decoding.sampler import greedy
 from edge_llm.engine import generation
 from edge_llm.errors import DeviceError
 from edge_llm.paths import builtin_bundle
 from edge_llm.runner.order import POLICIES
 from edge_llm.text.tokenizer import Tokenizer
+from scheduler import Span, Trace
 
 SYNTHETIC = ModelConfig(
     family="llama", vocab_size=4000, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -50,9 +52,33 @@ def test_every_policy_runs_on_the_emulated_card_and_is_simulated_too(bench, tmp_
     for row in rows:
         assert 0 < row["lower_bound_ms"] <= row["makespan_ms"] * 1.0001
         assert row["predicted_ms"] > 0 and 0 <= row["npu_idle_share"] < 1
+        assert row["overflow_share"] == rows[0]["overflow_share"] > 0
+        assert 0 < row["shadow_ms"] < row["makespan_ms"] and 0 <= row["shadow_beside_share"] <= 1
     assert "subgraphs were built for" in err
-    lanes = {event["args"]["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "thread_name"}
-    assert lanes == {"cpu", "npu"}
+    drawn = {event["args"]["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "thread_name"}
+    assert drawn == {"cpu", "npu"}
+
+
+def test_a_prompt_is_text_as_often_as_it_takes_and_anything_for_random_weights():
+    text = Tokenizer.from_folder(builtin_bundle(), 1536).encode(HELD_OUT_TEXT.read_text("utf-8"))
+    assert lanes.prompt_tokens(2 * len(text) + 3, 1536, builtin_bundle()) == text + text + text[:3]
+    anything = lanes.prompt_tokens(5000, 97, None)
+    assert (len(anything), set(anything)) == (5000, set(range(97)))
+
+
+def test_seconds_beside_products_are_those_in_which_the_card_multiplied():
+    spans = [
+        Span("p1", "npu", 1, 4), Span("p2", "npu", 3, 6), Span("p3", "npu", 8, 9),  # a card may be sent the next one early
+        Span("a.shadow", "cpu", 0, 2), Span("b.shadow", "cpu", 2, 3), Span("other", "cpu", 3, 5),
+        Span("c.shadow", "cpu", 5, 8.5), Span("d.shadow", "cpu", 9, 11),
+    ]  # fmt: skip
+    run = Trace(tuple(sorted(spans, key=lambda span: span.end)), ("cpu", "npu"))
+    shadows = lanes.shadow_spans(run)
+    assert [span.name for span in shadows] == ["a.shadow", "b.shadow", "c.shadow", "d.shadow"]
+    assert [lanes.beside_products(run, [span]) for span in shadows] == [1, 1, 1.5, 0]
+    (row,) = lanes.rows([lanes.LaneRun("feed", 7, (run,), predicted=11.0, overflow=0.0025)])
+    assert (row["shadow_ms"], row["shadow_beside_share"]) == (8500, 3.5 / 8.5)
+    assert lanes.markdown([row]).splitlines()[-1].endswith("|    0.25% |    8500.0 |             41% |")
 
 
 def test_a_gantt_chart_of_a_streamed_prompt_has_the_flash_lane(bench):

@@ -6,12 +6,17 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from model_files import random_tensors, tiny_config, write_model
 from odd_layers import ODD, odd, random_weights
 
+from edge_llm.bench.lanes import beside_products, shadow_spans
+from edge_llm.bench.lanes import compare as compare_lanes
+from edge_llm.bench.lanes import markdown as lane_table
+from edge_llm.bench.lanes import rows as lane_rows
 from edge_llm.bench.quality import compare
 from edge_llm.cli.main import run
 from edge_llm.cli.turns import turn_report
@@ -21,7 +26,8 @@ from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.layer_folds import VALUES, places
 from edge_llm.convert.turns import quantizable, turn_values, with_turns
-from edge_llm.engine.assembly import load_runner
+from edge_llm.devices import split
+from edge_llm.engine.assembly import load_int8_runner, load_runner
 from edge_llm.engine.load import load_comparison, load_engine
 from edge_llm.errors import CorruptBundle, UnsupportedModel, UsageError
 from edge_llm.formats.bundle import open_bundle
@@ -34,6 +40,10 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights, read_layer
 from edge_llm.quant.turning import block_of, turned, turned_back, turned_columns
 from edge_llm.runner.base import Segment
+from edge_llm.runner.order import POLICIES
+from edge_llm.subgraphs.ops import CARD_LANE, HOST_LANE, SHADOW_PART
+from kernels.linear import quantize
+from scheduler import CostModel, Policy, Span, TaskGraph, Trace, simulate
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHAPE = {
@@ -178,6 +188,124 @@ def test_static_scales_beside_a_card_are_those_of_the_host(bundles: dict[str, Pa
     """A chip with static kernels multiplies turned rows; what overflows is exact on the CPU's lane: the host's static bits."""
     exact = logits_of(bundles[family], TOKENS, [90], device=device, placement="split", threads=2)
     np.testing.assert_array_equal(exact, logits_of(bundles[family], TOKENS, [90], activations=STATIC))
+
+
+def any_task(seed: int) -> Policy:
+    """A policy that starts any ready task."""
+    random = np.random.default_rng(seed)
+    return lambda ready, state: ready[random.integers(len(ready))]
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, 1, 2])
+def test_in_any_order_of_tasks_the_static_bits_are_those_of_the_host(bundles: dict[str, Path], policy: str | int) -> None:
+    """Overflow is a task beside the product of its linear, so the order in which chunks get theirs is up to the policy."""
+    runtime = RuntimeConfig(device="emulated:310p:s8gemm", placement="split", threads=2, context=256, chunk=16, window=6)
+    with open_bundle(bundles["llama"]) as bundle:
+        runner = load_int8_runner(bundle, runtime, 200)
+        runner.policy = any_task(policy) if isinstance(policy, int) else POLICIES[policy]
+        found = runner.forward(runner.open(), TOKENS, wanted=len(TOKENS))
+        assert runner.site.activations == STATIC and runner.overflow is not None and runner.overflow > 50
+    np.testing.assert_array_equal(found, logits_of(bundles["llama"], TOKENS, [90], activations=STATIC))
+
+
+def test_a_chip_that_rounds_its_products_adds_the_same_overflow_wherever_it_decodes(bundles: dict[str, Path]) -> None:
+    how = {"device": "emulated:310p", "threads": 2, "chunk": 16}
+    chunks = [60] + [1] * 30
+    beside = logits_of(bundles["qwen2"], TOKENS, chunks, placement="split", **how)
+    for policy, placement in (("in-order", "split"), ("c-value", "split,host")):
+        found = logits_of(bundles["qwen2"], TOKENS, chunks, placement=placement, policy=policy, **how)
+        np.testing.assert_array_equal(found, beside)
+
+
+@pytest.fixture(scope="module")
+def lanes_of_a_prompt(bundles: dict[str, Path]) -> Trace:
+    """A run of six chunks of 16 tokens of a turned model on an emulated card, in order."""
+    traces: list[Trace] = []
+    runtime = RuntimeConfig(device="emulated:310p", placement="split", threads=2, context=256, chunk=16, window=6)
+    with open_bundle(bundles["llama"]) as bundle:
+        runner = load_int8_runner(bundle, replace(runtime, policy="in-order"), 200)
+        runner.on_trace = traces.append
+        runner.forward(runner.open(), TOKENS)
+    (trace,) = traces
+    return trace
+
+
+def test_overflow_is_a_task_of_the_cpu_beside_the_product_that_it_belongs_to(lanes_of_a_prompt: Trace) -> None:
+    trace = lanes_of_a_prompt
+    spans = {span.name: span for span in trace.spans}
+    shadows = [span for span in trace.spans if span.name.endswith(SHADOW_PART)]
+    assert len(shadows) == 6 * SHAPE["num_hidden_layers"] * 4
+    for shadow in shadows:
+        product = spans[shadow.name.removesuffix(SHADOW_PART)]
+        assert (shadow.lane, product.lane) == (HOST_LANE, CARD_LANE)
+        assert shadow.after == product.after and all(spans[name].lane == HOST_LANE for name in shadow.after)
+        (merging,) = [span for span in trace.spans if shadow.name in span.after]
+        assert merging.lane == HOST_LANE and product.name in merging.after
+
+
+@pytest.mark.parametrize("policy", ["feed", "c-value", "critical-path"])
+def test_overflow_is_added_out_of_order_while_the_card_multiplies_other_chunks(lanes_of_a_prompt: Trace, policy: str) -> None:
+    """In virtual time: a product takes 4, its overflow 2, all else of the CPU 1."""
+    graph, cost = TaskGraph(), CostModel()
+    for span in sorted(lanes_of_a_prompt.spans, key=lambda span: span.start):
+        graph.add(span.name, span.lane, lambda: None, after=span.after, cost_key=span.cost_key)
+        seconds = 4.0 if span.lane == CARD_LANE else 2.0 if span.name.endswith(SHADOW_PART) else 1.0
+        cost.observe(span.cost_key, span.lane, seconds)
+    program = {task.name: number for number, task in enumerate(graph)}
+    in_order, found = (simulate(graph, POLICIES[name], cost) for name in ("in-order", policy))
+    assert found.makespan < in_order.makespan
+    order = [program[span.name] for span in found.on(HOST_LANE)]
+    assert order != sorted(order) and order != [program[span.name] for span in in_order.on(HOST_LANE)]
+    assert 0 == beside_other_chunks(in_order) < beside_other_chunks(found)
+    assert beside_products(found, shadow_spans(found)) > 0.9 * sum(span.seconds for span in shadow_spans(found))
+
+
+def beside_other_chunks(trace: Trace) -> int:
+    """How often a task beside a product runs while the card multiplies for another chunk."""
+    return sum(
+        max(shadow.start, product.start) < min(shadow.end, product.end) and chunk_of(shadow) != chunk_of(product)
+        for shadow in shadow_spans(trace)
+        for product in trace.on(CARD_LANE)
+    )
+
+
+def chunk_of(span: Span) -> str:
+    return span.name.partition(".")[0]
+
+
+def test_the_share_that_overflows_is_counted_of_all_values_that_are_rounded(
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def counting(x: np.ndarray, *given: Any, **how: Any) -> Any:
+        quantized, residual = quantize(x, *given, **how)
+        seen.append((x.size, len(residual.column)))
+        return quantized, residual
+
+    monkeypatch.setattr(split, "quantize", counting)
+    runtime = RuntimeConfig(device="emulated:310p", placement="split", threads=2, context=256, chunk=16, window=6)
+    with open_bundle(bundles["llama"]) as bundle:
+        runner = load_int8_runner(bundle, runtime, 200)
+        (run,) = compare_lanes(runner, TOKENS[:80], ["feed"], 2)
+    runs = 2 + 2  # first in order: to warm up, and to learn
+    values, over = (sum(counts) / runs for counts in zip(*seen, strict=True))
+    head = 96  # the inputs of the output matrix, of which some overflow too
+    assert run.overflow is not None and over > 0
+    assert over <= run.overflow * (values + head) <= over + head
+    (row,) = lane_rows([run])
+    assert row["overflow_share"] == run.overflow and row["shadow_ms"] > 0 and 0 <= row["shadow_beside_share"] <= 1
+
+
+def test_rows_with_scales_of_their_own_overflow_nothing(bundles: dict[str, Path]) -> None:
+    for activations, counted in ((ROW, False), (STATIC, True)):
+        runtime = RuntimeConfig(device="host", threads=1, context=256, activations=activations)
+        with open_bundle(bundles["llama"]) as bundle:
+            (run,) = compare_lanes(load_int8_runner(bundle, runtime, 200), TOKENS, ["auto"], 1)
+        assert (run.overflow is not None) == counted
+        (row,) = lane_rows([run])
+        assert row["shadow_ms"] is None and row["shadow_beside_share"] is None  # one pass does all of a linear
+        assert ("overflow" in lane_table([row])) == counted and "shadow" not in lane_table([row])
 
 
 def divergence(folder: Path, **runtime: object) -> float:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.convert.turns import with_turns
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions, Room, Rows
 from edge_llm.devices.card_cost import (
@@ -20,6 +21,8 @@ from edge_llm.devices.card_cost import (
     linear_seconds,
     product_seconds,
     step_seconds,
+    turn_seconds,
+    turn_work,
 )
 from edge_llm.devices.card_memory import CardArray, CardMemory
 from edge_llm.devices.card_weights import CardBlock, CardWeights, load_products
@@ -544,6 +547,54 @@ def test_longer_prompts_and_longer_contexts_take_longer(chip):
     works = [attention_work(law, next(a for a in layer.operations if isinstance(a, Attention)), 1, keys) for keys in (1, 4096)]
     moved = 2 * 2 * 4095 * 128 / (law.bandwidth * law.bandwidth_share)
     assert works[1] - works[0] == pytest.approx(moved, rel=0.01)
+
+
+@pytest.mark.parametrize("chip", NAMES)
+def test_a_turn_costs_a_product_of_float16_its_casts_and_their_launches(chip):
+    law, decoder = chip_law(chip), describe(HALF_BILLION)
+    layer, turned = decoder.layers[0], with_turns(decoder, 128)
+    linears = [linear for linear in turned.layers[0].linears if linear.turn]
+    assert {linear.turn for linear in linears} == {128} and len(linears) == 3  # the values' weight turns what `o` reads
+    for linear in linears:
+        values = 512 * linear.columns
+        moved = 2 * (2 * values + 128 * 128) / (law.bandwidth * law.bandwidth_share)
+        multiplied = max(2 * values * 128 / (law.float16_rate * law.rate_share), moved)
+        casts = 12 * values / (law.bandwidth * law.bandwidth_share)
+        assert turn_work(law, linear, 512) == pytest.approx(multiplied + casts)
+        assert turn_seconds(law, linear, 512) == pytest.approx(3 * law.launch_seconds + multiplied + casts)
+        assert turn_work(law, replace(linear, turn=0), 512) == turn_seconds(law, replace(linear, turn=0), 512) == 0.0
+    for rows in (256, 4096):
+        at_work = replace(law, launch_seconds=0.0)
+        costs = [layer_seconds(at_work, law.route(), one, rows, rows) for one in (layer, turned.layers[0])]
+        assert costs[1] - costs[0] == pytest.approx(sum(turn_work(law, linear, rows) for linear in linears))
+
+
+def test_the_launches_of_a_turn_are_those_of_hot_channels_which_it_spares():
+    law, decoder = chip_law("310p"), describe(HALF_BILLION)
+    launching = replace(law, launch_seconds=1.0)
+    for one in (decoder, with_turns(decoder, 128)):
+        launches = layer_seconds(launching, law.route(), one.layers[0], 1, 1)
+        norms_attention_and_swiglu = 2 + 3 + 1
+        assert launches == norms_attention_and_swiglu + 4 * (law.route().launches + 1 + 3)
+
+
+def test_only_what_the_card_turns_costs_the_card():
+    """Beside the CPU rows come turned; alone it turns no queries and keys, and values are turned in the weights."""
+    law, decoder = chip_law("310p"), describe(HALF_BILLION)
+    turned = with_turns(decoder, 128)
+    only_heads = decoder.with_turns({}, turned.head_turns)
+    assert only_heads.layers[0].attention.turn == 64
+    route = law.route()
+    costs = [card_costs(law, route, one.layers[0].linears, (1, 256)) for one in (decoder, turned)]
+    assert costs[0] == costs[1]
+    seconds = [step_seconds(law, route, one.layers, one.output, 1, keys=100) for one in (decoder, only_heads, turned)]
+    every = [linear for layer in turned.layers for linear in layer.linears] + [turned.output]
+    assert turned.output.turn == 128
+    assert seconds[0] == seconds[1]
+    assert seconds[2] - seconds[0] == pytest.approx(sum(turn_work(law, linear, 1) for linear in every))
+    slow = replace(law, captures=False)
+    launched = [step_seconds(slow, route, one.layers, one.output, 1, keys=100) for one in (decoder, turned)]
+    assert launched[1] - launched[0] == pytest.approx(turn_seconds(law, turned.output, 1))  # all else waits for launches
 
 
 def test_costs_name_every_card_task():

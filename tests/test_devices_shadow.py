@@ -62,8 +62,8 @@ def split(weights: Int8Weight, x: np.ndarray) -> np.ndarray:
     pool = ThreadPool(1)
     ops = (
         Op("quantize", reads=("x",), writes=("quantized", "hot", "residual"), of=LINEAR),
-        Op("shadow", reads=("hot",), writes=("shadow",), of=LINEAR),
-        Op("merge", reads=("y", "shadow", "residual"), writes=("y",), of=LINEAR),
+        Op("shadow", reads=("hot", "residual"), writes=("shadow", "overflow"), of=LINEAR),
+        Op("merge", reads=("y", "shadow", "overflow", "residual"), writes=("y",), of=LINEAR),
     )
     widths = buffer_widths([Part("w", "cpu", ops)], COLUMNS)
     buffers = {**{name: np.zeros((TOKENS, width), np.float32) for name, width in widths.items()}, "x": x}

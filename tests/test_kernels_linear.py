@@ -334,22 +334,32 @@ def test_linear_equals_its_parts(isa: str, pools: list[kernels.ThreadPool], m: i
         rounded = linear.linear_rounded(q, tiles, n, data.rounding, row_sum, pool)
         hot_sum = linear.hot_product(data.x, hot_index, hot_weight, pool)
         assert_same_bits(hot_sum, reference.hot_product(data.x, hot_index, hot_weight))
+        overflow_sum = linear.overflow_product(residual, tiles, n, k, pool)
+        assert_same_bits(overflow_sum, reference.overflow_product(residual, tiles, n, k))
+        left, expected_left = np.full((2, m, n), 3, np.float32)
+        linear.overflow_product(residual, tiles, n, k, pool, out=left)
+        assert_same_bits(left, reference.overflow_product(residual, tiles, n, k, out=expected_left))
+        assert (left[np.diff(residual.row_start) == 0] == 3).all()
         for product, end in zip((whole, rounded), ends_of(data), strict=False):
             for add in (None, data.add):
                 y, expected = product.copy(), product.copy()
-                linear.merge(y, hot_sum if hot else None, residual, tiles, k, product_scale, pool, add=add)
-                reference.merge(expected, hot_sum if hot else None, residual, tiles, k, product_scale, add=add)
+                linear.merge(y, hot_sum if hot else None, residual, overflow_sum, product_scale, pool, add=add)
+                reference.merge(expected, hot_sum if hot else None, residual, overflow_sum, product_scale, add=add)
                 assert_same_bits(y, expected)
                 assert_same_bits(multiply(data.x, *data.arguments, pool, **end, add=add), y)
 
 
 def test_merge_leaves_out_what_is_not_there(isa: str, pools: list[kernels.ThreadPool]) -> None:
     data = problem(3, 20, 30)
-    tiles, product_scale = data.arguments[0], data.arguments[3]
+    product_scale = data.arguments[3]
     y = np.full((3, 20), -0.0, np.float32)
-    linear.merge(y, None, None, tiles, 30, product_scale, pools[0])
+    linear.merge(y, None, None, None, product_scale, pools[0])
     assert np.signbit(y).all()
-    linear.merge(y, data.add, None, tiles, 30, product_scale, pools[0], add=y)
+    one_overflows = linear.Residual(np.array([0, 0, 1, 1]), np.array([4], np.int32), np.ones(1, np.float32))
+    linear.merge(y, None, one_overflows, np.zeros((3, 20), np.float32), product_scale, pools[0])
+    assert np.signbit(y[[0, 2]]).all() and not np.signbit(y[1]).any()
+    y = np.full((3, 20), -0.0, np.float32)
+    linear.merge(y, data.add, None, None, product_scale, pools[0], add=y)
     assert_same_bits(y, data.add + np.float32(-0.0))
 
 
@@ -360,8 +370,7 @@ def test_what_overflows_meets_its_column_whatever_its_size(isa: str, pools: list
     columns = np.arange(k, dtype=np.int32)
     value = np.where(columns % 2 == 0, size, -size).astype(np.float32)
     residual = linear.Residual(np.arange(k + 1, dtype=np.int64), columns, value)
-    y = np.zeros((k, n), np.float32)
-    linear.merge(y, None, residual, layout.pack_tiles(weight), k, np.ones(n, np.float32), pools[0])
+    y = linear.overflow_product(residual, layout.pack_tiles(weight), n, k, pools[0])
     np.testing.assert_array_equal(y, value[:, None] * weight.T.astype(np.float32))
 
 
@@ -491,6 +500,10 @@ def test_wrong_arguments_are_named(pools: list[kernels.ThreadPool]) -> None:
         multiply(**good, k=30, pool=pool, out=read_only)
 
 
+NOTHING = linear.Residual(np.zeros(2, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
+"""Of one row."""
+
+
 @pytest.mark.parametrize("side", [-1, -4, -7, -8, -100, 131_073, 2**62, -(2**62)])
 @pytest.mark.parametrize("blocks", [0, 3])
 def test_a_weight_has_sides_that_it_can_have(blocks: int, side: int) -> None:
@@ -499,17 +512,21 @@ def test_a_weight_has_sides_that_it_can_have(blocks: int, side: int) -> None:
     with pytest.raises(ValueError, match="columns"):
         linear.Int8Linear(tiles, 32, side, 0.1, product_scale, channels, no_hot, no_weight, None)
     with pytest.raises(ValueError, match="columns"):
-        linear.merge(np.zeros((1, 32), np.float32), None, None, tiles, side, product_scale, kernels.ThreadPool(1))
+        linear.overflow_product(NOTHING, tiles, 32, side, kernels.ThreadPool(1))
 
 
 def test_a_malformed_residual_is_refused(pools: list[kernels.ThreadPool]) -> None:
     data = problem(2, 20, 30)
     tiles, _, _, product_scale, _, _, _ = data.arguments
-    value = np.ones(2, np.float32)
+    value, sums = np.ones(2, np.float32), np.zeros((2, 20), np.float32)
     for row_start, column in [([0, 1, 3], [1, 2]), ([1, 1, 2], [1, 2]), ([0, 3, 2], [1, 2]), ([0, 1, 2], [1, 30])]:
         residual = linear.Residual(np.array(row_start, np.int64), np.array(column, np.int32), value)
         with pytest.raises(ValueError, match=r"`residual\."):
-            linear.merge(np.zeros((2, 20), np.float32), None, residual, tiles, 30, product_scale, pools[0])
+            linear.overflow_product(residual, tiles, 20, 30, pools[0])
+    with pytest.raises(ValueError, match=r"`residual.row_start`"):
+        linear.overflow_product(NOTHING._replace(row_start=np.zeros(0, np.int64)), tiles, 20, 30, pools[0])
+    with pytest.raises(ValueError, match=r"`residual.row_start`"):
+        linear.merge(sums.copy(), None, NOTHING, sums, product_scale, pools[0])
 
 
 def test_roofs_are_positive(isa: str, pools: list[kernels.ThreadPool]) -> None:

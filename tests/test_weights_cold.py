@@ -18,7 +18,7 @@ from edge_llm.weights.plan import WeightSizes, plan_staging
 from edge_llm.weights.resident import ResidentWeights
 from edge_llm.weights.staged import StagedWeights
 from kernels import ThreadPool
-from kernels.linear import merge
+from kernels.linear import overflow_product
 from kernels.types import Residual
 
 CONFIG = ModelConfig(
@@ -100,9 +100,7 @@ def test_an_overflow_adds_the_same_bits(bundle, resident, name):
     found = []
     for linear in (cold, whole):
         tiles, given_residual = linear.overflow(residual)
-        y = np.ones((len(counts), linear.rows), np.float32)
-        merge(y, None, given_residual, tiles, 4 * tiles.shape[1], linear.product_scale, POOL)
-        found.append(y)
+        found.append(overflow_product(given_residual, tiles, linear.rows, 4 * tiles.shape[1], POOL))
     assert np.array_equal(*found)
 
 

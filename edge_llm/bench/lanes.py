@@ -1,23 +1,32 @@
 """Scheduling policies measured: one prompt runs under each of them in turns, beside the simulator's prediction.
 
 The simulator gets the mean duration of every kind of task over all measured runs, so its numbers include what lanes cost
-each other (they share memory and caches).
+each other (they share memory and caches).  Beside it: which share of the inputs of linears overflows static scales, what the
+CPU takes for that and for hot channels, and how much of it while the card multiplies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import scheduler
 from edge_llm.bench.report import Column, Row, table_of
+from edge_llm.config import STATIC
+from edge_llm.convert.calibrate import HELD_OUT_TEXT, read_text
 from edge_llm.errors import UsageError
+from edge_llm.models.layer import Decoder
 from edge_llm.runner.order import AUTO, POLICIES
 from edge_llm.runner.runner import Int8Runner
-from scheduler import CostModel, Policy, TaskGraph, Trace
+from edge_llm.schemes.parts import is_multiplied_as_int8
+from edge_llm.subgraphs.ops import CARD_LANE, SHADOW_PART
+from edge_llm.text.tokenizer import Tokenizer
+from scheduler import CostModel, Policy, Span, TaskGraph, Trace
 
 PLANNED = "planned"
 EVERY = (*POLICIES, PLANNED)
@@ -34,6 +43,9 @@ class LaneRun:
     traces: tuple[Trace, ...]
     predicted: float
     """Seconds."""
+    overflow: float | None = None
+    """Share of the inputs of INT8 linears that static scales do not hold, all added back; None where rows have scales of their
+    own, or nobody counts."""
 
     @property
     def typical(self) -> Trace:
@@ -41,15 +53,25 @@ class LaneRun:
         return sorted(self.traces, key=lambda trace: trace.makespan)[len(self.traces) // 2]
 
 
-def compare(runner: Int8Runner, n_prompt: int, names: Sequence[str], repetitions: int) -> list[LaneRun]:
-    """Run a prompt of ``n_prompt`` tokens ``repetitions`` times under every policy of ``names``, in turns.
+def prompt_tokens(n_prompt: int, vocab_size: int, folder: Path | None) -> list[int]:
+    """Token ids of a prompt: the held-out text, as often as it takes, for the model in ``folder``; without it any ids.
+
+    What overflows depends on the text: tokens at random have about half of it.
+    """
+    if folder is None:
+        return np.random.default_rng(SEED).integers(0, vocab_size, n_prompt).tolist()
+    tokenizer = Tokenizer.from_folder(folder, vocab_size)
+    return list(islice(cycle(tokenizer.encode(read_text(HELD_OUT_TEXT)[0])), n_prompt))
+
+
+def compare(runner: Int8Runner, tokens: Sequence[int], names: Sequence[str], repetitions: int) -> list[LaneRun]:
+    """Run the prompt ``tokens`` ``repetitions`` times under every policy of ``names``, in turns.
 
     Raises `UsageError` for an unknown name, and for a prompt that takes more than one window of chunks.
     """
     for name in names:
         if name not in (AUTO, *EVERY):
             raise UsageError(f"unknown policy `{name}`; choose one of: {', '.join((AUTO, *EVERY))}", param="policy")
-    tokens = np.random.default_rng(SEED).integers(0, runner.config.vocab_size, n_prompt).tolist()
     chosen = runner.policy
     _run(runner, tokens, scheduler.in_order)  # warms the machine up
     program = _run(runner, tokens, scheduler.in_order)
@@ -61,14 +83,24 @@ def compare(runner: Int8Runner, n_prompt: int, names: Sequence[str], repetitions
         policies[PLANNED] = scheduler.follow(scheduler.beam(graph, first_costs, width=BEAM_WIDTH).trace)
     traces: dict[str, list[Trace]] = {name: [] for name in names}
     cost = CostModel()
+    before = runner.overflow
     for _ in range(repetitions):
         for name in names:
             traces[name].append(_run(runner, tokens, policies[name]))
             cost.learn(traces[name][-1])
+    added = None if before is None or runner.overflow is None else runner.overflow - before
+    values = repetitions * len(names) * _rounded_values(runner.model.decoder, len(tokens))
+    overflow = added / values if added is not None and runner.site.activations == STATIC else None
     return [
-        LaneRun(name, n_prompt, tuple(traces[name]), scheduler.simulate(graph, policies[name], cost).makespan)
+        LaneRun(name, len(tokens), tuple(traces[name]), scheduler.simulate(graph, policies[name], cost).makespan, overflow)
         for name in names
     ]
+
+
+def _rounded_values(decoder: Decoder, n_prompt: int) -> int:
+    """Inputs of INT8 linears in a prompt: of every token in the layers, of one in the output matrix."""
+    layers = sum(one.columns for layer in decoder.layers for one in layer.linears if is_multiplied_as_int8(one.scheme))
+    return n_prompt * layers + (decoder.output.columns if is_multiplied_as_int8(decoder.output.scheme) else 0)
 
 
 def _run(runner: Int8Runner, tokens: Sequence[int], policy: Policy) -> Trace:
@@ -101,14 +133,35 @@ def _nothing() -> None:
 
 
 def rows(runs: Sequence[LaneRun]) -> list[dict[str, Any]]:
-    """One row of results per policy; ``bubble_share`` is the idle share of the lane that has the most work."""
+    """One row of results per policy.
+
+    ``bubble_share`` is the idle share of the lane that has the most work; ``shadow_ms`` is what hot channels and overflow take
+    the CPU beside products, and ``shadow_beside_share`` the share of it in which the card multiplied.
+    """
     return [_row(run, runs[0]) for run in runs]
+
+
+def shadow_spans(trace: Trace) -> list[Span]:
+    """The tasks beside products: hot channels and overflow; none where one pass does all of a linear."""
+    return [span for span in trace.spans if span.name.endswith(SHADOW_PART)]
+
+
+def beside_products(trace: Trace, spans: Iterable[Span]) -> float:
+    """Seconds of ``spans`` in which the card multiplied."""
+    edges, worked = [0.0], [0.0]  # the card's work up to a time grows from one edge to the next, or rests
+    for product in trace.on(CARD_LANE):
+        start, end = max(product.start, edges[-1]), max(product.end, edges[-1])
+        edges += [start, end]
+        worked += [worked[-1], worked[-1] + end - start]
+    return float(sum(np.interp(one.end, edges, worked) - np.interp(one.start, edges, worked) for one in spans))
 
 
 def _row(run: LaneRun, baseline: LaneRun) -> dict[str, Any]:
     seconds = np.array([trace.makespan for trace in run.traces])
     trace = run.typical
     busiest = max(trace.lanes, key=trace.work)
+    shadow = shadow_spans(trace)
+    seconds_of_shadow = sum(span.seconds for span in shadow)
     return {
         "test": f"pp{run.n_prompt}",
         "policy": run.policy,
@@ -120,6 +173,9 @@ def _row(run: LaneRun, baseline: LaneRun) -> dict[str, Any]:
         **{f"{lane}_idle_share": 1.0 - trace.utilization(lane) for lane in trace.lanes},
         "tokens_per_second": run.n_prompt / trace.makespan,
         "speedup": baseline.typical.makespan / trace.makespan,
+        "overflow_share": run.overflow,
+        "shadow_ms": 1e3 * seconds_of_shadow if shadow else None,
+        "shadow_beside_share": beside_products(trace, shadow) / seconds_of_shadow if seconds_of_shadow else None,
         "samples_ms": [1e3 * float(value) for value in seconds],
     }
 
@@ -127,7 +183,8 @@ def _row(run: LaneRun, baseline: LaneRun) -> dict[str, Any]:
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a table; ``speedup`` is over the first policy."""
     lanes = [key.removesuffix("_idle_share") for key in rows[0] if key.endswith("_idle_share")]
-    return table_of(rows, [*COLUMNS, *map(_idle_column, lanes)])
+    shadow = [column for key, column in SHADOW_COLUMNS.items() if any(row[key] is not None for row in rows)]
+    return table_of(rows, [*COLUMNS, *map(_idle_column, lanes), *shadow])
 
 
 def _idle_column(lane: str) -> Column:
@@ -145,3 +202,9 @@ COLUMNS = (
     Column("real / simulated", lambda row: f"{row['makespan_ms'] / row['predicted_ms']:.2f}"),
     Column("above bound", lambda row: f"{row['makespan_ms'] / row['lower_bound_ms'] - 1:+.1%}"),
 )
+SHADOW_COLUMNS = {
+    "overflow_share": Column("overflow", lambda row: f"{row['overflow_share']:.2%}"),
+    "shadow_ms": Column("shadow ms", lambda row: f"{row['shadow_ms']:.1f}"),
+    "shadow_beside_share": Column("beside products", lambda row: f"{row['shadow_beside_share']:.0%}"),
+}
+"""By what they show, where there is such a thing."""

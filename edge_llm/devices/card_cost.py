@@ -1,7 +1,9 @@
 """How long a card takes, from its chip's law: launches, copies, operations, bytes.
 
 For planning and simulation; the emulation runs in real time.  A step or a layer is reckoned for a card that does everything,
-in float16 but for its products; hot channels are few and only count as launches.
+in float16 but for its products; hot channels are few and only count as launches.  It turns the inputs of linears, and no
+queries and keys, whose scores are the same without (`edge_llm.devices.ascend.layers`).  Beside the CPU it gets rows that are
+turned and quantized already, so that a linear's task has no turn.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from collections.abc import Iterable, Sequence
 from edge_llm.models.layer import Attention, Layer, Linear, Norm, SwiGLU
 from edge_llm.npu.chips import ChipLaw, MatmulRoute
 
-FLOAT16_BYTES = 2
-LAUNCHES_BESIDE = 4
-"""Of a linear, beside its product: quantize, gather the hot channels, multiply them, add."""
+FLOAT16_BYTES, FLOAT32_BYTES = 2, 4
+QUANTIZE_LAUNCHES = 1
+HOT_LAUNCHES = 3
+"""Gather the hot channels, multiply them, add; behind a turn no channel is hot."""
+TURN_LAUNCHES = 3
+"""Cast to float16, multiply by the matrix of a block, cast to float32."""
 ATTENTION_LAUNCHES = 3
 """Rotate, write the keys and values, attend."""
 
@@ -32,6 +37,24 @@ def product_work(law: ChipLaw, route: MatmulRoute, rows: int, columns: int, outp
     passes = 2 * route.launches - 1  # the product writes its result; every operator behind it reads and writes it
     moved = columns * outputs + rows * columns + passes * result * rows * outputs
     return max(operations / (law.int8_rate * law.rate_share), _moving(law, moved))
+
+
+def turn_seconds(law: ChipLaw, linear: Linear, rows: int) -> float:
+    """Seconds in which a card turns ``rows`` inputs of ``linear``, launches included; 0 where nothing is turned."""
+    return TURN_LAUNCHES * law.launch_seconds + turn_work(law, linear, rows) if linear.turn else 0.0
+
+
+def turn_work(law: ChipLaw, linear: Linear, rows: int) -> float:
+    """The same of the card itself: float16 [rows * K / p, p] times [p, p] for blocks of p channels, between its casts."""
+    if not linear.turn:
+        return 0.0
+    values, block = rows * linear.columns, linear.turn
+    filled = -(-(values // block) // law.row_tile) * law.row_tile
+    operations = 2.0 * filled * block * block
+    multiplied = max(
+        operations / (law.float16_rate * law.rate_share), _moving(law, FLOAT16_BYTES * (2 * values + block * block))
+    )
+    return multiplied + _moving(law, 2 * (FLOAT16_BYTES + FLOAT32_BYTES) * values)
 
 
 def copy_seconds(law: ChipLaw, nbytes: int) -> float:
@@ -60,10 +83,11 @@ def step_seconds(
     """Seconds of a whole step, from its tokens to its logits: one replay where the chip captures."""
     ends = copy_seconds(law, 64 * rows) + copy_seconds(law, 4 * rows * output.rows) + law.wait_seconds
     if not law.captures:
-        head = linear_seconds(law, route, rows, output.columns, output.rows)
+        head = linear_seconds(law, route, rows, output.columns, output.rows) + turn_seconds(law, output, rows)
         return ends + head + sum(layer_seconds(law, route, layer, rows, keys) for layer in layers)
     work = sum(_layer_work(law, route, layer, rows, keys) for layer in layers)
-    return ends + law.replay_seconds + work + product_work(law, route, rows, output.columns, output.rows)
+    head = product_work(law, route, rows, output.columns, output.rows) + turn_work(law, output, rows)
+    return ends + law.replay_seconds + work + head
 
 
 def card_costs(law: ChipLaw, route: MatmulRoute, linears: Iterable[Linear], lengths: Iterable[int]) -> dict[str, float]:
@@ -92,7 +116,8 @@ def _layer_work(law: ChipLaw, route: MatmulRoute, layer: Layer, rows: int, keys:
 def _work(law: ChipLaw, route: MatmulRoute, operation: Norm | Linear | Attention | SwiGLU, rows: int, keys: int) -> float:
     if isinstance(operation, Linear):
         beside = rows * (3 * operation.columns + 3 * FLOAT16_BYTES * operation.rows)
-        return product_work(law, route, rows, operation.columns, operation.rows) + _moving(law, beside)
+        product = product_work(law, route, rows, operation.columns, operation.rows)
+        return product + _moving(law, beside) + turn_work(law, operation, rows)
     if isinstance(operation, Attention):
         return attention_work(law, operation, rows, keys)
     width = operation.gain.size if isinstance(operation, Norm) else 3 * operation.width
@@ -102,7 +127,7 @@ def _work(law: ChipLaw, route: MatmulRoute, operation: Norm | Linear | Attention
 def _launches(route: MatmulRoute, layer: Layer) -> int:
     def of(operation: Norm | Linear | Attention | SwiGLU) -> int:
         if isinstance(operation, Linear):
-            return route.launches + LAUNCHES_BESIDE
+            return route.launches + QUANTIZE_LAUNCHES + (TURN_LAUNCHES if operation.turn else HOT_LAUNCHES)
         return ATTENTION_LAUNCHES if isinstance(operation, Attention) else 1
 
     return sum(map(of, layer.operations))

@@ -1,7 +1,8 @@
 """What is float of a linear that a card multiplies: quantize before the product, shadow beside it, merge after it.
 
-    quantized, hot, residual = quantize(turn(norm(x)));  product = card(quantized);  shadow = hot @ hot_weight
-    y = product + shadow + product_scale * (residual @ W.T) (+ add)
+    quantized, hot, residual = quantize(turn(norm(x)))
+    product = card(quantized);  shadow = hot @ hot_weight;  overflow = residual @ W.T
+    y = product + shadow + product_scale * overflow (+ add)
 
 The CPU does it, or the float units of a card that does everything.  The sums are made in the order of
 `kernels.linear.linear`, so a card whose product is exact gives the host's bits.
@@ -16,10 +17,10 @@ import numpy as np
 from edge_llm.devices.base import Buffers, Rows, RunSubgraph
 from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.schemes.base import BlockWeights
-from edge_llm.schemes.int8_weight import Int8Product, no_channels
-from edge_llm.subgraphs.ops import HOT, NORMED, QUANTIZED, RESIDUAL, SHADOW, Op
+from edge_llm.schemes.int8_weight import Int8Product
+from edge_llm.subgraphs.ops import HOT, NORMED, OVERFLOW, QUANTIZED, RESIDUAL, SHADOW, Op
 from kernels import ThreadPool
-from kernels.linear import hot_product, merge, quantize
+from kernels.linear import hot_product, merge, overflow_product, quantize
 from kernels.pointwise import rms_norm
 from kernels.types import TILE_DEPTH
 
@@ -60,10 +61,13 @@ def _build_quantize(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
 def _build_shadow(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
     def run(weights: BlockWeights, buffers: Buffers, rows: Rows, pages: LayerPages | None) -> None:
         linear = _int8(weights, op)
-        if not shadow or not len(linear.hot_index):
-            return
-        every = np.arange(len(linear.hot_index), dtype=np.int32)
-        hot_product(buffers[HOT], every, linear.hot_weight, pool, out=_block(buffers[SHADOW], rows.count, linear.rows))
+        if shadow and len(linear.hot_index):
+            every = np.arange(len(linear.hot_index), dtype=np.int32)
+            hot_product(buffers[HOT], every, linear.hot_weight, pool, out=_block(buffers[SHADOW], rows.count, linear.rows))
+        if shadow and linear.residual:
+            tiles, residual = linear.overflow(buffers[RESIDUAL])
+            out = _block(buffers[OVERFLOW], rows.count, linear.rows)
+            overflow_product(residual, tiles, linear.rows, TILE_DEPTH * tiles.shape[1], pool, out=out)
 
     return run
 
@@ -81,10 +85,10 @@ def _build_merge(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
         linear = _int8(weights, op)
         y = buffers[product][: rows.count]
         hot_sum = _block(buffers[SHADOW], *y.shape) if shadow and len(linear.hot_index) else None
-        residual = buffers[RESIDUAL] if shadow and linear.residual else None
-        tiles, residual = linear.overflow(residual) if residual is not None else (no_channels(linear.rows), None)
+        kept = shadow and linear.residual
+        residual, overflow_sum = (buffers[RESIDUAL], _block(buffers[OVERFLOW], *y.shape)) if kept else (None, None)
         add = buffers[op.adds][: rows.count] if op.adds else None
-        merge(y, hot_sum, residual, tiles, TILE_DEPTH * tiles.shape[1], linear.product_scale, pool, add=add)
+        merge(y, hot_sum, residual, overflow_sum, linear.product_scale, pool, add=add)
         if result != product:
             buffers[result][: rows.count] = y
 

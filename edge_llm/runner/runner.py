@@ -80,11 +80,16 @@ class Int8Runner:
     def clipped(self) -> int:
         return self.model.clipped
 
+    @property
+    def overflow(self) -> int | None:
+        """Activation values that overflowed INT8 so far and were added back; None where nobody counts."""
+        return self._device.overflow
+
     def look(self) -> RunnerInside:
         self._looked_at = True
         pages, disk = look_at_pages(self.memory)
         weights = look_at_weights(self.model.weights)
-        return RunnerInside(self._prompt.look(), pages, disk, self._device.overflow, self._clipped, **weights)
+        return RunnerInside(self._prompt.look(), pages, disk, self.overflow, self._clipped, **weights)
 
     def open(self) -> SequencePages:
         return self.memory.open()

@@ -19,9 +19,13 @@ NORMED = "normed_rows"
 """Where quantize puts the rows that it normed."""
 PRODUCT = "product_rows"
 """Where a linear puts its product when its SwiGLU is a pass of its own."""
-QUANTIZED, HOT, RESIDUAL, SHADOW = "quantized", "hot", "residual", "shadow"
-"""Between a linear's float rows and its result: INT8 rows, hot channels, what the scale cut off, the hot channels' product."""
-DEVICE_BUFFERS = frozenset((PAGES, NORMED, PRODUCT, QUANTIZED, HOT, RESIDUAL, SHADOW))
+QUANTIZED, HOT, RESIDUAL = "quantized", "hot", "residual"
+"""Between a linear's float rows and its product: INT8 rows, hot channels, what the scale cut off."""
+SHADOW, OVERFLOW = "shadow", "overflow"
+"""Beside the product: that of the hot channels, and that of what the scale cut off."""
+SHADOW_PART = ".shadow"
+"""Behind the name of a linear: the part beside its product."""
+DEVICE_BUFFERS = frozenset((PAGES, NORMED, PRODUCT, QUANTIZED, HOT, RESIDUAL, SHADOW, OVERFLOW))
 """Names that no buffer of a layer may have."""
 
 
@@ -30,7 +34,8 @@ class Op:
     """One operation on a device: everything that it reads and writes, and what of the layer it does.
 
     In one pass: embedding, rms_norm, linear, linear_swiglu, swiglu, rope_append, attention.  A linear that a card multiplies is
-    cut into quantize (float to INT8, overflow apart), matmul (on the card: INT8 to float), shadow (hot channels) and merge.
+    cut into quantize (float to INT8, overflow apart), matmul (on the card: INT8 to float), shadow (hot channels and overflow)
+    and merge.
     """
 
     kind: str
@@ -97,6 +102,8 @@ def _op_widths(op: Op) -> dict[str, int]:
         return {op.writes[0]: op.of.gain.size}
     if op.kind == "quantize":
         return {NORMED: op.of.columns} if op.norm else {}
+    if op.kind == "shadow":  # behind a turn no channel is hot
+        return dict.fromkeys((OVERFLOW,) if op.of.turn else (SHADOW, OVERFLOW), op.of.rows)
     if op.kind == "linear_swiglu":
         return {op.writes[0]: op.of.rows // 2} | ({PRODUCT: op.of.rows} if PRODUCT in op.writes else {})
     return {op.writes[0]: op.of.rows}

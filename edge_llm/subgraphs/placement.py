@@ -22,11 +22,13 @@ from edge_llm.subgraphs.ops import (
     HOST_LANE,
     HOT,
     NORMED,
+    OVERFLOW,
     PAGES,
     PRODUCT,
     QUANTIZED,
     RESIDUAL,
     SHADOW,
+    SHADOW_PART,
     Op,
     Part,
 )
@@ -337,16 +339,17 @@ def _quantize(layer: Layer, linear: Linear) -> Op:
 
 
 def _product(linear: Linear) -> tuple[Part, Part]:
-    """The INT8 product of ``linear`` on the card, and its hot channels on the CPU beside it."""
+    """The INT8 product of ``linear`` on the card, and its hot channels and overflow on the CPU beside it."""
     return (
         Part(linear.name, CARD_LANE, (Op("matmul", (QUANTIZED,), (_product_buffer(linear),), linear),)),
-        Part(f"{linear.name}.shadow", HOST_LANE, (Op("shadow", (HOT,), (SHADOW,), linear),)),
+        Part(f"{linear.name}{SHADOW_PART}", HOST_LANE, (Op("shadow", (HOT, RESIDUAL), (SHADOW, OVERFLOW), linear),)),
     )
 
 
 def _merge(linear: Linear) -> Op:
     """Product and shadow of ``linear`` become its result."""
-    return Op("merge", (_product_buffer(linear), SHADOW, RESIDUAL, *read_by(linear)[1:]), (linear.writes,), linear)
+    beside = SHADOW, OVERFLOW, RESIDUAL
+    return Op("merge", (_product_buffer(linear), *beside, *read_by(linear)[1:]), (linear.writes,), linear)
 
 
 def _product_buffer(linear: Linear) -> str:

@@ -1,4 +1,5 @@
 // Bindings of quantize.h, linear.h and roofs.h: arguments are checked here, once, and kernels trust them.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -187,41 +188,59 @@ nb::object hot_product(nb::handle x_arg, nb::handle hot_arg, nb::handle hot_weig
   return out;
 }
 
-void read_residual(MergeArgs& args, nb::handle row_start_arg, nb::handle column_arg, nb::handle value_arg) {
-  const int64_t k = args.weight.columns;
+const int64_t* read_row_start(nb::handle row_start_arg, int64_t rows, int64_t values) {
   const auto row_start = read<int64_t, 1>(row_start_arg, "residual.row_start");
+  expect_shape(row_start, "residual.row_start", {rows + 1});
+  if (row_start.data[0] != 0 || row_start.data[rows] != values)
+    refuse("`residual.row_start` must run from 0 to " + std::to_string(values));
+  for (int64_t i = 0; i < rows; ++i)
+    if (row_start.data[i] > row_start.data[i + 1]) refuse("`residual.row_start` must not descend");
+  return row_start.data;
+}
+
+nb::object overflow_product(nb::handle row_start_arg, nb::handle column_arg, nb::handle value_arg, nb::handle tiles_arg, int64_t n,
+                            int64_t k, ThreadPool& pool, nb::handle out_arg) {
+  const Int8Weight weight = read_weight(tiles_arg, n, k);
   const auto column = read<int32_t, 1>(column_arg, "residual.column");
   const auto value = read<float, 1>(value_arg, "residual.value");
-  expect_shape(row_start, "residual.row_start", {args.rows + 1});
   expect_shape(value, "residual.value", {column.shape[0]});
-  if (row_start.data[0] != 0 || row_start.data[args.rows] != column.shape[0])
-    refuse("`residual.row_start` must run from 0 to " + std::to_string(column.shape[0]));
-  for (int64_t i = 0; i < args.rows; ++i)
-    if (row_start.data[i] > row_start.data[i + 1]) refuse("`residual.row_start` must not descend");
+  const int64_t rows = read<int64_t, 1>(row_start_arg, "residual.row_start").shape[0] - 1;
+  if (rows < 0) refuse("`residual.row_start` must not be empty");
+  const ResidualRows residual = {read_row_start(row_start_arg, rows, column.shape[0]), column.data, value.data};
   for (int64_t i = 0; i < column.shape[0]; ++i)
     if (column.data[i] < 0 || column.data[i] >= k)
       refuse("`residual.column` must be in 0.." + std::to_string(k - 1) + "; got `" + std::to_string(column.data[i]) + "`");
-  args.row_start = row_start.data;
-  args.column = column.data;
-  args.value = value.data;
+  nb::object out = output<float, 2>(out_arg, "out", {rows, n});
+  float* const sums = data_of<float, 2>(out);
+  if (out_arg.is_none()) std::fill(sums, sums + rows * n, 0.0f);
+  const KernelCall call(pool);
+  kernels().linear.overflow_product(sums, rows, weight, residual, pool);
+  return out;
 }
 
-void merge(nb::handle y_arg, nb::handle hot_sum_arg, nb::handle row_start_arg, nb::handle column_arg, nb::handle value_arg,
-           nb::handle tiles_arg, int64_t k, nb::handle product_scale_arg, ThreadPool& pool, nb::handle add_arg) {
+void merge(nb::handle y_arg, nb::handle hot_sum_arg, nb::handle row_start_arg, nb::handle overflow_sum_arg,
+           nb::handle product_scale_arg, ThreadPool& pool, nb::handle add_arg) {
   const auto y = write<float, 2>(y_arg, "y");
   const int64_t m = y.shape[0], n = y.shape[1];
   const auto hot_sum = read_optional<float, 2>(hot_sum_arg, "hot_sum");
   if (hot_sum) expect_shape(hot_sum, "hot_sum", {m, n});
+  const auto overflow_sum = read_optional<float, 2>(overflow_sum_arg, "overflow_sum");
+  if (overflow_sum) expect_shape(overflow_sum, "overflow_sum", {m, n});
   const auto add = read_optional<float, 2>(add_arg, "add");
   if (add) expect_shape(add, "add", {m, n});
   MergeArgs args = {};
   args.y = y.data;
   args.rows = m;
-  args.weight = read_weight(tiles_arg, n, k);
-  args.weight.product_scale = read_channel_floats(product_scale_arg, "product_scale", n);
+  args.channels = n;
+  args.product_scale = read_channel_floats(product_scale_arg, "product_scale", n);
   args.hot_sum = hot_sum.data;
+  args.overflow_sum = overflow_sum.data;
   args.add = add.data;
-  if (!row_start_arg.is_none()) read_residual(args, row_start_arg, column_arg, value_arg);
+  if (overflow_sum) {
+    const auto row_start = read<int64_t, 1>(row_start_arg, "residual.row_start");
+    expect_shape(row_start, "residual.row_start", {m + 1});
+    args.row_start = row_start.data;
+  }
   const KernelCall call(pool);
   kernels().linear.merge(args, pool);
 }
@@ -366,7 +385,8 @@ void bind_linear(nb::module_& module) {
   module.def("linear_int8", &linear_int8, any, any, number, any, any, pool, any, any);
   module.def("linear_rounded", &linear_rounded, any, any, number, any, any, any, pool, any);
   module.def("hot_product", &hot_product, any, any, any, pool, any);
-  module.def("merge", &merge, any, any, any, any, any, any, number, any, pool, any);
+  module.def("overflow_product", &overflow_product, any, any, any, any, number, number, pool, any);
+  module.def("merge", &merge, any, any, any, any, any, pool, any);
   nb::class_<Int8Linear>(module, "Int8Linear")
       .def("__init__", &make_tile_linear, any, number, number, any, any, any, any, any, any,
            nb::arg() = nb::none(), nb::arg() = nb::none(), nb::kw_only(), nb::arg("turn") = 0)

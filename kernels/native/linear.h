@@ -98,17 +98,23 @@ struct CodePanels {
   EDGE_INLINE f32x16 column(int64_t p, ResidualEntry at) const { return panels[p].column(at.column()); }
 };
 
-// y = fma(sum over the row's entries of value * W[:, column], product_scale, y), for P panels, which give W[:, column] in a
-// unit that is a power of two: a value times the unit is exact, for what overflows is above 1/2.
+// total = sum over the row's entries of value * W[:, column], for P panels, which give W[:, column] in a unit that is a power of
+// two: a value times the unit is exact, for what overflows is above 1/2.
 template <int P, class Panels>
-EDGE_INLINE void add_entries(const ResidualEntry* entry, int64_t count, const Panels& panels,
-                             const f32x16 (&product_scale)[P], f32x16 (&y)[P]) {
-  f32x16 total[P];
+EDGE_INLINE void sum_entries(const ResidualEntry* entry, int64_t count, const Panels& panels, f32x16 (&total)[P]) {
   unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { total[p] = zero(); });
   for (const ResidualEntry* const end = entry + count; entry < end; ++entry) {
     const f32x16 value = mul(broadcast(entry->value), broadcast(Panels::kColumnUnit));
     unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { total[p] = fma(value, panels.column(p, *entry), total[p]); });
   }
+}
+
+// y = fma(that sum, product_scale, y).
+template <int P, class Panels>
+EDGE_INLINE void add_entries(const ResidualEntry* entry, int64_t count, const Panels& panels,
+                             const f32x16 (&product_scale)[P], f32x16 (&y)[P]) {
+  f32x16 total[P];
+  sum_entries<P>(entry, count, panels, total);
   unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA { y[p] = fma(total[p], product_scale[p], y[p]); });
 }
 
@@ -611,38 +617,51 @@ static void hot_product(float* out, const float* x, int64_t rows, int64_t column
   });
 }
 
-static void merge_row(const MergeArgs& args, int64_t m, const ResidualEntry* entries, int64_t count) {
-  const Int8Weight& weight = args.weight;
-  const int64_t row = m * weight.channels;
+constexpr int64_t kGrainElements = 8192;  // a microsecond or more
+
+static int64_t rows_at_once(int64_t channels) { return max_i64(1, kGrainElements / max_i64(1, channels)); }
+
+static void overflow_row(const Int8Weight& weight, const ResidualEntry* entries, int64_t count, float* out) {
   each_vector(weight.channels, [&](int64_t n, int lanes) EDGE_INLINE_LAMBDA {
-    f32x16 y[1] = {load_some(args.y + row + n, lanes)};
-    if (args.hot_sum != nullptr) y[0] = add(y[0], load_some(args.hot_sum + row + n, lanes));
-    if (count != 0) {
-      const f32x16 product_scale[1] = {load_some(weight.product_scale + n, lanes)};
-      const TilePanels<1> panel = {weight.tiles + n / kTileChannels * weight.tile_bytes(), 0, weight.blocks()};
-      add_entries<1>(entries, count, panel, product_scale, y);
+    const TilePanels<1> panel = {weight.tiles + n / kTileChannels * weight.tile_bytes(), 0, weight.blocks()};
+    f32x16 total[1];
+    sum_entries<1>(entries, count, panel, total);
+    store_some(out + n, total[0], lanes);
+  });
+}
+
+static void overflow_product(float* out, int64_t rows, const Int8Weight& weight, const ResidualRows& residual, ThreadPool& pool) {
+  pool.for_blocks(rows, rows_at_once(weight.channels), [&](int64_t begin, int64_t end, int worker) {
+    for (int64_t m = begin; m < end; ++m) {
+      const int64_t first = residual.row_start[m], count = residual.row_start[m + 1] - first;
+      if (count == 0) continue;
+      auto* entries = static_cast<ResidualEntry*>(
+          pool.scratch(worker, static_cast<size_t>(count) * sizeof(ResidualEntry)));
+      for (int64_t i = 0; i < count; ++i) entries[i] = {residual.column[first + i], residual.value[first + i]};
+      overflow_row(weight, entries, count, out + m * weight.channels);
     }
-    if (args.add != nullptr) y[0] = add(y[0], load_some(args.add + row + n, lanes));
-    store_some(args.y + row + n, y[0], lanes);
+  });
+}
+
+static void merge_row(const MergeArgs& args, int64_t m) {
+  const int64_t row = m * args.channels;
+  const bool overflows = args.row_start != nullptr && args.row_start[m] != args.row_start[m + 1];
+  each_vector(args.channels, [&](int64_t n, int lanes) EDGE_INLINE_LAMBDA {
+    f32x16 y = load_some(args.y + row + n, lanes);
+    if (args.hot_sum != nullptr) y = add(y, load_some(args.hot_sum + row + n, lanes));
+    if (overflows) y = fma(load_some(args.overflow_sum + row + n, lanes), load_some(args.product_scale + n, lanes), y);
+    if (args.add != nullptr) y = add(y, load_some(args.add + row + n, lanes));
+    store_some(args.y + row + n, y, lanes);
   });
 }
 
 static void merge(const MergeArgs& args, ThreadPool& pool) {
-  constexpr int64_t kGrainElements = 8192;  // a microsecond or more
-  pool.for_blocks(args.rows, max_i64(1, kGrainElements / max_i64(1, args.weight.channels)),
-                  [&](int64_t begin, int64_t end, int worker) {
-    for (int64_t m = begin; m < end; ++m) {
-      const int64_t first = args.row_start == nullptr ? 0 : args.row_start[m];
-      const int64_t count = args.row_start == nullptr ? 0 : args.row_start[m + 1] - first;
-      auto* entries = static_cast<ResidualEntry*>(
-          pool.scratch(worker, static_cast<size_t>(count) * sizeof(ResidualEntry)));
-      for (int64_t i = 0; i < count; ++i) entries[i] = {args.column[first + i], args.value[first + i]};
-      merge_row(args, m, entries, count);
-    }
+  pool.for_blocks(args.rows, rows_at_once(args.channels), [&](int64_t begin, int64_t end, int) {
+    for (int64_t m = begin; m < end; ++m) merge_row(args, m);
   });
 }
 
-constexpr LinearKernels linear_kernels = {&quantize, &linear_int8,   &hot_product,     &merge,
+constexpr LinearKernels linear_kernels = {&quantize, &linear_int8,   &hot_product,     &overflow_product, &merge,
                                           &linear,   &linear_swiglu, &int8_operations, &read_stream};
 
 }  // namespace EDGE_VARIANT

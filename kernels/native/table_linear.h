@@ -89,16 +89,22 @@ struct Int8Weight {
   }
 };
 
-// y[M, N] += hot_sum; = fma(residual . W, product_scale, y) where a row has a residual; += add. Null: nothing to add.
-struct MergeArgs {
-  float* y;
-  int64_t rows;
-  Int8Weight weight;
-  const float* hot_sum;      // [M, N] or null
+// What overflows of M rows, R values: those of row m are at row_start[m] to row_start[m + 1].
+struct ResidualRows {
   const int64_t* row_start;  // [M+1] or null
   const int32_t* column;     // [R]
   const float* value;        // [R]
-  const float* add;          // [M, N] or null
+};
+
+// y[M, N] += hot_sum; = fma(overflow_sum, product_scale, y) where a row overflows; += add. Null: nothing to add.
+struct MergeArgs {
+  float* y;
+  int64_t rows, channels;
+  const float* hot_sum;        // [M, N] or null
+  const int64_t* row_start;    // [M+1] of a residual, or null; then the next two are not read
+  const float* overflow_sum;   // [M, N]
+  const float* product_scale;  // [N]
+  const float* add;            // [M, N] or null
 };
 
 struct LinearKernels {
@@ -109,6 +115,8 @@ struct LinearKernels {
   // out[m, :] = 0; out[m, :] = fma(x[m, hot[h]], hot_weight[h, :], out[m, :]) for h ascending; hot_weight f16[H, N]
   void (*hot_product)(float* out, const float* x, int64_t rows, int64_t columns, int64_t channels, const int32_t* hot,
                       int64_t hot_count, const uint16_t* hot_weight, ThreadPool& pool);
+  // out[M, N] = residual . W of the tiles, where a row has values: from 0, one fma for each of them in their order.
+  void (*overflow_product)(float* out, int64_t rows, const Int8Weight& weight, const ResidualRows& residual, ThreadPool& pool);
   // What follows linear_int8, in place.
   void (*merge)(const MergeArgs& args, ThreadPool& pool);
   // All in one: quantize, then one pass over the output. W is its `parts` in the order of their channels; `out` is not in `x` where there are several.

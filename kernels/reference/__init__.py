@@ -26,7 +26,16 @@ from kernels.reference.attention import (
 from kernels.reference.embedding import embedding
 from kernels.reference.half_linear import half_linear
 from kernels.reference.layout import crc32c, gather_rows, pack_tiles, row_sums, unpack_tiles
-from kernels.reference.linear import hot_product, linear, linear_int8, linear_rounded, merge, quantize, quantize_rows
+from kernels.reference.linear import (
+    hot_product,
+    linear,
+    linear_int8,
+    linear_rounded,
+    merge,
+    overflow_product,
+    quantize,
+    quantize_rows,
+)
 from kernels.reference.numeric import (
     LANES,
     fma,
@@ -84,6 +93,7 @@ __all__ = [
     "linear_int8",
     "linear_rounded",
     "merge",
+    "overflow_product",
     "pack_tiles",
     "paged_attention",
     "quantize",

@@ -103,38 +103,42 @@ def hot_product(x: F32, hot: I32, hot_weight: F16, *, out: F32 | None = None) ->
     return into(out, total)
 
 
+def overflow_product(residual: Residual, tiles: I8, n: int, k: int, *, out: F32 | None = None) -> F32:
+    """residual[M, K] @ W[N, K].T -> [M, N]: from 0, for a row's columns ascending sum = fma(r, W[:, c], sum).
+
+    Rows of `out` where the residual has no values are left as they were.
+    """
+    weight = unpack_tiles(tiles, n, k).astype(np.float32)
+    total = np.zeros((len(residual.row_start) - 1, n), np.float32) if out is None else out
+    for m in np.flatnonzero(np.diff(residual.row_start)):
+        at = slice(residual.row_start[m], residual.row_start[m + 1])
+        total[m] = 0
+        for column, value in zip(residual.column[at], residual.value[at], strict=True):
+            total[m] = fma(value, weight[:, column], total[m])
+    return total
+
+
 def merge(
     y: F32,
     hot_sum: F32 | None,
     residual: Residual | None,
-    tiles: I8,
-    k: int,
+    overflow_sum: F32 | None,
     product_scale: F32,
     *,
     add: F32 | None = None,
 ) -> None:
-    """In place: y[M, N] += hot_sum; rows with residual: y = fma(t, product_scale, y); y += add.
+    """In place: y[M, N] += hot_sum; rows with residual: y = fma(overflow_sum, product_scale, y); y += add.
 
-    t starts at 0, and for the row's columns ascending t = fma(r, W[:, c], t).
+    `overflow_sum` f32[M, N] is the `overflow_product` of `residual`.
     """
     added = None if add is None else add.copy()
     if hot_sum is not None:
         y += hot_sum
-    if residual is not None:
-        _add_residual(y, residual, unpack_tiles(tiles, y.shape[1], k).astype(np.float32), product_scale)
+    if residual is not None and overflow_sum is not None:
+        rows = np.diff(residual.row_start) > 0
+        y[rows] = fma(overflow_sum[rows], product_scale, y[rows])
     if added is not None:
         y += added
-
-
-def _add_residual(y: F32, residual: Residual, weight: F32, product_scale: F32) -> None:
-    for m in range(y.shape[0]):
-        begin, end = residual.row_start[m], residual.row_start[m + 1]
-        if begin == end:
-            continue
-        total = np.zeros(y.shape[1], np.float32)
-        for column, value in zip(residual.column[begin:end], residual.value[begin:end], strict=True):
-            total = fma(value, weight[:, column], total)
-        y[m] = fma(total, product_scale, y[m])
 
 
 def linear(
@@ -157,7 +161,7 @@ def linear(
     turn: int = 0,
     out: F32 | None = None,
 ) -> F32:
-    """quantize (after rms_norm with `gain`) -> linear_int8 -> merge with hot_product and add[M, N]; x[M, K] -> [M, N].
+    """quantize (after rms_norm with `gain`) -> linear_int8 -> merge with the two products beside it and add[M, N].
 
     `product_scale` is input_scale * weight_scale. With `rounding`, in place of a bias, the product is that of
     linear_rounded. Without `shadow` the hot columns and the residual are lost. With `turn` rows are turned behind the norm.
@@ -170,7 +174,7 @@ def linear(
     normed = x if gain is None else rms_norm(x, gain, eps)
     if input_scale is None:
         y = _row_scaled(normed, tiles, n, product_scale, bias, turn)
-        merge(y, None, None, tiles, x.shape[1], product_scale, add=add)
+        merge(y, None, None, None, product_scale, add=add)
         return into(out, _swiglu(y) if swiglu else y)
     q, residual = quantize(normed, input_scale, hot, residual=shadow, turn=turn)
     if rounding is None:
@@ -178,7 +182,7 @@ def linear(
     else:
         y = linear_rounded(q, tiles, n, rounding, row_sum)
     hot_sum = hot_product(normed, hot, hot_weight) if shadow and len(hot) else None
-    merge(y, hot_sum, residual, tiles, x.shape[1], product_scale, add=add)
+    merge(y, hot_sum, residual, overflow_product(residual, tiles, n, x.shape[1]), product_scale, add=add)
     return into(out, _swiglu(y) if swiglu else y)
 
 

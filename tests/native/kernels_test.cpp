@@ -207,8 +207,11 @@ void run_linear(const KernelTable& table, Result& result, const LinearProblem& p
   result.expect(same_bits(parts, plain), "linear without shadow is not linear_int8");
   Array<float> hot_sum(p.m * p.n, -1.0f);
   kernel.hot_product(hot_sum.data(), p.x.data(), p.m, p.k, p.n, p.hot.data(), p.hot.size(), p.hot_weight.data(), pool);
-  kernel.merge({parts.data(), p.m, weight, p.hot.size() == 0 ? nullptr : hot_sum.data(), residual.row_start.data(),
-                residual.column.data(), residual.value.data(), p.add.data()},
+  Array<float> overflow_sum(p.m * p.n, -1.0f);
+  kernel.overflow_product(overflow_sum.data(), p.m, weight,
+                          {residual.row_start.data(), residual.column.data(), residual.value.data()}, pool);
+  kernel.merge({parts.data(), p.m, p.n, p.hot.size() == 0 ? nullptr : hot_sum.data(), residual.row_start.data(),
+                overflow_sum.data(), weight.product_scale, p.add.data()},
                pool);
   result.expect(same_bits(parts, fused), "linear is not the sum of its parts");
 

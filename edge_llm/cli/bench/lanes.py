@@ -46,10 +46,12 @@ def lanes_command(n_prompt: tuple[int, ...], policies: str, repetitions: int, **
     if not any(n_prompt):
         raise UsageError("nothing to run: give -p a number above 0", param="n_prompt")
     names = lanes.EVERY if policies == "all" else tuple(policies.split(","))
-    runtime = bench_runtime(options)
-    with open_bundle(bench_model(options).folder) as bundle:
+    runtime, model = bench_runtime(options), bench_model(options)
+    text_of = None if model.is_synthetic else model.folder
+    with open_bundle(model.folder) as bundle:
         runner = load_int8_runner(bundle, runtime, max(n_prompt))
-        runs = [run for length in n_prompt if length for run in lanes.compare(runner, length, names, repetitions)]
+        prompts = [lanes.prompt_tokens(length, bundle.config.vocab_size, text_of) for length in n_prompt if length]
+        runs = [run for prompt in prompts for run in lanes.compare(runner, prompt, names, repetitions)]
         sharing, site = runner.model.sharing, runner.site
     show(lanes.rows(runs), output_form(options), lanes.markdown)
     note(str(site))
