@@ -56,7 +56,7 @@ class LaneRun:
 def prompt_tokens(n_prompt: int, vocab_size: int, folder: Path | None) -> list[int]:
     """Token ids of a prompt: the held-out text, as often as it takes, for the model in ``folder``; without it any ids.
 
-    What overflows depends on the text: tokens at random have about half of it.
+    What overflows depends on the text: less does of tokens at random.
     """
     if folder is None:
         return np.random.default_rng(SEED).integers(0, vocab_size, n_prompt).tolist()

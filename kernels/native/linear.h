@@ -621,13 +621,25 @@ constexpr int64_t kGrainElements = 8192;  // a microsecond or more
 
 static int64_t rows_at_once(int64_t channels) { return max_i64(1, kGrainElements / max_i64(1, channels)); }
 
-static void overflow_row(const Int8Weight& weight, const ResidualEntry* entries, int64_t count, float* out) {
-  each_vector(weight.channels, [&](int64_t n, int lanes) EDGE_INLINE_LAMBDA {
-    const TilePanels<1> panel = {weight.tiles + n / kTileChannels * weight.tile_bytes(), 0, weight.blocks()};
-    f32x16 total[1];
-    sum_entries<1>(entries, count, panel, total);
-    store_some(out + n, total[0], lanes);
+// Output channels from n on, of P panels: sums that do not wait for each other.
+template <int P>
+EDGE_INLINE void overflow_panels(const Int8Weight& weight, const ResidualEntry* entries, int64_t count, int64_t n, float* out) {
+  const int64_t bytes = weight.tile_bytes();
+  const TilePanels<P> panels = {weight.tiles + n / kTileChannels * bytes, bytes, weight.blocks()};
+  f32x16 total[P];
+  sum_entries<P>(entries, count, panels, total);
+  unrolled<P>([&](auto p) EDGE_INLINE_LAMBDA {
+    const int64_t at = n + p * kTileChannels;
+    store_some(out + at, total[p], static_cast<int>(min_i64(kLanes, weight.channels - at)));
   });
+}
+
+static void overflow_row(const Int8Weight& weight, const ResidualEntry* entries, int64_t count, float* out) {
+  constexpr int kPanels = 4;
+  int64_t n = 0;
+  for (; n + (kPanels - 1) * kTileChannels < weight.channels; n += kPanels * kTileChannels)
+    overflow_panels<kPanels>(weight, entries, count, n, out);
+  for (; n < weight.channels; n += kTileChannels) overflow_panels<1>(weight, entries, count, n, out);
 }
 
 static void overflow_product(float* out, int64_t rows, const Int8Weight& weight, const ResidualRows& residual, ThreadPool& pool) {
