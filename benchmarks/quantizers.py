@@ -21,7 +21,7 @@ from edge_llm.convert.folds import fold_linear
 from edge_llm.quant import int8, w4
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import column_energy
-from edge_llm.quant.profile import OVERFLOW_PRICES, ScaleSearch, choose_hot
+from edge_llm.quant.profile import EXACT_PRICE, ScaleSearch, choose_hot
 from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, quantize_weight
 
 SCHEMES = ("int8", "w4")
@@ -227,5 +227,5 @@ def quantized(linear: Linear, method: Method, scheme: str, shadow: bool) -> Stan
     hot = hot[np.abs(linear.weight[:, hot]).max(axis=0, initial=0) <= MAX_FLOAT16]
     weight, nbytes = method.rounding(linear, hot, scheme)
     search = ScaleSearch(linear.seen, hot, column_energy(linear.weight))
-    step = search.best(OVERFLOW_PRICES[-1]) if shadow else search.best_clipped()
+    step = search.best(EXACT_PRICE) if shadow else search.best_clipped()
     return StandIn(weight, linear.turn, np.float32(step), hot, shadow, nbytes + linear.nbytes, linear.seen)
