@@ -19,7 +19,7 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file
 from edge_llm.models.layer import Layer, Linear
-from edge_llm.models.reference import SAME_BITS, layer_forward, rms_norm, rotate
+from edge_llm.models.reference import SAME_BITS, ApplyLinear, layer_forward, rms_norm, rotate
 from edge_llm.models.rope import RopeTables, rope_tables
 from edge_llm.models.weights import FloatLinear, LayerWeights
 from edge_llm.quant.channels import ChannelStatistics
@@ -124,15 +124,20 @@ def run_layer(
     name: str,
     pool: Executor,
     every: int,
+    multiply: ApplyLinear | None = None,
 ) -> LayerRun:
-    """Run the layer ``name`` on every sequence's hidden states float32 [T, hidden]; keep every ``every``-th row's products."""
+    """Run the layer ``name`` on every sequence's hidden states float32 [T, hidden]; keep every ``every``-th row's products.
+
+    ``multiply`` makes products without bias where not by the float weights.
+    """
+    times = multiply or _times
 
     def run(state: np.ndarray, start: int) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
         inputs: dict[str, np.ndarray] = {}
         products: dict[str, np.ndarray] = {}
 
         def apply(linear: Linear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
-            y = product(x, parts.weight)
+            y = times(linear, parts, x)
             products[linear.name] = y[-start % every :: every].copy()
             return y if parts.bias is None else y + parts.bias
 
@@ -152,6 +157,10 @@ def run_layer(
         for part, x in inputs.items():
             seen[part].add(x)
     return LayerRun(after, seen, {part: np.concatenate([one[part] for one in kept]) for part in seen})
+
+
+def _times(_linear: Linear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
+    return product(x, parts.weight)
 
 
 OFFSET_CONTEXT = 4096

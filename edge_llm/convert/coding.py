@@ -1,6 +1,8 @@
-"""Fits weights to what their linears read: calibration text through the folded float model, a layer at a time.
+"""Fits weights to what their linears read: calibration text through the folded model, a layer at a time.
 
-Part of the text is held out: a linear whose output GPTQ does not bring nearer there keeps weights that are rounded.
+The text goes through INT8 products where rows have scales of their own: what is read there is within a hundredth of what the
+float model reads, several times faster.  Part of the text is held out: a linear whose output GPTQ does not bring nearer there
+keeps weights that are rounded.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_llm.config import INT8, W4
+from edge_llm.config import INT8, ROW, W4
 from edge_llm.convert.calibrate import run_layer
 from edge_llm.convert.parallel import core_count
 from edge_llm.models.layer import Decoder, Layer, Linear
@@ -27,10 +29,12 @@ from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turned
 from edge_llm.quant.w4 import CodedWeight, stacked
+from edge_llm.schemes import Weight, scheme_of
 from edge_llm.schemes.parts import is_multiplied_as_int8, joined, parts_of
 from kernels import ThreadPool
 from kernels.floats import product
 
+NO_CHANNELS = np.empty(0, np.int32)
 HELD_OUT = 8
 """Every so many-th row is held out."""
 _MOST_HELD_OUT = 256
@@ -128,7 +132,8 @@ class Coder:
         ``weights`` are folded, and their linears ``ready`` to be quantized: turned where inputs are.
         """
         linears = [one for one in layer.linears if is_multiplied_as_int8(kept[f"{name}.{one.name}"].scheme)]
-        inputs = self._through(layer, weights, linears, name, pool)
+        rounded = _rounded_products(linears, ready, kept, name, pool)
+        inputs = self._through(layer, weights, linears, rounded, name, pool)
 
         def quantize(linear: Linear) -> tuple[dict[str, np.ndarray], bool]:
             full_name = f"{name}.{linear.name}"
@@ -144,14 +149,25 @@ class Coder:
         return {linear: arrays for linear, (arrays, _) in found.items()}
 
     def _through(
-        self, layer: Layer, weights: LayerWeights, linears: Sequence[Linear], name: str, pool: Executor
+        self,
+        layer: Layer,
+        weights: LayerWeights,
+        linears: Sequence[Linear],
+        rounded: Mapping[str, Weight],
+        name: str,
+        pool: Executor,
     ) -> dict[str, Inputs]:
-        """Carry the states through the layer: what its ``linears`` read."""
+        """Carry the states through the layer: what its ``linears`` read.  Those that are ``rounded`` multiply so."""
+
+        def multiply(linear: Linear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
+            one = rounded.get(linear.name)
+            return product(x, parts.weight) if one is None else one.apply(x, ThreadPool(1))
+
         inputs, threads = {one.name: Inputs(one.columns) for one in linears}, ThreadPool(core_count())
         turns = {one.name: one.turn for one in linears}
         for start in range(0, len(self.states), _SEQUENCES):
             some = slice(start, start + _SEQUENCES)
-            ran = run_layer(self.states[some], layer, weights, self.tables, name, pool, every=sys.maxsize)
+            ran = run_layer(self.states[some], layer, weights, self.tables, name, pool, sys.maxsize, multiply)
             self.states[some] = ran.states
             for linear, read in inputs.items():
                 read.add(turned(_ordinary(ran.seen[linear]), turns[linear]), threads)
@@ -176,6 +192,22 @@ class Coder:
         self.fitted += fitted
         self.rounded += not fitted
         return stacked([weight for weight, _ in found])
+
+
+def _rounded_products(
+    linears: Sequence[Linear], ready: Mapping[str, FloatLinear], kept: Mapping[str, Treatment], name: str, pool: Executor
+) -> dict[str, Weight]:
+    """Those of ``linears`` of the layer ``name`` whose rows have scales of their own, rounded to INT8, without bias."""
+    some = [one for one in linears if kept[f"{name}.{one.name}"].activations == ROW]
+
+    def rounded(linear: Linear) -> Weight:
+        full_name = f"{name}.{linear.name}"
+        linear = replace(linear, scheme=INT8, bias=False)
+        arrays = quantize_weight(ready[linear.name].weight, NO_CHANNELS, full_name).arrays()
+        scheme = scheme_of(linear)
+        return scheme.open(linear, arrays, scheme.facts_of(replace(kept[full_name], scheme=INT8)))
+
+    return dict(zip([one.name for one in some], pool.map(rounded, some), strict=True))
 
 
 def _mostly(fitted: Sequence[bool]) -> bool:

@@ -31,7 +31,7 @@ from edge_llm.convert.saved import Saved
 from edge_llm.convert.sensitivity import Costs, four_bit_costs
 from edge_llm.convert.survey import Survey, Wishes, survey_model
 from edge_llm.convert.target import check_space, existing, refuse_overlap, taken
-from edge_llm.convert.texts import MAX_CODED_TOKENS, MAX_INT8_TOKENS, texts_of
+from edge_llm.convert.texts import coded_tokens, texts_of
 from edge_llm.convert.trial import held_out_sequences
 from edge_llm.convert.turns import with_turns
 from edge_llm.convert.unfinished import Unfinished, refuse_second
@@ -227,7 +227,7 @@ class _Job:
 
     def write(self, folder: Path, saved: Saved) -> None:
         """Write the bundle into ``folder``, going on from what is ``saved``."""
-        most = 0 if not self.weights.fitted else MAX_INT8_TOKENS if self.weights.kind == INT8 else MAX_CODED_TOKENS
+        most = coded_tokens(self.decoder, codes=self.weights.kind != INT8) if self.weights.fitted else 0
         texts = texts_of(self.text, self.source, self.decoder, self.tokenizer, most, saved, self.progress, self.notice)
         wishes = Wishes(self._treat, self.fold, self.asked, bool(self.turn))
         survey = survey_model(self.source, self.decoder, self.config.context, texts.measured, wishes, saved, self.progress)

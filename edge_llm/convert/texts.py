@@ -25,8 +25,16 @@ ENOUGH_PER_COLUMN = 5
 """Tokens per input channel of the widest linear that are enough to fit codes to; of fewer, import tells."""
 MAX_CODED_TOKENS = 32768
 """Tokens that 4-bit weights are fitted to, at most."""
+_CODED_WORK = 2**46
+"""Multiply-adds of the float model on these tokens, at most: larger models are fitted to fewer, `MAX_INT8_TOKENS` at least."""
 MAX_INT8_TOKENS = 8192
 """The same of INT8 weights, which gain less: with twice as many the KL of SmolLM2 is the same."""
+
+
+def coded_tokens(decoder: Decoder, *, codes: bool) -> int:
+    """Tokens that weights of ``decoder`` are fitted to, at most; ``codes``: in 4 bits, which gain more of them."""
+    affordable = max(MAX_INT8_TOKENS, _CODED_WORK // decoder.parameters)
+    return min(affordable, MAX_CODED_TOKENS) if codes else MAX_INT8_TOKENS
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,8 @@ from kernels.gptq import Steps
 from kernels.layout import row_sums, unpack_tiles
 from kernels.types import TILE_DEPTH
 
-PASSES, FEW_PASSES = 3, 1
-"""Passes of coordinate descent; the first gains some 4 % of the error, the next two 2 %, and a pass takes twice GPTQ's time."""
-MANY_COLUMNS = 2048
-"""Above so many there are `FEW_PASSES`."""
+DESCENT_COLUMNS = 4096
+"""Columns up to which a pass of coordinate descent follows GPTQ: it takes twice GPTQ's time, and more passes gain nothing."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +73,19 @@ def round_weight(weight: np.ndarray, hot: np.ndarray, name: str) -> CodedWeight:
 def fit_weight(
     weight: np.ndarray, hot: np.ndarray, energy: np.ndarray, name: str, near: CodedWeight | None = None
 ) -> CodedWeight:
-    """``weight`` [N, K] fitted to inputs of ``energy`` [K, K]: GPTQ, coordinate descent, the best scales.
+    """``weight`` [N, K] fitted to inputs of ``energy`` [K, K]: GPTQ, and coordinate descent where it is worth its time.
 
-    The steps are those of the rounded weight, which is ``near`` where there is one already; weighted by the inputs' energy
-    they were no better.  Raises `InvalidModel` as `round_weight`.
+    Steps and scales are those of the rounded weight, which is ``near`` where there is one already; weighted by the inputs'
+    energy steps were no better, nor were scales of least error behind it.  Raises `InvalidModel` as `round_weight`.
     """
     near = near or round_weight(weight, hot, name)
     scale, (multiplier, shift) = near.weight_scale, w4.steps_of(near.codes, *weight.shape)
     steps = _steps(scale, multiplier, shift)
     fitted = gptq(weight, energy, hot, steps)
-    descend(weight, fitted, energy, hot, steps, FEW_PASSES if weight.shape[1] > MANY_COLUMNS else PASSES)
+    if weight.shape[1] <= DESCENT_COLUMNS:
+        descend(weight, fitted, energy, hot, steps, passes=1)
     cold, hot_weight = _apart(fitted, hot, name)
-    codes = w4.encode(cold, scale, multiplier, shift, ThreadPool(1))
-    return coded(codes, multiplier, shift, scale * _best_factors(weight, fitted, cold, energy), hot, hot_weight)
+    return coded(w4.encode(cold, scale, multiplier, shift, ThreadPool(1)), multiplier, shift, scale, hot, hot_weight)
 
 
 def _search(cold: np.ndarray, hot: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -95,15 +93,6 @@ def _search(cold: np.ndarray, hot: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     counted = np.ones(cold.shape[1], np.float32)
     counted[hot] = 0
     return w4.search(cold, counted, ThreadPool(1))
-
-
-def _best_factors(weight: np.ndarray, fitted: np.ndarray, cold: np.ndarray, energy: np.ndarray) -> np.ndarray:
-    """What the scale of every row is best multiplied with: float32 [N]; the hot columns of ``fitted`` stay."""
-    seen = cold @ energy
-    wanted, there = np.einsum("nk,nk->n", weight - (fitted - cold), seen), np.einsum("nk,nk->n", cold, seen)
-    sound = (there > 0) & np.isfinite(there) & np.isfinite(wanted)  # products of enormous weights may leave float32
-    factors = np.divide(wanted, there, out=np.ones_like(there), where=sound)
-    return np.asarray(np.clip(factors, 0.5, 2.0), np.float32)
 
 
 def dense(weight: CodedWeight) -> np.ndarray:
