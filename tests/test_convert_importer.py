@@ -21,7 +21,7 @@ from model_files import random_tensors, tiny_config, write_model
 from edge_llm.cli.shadow import quality_report
 from edge_llm.config import W4, RuntimeConfig
 from edge_llm.convert import staging, target
-from edge_llm.convert.allocate import LayerBits
+from edge_llm.convert.allocate import AUTO, LayerBits
 from edge_llm.convert.calibrate import (
     PASSAGE_BREAK,
     calibration_sequences,
@@ -225,14 +225,27 @@ def test_without_keep_float_the_place_is_remembered(tiny_model: Callable[..., Pa
         assert bundle.float_source() is None
 
 
-@pytest.mark.thorough(keep=1)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_bundle_does_not_depend_on_the_processor(tiny_model: Callable[..., Path], tmp_path: Path, family: str) -> None:
+@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize(
+    ("family", "weights"),
+    [
+        ("llama", LayerBits(W4, head=W4)),
+        ("llama", LayerBits()),
+        ("qwen2", LayerBits(fit=True)),
+        ("qwen3", LayerBits(AUTO, 7.0)),
+    ],
+    ids=str,
+)
+def test_a_bundle_does_not_depend_on_the_processor(
+    tiny_model: Callable[..., Path], tmp_path: Path, family: str, weights: LayerBits
+) -> None:
     folder = tiny_model(family, tie_word_embeddings=False)
-    here = import_model(folder, target=tmp_path / "here", keep_float=True)
+    here = import_model(folder, target=tmp_path / "here", keep_float=True, weights=weights)
     script = (
         "import sys; from pathlib import Path; from edge_llm.convert.importer import import_model\n"
-        "import_model(Path(sys.argv[1]), target=Path(sys.argv[2]), keep_float=True)"
+        "from edge_llm.convert.allocate import LayerBits\n"
+        f"weights = LayerBits({weights.kind!r}, {weights.bits!r}, head={weights.head!r}, fit={weights.fit!r})\n"
+        "import_model(Path(sys.argv[1]), target=Path(sys.argv[2]), keep_float=True, weights=weights)"
     )
     run_on_another_processor(script, folder, tmp_path / "there")
     for file in sorted(path.relative_to(here) for path in here.rglob("*") if path.is_file()):

@@ -217,7 +217,7 @@ class _Job:
 
     @property
     def facts(self) -> dict[str, str]:
-        """All that the bytes of the bundle depend on, but for the processor's BLAS where weights are fitted."""
+        """All that the bytes of the bundle depend on."""
         return {
             **self.made_by,
             "float": str(self.keep_float),
