@@ -22,7 +22,7 @@ def test_the_built_in_model_is_always_here():
 
 
 def test_precision_names_every_scheme_with_the_common_one_first(tiny_model):
-    import_model(tiny_model("llama"), "mixed", outliers=Outliers("none", 1.0, (("layers.0.down", "float16"),)))
+    import_model(tiny_model("llama"), "mixed", outliers=Outliers("none", (("layers.0.down", "float16"),)))
     assert installed_models()[1].precision == "int8+float16"
 
 

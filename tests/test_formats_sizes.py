@@ -83,7 +83,7 @@ def test_the_float_path_is_no_integer(tiny_model, capsys):
 
 
 def test_mixed_schemes_of_a_kind_are_counted(tiny_model):
-    outliers = Outliers("none", 1.0, (("layers.0.down", "float16"),))
+    outliers = Outliers("none", (("layers.0.down", "float16"),))
     import_model(tiny_model("llama"), "mine", outliers=outliers, weights=LayerBits("w4"))
     with open_bundle(bundle_path("mine")) as bundle:
         assert sizes_by_kind(bundle)["down"].schemes == (("float16", 1), ("w4", 1))

@@ -18,14 +18,12 @@ import numpy as np
 import scheduler
 from edge_llm.bench.report import Column, Row, table_of
 from edge_llm.config import STATIC
-from edge_llm.convert.calibrate import HELD_OUT_TEXT, read_text
 from edge_llm.errors import UsageError
 from edge_llm.models.layer import Decoder
 from edge_llm.runner.order import AUTO, POLICIES
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.subgraphs.ops import CARD_LANE, SHADOW_PART
-from edge_llm.text.tokenizer import Tokenizer
 from scheduler import CostModel, Policy, Span, TaskGraph, Trace
 
 PLANNED = "planned"
@@ -60,6 +58,10 @@ def prompt_tokens(n_prompt: int, vocab_size: int, folder: Path | None) -> list[i
     """
     if folder is None:
         return np.random.default_rng(SEED).integers(0, vocab_size, n_prompt).tolist()
+    # `--help` shall not wait for the tokenizers
+    from edge_llm.convert.calibrate import HELD_OUT_TEXT, read_text
+    from edge_llm.text.tokenizer import Tokenizer
+
     tokenizer = Tokenizer.from_folder(folder, vocab_size)
     return list(islice(cycle(tokenizer.encode(read_text(HELD_OUT_TEXT)[0])), n_prompt))
 

@@ -19,10 +19,10 @@ import numpy as np
 from edge_llm.config import INT8, W4
 from edge_llm.convert.calibrate import some_of
 from edge_llm.convert.coding import QUANTIZERS
+from edge_llm.convert.gradient import drawn_gradient, draws, layer_gradient, rms_norm_gradient
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.survey import Survey
 from edge_llm.convert.turns import quantizable
-from edge_llm.models.gradient import drawn_gradient, draws, layer_gradient, rms_norm_gradient
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.reference import SAME_BITS, layer_forward, rms_norm
 from edge_llm.models.rope import RopeTables

@@ -1,8 +1,9 @@
 """The gradient of the float path, a layer at a time: what its predictions feel of a change in a linear's output.
 
-Every operation's vector-Jacobian product, in the order of `reference`, which defines the values.  Whoever quantizes a linear
-asks for the gradient of the log-probability of tokens that the model itself draws: half the mean square of gradient times
-error is then the divergence that the error causes, to first order (the diagonal of Fisher's information; Amari, 1998).
+Every operation's vector-Jacobian product, in the order of `edge_llm.models.reference`, which defines the values.  Whoever
+quantizes a linear asks for the gradient of the log-probability of tokens that the model itself draws: half the mean square of
+gradient times error is then the divergence that the error causes, to first order (the diagonal of Fisher's information;
+Amari, 1998).
 """
 
 from __future__ import annotations

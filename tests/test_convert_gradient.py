@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from model_files import random_tensors, tiny_config, write_model
 
+from edge_llm.convert.gradient import drawn_gradient, draws, layer_gradient, rms_norm_gradient
 from edge_llm.models import describe
-from edge_llm.models.gradient import drawn_gradient, draws, layer_gradient, rms_norm_gradient
 from edge_llm.models.layer import Linear
 from edge_llm.models.reference import NUMPY, SAME_BITS, FloatModel, layer_forward
 from edge_llm.models.rope import RopeTables
