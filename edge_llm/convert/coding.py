@@ -1,7 +1,7 @@
 """Fits weights to what their linears read: calibration text through the folded model, a layer at a time.
 
-The text goes through INT8 products where rows have scales of their own: what is read there is within a hundredth of what the
-float model reads, several times faster.  Part of the text is held out: a linear whose output GPTQ does not bring nearer there
+The text goes through INT8 products where rows have scales of their own, several times as fast as through float ones: in the last
+layer of SmolLM2-135M the energies of inputs differ by 2 to 4 %, and what is fitted to them is as good.  Part of the text is held out: a linear whose output GPTQ does not bring nearer there
 keeps weights that are rounded.
 """
 
