@@ -91,7 +91,7 @@ struct Int8Weight {
 
 // What overflows of M rows, R values: those of row m are at row_start[m] to row_start[m + 1].
 struct ResidualRows {
-  const int64_t* row_start;  // [M+1] or null
+  const int64_t* row_start;  // [M+1]
   const int32_t* column;     // [R]
   const float* value;        // [R]
 };
