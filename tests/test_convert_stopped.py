@@ -206,7 +206,7 @@ DAMAGES = {
 }
 
 
-FILES = ["job.saved", "survey.saved", "survey-1.saved", "4-bits-alone.saved", "written.saved", "bundle/weights.bin"]
+FILES = ["job.saved", "survey.saved", "survey-1.saved", "costs.saved", "progress.saved", "bundle/weights.bin"]
 
 
 @pytest.mark.thorough(keep=1)

@@ -1,8 +1,8 @@
 """Fits weights to what their linears read: calibration text through the folded model, a layer at a time.
 
 The text goes through INT8 products where rows have scales of their own, several times as fast as through float ones: in the
-last layer of SmolLM2-135M the energies of inputs differ by 2 to 4 %, and what is fitted to them is as good.  Part of the text is
-held out: a linear whose output GPTQ does not bring nearer there keeps weights that are rounded.
+last layer of SmolLM2-135M the energies of inputs differ by 2 to 4 %, and what is fitted to them is as good.  Part of the text
+is held out: a linear whose output GPTQ does not bring nearer there keeps weights that are rounded.
 """
 
 from __future__ import annotations

@@ -300,12 +300,11 @@ class _Job:
     def _four_bit_costs(
         self, survey: Survey, saved: Saved, chosen: Mapping[str, Treatment], names: Collection[str]
     ) -> Costs:
-        stage = "4 bits alone"
-        found = saved.load(stage)
+        found = saved.load("costs")
         if found is None:
-            tell = partial(self.progress, stage)
+            tell = partial(self.progress, "4 bits alone")
             found = four_bit_costs(self.source, self.decoder, survey, chosen, names, tell)
-            saved.save(stage, found)
+            saved.save("costs", found)
         return dict(found)
 
     def _tell_folds(self, found: Mapping[str, Fold]) -> None:

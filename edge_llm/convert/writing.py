@@ -34,7 +34,7 @@ from edge_llm.quant.turning import turn_columns, turned
 from edge_llm.schemes import int8, scheme_of
 
 Arrays = Mapping[str, np.ndarray]
-_WRITTEN = "written"
+_WRITTEN = "progress"
 
 
 @dataclass(frozen=True)
