@@ -7,7 +7,7 @@ CPU takes for that and for hot channels, and how much of it while the card multi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -42,8 +42,8 @@ class LaneRun:
     predicted: float
     """Seconds."""
     overflow: float | None = None
-    """Share of the inputs of INT8 linears that static scales do not hold, all added back; None where rows have scales of their
-    own, or nobody counts."""
+    """Share of the inputs of INT8 linears that overflowed the static scale and were added back, over the runs of all policies;
+    None where rows have scales of their own, or the device does not count."""
 
     @property
     def typical(self) -> Trace:
@@ -204,9 +204,15 @@ COLUMNS = (
     Column("real / simulated", lambda row: f"{row['makespan_ms'] / row['predicted_ms']:.2f}"),
     Column("above bound", lambda row: f"{row['makespan_ms'] / row['lower_bound_ms'] - 1:+.1%}"),
 )
+
+
+def _shown(key: str, form: str) -> Callable[[Row], str]:
+    return lambda row: "" if row[key] is None else format(row[key], form)
+
+
 SHADOW_COLUMNS = {
-    "overflow_share": Column("overflow", lambda row: f"{row['overflow_share']:.2%}"),
-    "shadow_ms": Column("shadow ms", lambda row: f"{row['shadow_ms']:.1f}"),
-    "shadow_beside_share": Column("beside products", lambda row: f"{row['shadow_beside_share']:.0%}"),
+    "overflow_share": Column("overflow", _shown("overflow_share", ".2%")),
+    "shadow_ms": Column("shadow ms", _shown("shadow_ms", ".1f")),
+    "shadow_beside_share": Column("beside products", _shown("shadow_beside_share", ".0%")),
 }
-"""By what they show, where there is such a thing."""
+"""By the field of a row; a column without values is left out."""

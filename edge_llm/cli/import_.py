@@ -30,7 +30,8 @@ from edge_llm.errors import UsageError
     type=click.Choice(["auto", "full", "none"]),
     default="auto",
     show_default=True,
-    help="What a static scale cuts off: kept exact beside INT8, or none.  full: channels that stand out as well, for --turn 0.",
+    help="What a static scale cuts off: auto and full keep it exact beside INT8, none drops it.  full implies --turn 0, where "
+    "channels that stand out are kept in float16 too.",
 )
 @click.option(
     "--float16",

@@ -16,9 +16,9 @@ class Outliers:
     """What is done about outliers."""
 
     mode: str = "auto"
-    """What a static scale cuts off.  auto: kept exact beside INT8.  full: the same, and channels that stand out are computed in
-    float, which nothing does where channels are turned.  none: cut off.  naive: the scale reaches over all of it, only to see
-    what outliers do to INT8."""
+    """What happens to values that a static scale cuts off.  auto: they are kept exact beside INT8; where nothing is turned, hot
+    channels are kept in float16 as well.  full: the same, and nothing is turned.  none: they are lost.  naive: nothing is
+    turned, and the scale covers the largest value, which shows what outliers do to INT8."""
     schemes: tuple[tuple[str, str], ...] = ()
     """Linears that are not to be INT8: a pattern of names, such as ``*.down`` or ``layers.0.*``, and a weight scheme."""
 

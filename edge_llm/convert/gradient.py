@@ -83,6 +83,7 @@ def drawn_gradient(
     logits = np.concatenate([arithmetic.product(states, output[rows]) for rows in blocks], axis=1)
     logits -= logits.max(axis=1, keepdims=True)
     likely = arithmetic.exp(logits)
+    del logits  # as large as all that follows
     likely /= likely.sum(axis=1, keepdims=True)
     below = np.cumsum(likely, axis=1, dtype=np.float64)
     drawn = [

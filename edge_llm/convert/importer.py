@@ -94,7 +94,7 @@ def import_model(
     the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one; `BY_MODEL`: the float
     model writes half of it.  keep_float: put the float weights (float16) into the bundle.  outliers: what is done about what
     a static scale cuts off, and where nothing is turned.  fold: make uneven channels even, by factors that cancel.  turn: the
-    largest block of channels that is turned, 0: none (default: `MAX_TURN`, and none where ``outliers`` choose among shadows).
+    largest block of channels that is turned, 0: none (default: `MAX_TURN`; 0 where the mode of ``outliers`` is full or naive).
     weights: how many bits the layers get, and whether INT8 is fitted (default: INT8, rounded; the command fits).  overwrite:
     replace another model of this name.  fresh: do not go on where the same import was stopped.  notice: told a line at a time.
 
@@ -300,9 +300,10 @@ class _Job:
     def _four_bit_costs(
         self, survey: Survey, saved: Saved, chosen: Mapping[str, Treatment], names: Collection[str]
     ) -> Costs:
+        """What 4 bits cost in the linears ``names``, from what is ``saved`` where it is there."""
         found = saved.load("costs")
         if found is None:
-            tell = partial(self.progress, "4 bits alone")
+            tell = partial(self.progress, "costs of 4 bits")
             found = four_bit_costs(self.source, self.decoder, survey, chosen, names, tell)
             saved.save("costs", found)
         return dict(found)

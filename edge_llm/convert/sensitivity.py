@@ -59,7 +59,6 @@ def four_bit_costs(
         for index, layer in enumerate(decoder.layers):
             progress(index, steps)
             weights = survey.folded_layer(source, decoder, index, pool)
-
             forward = partial(layer_forward, layer=layer, weights=weights, tables=tables, arithmetic=SAME_BITS)
             states.append(list(pool.map(forward, states[-1])))
         gradients = _at_the_end(source, decoder, states.pop(), pool)

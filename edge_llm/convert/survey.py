@@ -238,7 +238,8 @@ def other_treatment(linear: Linear, scheme_name: str, seen: ChannelStatistics, w
 
     The error is infinite where the weight does not fit.
     """
-    scheme = scheme_of(replace(linear, scheme=scheme_name, bias=False))
+    other = replace(linear, scheme=scheme_name, bias=False)
+    scheme = scheme_of(other)
     treatment = Treatment(
         shadow=NONE,
         hot=NO_CHANNELS,
@@ -250,7 +251,7 @@ def other_treatment(linear: Linear, scheme_name: str, seen: ChannelStatistics, w
     )
     try:
         converted = scheme.convert(weight, NO_CHANNELS, seen.name)
-        opened = scheme.open(replace(linear, scheme=scheme_name, bias=False), converted, scheme.facts_of(treatment))
+        opened = scheme.open(other, converted, scheme.facts_of(treatment))
     except InvalidModel:
         return treatment
     return replace(treatment, error=output_error(seen, weight, lambda rows: opened.apply(rows, ThreadPool(1))))

@@ -1,7 +1,8 @@
 """What a bundle says of a text that nothing was fitted to, measured while it is written: beside what the float model says.
 
 The tokens go through every layer twice, by the float weights and by the quantized ones in the host's own subgraphs, INT8 keys
-and values included.  So it measures the numbers that the bundle will give, and holds one layer.
+and values included.  So the figures are those of the bundle, except that a tied 4-bit embedding is rounded here and fitted
+there.  One layer is in memory at a time.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ def held_out_sequences(tokenizer: Tokenizer, config: ModelConfig) -> list[np.nda
 class Position:
     """The hidden states between two layers."""
 
-    exact: list[np.ndarray]
+    float_states: list[np.ndarray]
     """Of the float model, float32 [T, hidden] of each sequence."""
-    found: np.ndarray
-    """Of the bundle, float32 [tokens, hidden] of all."""
+    bundle_states: np.ndarray
+    """Of the bundle, float32 [tokens, hidden] of all sequences."""
 
 
 class Trial:
@@ -100,8 +101,8 @@ class Trial:
         self._rows = chunk.rows
         self._buffers = {name: np.zeros((sum(lengths), width), np.float32) for name, width in widths.items()}
         embedding = read_embedding(source, decoder)
-        exact = [embedding[ids] for ids in sequences]
-        self.position = Position(exact, self._embed(np.concatenate(exact)))
+        embedded = [embedding[ids] for ids in sequences]
+        self.position = Position(embedded, self._embed(np.concatenate(embedded)))
         """Where the sequences are; an import that goes on sets it."""
 
     def _embed(self, embedded: np.ndarray) -> np.ndarray:
@@ -121,14 +122,14 @@ class Trial:
     def run_layer(
         self,
         index: int,
-        exact: LayerWeights,
+        weights: LayerWeights,
         ready: Mapping[str, FloatLinear],
         made: Mapping[str, Arrays],
         pool: Executor,
     ) -> None:
         """Carry all states through layer ``index``.
 
-        ``exact`` are its float weights, ``ready`` its linears as they are quantized, ``made`` what became of these.
+        ``weights`` are its float weights, ``ready`` its linears as they are quantized, ``made`` what became of these.
         """
         layer, position = self._decoder.layers[index], self.position
 
@@ -136,16 +137,16 @@ class Trial:
             return _opened(linear, made[linear.name], ready[linear.name].bias, self._kept[f"layers.{index}.{linear.name}"])
 
         linears = {linear.name: opened(linear) for linear in layer.linears}
-        block = BlockWeights(linears, {**exact.gains, KEY_OFFSET: self._survey.key_offsets[index]})
-        buffers = {**self._buffers, HIDDEN: position.found}
+        block = BlockWeights(linears, {**weights.gains, KEY_OFFSET: self._survey.key_offsets[index]})
+        buffers = {**self._buffers, HIDDEN: position.bundle_states}
         for part in self._layer_parts[index]:
             self._shelf.get(part, self._rows.static)(block, buffers, self._rows, self._pages[index])
 
-        def run_exact(x: np.ndarray) -> np.ndarray:
-            return layer_forward(x, layer, exact, self._tables, arithmetic=SAME_BITS)
+        def run_float(x: np.ndarray) -> np.ndarray:
+            return layer_forward(x, layer, weights, self._tables, arithmetic=SAME_BITS)
 
         with np.errstate(all="ignore"):
-            position.exact = list(pool.map(run_exact, position.exact))
+            position.float_states = list(pool.map(run_float, position.float_states))
 
     def quality(self, output: np.ndarray, gain: np.ndarray, made: Arrays) -> Quality:
         """How near the bundle is to the float model, behind all layers.
@@ -162,14 +163,14 @@ class Trial:
         length = max(1, BLOCK_LOGITS // len(output))
         logits = np.empty((length, len(output)), np.float32)
         tally, first = Tally(), 0
-        for ids, states in zip(self._sequences, self.position.exact, strict=True):
-            exact = rms_norm(states, gain, decoder.norm.eps)
+        for ids, states in zip(self._sequences, self.position.float_states, strict=True):
+            normed = rms_norm(states, gain, decoder.norm.eps)
             for start in range(0, len(ids) - 1, length):
                 stop = min(start + length, len(ids) - 1)
-                rows, found = np.arange(first + start, first + stop), logits[: stop - start]
-                run_head(head, {HIDDEN: self.position.found[rows], "logits": found}, self._part(rows), None)
-                wanted = product(exact[start:stop], output, self._pool)
-                tally.add(ids[start + 1 : stop + 1], log_softmax(found), log_softmax(wanted))
+                rows, ours = np.arange(first + start, first + stop), logits[: stop - start]
+                run_head(head, {HIDDEN: self.position.bundle_states[rows], "logits": ours}, self._part(rows), None)
+                theirs = product(normed[start:stop], output, self._pool)
+                tally.add(ids[start + 1 : stop + 1], log_softmax(ours), log_softmax(theirs))
             first += len(ids)
         quality = tally.quality()
         if not math.isfinite(quality.mean_kl):

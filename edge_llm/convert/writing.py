@@ -19,7 +19,7 @@ from edge_llm.convert.coding import Coder
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.survey import NO_CHANNELS, Survey
-from edge_llm.convert.trial import Position, Trial
+from edge_llm.convert.trial import Arrays, Position, Trial
 from edge_llm.convert.turns import quantizable
 from edge_llm.formats.bundle_writer import BundleWriter, holds, storage_errors
 from edge_llm.formats.layout import KEY_OFFSET, TensorRange, layer_tensors
@@ -33,8 +33,7 @@ from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turn_columns, turned
 from edge_llm.schemes import int8, scheme_of
 
-Arrays = Mapping[str, np.ndarray]
-_WRITTEN = "progress"
+_WRITTEN = "progress"  # not "written": earlier versions saved another form under that name
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ _MOST_NATS = 600.0
 
 @dataclass(frozen=True)
 class Quality:
-    """How near one runner's predictions are to another's, over all predicted tokens."""
+    """How near a quantized model's predictions are to those of its float model, over all predicted tokens."""
 
     perplexity: float
     float_perplexity: float
     mean_kl: float
-    """Mean over tokens of KL(float || INT8), in nats."""
+    """Mean over tokens of KL(float || quantized), in nats."""
     top1_agreement: float
     """Share of tokens for which both find the same token most likely."""
     tokens: int
