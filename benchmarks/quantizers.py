@@ -19,13 +19,12 @@ import numpy as np
 from edge_llm.convert.coding import Inputs
 from edge_llm.convert.folds import fold_linear
 from edge_llm.quant import int8, w4
-from edge_llm.quant.channels import ChannelStatistics
+from edge_llm.quant.channels import NO_CHANNELS, ChannelStatistics
 from edge_llm.quant.folding import column_energy
 from edge_llm.quant.profile import EXACT_PRICE, ScaleSearch, choose_hot
 from edge_llm.quant.scheme import LIMIT, MAX_FLOAT16, quantize_weight
 
 SCHEMES = ("int8", "w4")
-NO_CHANNELS = np.empty(0, np.int32)
 BLOCK = 32
 """Channels that a block rotation mixes, at most."""
 _SAMPLE = 512

@@ -62,8 +62,8 @@ def prompt_tokens(n_prompt: int, vocab_size: int, folder: Path | None) -> list[i
     from edge_llm.convert.calibrate import HELD_OUT_TEXT, read_text
     from edge_llm.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.from_folder(folder, vocab_size)
-    return list(islice(cycle(tokenizer.encode(read_text(HELD_OUT_TEXT)[0])), n_prompt))
+    tokens = Tokenizer.from_folder(folder, vocab_size).encode(read_text(HELD_OUT_TEXT)[0])
+    return list(islice(cycle(tokens), n_prompt)) if tokens else prompt_tokens(n_prompt, vocab_size, None)
 
 
 def compare(runner: Int8Runner, tokens: Sequence[int], names: Sequence[str], repetitions: int) -> list[LaneRun]:

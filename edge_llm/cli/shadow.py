@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from edge_llm.formats.bundle import Bundle
@@ -67,7 +67,8 @@ def shadow_lines(report: Mapping[str, Any]) -> Iterator[str]:
 def quality_report(bundle: Bundle) -> dict[str, Any]:
     """How near the bundle is to the float model on text that it was not fitted to; empty where import did not measure it."""
     profile = outlier_profile(bundle)
-    return {} if profile is None else dict(profile.held_out)
+    known = {field.name for field in fields(Quality)}
+    return dict(profile.held_out) if profile is not None and profile.held_out.keys() == known else {}
 
 
 def quality_lines(report: Mapping[str, Any]) -> Iterator[str]:

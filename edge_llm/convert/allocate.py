@@ -133,6 +133,8 @@ def allocate(
     weights = sum(one.rows * one.columns for name, one in linears.items() if name != "output")
     taken = sum(_bits(linears[name], one) for name, one in least.items() if name != "output")
     _check_bits(bits, taken / weights)
+    if not sources:
+        return start
     left = bits * weights - taken
     costs = costs_of({source.linear for source in sources})
     more = {source: _extra_bits(linears[source.linear], start[source.linear], source) for source in sources}

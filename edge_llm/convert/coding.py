@@ -19,12 +19,11 @@ import numpy as np
 from edge_llm.config import INT8, ROW, W4
 from edge_llm.convert.calibrate import run_layer
 from edge_llm.convert.parallel import core_count
-from edge_llm.convert.survey import NO_CHANNELS
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_embedding
 from edge_llm.quant import int8, w4
-from edge_llm.quant.channels import ChannelStatistics
+from edge_llm.quant.channels import NO_CHANNELS, ChannelStatistics
 from edge_llm.quant.gptq import add_energy, damped_energy, damping, mirror
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import Treatment
@@ -161,7 +160,9 @@ class Coder:
 
         def multiply(linear: Linear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
             one = rounded.get(linear.name)
-            return product(x, parts.weight) if one is None else one.apply(x, ThreadPool(1))
+            if one is None or not np.isfinite(x).all():  # the statistics refuse such an input by name
+                return product(x, parts.weight)
+            return one.apply(x, ThreadPool(1))
 
         inputs, threads = {one.name: Inputs(one.columns) for one in linears}, ThreadPool(core_count())
         turns = {one.name: one.turn for one in linears}

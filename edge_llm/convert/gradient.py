@@ -26,8 +26,8 @@ Back = Callable[[np.ndarray], np.ndarray]
 
 _DRAWS = 1
 """Seed of the tokens that are drawn."""
-_VOCABULARY = 8192
-"""Rows of the output matrix that are multiplied at a time."""
+_ROWS = 8192
+"""Rows of a matrix that are multiplied at a time: it is not copied whole."""
 
 
 def layer_gradient(
@@ -79,8 +79,7 @@ def drawn_gradient(
 
     ``output`` [V, hidden] gives the logits; one token is drawn behind every state.
     """
-    blocks = [slice(start, start + _VOCABULARY) for start in range(0, len(output), _VOCABULARY)]
-    logits = np.concatenate([arithmetic.product(states, output[rows]) for rows in blocks], axis=1)
+    logits = np.concatenate([arithmetic.product(states, output[rows]) for rows in _blocks(len(output))], axis=1)
     logits -= logits.max(axis=1, keepdims=True)
     likely = arithmetic.exp(logits)
     del logits  # as large as all that follows
@@ -91,10 +90,7 @@ def drawn_gradient(
     ]
     likely *= -1
     likely[np.arange(len(drawn)), drawn] += 1
-    found = np.zeros_like(states)
-    for rows in blocks:
-        found += arithmetic.product(np.ascontiguousarray(likely[:, rows]), np.ascontiguousarray(output[rows].T))
-    return found
+    return _through(output, arithmetic, likely)
 
 
 def draws() -> np.random.Generator:
@@ -106,12 +102,19 @@ def rms_norm_gradient(x: np.ndarray, gain: np.ndarray, eps: float, gradient: np.
     """The gradient at x [..., C] of that at ``rms_norm(x, gain, eps)``."""
     scale = 1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32) + np.float32(eps))
     scaled = gradient * gain
-    return np.asarray(scale * scaled - x * scale**3 * np.mean(x * scaled, axis=-1, keepdims=True), np.float32)
+    return np.asarray(scale * scaled - x * scale * scale * scale * np.mean(x * scaled, axis=-1, keepdims=True), np.float32)
 
 
 def _through(weight: np.ndarray, arithmetic: Arithmetic, gradient: np.ndarray) -> np.ndarray:
-    """From the output [T, N] to the input [T, K] of a ``weight`` [N, K]."""
-    return arithmetic.product(gradient, np.ascontiguousarray(weight.T))
+    """From the output [T, N] to the input [T, K] of a ``weight`` [N, K]; `_ROWS` of its rows are turned over at a time."""
+    found = np.zeros((len(gradient), weight.shape[1]), np.float32)
+    for rows in _blocks(len(weight)):
+        found += arithmetic.product(np.ascontiguousarray(gradient[:, rows]), np.ascontiguousarray(weight[rows].T))
+    return found
+
+
+def _blocks(rows: int) -> list[slice]:
+    return [slice(start, start + _ROWS) for start in range(0, rows, _ROWS)]
 
 
 def _swiglu(y: np.ndarray, arithmetic: Arithmetic) -> tuple[np.ndarray, Back]:

@@ -142,7 +142,7 @@ def _stays(target: Path, state: str, overwrite: bool, job: _Job) -> bool:
 
 def _make(target: Path, job: _Job, *, replace: bool) -> None:
     with Unfinished(target, job.facts, job.notice) as unfinished:
-        check_space(unfinished.folder, job.decoder, keep_float=job.keep_float, fitted=job.weights.fitted)
+        check_space(unfinished.folder, job.decoder, keep_float=job.keep_float, fitted_tokens=job.fitted_tokens)
         with recycled():
             job.write(unfinished.bundle, unfinished.saved)
         job.source.check_unchanged()
@@ -216,6 +216,11 @@ class _Job:
         }
 
     @property
+    def fitted_tokens(self) -> int:
+        """Tokens that weights are fitted to, at most; 0: none are fitted."""
+        return coded_tokens(self.decoder, codes=self.weights.kind != INT8) if self.weights.fitted else 0
+
+    @property
     def facts(self) -> dict[str, str]:
         """All that the bytes of the bundle depend on."""
         return {
@@ -227,7 +232,7 @@ class _Job:
 
     def write(self, folder: Path, saved: Saved) -> None:
         """Write the bundle into ``folder``, going on from what is ``saved``."""
-        most = coded_tokens(self.decoder, codes=self.weights.kind != INT8) if self.weights.fitted else 0
+        most = self.fitted_tokens
         texts = texts_of(self.text, self.source, self.decoder, self.tokenizer, most, saved, self.progress, self.notice)
         wishes = Wishes(self._treat, self.fold, self.asked, bool(self.turn))
         survey = survey_model(self.source, self.decoder, self.config.context, texts.measured, wishes, saved, self.progress)

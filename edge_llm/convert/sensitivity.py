@@ -61,12 +61,14 @@ def four_bit_costs(
             weights = survey.folded_layer(source, decoder, index, pool)
             forward = partial(layer_forward, layer=layer, weights=weights, tables=tables, arithmetic=SAME_BITS)
             states.append(list(pool.map(forward, states[-1])))
+            del weights, forward  # before the next layer is read
         gradients = _at_the_end(source, decoder, states.pop(), pool)
         for index in reversed(range(len(decoder.layers))):
             progress(steps - 1 - index, steps)
             seen = _layer_gradients(source, decoder, survey, index, states.pop(), gradients, tables, pool)
             gradients, found = seen.before, _layer_costs(seen, decoder.layers[index], f"layers.{index}.", chosen, names, pool)
             costs |= found
+            del seen
         progress(steps, steps)
     return costs
 

@@ -23,7 +23,7 @@ from edge_llm.models.reference import rms_norm
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding, read_final_norm, read_layer, read_output
 from edge_llm.progress import StageProgress
-from edge_llm.quant.channels import ChannelStatistics, spacing
+from edge_llm.quant.channels import NO_CHANNELS, ChannelStatistics, spacing
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import output_error
 from edge_llm.quant.shadow import NONE, Treatment
@@ -35,7 +35,6 @@ from kernels.floats import product
 Treat = Callable[[ChannelStatistics, np.ndarray, np.ndarray], tuple[Treatment, ...]]
 """Gives the treatments of a linear, from its input, its weight float32 [N, K], and that weight as `judged` changes it."""
 
-NO_CHANNELS = np.empty(0, np.int32)
 Found = TypeVar("Found")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edge_llm.config import INT8
 from edge_llm.convert.calibrate import read_calibration
-from edge_llm.convert.texts import MAX_CODED_TOKENS
+from edge_llm.convert.trial import TOKENS as HELD_OUT_TOKENS
 from edge_llm.errors import EdgeLLMError, StorageError, UsageError
 from edge_llm.files import folder_bytes
 from edge_llm.formats.bundle import open_bundle, read_manifest
@@ -80,12 +80,12 @@ def _asks_as_before(made_by: Mapping[str, str], made_from: Mapping[str, str | No
     return len(bits) == 1 and (len(texts) == 1 or texts <= shipped) and made_by["turns"] in ("none", f"at most {MAX_TURN}")
 
 
-def check_space(folder: Path, decoder: Decoder, *, keep_float: bool, fitted: bool) -> None:
+def check_space(folder: Path, decoder: Decoder, *, keep_float: bool, fitted_tokens: int) -> None:
+    """Raise `StorageError` where ``folder`` has no room for the bundle and for what is saved on the way."""
     needed = int(1.02 * decoder.parameters) + 2**20
     if keep_float:
         needed += 2 * decoder.parameters
-    if fitted:
-        needed += 2 * 4 * MAX_CODED_TOKENS * decoder.hidden_size
+    needed += 2 * 4 * decoder.hidden_size * (fitted_tokens + 2 * HELD_OUT_TOKENS)  # states, twice while they are renamed
     free = shutil.disk_usage(folder).free + folder_bytes(folder)
     if free < needed:
         raise StorageError(

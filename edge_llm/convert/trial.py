@@ -18,7 +18,7 @@ import numpy as np
 from edge_llm.config import DEFAULT_SCHEME, ModelConfig
 from edge_llm.convert.calibrate import HELD_OUT_TEXT, calibration_sequences, read_text
 from edge_llm.convert.parallel import core_count
-from edge_llm.convert.survey import NO_CHANNELS, Survey
+from edge_llm.convert.survey import Survey
 from edge_llm.devices.base import Rows
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
@@ -31,10 +31,12 @@ from edge_llm.models.layer import HIDDEN, Decoder, Linear
 from edge_llm.models.reference import SAME_BITS, layer_forward, rms_norm
 from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_embedding
+from edge_llm.quant.channels import NO_CHANNELS
 from edge_llm.quant.quality import BLOCK_LOGITS, Quality, Tally, log_softmax
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turned_columns
 from edge_llm.runner.base import Segment
+from edge_llm.runner.numeric import numeric_errors
 from edge_llm.runner.rows import pack
 from edge_llm.schemes import BlockWeights, Weight, scheme_of
 from edge_llm.subgraphs.placement import HOST, embedding_part, head_part, place
@@ -139,8 +141,9 @@ class Trial:
         linears = {linear.name: opened(linear) for linear in layer.linears}
         block = BlockWeights(linears, {**weights.gains, KEY_OFFSET: self._survey.key_offsets[index]})
         buffers = {**self._buffers, HIDDEN: position.bundle_states}
-        for part in self._layer_parts[index]:
-            self._shelf.get(part, self._rows.static)(block, buffers, self._rows, self._pages[index])
+        with numeric_errors():
+            for part in self._layer_parts[index]:
+                self._shelf.get(part, self._rows.static)(block, buffers, self._rows, self._pages[index])
 
         def run_float(x: np.ndarray) -> np.ndarray:
             return layer_forward(x, layer, weights, self._tables, arithmetic=SAME_BITS)
@@ -168,7 +171,8 @@ class Trial:
             for start in range(0, len(ids) - 1, length):
                 stop = min(start + length, len(ids) - 1)
                 rows, ours = np.arange(first + start, first + stop), logits[: stop - start]
-                run_head(head, {HIDDEN: self.position.bundle_states[rows], "logits": ours}, self._part(rows), None)
+                with numeric_errors():
+                    run_head(head, {HIDDEN: self.position.bundle_states[rows], "logits": ours}, self._part(rows), None)
                 theirs = product(normed[start:stop], output, self._pool)
                 tally.add(ids[start + 1 : stop + 1], log_softmax(ours), log_softmax(theirs))
             first += len(ids)

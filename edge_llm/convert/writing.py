@@ -18,7 +18,7 @@ from edge_llm.config import W4
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.saved import Saved
-from edge_llm.convert.survey import NO_CHANNELS, Survey
+from edge_llm.convert.survey import Survey
 from edge_llm.convert.trial import Arrays, Position, Trial
 from edge_llm.convert.turns import quantizable
 from edge_llm.formats.bundle_writer import BundleWriter, holds, storage_errors
@@ -28,6 +28,7 @@ from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.reference import rms_norm
 from edge_llm.models.weights import LayerWeights, WeightSource, read_embedding, read_final_norm, read_output
 from edge_llm.progress import StageProgress
+from edge_llm.quant.channels import NO_CHANNELS
 from edge_llm.quant.quality import Quality
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turn_columns, turned

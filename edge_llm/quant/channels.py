@@ -12,6 +12,7 @@ from edge_llm.errors import NumericError
 from edge_llm.quant.turning import turned
 from kernels.floats import row_levels
 
+NO_CHANNELS = np.empty(0, np.int32)
 SINK_FACTOR = 8.0
 """A row is a sink when its level (97th percentile of |x| in the row) is this many times the median row's."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import scheduler
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.devices.base import Chunk, Device, Room, Watch
-from edge_llm.errors import ContextOverflow, NumericError
+from edge_llm.errors import ContextOverflow
 from edge_llm.kv.memory import KVMemory
 from edge_llm.kv.sequence import SequencePages
 from edge_llm.models import describe
@@ -20,6 +20,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.runner.base import Cancel, Cancelled, Segment, Site
 from edge_llm.runner.decode import decode_graph
 from edge_llm.runner.inside import RunnerInside, look_at_pages, look_at_weights
+from edge_llm.runner.numeric import numeric_errors
 from edge_llm.runner.order import choose_policy
 from edge_llm.runner.prefill import prefill_graph
 from edge_llm.runner.rows import chunk_lengths, pack
@@ -124,7 +125,7 @@ class Int8Runner:
             return None
         sequence, start = segment.sequence, segment.sequence.length
         try:
-            with _numeric_errors():
+            with numeric_errors():
                 self._reserve((segment,))
                 _look(cancel)
                 logits = run_row(segment.tokens[0], start, sequence.table)
@@ -145,7 +146,7 @@ class Int8Runner:
         self, chunks: Sequence[Chunk], segments: Sequence[Segment[SequencePages]], cancel: Cancel | None
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Compute a window of chunks of ``segments``: the logits and the states that are wanted of each."""
-        with _numeric_errors():
+        with numeric_errors():
             if len(chunks) == 1 and chunks[0].rows.count <= STEP_ROWS:
                 self._step(chunks[0], cancel)
             else:
@@ -210,19 +211,3 @@ def _joined(pieces: Sequence[np.ndarray], width: int) -> np.ndarray:
     if len(pieces) == 1:
         return pieces[0]
     return np.concatenate(pieces) if pieces else np.empty((0, width), np.float32)
-
-
-class _numeric_errors:  # noqa: N801 - reads as a block
-    """Turns what kernels say about non-finite activations into the tree's `NumericError`."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            return
-        cause = error.__cause__ if isinstance(error, scheduler.TaskFailed) else error
-        if isinstance(cause, ValueError) and "non-finite" in str(cause):
-            raise NumericError(f"{cause}: the model's weights or activations left the range of float32") from error
-        if isinstance(error, scheduler.TaskFailed) and cause is not None:
-            raise cause
