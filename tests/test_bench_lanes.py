@@ -231,3 +231,13 @@ def test_sampling_tells_a_person_how_far_it_is(bench, monkeypatch):
     code, _, err = bench("sampling", "-p", 4, "-n", 2, "-r", 2, "-t", 1)
     assert code == 0
     assert err.splitlines() == ["tg2 @ d4, 12 ways in turns; first a run to warm up", "turn 1 of 2", "turn 2 of 2"]
+
+
+def test_a_text_without_tokens_gives_a_prompt_all_the_same(monkeypatch, tmp_path):
+    class NoTokens:
+        def encode(self, text):
+            return []
+
+    monkeypatch.setattr("edge_llm.text.tokenizer.Tokenizer.from_folder", lambda *_: NoTokens())
+    found = lanes.prompt_tokens(7, 50, tmp_path)
+    assert len(found) == 7 and all(0 <= token < 50 for token in found)

@@ -184,6 +184,14 @@ def test_a_vocabulary_that_has_no_word_of_the_held_out_text_is_no_reason_to_fail
         assert quality_report(bundle) == {}
 
 
+def test_figures_of_another_version_are_not_shown(tiny_model: Callable[..., Path]) -> None:
+    with open_bundle(import_model(tiny_model("llama"), "m")) as bundle:
+        known = quality_report(bundle)
+        assert known["tokens"] > 0
+        bundle.manifest["profile"]["held_out"] = {**known, "more": 1.0}
+        assert quality_report(bundle) == {}
+
+
 def test_text_files_come_along(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     source = copy_of(tiny_model(), tmp_path / "source")
     template = "{% for m in messages %}{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
