@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_llm.convert.coding import Inputs
+from edge_llm.convert.coding import InputTally
 from edge_llm.convert.folds import fold_linear
 from edge_llm.quant import int8, w4
 from edge_llm.quant.channels import NO_CHANNELS, ChannelStatistics
@@ -145,9 +145,9 @@ def nearest(linear: Linear, hot: np.ndarray, scheme: str) -> tuple[np.ndarray, i
 
 def fitted(linear: Linear, hot: np.ndarray, scheme: str) -> tuple[np.ndarray, int]:
     """GPTQ and what import does behind it, on calibration rows."""
-    inputs = Inputs(linear.weight.shape[1])
-    inputs.add(linear.seen.rows()[~linear.seen.sinks()])
-    energy = inputs.energy
+    tally = InputTally(linear.weight.shape[1])
+    tally.add(linear.seen.rows()[~linear.seen.sinks()])
+    energy = tally.inputs().energy
     if scheme == "w4":
         coded = w4.fit_weight(linear.weight, hot, energy, linear.name)
         return w4.dense(coded), _nbytes(coded.arrays())

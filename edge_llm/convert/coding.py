@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from edge_llm.models.rope import RopeTables
 from edge_llm.models.weights import FloatLinear, LayerWeights, WeightSource, read_embedding
 from edge_llm.quant import int8, w4
 from edge_llm.quant.channels import NO_CHANNELS, ChannelStatistics
-from edge_llm.quant.gptq import add_energy, damped_energy, damping, mirror
+from edge_llm.quant.gptq import add_energy, damp, damping, mirror
 from edge_llm.quant.scheme import quantize_weight
 from edge_llm.quant.shadow import Treatment
 from edge_llm.quant.turning import turned
@@ -61,34 +60,41 @@ QUANTIZERS = {
 }
 
 
+@dataclass(frozen=True)
 class Inputs:
-    """What a linear of ``columns`` input channels reads: its energy, and some rows that are held out of it."""
+    """What a linear of K input channels reads."""
+
+    energy: np.ndarray
+    """x^T x / tokens, damped: float32 [K, K]."""
+    held_out: np.ndarray
+    """Some rows that the energy is not of, float32 [rows, K]."""
+    tokens: int
+    """Rows that the energy is of."""
+
+
+class InputTally:
+    """Collects the `Inputs` of a linear of ``columns`` input channels."""
 
     def __init__(self, columns: int) -> None:
         self._energy = np.zeros((columns, columns), np.float32)
         self._held_out: list[np.ndarray] = []
-        self.tokens = 0
-        """Rows that the energy is of."""
+        self._tokens = 0
 
     def add(self, x: np.ndarray, threads: ThreadPool | None = None) -> None:
         """Add rows float32 [M, K]; the ``threads`` share the work."""
         fitting = np.delete(x, np.s_[::HELD_OUT], axis=0)
         self._held_out.append(x[::HELD_OUT])
         add_energy(self._energy, fitting, threads)
-        self.tokens += len(fitting)
+        self._tokens += len(fitting)
 
-    @cached_property
-    def energy(self) -> np.ndarray:
-        """x^T x / tokens, damped: float32 [K, K]; of all rows, so it is asked for when there are no more."""
-        mean = self._energy / np.float32(max(1, self.tokens))
-        mirror(mean)
-        return damped_energy(mean, damping(self.tokens, len(mean)))
-
-    @property
-    def held_out(self) -> np.ndarray:
-        """float32 [rows, K]."""
+    def inputs(self) -> Inputs:
+        """What was read; the tally ends, because its energy, which may be large, becomes that of the result."""
+        energy, self._energy = self._energy, np.zeros((0, 0), np.float32)
+        energy /= np.float32(max(1, self._tokens))
+        mirror(energy)
+        damp(energy, damping(self._tokens, len(energy)))
         rows = np.concatenate(self._held_out)
-        return rows[:: max(1, len(rows) // _MOST_HELD_OUT)]
+        return Inputs(energy, rows[:: max(1, len(rows) // _MOST_HELD_OUT)], self._tokens)
 
 
 @dataclass
@@ -131,8 +137,7 @@ class Coder:
         ``weights`` are folded, and their linears ``ready`` to be quantized: turned where inputs are.
         """
         linears = [one for one in layer.linears if is_multiplied_as_int8(kept[f"{name}.{one.name}"].scheme)]
-        rounded = _rounded_products(linears, ready, kept, name, pool)
-        inputs = self._through(layer, weights, linears, rounded, name, pool)
+        inputs = self._through(layer, weights, linears, _rounded_products(linears, ready, kept, name, pool), name, pool)
 
         def quantize(linear: Linear) -> tuple[dict[str, np.ndarray], bool]:
             full_name = f"{name}.{linear.name}"
@@ -164,15 +169,15 @@ class Coder:
                 return product(x, parts.weight)
             return one.apply(x, ThreadPool(1))
 
-        inputs, threads = {one.name: Inputs(one.columns) for one in linears}, ThreadPool(core_count())
+        read, threads = {one.name: InputTally(one.columns) for one in linears}, ThreadPool(core_count())
         turns = {one.name: one.turn for one in linears}
         for start in range(0, len(self.states), _SEQUENCES):
             some = slice(start, start + _SEQUENCES)
             ran = run_layer(self.states[some], layer, weights, self.tables, name, pool, sys.maxsize, multiply)
             self.states[some] = ran.states
-            for linear, read in inputs.items():
-                read.add(turned(_ordinary(ran.seen[linear]), turns[linear]), threads)
-        return inputs
+            for linear, tally in read.items():
+                tally.add(turned(_ordinary(ran.seen[linear]), turns[linear]), threads)
+        return {linear: tally.inputs() for linear, tally in read.items()}
 
     def head(
         self, output: np.ndarray, hot: np.ndarray, read: Callable[[np.ndarray], np.ndarray], pool: Executor
@@ -181,9 +186,10 @@ class Coder:
 
         `_HEAD_ROWS` rows at a time are fitted or rounded, because a vocabulary is large.
         """
-        inputs, threads = Inputs(output.shape[1]), ThreadPool(core_count())
+        tally, threads = InputTally(output.shape[1]), ThreadPool(core_count())
         for state in self.states:
-            inputs.add(read(state), threads)
+            tally.add(read(state), threads)
+        inputs = tally.inputs()
 
         def code(first: int) -> tuple[CodedWeight, bool]:
             return quantized(inputs, QUANTIZERS[W4], output[first : first + _HEAD_ROWS], hot, "output")
@@ -227,11 +233,11 @@ def quantized(
     """``weight`` [N, K] quantized for its ``inputs``, and whether it is fitted, not rounded."""
     near = quantizer.rounded(weight, hot, name)
     fitted = quantizer.fitted(weight, hot, inputs.energy, name, near)
-    held_out = inputs.held_out
-    better = _error(held_out, quantizer.dense(fitted), weight) < _error(held_out, quantizer.dense(near), weight)
+    better = _error(inputs.held_out, quantizer.dense(fitted), weight) < _error(inputs.held_out, quantizer.dense(near), weight)
     return (fitted, True) if better else (near, False)
 
 
 def _error(x: np.ndarray, found: np.ndarray, weight: np.ndarray) -> float:
-    """The squared length of what ``found`` changes in the output of ``weight`` [N, K] for rows [M, K]."""
-    return float(np.square(product(x, found - weight), dtype=np.float64).sum())
+    """The squared length of what ``found``, which is lost, changes in the output of ``weight`` [N, K] for rows [M, K]."""
+    found -= weight
+    return float(np.square(product(x, found), dtype=np.float64).sum())

@@ -58,10 +58,15 @@ def damping(tokens: int, columns: int) -> float:
     return DAMPING if tokens >= ENOUGH * columns else MORE_DAMPING
 
 
+def damp(energy: np.ndarray, share: float) -> None:
+    """That ``share`` of the mean diagonal of ``energy`` is added to its diagonal."""
+    energy[np.diag_indices_from(energy)] += np.float32(share * _mean_energy(energy))
+
+
 def damped_energy(energy: np.ndarray, share: float) -> np.ndarray:
     """``energy`` with that ``share`` of its mean diagonal added to it."""
     found = energy.copy()
-    found[np.diag_indices_from(found)] += np.float32(share * _mean_energy(energy))
+    damp(found, share)
     return found
 
 
