@@ -67,22 +67,6 @@ def quantize_rows(weight: F32, hot: I32, pool: _native.ThreadPool | None = None)
     return _native.quantize_rows(np.ascontiguousarray(weight), hot, pool or _native.ThreadPool(1))
 
 
-def softmax_sums(x: F32, pool: _native.ThreadPool | None = None) -> tuple[F32, F32]:
-    """The largest value of every row of x[M, V], and the sum of exp(x - largest) -> f32[M], f32[M]."""
-    return _native.softmax_sums(x, pool or _native.ThreadPool(1))
-
-
-def divergences(
-    wanted: F32, wanted_shift: F32, found: F32, found_shift: F32, block: int, pool: _native.ThreadPool | None = None
-) -> F64:
-    """The sum of exp(w) * (w - f) over every `block` rows of wanted[M, V] and found[M, V] -> f64[ceil(M / block)].
-
-    w is a value of `wanted` less both columns of wanted_shift[M, 2], f in the same way. With the largest logit and the
-    logarithm of the softmax's sum as shifts these are sums of KL(wanted || found).
-    """
-    return _native.divergences(wanted, wanted_shift, found, found_shift, block, pool or _native.ThreadPool(1))
-
-
 def row_levels(x: F32, index: int, pool: _native.ThreadPool | None = None) -> F32:
     """The magnitude at `index`, in ascending order, of every row of x[T, K] -> f32[T]."""
     return _native.row_levels(x, index, pool or _native.ThreadPool(1))

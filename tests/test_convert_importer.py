@@ -488,13 +488,14 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, name: s
     assert nothing_left()
 
 
-def test_activations_that_overflow_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", [LayerBits(), LayerBits(fit=True), LayerBits(W4), LayerBits(AUTO, bits=7)], ids=str)
+def test_activations_that_overflow_are_refused_by_name(tmp_path: Path, weights: LayerBits) -> None:
     def change(tensors: dict[str, np.ndarray]) -> None:
         for name in ("post_attention_layernorm", "mlp.up_proj", "mlp.gate_proj"):
             tensors[f"model.layers.0.{name}.weight"] *= 1e12
 
     with pytest.raises(NumericError, match=r"layers\.0\.down"):
-        import_model(spoil(tmp_path, change), "m")
+        import_model(spoil(tmp_path, change), "m", weights=weights)
     assert nothing_left()
 
 

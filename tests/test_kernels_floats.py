@@ -180,26 +180,6 @@ def test_quantize_rows_refuses_channels_that_do_not_ascend() -> None:
             floats.quantize_rows(normal(3, 4), np.array(hot, np.int32))
 
 
-@pytest.mark.parametrize("vocabulary", [1, 15, 16, 130, 1037, 5000])
-@pytest.mark.parametrize("block", [1, 2, 5, 9])
-def test_divergences_equal_the_reference_and_numpy(
-    isa: str, pools: list[kernels.ThreadPool], vocabulary: int, block: int
-) -> None:
-    wanted, found = normal(5, vocabulary, scale=4.0), normal(5, vocabulary, scale=5.0)
-    sums = reference.softmax_sums(wanted)
-    shift, other = np.stack(sums, axis=1), np.stack(reference.softmax_sums(found), axis=1)
-    expected = reference.divergences(wanted, shift, found, other, block)
-    largest = wanted.max(axis=1, keepdims=True)
-    np.testing.assert_array_equal(sums[1], floats.exp(wanted - largest).sum(axis=1))  # as NumPy sums rows
-    w, f = (wanted - shift[:, :1]) - shift[:, 1:], (found - other[:, :1]) - other[:, 1:]
-    terms = floats.exp(w) * (w - f)
-    by_numpy = [terms[start : start + block].sum(dtype=np.float64) for start in range(0, 5, block)]
-    np.testing.assert_array_equal(expected, by_numpy)
-    for pool in (None, *pools):
-        assert_equal(floats.softmax_sums(wanted, pool), sums)
-        assert_equal((floats.divergences(wanted, shift, found, other, block, pool),), (expected,))
-
-
 @pytest.mark.parametrize(("rows", "channels"), [(1, 1), (5, 2), (7, 33), (40, 130), (0, 4)])
 def test_row_levels_equal_the_reference(isa: str, pools: list[kernels.ThreadPool], rows: int, channels: int) -> None:
     x = spread_out(rows, channels) * np.sign(normal(rows, channels))

@@ -130,7 +130,7 @@ def run_layer(
 
     ``multiply`` makes products without bias where not by the float weights.
     """
-    times = multiply or _times
+    times = multiply or float_product
 
     def run(state: np.ndarray, start: int) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
         inputs: dict[str, np.ndarray] = {}
@@ -159,7 +159,8 @@ def run_layer(
     return LayerRun(after, seen, {part: np.concatenate([one[part] for one in kept]) for part in seen})
 
 
-def _times(_linear: Linear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
+def float_product(_linear: Linear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
+    """x @ W.T, without bias."""
     return product(x, parts.weight)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edge_llm.config import INT8, ROW, W4
-from edge_llm.convert.calibrate import run_layer
+from edge_llm.convert.calibrate import float_product, run_layer
 from edge_llm.convert.parallel import core_count
 from edge_llm.models.layer import Decoder, Layer, Linear
 from edge_llm.models.rope import RopeTables
@@ -166,7 +166,7 @@ class Coder:
         def multiply(linear: Linear, parts: FloatLinear, x: np.ndarray) -> np.ndarray:
             one = rounded.get(linear.name)
             if one is None or not np.isfinite(x).all():  # the statistics refuse such an input by name
-                return product(x, parts.weight)
+                return float_product(linear, parts, x)
             return one.apply(x, ThreadPool(1))
 
         read, threads = {one.name: InputTally(one.columns) for one in linears}, ThreadPool(core_count())

@@ -82,13 +82,18 @@ def _asks_as_before(made_by: Mapping[str, str], made_from: Mapping[str, str | No
 
 def check_space(folder: Path, decoder: Decoder, *, keep_float: bool, fitted_tokens: int) -> None:
     """Raise `StorageError` where ``folder`` has no room for the bundle and for what is saved on the way."""
-    needed = int(1.02 * decoder.parameters) + 2**20
-    if keep_float:
-        needed += 2 * decoder.parameters
-    needed += 2 * 4 * decoder.hidden_size * (fitted_tokens + 2 * HELD_OUT_TOKENS)  # states, twice while they are renamed
+    needed = space_needed(decoder, keep_float=keep_float, fitted_tokens=fitted_tokens)
     free = shutil.disk_usage(folder).free + folder_bytes(folder)
     if free < needed:
         raise StorageError(
             f"the bundle needs about {needed / 1e6:.0f} MB in `{folder.parent}`, where {free / 1e6:.0f} MB are free; "
             "free some, or set EDGE_LLM_HOME to a folder on another disk"
         )
+
+
+def space_needed(decoder: Decoder, *, keep_float: bool, fitted_tokens: int) -> int:
+    """Bytes that the folder of an import takes at most."""
+    bundle = int(1.02 * decoder.parameters) + 2**20
+    floats = 2 * decoder.parameters if keep_float else 0
+    states = 2 * 4 * decoder.hidden_size * (fitted_tokens + 2 * HELD_OUT_TOKENS)  # twice: a file is replaced by a whole one
+    return bundle + floats + states

@@ -106,47 +106,6 @@ nb::object quantize_rows(nb::handle weight_arg, nb::handle hot_arg, ThreadPool& 
   return nb::make_tuple(tiles, scale, row_sum);
 }
 
-nb::object softmax_sums(nb::handle x_arg, ThreadPool& pool) {
-  const auto x = read<float, 2>(x_arg, "x");
-  const int64_t rows = x.shape[0];
-  nb::object largest = new_array<float, 1>({rows}), sums = new_array<float, 1>({rows});
-  const SoftmaxSums args = {x.data, x.shape[1], data_of<float, 1>(largest), data_of<float, 1>(sums)};
-  {
-    const KernelCall call(pool);
-    const auto kernel = kernels().floats.softmax_sums;
-    pool.for_blocks(rows, 1, [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
-  }
-  return nb::make_tuple(largest, sums);
-}
-
-nb::object divergences(nb::handle wanted_arg, nb::handle wanted_shift_arg, nb::handle found_arg, nb::handle found_shift_arg,
-                       int64_t block, ThreadPool& pool) {
-  const auto wanted = read<float, 2>(wanted_arg, "wanted");
-  const int64_t rows = wanted.shape[0], vocabulary = wanted.shape[1];
-  const auto found = read<float, 2>(found_arg, "found");
-  expect_shape(found, "found", {rows, vocabulary});
-  const auto wanted_shift = read<float, 2>(wanted_shift_arg, "wanted_shift");
-  expect_shape(wanted_shift, "wanted_shift", {rows, 2});
-  const auto found_shift = read<float, 2>(found_shift_arg, "found_shift");
-  expect_shape(found_shift, "found_shift", {rows, 2});
-  if (block < 1) throw nb::value_error("`block` must be at least 1");
-  const int64_t blocks = (rows + block - 1) / block;
-  Divergences args = {wanted.data, wanted_shift.data, found.data, found_shift.data, rows, vocabulary, block, nullptr};
-  const int64_t runs = args.runs_per_block();
-  std::vector<double> sums(static_cast<size_t>(blocks * runs));
-  args.sums = sums.data();
-  nb::object total = new_array<double, 1>({blocks});
-  double* totals = data_of<double, 1>(total);
-  const KernelCall call(pool);
-  const auto kernel = kernels().floats.divergences;
-  pool.for_blocks(blocks * runs, 4, [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
-  for (int64_t i = 0; i < blocks; ++i) {
-    totals[i] = 0.0;
-    for (int64_t run = 0; run < runs; ++run) totals[i] += sums[static_cast<size_t>(i * runs + run)];
-  }
-  return total;
-}
-
 nb::object row_levels(nb::handle x_arg, int64_t index, ThreadPool& pool) {
   const auto x = read<float, 2>(x_arg, "x");
   const int64_t rows = x.shape[0], channels = x.shape[1];
@@ -200,8 +159,6 @@ void bind_floats(nb::module_& module) {
   module.def("channel_powers", &channel_powers, any, nb::arg(), nb::arg());
   module.def("column_squares", &column_squares, any, nb::arg(), nb::arg());
   module.def("quantize_rows", &quantize_rows, any, any, nb::arg());
-  module.def("softmax_sums", &softmax_sums, any, nb::arg());
-  module.def("divergences", &divergences, any, any, any, any, nb::arg(), nb::arg());
   module.def("row_levels", &row_levels, any, nb::arg(), nb::arg());
   module.def("float_attention", &float_attention, any, any, any, nb::arg(), nb::arg());
   module.def("widen", &widen, any, any, nb::arg());

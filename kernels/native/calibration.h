@@ -175,60 +175,6 @@ static void quantize_rows(const QuantizeRows& a, int64_t begin, int64_t end) {
   }
 }
 
-static void softmax_sums(const SoftmaxSums& a, int64_t begin, int64_t end) {
-  for (int64_t m = begin; m < end; ++m) {
-    const float* x = a.x + m * a.vocabulary;
-    f32x16 most = broadcast(-__builtin_inff());
-    for (int64_t i = 0; i < a.vocabulary; i += kLanes) {
-      const int n = static_cast<int>(min_i64(kLanes, a.vocabulary - i));
-      if (n == kLanes)
-        most = max(most, load(x + i));
-      else
-        for (int64_t j = i; j < a.vocabulary; ++j) most = max(most, broadcast(x[j]));
-    }
-    const f32x16 largest = broadcast(reduce_max(most));
-    a.largest[m] = reduce_max(most);
-    a.sums[m] = sum_by_halves<float>(0, a.vocabulary, [&](int64_t first, int64_t count) {
-      float raised[kLeaf];
-      each_vector(count, [&](int64_t i, int n) EDGE_INLINE_LAMBDA {
-        store_some(raised + i, exp(sub(load_some(x + first + i, n), largest)), n);
-      });
-      return leaf_sum<float>(raised, count);
-    });
-  }
-}
-
-// exp(w) * (w - f) of `count` values of row m from `first` on.
-EDGE_INLINE void divergence_terms(const Divergences& a, int64_t m, int64_t first, int64_t count, float* terms) {
-  const f32x16 wanted_largest = broadcast(a.wanted_shift[2 * m]), wanted_total = broadcast(a.wanted_shift[2 * m + 1]);
-  const f32x16 found_largest = broadcast(a.found_shift[2 * m]), found_total = broadcast(a.found_shift[2 * m + 1]);
-  const float* wanted = a.wanted + m * a.vocabulary + first;
-  const float* found = a.found + m * a.vocabulary + first;
-  each_vector(count, [&](int64_t i, int n) EDGE_INLINE_LAMBDA {
-    const f32x16 w = sub(sub(load_some(wanted + i, n), wanted_largest), wanted_total);
-    const f32x16 f = sub(sub(load_some(found + i, n), found_largest), found_total);
-    store_some(terms + i, mul(exp(w), sub(w, f)), n);
-  });
-}
-
-static void divergences(const Divergences& a, int64_t begin, int64_t end) {
-  float terms[kDivergenceRun];
-  for (int64_t run = begin; run < end; ++run) {
-    const int64_t row = run / a.runs_per_block() * a.block;
-    const int64_t values = min_i64(a.block, a.rows - row) * a.vocabulary;
-    const int64_t first = run % a.runs_per_block() * kDivergenceRun;
-    const int64_t last = min_i64(values, first + kDivergenceRun);
-    for (int64_t i = first; i < last;) {
-      const int64_t at = i % a.vocabulary, count = min_i64(last - i, a.vocabulary - at);
-      divergence_terms(a, row + i / a.vocabulary, at, count, terms + (i - first));
-      i += count;
-    }
-    a.sums[run] = last > first ? sum_by_halves<double>(0, last - first, [&](int64_t i, int64_t n) {
-      return leaf_sum<double>(terms + i, n);
-    }) : 0.0;
-  }
-}
-
 EDGE_INLINE uint32_t magnitude_bits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, 4);

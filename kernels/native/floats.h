@@ -184,8 +184,8 @@ static void float_attention(const FloatAttention& a, float* scratch, int64_t beg
   }
 }
 
-constexpr FloatKernels float_kernels = {float_product, float_exp,    rounding_errors, channel_powers,  column_squares, quantize_rows,
-                                        softmax_sums,  divergences,  row_levels,      float_attention, widen_bf16,     widen_f16};
+constexpr FloatKernels float_kernels = {float_product,  float_exp,     rounding_errors, channel_powers, column_squares,
+                                        quantize_rows,  row_levels,    float_attention, widen_bf16,     widen_f16};
 
 }  // namespace EDGE_VARIANT
 }  // namespace edge

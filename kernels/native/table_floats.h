@@ -71,27 +71,6 @@ struct QuantizeRows {
   int8_t* tiles;        // [ceil(N/16), ceil(K/4), 16, 4], zeros
 };
 
-struct SoftmaxSums {
-  const float* x;  // [M, V]
-  int64_t vocabulary;
-  float* largest;  // [M]
-  float* sums;     // [M]
-};
-
-// Sums of KL terms over kDivergenceRun values at a time, in blocks of rows; a run ends with its block.
-constexpr int64_t kDivergenceRun = 8192;
-struct Divergences {
-  const float* wanted;        // [M, V]
-  const float* wanted_shift;  // [M, 2]
-  const float* found;         // [M, V]
-  const float* found_shift;   // [M, 2]
-  int64_t rows, vocabulary;
-  int64_t block;  // rows
-  double* sums;   // of every run of every block
-
-  int64_t runs_per_block() const { return (block * vocabulary + kDivergenceRun - 1) / kDivergenceRun; }
-};
-
 struct FloatKernels {
   // The channels begin..end-1 of all rows.
   void (*product)(const FloatProduct& args, int64_t begin, int64_t end);
@@ -101,8 +80,6 @@ struct FloatKernels {
   void (*channel_powers)(const ChannelPowers&);
   void (*column_squares)(const ColumnSquares&);
   void (*quantize_rows)(const QuantizeRows&, int64_t begin, int64_t end);        // rows
-  void (*softmax_sums)(const SoftmaxSums&, int64_t begin, int64_t end);          // rows
-  void (*divergences)(const Divergences&, int64_t begin, int64_t end);           // runs
   void (*row_levels)(const RowLevels&, int64_t begin, int64_t end);              // rows
   // Heads; `scratch` is the worker's.
   void (*attention)(const FloatAttention&, float* scratch, int64_t begin, int64_t end);

@@ -85,26 +85,6 @@ def quantize_rows(weight: F32, hot: I32) -> tuple[I8, F32, I32]:
     return tiles, scale, row_sums(tiles, len(weight))
 
 
-def softmax_sums(x: F32) -> tuple[F32, F32]:
-    """x[M, V] -> the largest of every row, the sum of exp(x - largest)."""
-    largest = x.max(axis=1)
-    return largest, sum_by_halves(exp(x - largest[:, None]))
-
-
-def divergences(wanted: F32, wanted_shift: F32, found: F32, found_shift: F32, block: int) -> F64:
-    """Sums of exp(w) * (w - f), both [M, V] less their two shifts [M, 2], over every ``block`` rows, 8192 values at a time."""
-    w = (wanted - wanted_shift[:, :1]) - wanted_shift[:, 1:]
-    f = (found - found_shift[:, :1]) - found_shift[:, 1:]
-    terms = exp(w) * (w - f)
-    sums = []
-    for start in range(0, len(terms), block):
-        values, total = terms[start : start + block].reshape(-1).astype(np.float64), 0.0
-        for first in range(0, len(values), 8192):
-            total += float(sum_by_halves(values[first : first + 8192]))
-        sums.append(total)
-    return np.array(sums, np.float64)
-
-
 def row_levels(x: F32, index: int) -> F32:
     """The magnitude at ``index`` of every row in ascending order."""
     return np.asarray(np.sort(np.abs(x), axis=1)[:, index])
