@@ -11,7 +11,7 @@ import re
 import stat
 from pathlib import Path
 
-from edge_llm.errors import ModelNotFound, StorageError, UsageError
+from edge_llm.errors import ModelNotFound, StorageError, UnsupportedModel, UsageError
 
 BUILTIN_MODEL_NAME = "builtin"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -153,7 +153,9 @@ def find_bundle(model: str | Path | None) -> Path:
     folder = expanded(model) if is_path else bundle_path(str(model))
     if _holds(folder, "manifest.json"):
         return folder if folder.name not in ("", "..") else folder.resolve()  # a bundle is called as its folder is
-    if is_path and (_holds(folder, "config.json") or folder.suffix == ".gguf"):
+    if folder.suffix.lower() == ".gguf" and os.path.lexists(folder if is_path else model):
+        raise refuse_gguf(model)
+    if is_path and _holds(folder, "config.json"):
         raise ModelNotFound(f"`{model}` is not imported yet; run `edge-llm import {model} --name NAME` first")
     if is_path:
         why = "this folder has no manifest.json, as a model has" if _is_folder(folder) else "there is no such folder"
@@ -162,6 +164,14 @@ def find_bundle(model: str | Path | None) -> Path:
         kind = "folder" if Path(model).is_dir() else "file"
         raise ModelNotFound(f"no model is called `{model}`; there is a {kind} `{model}` here: write `./{model}` to mean it")
     raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here, `edge-llm import SOURCE` adds one")
+
+
+def refuse_gguf(path: str | Path) -> UnsupportedModel:
+    """The error for a GGUF file, wherever one is named: the one place that knows that they do not run."""
+    return UnsupportedModel(
+        f"`{path}` is a GGUF file; importing those is planned but not there yet: import the Hugging Face folder (config.json "
+        "and safetensors) or the repository that it was made from"
+    )
 
 
 def _holds(folder: Path, name: str) -> bool:

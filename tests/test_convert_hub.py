@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
+from stub_hub import COMMIT, Stub, environment, hub_of, serving
 
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.sources.hub import pull
 
-ROOT = Path(__file__).resolve().parents[1]
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PULL = """
 import sys
 from edge_llm.sources.hub import pull
@@ -39,117 +34,10 @@ print(len(seen), seen[0], seen[-1])
 """
 
 
-@dataclass
-class Stub:
-    """What the stub hub holds, how it misbehaves, and what it was asked."""
-
-    files: dict[str, bytes]
-    large: tuple[str, ...] = ("model.safetensors",)
-    status: int = 200
-    error_code: str = ""
-    sha: str = COMMIT
-    sha256: str = ""
-    cut: int = 0
-    """Bytes after which a large file's connection is closed; used once."""
-    stall: int = 0
-    """Bytes after which a large file's transfer stands still."""
-    redirect: str = ""
-    """Base address that large files are redirected to."""
-    endpoint: str = ""
-    requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
-
-    def asked(self, method: str, part: str) -> list[dict[str, str]]:
-        """Headers of the requests of ``method`` whose path contains ``part``."""
-        return [headers for m, path, headers in self.requests if m == method and part in path]
-
-
-def handler(stub: Stub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self.answer()
-
-        def do_GET(self) -> None:
-            self.answer()
-
-        def answer(self) -> None:
-            path = urlsplit(self.path).path
-            stub.requests.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
-            if stub.status != 200:
-                self.reply(stub.status, b'{"error": "no"}', {"X-Error-Code": stub.error_code} if stub.error_code else {})
-            elif "/tree/" in path:
-                self.reply(200, json.dumps([self.entry(name, "path") for name in stub.files]).encode())
-            elif path.startswith("/api/models/org/tiny"):
-                siblings = [self.entry(name, "rfilename") for name in stub.files]
-                info = {"id": "org/tiny", "modelId": "org/tiny", "sha": stub.sha, "siblings": siblings}
-                self.reply(200, json.dumps(info).encode())
-            elif path.rpartition("/")[2] in stub.files:
-                self.file(path.rpartition("/")[2])
-            else:
-                self.reply(404, b"{}", {"X-Error-Code": "EntryNotFound"})
-
-        def entry(self, name: str, key: str) -> dict[str, object]:
-            data = stub.files[name]
-            record: dict[str, object] = {key: name, "type": "file", "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-            if name in stub.large:
-                sha = stub.sha256 or hashlib.sha256(data).hexdigest()
-                record["lfs"] = {"sha256": sha, "oid": sha, "size": len(data), "pointerSize": 130}
-            return record
-
-        def file(self, name: str) -> None:
-            data = stub.files[name]
-            headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-            if stub.redirect and name in stub.large:
-                target = f"{stub.redirect}/{name}"
-                self.reply(302, b"", headers | {"Location": target, "X-Linked-Size": str(len(data)), "X-Linked-ETag": '"a"'})
-                return
-            start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
-            if start:
-                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-            self.reply(206 if start else 200, data[start:], headers, large=name in stub.large)
-
-        def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None, large: bool = False) -> None:
-            self.send_response(status)
-            for key, value in (headers or {}).items():
-                self.send_header(key, value)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "HEAD":
-                return
-            if large and stub.cut:
-                body, stub.cut = body[: stub.cut], 0
-                self.close_connection = True
-            if large and stub.stall:
-                self.wfile.write(body[: stub.stall])
-                self.wfile.flush()
-                time.sleep(4.0)
-                return
-            self.wfile.write(body)
-
-    return Handler
-
-
 @pytest.fixture
 def serve() -> Iterator[Callable[[Stub], Stub]]:
-    servers: list[ThreadingHTTPServer] = []
-
-    def start(stub: Stub) -> Stub:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler(stub))
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        servers.append(server)
-        stub.endpoint = f"http://127.0.0.1:{server.server_port}"
-        return stub
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with ExitStack() as servers:
+        yield lambda stub: servers.enter_context(serving(stub))
 
 
 @pytest.fixture
@@ -174,12 +62,6 @@ class Result:
     def leftovers(self) -> list[str]:
         """Files that are in the cache."""
         return [str(path.relative_to(self.home)) for path in self.home.rglob("*") if path.is_file()]
-
-
-def environment(home: Path, endpoint: str, **more: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING_FACE", "TRANSFORMERS_"))}
-    proxies = {k: "" for k in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")}
-    return kept | proxies | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT), "NO_PROXY": "*"} | more
 
 
 def run_pull(home: Path, endpoint: str, repository: str = "org/tiny", revision: str = "", **more: str) -> Result:
@@ -307,9 +189,7 @@ def test_killed_process_goes_on_where_it_stopped(hub: Stub, tmp_path: Path) -> N
 
 
 def test_import_from_the_hub(serve: Callable[[Stub], Stub], tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    model = tiny_model("qwen2", shards=2)
-    files = {path.name: path.read_bytes() for path in model.iterdir()}
-    stub = serve(Stub(files, large=tuple(name for name in files if name.endswith(".safetensors"))))
+    stub = serve(hub_of(tiny_model("qwen2", shards=2)))
     script = "from edge_llm.convert.importer import import_model; print(import_model('org/tiny'))"
     done = subprocess.run(
         [sys.executable, "-c", script],

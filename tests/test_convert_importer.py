@@ -409,6 +409,11 @@ def test_a_taken_name(tiny_model: Callable[..., Path]) -> None:
         ("~/.cache/huggingface/hub/models--org--tiny-1/snapshots/0123/", "tiny-1"),
         (Path("/a/.hidden"), "hidden"),
         ("/a/" + "x" * 200, "x" * 96),
+        ("/a/tiny/model.safetensors", "tiny"),
+        ("/a/tiny/config.json", "tiny"),
+        ("https://huggingface.co/org/tiny/tree/main?not-for-all=1", "tiny"),
+        ("hf.co/org/tiny/", "tiny"),
+        ("qwen3:latest", "Qwen3-0.6B"),
     ],
 )
 def test_default_names(source: str | Path, name: str) -> None:
@@ -454,11 +459,11 @@ def test_sources_that_are_refused(tiny_model: Callable[..., Path], tmp_path: Pat
 def test_hub_ids_go_to_the_hub(monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path]) -> None:
     asked: list[tuple[str, str | None]] = []
 
-    def pull(repository: str, revision: str | None, progress: Any) -> Path:
+    def pull(repository: str, revision: str | None, progress: Any, notice: Any) -> Path:
         asked.append((repository, revision))
         return tiny_model()
 
-    monkeypatch.setattr("edge_llm.sources.hub.pull", pull)
+    monkeypatch.setattr("edge_llm.sources.hugging_face.pull", pull)
     folder = import_model("org/tiny-model", revision="v1")
     assert asked == [("org/tiny-model", "v1")]
     assert folder.name == "tiny-model"

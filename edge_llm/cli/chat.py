@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge_llm.chats.settings import ChatSettings
+from edge_llm.cli.here import model_here, yes_option
 from edge_llm.cli.keys import api_key_options, api_keys
 from edge_llm.cli.options import generation_options, prefix_cache_option, runtime_config, runtime_options
 from edge_llm.cli.terminal import has_person
@@ -37,6 +38,7 @@ FULL_LOOKS = 200
 @generation_options
 @runtime_options
 @prefix_cache_option
+@yes_option
 @click.option("--system", type=TEXT, help="System message.")
 @click.option("--url", help="Chat with a server instead: any that speaks OpenAI's chat completions.")
 @api_key_options("Key for the server of --url")
@@ -44,7 +46,7 @@ FULL_LOOKS = 200
 @click.option("--plain", is_flag=True, help="Line by line, without a full screen; so it is in a pipe.")
 @click.pass_context
 def chat_command(
-    ctx: click.Context, model: str | None, system: str | None, url: str | None, new: bool, plain: bool, **options: Any
+    ctx: click.Context, model: str | None, yes: bool, system: str | None, url: str | None, new: bool, plain: bool, **options: Any
 ) -> None:
     """Chat with MODEL (default: the built-in model).
 
@@ -58,6 +60,8 @@ def chat_command(
     key = next(iter(keys), None)
     sampling = {name: value for name, value in options.items() if value is not None and value != ()}
     GenerationParams(**sampling)  # refuses early what makes no sense
+    if url is None:
+        model = model_here(model, yes=yes)
     if not plain and has_person() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         settings = ChatSettings(model, system or "", None, sampling)
         chosen = [name for name in ("model", "system", *sampling) if ctx.get_parameter_source(name) in _TYPED]

@@ -15,6 +15,7 @@ from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.convert.sensitive import read_sensitive
 from edge_llm.errors import UsageError
+from edge_llm.progress import Journey
 
 
 @click.command("import")
@@ -95,7 +96,8 @@ def import_command(
     fresh: bool,
     progress_form: str,
 ) -> None:
-    """Turn SOURCE into a local model: a Hugging Face folder, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct.
+    """Turn SOURCE into a local model: a Hugging Face folder, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, the address of its
+    page, or a short name such as qwen3.
 
     Reads the weights layer by layer, measures the activations on a calibration text, makes uneven channels even by factors that
     cancel and by turns, and fits the weights in INT8 or 4 bits to the text.  A half-written model is never visible.
@@ -111,7 +113,7 @@ def import_command(
         raise UsageError("--fast rounds INT8 weights; those of 4 bits are always fitted", param="fast")
     fixed = {} if sensitive is None else read_sensitive(sensitive)
     layer_bits = LayerBits(weights, DEFAULT_BITS if bits is None else bits, fixed, head, fit=not fast)
-    with progress_as(progress_form) as draw:
+    with progress_as(progress_form, Journey("fast" if fast else weights)) as draw:
         folder = import_model(
             source,
             name,

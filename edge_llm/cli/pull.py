@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from edge_llm.cli.terminal import progress_as, progress_option, write
+from edge_llm.cli.terminal import note, progress_as, progress_option, write
 from edge_llm.sources.hub import pull
+from edge_llm.sources.place import named_place
 
 
 @click.command("pull")
@@ -13,10 +14,15 @@ from edge_llm.sources.hub import pull
 @click.option("--revision", help="Branch, tag or commit; default: main.")
 @progress_option
 def pull_command(repository: str, revision: str | None, progress_form: str) -> None:
-    """Download the files of REPOSITORY (such as Qwen/Qwen2.5-0.5B-Instruct) that an import needs, and print the folder.
+    """Download the files of REPOSITORY that an import needs, and print the folder.
 
-    Interrupted downloads go on where they stopped.  HF_ENDPOINT chooses a mirror, HF_HUB_OFFLINE=1 forbids the network.
+    It is a hub id such as Qwen/Qwen2.5-0.5B-Instruct, the address of its page, or a short name such as qwen3.  Interrupted
+    downloads go on where they stopped.  HF_ENDPOINT chooses a mirror, HF_HUB_OFFLINE=1 forbids the network.
     """
+    place = named_place(repository)
     with progress_as(progress_form) as draw:
-        folder = pull(repository, revision, progress=draw)
+        if place is None:
+            folder = pull(repository, revision, draw, note)
+        else:
+            folder = pull(place.repository, revision or place.revision, draw, note)
     write(f"{folder}\n")

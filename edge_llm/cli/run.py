@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from edge_llm.cli.answer import Printer
+from edge_llm.cli.here import model_here, yes_option
 from edge_llm.cli.options import (
     generation_options,
     generation_params,
@@ -39,11 +40,14 @@ from edge_llm.talk.outcome import AnswerSyntax
 @grammar_options
 @runtime_options
 @prefix_cache_option
+@yes_option
 @click.option("--system", type=TEXT, help="System message, for a model with a chat template.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, reasoning, tokens, usage, timings, device.")
-def run_command(model: str | None, prompt: str | None, system: str | None, raw: bool, as_json: bool, **options: Any) -> None:
+def run_command(
+    model: str | None, prompt: str | None, system: str | None, raw: bool, as_json: bool, yes: bool, **options: Any
+) -> None:
     """Answer PROMPT with MODEL (default: the built-in model) and print the answer.
 
     Text piped to stdin is the prompt, or is put after PROMPT if both are given; the end of its last line is not
@@ -53,6 +57,7 @@ def run_command(model: str | None, prompt: str | None, system: str | None, raw: 
     text = _whole_prompt(model, prompt)
     runtime = runtime_config(options)
     grammar = grammar_of(options)
+    model = model_here(model, yes=yes)
     with quiet_progress() as progress:
         engine = load_engine(model, runtime, progress)
     if grammar is not None:

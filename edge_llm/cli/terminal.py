@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from edge_llm.files import printable
-from edge_llm.progress import IN_BYTES, Pace, StageProgress
+from edge_llm.progress import IN_BYTES, Journey, StageProgress
 
 SAY_PROGRESS_SECONDS = 30.0
 """How often a log is told how far a long stage is."""
@@ -61,55 +61,58 @@ def has_person() -> bool:
 
 
 @contextmanager
-def progress_bar() -> Iterator[StageProgress]:
-    """A callback (stage, done, total): a bar on a terminal, else a line for each stage and how far a long one is, on stderr."""
+def progress_bar(journey: Journey | None = None) -> Iterator[StageProgress]:
+    """A callback (stage, done, total): a bar on a terminal, else a line for each stage and how far a long one is, on stderr.
+
+    journey: what estimates how long it takes; default: each stage for itself.
+    """
+    journey = journey or Journey()
     if sys.stderr is None or not sys.stderr.isatty():
-        yield _say_stages()
+        yield _say_stages(journey)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
+    from rich.progress import BarColumn, Task, TextColumn
     from rich.progress import Progress as Bar
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.fields[so_far]}"))
+    class SoFar(TextColumn):
+        """How far it is; the clock runs on between two steps."""
+
+        def render(self, task: Task) -> Text:
+            return Text(task.fields["step"].after(time.monotonic() - task.fields["told"]).so_far)
+
+    columns = (TextColumn("{task.description:<12}"), BarColumn(bar_width=24), SoFar(""))
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, int] = {}
-        pace = Pace()
 
         def draw(stage: str, done: int, total: int) -> None:
-            so_far = _so_far(stage, done, total, pace.seconds_left(stage, done, total, time.monotonic()))
+            now = time.monotonic()
+            fields = {"step": journey.told(stage, done, total, now), "told": now}
+            for other, task in tasks.items():
+                if other != stage:
+                    bar.update(task, step=bar.tasks[task].fields["step"].over())  # type: ignore[arg-type]
             if stage not in tasks:
-                tasks[stage] = int(bar.add_task(stage, total=total, so_far=so_far))
-            bar.update(tasks[stage], completed=done, total=total, so_far=so_far)  # type: ignore[arg-type]
+                tasks[stage] = int(bar.add_task(stage, total=total, **fields))
+            bar.update(tasks[stage], completed=done, total=total, **fields)  # type: ignore[arg-type]
 
         yield draw
 
 
-def _say_stages(clock: Callable[[], float] = time.monotonic) -> StageProgress:
+def _say_stages(journey: Journey, clock: Callable[[], float] = time.monotonic) -> StageProgress:
     said: dict[str, float] = {}
-    pace = Pace()
 
     def say(stage: str, done: int, total: int) -> None:
         now = clock()
-        left = pace.seconds_left(stage, done, total, now)
+        step = journey.told(stage, done, total, now)
         if stage not in said:
-            note(f"{stage} ..." if not done or stage in IN_BYTES else f"{stage} {_so_far(stage, done, total, left)} ...")
+            note(f"{step.begun} ..." if not done or stage in IN_BYTES else f"{step} ...")
         elif done < total and now - said[stage] >= SAY_PROGRESS_SECONDS:
-            note(f"{stage} {_so_far(stage, done, total, left)} ...")
+            note(f"{step} ...")
         else:
             return
         said[stage] = now
 
     return say
-
-
-def _so_far(stage: str, done: int, total: int, seconds_left: float | None) -> str:
-    """How far a stage is, and how long it takes, if that is known."""
-    share = f"{done / total if total else 1:.0%}" if stage in IN_BYTES else f"{done} of {total}"
-    if seconds_left is None or done >= total:
-        return share
-    minutes, seconds = divmod(round(seconds_left), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{share}, {f'{hours}:{minutes:02}' if hours else minutes}:{seconds:02} left"
 
 
 progress_option = click.option(
@@ -118,33 +121,31 @@ progress_option = click.option(
     type=click.Choice(["auto", "json"]),
     default="auto",
     show_default=True,
-    help='auto: for a person.  json: lines {"stage", "done", "total"} on stderr, with "seconds_left" once that is known, for '
-    "a program; its other lines are notes.",
+    help='auto: for a person.  json: lines {"stage", "done", "total"} on stderr, with "seconds_left", "seconds_left_in_all" and '
+    '"bytes_per_second" once they are known, for a program; its other lines are notes.',
 )
 
 
 @contextmanager
-def progress_as(form: str) -> Iterator[StageProgress]:
-    """A callback (stage, done, total) that shows progress as `progress_option` says."""
+def progress_as(form: str, journey: Journey | None = None) -> Iterator[StageProgress]:
+    """A callback (stage, done, total) that shows progress as `progress_option` says; ``journey`` as for `progress_bar`."""
     if form == "json":
-        yield _progress_lines()
+        yield _progress_lines(journey or Journey())
         return
-    with progress_bar() as draw:
+    with progress_bar(journey) as draw:
         yield draw
 
 
-def _progress_lines(clock: Callable[[], float] = time.monotonic) -> StageProgress:
+def _progress_lines(journey: Journey, clock: Callable[[], float] = time.monotonic) -> StageProgress:
     said: dict[str, float] = {}
-    pace = Pace()
 
     def say(stage: str, done: int, total: int) -> None:
         now = clock()
-        left = pace.seconds_left(stage, done, total, now)
+        step = journey.told(stage, done, total, now)
         if stage in said and done < total and now - said[stage] < 1 / LINES_PER_SECOND:
             return
         said[stage] = now
-        known = {} if left is None else {"seconds_left": round(left, 1)}
-        note(json.dumps({"stage": stage, "done": done, "total": total, **known}))  # which flushes
+        note(step.to_json())  # which flushes
 
     return say
 

@@ -88,7 +88,7 @@ def import_model(
     progress: StageProgress | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> Path:
-    """Import ``source`` (a Hugging Face folder, or a hub id ``org/name``) and return the bundle's folder.
+    """Import ``source`` (a Hugging Face folder, a hub id ``org/name``, its page, a short name) and return the bundle's folder.
 
     name: what the bundle will be called (default: what the source is called).  target: a folder to write instead of
     the one that belongs to the name.  calibration: a UTF-8 text to use instead of the built-in one; `BY_MODEL`: the float
@@ -113,7 +113,7 @@ def import_model(
         target = bundle_path(default_name(source) if name is None else name)
     target = target.absolute()
     refuse_second(target)  # before the source is downloaded and read
-    with open_source(source, revision=revision, progress=tell_progress) as opened:
+    with open_source(source, revision=revision, progress=tell_progress, notice=tell) as opened:
         refuse_overlap(Path(opened.place), target)
         clear_leftovers(target.parent)
         if fresh:

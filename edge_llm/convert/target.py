@@ -13,6 +13,7 @@ from edge_llm.convert.trial import TOKENS as HELD_OUT_TOKENS
 from edge_llm.errors import EdgeLLMError, StorageError, UsageError
 from edge_llm.files import folder_bytes
 from edge_llm.formats.bundle import open_bundle, read_manifest
+from edge_llm.formats.sizes import int8_bytes
 from edge_llm.models.layer import Decoder
 from kernels.pointwise import MAX_TURN
 
@@ -93,7 +94,6 @@ def check_space(folder: Path, decoder: Decoder, *, keep_float: bool, fitted_toke
 
 def space_needed(decoder: Decoder, *, keep_float: bool, fitted_tokens: int) -> int:
     """Bytes that the folder of an import takes at most."""
-    bundle = int(1.02 * decoder.parameters) + 2**20
     floats = 2 * decoder.parameters if keep_float else 0
     states = 2 * 4 * decoder.hidden_size * (fitted_tokens + 2 * HELD_OUT_TOKENS)  # twice: a file is replaced by a whole one
-    return bundle + floats + states
+    return int8_bytes(decoder) + floats + states

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from edge_llm.config import DEFAULT_CONTEXT
+from edge_llm.config import DEFAULT_CONTEXT, ModelConfig
 from edge_llm.engine.cores import free_memory
 from edge_llm.errors import EdgeLLMError
 from edge_llm.files import folder_bytes
-from edge_llm.formats.bundle import Bundle, open_bundle
+from edge_llm.formats.bundle import Bundle, open_bundle, read_manifest
+from edge_llm.formats.manifest import MANIFEST
 from edge_llm.formats.sizes import sizes
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models import describe
 from edge_llm.paths import model_folders
+from edge_llm.sources.place import Place
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,50 @@ class InstalledModel:
 
         One that does not fit may still run: `--memory` streams weights from flash, `--ctx` makes the context smaller.
         """
-        return self.problem is None and self.weights_bytes + self.kv_bytes <= (free_memory() if free is None else free)
+        return self.problem is None and fits(self.weights_bytes, self.kv_bytes, free_memory() if free is None else free)
+
+
+def fits(weights_bytes: int, kv_bytes: int, free: int) -> bool:
+    """Whether weights and keys and values have room in ``free`` bytes of memory."""
+    return weights_bytes + kv_bytes <= free
+
+
+def default_kv_bytes(config: ModelConfig) -> int:
+    """Bytes of INT8 keys and values, when the context that a model gets by default is full."""
+    return page_bytes(describe(config).attentions) // PAGE_TOKENS * min(config.context, DEFAULT_CONTEXT)
+
+
+def imported_from(place: Place) -> list[str]:
+    """Names of the models here that were imported from ``place``."""
+    return [name for name, folder in model_folders() if is_made_from(place, folder)]
+
+
+def is_made_from(place: Place, bundle: Path, *, may_be_older: bool = False) -> bool:
+    """Whether the model at ``bundle`` was imported from ``place``; ``may_be_older``: files there may be newer than it."""
+    try:
+        return _is_from(place, read_manifest(bundle)["source"]) and (may_be_older or not _is_renewed(place, bundle))
+    except (EdgeLLMError, OSError):
+        return False
+
+
+def _is_from(place: Place, source: Mapping[str, Any]) -> bool:
+    path = str(source.get("path"))
+    if place.folder is not None:
+        return source.get("kind") == "folder" and path == str(place.folder)
+    repository, _, commit = path.partition("@")
+    if source.get("kind") == "folder":  # somebody imported what lies in the Hugging Face cache
+        parts = Path(path).parts
+        named = next((part for part in parts if part.startswith("models--")), "")
+        repository, commit = named.removeprefix("models--").replace("--", "/"), parts[-1]
+    return repository.casefold() == place.repository.casefold() and place.revision in (None, commit)
+
+
+def _is_renewed(place: Place, bundle: Path) -> bool:
+    """Whether a file of the folder at ``place`` is younger than the ``bundle`` that was made of it."""
+    if place.folder is None:
+        return False
+    made = (bundle / MANIFEST).stat().st_mtime_ns
+    return any(path.stat().st_mtime_ns > made for path in place.folder.glob("*") if path.suffix in (".json", ".safetensors"))
 
 
 def installed_models() -> list[InstalledModel]:
@@ -64,7 +111,7 @@ def _known(name: str, bundle: Bundle) -> InstalledModel:
         described.parameters,
         folder_bytes(bundle.folder),
         bundle.size,
-        page_bytes(described.attentions) // PAGE_TOKENS * min(config.context, DEFAULT_CONTEXT),
+        default_kv_bytes(config),
         config.context,
         sizes(bundle).precision,
     )

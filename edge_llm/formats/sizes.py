@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_llm.formats.bundle import Bundle
-from edge_llm.models.layer import Linear
+from edge_llm.models.layer import Decoder, Linear
 from edge_llm.schemes.parts import schemes_in
 
 TABLE, VECTORS = "embedding", "norms"
@@ -45,6 +45,11 @@ class Sizes:
             "bytes": self.nbytes,
             "bits_per_weight": self.bits_per_weight,
         }
+
+
+def int8_bytes(decoder: Decoder) -> int:
+    """About what a bundle of ``decoder`` in INT8 takes, before there is one."""
+    return int(1.02 * decoder.parameters) + 2**20
 
 
 def bits_per_weight(nbytes: int, weights: int) -> float | None:

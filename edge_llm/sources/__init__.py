@@ -29,13 +29,22 @@ class SourceFile(Protocol):
 _ADDED: list[SourceFile] = []
 
 
-def open_source(source: str | Path, *, revision: str | None = None, progress: StageProgress = ignore) -> Source:
-    """Open the model that ``source`` names: a Hugging Face folder, or a hub id ``org/name``, which is downloaded.
+def open_source(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    progress: StageProgress = ignore,
+    notice: Callable[[str], None] = ignore,
+) -> Source:
+    """Open the model that ``source`` names, as `edge_llm.sources.place.place_of` reads it; what is on the hub is downloaded.
 
+    ``notice`` is told where that cannot be reached and the Hugging Face cache is used.
     Raises `ModelNotFound`, `UsageError`, `InvalidModel`, `UnsupportedModel`, `HubError` or `StorageError`.
     """
-    kind: SourceFile = next((one for one in _ADDED if one.claims(str(source))), hugging_face)
-    return kind.open(source, revision=revision, progress=progress)
+    kind = next((one for one in _ADDED if one.claims(str(source))), None)
+    if kind is not None:
+        return kind.open(source, revision=revision, progress=progress)
+    return hugging_face.open(source, revision=revision, progress=progress, notice=notice)
 
 
 def add_source(kind: SourceFile) -> None:

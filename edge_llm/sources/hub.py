@@ -10,7 +10,6 @@ one clear line per failure.  Nothing else in the project opens a connection.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -22,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from edge_llm.errors import EdgeLLMError, HubError, StorageError, UnsupportedModel, UsageError
+from edge_llm.errors import HubError, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import shown
-from edge_llm.progress import StageProgress, ignore
+from edge_llm.progress import StageProgress, byte_count, ignore
+from edge_llm.sources.hub_errors import clear_errors, is_unreachable, reason
+from edge_llm.strict_json import read_object
 
 TEXT_FILES = (
     "config.json",
@@ -36,7 +37,7 @@ TEXT_FILES = (
 )
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_SHARD = re.compile(r"model-\d{5}-of-\d{5,6}\.safetensors")
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 _REPOSITORY = re.compile(f"{_NAME}/{_NAME}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
@@ -52,23 +53,55 @@ class RemoteFile:
     sha256: str | None
 
 
-def pull(repository: str, revision: str | None = None, progress: StageProgress | None = None) -> Path:
+@dataclass(frozen=True)
+class Listing:
+    """What a download of a repository brings."""
+
+    commit: str
+    files: tuple[RemoteFile, ...]
+    folder: Path | None = None
+    """Where all of it is already: the hub was not asked, or did not answer."""
+    missing: int = 0
+    """Bytes that are not here yet."""
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(file.size for file in self.files if file.name.endswith(".safetensors"))
+
+
+def is_repository(text: str) -> bool:
+    """Whether ``text`` can be a hub id."""
+    return _REPOSITORY.fullmatch(text) is not None and ".." not in text and "--" not in text
+
+
+def look(repository: str, revision: str | None = None) -> Listing:
+    """Ask the hub what a download of ``repository`` brings.  Raises as `pull`."""
+    _check(repository, revision)
+    with clear_errors(repository, revision), _quietly():
+        return _listed(repository, revision, ignore)
+
+
+def pull(
+    repository: str,
+    revision: str | None = None,
+    progress: StageProgress | None = None,
+    notice: Callable[[str], None] = ignore,
+) -> Path:
     """Download what an import needs of ``repository`` (``org/name``) and return the folder.
 
     revision: branch, tag or commit (default: main).  progress is called with ("download", bytes done, bytes in all).
+    Where the hub cannot be reached, a complete earlier download is taken, and ``notice`` is told so.
     Raises `HubError`, `UsageError` (not an id), `UnsupportedModel` (no safetensors there) or `StorageError`.
     """
-    if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
-        raise UsageError(f"`{shown(repository)}` is not a hub id; one looks like `Qwen/Qwen2.5-0.5B-Instruct`")
-    if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
-        raise UsageError(f"`{shown(revision)}` cannot be a revision; give a branch, a tag or a commit", param="revision")
+    _check(repository, revision)
     from huggingface_hub import constants, snapshot_download
 
     cache = Path(constants.HF_HUB_CACHE)
-    with _no_trace(cache, repository), _clear_errors(repository, revision), _silent_bars():
-        if constants.HF_HUB_OFFLINE:
-            return _cached(repository, revision)
-        commit, files = _wanted(repository, revision)
+    with _no_trace(cache, repository), clear_errors(repository, revision), _quietly():
+        listing = _listed(repository, revision, notice)
+        if listing.folder is not None:
+            return listing.folder
+        commit, files = listing.commit, list(listing.files)
         _fetch_large(cache / _folder_name(repository) / "blobs", repository, commit, files, progress or ignore)
         # takes the large files from the cache, the small ones from the hub
         names = [file.name for file in files]
@@ -78,16 +111,59 @@ def pull(repository: str, revision: str | None = None, progress: StageProgress |
         return folder
 
 
-def _cached(repository: str, revision: str | None) -> Path:
-    """The folder of an earlier download."""
+def _check(repository: str, revision: str | None) -> None:
+    if not is_repository(repository):
+        raise UsageError(f"`{shown(repository)}` is not a hub id; one looks like `Qwen/Qwen2.5-0.5B-Instruct`")
+    if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
+        raise UsageError(f"`{shown(revision)}` cannot be a revision; give a branch, a tag or a commit", param="revision")
+
+
+def _listed(repository: str, revision: str | None, notice: Callable[[str], None]) -> Listing:
+    """What the hub lists, or what is in the cache where it may not or cannot be asked."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return _cached(repository, revision)
+    try:
+        commit, files = _wanted(repository, revision)
+    except Exception as error:
+        if not is_unreachable(error):
+            raise
+        try:
+            listing = _cached(repository, revision)
+        except Exception:  # not here either: what keeps it from coming is worth telling
+            raise error from None
+        notice(f"{constants.ENDPOINT} cannot be reached ({reason(error)}): `{repository}` is taken from the Hugging Face cache")
+        return listing
+    blobs = Path(constants.HF_HUB_CACHE) / _folder_name(repository) / "blobs"
+    large = [file for file in files if file.sha256 or file.name.endswith(".safetensors")]
+    return Listing(commit, tuple(files), None, sum(file.size - _held(blobs, file) for file in large))
+
+
+def _held(blobs: Path, file: RemoteFile) -> int:
+    """Bytes of a large ``file`` that have come."""
+    for path in (blobs / str(file.sha256), _partial(blobs, file)):
+        if path.exists():
+            return min(file.size, path.stat().st_size)
+    return 0
+
+
+def _cached(repository: str, revision: str | None) -> Listing:
+    """What an earlier download, ours or another program's, left.  Raises `FileNotFoundError` where that is not whole."""
     from huggingface_hub import snapshot_download
 
     # weights are looked for by hand: huggingface_hub would miss the files that were never wanted
     patterns = list(TEXT_FILES)
     folder = Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=patterns))
-    if not (folder / _SINGLE).exists() and not (folder / _INDEX).exists():
-        raise FileNotFoundError(folder / _SINGLE)
-    return folder
+    names = [_SINGLE]
+    if (folder / _INDEX).exists() and not (folder / _SINGLE).exists():
+        weight_map = read_object(folder / _INDEX).get("weight_map")
+        names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
+    for name in ["config.json", *names]:
+        if not (folder / name).exists():
+            raise FileNotFoundError(folder / name)
+    files = tuple(RemoteFile(name, (folder / name).stat().st_size, None) for name in names)
+    return Listing(folder.name, files, folder)
 
 
 def _folder_name(repository: str) -> str:
@@ -98,7 +174,7 @@ def _wanted(repository: str, revision: str | None) -> tuple[str, list[RemoteFile
     """Ask the hub for the commit and for the files that an import reads."""
     from huggingface_hub import HfApi
 
-    info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=_patience())
     commit = info.sha or ""
     if not _COMMIT.fullmatch(commit):
         raise HubError(f"the hub's answer for `{repository}` names the commit `{shown(commit)}`; try again later")
@@ -109,7 +185,7 @@ def _wanted(repository: str, revision: str | None) -> tuple[str, list[RemoteFile
     elif _INDEX in present:
         names += [_INDEX, *sorted(name for name in present if _SHARD.fullmatch(name))]
     else:
-        raise _no_safetensors(repository, list(present))
+        raise _no_safetensors(repository, list(present), getattr(info.card_data, "base_model", None))
     if "config.json" not in present:
         raise UnsupportedModel(f"`{repository}` has no config.json, so it is not a Hugging Face model; try another one")
     return commit, [_remote_file(present[name]) for name in names]
@@ -120,7 +196,9 @@ def _remote_file(file: Any) -> RemoteFile:
     return RemoteFile(file.rfilename, int(file.size or 0), checksum)
 
 
-def _no_safetensors(repository: str, names: list[str]) -> UnsupportedModel:
+def _no_safetensors(repository: str, names: list[str], base: object) -> UnsupportedModel:
+    if "adapter_config.json" in names:
+        return adapter_refusal(repository, base)
     if any(name.endswith(".gguf") for name in names):
         what = "only GGUF files, whose import is planned but not there yet: take the repository that it was made from"
     elif any(name.endswith((".bin", ".pt", ".pth")) for name in names):
@@ -130,18 +208,30 @@ def _no_safetensors(repository: str, names: list[str]) -> UnsupportedModel:
     return UnsupportedModel(f"`{repository}` has {what}")
 
 
+def adapter_refusal(adapter: str, base: object) -> UnsupportedModel:
+    """The error for ``adapter``, which changes the model ``base`` where that is known."""
+    if isinstance(base, str) and base:
+        return UnsupportedModel(
+            f"`{shown(adapter)}` is an adapter (LoRA) of `{shown(base)}`; adapters are not supported yet: import `{shown(base)}`"
+        )
+    return UnsupportedModel(
+        f"`{shown(adapter)}` is an adapter (LoRA), not a whole model; adapters are not supported yet: import the model that "
+        "it was made for"
+    )
+
+
 def _fetch_large(blobs: Path, repository: str, commit: str, files: list[RemoteFile], progress: StageProgress) -> None:
     """Put the large files into the cache's ``blobs`` under their SHA-256, one after the other."""
     total = sum(file.size for file in files)
     large = [file for file in files if file.sha256 and not (blobs / file.sha256).exists()]
-    _check_space(blobs, sum(file.size for file in large))
+    _check_space(blobs, sum(file.size - _held(blobs, file) for file in large))
     done = total - sum(file.size for file in large)
     for remote in large:
 
         def arrived(count: int, before: int = done) -> None:
             progress("download", before + count, total)
 
-        arrived(0)
+        arrived(_held(blobs, remote))
         _fetch(blobs, repository, commit, remote, arrived)
         done += remote.size
     progress("download", total, total)
@@ -155,7 +245,7 @@ def _fetch(blobs: Path, repository: str, commit: str, remote: RemoteFile, arrive
 
     assert remote.sha256
     blobs.mkdir(parents=True, exist_ok=True)
-    partial = blobs / f"{remote.sha256}.edge-llm.incomplete"
+    partial = _partial(blobs, remote)
     with partial.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,6 +274,10 @@ def _fetch(blobs: Path, repository: str, commit: str, remote: RemoteFile, arrive
         partial.rename(blobs / remote.sha256)
 
 
+def _partial(blobs: Path, remote: RemoteFile) -> Path:
+    return blobs / f"{remote.sha256}.edge-llm.incomplete"
+
+
 class _Counted:
     """A file that tells how long it is whenever it grows."""
 
@@ -205,18 +299,34 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextmanager
-def _silent_bars() -> Iterator[None]:
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+def _patience() -> int:
+    """Seconds that the hub may say nothing."""
+    from huggingface_hub import constants
 
-    if are_progress_bars_disabled():
-        yield
-        return
+    return int(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Have huggingface_hub show no bars and say nothing, and wait no longer than `_patience` for an answer."""
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+        get_session,
+        logging,
+    )
+
+    get_session().timeout = _patience()  # some of its requests have none
+    bars, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
     disable_progress_bars()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
-        enable_progress_bars()
+        logging.set_verbosity(verbosity)
+        if bars:
+            enable_progress_bars()
 
 
 def _check_space(folder: Path, needed: int) -> None:
@@ -224,8 +334,8 @@ def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if free < needed + 2**20:
         raise StorageError(
-            f"the download needs {needed / 1e6:.0f} MB in `{place}`, where {free / 1e6:.0f} MB are free; free some, or "
-            "set HF_HOME to a folder on another disk"
+            f"the download needs {byte_count(needed)} in `{place}`, where {byte_count(free)} are free; free some, or set "
+            "HF_HOME to a folder on another disk"
         )
 
 
@@ -263,58 +373,3 @@ def _no_trace(cache: Path, repository: str) -> Iterator[None]:
             for folder in new:
                 shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-@contextmanager
-def _clear_errors(repository: str, revision: str | None) -> Iterator[None]:
-    """Turn what huggingface_hub and its HTTP client raise into one line that says what to do."""
-    try:
-        yield
-    except EdgeLLMError:
-        raise
-    except Exception as error:
-        raise _clear_error(error, repository, revision) from None
-
-
-def _clear_error(error: Exception, repository: str, revision: str | None) -> EdgeLLMError:
-    from huggingface_hub import constants, errors
-
-    endpoint = constants.ENDPOINT
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, errors.GatedRepoError):
-        return HubError(
-            f"`{repository}` is gated: accept its terms at {endpoint}/{repository}, then log in with `hf auth login` or "
-            "set HF_TOKEN"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return HubError(f"`{repository}` has no revision `{shown(revision)}`; see {endpoint}/{repository}/tree/main")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return HubError(
-            f"no model `{repository}` at {endpoint}, and no such folder here; check the spelling, or log in with "
-            "`hf auth login` if it is private"
-        )
-    if constants.HF_HUB_OFFLINE or isinstance(error, errors.OfflineModeIsEnabled):
-        return HubError(
-            f"`{repository}` is not completely in the cache `{constants.HF_HUB_CACHE}`, and HF_HUB_OFFLINE forbids to "
-            "download it; unset that, or give a folder"
-        )
-    if status in (401, 403):
-        return HubError(
-            f"{endpoint} refused access to `{repository}` ({status}): it does not exist or is private; check the "
-            "spelling, or log in with `hf auth login`"
-        )
-    if status is not None:
-        return HubError(f"{endpoint} answered {status} for `{repository}`; try again later")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-        return StorageError(f"cannot write to `{constants.HF_HUB_CACHE}`: {error.strerror}; set HF_HOME to another folder")
-    return HubError(
-        f"cannot download `{repository}` from {endpoint} ({_reason(error)}); check the network, or set HF_ENDPOINT to a "
-        "mirror; what has arrived is kept, run the command again to go on"
-    )
-
-
-def _reason(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = str(error).strip().splitlines()
-    return shown(text[0] if text else type(error).__name__, 100)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_llm.errors import InvalidModel, ModelNotFound, StorageError, UnsupportedModel, UsageError
+from edge_llm.errors import InvalidModel, UsageError
 from edge_llm.files import RegularFile, read_file, shown
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.paths import expanded, safe_name
 from edge_llm.progress import StageProgress, ignore
+from edge_llm.sources.hub import pull
+from edge_llm.sources.place import is_there, named_place, place_of, stands_for_folder
 from edge_llm.strict_json import read_object
 from edge_llm.text.chat import ChatTemplate, find_template
 from edge_llm.text.tokenizer import Tokenizer
@@ -32,7 +35,6 @@ DIGESTED = (
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json")
 _MAX_TEXT_FILE = 64 * 2**20
 _BLOCK = 8 * 2**20
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
 
 
 class HuggingFaceSource:
@@ -101,61 +103,46 @@ def claims(source: str) -> bool:
     return True
 
 
-def open(source: str | Path, *, revision: str | None = None, progress: StageProgress = ignore) -> HuggingFaceSource:
-    """Open the folder that ``source`` names; a hub id is downloaded first.  See `edge_llm.sources.open_source`."""
-    return HuggingFaceSource(*find_folder(source, revision, progress))
+def open(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    progress: StageProgress = ignore,
+    notice: Callable[[str], None] = ignore,
+) -> HuggingFaceSource:
+    """Open the folder that ``source`` names; what is on the hub is downloaded first.  See `edge_llm.sources.open_source`."""
+    return HuggingFaceSource(*find_folder(source, revision, progress, notice))
 
 
 def default_name(source: str | Path) -> str:
     """The name for ``source`` when none is given: its last part, as a legal bundle name."""
     path = expanded(source)
+    named = named_place(source) if isinstance(source, str) and not is_there(path) else None
     cached = next((part for part in path.parts if part.startswith("models--")), None)  # a Hugging Face cache
-    last = cached.split("--")[-1] if cached else path.absolute().name
+    if named is not None:
+        last = named.repository.rpartition("/")[2]
+    elif cached:
+        last = cached.split("--")[-1]
+    else:
+        last = (path.absolute().parent if stands_for_folder(path) else path.absolute()).name
     legal = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-._")[:96]
     if not legal:
         raise UsageError(f"`{shown(source)}` gives no usable model name; choose one with `--name`", param="name")
     return safe_name(legal)
 
 
-def find_folder(source: str | Path, revision: str | None = None, progress: StageProgress = ignore) -> tuple[str, str, Path]:
-    """Kind (folder or hub), name and folder of ``source``; a hub id is downloaded first."""
-    text = str(source)
-    if not text.strip():
-        raise UsageError("the source is empty; give a Hugging Face folder (`.` is this one) or a hub id", param="source")
-    path = expanded(text)
-    try:
-        exists, is_folder = path.exists(), path.is_dir()
-        is_bundle = (path / "manifest.json").exists() and not (path / "model.safetensors").exists()
-    except PermissionError as error:
-        raise StorageError(f"cannot look into `{shown(text)}`: {error.strerror}; check its permissions") from None
-    except (OSError, ValueError):  # a name that is too long, or with NUL inside
-        raise ModelNotFound(f"no model at `{shown(text)}`; check the path") from None
-    if path.suffix.lower() == ".gguf" and (exists or not _HUB_ID.fullmatch(text)):
-        if not exists:
-            raise ModelNotFound(f"no file `{shown(text)}`; check the path")
-        raise UnsupportedModel(
-            f"`{shown(text)}` is a GGUF file; importing those is planned but not there yet: import the Hugging Face "
-            "folder (config.json and safetensors) that it was made from"
-        )
-    if is_folder:
-        if is_bundle:
-            raise UsageError(f"`{shown(text)}` is an imported model already; use it by its path or name")
-        try:
-            absolute = str(path.absolute())
-            absolute.encode()
-        except UnicodeEncodeError:
-            raise UsageError(f"the folder name `{shown(text)}` is not UTF-8; rename it") from None
-        return "folder", absolute, path.absolute()
-    if exists:
-        raise UsageError(f"`{shown(text)}` is a file; give the folder that holds config.json", param="source")
-    if isinstance(source, str) and _HUB_ID.fullmatch(text):
-        from edge_llm.sources.hub import pull
-
-        folder = pull(text, revision, progress)
-        return "hub", f"{text}@{folder.name}", folder
-    raise ModelNotFound(
-        f"no model folder `{shown(text)}`; give a Hugging Face folder, or a hub id such as `Qwen/Qwen2.5-0.5B-Instruct`"
-    )
+def find_folder(
+    source: str | Path,
+    revision: str | None = None,
+    progress: StageProgress = ignore,
+    notice: Callable[[str], None] = ignore,
+) -> tuple[str, str, Path]:
+    """Kind (folder or hub), name and folder of ``source``; what is on the hub is downloaded first."""
+    place = place_of(source)
+    if place.folder is not None:
+        return "folder", str(place.folder), place.folder
+    folder = pull(place.repository, revision or place.revision, progress, notice)
+    return "hub", f"{place.repository}@{folder.name}", folder
 
 
 def stamp(path: Path) -> tuple[int, int, int]:

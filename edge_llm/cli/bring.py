@@ -1,0 +1,142 @@
+"""A model that is not here: what it is, how large, how long it takes, and after a yes it is downloaded and imported."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from edge_llm.cli.terminal import has_person, note, progress_as
+from edge_llm.convert.allocate import LayerBits
+from edge_llm.convert.importer import import_model
+from edge_llm.engine.cores import give_memory_back
+from edge_llm.engine.library import imported_from, is_made_from
+from edge_llm.errors import EdgeLLMError, ModelNotFound, UsageError
+from edge_llm.files import is_folder, shown
+from edge_llm.paths import bundle_path
+from edge_llm.progress import DOWNLOAD, Journey, byte_count, rough_time, whole_seconds
+from edge_llm.sources.hub import look
+from edge_llm.sources.hugging_face import default_name
+from edge_llm.sources.known import names_like
+from edge_llm.sources.place import Place, is_there, named_place, place_of
+
+
+def bring(model: str, missing: EdgeLLMError, *, yes: bool) -> str:
+    """The name of the model that ``model`` names, brought here if need be; ``missing`` says that no model here is called so."""
+    place = _place(model, missing)
+    name = default_name(str(place))
+    folder = bundle_path(name)
+    if is_made_from(place, folder):
+        return name
+    others = imported_from(place)
+    if len(others) > 1:
+        raise UsageError(f"`{shown(model)}` fits several models here: {_listed(others)}; name one of them", param="model")
+    if others:
+        return others[0]
+    renews = place.folder is not None and is_made_from(place, folder, may_be_older=True)
+    if is_folder(folder) and not renews:
+        raise UsageError(
+            f"`{shown(model)}` is not here, and another model is called `{name}` already: `edge-llm import {place} --name NAME` "
+            "gives it a name of its own",
+            param="model",
+        )
+    _agree(model, place, yes=yes, renews=renews)
+    return _import(place, overwrite=renews)
+
+
+def _place(model: str, missing: EdgeLLMError) -> Place:
+    """Where ``model`` can be had.  Raises ``missing``, or what is wrong with it."""
+    try:
+        place = place_of(model) if _is_path(model) else named_place(model)
+    except ModelNotFound:
+        raise missing from None
+    if place is None or (place.folder is not None and not (place.folder / "config.json").exists()):
+        raise _with_names(model, missing)
+    return place
+
+
+def _is_path(model: str) -> bool:
+    """As `find_bundle` tells paths from names: a name is no file of the working folder."""
+    return "/" in model or model.startswith("~") or model in (".", "..")
+
+
+def _with_names(model: str, missing: EdgeLLMError) -> EdgeLLMError:
+    """``missing``, or which short names ``model`` may have meant."""
+    names = [] if _is_path(model) or is_there(Path(model)) else names_like(model)
+    if not names or "did you mean" in str(missing):
+        return missing
+    what = "did you mean" if len(names) == 1 else "which of these do you mean:"
+    return ModelNotFound(
+        f"no model `{shown(model)}`; {what} {_listed(names)}? `edge-llm list` shows what is here, `edge-llm import SOURCE` adds one"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{shown(name)}`" for name in names)
+
+
+def _agree(model: str, place: Place, *, yes: bool, renews: bool) -> None:
+    """Ask whether to bring ``place`` here, unless ``yes`` says so.  Raises `UsageError` where nobody can be asked."""
+    can_ask = has_person() and sys.stderr is not None and sys.stderr.isatty()
+    if not yes and not can_ask:
+        size = f", about {byte_count(place.known.download)}," if place.known else ""
+        raise UsageError(
+            f"`{shown(model)}`{size} is not here, and nobody can be asked whether to fetch it: run "
+            f"`edge-llm import {place}{_at(place)}` first, or give --yes",
+            param="yes",
+        )
+    question = _question(model, place, renews)
+    if yes:
+        note(f"{question} ...")
+    elif not click.confirm(question, default=True, err=True):
+        note("nothing was fetched")
+        raise click.exceptions.Exit(1)
+
+
+def _question(model: str, place: Place, renews: bool) -> str:
+    """`qwen3 is Qwen/Qwen3-0.6B, 1.5 GB, about 2 min: download`."""
+    if place.folder is not None:
+        size = sum(path.stat().st_size for path in place.folder.glob("*.safetensors"))
+        why = "has changed since it was imported" if renews else "is not imported yet"
+        said = f"{shown(model)} {why}, {byte_count(size)}, about {rough_time(whole_seconds(0, size))}: import"
+        return f"{said} again" if renews else said
+    if place.known is not None and place.known.gated:
+        note(
+            f"{place} is gated: its terms are accepted at https://huggingface.co/{place}, and `hf auth login` or HF_TOKEN says "
+            "who you are"
+        )
+    note(f"asking the hub for {place} ...")
+    listing = look(place.repository, place.revision)
+    seconds = rough_time(whole_seconds(listing.missing, listing.weights_bytes))
+    named = shown(model) if model == place.repository else f"{shown(model)} is {place}{_at(place)}"
+    if not listing.missing:
+        return f"{named}, already downloaded, about {seconds}: import"
+    rest = byte_count(listing.weights_bytes) if listing.missing >= listing.weights_bytes else ""
+    size = rest or f"{byte_count(listing.missing)} of {byte_count(listing.weights_bytes)} to go"
+    return f"{named}, {size}, about {seconds}: download"
+
+
+def _at(place: Place) -> str:
+    return f" --revision {place.revision}" if place.revision else ""
+
+
+def _import(place: Place, *, overwrite: bool) -> str:
+    journey = Journey("int8")
+    with progress_as("auto", journey) as draw:
+        try:
+            folder = import_model(
+                str(place),
+                revision=place.revision,
+                weights=LayerBits(fit=True),
+                overwrite=overwrite,
+                progress=draw,
+                notice=note,
+            )
+        except KeyboardInterrupt:
+            if journey.stage == DOWNLOAD:
+                note("what has arrived is kept: the same command goes on from there")
+            raise
+    give_memory_back()
+    note(f"ready: it is called `{folder.name}` here")
+    return folder.name

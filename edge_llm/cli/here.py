@@ -1,0 +1,26 @@
+"""What a person names as MODEL becomes a model that is here: by its name, or downloaded and imported after a yes."""
+
+from __future__ import annotations
+
+import click
+
+from edge_llm.errors import ModelNotFound, UsageError
+from edge_llm.paths import find_bundle
+
+yes_option = click.option("-y", "--yes", is_flag=True, help="Download and import a MODEL that is not here without asking.")
+
+
+def model_here(model: str | None, *, yes: bool) -> str | None:
+    """``model`` as `find_bundle` takes it.  One that is not here is offered, and brought here by who says yes, or by ``yes``.
+
+    It may be a hub id, the address of a page of the hub, a folder or a file in it, or a short name of the shipped table.
+    Raises `ModelNotFound` and `UsageError` where nothing can be brought or nobody can be asked, and what an import raises.
+    """
+    try:
+        find_bundle(model)
+    except (ModelNotFound, UsageError) as missing:
+        from edge_llm.cli import bring  # the importer, which a model that is here does without
+
+        assert model is not None
+        return bring.bring(model, missing, yes=yes)
+    return model

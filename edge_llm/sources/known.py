@@ -1,0 +1,74 @@
+"""The shipped table of small models by short names, as people type them: `qwen3`, `llama3.2:1b` (`small_models.toml`)."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+from edge_llm.config import ModelConfig
+from edge_llm.models import load_config
+
+_TABLE = Path(__file__).with_name("small_models.toml")
+_FEW = 6
+"""Names that a message lists at most."""
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A published model that the table names."""
+
+    names: tuple[str, ...]
+    repository: str
+    download: int
+    """About the bytes of its weights as published."""
+    gated: bool
+    """Its terms must be accepted on its page before it can be downloaded."""
+    config: ModelConfig
+    """Its shapes; not all of its constants."""
+
+    @property
+    def name(self) -> str:
+        """The one of its names that says its size."""
+        return self.names[-1]
+
+
+@cache
+def known_models() -> tuple[KnownModel, ...]:
+    """All that the table names, in its order."""
+    return tuple(
+        KnownModel(
+            tuple(one["names"]),
+            one["repository"],
+            one["download"],
+            one.get("gated", False),
+            load_config(one["config"]),
+        )
+        for one in tomllib.loads(_TABLE.read_text())["model"]
+    )
+
+
+def find_known(word: str) -> KnownModel | None:
+    """The model that ``word`` names: a short name, also with `:latest` or `-` for `:`, or its hub id or the end of that."""
+    wanted = _plain(word.casefold().removesuffix(":latest"))
+    for model in known_models():
+        repository = model.repository.casefold()
+        if wanted in (*map(_plain, model.names), _plain(repository), _plain(repository.partition("/")[2])):
+            return model
+    return None
+
+
+def names_like(word: str) -> list[str]:
+    """Short names that ``word`` may have meant, the likeliest first: of its family, that begin so, or that are spelled nearly so."""
+    wanted = word.casefold()
+    names = [name for model in known_models() for name in model.names]
+    family = wanted.partition(":")[0]
+    found = [name for name in names if ":" in wanted and name.partition(":")[0] == family and ":" in name]
+    found = found or [name for name in names if wanted and name.startswith(wanted) and ":" not in name]
+    return (found or get_close_matches(wanted, names, n=1, cutoff=0.75))[:_FEW]
+
+
+def _plain(name: str) -> str:
+    return name.replace(":", "-")

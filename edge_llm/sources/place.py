@@ -1,0 +1,154 @@
+"""Where a published model is that somebody names: a folder here, or a repository of the hub."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
+from edge_llm.files import shown
+from edge_llm.paths import expanded, refuse_gguf
+from edge_llm.sources.hub import adapter_refusal, is_repository
+from edge_llm.sources.known import KnownModel, find_known
+from edge_llm.strict_json import read_object
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
+_HOSTS = ("huggingface.co", "hf.co")
+_NO_MODELS = ("datasets", "spaces", "collections", "docs", "papers", "blog", "posts", "models", "settings", "api")
+"""What a page's path begins with that is no model's."""
+_AT_REVISION = ("tree", "blob", "resolve", "raw", "commit", "commits")
+_OF_A_FOLDER = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json")
+"""Files that stand for the model whose folder they lie in, beside those of weights."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Either a ``folder`` or a ``repository`` of the hub, at a ``revision`` (None: its main one)."""
+
+    folder: Path | None = None
+    repository: str = ""
+    revision: str | None = None
+    known: KnownModel | None = None
+    """What the shipped table says of it."""
+
+    def __str__(self) -> str:
+        """As `edge-llm import` takes it."""
+        return str(self.folder) if self.folder else self.repository
+
+
+def place_of(source: str | Path) -> Place:
+    """What ``source`` names: a folder, a file of weights in one, a hub id, the address of a page of the hub, or a short name.
+
+    Raises `ModelNotFound`, `UsageError`, `UnsupportedModel` or `StorageError`; nothing is asked of the hub.
+    """
+    text = str(source)
+    if not text.strip():
+        raise UsageError("the source is empty; give a Hugging Face folder (`.` is this one) or a hub id", param="source")
+    path = expanded(text)
+    try:
+        exists, is_folder = path.exists(), path.is_dir()
+    except PermissionError as error:
+        raise StorageError(f"cannot look into `{shown(text)}`: {error.strerror}; check its permissions") from None
+    except (OSError, ValueError):  # a name that is too long, or with NUL inside
+        raise ModelNotFound(f"no model at `{shown(text)}`; check the path") from None
+    if exists:
+        return Place(_folder(text, path if is_folder else _folder_of_file(text, path)))
+    if isinstance(source, str) and (named := named_place(text)) is not None:
+        return named
+    if path.suffix.lower() == ".gguf":
+        raise ModelNotFound(f"no file `{shown(text)}`; check the path")
+    raise ModelNotFound(
+        f"no model folder `{shown(text)}`; give a Hugging Face folder, or a hub id such as `Qwen/Qwen2.5-0.5B-Instruct`"
+    )
+
+
+def named_place(text: str) -> Place | None:
+    """What ``text`` names if it is no path: the address of a page, a hub id or a short name.
+
+    Raises `UsageError` or `UnsupportedModel` for a page that is no model's.
+    """
+    page = _page(text)
+    if page is not None:
+        return Place(None, *page, find_known(page[0]))
+    if (known := find_known(text)) is not None:
+        return Place(None, known.repository, None, known)
+    return Place(None, text) if _HUB_ID.fullmatch(text) else None
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is anything at ``path``."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # nobody may look there, or no file can have this name
+        return False
+
+
+def stands_for_folder(path: Path) -> bool:
+    """Whether ``path`` is that of a file by which the folder of a model may be named."""
+    return path.suffix == ".safetensors" or path.name in _OF_A_FOLDER
+
+
+def _folder_of_file(text: str, path: Path) -> Path:
+    """The folder of the model that the file ``path`` is a part of."""
+    if path.suffix.lower() == ".gguf":
+        raise refuse_gguf(text)
+    if stands_for_folder(path):
+        return path.parent
+    raise UsageError(f"`{shown(text)}` is a file; give the folder that holds config.json", param="source")
+
+
+def _folder(text: str, path: Path) -> Path:
+    """``path`` as an absolute one, if a model may lie in it."""
+    try:
+        is_bundle = (path / "manifest.json").exists() and not (path / "model.safetensors").exists()
+        is_adapter = (path / "adapter_config.json").exists() and not (path / "config.json").exists()
+    except PermissionError as error:
+        raise StorageError(f"cannot look into `{shown(text)}`: {error.strerror}; check its permissions") from None
+    if is_bundle:
+        raise UsageError(f"`{shown(text)}` is an imported model already; use it by its path or name")
+    if is_adapter:
+        raise adapter_refusal(text, _base_of(path / "adapter_config.json"))
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the folder name `{shown(text)}` is not UTF-8; rename it") from None
+    return path.absolute()
+
+
+def _base_of(adapter_config: Path) -> object:
+    try:
+        return read_object(adapter_config).get("base_model_name_or_path")
+    except EdgeLLMError:  # the refusal does without it
+        return None
+
+
+def _page(text: str) -> tuple[str, str | None] | None:
+    """Repository and revision of the hub's page whose address is ``text``; None for what is no address."""
+    bare = text.strip()
+    if "://" not in bare and not bare.lower().removeprefix("www.").startswith(tuple(f"{host}/" for host in _HOSTS)):
+        return None
+    address = urlsplit(bare if "://" in bare else f"https://{bare}")
+    host = (address.hostname or "").removeprefix("www.")
+    if address.scheme not in ("http", "https") or (host not in _HOSTS and host != _own_host()):
+        raise UsageError(
+            f"`{shown(text)}` is no page of {_HOSTS[0]}, or of the mirror that HF_ENDPOINT names; give a hub id such as "
+            "`Qwen/Qwen2.5-0.5B-Instruct`, or a folder",
+            param="source",
+        )
+    parts = [unquote(part) for part in address.path.split("/") if part]
+    repository = "/".join(parts[:2]).partition(":")[0]  # ollama puts a tag behind
+    if len(parts) < 2 or parts[0] in _NO_MODELS or not is_repository(repository):
+        raise UsageError(f"`{shown(text)}` is not the page of a model; those are like {_HOSTS[0]}/ORG/NAME", param="source")
+    if parts[-1].lower().endswith(".gguf"):
+        raise refuse_gguf(text)
+    revision = parts[3] if len(parts) > 3 and parts[2] in _AT_REVISION else "main"
+    return repository, None if revision == "main" else revision
+
+
+def _own_host() -> str:
+    """Of the mirror that HF_ENDPOINT names."""
+    from huggingface_hub import constants  # slow to import
+
+    return urlsplit(constants.ENDPOINT).hostname or ""
