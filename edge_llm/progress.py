@@ -23,10 +23,10 @@ LIKELY_DOWNLOAD_RATE = 12.5e6
 RATE_SECONDS = 10.0
 """The time over which the rate of a download is taken."""
 IMPORT_SECONDS = {
-    "int8": {"digest": 1.0, "calibration": 52.0, "layers": 150.0, "output": 12.0},
-    "fast": {"digest": 1.0, "calibration": 52.0, "layers": 35.0, "output": 12.0},
-    "w4": {"digest": 1.0, "calibration": 60.0, "layers": 230.0, "output": 12.0},
-    "auto": {"digest": 1.0, "calibration": 60.0, "costs of 4 bits": 70.0, "layers": 230.0, "output": 12.0},
+    "int8": {"digest": 1.0, "calibration": 45.0, "layers": 160.0, "output": 10.0},
+    "fast": {"digest": 1.0, "calibration": 45.0, "layers": 35.0, "output": 10.0},
+    "w4": {"digest": 1.0, "calibration": 50.0, "layers": 210.0, "output": 10.0},
+    "auto": {"digest": 1.0, "calibration": 50.0, "costs of 4 bits": 125.0, "layers": 250.0, "output": 12.0},
 }
 """By what is done with weights: seconds of one core per gigabyte of the source, stage by stage (measured: SmolLM2-135M,
 Qwen2.5-0.5B, Zen 4)."""

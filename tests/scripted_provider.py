@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import replace
 
 from edge_llm.errors import ModelNotFound, Unavailable, UsageError
+from edge_llm.progress import Step
 from edge_llm.providers.base import Ended, Facts, Figures, ModelRow
 from edge_llm.talk.pieces import Said, Thought
 
@@ -150,7 +151,7 @@ class ScriptedFetch:
         for step in self._steps:
             self._check()
             if isinstance(step, tuple):
-                yield step
+                yield Step(*step)
             else:
                 obey(step, self.cancelled)
         self._check()

@@ -53,8 +53,9 @@ def test_a_model_arrives(tiny_model):
     assert fetching.name == ""
     steps = list(fetching)
     assert fetching.name == folder.name and visible() == [folder.name]
-    assert {stage for stage, _, _ in steps} >= {"layers", "output"}
-    assert all(0 <= done <= total for _, done, total in steps)
+    assert {step.stage for step in steps} >= {"layers", "output"}
+    assert all(0 <= step.done <= step.total for step in steps)
+    assert any(step.seconds_left_in_all is not None for step in steps)
     assert fetching.name in [row.name for row in LocalCatalogue(RuntimeConfig()).rows()]
 
 

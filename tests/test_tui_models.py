@@ -105,9 +105,72 @@ def test_only_where_models_can_be_fetched_the_picker_offers_it(tmp_path, can_fet
         await open_picker(chat)
         assert ("a hub id" in chat.screen) is can_fetch
         await chat.press(*"lab/none")
-        await chat.until(lambda: ("Enter brings" if can_fetch else "no model has such a name") in chat.screen)
+        await chat.until(lambda: ("Enter downloads `lab/none`" if can_fetch else "no model `lab/none` in this") in chat.screen)
 
     drive(talk, tmp_path, catalogue=two_models(can_fetch=can_fetch))
+
+
+OFFERED = [
+    ModelRow("qwen3:0.6b", 609 << 20, "int8", 40960, True, "", "Qwen/Qwen3-0.6B", 1_503_300_328),
+    ModelRow("llama3.1:8b", 8 << 30, "int8", 131072, False, "", "meta-llama/Llama-3.1-8B-Instruct", 16_060_556_376, True),
+]
+
+
+def test_an_unknown_name_is_told_and_keeps_the_dialog_open(tmp_path):
+    catalogue = two_models(rows=[*ROWS, *OFFERED])
+
+    async def talk(chat):
+        await open_picker(chat)
+        await chat.press(*"gemma9", "enter")
+        await chat.until(lambda: "no model `gemma9` in this list; type a hub id" in chat.screen)
+        await chat.press("enter", "enter")
+        await chat.pilot.pause()
+        assert isinstance(chat.app.screen, ModelPicker) and catalogue.fetched == []
+        await chat.press(*["backspace"] * 6)
+        await chat.press(*"second", "enter")
+        await chat.until(lambda: chat.session.provider is catalogue.providers["second"])
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+
+def test_the_catalogue_says_what_a_model_takes_and_enter_downloads_it(tmp_path):
+    source = "Qwen/Qwen3-0.6B"
+    gate = threading.Event()
+    steps = [("download", 141_000_000, 257_000_000, 6.0, 125.0, 24e6), gate, ("layers", 3, 30, 20.0, 65.0), gate]
+    catalogue = two_models(rows=[*ROWS, *OFFERED], fetches={source: steps})
+
+    async def talk(chat):
+        await open_picker(chat)
+        lines = chat.screen.splitlines()
+        at = {name: number for number, line in enumerate(lines) for name in ("broken", "qwen3:0.6b", "llama3.1:8b") if name in line}
+        assert at["broken"] < at["qwen3:0.6b"] < at["llama3.1:8b"]
+        assert all(word in lines[at["qwen3:0.6b"]] for word in ("609 MiB", "int8", "40k", "fits", "download 1.5 GB"))
+        assert all(word in lines[at["llama3.1:8b"]] for word in ("8.0 GiB", "too large", "16.1 GB, gated"))
+        await chat.press(*"llama")
+        await chat.until(lambda: "accept its terms" in chat.screen and "too large for the memory" in chat.screen)
+        await chat.press(*["backspace"] * 5)
+        await chat.press(*"qwen3")
+        await chat.until(lambda: f"Enter downloads {source} (1.5 GB, about" in chat.screen and "fits in your memory" in chat.screen)
+        await chat.press("enter")
+        await chat.until(lambda: f"{source}: download 141 of 257 MB, 24 MB/s, 2:0" in chat.screen)
+        gate.set()
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        await chat.press("escape")
+
+    drive(talk, tmp_path, catalogue=catalogue, size=(120, 40))
+
+
+def test_the_beginning_of_a_hub_id_means_no_other_model(tmp_path):
+    catalogue = two_models(rows=[*ROWS, *OFFERED], fetches={"Qwen/Qwen3": []})
+
+    async def talk(chat):
+        await open_picker(chat)
+        await chat.press(*"Qwen/Qwen3")
+        await chat.until(lambda: "Enter downloads `Qwen/Qwen3`" in chat.screen)
+        await chat.press("enter")
+        await chat.until(lambda: [fetch.name for fetch in catalogue.fetched] == ["Qwen3"])
+
+    drive(talk, tmp_path, catalogue=catalogue)
 
 
 @pytest.mark.parametrize("command", ["/model second", "/set context 9"])
@@ -309,9 +372,9 @@ def test_a_hub_id_is_brought_here_with_its_progress_and_chatted_with(tmp_path):
     async def talk(chat):
         await open_picker(chat)
         await chat.press(*"org/new")
-        await chat.until(lambda: "Enter brings `org/new` here" in chat.screen)
+        await chat.until(lambda: "Enter downloads `org/new`" in chat.screen)
         await chat.press("enter")
-        await chat.until(lambda: "org/new: downloading  25%" in chat.screen)
+        await chat.until(lambda: "org/new: downloading 1 of 4" in chat.screen)
         await chat.send("/pull org/new")
         await chat.until(lambda: chat.told("is on its way"))
         gate.set()

@@ -36,6 +36,8 @@ class InstalledModel:
     context: int = 0
     precision: str = ""
     """The schemes of its linears, such as `int8` or `int8+float16`, the one with most linears first."""
+    repository: str = ""
+    """The hub id that it was imported from, if it was."""
     problem: str | None = None
 
     def fits(self, free: int | None = None) -> bool:
@@ -70,15 +72,21 @@ def is_made_from(place: Place, bundle: Path, *, may_be_older: bool = False) -> b
 
 
 def _is_from(place: Place, source: Mapping[str, Any]) -> bool:
-    path = str(source.get("path"))
     if place.folder is not None:
-        return source.get("kind") == "folder" and path == str(place.folder)
-    repository, _, commit = path.partition("@")
-    if source.get("kind") == "folder":  # somebody imported what lies in the Hugging Face cache
-        parts = Path(path).parts
-        named = next((part for part in parts if part.startswith("models--")), "")
-        repository, commit = named.removeprefix("models--").replace("--", "/"), parts[-1]
+        return source.get("kind") == "folder" and source.get("path") == str(place.folder)
+    repository, commit = _repository(source)
     return repository.casefold() == place.repository.casefold() and place.revision in (None, commit)
+
+
+def _repository(source: Mapping[str, Any]) -> tuple[str, str]:
+    """Hub id and commit that a bundle's ``source`` names; the first is empty where it was not on the hub."""
+    path = str(source.get("path"))
+    if source.get("kind") == "hub":
+        repository, _, commit = path.partition("@")
+        return repository, commit
+    parts = Path(path).parts
+    cached = next((part for part in parts if part.startswith("models--")), "")  # somebody imported from the Hugging Face cache
+    return cached.removeprefix("models--").replace("--", "/"), parts[-1] if parts else ""
 
 
 def _is_renewed(place: Place, bundle: Path) -> bool:
@@ -114,4 +122,5 @@ def _known(name: str, bundle: Bundle) -> InstalledModel:
         default_kv_bytes(config),
         config.context,
         sizes(bundle).precision,
+        _repository(bundle.manifest["source"])[0],
     )

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edge_llm.progress import StageProgress
+from edge_llm.progress import StageProgress, Step
 from edge_llm.talk.pieces import Said, Thought
 
 if TYPE_CHECKING:
@@ -144,13 +144,19 @@ class ModelRow:
     """Whether its weights fit in the memory that is free now."""
     problem: str = ""
     """Why it cannot be opened."""
+    source: str = ""
+    """Of a model that is not here: the hub id that brings it."""
+    download: int = 0
+    """Bytes that come then, about."""
+    gated: bool = False
+    """Its terms must be accepted on its page before."""
 
 
 class Fetch(Protocol):
     """A model on its way to this machine, in a process of its own."""
 
-    def __iter__(self) -> Iterator[tuple[str, int, int]]:
-        """How far it is: (stage, done, total).  Ends when the model is there; raises an `EdgeLLMError`."""
+    def __iter__(self) -> Iterator[Step]:
+        """How far it is.  Ends when the model is there; raises an `EdgeLLMError`."""
         ...
 
     @property
@@ -167,7 +173,7 @@ class Catalogue(Protocol):
     """The models that can be chatted with.  Every method may block and is called in a thread; all raise `EdgeLLMError`."""
 
     def rows(self) -> Sequence[ModelRow]:
-        """The models to choose from."""
+        """The models to choose from, then those that could be brought here."""
         ...
 
     @property
@@ -184,5 +190,5 @@ class Catalogue(Protocol):
         ...
 
     def fetch(self, source: str) -> Fetch:
-        """Bring the model ``source`` (a hub id or a folder) here; `UsageError` where nothing can be fetched."""
+        """Bring the model ``source`` (as `edge-llm import` takes it) here; `UsageError` where nothing can be fetched."""
         ...

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from edge_llm.errors import EdgeLLMError, Unavailable, UsageError
+from edge_llm.progress import Step
 
 GRACE_SECONDS = 5.0
 """What the process has to tidy up when it is stopped."""
@@ -39,7 +40,7 @@ main()
 
 
 def fetch(source: str) -> ImportProcess:
-    """Import ``source``, a hub id or a folder; begins with the iteration."""
+    """Import ``source``, as `edge-llm import` takes it; begins with the iteration."""
     if not source.strip():
         raise UsageError("name what to fetch: a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or a folder", param="source")
     return ImportProcess(source.strip())
@@ -59,13 +60,13 @@ class ImportProcess:
     def name(self) -> str:
         return self._name
 
-    def __iter__(self) -> Iterator[tuple[str, int, int]]:
+    def __iter__(self) -> Iterator[Step]:
         process = self._start()
         assert process.stderr is not None and process.stdout is not None
         said: deque[str] = deque(maxlen=5)
         try:
             for line in _lines(process.stderr):
-                step = _progress(line)
+                step = Step.from_json(line)
                 if step is None:
                     said.append(line)
                 else:
@@ -140,14 +141,3 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 def _lines(pipe: IO[bytes]) -> Iterator[str]:
     while line := pipe.readline(_MOST_LINE):
         yield line.decode("utf-8", "replace").strip()
-
-
-def _progress(line: str) -> tuple[str, int, int] | None:
-    """What a line of progress says; None for any other line."""
-    if not line.startswith("{"):
-        return None
-    try:
-        step = json.loads(line)
-        return str(step["stage"]), int(step["done"]), int(step["total"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None

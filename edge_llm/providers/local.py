@@ -12,24 +12,27 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edge_llm.config import RuntimeConfig
+from edge_llm.config import INT8, RuntimeConfig
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.engine.cores import free_memory, give_memory_back
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.inside import Inside, look
-from edge_llm.engine.library import InstalledModel, installed_models
+from edge_llm.engine.library import InstalledModel, default_kv_bytes, fits, installed_models
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Delta, Finish, Request
 from edge_llm.engine.service import BatchingService
-from edge_llm.errors import Unavailable, UsageError
+from edge_llm.errors import ModelNotFound, Unavailable, UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.formats.sizes import int8_bytes
+from edge_llm.models import describe
 from edge_llm.paths import find_bundle
-from edge_llm.progress import StageProgress
+from edge_llm.progress import StageProgress, byte_count
 from edge_llm.providers.base import Ask, Ended, Facts, Fetch, Figures, ModelRow, Piece, Provider, Reply, Wanted
 from edge_llm.providers.batches import Bell, in_batches, joined, readable
 from edge_llm.providers.fetch import fetch
 from edge_llm.providers.settings import changed, differences
+from edge_llm.sources.known import KnownModel, find_known, known_models
 from edge_llm.talk.conversation import NO_TEMPLATE, conversation_request, conversation_text, plain_messages
 from edge_llm.talk.outcome import AnswerReader, AnswerSyntax
 from edge_llm.talk.pieces import Said, Thought
@@ -47,10 +50,20 @@ class LocalCatalogue:
 
     def rows(self) -> Sequence[ModelRow]:
         free = free_memory()
-        return [_row(model, free) for model in installed_models()]
+        here = installed_models()
+        taken = {model.repository.casefold() for model in here}
+        offered = [_offer(model, free) for model in known_models() if model.repository.casefold() not in taken]
+        return [*(_row(model, free) for model in here), *offered]
 
     def check(self, model: str) -> None:
-        find_bundle(model)
+        try:
+            find_bundle(model)
+        except (ModelNotFound, UsageError):
+            if (known := find_known(model)) is None:
+                raise
+            raise ModelNotFound(
+                f"`{model}` is not here yet: `/pull {model}` downloads {known.repository} ({byte_count(known.download)})"
+            ) from None
 
     def open(self, wanted: Wanted, progress: StageProgress) -> Provider:
         runtime = changed(self._runtime, wanted.runtime)
@@ -66,6 +79,15 @@ def _row(model: InstalledModel, free: int) -> ModelRow:
     if model.problem is not None:
         return ModelRow(model.name, problem=model.problem)
     return ModelRow(model.name, model.weights_bytes, model.precision, model.context, model.fits(free))
+
+
+def _offer(model: KnownModel, free: int) -> ModelRow:
+    """A model of the shipped table, as it would be once it is here."""
+    size = int8_bytes(describe(model.config))
+    fitting = fits(size, default_kv_bytes(model.config), free)
+    return ModelRow(
+        model.name, size, INT8, model.config.context, fitting, "", model.repository, model.download, model.gated
+    )
 
 
 class LocalProvider:

@@ -129,8 +129,11 @@ def _page(text: str) -> tuple[str, str | None] | None:
     bare = text.strip()
     if "://" not in bare and not bare.lower().removeprefix("www.").startswith(tuple(f"{host}/" for host in _HOSTS)):
         return None
-    address = urlsplit(bare if "://" in bare else f"https://{bare}")
-    host = (address.hostname or "").removeprefix("www.")
+    try:
+        address = urlsplit(bare if "://" in bare else f"https://{bare}")
+        host = (address.hostname or "").removeprefix("www.")
+    except ValueError:
+        raise UsageError(f"`{shown(text)}` is no address; give a hub id or a folder", param="source") from None
     if address.scheme not in ("http", "https") or (host not in _HOSTS and host != _own_host()):
         raise UsageError(
             f"`{shown(text)}` is no page of {_HOSTS[0]}, or of the mirror that HF_ENDPOINT names; give a hub id such as "

@@ -27,9 +27,9 @@ def activity(session: Session, estimate: Estimate) -> str:
     if session.busy:
         return "waiting"
     if (fetching := session.fetching) is not None:
-        stage, done, total = fetching.progress
-        text = estimate.text(stage, done, total)
-        return f"{fetching.source}: {text}" + (f"  {bar(done / total, 12)}" if total else "") + "  Esc stops"
+        step = fetching.step
+        drawn = f"  {bar(step.share, 12)}" if step.total else ""
+        return f"{fetching.source}: {step if step.total else step.stage}{drawn}  Esc stops"
     return ""
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from edge_llm.errors import EdgeLLMError
+from edge_llm.progress import Step
 from edge_llm.providers.base import Catalogue, Fetch
 from edge_llm.tui.threads import in_thread
 
@@ -14,8 +16,7 @@ class Fetching:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.progress: tuple[str, int, int] = ("waiting", 0, 0)
-        """(stage, done, total)."""
+        self._step, self._told = Step("waiting"), time.monotonic()
         self._fetch: Fetch | None = None
         self._cancelled = False
 
@@ -28,6 +29,11 @@ class Fetching:
                 return None
             raise
 
+    @property
+    def step(self) -> Step:
+        """How far it is; the clock runs on between what is told."""
+        return self._step.after(time.monotonic() - self._told)
+
     def cancel(self) -> None:
         """Stop it; what has come stays for the next try."""
         self._cancelled = True
@@ -38,6 +44,6 @@ class Fetching:
         self._fetch = catalogue().fetch(self.source)
         if self._cancelled:
             self._fetch.cancel()
-        for progress in self._fetch:
-            self.progress = progress
+        for step in self._fetch:
+            self._step, self._told = step, time.monotonic()
         return None if self._cancelled else self._fetch.name

@@ -29,7 +29,7 @@ class ModelActions:
         name: str | None = argument
         if not argument:
             rows = await in_thread(lambda: session.catalogue().rows())
-            self._app.session.model_names = [row.name for row in rows]
+            self._app.session.model_names = [row.name for row in rows if not row.source]
             loaded = session.provider.facts.name if session.provider else None
             name = await self._app.push_screen_wait(ModelPicker(rows, loaded, can_fetch=session.catalogue().can_fetch))
         if name and name.startswith("pull "):

@@ -1,0 +1,163 @@
+"""What a person calls a model: short names of the shipped table, pages of the hub, files of a folder, adapters, GGUF files."""
+
+import json
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_llm.errors import EdgeLLMError, ModelNotFound, UnsupportedModel, UsageError
+from edge_llm.models import describe, families
+from edge_llm.paths import find_bundle, safe_name
+from edge_llm.sources.hub import is_repository
+from edge_llm.sources.hugging_face import default_name
+from edge_llm.sources.known import find_known, known_models, names_like
+from edge_llm.sources.place import named_place, place_of
+
+PUBLISHED = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+    "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
+    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "mistralai/Mistral-7B-Instruct-v0.3": 7_248_023_552,
+}
+"""Parameters, as their authors count them (with biases)."""
+
+
+def test_twenty_models_and_no_name_twice():
+    names = [name for model in known_models() for name in model.names]
+    assert len(known_models()) == 20
+    assert len({name.casefold().replace(":", "-") for name in names}) == len(names)
+    assert len({model.repository for model in known_models()}) == 20
+
+
+@pytest.mark.parametrize("model", known_models(), ids=lambda model: model.name)
+def test_a_shipped_model_runs_here_and_its_sizes_are_right(model):
+    assert model.config.family in families() and is_repository(model.repository)
+    parameters = describe(model.config).parameters
+    said = model.name.partition(":")[2]
+    assert parameters == pytest.approx(float(said[:-1]) * {"m": 1e6, "b": 1e9}[said[-1]], rel=0.25)
+    head = model.config.vocab_size * model.config.hidden_size  # some publish a tied one twice
+    assert any(model.download == pytest.approx(2 * count, rel=0.01) for count in (parameters, parameters + head))
+    assert parameters == pytest.approx(PUBLISHED.get(model.repository, parameters), rel=1e-3)
+    assert model.gated == model.repository.startswith(("meta-llama/", "mistralai/"))
+    for name in model.names:
+        assert find_known(name) is find_known(f"{name}:latest".replace("b:latest", "b")) is model
+    assert find_known(model.repository.upper()) is find_known(model.repository.partition("/")[2]) is model
+    assert default_name(model.name) == default_name(model.repository) == safe_name(model.repository.partition("/")[2])
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("qwen3:14b", ["qwen3:0.6b", "qwen3:1.7b", "qwen3:4b", "qwen3:8b"]),
+        ("qwen", ["qwen3", "qwen2.5", "qwen2.5-coder"]),
+        ("tinylama", ["tinyllama"]),
+        ("mistrall", ["mistral"]),
+        ("zzz", []),
+        ("", []),
+    ],
+)
+def test_names_that_are_nearly_right_are_told(word, meant):
+    assert names_like(word) == meant
+
+
+PAGES = {
+    "https://huggingface.co/Qwen/Qwen2.5-0.5B-Instruct": ("Qwen/Qwen2.5-0.5B-Instruct", None),
+    "http://www.huggingface.co/org/x/": ("org/x", None),
+    "https://hf.co/org/x?library=transformers": ("org/x", None),
+    "huggingface.co/org/x/tree/main": ("org/x", None),
+    "hf.co/org/x:latest": ("org/x", None),
+    "https://huggingface.co/org/x/tree/v1.0/": ("org/x", "v1.0"),
+    "https://huggingface.co/org/x/tree/refs%2Fpr%2F3": ("org/x", "refs/pr/3"),
+    "https://huggingface.co/org/x/blob/main/config.json#L3": ("org/x", None),
+    "https://huggingface.co/org/x/resolve/main/model.safetensors?download=true": ("org/x", None),
+    "https://huggingface.co/org/x/discussions/7": ("org/x", None),
+    "  https://huggingface.co/org/x\n": ("org/x", None),
+}
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_the_page_of_a_model_names_it(address):
+    place = place_of(address)
+    assert (place.repository, place.revision) == PAGES[address] and place.folder is None
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://huggingface.co/datasets/org/x", "https://huggingface.co/spaces/org/x", "https://huggingface.co/org",
+        "https://huggingface.co/", "https://example.com/org/x", "ftp://huggingface.co/org/x", "hf.co/a/b--c", "https://[",
+    ],
+)  # fmt: skip
+def test_the_page_of_something_else_is_refused_in_a_line(address):
+    with pytest.raises(EdgeLLMError) as refused:
+        place_of(address)
+    assert "\n" not in str(refused.value) and isinstance(refused.value, UsageError)
+
+
+def test_a_page_of_the_mirror_is_one_of_the_hub(monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "https://mirror.example:8443")
+    assert place_of("https://mirror.example:8443/org/x/tree/main").repository == "org/x"
+
+
+@given(st.text(string.printable, max_size=60))
+def test_whatever_is_typed_is_a_place_or_one_of_our_errors(text):
+    try:
+        place = named_place(text)
+    except EdgeLLMError as error:
+        assert "\n" not in str(error)
+        return
+    assert place is None or (is_repository(place.repository) or "--" in text or ".." in text)
+
+
+@given(
+    st.from_regex(r"org[A-Za-z0-9]{1,9}/[A-Za-z0-9][A-Za-z0-9_]{0,9}\.?[A-Za-z0-9]", fullmatch=True),
+    st.sampled_from(["", "/", "/tree/main", "?a=b", "#x", "/blob/main/config.json"]),
+)
+def test_the_address_of_any_hub_id_leads_back_to_it(repository, behind):
+    assert named_place(f"https://huggingface.co/{repository}{behind}").repository == repository
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_file_of_a_model_stands_for_its_folder(tiny_model, file):
+    folder = tiny_model()
+    assert place_of(str(folder / file)).folder == folder == place_of(folder).folder
+    assert default_name(folder / file) == default_name(folder)
+
+
+def test_a_shard_stands_for_all_of_them(tiny_model):
+    folder = tiny_model(shards=2)
+    assert place_of(next(folder.glob("model-00001-of-*.safetensors"))).folder == folder
+
+
+@pytest.mark.parametrize("base", ["HuggingFaceTB/SmolLM2-135M-Instruct", None, 7])
+def test_an_adapter_is_told_with_the_model_that_it_is_for(tmp_path, base):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base} if base else {}))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    for source in (tmp_path, tmp_path / "adapter_model.safetensors"):
+        with pytest.raises(UnsupportedModel, match="adapters are not supported yet: import") as refused:
+            place_of(str(source))
+        assert (f"is an adapter (LoRA) of `{base}`" in str(refused.value)) is isinstance(base, str)
+
+
+def test_a_gguf_file_is_refused_in_the_same_words_wherever_it_is_named(tmp_path):
+    path = tmp_path / "x.GGUF"
+    path.write_bytes(b"GGUF")
+    said = set()
+    for find in (place_of, find_bundle):
+        with pytest.raises(UnsupportedModel, match="is a GGUF file; .* import the Hugging Face folder") as refused:
+            find(str(path))
+        said.add(str(refused.value))
+    assert len(said) == 1
+    with pytest.raises(UnsupportedModel, match="is a GGUF file"):
+        place_of("https://huggingface.co/org/x/blob/main/x-Q4_K_M.gguf")
+    with pytest.raises(ModelNotFound, match="no file"):
+        place_of(str(tmp_path / "none.gguf"))
