@@ -30,8 +30,10 @@ IMPORT_SECONDS = {
 }
 """By what is done with weights: seconds of one core per gigabyte of the source, stage by stage (measured: SmolLM2-135M,
 Qwen2.5-0.5B, Zen 4)."""
-SURE_AFTER = 0.05
-"""Share of the expected time of an import after which what was measured counts as much as what was expected."""
+START_SECONDS = 0.5
+"""Of every stage, however small the model."""
+SURE_AFTER = 0.2
+"""Share of the expected time of an import after which only what was measured counts."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class Step:
         """The stage, and what is known at its beginning."""
         if self.stage == DOWNLOAD:
             return str(self)
-        return self.stage if self.seconds_left_in_all is None else f"{self.stage}, {clock_time(self.seconds_left_in_all)} left in all"
+        in_all = self.seconds_left_in_all
+        return self.stage if in_all is None else f"{self.stage}, {clock_time(in_all)} left in all"
 
     @property
     def so_far(self) -> str:
@@ -176,7 +179,7 @@ class Journey:
         at = stages.index(step.stage)
         whole = self._expected[step.stage]
         foreseen = self._foreseen + whole * max(0.0, step.share - self._first)
-        doubt = SURE_AFTER * sum(self._expected.values())
+        doubt = max(0.0, SURE_AFTER * sum(self._expected.values()) - foreseen) / 4
         factor = (self._spent + (now - self._begun if step.share > self._first else 0.0) + doubt) / (foreseen + doubt)
         here = whole * (1 - step.share) * factor
         if step.seconds_left is not None:  # the further the stage is, the more its own pace says
@@ -204,7 +207,7 @@ def import_seconds(source_bytes: int, kind: str = "int8", cores: int | None = No
     """The stages of an import of weights of so many bytes (two each), and the seconds that each may take on ``cores``
     (default: those of this process)."""
     scale = source_bytes / 1e9 / min(16, cores or len(os.sched_getaffinity(0)))
-    return {stage: seconds * scale for stage, seconds in IMPORT_SECONDS[kind].items()}
+    return {stage: START_SECONDS + seconds * scale for stage, seconds in IMPORT_SECONDS[kind].items()}
 
 
 def whole_seconds(download_bytes: int, source_bytes: int) -> float:
@@ -215,15 +218,15 @@ def whole_seconds(download_bytes: int, source_bytes: int) -> float:
 def byte_count(count: float) -> str:
     """`80 B`, `257 MB`, `1.5 GB`: as the hub counts."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if round(count) >= size:
+        if count >= 0.9995 * size:
             return f"{count / size:.1f} {unit}" if unit == "GB" or count < 10 * size else f"{count / size:.0f} {unit}"
     return f"{count:.0f} B"
 
 
 def _amount(part: float, whole: float) -> str:
     """``part`` in the unit that ``whole`` is told in: `141` of `257 MB`."""
-    size = next((size for size in (1e9, 1e6, 1e3) if round(whole) >= size), 1.0)
-    return f"{part / size:.1f}" if size == 1e9 or size > 1 and whole < 10 * size else f"{part / size:.0f}"
+    size = next((size for size in (1e9, 1e6, 1e3) if whole >= 0.9995 * size), 1.0)
+    return f"{part / size:.1f}" if size == 1e9 or (size > 1 and whole < 10 * size) else f"{part / size:.0f}"
 
 
 def clock_time(seconds: float) -> str:

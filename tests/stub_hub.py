@@ -99,7 +99,8 @@ def handler(stub: Stub) -> type[BaseHTTPRequestHandler]:
 
         def file(self, name: str) -> None:
             data = stub.files[name]
-            headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+            digest = hashlib.sha256(data) if name in stub.large else hashlib.sha1(data)
+            headers = {"ETag": f'"{digest.hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
             if stub.redirect and name in stub.large:
                 target = f"{stub.redirect}/{name}"
                 self.reply(302, b"", headers | {"Location": target, "X-Linked-Size": str(len(data)), "X-Linked-ETag": '"a"'})

@@ -16,9 +16,9 @@ from real_terminal import Terminal
 
 from edge_llm.cli import piped
 from edge_llm.cli.main import run
-from edge_llm.cli.terminal import LINES_PER_SECOND, _progress_lines, _say_stages, _so_far
+from edge_llm.cli.terminal import LINES_PER_SECOND, _progress_lines, _say_stages
 from edge_llm.paths import builtin_bundle, models_folder
-from edge_llm.progress import Pace
+from edge_llm.progress import Journey, Pace, Step
 
 WRITING = (
     "chat builtin -n 2", "--help", "--version", "serve --help", "list", "list --json", "show builtin", "doctor",
@@ -223,7 +223,7 @@ def test_a_note_stands_whole_above_a_bar_and_on_lines_of_its_own() -> None:
 
 def test_a_log_is_told_how_far_a_long_stage_is(capsys: pytest.CaptureFixture[str]) -> None:
     times = iter([0.0, 1.0, 31.0, 32.0, 90.0, 91.0, 200.0])
-    say = _say_stages(lambda: next(times))
+    say = _say_stages(Journey(), lambda: next(times))
     for done in (0, 1, 2, 3):
         say("layers", done, 8)
     say("output", 0, 1)
@@ -241,12 +241,14 @@ def test_a_log_is_told_how_far_a_long_stage_is(capsys: pytest.CaptureFixture[str
         ("layers", 3, 24, 59.6, "3 of 24, 1:00 left"),
         ("layers", 3, 24, 7322.0, "3 of 24, 2:02:02 left"),
         ("layers", 24, 24, 0.0, "24 of 24"),
-        ("download", 5, 1000, 3.0, "0%, 0:03 left"),
+        ("load", 5, 1000, 3.0, "0%, 0:03 left"),
+        ("download", 141_300_000, 257_000_000, 6.0, "141 of 257 MB, 0:06 left"),
+        ("download", 1_000_000, 1_503_300_328, None, "0.0 of 1.5 GB"),
         ("digest", 0, 0, None, "100%"),
     ],
 )
 def test_how_far_a_stage_is_and_how_long_it_takes(stage: str, done: int, total: int, left: float | None, said: str) -> None:
-    assert _so_far(stage, done, total, left) == said
+    assert Step(stage, done, total, left).so_far == said
 
 
 def test_time_is_told_from_where_a_stage_began() -> None:
@@ -260,11 +262,11 @@ def test_time_is_told_from_where_a_stage_began() -> None:
 def test_a_program_is_told_the_first_the_last_and_not_too_much(capsys: pytest.CaptureFixture[str]) -> None:
     step = 1 / LINES_PER_SECOND
     times = iter([0.0, 0.1 * step, 1.2 * step, 1.3 * step, 1.4 * step])
-    say = _progress_lines(lambda: next(times))
+    say = _progress_lines(Journey(), lambda: next(times))
     for done in (0, 1, 2, 3, 4):
         say("download", done, 4)
     rows = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    left = [row.pop("seconds_left", None) for row in rows]
+    left, _ = ([row.pop(name, None) for row in rows] for name in ("seconds_left", "bytes_per_second"))
     assert rows == [{"stage": "download", "done": done, "total": 4} for done in (0, 2, 4)]
     assert left == [None, 0.1, 0.0]
 
@@ -278,5 +280,6 @@ def test_a_program_follows_an_import(tiny_model: Any, edge_llm_home: Path) -> No
     assert lines[-1] == "ready: chat with `edge-llm chat mine`"
     assert {"digest", "layers"} <= {row["stage"] for row in rows}
     last = {row["stage"]: row for row in rows}
-    assert all(set(row) - {"seconds_left"} == {"stage", "done", "total"} and row["done"] <= row["total"] for row in rows)
+    times = {"seconds_left", "seconds_left_in_all"}
+    assert all(set(row) - times == {"stage", "done", "total"} and row["done"] <= row["total"] for row in rows)
     assert last["layers"]["done"] == last["layers"]["total"]

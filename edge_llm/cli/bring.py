@@ -23,7 +23,7 @@ from edge_llm.sources.place import Place, is_there, named_place, place_of
 
 
 def bring(model: str, missing: EdgeLLMError, *, yes: bool) -> str:
-    """The name of the model that ``model`` names, brought here if need be; ``missing`` says that no model here is called so."""
+    """The name here of what ``model`` names, brought here if need be; ``missing`` says that nothing here is called so."""
     place = _place(model, missing)
     name = default_name(str(place))
     folder = bundle_path(name)
@@ -68,7 +68,8 @@ def _with_names(model: str, missing: EdgeLLMError) -> EdgeLLMError:
         return missing
     what = "did you mean" if len(names) == 1 else "which of these do you mean:"
     return ModelNotFound(
-        f"no model `{shown(model)}`; {what} {_listed(names)}? `edge-llm list` shows what is here, `edge-llm import SOURCE` adds one"
+        f"no model `{shown(model)}`; {what} {_listed(names)}? `edge-llm list` shows what is here, `edge-llm import SOURCE` "
+        "adds one"
     )
 
 
@@ -97,9 +98,9 @@ def _agree(model: str, place: Place, *, yes: bool, renews: bool) -> None:
 def _question(model: str, place: Place, renews: bool) -> str:
     """`qwen3 is Qwen/Qwen3-0.6B, 1.5 GB, about 2 min: download`."""
     if place.folder is not None:
-        size = sum(path.stat().st_size for path in place.folder.glob("*.safetensors"))
+        held = sum(path.stat().st_size for path in place.folder.glob("*.safetensors"))
         why = "has changed since it was imported" if renews else "is not imported yet"
-        said = f"{shown(model)} {why}, {byte_count(size)}, about {rough_time(whole_seconds(0, size))}: import"
+        said = f"{shown(model)} {why}, {byte_count(held)}, about {rough_time(whole_seconds(0, held))}: import"
         return f"{said} again" if renews else said
     if place.known is not None and place.known.gated:
         note(

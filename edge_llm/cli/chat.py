@@ -46,7 +46,14 @@ FULL_LOOKS = 200
 @click.option("--plain", is_flag=True, help="Line by line, without a full screen; so it is in a pipe.")
 @click.pass_context
 def chat_command(
-    ctx: click.Context, model: str | None, yes: bool, system: str | None, url: str | None, new: bool, plain: bool, **options: Any
+    ctx: click.Context,
+    model: str | None,
+    yes: bool,
+    system: str | None,
+    url: str | None,
+    new: bool,
+    plain: bool,
+    **options: Any,
 ) -> None:
     """Chat with MODEL (default: the built-in model).
 

@@ -87,7 +87,7 @@ def progress_bar(journey: Journey | None = None) -> Iterator[StageProgress]:
 
         def draw(stage: str, done: int, total: int) -> None:
             now = time.monotonic()
-            fields = {"step": journey.told(stage, done, total, now), "told": now}
+            fields: Any = {"step": journey.told(stage, done, total, now), "told": now}
             for other, task in tasks.items():
                 if other != stage:
                     bar.update(task, step=bar.tasks[task].fields["step"].over())  # type: ignore[arg-type]
@@ -121,8 +121,8 @@ progress_option = click.option(
     type=click.Choice(["auto", "json"]),
     default="auto",
     show_default=True,
-    help='auto: for a person.  json: lines {"stage", "done", "total"} on stderr, with "seconds_left", "seconds_left_in_all" and '
-    '"bytes_per_second" once they are known, for a program; its other lines are notes.',
+    help='auto: for a person.  json: lines {"stage", "done", "total"} on stderr, with "seconds_left", "seconds_left_in_all" '
+    'and "bytes_per_second" once they are known, for a program; its other lines are notes.',
 )
 
 

@@ -212,7 +212,8 @@ def adapter_refusal(adapter: str, base: object) -> UnsupportedModel:
     """The error for ``adapter``, which changes the model ``base`` where that is known."""
     if isinstance(base, str) and base:
         return UnsupportedModel(
-            f"`{shown(adapter)}` is an adapter (LoRA) of `{shown(base)}`; adapters are not supported yet: import `{shown(base)}`"
+            f"`{shown(adapter)}` is an adapter (LoRA) of `{shown(base)}`; adapters are not supported yet: import "
+            f"`{shown(base)}` itself"
         )
     return UnsupportedModel(
         f"`{shown(adapter)}` is an adapter (LoRA), not a whole model; adapters are not supported yet: import the model that "

@@ -61,7 +61,7 @@ def find_known(word: str) -> KnownModel | None:
 
 
 def names_like(word: str) -> list[str]:
-    """Short names that ``word`` may have meant, the likeliest first: of its family, that begin so, or that are spelled nearly so."""
+    """Short names that ``word`` may have meant: of its family, those that begin so, or one that is spelled nearly so."""
     wanted = word.casefold()
     names = [name for model in known_models() for name in model.names]
     family = wanted.partition(":")[0]
