@@ -24,7 +24,7 @@ RATE_SECONDS = 10.0
 """The time over which the rate of a download is taken."""
 IMPORT_SECONDS = {
     "int8": {"digest": 1.0, "calibration": 45.0, "layers": 160.0, "output": 10.0},
-    "fast": {"digest": 1.0, "calibration": 45.0, "layers": 35.0, "output": 10.0},
+    "fast": {"digest": 1.0, "calibration": 45.0, "layers": 25.0, "output": 6.0},
     "w4": {"digest": 1.0, "calibration": 50.0, "layers": 210.0, "output": 10.0},
     "auto": {"digest": 1.0, "calibration": 50.0, "costs of 4 bits": 125.0, "layers": 250.0, "output": 12.0},
 }

@@ -365,7 +365,7 @@ MISTAKES = {
     "no such model": (("run", "nowhere", "hi"), 1, "no model `nowhere`"),
     "no such folder": (("run", "./nowhere", "hi"), 1, "no model `./nowhere`"),
     "a name that is a traversal": (("show", "..%2f"), 2, "cannot be a model name"),
-    "a model folder that is not imported": (("run", "{source}", "hi"), 1, "not imported yet"),
+    "a model folder that is not imported": (("run", "{source}", "hi"), 2, "not imported yet"),
     "negative temperature": (("run", "{bundle}", "hi", "--temperature", "-1"), 2, "temperature must be between 0 and 100"),
     "temperature is no number": (("run", "{bundle}", "hi", "--temperature", "warm"), 2, "'warm' is not a valid float"),
     "not-a-number": (("run", "{bundle}", "hi", "--top-p", "nan"), 2, "'nan' is not a valid float"),

@@ -2,6 +2,7 @@
 
 import json
 import string
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from edge_llm.errors import EdgeLLMError, ModelNotFound, UnsupportedModel, UsageError
 from edge_llm.models import describe, families
 from edge_llm.paths import find_bundle, safe_name
+from edge_llm.progress import byte_count
 from edge_llm.sources.hub import is_repository
 from edge_llm.sources.hugging_face import default_name
 from edge_llm.sources.known import find_known, known_models, names_like
@@ -50,6 +52,17 @@ def test_a_shipped_model_runs_here_and_its_sizes_are_right(model):
         assert find_known(name) is find_known(f"{name}:latest".replace("b:latest", "b")) is model
     assert find_known(model.repository.upper()) is find_known(model.repository.partition("/")[2]) is model
     assert default_name(model.name) == default_name(model.repository) == safe_name(model.repository.partition("/")[2])
+
+
+def test_the_document_lists_the_names_with_their_sizes():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "chat.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    for model in known_models():
+        (row,) = [row for row in rows if f"`{model.name}` {byte_count(model.download)}" in row]
+        assert ("gated" in row) is model.gated and f"| `{model.name.partition(':')[0]}` |" in row
+        if len(model.names) > 1:  # a name without a size
+            family = [one for one in known_models() if one.name.partition(":")[0] == model.names[0]]
+            assert next(one for one in family if describe(one.config).parameters > 4.9e8) is model
 
 
 @pytest.mark.parametrize(

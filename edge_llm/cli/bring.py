@@ -37,8 +37,8 @@ def bring(model: str, missing: EdgeLLMError, *, yes: bool) -> str:
     renews = place.folder is not None and is_made_from(place, folder, may_be_older=True)
     if is_folder(folder) and not renews:
         raise UsageError(
-            f"`{shown(model)}` is not here, and another model is called `{name}` already: `edge-llm import {place} --name NAME` "
-            "gives it a name of its own",
+            f"`{shown(model)}` is not here, and another model is called `{name}` already: `edge-llm import {place} --name "
+            "NAME` gives it a name of its own",
             param="model",
         )
     _agree(model, place, yes=yes, renews=renews)
@@ -82,8 +82,9 @@ def _agree(model: str, place: Place, *, yes: bool, renews: bool) -> None:
     can_ask = has_person() and sys.stderr is not None and sys.stderr.isatty()
     if not yes and not can_ask:
         size = f", about {byte_count(place.known.download)}," if place.known else ""
+        lacks, what = ("imported yet", "import") if place.folder else ("here", "fetch")
         raise UsageError(
-            f"`{shown(model)}`{size} is not here, and nobody can be asked whether to fetch it: run "
+            f"`{shown(model)}`{size} is not {lacks}, and nobody can be asked whether to {what} it: run "
             f"`edge-llm import {place}{_at(place)}` first, or give --yes",
             param="yes",
         )
