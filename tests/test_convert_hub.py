@@ -17,11 +17,10 @@ from stub_hub import COMMIT, Stub, environment, hub_of, serving
 
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.sources.hub import pull
+from edge_llm.sources.hub import PIECE_BYTES, pull
 
 PULL = """
 import sys
-from edge_llm.sources.hub import pull
 from edge_llm.errors import EdgeLLMError
 seen = []
 try:
@@ -154,21 +153,17 @@ def test_damaged_file_is_refused_and_fetched_again(hub: Stub, tmp_path: Path) ->
     assert run_pull(tmp_path, hub.endpoint).code == 0
 
 
-HTTP_CHUNK = 10 * 2**20
-"""What huggingface_hub takes from a connection at once; less than that is lost when a connection breaks."""
-
-
 def test_cut_connection_goes_on_where_it_stopped(hub: Stub, tmp_path: Path) -> None:
-    weights = hub.files["model.safetensors"] = os.urandom(1000) * 11_000
-    hub.cut = HTTP_CHUNK + 100_000
+    weights = hub.files["model.safetensors"] = os.urandom(1000) * 1_500
+    hub.cut = PIECE_BYTES + 100_000
     result = run_pull(tmp_path, hub.endpoint)
     assert (result.folder / "model.safetensors").read_bytes() == weights
     assert any("range" in headers for headers in hub.asked("GET", "model.safetensors"))
 
 
 def test_killed_process_goes_on_where_it_stopped(hub: Stub, tmp_path: Path) -> None:
-    weights = hub.files["model.safetensors"] = os.urandom(1000) * 11_000
-    hub.stall = HTTP_CHUNK + 100_000
+    weights = hub.files["model.safetensors"] = os.urandom(1000) * 1_500
+    hub.stall = PIECE_BYTES + 100_000
     process = subprocess.Popen(
         [sys.executable, "-c", PULL, "org/tiny", ""],
         env=environment(tmp_path, hub.endpoint),
@@ -176,7 +171,7 @@ def test_killed_process_goes_on_where_it_stopped(hub: Stub, tmp_path: Path) -> N
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 20
-    while not any(path.stat().st_size >= HTTP_CHUNK for path in tmp_path.rglob("*.incomplete")):
+    while not any(path.stat().st_size >= PIECE_BYTES for path in tmp_path.rglob("*.incomplete")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)

@@ -35,6 +35,8 @@ TEXT_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+PIECE_BYTES = 1 << 20
+"""What is taken from a connection at once: so often progress is told, and less is lost when one breaks."""
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5,6}\.safetensors")
@@ -309,7 +311,8 @@ def _patience() -> int:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Have huggingface_hub show no bars and say nothing, and wait no longer than `_patience` for an answer."""
+    """Have huggingface_hub show no bars and say nothing, take `PIECE_BYTES` at once, and wait for an answer as `_patience` says."""
+    from huggingface_hub import constants
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,
@@ -319,12 +322,14 @@ def _quietly() -> Iterator[None]:
     )
 
     get_session().timeout = _patience()  # some of its requests have none
-    bars, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    bars, verbosity, piece = not are_progress_bars_disabled(), logging.get_verbosity(), constants.DOWNLOAD_CHUNK_SIZE
     disable_progress_bars()
     logging.set_verbosity_error()
+    constants.DOWNLOAD_CHUNK_SIZE = PIECE_BYTES
     try:
         yield
     finally:
+        constants.DOWNLOAD_CHUNK_SIZE = piece
         logging.set_verbosity(verbosity)
         if bars:
             enable_progress_bars()
