@@ -21,6 +21,7 @@ from edge_llm.sources.hub import PIECE_BYTES, pull
 
 PULL = """
 import sys
+from edge_llm.sources.hub import pull
 from edge_llm.errors import EdgeLLMError
 seen = []
 try:

@@ -311,7 +311,7 @@ def _patience() -> int:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Have huggingface_hub show no bars and say nothing, take `PIECE_BYTES` at once, and wait for an answer as `_patience` says."""
+    """Have huggingface_hub show no bars, say nothing, take `PIECE_BYTES` at once, and wait no longer than `_patience`."""
     from huggingface_hub import constants
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
