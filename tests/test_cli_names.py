@@ -130,6 +130,25 @@ def test_the_chat_opens_with_the_model_that_came(hub, tmp_path):
         assert terminal.wait_end() == 0
 
 
+def test_serve_brings_it_and_serves(hub, tmp_path):
+    process = subprocess.Popen(
+        [*EDGE_LLM, "serve", "qwen3", "--yes", "--port", "0"], env=around(tmp_path, hub.endpoint),
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "/v1" in line:
+                break
+        assert "`Qwen3-0.6B` at http://127.0.0.1:" in said[-1], said
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_ctrl_c_keeps_what_came_and_the_same_command_goes_on(tiny_model, tmp_path):
     with serving(hub_of(tiny_model("qwen3", **LARGE), QWEN3, pace=0.05)) as stub:
         process = subprocess.Popen(

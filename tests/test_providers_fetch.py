@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+from stub_hub import environment, hub_of, serving
 
 from edge_llm.config import RuntimeConfig
-from edge_llm.errors import EdgeLLMError, Unavailable, UsageError
+from edge_llm.errors import EdgeLLMError, ModelNotFound, Unavailable, UsageError
 from edge_llm.paths import models_folder
 from edge_llm.providers.fetch import fetch
 from edge_llm.providers.local import LocalCatalogue
+from edge_llm.sources.known import known_models
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGE = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 24}
@@ -57,6 +59,42 @@ def test_a_model_arrives(tiny_model):
     assert all(0 <= step.done <= step.total for step in steps)
     assert any(step.seconds_left_in_all is not None for step in steps)
     assert fetching.name in [row.name for row in LocalCatalogue(RuntimeConfig()).rows()]
+
+
+def test_a_download_tells_its_bytes_its_rate_and_what_is_left_in_all(tiny_model, tmp_path, monkeypatch):
+    with serving(hub_of(tiny_model("qwen3", **LARGE), "Qwen/Qwen3-0.6B", pace=0.02)) as hub:
+        for name, value in environment(tmp_path, hub.endpoint, HF_HUB_OFFLINE="0").items():
+            monkeypatch.setenv(name, value)
+        fetching = LocalCatalogue(RuntimeConfig()).fetch("qwen3")
+        steps = list(fetching)
+    assert fetching.name == "Qwen3-0.6B"
+    size = sum(len(data) for data in hub.files.values())
+    coming = [step for step in steps if step.stage == "download"]
+    assert coming[-1].done == coming[-1].total == size and any(step.per_second for step in coming)
+    assert all(step.seconds_left_in_all is not None for step in steps)
+    rows = LocalCatalogue(RuntimeConfig()).rows()
+    assert [row.name for row in rows if "qwen3" in row.name.lower()] == ["Qwen3-0.6B", "qwen3:1.7b", "qwen3:4b", "qwen3:8b"]
+
+
+def test_the_catalogue_has_what_is_here_then_what_could_be(tiny_model, monkeypatch):
+    list(fetch(str(tiny_model())))
+    for free in (1 << 30, 8 << 30, 64 << 30):
+        monkeypatch.setattr("edge_llm.providers.local.free_memory", lambda free=free: free)
+        rows = LocalCatalogue(RuntimeConfig()).rows()
+        here = [row for row in rows if not row.source]
+        assert rows[: len(here)] == here and [row.name for row in here] == ["builtin", tiny_model().name]
+        offered = rows[len(here) :]
+        assert [row.source for row in offered] == [model.repository for model in known_models()]
+        assert all(row.download > row.size > 0 and row.precision == "int8" for row in offered)
+        small, large = (row for row in offered if row.name in ("qwen3:0.6b", "llama3.1:8b"))
+        assert small.fits is (free > 1 << 30) and large.fits is (free > 8 << 30)
+
+
+def test_a_known_name_that_is_not_here_is_told_how_to_come():
+    with pytest.raises(ModelNotFound, match="`qwen3` is not here yet: `/pull qwen3` downloads Qwen/Qwen3-0.6B \\(1.5 GB\\)"):
+        LocalCatalogue(RuntimeConfig()).check("qwen3")
+    with pytest.raises(ModelNotFound, match="no model `nonsense`"):
+        LocalCatalogue(RuntimeConfig()).check("nonsense")
 
 
 def test_a_trained_model_arrives(stories_folder):

@@ -1,6 +1,7 @@
 """Models of the full-screen chat: chosen, loaded, brought here, and what happens when that fails."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 from chat_driver import drive
@@ -145,8 +146,8 @@ def test_the_catalogue_says_what_a_model_takes_and_enter_downloads_it(tmp_path):
         names = ("broken", "qwen3:0.6b", "llama3.1:8b")
         at = {name: number for number, line in enumerate(lines) for name in names if name in line}
         assert at["broken"] < at["qwen3:0.6b"] < at["llama3.1:8b"]
-        assert all(word in lines[at["qwen3:0.6b"]] for word in ("609 MiB", "int8", "40k", "fits", "download 1.5 GB"))
-        assert all(word in lines[at["llama3.1:8b"]] for word in ("8.0 GiB", "too large", "16.1 GB, gated"))
+        assert all(word in lines[at["qwen3:0.6b"]] for word in ("609 MiB", "int8", "40k", "fits", "↓ 1.5 GB"))
+        assert all(word in lines[at["llama3.1:8b"]] for word in ("8.0 GiB", "too large", "↓ 16.1 GB gated"))
         await chat.press(*"llama")
         await chat.until(lambda: "accept its terms" in chat.screen and "too large for the memory" in chat.screen)
         await chat.press(*["backspace"] * 5)
@@ -160,6 +161,19 @@ def test_the_catalogue_says_what_a_model_takes_and_enter_downloads_it(tmp_path):
         await chat.press("escape")
 
     drive(talk, tmp_path, catalogue=catalogue, size=(120, 40))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_what_enter_does_is_seen_below_a_long_catalogue(tmp_path, size):
+    rows = [*ROWS, *(replace(OFFERED[0], name=f"qwen{at}:4b") for at in range(40))]
+
+    async def talk(chat):
+        await open_picker(chat)
+        await chat.press(*["down"] * 30)
+        await chat.until(lambda: "Enter downloads Qwen/Qwen3-0.6B (1.5 GB" in chat.screen and "qwen27:4b" in chat.screen)
+        assert "↓ 1.5 GB" in chat.screen and "It fits in your memory" in chat.screen
+
+    drive(talk, tmp_path, catalogue=two_models(rows=rows), size=size)
 
 
 def test_the_beginning_of_a_hub_id_means_no_other_model(tmp_path):

@@ -112,7 +112,7 @@ class ModelPicker(ModalScreen[str | None]):
         fits = {True: "fits", False: "too large", None: ""}[row.fits]
         note = "loaded" if row.name == self._loaded else "unusable" if row.problem else ""
         if row.source:
-            note = f"download {byte_count(row.download)}{', gated' if row.gated else ''}"
+            note = f"↓ {byte_count(row.download)}{' gated' if row.gated else ''}"
         size = "" if row.size is None else byte_size(row.size)
         context = "" if row.context is None else context_size(row.context)
         return (printable(row.name), size, printable(row.precision), context, fits, note)
