@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edge_llm.cli.terminal import think, write
+from edge_llm.engine.request import Finish
 from edge_llm.talk.pieces import AnswerPiece, Said, Thought
 
 
@@ -33,3 +34,13 @@ class Printer:
         if self._thinking:
             think("\n")
         self._thinking = False
+
+
+def cut_short(finish: Finish, max_tokens: int | None) -> str | None:
+    """What to say of an answer that did not come to its own end; ``max_tokens`` is what it might have."""
+    if finish.reason != "length":
+        return None
+    usage = finish.usage
+    if max_tokens is not None and usage.completion_tokens >= max_tokens:
+        return f"[cut short after {usage.completion_tokens} tokens; --max-tokens allows more]"
+    return f"[cut short: the context of {usage.prompt_tokens + usage.completion_tokens} tokens is full; --ctx may allow more]"

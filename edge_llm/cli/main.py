@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import click
 
 import edge_llm
 from edge_llm.cli import process
+from edge_llm.cli.misuse import misuse_line
 from edge_llm.cli.refusal import give_up, refusal, set_what_cannot_be_encoded
 from edge_llm.cli.verbs import Verbs
 from edge_llm.errors import EdgeLLMError
@@ -81,7 +81,7 @@ def run(arguments: list[str] | None = None) -> int:
         return 0 if answered.code in (None, 0) else 1
     except click.ClickException as misuse:
         origin = _origin(misuse)
-        _complain(misuse.show) if origin is None else _complain_of(f"{misuse.message.rstrip('.')} ({origin})")
+        _complain_of(misuse_line(misuse) if origin is None else f"{misuse.message.rstrip('.')} ({origin})")
         return misuse.exit_code
     except (KeyboardInterrupt, click.Abort):
         return process.INTERRUPTED
@@ -108,14 +108,10 @@ def _origin(misuse: click.ClickException) -> str | None:
 
 
 def _complain_of(message: str) -> None:
+    """``message`` as one line on stderr, if it can be heard."""
     line = " ".join(message.split())
     printable = "".join(char if char.isprintable() else "?" for char in line)
-    _complain(lambda: click.echo(f"error: {printable}", err=True))
-
-
-def _complain(speak: Callable[[], None]) -> None:
-    """``speak`` on stderr, if it can be heard."""
     try:
-        speak()
+        click.echo(f"error: {printable}", err=True)
     except OSError:
         give_up(sys.stderr)
