@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any
 
 import click
 
-from edge_llm.cli.answer import Printer, cut_short
+from edge_llm.cli.answer import Printer, cut_short, is_drawn
 from edge_llm.cli.options import (
     generation_options,
     generation_params,
@@ -20,13 +22,13 @@ from edge_llm.cli.options import (
     runtime_options,
 )
 from edge_llm.cli.piped import is_piped_in, read_all
-from edge_llm.cli.terminal import has_person, note, quiet_progress, say, say_json
+from edge_llm.cli.terminal import has_person, note, quiet_progress, say_json
 from edge_llm.cli.values import MODEL, TEXT
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Answer, Delta, Request
-from edge_llm.errors import EdgeLLMError, UsageError
+from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.paths import find_bundle
 from edge_llm.talk.conversation import conversation_request
@@ -43,8 +45,11 @@ from edge_llm.talk.outcome import AnswerSyntax
 @click.option("--system", type=TEXT, help="System message, for a model with a chat template.")
 @click.option("--raw", is_flag=True, help="Continue the prompt exactly as it stands, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token.")
+@click.option("--plain", is_flag=True, help="Print the answer as it was said; on a terminal its Markdown is drawn.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, reasoning, tokens, usage, timings, device.")
-def run_command(model: str | None, words: tuple[str, ...], system: str | None, raw: bool, as_json: bool, **options: Any) -> None:
+def run_command(
+    model: str | None, words: tuple[str, ...], system: str | None, raw: bool, plain: bool, as_json: bool, **options: Any
+) -> None:
     """Answer PROMPT with MODEL (default: the built-in model) and print the answer.
 
     Without PROMPT, stdin is the prompt.  Beside PROMPT, text that is piped into this command goes behind it:
@@ -60,6 +65,9 @@ def run_command(model: str | None, words: tuple[str, ...], system: str | None, r
     text = _whole_prompt(model, words, raw)
     runtime = runtime_config(options)
     grammar = grammar_of(options)
+    drawn = is_drawn() and grammar is None and not (raw or plain or as_json)
+    if drawn:
+        threading.Thread(target=import_module, args=[_WRITER], daemon=True).start()  # takes as long as a small model
     with quiet_progress() as progress:
         engine = load_engine(model, runtime, progress)
     if grammar is not None:
@@ -69,10 +77,13 @@ def run_command(model: str | None, words: tuple[str, ...], system: str | None, r
     if as_json:
         say_json(_as_dict(engine.answer(request), syntax) | asdict(engine.runner.site), indent=None)
     else:
-        _print_stream(engine, request, syntax)
+        drawn = drawn and not engine.template.is_default  # a text that is continued is no Markdown
+        _print_stream(engine, request, syntax, Printer(import_module(_WRITER).MarkdownWriter() if drawn else None))
 
 
 STDIN = "-"
+_WRITER = "edge_llm.cli.markdown_writer"
+"""Loads what draws Markdown, which nobody needs without a terminal."""
 
 
 def _whole_prompt(model: str | None, words: tuple[str, ...], raw: bool) -> str:
@@ -109,8 +120,8 @@ def _as_dict(answer: Answer, syntax: AnswerSyntax) -> dict[str, Any]:
     return answer.as_dict() | {"text": outcome.said, "reasoning": outcome.thought}
 
 
-def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> None:
-    printer, reader = Printer(), syntax.reader()
+def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax, printer: Printer) -> None:
+    reader = syntax.reader()
 
     def printed() -> Iterator[Delta]:
         for delta in engine.stream(request):
@@ -120,12 +131,8 @@ def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> Non
 
     try:
         answer = collect(printed())
-    except (KeyboardInterrupt, EdgeLLMError):
-        say()
-        raise
-    printer.end()
-    if not printer.said.endswith("\n"):
-        say()
+    finally:
+        printer.finish()
     if said := cut_short(answer.finish, request.params.max_tokens):
         note(said)
     if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
