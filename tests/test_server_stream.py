@@ -22,6 +22,7 @@ from edge_llm.engine.delta_stream import calls_on
 from edge_llm.engine.request import Delta, Request
 from edge_llm.errors import NumericError, Overloaded
 from edge_llm.server import limits
+from edge_llm.server.journal import Entry
 from edge_llm.server.answers import Answers
 from edge_llm.server.anthropic import MessagesBody
 from edge_llm.server.chat import ChatBody
@@ -332,6 +333,7 @@ class PlayedAnswers:
 
     def __init__(self, looks):
         self.looks = list(looks)
+        self.entry = Entry("POST", "/")
 
     @property
     def ended(self):
