@@ -81,6 +81,11 @@ def selftest_folder() -> Path:
     return _possible_folder(home() / "selftest")
 
 
+def servers_folder() -> Path:
+    """Folder with a file for each server that runs."""
+    return _possible_folder(home() / "servers")
+
+
 def chats_file() -> Path:
     """File that keeps what people said and were told."""
     return home() / "chats.sqlite3"
@@ -163,7 +168,8 @@ def no_such_model(model: str | Path) -> ModelNotFound | UsageError:
     if _is_prompt(model):
         words = " ".join(name.split())
         start = words if len(words) <= 60 else f"{words[:60]}..."
-        return UsageError(f'`{start}` is no model but a prompt; write `edge-llm run {BUILTIN_MODEL_NAME} "{start}"`', param="model")
+        way_out = f'write `edge-llm run {BUILTIN_MODEL_NAME} "{start}"`'
+        return UsageError(f"`{start}` is no model but a prompt; {way_out}", param="model")
     if _is_path(model):
         folder = expanded(model)
         if _holds(folder, "config.json") or folder.suffix == ".gguf":
@@ -174,7 +180,8 @@ def no_such_model(model: str | Path) -> ModelNotFound | UsageError:
         return ModelNotFound(f"no model `{name}`; did you mean `{near}`?", model=name)
     if os.path.lexists(name):
         kind = "folder" if Path(name).is_dir() else "file"
-        return ModelNotFound(f"no model is called `{name}`; there is a {kind} `{name}` here: write `./{name}` to mean it", model=name)
+        there = f"there is a {kind} `{name}` here: write `./{name}` to mean it"
+        return ModelNotFound(f"no model is called `{name}`; {there}", model=name)
     return ModelNotFound(f"no model `{name}`; {_WAYS}", model=name)
 
 

@@ -497,7 +497,10 @@ def test_stdin_that_is_not_text_is_refused(call, tiny_bundle):
 
 
 CUTS = {
-    "tokens": (("run", "builtin", "Tell me a story", "-n", 3, "--ignore-eos"), "[cut short after 3 tokens; --max-tokens allows more]\n"),
+    "tokens": (
+        ("run", "builtin", "Tell me a story", "-n", 3, "--ignore-eos"),
+        "[cut short after 3 tokens; --max-tokens allows more]\n",
+    ),
     "context": (
         ("run", "builtin", "Tell me a story", "--ctx", 24, "--ignore-eos"),
         "[cut short: the context of 24 tokens is full; --ctx may allow more]\n",

@@ -21,17 +21,45 @@ from edge_llm.files import printable
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 BLOCKS = (
-    "# Title here", "### Smaller **one**", "Hello **bold text** and *it* with `code` in it, long enough that it has to be wrapped",
-    "Roses are red,\nViolets are blue", "- one\n- two **b**\n  - nested with a text that goes on and on until it wraps\n- three",
-    "1. first\n2. second\n\n   more\n10. ten", "* stars\n* more", "> quoted *text*\n> more", "> - list in a quote\n> - two",
-    "| a | b |\n|---|:-:|\n| 1 | `x` |\n| a longer cell | yy |", "Name | Value\n---|---\nx | y",
-    '```python\ndef f(x):\n    return "a" + x  # note\n\n\nprint(f(1))\n```', "~~~\nplain <code>\n~~~", "```\nnever closed",
-    "- item\n\n  ```sh\n  ls | wc -l\n  ```\n- next", "    indented code\n      more", "---", "text above\n---\ntext below",
-    "<div>html</div>\n<config><name>edge</name></config>", "List<String> and a<b> & &lt; c", "[link](https://x.org/a_b) and [1] a[0](b)",
-    "![img](http://a.b/c.png) end", "www.example.org and https://x.org/?a=1*2", "2 * 3, 5*3=15, x**2+y**2, snake_case __init__ *open",
-    "an **opener that is never closed and goes on", "`open code span", "a \\* b \\n C:\\dir ~5 ~~gone~~ ~~open", "你好，世界。这是一个很长的句子，需要换行，因为它比终端的宽度还要长。",
-    "x" * 150, "1986 was a year", "- ", "1.", "#", "***bold it*** and _it_ and **a*b*c**", "a\\\nb  \nc", "term\n: definition", "[a]: http://x.y", "- [x] done\n- [ ] open",
-)  # fmt: skip
+    "# Title here",
+    "### Smaller **one**",
+    "Hello **bold text** and *it* with `code` in it, long enough that it has to be wrapped",
+    "Roses are red,\nViolets are blue",
+    "- one\n- two **b**\n  - nested with a text that goes on and on until it wraps\n- three",
+    "1. first\n2. second\n\n   more\n10. ten",
+    "* stars\n* more",
+    "> quoted *text*\n> more",
+    "> - list in a quote\n> - two",
+    "| a | b |\n|---|:-:|\n| 1 | `x` |\n| a longer cell | yy |",
+    "Name | Value\n---|---\nx | y",
+    '```python\ndef f(x):\n    return "a" + x  # note\n\n\nprint(f(1))\n```',
+    "~~~\nplain <code>\n~~~",
+    "```\nnever closed",
+    "- item\n\n  ```sh\n  ls | wc -l\n  ```\n- next",
+    "    indented code\n      more",
+    "---",
+    "text above\n---\ntext below",
+    "<div>html</div>\n<config><name>edge</name></config>",
+    "List<String> and a<b> & &lt; c",
+    "[link](https://x.org/a_b) and [1] a[0](b)",
+    "![img](http://a.b/c.png) end",
+    "www.example.org and https://x.org/?a=1*2",
+    "2 * 3, 5*3=15, x**2+y**2, snake_case __init__ *open",
+    "an **opener that is never closed and goes on",
+    "`open code span",
+    "a \\* b \\n C:\\dir ~5 ~~gone~~ ~~open",
+    "你好，世界。这是一个很长的句子，需要换行，因为它比终端的宽度还要长。",
+    "x" * 150,
+    "1986 was a year",
+    "- ",
+    "1.",
+    "#",
+    "***bold it*** and _it_ and **a*b*c**",
+    "a\\\nb  \nc",
+    "term\n: definition",
+    "[a]: http://x.y",
+    "- [x] done\n- [ ] open",
+)
 """What models write, and what only looks like it."""
 
 
@@ -76,7 +104,14 @@ def test_all_that_was_said_is_there_and_the_cursor_only_goes_on(text, size):
 def test_a_poem_keeps_its_lines_and_code_its_lengths():
     long = "x = " + "1 + " * 40
     out = SGR.sub("", drawn([f"Roses are red,\nViolets are blue,\n\n```python\n{long}\n```\n"], columns=30))
-    assert [line.rstrip() for line in out.splitlines()] == ["Roses are red,", "Violets are blue,", "", "```python", long.rstrip(), "```"]
+    assert [line.rstrip() for line in out.splitlines()] == [
+        "Roses are red,",
+        "Violets are blue,",
+        "",
+        "```python",
+        long.rstrip(),
+        "```",
+    ]
 
 
 def test_words_are_seen_as_they_come():
@@ -85,7 +120,19 @@ def test_words_are_seen_as_they_come():
     clock = itertools.count(step=1.0)
     writer = MarkdownWriter(out.append, lambda: 60, lambda: next(clock))
     seen = []
-    for piece in ("One two", " three ", "**four", " five** ", "six `se", "ven` eight", " ", "\n", "```sh\nls -", "l\n", "pwd\n```\n"):
+    for piece in (
+        "One two",
+        " three ",
+        "**four",
+        " five** ",
+        "six `se",
+        "ven` eight",
+        " ",
+        "\n",
+        "```sh\nls -",
+        "l\n",
+        "pwd\n```\n",
+    ):
         writer.write(piece)
         seen.append(SGR.sub("", "".join(out)))
     assert seen == [
@@ -141,7 +188,16 @@ def test_run_draws_markdown_on_a_terminal():
     with says() as terminal:
         assert terminal.wait_end() == 0
         lines = [line for line in terminal.text.splitlines() if line and not line.startswith("[")]
-    assert lines == ["Title", "A bold word and List<String>.", "• one", "• two", "```python", "print(1)", "```", "last word of it"]
+    assert lines == [
+        "Title",
+        "A bold word and List<String>.",
+        "• one",
+        "• two",
+        "```python",
+        "print(1)",
+        "```",
+        "last word of it",
+    ]
     assert b"\x1b[1mbold" in terminal.raw
 
 
@@ -179,6 +235,7 @@ def test_an_answer_longer_than_the_screen_is_written_once():
 
 
 def test_a_pipe_loads_nothing_that_draws():
-    script = "import sys\nfrom edge_llm.cli.main import run\nrun(['run', 'builtin', 'hi', '-n', '1'])\nprint(*sys.modules, file=sys.stderr)"
+    running = "from edge_llm.cli.main import run\nrun(['run', 'builtin', 'hi', '-n', '1'])"
+    script = f"import sys\n{running}\nprint(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     assert not {"rich", "markdown_it", "pygments"} & set(done.stderr.split())

@@ -152,11 +152,13 @@ def imported(*names):
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("smo", "smol"), ("SMOL", "smol"), ("Smoll", "smol"), ("qwen3", "Qwen3-4B"), ("bulitin", "builtin"), ("zzz", None)]
+    ("name", "meant"),
+    [("smo", "smol"), ("SMOL", "smol"), ("Smoll", "smol"), ("qwen3", "Qwen3-4B"), ("bulitin", "builtin"), ("zzz", None)],
 )
 def test_a_name_that_is_nearly_a_model_is_asked_back(name, meant):
     imported("smol", "Qwen3-4B")
-    with pytest.raises(ModelNotFound, match=f"no model `{name}`; " + (f"did you mean `{meant}`" if meant else "`edge-llm list`")) as error:
+    way_out = f"did you mean `{meant}`" if meant else "`edge-llm list`"
+    with pytest.raises(ModelNotFound, match=f"no model `{name}`; {way_out}") as error:
         find_bundle(name)
     assert error.value.model == name
 

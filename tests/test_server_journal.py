@@ -75,9 +75,14 @@ def test_a_wrong_model_name_is_told_to_the_person_who_watches(listed):
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
-    [("GET", "/v1/nothing", 404, "there is no"), ("GET", "/v1/chat/completions", 405, "use POST"), ("GET", "/v1/models", 200, None),
-     ("POST", "/v1/chat/completions", 415, "Content-Type"), ("OPTIONS", "/v1/models", 204, None)],
-)  # fmt: skip
+    [
+        ("GET", "/v1/nothing", 404, "there is no"),
+        ("GET", "/v1/chat/completions", 405, "use POST"),
+        ("GET", "/v1/models", 200, None),
+        ("POST", "/v1/chat/completions", 415, "Content-Type"),
+        ("OPTIONS", "/v1/models", 204, None),
+    ],
+)
 def test_every_other_request_is_a_line_too(listed, method, path, status, words):
     client, lines = listed
     assert client.request(method, path).status_code == status

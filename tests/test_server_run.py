@@ -264,7 +264,7 @@ def test_a_server_with_too_many_connections_goes_on_answering():
     def few():
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
-    with served(preexec_fn=few) as (process, url), httpx.Client(base_url=url, timeout=20) as kept:
+    with served("--quiet", preexec_fn=few) as (process, url), httpx.Client(base_url=url, timeout=20) as kept:
         host, port = url.removeprefix("http://").split(":")
         assert kept.get("/health").status_code == 200
         connections = [socket.create_connection((host, int(port))) for _ in range(100)]

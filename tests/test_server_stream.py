@@ -22,11 +22,11 @@ from edge_llm.engine.delta_stream import calls_on
 from edge_llm.engine.request import Delta, Request
 from edge_llm.errors import NumericError, Overloaded
 from edge_llm.server import limits
-from edge_llm.server.journal import Entry
 from edge_llm.server.answers import Answers
 from edge_llm.server.anthropic import MessagesBody
 from edge_llm.server.chat import ChatBody
 from edge_llm.server.completions import CompletionBody
+from edge_llm.server.journal import Entry
 from edge_llm.server.problems import problem_of
 from edge_llm.server.replies import event_groups
 from edge_llm.server.responses import ResponsesBody

@@ -17,22 +17,25 @@ from edge_llm.cli.verbs import Verbs
 from edge_llm.errors import EdgeLLMError
 
 VERBS: tuple[tuple[str, str, str], ...] = (
-    ("run", "run", "Answer one prompt on stdout; reads stdin when piped."),
+    ("run", "run", "Answer one prompt on stdout; piped text belongs to it."),
     ("chat", "chat", "Chat in the terminal."),
     ("serve", "serve", "Serve a model to OpenAI and Anthropic clients on this machine."),
+    ("ps", "servers", "List the servers that run, and their models."),
+    ("stop", "servers", "Stop a server."),
     ("bench", "bench.speed", "Measure prompt and generation speed; `bench -h` lists what else."),
     ("plan", "plan", "Say what a memory budget means for a model."),
     ("import", "import_", "Turn a Hugging Face folder or hub id into a local model."),
     ("export", "export", "Write a model's INT8 products as ONNX graphs."),
     ("pull", "pull", "Download a model from the hub without importing it."),
     ("list", "models", "List the models that are here."),
-    ("show", "models", "Show what one model is."),
-    ("rm", "models", "Remove a model."),
+    ("show", "models", "Show what models are."),
+    ("rm", "models", "Remove models."),
     ("cache", "cache", "List, prune or clear the prefix cache on disk."),
     ("perplexity", "perplexity", "Compare the INT8 path with the float path on a text."),
     ("config", "config", "Show what the config file and the environment set."),
     ("completion", "completion", "Print the script that completes commands in a shell."),
     ("doctor", "doctor", "Say what this machine has and what is missing."),
+    ("version", "version", "Print the version."),
 )
 """As `Verbs` takes them."""
 

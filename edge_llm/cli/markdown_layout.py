@@ -27,8 +27,11 @@ MARK = Style(dim=True)
 _QUIET = Style(dim=True)
 """Fences and rules, which were said."""
 _STYLES = {
-    "strong_open": Style(bold=True), "em_open": Style(italic=True), "s_open": Style(strike=True), "link_open": Style(underline=True),
-}  # fmt: skip
+    "strong_open": Style(bold=True),
+    "em_open": Style(italic=True),
+    "s_open": Style(strike=True),
+    "link_open": Style(underline=True),
+}
 _CODE = Style(color="cyan")
 _HEADINGS = {"h1": Style(bold=True, underline=True), "h2": Style(bold=True), "h3": Style(bold=True)}
 _HEADING = Style(bold=True, italic=True)
@@ -46,7 +49,7 @@ class Laid(NamedTuple):
     settled: tuple[int, int]
     """Row, and characters of it: what stands before cannot change."""
     last: tuple[int, int]
-    """Where the last block, or the last item of a list, begins: line of the source, and row.  What stands before is complete."""
+    """Where the last block, or the last item of a list, begins: line of the source, and row; what is before is complete."""
     in_code: bool
     """It ends inside of a fence."""
 
@@ -326,7 +329,7 @@ def _is_open_label(text: str, at: int) -> bool:
 
 
 def _settled(lines: list[Line]) -> tuple[list[Line], tuple[int, int]]:
-    """``lines`` without `_OPEN`, and where they may change: there, or at their end without marks to which nothing belongs yet."""
+    """``lines`` without `_OPEN`, and where they may change: there, or at their end, without marks that say nothing yet."""
     for row, line in enumerate(lines):
         text = "".join(segment.text for segment in line)
         if (at := text.find(_OPEN)) >= 0:

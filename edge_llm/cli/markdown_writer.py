@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from rich.color import ColorSystem
 
-from edge_llm.cli.markdown_layout import MARK, Laid, Layout, Line
+from edge_llm.cli.markdown_layout import Laid, Layout, Line
 from edge_llm.files import printable
 
 MOST_COLUMNS = 100

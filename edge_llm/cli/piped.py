@@ -19,7 +19,9 @@ MAX_BYTES = 16 << 20
 SILENT_SECONDS = 2.0
 """Who waits longer for the end of stdin is told what for."""
 
-_SHELLS = frozenset(("ash", "bash", "csh", "dash", "fish", "ksh", "ksh93", "mksh", "nu", "oksh", "rbash", "sh", "tcsh", "yash", "zsh"))
+_SHELLS = frozenset(
+    ("ash", "bash", "csh", "dash", "fish", "ksh", "ksh93", "mksh", "nu", "oksh", "rbash", "sh", "tcsh", "yash", "zsh")
+)
 
 
 def is_piped_in() -> bool:
@@ -47,7 +49,7 @@ def is_piped_in() -> bool:
 
 def _has_as_stdin(process: int, ours: os.stat_result) -> bool:
     try:
-        theirs = os.stat(f"/proc/{process}/fd/0")
+        theirs = Path(f"/proc/{process}/fd/0").stat()
     except OSError:  # there is none, or it is another user's
         return False
     return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
@@ -56,7 +58,7 @@ def _has_as_stdin(process: int, ours: os.stat_result) -> bool:
 def _is_shell(process: int) -> bool:
     """By its program, or by how it was called where one program is many (busybox)."""
     try:
-        program = Path(os.readlink(f"/proc/{process}/exe")).name
+        program = Path(f"/proc/{process}/exe").readlink().name
         called = Path(f"/proc/{process}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
     except OSError:
         return False

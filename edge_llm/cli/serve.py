@@ -55,6 +55,7 @@ def serve_command(
     from edge_llm.server.host import ModelHost
     from edge_llm.server.journal import Journal, no_journal
     from edge_llm.server.run import ServeOptions, listen, serve
+    from edge_llm.server.running import listed
 
     runtime = replace(runtime_config(options), kv_memory=kv_memory, prefix_cache=prefix_cache)
     keys = api_keys(options)
@@ -83,8 +84,10 @@ def serve_command(
             note(f"answers under way: {requests}; waiting up to {drain:g} s for their end, Ctrl-C again ends at once")
 
         journal = None if quiet else Journal(note)
+        names = [name, *aliases]
         try:
-            serve(ModelHost([name, *aliases], journal or no_journal), listener, chosen, load, begin, say_what_is_awaited)
+            with listed(names, place[0], place[1], drain):
+                serve(ModelHost(names, journal or no_journal), listener, chosen, load, begin, say_what_is_awaited)
         finally:
             if journal is not None:
                 journal.close()

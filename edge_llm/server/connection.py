@@ -89,7 +89,7 @@ class Connection(H11Protocol):
         """As `_refuse`, and a line of the log says so, as it does of what a route answers."""
         self._refuse(status, message)
         no_route = self.cycle is None or self.cycle.response_complete
-        entry = Entry("-", "-") if no_route else Entry.of(self.cycle.scope)
+        entry = Entry("-", "-") if no_route else Entry.of(cast(Any, self.cycle.scope))
         entry.status = status
         entry.fail(HTTPException(status, message), message)
         if no_route:

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
-from edge_llm.server.journal import Entry
 from edge_llm.server.inputs import Texts, token_lists
+from edge_llm.server.journal import Entry
 from edge_llm.server.schemas import Body, ignored_header
 from edge_llm.server.stream import until_disconnect
 

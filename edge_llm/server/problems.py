@@ -111,7 +111,8 @@ async def on_unknown_route(request: Request, error: Exception) -> JSONResponse:
     below = [route for mount in request.app.routes if isinstance(mount, Mount) for route in mount.routes]
     names = sorted(route.path.removeprefix("/") for route in below if isinstance(route, Route) and not route.param_convertors)
     asked = f"`{request.method} {shown(path, 200)}`"
-    return error_response(request.scope, HTTPException(404, f"there is no {asked} here; below /v1/ there are: {', '.join(names)}"))
+    there = f"below /v1/ there are: {', '.join(names)}"
+    return error_response(request.scope, HTTPException(404, f"there is no {asked} here; {there}"))
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
