@@ -35,6 +35,7 @@ _STYLES = {
 _CODE = Style(color="cyan")
 _HEADINGS = {"h1": Style(bold=True, underline=True), "h2": Style(bold=True), "h3": Style(bold=True)}
 _HEADING = Style(bold=True, italic=True)
+_LISTS = ("bullet_list", "ordered_list")
 _OPEN = "\0"
 """Stands where what follows may still change; no text has it."""
 _DELIMITERS = re.compile(r"[-:|\s]*")
@@ -62,7 +63,6 @@ class Layout:
         self._parser = markdown_parser().disable("lheading")  # a line of dashes behind text: models mean a rule
         self._source: list[str] = []
         self._growing: SyntaxTreeNode | None = None
-        self._items: dict[int, int] = {}
 
     def lay(self, text: str, *, whole: bool) -> Laid:
         """``text`` as lines; unless it is the ``whole`` one, more may come behind it."""
@@ -75,9 +75,9 @@ class Layout:
         for gap, node in self._spaced(root.children):
             lines += [[]] * gap
             last = (_first(node), len(lines))
-            for row, line in enumerate(self._block(node, self.width)):
-                if node.type in ("bullet_list", "ordered_list") and row in self._items:
-                    last = (self._items[row], len(lines))
+            for line, item in self._rows(node):
+                if item is not None:
+                    last = (_first(item), len(lines))
                 lines.append(line)
         in_code = leaf.type == "fence" and not self._is_closed(leaf)
         return Laid(*_settled(lines), last, in_code)
@@ -104,8 +104,8 @@ class Layout:
         if node.type in ("paragraph", "heading"):
             style = _HEADINGS.get(node.tag, _HEADING) if node.type == "heading" else PLAIN
             yield from wrapped(self._inline(node, style), width)
-        elif node.type in ("bullet_list", "ordered_list"):
-            yield from self._list(node, width)
+        elif node.type in _LISTS:
+            yield from (line for line, _ in self._list(node, width))
         elif node.type == "blockquote":
             for line in self._blocks(node.children, width - 2):
                 yield [Segment("│ ", MARK), *line]
@@ -123,20 +123,21 @@ class Layout:
         else:
             yield from wrapped([Segment(node.content, PLAIN)], width)
 
-    def _list(self, node: SyntaxTreeNode, width: int) -> Iterator[Line]:
-        items: dict[int, int] = {}  # where each begins: line of the source by row
-        row = 0
+    def _rows(self, node: SyntaxTreeNode) -> Iterator[tuple[Line, SyntaxTreeNode | None]]:
+        """The lines of a block that lies in no other; with its first line comes each item of a list."""
+        if node.type in _LISTS:
+            return self._list(node, self.width)
+        return ((line, None) for line in self._block(node, self.width))
+
+    def _list(self, node: SyntaxTreeNode, width: int) -> Iterator[tuple[Line, SyntaxTreeNode | None]]:
         for gap, item in self._spaced(node.children):
             mark = f"{item.info}{item.markup} " if node.type == "ordered_list" else "• "
-            body = list(self._blocks(item.children, width - len(mark))) or [[]]
             if gap:
-                yield []
-            items[row + gap] = _first(item)
-            row += gap + len(body)
-            self._items = items
-            for index, line in enumerate(body):
-                yield [Segment(mark if index == 0 else " " * len(mark), MARK), *line] if line or index == 0 else []
-        self._items = items
+                yield [], None
+            body = list(self._blocks(item.children, width - len(mark))) or [[]]
+            yield [Segment(mark, MARK), *body[0]], item
+            for line in body[1:]:
+                yield [Segment(" " * len(mark), MARK), *line] if line else [], None
 
     def _table(self, node: SyntaxTreeNode) -> Iterator[Line]:
         rows = [row for part in node.children for row in part.children]

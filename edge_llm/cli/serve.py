@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +54,7 @@ def serve_command(
     from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
     from edge_llm.progress import StageProgress
     from edge_llm.server.host import ModelHost
-    from edge_llm.server.journal import Journal, no_journal
+    from edge_llm.server.journal import Journal
     from edge_llm.server.run import ServeOptions, listen, serve
     from edge_llm.server.running import listed
 
@@ -74,7 +75,9 @@ def serve_command(
         url = f"http://{address}:{place[1]}"
         note(f"Serving `{name}` at {url}/v1, chat page at {url}/. Press Ctrl-C to stop.")
 
-    with process.SignalsThatCameLate() as signals:
+    journal = Journal(note if not quiet else None)
+    names = [name, *aliases]
+    with process.SignalsThatCameLate() as signals, listed(names, place[0], place[1], drain), contextlib.closing(journal):
 
         def begin() -> None:
             signals.command_has_them()
@@ -83,11 +86,4 @@ def serve_command(
         def say_what_is_awaited(requests: int) -> None:
             note(f"answers under way: {requests}; waiting up to {drain:g} s for their end, Ctrl-C again ends at once")
 
-        journal = None if quiet else Journal(note)
-        names = [name, *aliases]
-        try:
-            with listed(names, place[0], place[1], drain):
-                serve(ModelHost(names, journal or no_journal), listener, chosen, load, begin, say_what_is_awaited)
-        finally:
-            if journal is not None:
-                journal.close()
+        serve(ModelHost(names, journal), listener, chosen, load, begin, say_what_is_awaited)

@@ -271,8 +271,10 @@ def open_model_folder(folder: Path) -> SourceFolder:
 
 def _is_adapter(folder: Path) -> UnsupportedModel:
     base = read_object(folder / _ADAPTER, max_bytes=MAX_CONFIG_BYTES).get("base_model_name_or_path")
-    of, instead = (f" of `{shown(base)}`", f"import `{shown(base)}`") if isinstance(base, str) and base else ("", "import that model")
-    return UnsupportedModel(f"`{shown(folder)}` is an adapter (LoRA){of}, not a model; adapters are not run here yet: {instead}")
+    known = isinstance(base, str) and base
+    of = f" of `{shown(base)}`" if known else ""
+    way_out = f"import {f'`{shown(base)}`' if known else 'that model'}; adapters are not run here yet"
+    return UnsupportedModel(f"`{shown(folder)}` is an adapter (LoRA){of}, not a model; {way_out}")
 
 
 def _open_shards(folder: Path) -> list[SafetensorsFile]:

@@ -66,16 +66,22 @@ class Entry:
 
 
 class Journal:
-    """Hands lines to ``write`` in a thread of its own: a reader that is slow or gone holds up no answer, but loses lines."""
+    """Hands lines to ``write`` in a thread of its own: a reader that is slow or gone holds up no answer, but loses lines.
 
-    def __init__(self, write: Callable[[str], None]) -> None:
+    Without ``write`` they are nobody's.
+    """
+
+    def __init__(self, write: Callable[[str], None] | None) -> None:
         self._write = write
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._lost = 0
         self._thread = Thread(target=self._work, name="journal", daemon=True)
-        self._thread.start()
+        if write is not None:
+            self._thread.start()
 
     def __call__(self, line: str) -> None:
+        if self._write is None:
+            return
         if self._lines.qsize() >= limits.JOURNAL_LINES:
             self._lost += 1
             return
@@ -86,11 +92,12 @@ class Journal:
 
     def close(self) -> None:
         """Write what is there, if it is read."""
-        self._lines.put(None)
-        self._thread.join(limits.END_SECONDS)
+        if self._write is not None:
+            self._lines.put(None)
+            self._thread.join(limits.END_SECONDS)
 
     def _work(self) -> None:
-        while (line := self._lines.get()) is not None:
+        while (line := self._lines.get()) is not None and self._write is not None:
             self._write(line)
 
 

@@ -1,7 +1,7 @@
 """Markdown as models write it.  What is not plainly markup is text: everything that a model says can be seen.
 
-GitHub's Markdown would hide HTML, references, entities, a backslash before any sign, the stars of `x**2 + y**2`, the underscores of
-`__init__`, what follows too many levels, and cells beyond a table's head; and it would join lines, which poems do not survive.
+GitHub's Markdown would hide HTML, references, entities, a backslash before any sign, the stars of `x**2 + y**2`, the
+underscores of `__init__`, what follows too many levels, and cells beyond a table's head; and it would join lines.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def markdown_parser() -> MarkdownIt:
     block.at("table", _table, {"alt": ["paragraph"]})
     block.at("blockquote", _quote, {"alt": ["paragraph", "blockquote", "list"]})
     block.at("list", _list, {"alt": ["paragraph", "blockquote"]})
-    for rule, instead in (("newline", _line_end), ("escape", _escape), ("link", _link), ("image", _image)):
-        inline.at(rule, instead)
+    for rule, change in (("newline", _line_end), ("escape", _escape), ("link", _link), ("image", _image)):
+        inline.at(rule, change)
     inline.before("emphasis", "no_emphasis", _no_emphasis)
     parser.core.ruler.push("finish", _finish)
     return parser
@@ -185,7 +185,12 @@ def _with_targets(tokens: Iterable[Token]) -> Iterator[Token]:
         if token.type == "image":
             href, title = token.attrs.pop("src", ""), token.attrs.pop("title", "")
             attributes: dict[str, Any] = {"href": href, "title": title}
-            picture = Token("link_open", "a", 1, attrs=attributes), _text("🖼 "), *(token.children or ()), Token("link_close", "a", -1)
+            picture = (
+                Token("link_open", "a", 1, attrs=attributes),
+                _text("🖼 "),
+                *(token.children or ()),
+                Token("link_close", "a", -1),
+            )
             yield from _with_targets(picture)
             continue
         if token.type == "link_open":
