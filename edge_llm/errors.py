@@ -71,6 +71,11 @@ class ModelNotFound(EdgeLLMError):
 
     code = "model_not_found"
 
+    def __init__(self, message: str, *, model: str | None = None) -> None:
+        super().__init__(message)
+        self.model = model
+        """What was to be a model that is here, as it was written; None where a file or a folder is missing."""
+
 
 class UnsupportedModel(EdgeLLMError):
     """A well-formed model that this version cannot run."""

@@ -81,6 +81,11 @@ def selftest_folder() -> Path:
     return _possible_folder(home() / "selftest")
 
 
+def servers_folder() -> Path:
+    """Folder with a file for each server that runs."""
+    return _possible_folder(home() / "servers")
+
+
 def chats_file() -> Path:
     """File that keeps what people said and were told."""
     return home() / "chats.sqlite3"
@@ -145,25 +150,65 @@ def find_bundle(model: str | Path | None) -> Path:
     """The bundle folder that ``model`` names: a name given at import, a path to a bundle, or the built-in model.
 
     A text is a path when it has a slash in it, begins with `~`, or is `.` or `..`; all else is a name, whatever lies in
-    the working folder.
+    the working folder.  Raises `no_such_model`'s errors.
     """
     if model is None or str(model) == BUILTIN_MODEL_NAME:
         return builtin_bundle()
-    is_path = isinstance(model, Path) or os.sep in model or model.startswith("~") or model in (".", "..")
-    folder = expanded(model) if is_path else bundle_path(str(model))
+    if _is_prompt(model):
+        raise no_such_model(model)
+    folder = expanded(model) if _is_path(model) else bundle_path(str(model))
     if _holds(folder, "manifest.json"):
         return folder if folder.name not in ("", "..") else folder.resolve()  # a bundle is called as its folder is
-    if folder.suffix.lower() == ".gguf" and os.path.lexists(folder if is_path else model):
-        raise refuse_gguf(model)
-    if is_path and _holds(folder, "config.json"):
-        raise ModelNotFound(f"`{model}` is not imported yet; run `edge-llm import {model} --name NAME` first")
-    if is_path:
+    raise no_such_model(model)
+
+
+def no_such_model(model: str | Path) -> ModelNotFound | UnsupportedModel | UsageError:
+    """The error for ``model``, which is none that is here, with the way out; `UsageError` where it is a prompt."""
+    name = str(model)
+    if _is_prompt(model):
+        words = " ".join(name.split())
+        start = words if len(words) <= 60 else f"{words[:60]}..."
+        way_out = f'write `edge-llm run {BUILTIN_MODEL_NAME} "{start}"`'
+        return UsageError(f"`{start}` is no model but a prompt; {way_out}", param="model")
+    if name.lower().endswith(".gguf") and os.path.lexists(expanded(model)):
+        return refuse_gguf(name)
+    if _is_path(model):
+        folder = expanded(model)
+        if _holds(folder, "config.json"):
+            return ModelNotFound(f"`{name}` is not imported yet; run `edge-llm import {name} --name NAME` first", model=name)
         why = "this folder has no manifest.json, as a model has" if _is_folder(folder) else "there is no such folder"
-        raise ModelNotFound(f"no model `{model}`: {why}; `edge-llm list` shows what is here, `edge-llm import SOURCE` adds one")
-    if not is_path and os.path.lexists(model):
-        kind = "folder" if Path(model).is_dir() else "file"
-        raise ModelNotFound(f"no model is called `{model}`; there is a {kind} `{model}` here: write `./{model}` to mean it")
-    raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here, `edge-llm import SOURCE` adds one")
+        return ModelNotFound(f"no model `{name}`: {why}; {_WAYS}", model=name)
+    if near := near_model(name):
+        return ModelNotFound(f"no model `{name}`; did you mean `{near}`?", model=name)
+    if os.path.lexists(name):
+        kind = "folder" if Path(name).is_dir() else "file"
+        there = f"there is a {kind} `{name}` here: write `./{name}` to mean it"
+        return ModelNotFound(f"no model is called `{name}`; {there}", model=name)
+    return ModelNotFound(f"no model `{name}`; {_WAYS}", model=name)
+
+
+_WAYS = "`edge-llm list` shows what is here, `edge-llm import SOURCE` adds one"
+
+
+def near_model(name: str) -> str | None:
+    """The model here whose name ``name`` nearly is, whatever its case; None if there is none, or the folder cannot be read."""
+    import difflib
+
+    try:
+        known = {known.casefold(): known for known, _ in model_folders()}
+    except StorageError:
+        return None
+    near = difflib.get_close_matches(name.casefold(), known, 1)
+    return known[near[0]] if near else None
+
+
+def _is_path(model: str | Path) -> bool:
+    return isinstance(model, Path) or os.sep in model or model.startswith("~") or model in (".", "..")
+
+
+def _is_prompt(model: str | Path) -> bool:
+    """Whether ``model`` is words in the place of a model: with spaces between, and no file."""
+    return isinstance(model, str) and len(model.split()) > 1 and not os.path.lexists(expanded(model))
 
 
 def refuse_gguf(path: str | Path) -> UnsupportedModel:

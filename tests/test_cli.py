@@ -1,8 +1,10 @@
 """The command line as people and scripts meet it: output, exit codes, one clear line for every mistake."""
 
+import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -66,7 +68,7 @@ def test_help_names_every_device(call):
 def test_run_prints_the_answer_and_nothing_else_on_stdout(call, tiny_bundle):
     code, out, err = call("run", tiny_bundle, "hello", "--max-tokens", 8, "--temperature", 0, "--ignore-eos")
     again = call("run", tiny_bundle, "hello", "--max-tokens", 8, "--temperature", 0, "--ignore-eos")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "[cut short after 8 tokens; --max-tokens allows more]\n")
     assert out.endswith("\n")
     assert again[1] == out
 
@@ -108,16 +110,25 @@ PIPED = [
 
 
 @pytest.mark.parametrize(("stdin", "beside", "alone"), PIPED)
-@pytest.mark.parametrize("raw", [[], ["--raw"]], ids=["chat", "raw"])
-def test_the_end_of_the_last_piped_line_is_not_part_of_the_prompt(call, monkeypatch, stdin, beside, alone, raw):
+def test_the_end_of_the_last_piped_line_is_not_part_of_the_prompt(call, monkeypatch, stdin, beside, alone):
     prompts = []
     answer = Engine.answer
     monkeypatch.setattr(Engine, "answer", lambda self, request: prompts.append(request.prompt) or answer(self, request))
-    options = ("-n", 4, "-t", 1, "--temperature", 0, "--json", *raw)
+    options = ("-n", 4, "-t", 1, "--temperature", 0, "--json")
     both = [call("run", "builtin", *beside, *options, stdin=stdin), call("run", "builtin", *alone, *options)]
     assert [(code, err) for code, _, err in both] == [(0, "")] * 2
     piped, given = ({**json.loads(out), "timings": None} for _, out, _ in both)
     assert piped == given
+    assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize("text", ["Q\n", "Q\r\n\n", "\n", "Q"])
+def test_raw_keeps_what_is_piped_in_as_it_is(call, monkeypatch, text):
+    prompts = []
+    answer = Engine.answer
+    monkeypatch.setattr(Engine, "answer", lambda self, request: prompts.append(request.prompt) or answer(self, request))
+    options = ("-n", 1, "-t", 1, "--json", "--raw")
+    assert [call("run", "builtin", *options, stdin=text)[0], call("run", "builtin", text, *options)[0]] == [0, 0]
     assert prompts[0] == prompts[1]
 
 
@@ -169,7 +180,7 @@ def test_raw_leaves_the_template_out(call, tiny_bundle):
 
 def test_the_float_path_runs_on_the_kept_float_weights(call, tiny_bundle):
     code, out, err = call("run", tiny_bundle, "hello", "--max-tokens", 4, "--float", "--ignore-eos")
-    assert (code, err) == (0, "")
+    assert (code, err.count("\n")) == (0, 1)
     assert out.strip() or out == "\n"
 
 
@@ -485,6 +496,124 @@ def test_stdin_that_is_not_text_is_refused(call, tiny_bundle):
     assert (code, err) == (2, "error: stdin is not UTF-8 text (byte 0); pipe text\n")
 
 
+CUTS = {
+    "tokens": (
+        ("run", "builtin", "Tell me a story", "-n", 3, "--ignore-eos"),
+        "[cut short after 3 tokens; --max-tokens allows more]\n",
+    ),
+    "context": (
+        ("run", "builtin", "Tell me a story", "--ctx", 24, "--ignore-eos"),
+        "[cut short: the context of 24 tokens is full; --ctx may allow more]\n",
+    ),
+    "its own end": (("run", "builtin", "hi", "--temperature", 0), ""),
+    "in JSON": (("run", "builtin", "Tell me a story", "-n", 3, "--ignore-eos", "--json"), ""),
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_an_answer_that_was_cut_says_so_on_stderr_and_is_no_failure(call, name):
+    arguments, said = CUTS[name]
+    code, out, err = call(*arguments)
+    assert (code, err) == (0, said)
+    if "--json" in arguments:
+        assert json.loads(out)["finish_reason"] == "length"
+
+
+def test_a_plain_chat_says_that_an_answer_was_cut(call):
+    code, _, err = call("chat", "builtin", "-n", 2, stdin="Tell me a story\n")
+    assert (code, err) == (0, "[cut short after 2 tokens; --max-tokens allows more]\n")
+
+
+MISUSE = {
+    ("run", "--nonsense"): "`edge-llm run` has no option `--nonsense`",
+    ("run", "--temperture", "1", "hi"): "did you mean `--temperature`?",
+    ("run", "builtin", "who", "are", "you"): 'put it in quotes: `edge-llm run builtin "who are you"`',
+    ("run", "Who are you?"): 'write `edge-llm run builtin "Who are you?"`',
+    ("chat", "Who are you?"): 'write `edge-llm run builtin "Who are you?"`',
+    ("doctor", "x", "y"): "`edge-llm doctor` takes no `x y`; `edge-llm doctor --help` says what it takes",
+    ("import",): "SOURCE is missing; `edge-llm import --help` says what it takes",
+    ("run", "builtin", "hi", "--temperature"): "requires an argument",
+    ("run", "builtin", "hi", "--kv", "int3"): "'int3' is not one of",
+    ("cache", "frobnicate"): "frobnicate",
+    ("bench", "builtin", "extra"): "`edge-llm bench` takes no `extra`",
+    ("--nonsense",): "`edge-llm` has no option `--nonsense`; `edge-llm --help` says what it takes",
+}
+
+
+@pytest.mark.parametrize("arguments", MISUSE)
+def test_misuse_has_one_voice(call, arguments):
+    code, out, err = call(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ") and MISUSE[arguments] in err
+
+
+@pytest.mark.parametrize("verb", [verb for verb, _, _ in VERBS])
+def test_every_verb_refuses_an_unknown_option_in_one_voice(call, verb):
+    code, out, err = call(verb, "--no-such-thing-at-all")
+    if verb == "config":  # whose options may be another command's
+        return
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: `edge-llm {verb}` has no option `--no-such-thing-at-all`; ")
+
+
+def test_a_model_name_that_is_nearly_one_is_asked_back(call):
+    code, _, err = call("run", "Biultin", "hi")
+    assert (code, err) == (1, "error: no model `Biultin`; did you mean `builtin`?\n")
+
+
+SHELL_LINES = {
+    'while read -r l; do RUN "$l"; done < lines': ["a", "b", "c"],
+    'cat lines | while read -r l; do RUN "$l"; done': ["a", "b", "c"],
+    'while read -r l; do timeout 60 RUN "$l"; done < lines': ["a", "b", "c"],
+    'cat lines | for l in x y; do RUN "$l"; done': ["x", "y"],
+    'cat lines | while read -r l; do timeout 60 RUN "$l"; done': ["a", "b", "c"],
+    'cat lines | while read -r l; do RUN "$l" </dev/null; done': ["a", "b", "c"],
+    "cat lines | RUN say": ["say\n\na\nb\nc"],
+    "RUN say < lines": ["say\n\na\nb\nc"],
+    "cat lines | timeout 60 RUN say": ["say\n\na\nb\nc"],
+    "cat lines | RUN -": ["a\nb\nc"],
+    "cat lines | RUN": ["a\nb\nc"],
+    "cat lines | { RUN say; cat >rest; }": ["say"],
+    "cat lines | { RUN say -; cat >rest; }": ["say\n\na\nb\nc"],
+    "RUN say </dev/null": ["say"],
+    "RUN say <&-": ["say"],
+}
+"""What shells do with stdin, and the prompts that come of it."""
+TELLS_PROMPT = """
+import sys
+from edge_llm.cli import run
+run.load_engine = lambda *_: print(ascii(run.told), end=" ") or sys.exit()
+whole = run._whole_prompt
+run._whole_prompt = lambda *given: setattr(run, "told", whole(*given)) or run.told
+from edge_llm.cli.main import main
+main(["run", "builtin", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("shell", [shell for shell in ("bash", "dash", "zsh", "busybox") if shutil.which(shell)])
+@pytest.mark.parametrize("line", SHELL_LINES)
+def test_stdin_is_read_where_it_is_ours_and_left_to_a_shell_that_reads_it(tmp_path, shell, line):
+    (tmp_path / "lines").write_text("a\nb\nc\n")
+    (tmp_path / "tell.py").write_text(TELLS_PROMPT)
+    words = [shell, *(["sh"] if shell == "busybox" else []), "-c", line.replace("RUN", f"{sys.executable} tell.py") + "\n:"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert done.stderr == ""
+    assert [ast.literal_eval(word) for word in re.findall("'[^']*'", done.stdout)] == SHELL_LINES[line]
+    if (rest := tmp_path / "rest").exists():
+        assert rest.read_text() == ("" if "-;" in line else "a\nb\nc\n")  # what was left alone is still there
+
+
+def test_who_waits_for_stdin_says_so_after_a_while():
+    with subprocess.Popen(
+        [sys.executable, "-m", "edge_llm", "run", "builtin", "hi", "-", "-n", "1"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as waiting:  # fmt: skip
+        assert waiting.stderr.readline() == "reading stdin ... (Ctrl-D ends it, </dev/null skips it)\n"
+        assert waiting.poll() is None
+        out, err = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0 and out and "reading" not in err
+
+
 def program(*arguments, **options):
     command = [sys.executable, "-m", "edge_llm", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
@@ -492,7 +621,7 @@ def program(*arguments, **options):
 
 def test_the_program_as_a_process(tiny_bundle, tmp_path):
     done = program("run", tiny_bundle, "hi", "--max-tokens", 2, stdin=subprocess.DEVNULL, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "[cut short after 2 tokens; --max-tokens allows more]\n")
     missing = program("run", "nowhere", "hi", stdin=subprocess.DEVNULL)
     assert (missing.returncode, missing.stdout) == (1, "")
 

@@ -33,7 +33,7 @@ def test_verbs_are_completed_without_importing_them():
     code = (
         "import sys\nfrom edge_llm.cli.main import cli\nimport click\n"
         "items = cli.shell_complete(click.Context(cli), 's')\n"
-        "assert [item.value for item in items] == ['serve', 'show'], items\n"
+        "assert [item.value for item in items] == ['serve', 'stop', 'show'], items\n"
         "assert not {'numpy', 'rich', 'edge_llm.cli.serve', 'edge_llm.cli.models'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

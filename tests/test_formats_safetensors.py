@@ -516,3 +516,17 @@ def test_tables_have_one_id_each() -> None:
     for table in (FILES, CONFIGS, JSONS, INDEXES):
         ids = [bad.id for bad in table]
         assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ('{"base_model_name_or_path": "Qwen/Qwen3-0.6B"}', "of `Qwen/Qwen3-0.6B`, not a model; import `Qwen/"),
+        ("{}", r"is an adapter \(LoRA\), not a model"),
+    ],
+)  # fmt: skip
+def test_an_adapter_is_told_from_a_model(tmp_path, config, words):
+    (tmp_path / "adapter_config.json").write_text(config)
+    refuses(UnsupportedModel, words, lambda: open_model_folder(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("nonsense")
+    refuses(InvalidModel, "adapter_config.json", lambda: open_model_folder(tmp_path))

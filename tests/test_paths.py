@@ -138,8 +138,39 @@ def test_every_form_of_a_path_finds_a_bundle(monkeypatch, tmp_path, path):
     assert find_bundle(path).name == "it"
 
 
-@pytest.mark.parametrize("name", ["", 300 * "x", 5000 * "x", "a b", "-x", "\udcff", "x\x1b[2J", "٣"])
+@pytest.mark.parametrize("name", ["", 300 * "x", 5000 * "x", "-x", "\udcff", "x\x1b[2J", "٣"])
 def test_what_can_be_no_name_is_refused_shortly(name):
     with pytest.raises(UsageError, match="cannot be a model name") as refused:
         find_bundle(name)
     assert len(str(refused.value)) < 300
+
+
+def imported(*names):
+    """Folders of models that are called so."""
+    for name in names:
+        shutil.copytree(builtin_bundle(), bundle_path(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("smo", "smol"), ("SMOL", "smol"), ("Smoll", "smol"), ("qwen3", "Qwen3-4B"), ("bulitin", "builtin"), ("zzz", None)],
+)
+def test_a_name_that_is_nearly_a_model_is_asked_back(name, meant):
+    imported("smol", "Qwen3-4B")
+    way_out = f"did you mean `{meant}`" if meant else "`edge-llm list`"
+    with pytest.raises(ModelNotFound, match=f"no model `{name}`; {way_out}") as error:
+        find_bundle(name)
+    assert error.value.model == name
+
+
+@pytest.mark.parametrize("prompt", ["Who are you?", "what is 3/4 of 8", "say\nhello", "word " * 5000])
+def test_a_prompt_in_the_place_of_a_model_is_told_where_it_belongs(prompt):
+    with pytest.raises(UsageError, match="is no model but a prompt; write `edge-llm run builtin") as refused:
+        find_bundle(prompt)
+    assert len(str(refused.value)) < 300 and "\n" not in str(refused.value)
+
+
+def test_a_folder_with_a_space_is_a_path(tmp_path):
+    with pytest.raises(ModelNotFound, match="this folder has no manifest.json"):
+        (tmp_path / "my model").mkdir()
+        find_bundle(str(tmp_path / "my model"))

@@ -109,7 +109,7 @@ def test_without_patience_the_end_comes_at_once(number):
 
 
 def test_a_second_signal_does_not_wait():
-    with served("--drain", "60") as (process, url):
+    with served("--drain", "60", "--quiet") as (process, url):
         body = LONG | {"n": 16, "max_tokens": 1000}
         reader = threading.Thread(target=leave, args=(url, body))
         reader.start()
@@ -179,7 +179,7 @@ def test_a_port_that_another_has_is_no_misuse(capsys):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("delay", [0.0, 0.0, 0.05, 0.3])
 def test_a_signal_behind_the_serving_line_is_never_lost(number, delay):
-    """HTTP | process | From the `serving` line on, one SIGTERM or SIGINT ends the server, with exit code 0."""
+    """HTTP | process | From the `Serving` line on, one SIGTERM or SIGINT ends the server, with exit code 0."""
     with subprocess.Popen([*COMMAND, "--port", "0"], stderr=subprocess.PIPE, text=True) as process:
         said = process.stderr.readline()
         time.sleep(delay)
@@ -189,7 +189,7 @@ def test_a_signal_behind_the_serving_line_is_never_lost(number, delay):
         finally:
             process.kill()
     assert process.returncode == 0
-    assert "serving" in said
+    assert "Serving" in said
     assert "Traceback" not in said
 
 
@@ -264,7 +264,7 @@ def test_a_server_with_too_many_connections_goes_on_answering():
     def few():
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
-    with served(preexec_fn=few) as (process, url), httpx.Client(base_url=url, timeout=20) as kept:
+    with served("--quiet", preexec_fn=few) as (process, url), httpx.Client(base_url=url, timeout=20) as kept:
         host, port = url.removeprefix("http://").split(":")
         assert kept.get("/health").status_code == 200
         connections = [socket.create_connection((host, int(port))) for _ in range(100)]

@@ -26,6 +26,7 @@ from edge_llm.server.answers import Answers
 from edge_llm.server.anthropic import MessagesBody
 from edge_llm.server.chat import ChatBody
 from edge_llm.server.completions import CompletionBody
+from edge_llm.server.journal import Entry
 from edge_llm.server.problems import problem_of
 from edge_llm.server.replies import event_groups
 from edge_llm.server.responses import ResponsesBody
@@ -332,6 +333,7 @@ class PlayedAnswers:
 
     def __init__(self, looks):
         self.looks = list(looks)
+        self.entry = Entry("POST", "/")
 
     @property
     def ended(self):

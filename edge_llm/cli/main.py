@@ -5,34 +5,37 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import click
 
 import edge_llm
 from edge_llm.cli import process
+from edge_llm.cli.misuse import misuse_line
 from edge_llm.cli.refusal import give_up, refusal, set_what_cannot_be_encoded
 from edge_llm.cli.verbs import Verbs
 from edge_llm.errors import EdgeLLMError
 
 VERBS: tuple[tuple[str, str, str], ...] = (
-    ("run", "run", "Answer one prompt on stdout; reads stdin when piped."),
+    ("run", "run", "Answer one prompt on stdout; piped text belongs to it."),
     ("chat", "chat", "Chat in the terminal."),
     ("serve", "serve", "Serve a model to OpenAI and Anthropic clients on this machine."),
+    ("ps", "servers", "List the servers that run, and their models."),
+    ("stop", "servers", "Stop a server."),
     ("bench", "bench.speed", "Measure prompt and generation speed; `bench -h` lists what else."),
     ("plan", "plan", "Say what a memory budget means for a model."),
     ("import", "import_", "Turn a Hugging Face folder or hub id into a local model."),
     ("export", "export", "Write a model's INT8 products as ONNX graphs."),
     ("pull", "pull", "Download a model from the hub without importing it."),
     ("list", "models", "List the models that are here."),
-    ("show", "models", "Show what one model is."),
-    ("rm", "models", "Remove a model."),
+    ("show", "models", "Show what models are."),
+    ("rm", "models", "Remove models."),
     ("cache", "cache", "List, prune or clear the prefix cache on disk."),
     ("perplexity", "perplexity", "Compare the INT8 path with the float path on a text."),
     ("config", "config", "Show what the config file and the environment set."),
     ("completion", "completion", "Print the script that completes commands in a shell."),
     ("doctor", "doctor", "Say what this machine has and what is missing."),
+    ("version", "version", "Print the version."),
 )
 """As `Verbs` takes them."""
 
@@ -81,7 +84,7 @@ def run(arguments: list[str] | None = None) -> int:
         return 0 if answered.code in (None, 0) else 1
     except click.ClickException as misuse:
         origin = _origin(misuse)
-        _complain(misuse.show) if origin is None else _complain_of(f"{misuse.message.rstrip('.')} ({origin})")
+        _complain_of(misuse_line(misuse) if origin is None else f"{misuse.message.rstrip('.')} ({origin})")
         return misuse.exit_code
     except (KeyboardInterrupt, click.Abort):
         return process.INTERRUPTED
@@ -108,14 +111,10 @@ def _origin(misuse: click.ClickException) -> str | None:
 
 
 def _complain_of(message: str) -> None:
+    """``message`` as one line on stderr, if it can be heard."""
     line = " ".join(message.split())
     printable = "".join(char if char.isprintable() else "?" for char in line)
-    _complain(lambda: click.echo(f"error: {printable}", err=True))
-
-
-def _complain(speak: Callable[[], None]) -> None:
-    """``speak`` on stderr, if it can be heard."""
     try:
-        speak()
+        click.echo(f"error: {printable}", err=True)
     except OSError:
         give_up(sys.stderr)

@@ -18,41 +18,48 @@ from edge_llm.convert import sensitive
 from edge_llm.convert.staging import discard
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.engine.library import InstalledModel, installed_models
-from edge_llm.errors import ModelNotFound, UsageError
+from edge_llm.errors import UsageError
 from edge_llm.files import folder_bytes, is_folder, shown
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.formats.leftovers import clear_leftovers, remove_stopped, stopped_imports
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.models import describe
-from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path, find_bundle, models_folder, prefix_cache_folder
+from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path, find_bundle, models_folder, no_such_model, prefix_cache_folder
 
 
 @click.command("list")
+@click.argument("models", type=MODEL, nargs=-1, metavar="[MODEL]...")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def list_command(as_json: bool) -> None:
-    """List the models that are here."""
-    models = installed_models()
-    _tell_stopped()
+def list_command(models: tuple[str, ...], as_json: bool) -> None:
+    """List the models that are here, or only MODEL."""
+    rows = installed_models()
+    if models:
+        known = {row.name: row for row in rows}
+        if missing := [name for name in models if name not in known]:
+            raise no_such_model(missing[0])
+        rows = [known[name] for name in dict.fromkeys(models)]
+    else:
+        _tell_stopped()
     if as_json:
-        say_json([_summary(model) for model in models])
+        say_json([_summary(row) for row in rows])
         return
-    width = max(len(shown(model.name)) for model in models)
+    width = max(4, *(len(shown(row.name)) for row in rows))
     say(f"{'NAME'.ljust(width)}  {'FAMILY':8} {'PARAMETERS':>10} {'SIZE':>10} {'CONTEXT':>8}  PRECISION")
-    for model in models:
-        name = shown(model.name).ljust(width)
-        if model.problem is not None:
-            say(f"{name}  {shown(model.problem, 1000)}")
+    for row in rows:
+        name = shown(row.name).ljust(width)
+        if row.problem is not None:
+            say(f"{name}  {shown(row.problem, 1000)}")
         else:
             say(
-                f"{name}  {model.family:8} {counted(model.parameters):>10} "
-                f"{_mebibytes(model.nbytes):>10} {model.context:>8}  {model.precision}"
+                f"{name}  {row.family:8} {counted(row.parameters):>10} "
+                f"{_mebibytes(row.nbytes):>10} {row.context:>8}  {row.precision}"
             )
 
 
 @click.command("show")
-@click.argument("model", type=MODEL, required=False, metavar="MODEL")  # `--sensitive` may have taken it
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@click.argument("models", type=MODEL, nargs=-1, metavar="MODEL...")  # `--sensitive` may have taken it
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object; a list of them for several models.")
 @click.option(
     "--sensitive",
     "sensitive_path",
@@ -64,25 +71,34 @@ def list_command(as_json: bool) -> None:
     "-: only that, on stdout.",
 )
 @click.pass_context
-def show_command(ctx: click.Context, model: str | None, as_json: bool, sensitive_path: Path | None) -> None:
-    """Show what MODEL is: shapes, memory, outlier profile, where it came from."""
-    if model is None:
+def show_command(ctx: click.Context, models: tuple[str, ...], as_json: bool, sensitive_path: Path | None) -> None:
+    """Show what each MODEL is: shapes, memory, outlier profile, where it came from."""
+    if not models:
         taken = f": --sensitive took `{shown(sensitive_path)}` for its file; write MODEL first" if sensitive_path else ""
-        raise click.UsageError(f"Missing argument 'MODEL'{taken}.", ctx)
+        raise click.UsageError(f"MODEL is missing{taken}", ctx)
+    if sensitive_path is not None and len(models) > 1:
+        raise UsageError("--sensitive is about one model; name one", param="sensitive")
     if as_json and sensitive_path is STDOUT:
         raise UsageError("--json and --sensitive - cannot share stdout; leave one out, or name a file", param="sensitive")
-    bundle = open_bundle(find_bundle(model))
-    facts = _facts(model, bundle)
+    bundles = [(model, open_bundle(find_bundle(model))) for model in models]
     if sensitive_path is not None:
-        found = sensitive.sensitive(bundle.decoder)
+        found = sensitive.sensitive(bundles[0][1].decoder)
         if sensitive_path is STDOUT:
             say_json(found)
             return
         sensitive.write_sensitive(sensitive_path, found)
         note(f"wrote {sensitive_path}: {len(found)} linears of the layers are not in 4 bits, or not all of them")
     if as_json:
-        say_json(facts)
+        facts = [_facts(model, bundle) for model, bundle in bundles]
+        say_json(facts[0] if len(facts) == 1 else facts)
         return
+    for index, (model, bundle) in enumerate(bundles):
+        if index:
+            say()
+        _say_facts(_facts(model, bundle))
+
+
+def _say_facts(facts: dict[str, Any]) -> None:
     width = max(len(key) for key in facts)
     del facts["shadow" if facts["turns"] else "turns"]  # behind turns no channel is hot, and their table has what overflows
     for key, value in facts.items():
@@ -104,36 +120,43 @@ _TABLES = {"weights": weights_lines, "folds": fold_lines, "turns": turn_lines, "
 
 
 @click.command("rm")
-@click.argument("model", type=MODEL)
+@click.argument("models", type=MODEL, nargs=-1, required=True, metavar="MODEL...")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def rm_command(model: str, yes: bool) -> None:
-    """Remove MODEL from this machine."""
-    if model == BUILTIN_MODEL_NAME:
-        raise UsageError("the built-in model is part of the program and cannot be removed", param="model")
-    folder = bundle_path(model)
-    if is_folder(folder) and not yes:
+def rm_command(models: tuple[str, ...], yes: bool) -> None:
+    """Remove each MODEL from this machine."""
+    if BUILTIN_MODEL_NAME in models:
+        raise UsageError("the built-in model is part of the program and cannot be removed", param="models")
+    folders = {model: bundle_path(model) for model in models}
+    clear_leftovers(models_folder())  # which may put one back
+    stopped = stopped_imports(models_folder())
+    for model, folder in folders.items():  # all or none: a name that is wrong removes nothing
+        if not is_folder(folder) and model not in stopped:
+            raise no_such_model(model)
+    here = [model for model, folder in folders.items() if is_folder(folder)]
+    if here and not yes:
         if not has_person():
-            raise UsageError(f"nobody can be asked whether to remove {model}; give --yes", param="yes")
-        click.confirm(f"Remove {model} ({_mebibytes(folder_bytes(folder))})?", abort=True, err=True)
-    clear_leftovers(folder.parent)
-    stopped = remove_stopped(folder)
-    if stopped:
-        note(f"removed what is done of a stopped import of {model}")
-    if not is_folder(folder):
-        if stopped:
-            return
-        raise ModelNotFound(f"no model `{model}`; `edge-llm list` shows what is here")
-    _forget_prefixes(folder)  # first: pages of a model that is gone would wait for somebody to prune them
-    discard(folder)
-    note(f"removed {model}")
+            raise UsageError(f"nobody can be asked whether to remove {', '.join(here)}; give --yes", param="yes")
+        sizes = ", ".join(f"{model} ({_mebibytes(folder_bytes(folders[model]))})" for model in here)
+        click.confirm(f"Remove {sizes}?", abort=True, err=True)
+    for model, folder in folders.items():
+        _remove(model, folder)
+
+
+def _remove(model: str, folder: Path) -> None:
+    if remove_stopped(folder):
+        note(f"removed the progress of a stopped import of {model}")
+    if is_folder(folder):
+        _forget_prefixes(folder)  # first: pages of a model that is gone would wait for somebody to prune them
+        discard(folder)
+        note(f"removed {model}")
 
 
 def _tell_stopped() -> None:
     """Say which imports were stopped and may go on."""
     for name, folder in stopped_imports(models_folder()).items():
         note(
-            f"an import of {shown(name)} was stopped ({_mebibytes(folder_bytes(folder))} are kept): the same `edge-llm import` "
-            f"goes on from there, `edge-llm rm {shown(name)}` removes it"
+            f"an import of {shown(name)} was stopped ({_mebibytes(folder_bytes(folder))} of progress are saved): the same "
+            f"`edge-llm import` goes on from there, `edge-llm rm {shown(name)}` removes it"
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge_llm.chats.attachments import find_attachments, missing_files
-from edge_llm.cli.answer import Printer
+from edge_llm.cli.answer import Printer, cut_short
 from edge_llm.cli.options import generation_params
 from edge_llm.cli.piped import read_lines
 from edge_llm.cli.terminal import has_person, note, quiet_progress, say
@@ -50,6 +50,11 @@ class Partner(Protocol):
         """Of the last answer."""
         ...
 
+    @property
+    def cut(self) -> str | None:
+        """What to say of the last answer, if it was cut short."""
+        ...
+
     def answer(self, messages: Messages) -> Iterator[AnswerPiece]:
         """The pieces of the answer to ``messages``, as they come; closing the iterator stops it."""
         ...
@@ -88,6 +93,10 @@ class ModelHere:
             f"{timings.prompt_per_second:.0f}/s, {usage.completion_tokens} written at {timings.predicted_per_second:.0f}/s"
         )
 
+    @property
+    def cut(self) -> str | None:
+        return None if self._last is None else cut_short(self._last, self._params.max_tokens)
+
     def answer(self, messages: Messages) -> Iterator[AnswerPiece]:
         request, syntax = conversation_request(self._engine, messages, self._params)
         reader = syntax.reader()
@@ -103,6 +112,7 @@ class ModelElsewhere:
         self._provider = provider
         self._sampling = sampling
         self._last: Figures | None = None
+        self.cut: str | None = None
         self.greeting = f"{provider.facts.name} ({provider.facts.site})."
         self.notes = provider.facts.notes
 
@@ -121,6 +131,7 @@ class ModelElsewhere:
                 for piece in pieces:
                     if isinstance(piece, Ended):
                         self._last = piece.figures
+                        self.cut = "[cut short: the server allows no more tokens]" if piece.reason == "length" else None
                     else:
                         yield piece
 
@@ -188,6 +199,8 @@ class Conversation:
             return
         else:
             say()
+            if said := self._partner.cut:
+                note(said)
         printer.end()
         if printer.said:
             self._messages = [*messages, {"role": "assistant", "content": printer.said}]

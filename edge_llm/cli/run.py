@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any
 
 import click
 
-from edge_llm.cli.answer import Printer
+from edge_llm.cli.answer import Printer, cut_short, is_drawn
 from edge_llm.cli.here import model_here, yes_option
 from edge_llm.cli.options import (
     generation_options,
@@ -20,44 +22,62 @@ from edge_llm.cli.options import (
     runtime_config,
     runtime_options,
 )
-from edge_llm.cli.piped import read_all
-from edge_llm.cli.terminal import has_person, note, quiet_progress, say, say_json
+from edge_llm.cli.piped import is_piped_in, read_all
+from edge_llm.cli.terminal import has_person, note, quiet_progress, say_json
 from edge_llm.cli.values import MODEL, TEXT
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Answer, Delta, Request
-from edge_llm.errors import EdgeLLMError, UsageError
+from edge_llm.errors import UsageError
 from edge_llm.files import shown
+from edge_llm.paths import find_bundle
 from edge_llm.talk.conversation import conversation_request
 from edge_llm.talk.outcome import AnswerSyntax
 
 
 @click.command("run")
 @click.argument("model", type=MODEL, required=False)
-@click.argument("prompt", type=TEXT, required=False)
+@click.argument("words", metavar="[PROMPT] [-]", type=TEXT, nargs=-1)
 @generation_options
 @grammar_options
 @runtime_options
 @prefix_cache_option
 @yes_option
 @click.option("--system", type=TEXT, help="System message, for a model with a chat template.")
-@click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
+@click.option("--raw", is_flag=True, help="Continue the prompt exactly as it stands, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token.")
+@click.option("--plain", is_flag=True, help="Print the answer as it was said; on a terminal its Markdown is drawn.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, reasoning, tokens, usage, timings, device.")
 def run_command(
-    model: str | None, prompt: str | None, system: str | None, raw: bool, as_json: bool, yes: bool, **options: Any
+    model: str | None,
+    words: tuple[str, ...],
+    system: str | None,
+    raw: bool,
+    plain: bool,
+    as_json: bool,
+    yes: bool,
+    **options: Any,
 ) -> None:
     """Answer PROMPT with MODEL (default: the built-in model) and print the answer.
 
-    Text piped to stdin is the prompt, or is put after PROMPT if both are given; the end of its last line is not
-    part of it.  A model with a chat template answers as an assistant; one without continues the text.  What the
+    Without PROMPT, stdin is the prompt.  Beside PROMPT, text that is piped into this command goes behind it:
+    `cat notes.txt | edge-llm run MODEL "Summarize this:"`, and so with `< notes.txt`.  What the shell around it reads from is
+    left alone, so `while read LINE; do edge-llm run MODEL "$LINE"; done < file` works; in a script, `-` behind PROMPT
+    reads stdin all the same, and `</dev/null` never does.  The end of the last line is not part of the prompt, but with --raw.
+
+    A model with a chat template answers as an assistant; one without continues the text.  What the
     model thinks before it answers goes, dimmed, to stderr if that is a terminal, and into `reasoning` with --json.
     """
-    text = _whole_prompt(model, prompt)
+    if model == STDIN and not words:
+        model, words = None, (STDIN,)
+    text = _whole_prompt(model, words, raw)
     runtime = runtime_config(options)
     grammar = grammar_of(options)
     model = model_here(model, yes=yes)
+    drawn = is_drawn() and grammar is None and not (raw or plain or as_json)
+    if drawn:
+        threading.Thread(target=import_module, args=[_WRITER], daemon=True).start()  # takes as long as a small model
     with quiet_progress() as progress:
         engine = load_engine(model, runtime, progress)
     if grammar is not None:
@@ -67,15 +87,29 @@ def run_command(
     if as_json:
         say_json(_as_dict(engine.answer(request), syntax) | asdict(engine.runner.site), indent=None)
     else:
-        _print_stream(engine, request, syntax)
+        drawn = drawn and not engine.template.is_default  # a text that is continued is no Markdown
+        _print_stream(engine, request, syntax, Printer(import_module(_WRITER).MarkdownWriter() if drawn else None))
 
 
-def _whole_prompt(model: str | None, prompt: str | None) -> str:
-    piped = "" if sys.stdin is None or has_person() else read_all()
-    if prompt is None and not piped:
+STDIN = "-"
+_WRITER = "edge_llm.cli.markdown_writer"
+"""Loads what draws Markdown, which nobody needs without a terminal."""
+
+
+def _whole_prompt(model: str | None, words: tuple[str, ...], raw: bool) -> str:
+    """PROMPT, what is piped in, or both.  Raises `UsageError` where there is neither, or more than one PROMPT."""
+    prompts = words[:-1] if words[-1:] == (STDIN,) else words
+    if len(prompts) > 1:
+        quoted = " ".join([*(part for part in [model] if part), f'"{" ".join(prompts)[:80]}"'])
+        raise UsageError(f"the prompt is one argument; put it in quotes: `edge-llm run {quoted}`", param="prompt")
+    wanted = not prompts and not has_person()
+    piped = read_all(exact=raw) if prompts != words or wanted or is_piped_in() else ""
+    if not prompts and not piped:
+        if model is not None:
+            find_bundle(model)  # a prompt in its place is told so
         named = "" if model is None else f" for the model `{shown(model)}`"
         raise UsageError(f'no prompt{named}; write `edge-llm run MODEL "your text"` or pipe it in', param="prompt")
-    text = "\n\n".join(part for part in (prompt, piped) if part)
+    text = "\n\n".join(part for part in (*prompts, piped) if part)
     if not text:
         raise UsageError("the prompt is empty; give at least one character", param="prompt")
     return text
@@ -96,8 +130,8 @@ def _as_dict(answer: Answer, syntax: AnswerSyntax) -> dict[str, Any]:
     return answer.as_dict() | {"text": outcome.said, "reasoning": outcome.thought}
 
 
-def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> None:
-    printer, reader = Printer(), syntax.reader()
+def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax, printer: Printer) -> None:
+    reader = syntax.reader()
 
     def printed() -> Iterator[Delta]:
         for delta in engine.stream(request):
@@ -107,14 +141,10 @@ def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> Non
 
     try:
         answer = collect(printed())
-    except (KeyboardInterrupt, EdgeLLMError):
-        say()
-        raise
-    printer.end()
-    if not printer.said.endswith("\n"):
-        say()
-    if answer.finish.reason == "length" and request.params.grammar is not None:
-        note(f"the answer is not complete: it ended after {answer.finish.usage.completion_tokens} tokens (--max-tokens, --ctx)")
+    finally:
+        printer.finish()
+    if said := cut_short(answer.finish, request.params.max_tokens):
+        note(said)
     if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
         timings = answer.finish.timings
         note(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from edge_llm.cli.values import MODEL, Real, Whole
 @click.option("--drain", type=Real(0, 3600), default=30.0, show_default=True, help="Seconds to let answers end.")
 @click.option("--batch-window", type=Real(0, 10_000), default=0.0, help="Milliseconds to wait for company.")
 @click.option("--kv-memory", default="1GiB", show_default=True, help="For keys and values of all requests.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print a line for each request.")
 @shared("--prefix-cache", default="1GiB", show_default=True, help="Disk for keys and values of prompts; 0 keeps none.")
 @runtime_options
 def serve_command(
@@ -40,11 +42,13 @@ def serve_command(
     batch_window: float,
     kv_memory: str,
     prefix_cache: str,
+    quiet: bool,
     **options: Any,
 ) -> None:
     """Serve MODEL (default: the built-in model) to OpenAI and Anthropic clients, with a chat page at /.
 
-    Listens while the model loads; GET /health says when it is ready.  SIGTERM and Ctrl-C let running answers end.
+    Listens while the model loads; GET /health says when it is ready.  SIGTERM and Ctrl-C let running answers end.  A line on
+    stderr tells of each request: time, method, path, status, model, tokens, seconds; not of /health and /metrics.
     """
     # imported late, so that --help does not wait for the server
     from edge_llm.engine.engine import Engine
@@ -53,7 +57,9 @@ def serve_command(
     from edge_llm.paths import BUILTIN_MODEL_NAME, builtin_bundle, find_bundle
     from edge_llm.progress import StageProgress
     from edge_llm.server.host import ModelHost
+    from edge_llm.server.journal import Journal
     from edge_llm.server.run import ServeOptions, listen, serve
+    from edge_llm.server.running import listed
 
     runtime = replace(runtime_config(options), kv_memory=kv_memory, prefix_cache=prefix_cache)
     keys = api_keys(options)
@@ -64,14 +70,18 @@ def serve_command(
     listener = listen(chosen)
     place = listener.getsockname()
     address = f"[{place[0]}]" if ":" in place[0] else place[0]
+
     def load(progress: StageProgress) -> tuple[Engine, Service]:
         engine = load_engine(model, runtime, progress)
         return engine, BatchingService(engine, queue_limit=queue, window_seconds=batch_window / 1e3)
 
     def say_where() -> None:
-        note(f"serving `{name}` at http://{address}:{place[1]}/v1, chat page at http://{address}:{place[1]}/ (Ctrl-C ends)")
+        url = f"http://{address}:{place[1]}"
+        note(f"Serving `{name}` at {url}/v1, chat page at {url}/. Press Ctrl-C to stop.")
 
-    with process.SignalsThatCameLate() as signals:
+    journal = Journal(note if not quiet else None)
+    names = [name, *aliases]
+    with process.SignalsThatCameLate() as signals, listed(names, place[0], place[1], drain), contextlib.closing(journal):
 
         def begin() -> None:
             signals.command_has_them()
@@ -80,4 +90,4 @@ def serve_command(
         def say_what_is_awaited(requests: int) -> None:
             note(f"answers under way: {requests}; waiting up to {drain:g} s for their end, Ctrl-C again ends at once")
 
-        serve(ModelHost([name, *aliases]), listener, chosen, load, begin, say_what_is_awaited)
+        serve(ModelHost(names, journal), listener, chosen, load, begin, say_what_is_awaited)

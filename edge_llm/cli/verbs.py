@@ -17,9 +17,9 @@ from edge_llm.files import shown
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-NOT_CONFIGURED = ("cache", "completion", "config", "doctor")
+NOT_CONFIGURED = ("cache", "completion", "config", "doctor", "ps", "stop", "version")
 """Verbs that the person's config file says nothing about: they work whatever is wrong with it."""
-ELSEWHERE = {"remove": "rm", "delete": "rm", "download": "pull"}
+ELSEWHERE = {"remove": "rm", "delete": "rm", "download": "pull", "ls": "list", "kill": "stop", "start": "serve", "info": "show"}
 """What other programs call our verbs, where the words are not alike."""
 
 

@@ -152,7 +152,7 @@ class Unfinished:
         self._close(stays=stays)
         if stays:
             self._tell(
-                f"what is done of `{self.target.name}` is kept ({folder_bytes(self.folder) / 2**20:.1f} MiB): the same import "
+                f"progress on `{self.target.name}` is saved ({folder_bytes(self.folder) / 2**20:.1f} MiB): the same import "
                 f"goes on from there, `--fresh` starts anew, and `edge-llm rm {self.target.name}` removes it"
             )
 

@@ -43,6 +43,7 @@ MAX_WEIGHT = 1e15
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_ADAPTER = "adapter_config.json"
 _BLOCK_BYTES = 512 << 10
 """Read at a time, so that it is widened where it still is: in a core's cache."""
 _BITS = {
@@ -257,6 +258,8 @@ def open_model_folder(folder: Path) -> SourceFolder:
     if not folder.is_dir():
         raise InvalidModel(f"`{shown(folder)}` is not a folder; give the folder that holds config.json")
     if not _exists(folder / "config.json"):
+        if _exists(folder / _ADAPTER):
+            raise _is_adapter(folder)
         raise ModelNotFound(f"no config.json in `{shown(folder)}`; give a Hugging Face folder with config.json and safetensors")
     config = read_object(folder / "config.json", max_bytes=MAX_CONFIG_BYTES)
     if _exists(folder / _SINGLE):
@@ -264,6 +267,14 @@ def open_model_folder(folder: Path) -> SourceFolder:
     if _exists(folder / _INDEX):
         return SourceFolder(folder, config, _open_shards(folder))
     raise _no_weights(folder)
+
+
+def _is_adapter(folder: Path) -> UnsupportedModel:
+    base = read_object(folder / _ADAPTER, max_bytes=MAX_CONFIG_BYTES).get("base_model_name_or_path")
+    known = isinstance(base, str) and base
+    of = f" of `{shown(base)}`" if known else ""
+    way_out = f"import {f'`{shown(base)}`' if known else 'that model'}; adapters are not run here yet"
+    return UnsupportedModel(f"`{shown(folder)}` is an adapter (LoRA){of}, not a model; {way_out}")
 
 
 def _open_shards(folder: Path) -> list[SafetensorsFile]:

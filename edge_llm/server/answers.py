@@ -17,6 +17,7 @@ from edge_llm.engine.service import Service
 from edge_llm.errors import Unavailable
 from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
+from edge_llm.server.journal import Entry
 from edge_llm.server.metrics import Stopwatch
 from edge_llm.server.stream import Alarm, until_disconnect
 
@@ -27,7 +28,10 @@ class Answers:
     Every answer is followed to its end, whoever looks, so that each is counted exactly once.
     """
 
-    def __init__(self, host: ModelHost, requests: Sequence[Request]) -> None:
+    def __init__(self, host: ModelHost, requests: Sequence[Request], entry: Entry | None = None) -> None:
+        self.entry = entry or Entry("-", "-")
+        """Is told how many tokens there are."""
+        self.entry.prompt_tokens = sum(map(len, {request.prompt for request in requests}))
         self._answerings = _submit_all(host.service, requests)
         self._open = len(requests)
         self._waiting: dict[int, list[Delta | BaseException]] = {}
@@ -84,6 +88,7 @@ class Answers:
     def _take(self, index: int, watch: Stopwatch, item: Delta | BaseException) -> None:
         if isinstance(item, Delta):
             watch.see(item)
+            self.entry.completion_tokens += len(item.tokens)
         else:
             watch.fail()
         self._waiting.setdefault(index, []).append(item)

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from edge_llm.server import limits
+from edge_llm.server.journal import Entry
 from edge_llm.server.problems import problem_of
 
 log = logging.getLogger("edge_llm.server")
@@ -76,13 +77,23 @@ class Connection(H11Protocol):
             self.transport.abort()
         elif not self.transport.is_closing() and self._sender_is_late(now):
             if self._wait is not None and self._wait[0] == "headers" and self.conn.trailing_data[0]:
-                self._refuse(408, "the headers did not come")
+                self._tell_and_refuse(408, "the headers did not come")
             else:
                 self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """Answer in JSON to bytes that are not HTTP."""
-        self._refuse(400, msg)
+        self._tell_and_refuse(400, msg)
+
+    def _tell_and_refuse(self, status: int, message: str) -> None:
+        """As `_refuse`, and a line of the log says so, as it does of what a route answers."""
+        self._refuse(status, message)
+        no_route = self.cycle is None or self.cycle.response_complete
+        entry = Entry("-", "-") if no_route else Entry.of(cast(Any, self.cycle.scope))
+        entry.status = status
+        entry.fail(HTTPException(status, message), message)
+        if no_route:
+            self.config.app.state.host.journal(entry.line())  # type: ignore[union-attr]
 
     def _sender_is_late(self, now: float) -> bool:
         waiting_for = self._waiting_for()
@@ -129,3 +140,4 @@ class Connection(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.close()
+

@@ -16,6 +16,7 @@ from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
 from edge_llm.server.inputs import Texts, token_lists
+from edge_llm.server.journal import Entry
 from edge_llm.server.schemas import Body, ignored_header
 from edge_llm.server.stream import until_disconnect
 
@@ -32,13 +33,15 @@ class EmbeddingBody(Body):
 async def embeddings(request: Request) -> Response:
     """The mean of the model's last hidden states for each text, of length 1."""
     host: ModelHost = request.app.state.host
+    entry = Entry.of(request.scope)
     body, prompts, headers = await host.prepare(request, _prepare)
+    model, tokens = host.check_name(body.model), sum(map(len, prompts))
+    entry.model, entry.prompt_tokens = model, tokens
     future = host.service.embed(prompts)
     vectors = await until_disconnect(request.receive, _result(future))
     if vectors is None:
         return Response(status_code=499)
-    tokens = sum(map(len, prompts))
-    head = {"object": "list", "model": host.check_name(body.model), "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    head = {"object": "list", "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
     return await host.workshop.reply(request, lambda: {**head, "data": _items(vectors, body.encoding_format)}, headers)
 
 

@@ -24,6 +24,7 @@ from edge_llm.errors import Unavailable
 from edge_llm.server import limits
 from edge_llm.server.connection import Patience
 from edge_llm.server.host import ModelHost
+from edge_llm.server.journal import Entry
 from edge_llm.server.metrics import Metrics
 from edge_llm.server.problems import error_response
 from edge_llm.server.schemas import IGNORED_HEADER
@@ -80,9 +81,10 @@ class Guards:
             return
         if len(scope["path"]) > 1:  # a trailing slash makes no difference
             scope["path"] = scope["path"].rstrip("/") or "/"
+        entry = Entry.of(scope)
         headers = Headers(scope=scope)
         allowed_origin = self._allowed_origin(headers)
-        reply = _Reply(send, self._host.metrics, None if allowed_origin is None else _cors(allowed_origin, headers))
+        reply = _Reply(send, entry, self._host.metrics, None if allowed_origin is None else _cors(allowed_origin, headers))
         try:
             self._check(scope, headers, allowed_origin)
             if scope["method"] == "OPTIONS":
@@ -94,16 +96,18 @@ class Guards:
             pass  # it left before its body was there
         except asyncio.CancelledError:  # the server ends, and its drain is over
             if not reply.started:
-                cut = error_response(scope["path"], Unavailable("the server is shutting down"))
+                cut = error_response(scope, Unavailable("the server is shutting down"))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(limits.END_SECONDS):
                         await cut(scope, receive, reply.send)
         except Exception as error:
-            response = error_response(scope["path"], error)
+            response = error_response(scope, error)
             if not reply.started:
                 await response(scope, receive, reply.send)
         finally:
             self._host.workshop.let_go(scope)
+            if not entry.is_probe:
+                self._host.journal(entry.line())
 
     def _check(self, scope: Scope, headers: Headers, allowed_origin: str | None) -> None:
         _check_size(headers)
@@ -198,8 +202,9 @@ def _bounded(receive: Receive, most: int) -> Receive:
 class _Reply:
     """The way back: what is refused is counted, and ``cors`` tell a browser which pages of others may read the answer."""
 
-    def __init__(self, send: Send, metrics: Metrics, cors: list[tuple[bytes, bytes]] | None) -> None:
+    def __init__(self, send: Send, entry: Entry, metrics: Metrics, cors: list[tuple[bytes, bytes]] | None) -> None:
         self._send = send
+        self._entry = entry
         self._metrics = metrics
         self._cors = cors or []
         self.started = False
@@ -207,6 +212,7 @@ class _Reply:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
+            self._entry.status = message["status"]
             if message["status"] >= 400:
                 self._metrics.count("requests_refused_total", labels=f'status="{message["status"]}"')
             message["headers"] = [*message.get("headers", []), *self._cors]

@@ -14,6 +14,7 @@ from edge_llm.engine.service import Service
 from edge_llm.errors import ContextOverflow, ModelNotFound, Unavailable
 from edge_llm.files import shown
 from edge_llm.progress import StageProgress
+from edge_llm.server.journal import no_journal
 from edge_llm.server.metrics import Metrics
 from edge_llm.server.work import Result, Workshop
 
@@ -24,8 +25,10 @@ LoadModel = Callable[[StageProgress], tuple[Engine, Service]]
 class ModelHost:
     """One model, known by ``names`` (its own first), loading until `start` is called."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], journal: Callable[[str], None] = no_journal) -> None:
         self.names = tuple(names)
+        self.journal = journal
+        """Takes a line for each request, on the event loop."""
         self.created = int(time.time())
         self.metrics = Metrics()
         self.workshop = Workshop()
@@ -91,7 +94,8 @@ class ModelHost:
         if name is None:
             return self.names[0]
         if name not in self.names:
-            raise ModelNotFound(f"no model `{shown(name)}` here; GET /v1/models lists: {', '.join(self.names)}")
+            listed = f"GET /v1/models lists: {', '.join(self.names)}"
+            raise ModelNotFound(f"no model `{shown(name)}` here; {listed}", model=name)
         return name
 
     def check_length(self, *texts: str) -> None:

@@ -45,6 +45,8 @@ SPARE_DESCRIPTORS = 32
 """Descriptors that are kept free for files; a connection that would take one of them gets 503."""
 END_SECONDS = 2.0
 """Longest wait for work that cannot be interrupted, when the drain is over."""
+JOURNAL_LINES = 1000
+"""Lines about requests that may wait for whoever reads them; more are not written."""
 SAY_AGAIN_SECONDS = 10.0
 """Time between two lines of the log about the same trouble."""
 

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
+from starlette.types import Scope
 
 from edge_llm.errors import (
     ContextOverflow,
@@ -24,6 +25,7 @@ from edge_llm.errors import (
 )
 from edge_llm.files import shown
 from edge_llm.server import limits
+from edge_llm.server.journal import Entry
 
 log = logging.getLogger("edge_llm.server")
 
@@ -95,10 +97,11 @@ def is_anthropic(path: str) -> bool:
     return path.startswith(("/v1/messages", "/messages"))
 
 
-def error_response(path: str, error: BaseException) -> JSONResponse:
-    """The answer to a request for ``path`` that failed with ``error``."""
+def error_response(scope: Scope, error: BaseException) -> JSONResponse:
+    """The answer to the request of ``scope``, which failed with ``error``."""
     problem = problem_of(error)
-    content = problem.anthropic() if is_anthropic(path) else problem.openai()
+    Entry.of(scope).fail(error, problem.message)
+    content = problem.anthropic() if is_anthropic(scope["path"]) else problem.openai()
     return JSONResponse(content, problem.status, dict(problem.headers))
 
 
@@ -108,14 +111,15 @@ async def on_unknown_route(request: Request, error: Exception) -> JSONResponse:
     below = [route for mount in request.app.routes if isinstance(mount, Mount) for route in mount.routes]
     names = sorted(route.path.removeprefix("/") for route in below if isinstance(route, Route) and not route.param_convertors)
     asked = f"`{request.method} {shown(path, 200)}`"
-    return error_response(path, HTTPException(404, f"there is no {asked} here; below /v1/ there are: {', '.join(names)}"))
+    there = f"below /v1/ there are: {', '.join(names)}"
+    return error_response(request.scope, HTTPException(404, f"there is no {asked} here; {there}"))
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
     """Starlette's exception handler for everything else."""
     if isinstance(error, HTTPException) and error.status_code == 405:
         error = _wrong_method(request, error.headers or {})
-    return error_response(request.url.path, error)
+    return error_response(request.scope, error)
 
 
 def _wrong_method(request: Request, headers: Mapping[str, str]) -> HTTPException:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from edge_llm.engine.request import Answer, Delta, Request
 from edge_llm.server.answers import Answers, whole_reply
 from edge_llm.server.host import ModelHost
+from edge_llm.server.journal import Entry
 from edge_llm.server.problems import Problem, problem_of
 from edge_llm.server.schemas import ignored_header
 from edge_llm.server.stream import KEEP_ALIVE, EventStream
@@ -68,18 +69,20 @@ class Asking(Protocol):
 async def answered(request: HTTPRequest, kind: type[Asking]) -> Response:
     """Answer ``request``, whose body is a ``kind``."""
     host: ModelHost = request.app.state.host
-    reply, streamed, headers = await host.prepare(request, partial(_prepare, kind))
-    answers = Answers(host, reply.requests)
+    entry = Entry.of(request.scope)
+    reply, entry.model, streamed, headers = await host.prepare(request, partial(_prepare, kind))
+    answers = Answers(host, reply.requests, entry)
     if streamed:
         return EventStream(event_groups(reply.events(), answers), answers.cancel, headers)
     return await whole_reply(request, answers, reply.whole, headers)
 
 
-def _prepare(kind: type[Asking], host: ModelHost, data: bytes) -> tuple[Reply, bool, dict[str, str]]:
-    """The reply, whether it is streamed, and its headers."""
+def _prepare(kind: type[Asking], host: ModelHost, data: bytes) -> tuple[Reply, str, bool, dict[str, str]]:
+    """The reply, whose it is, whether it is streamed, and its headers."""
     body = kind.parse(data, host.engine.runner.context)
-    reply = body.reply(host, host.check_name(body.model))
-    return reply, bool(body.stream), ignored_header(body.ignored(host.engine.template.source))
+    model = host.check_name(body.model)
+    reply = body.reply(host, model)
+    return reply, model, bool(body.stream), ignored_header(body.ignored(host.engine.template.source))
 
 
 async def event_groups(events: Events, answers: Answers) -> AsyncIterator[str]:
@@ -98,4 +101,6 @@ async def event_groups(events: Events, answers: Answers) -> AsyncIterator[str]:
                 yield text
             group = []
     except Exception as error:
-        yield "".join([*group, *events.failed(problem_of(error))])
+        problem = problem_of(error)
+        answers.entry.fail(error, problem.message)
+        yield "".join([*group, *events.failed(problem)])

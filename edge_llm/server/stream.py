@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edge_llm.server import limits
+from edge_llm.server.journal import Entry
 
 Result = TypeVar("Result")
 log = logging.getLogger("edge_llm.server")
@@ -101,13 +102,14 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await until_disconnect(receive, self._send_all(send))
+            if await until_disconnect(receive, self._send_all(send)) is None:
+                Entry.of(scope).trouble = "the client left"
         except TimeoutError:
             log.warning("a client stopped reading its stream; the answer was cancelled")
         finally:
             self._end()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send) -> bool:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS + self._more_headers})
         task = asyncio.current_task()
         assert task is not None
@@ -123,6 +125,7 @@ class EventStream(Response):
         finally:
             reader.stop()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return True
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
