@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge_llm.config import RuntimeConfig
-from edge_llm.decoding.defaults import generation_defaults
+from edge_llm.decoding.defaults import another, generation_defaults
 from edge_llm.engine.cores import free_memory, give_memory_back
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import Engine
@@ -110,6 +110,7 @@ class LocalProvider:
         if ask.continues:
             messages = _behind_thoughts(engine, messages, variables)
         params = changed(engine.defaults, ask.sampling)
+        params = another(params) if ask.again else params
         return conversation_request(engine, messages, params, begun=ask.continues, variables=variables)
 
     def submit(self, request: Request) -> DeltaStream:
