@@ -204,6 +204,8 @@ class GenerationParams:
             _within(f"logit_bias of token {token}", bias, -100.0, 100.0, param="logit_bias")
         if self.logprobs is not None:
             _within("top_logprobs", self.logprobs, 0, 20)
+        if not isinstance(self.loop_guard, bool):
+            raise UsageError(f"loop_guard must be true or false, got `{self.loop_guard}`", param="loop_guard")
         if self.min_tokens < 0:
             raise UsageError(f"min_tokens must be 0 or more, got `{self.min_tokens}`", param="min_tokens")
         if self.top_k < 0:

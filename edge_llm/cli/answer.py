@@ -5,6 +5,9 @@ from __future__ import annotations
 from edge_llm.cli.terminal import think, write
 from edge_llm.talk.pieces import AnswerPiece, Said, Thought
 
+LOOPED = "the answer said the same over and over and was ended"
+"""What is told of an answer that the loop guard has ended."""
+
 
 class Printer:
     """Prints one answer, piece by piece."""

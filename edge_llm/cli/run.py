@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from edge_llm.cli.answer import Printer
+from edge_llm.cli.answer import LOOPED, Printer
 from edge_llm.cli.options import (
     generation_options,
     generation_params,
@@ -22,6 +22,7 @@ from edge_llm.cli.options import (
 from edge_llm.cli.piped import read_all
 from edge_llm.cli.terminal import has_person, note, quiet_progress, say, say_json
 from edge_llm.cli.values import MODEL, TEXT
+from edge_llm.config import REPETITION
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
@@ -110,6 +111,8 @@ def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax) -> Non
         say()
     if answer.finish.reason == "length" and request.params.grammar is not None:
         note(f"the answer is not complete: it ended after {answer.finish.usage.completion_tokens} tokens (--max-tokens, --ctx)")
+    if answer.finish.reason == REPETITION:
+        note(f"{LOOPED} (--no-loop-guard lets it go on)")
     if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
         timings = answer.finish.timings
         note(

@@ -3,8 +3,8 @@
     guard = LoopGuard()
     ended = any(guard.push(token) for token in tokens)
 
-A text is in a loop of period p when its last tokens, as many as `LoopLimits.tokens` says, each stand p tokens before, too.  Only
-exact repeats count: a list that goes on counting is none.
+A text is in a loop of period p when each of its last tokens, as many as `LoopLimits.tokens` says, is the one p tokens before,
+as far as that is one of them.  Only exact repeats count: a list that goes on counting is none.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of an answer.  ``reason``: stop, length (a limit of tokens), repetition (it said the same over and over), or cancelled."""
+    """The end of an answer.  ``reason``: stop, length (a limit of tokens), repetition (the loop guard), or cancelled."""
 
     reason: str
     figures: Figures = Figures()
