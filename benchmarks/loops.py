@@ -4,17 +4,19 @@
     python benchmarks/loops.py MODEL --tokens 1000 --seeds 3 --json
 
 Every answer may have so many tokens, without the guard against loops.  It *loops* when it has not come to an end by then, and
-half of its last 100 tokens stand in runs of six that it had before; a list that only counts on is such a loop, which the guard,
-who goes by exact repeats, lets pass.  *guard* has the answers that the guard would have ended, and *tokens* how many tokens an
-answer would have had with it.  *copied* is what a penalty costs: how many of ten short texts, each with three seeds, are
-repeated as they are when the model is asked to.  Greedy answers have no seeds: there is one of each.
+half of its last 100 tokens stand in runs of six that it had before; a list that only counts on is such a loop, which the
+guard lets pass, because it goes by exact repeats.  *guard* has the answers that the guard would have ended, and *tokens* how
+many tokens an answer would have had with it.  Beside that stand what warmth and penalties cost: *facts*, how many of twenty
+short questions are answered rightly, and *copied*, how many of ten short texts are repeated as they are when the model is asked
+to.  Greedy answers have no seeds: there is one of each.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from edge_llm.bench.report import Column, table_of
@@ -49,7 +51,30 @@ TEXTS = (
     "Paris is the capital of France. Rome is the capital of Italy. Madrid is the capital of Spain.",
     "To be, or not to be, that is the question.",
 )
-REPEAT, COPY_SEEDS, COPY_TOKENS = "Repeat this text exactly:\n", 3, 80
+REPEAT = "Repeat this text exactly:\n"
+FACTS: Mapping[str, tuple[str, ...]] = {
+    "What is the capital of France?": ("Paris",),
+    "What is the capital of Italy?": ("Rome",),
+    "What is the capital of Japan?": ("Tokyo",),
+    "What is the capital of Spain?": ("Madrid",),
+    "What is the capital of Germany?": ("Berlin",),
+    "What is the capital of Egypt?": ("Cairo",),
+    "Which planet is closest to the sun?": ("Mercury",),
+    "Who wrote Romeo and Juliet?": ("Shakespeare",),
+    "What gas do plants take in for photosynthesis?": ("carbon dioxide",),
+    "What is the largest ocean?": ("Pacific",),
+    "What is the chemical symbol of water?": ("H2O",),
+    "How many days are in a week?": ("seven", "7"),
+    "What is 2 + 2?": ("four", "4"),
+    "Who painted the Mona Lisa?": ("Leonardo",),
+    "What is the opposite of hot?": ("cold",),
+    "What language is spoken in Brazil?": ("Portuguese",),
+    "Who discovered gravity?": ("Newton",),
+    "What color is the sky on a clear day?": ("blue",),
+    "What is the freezing point of water in Celsius?": ("0", "zero"),
+    "Which animal is known as man's best friend?": ("dog",),
+}
+FACT_TOKENS, COPY_TOKENS = 40, 80
 WAYS: Mapping[str, GenerationParams] = {
     "greedy": GenerationParams(),
     "the chat's": FOR_PEOPLE,
@@ -81,9 +106,10 @@ class Row:
     """Would have been ended by the guard."""
     tokens: int
     """Of all answers, with the guard."""
-    copied: int
-    """Texts that were repeated as they are, of ``copies`` that were to be."""
-    copies: int
+    facts: float
+    """Share of the questions that were answered rightly."""
+    copied: float
+    """Share of the texts that were repeated as they are."""
 
     @property
     def cut(self) -> int:
@@ -127,8 +153,8 @@ def measure(engine: Engine, way: str, params: GenerationParams, seeds: int, toke
     """What becomes of answers that are sampled as ``params`` have it."""
     params = replace(params, max_tokens=tokens, loop_guard=False)
     answers = [answer for _, answer in answers_to(engine, QUESTIONS, params, seeds)]
-    asked = [REPEAT + text for text in TEXTS]
-    copies = answers_to(engine, asked, replace(params, max_tokens=COPY_TOKENS), COPY_SEEDS)
+    facts = answers_to(engine, [*FACTS], replace(params, max_tokens=FACT_TOKENS), seeds)
+    copies = answers_to(engine, [REPEAT + text for text in TEXTS], replace(params, max_tokens=COPY_TOKENS), seeds)
     open_ = [answer.tokens for answer in answers if answer.finish.reason != "stop"]
     ends = [guarded_tokens(answer.tokens) for answer in answers]
     return Row(
@@ -138,9 +164,13 @@ def measure(engine: Engine, way: str, params: GenerationParams, seeds: int, toke
         sum(map(repeats, open_)),
         sum(end is not None for end in ends),
         sum(end or len(answer.tokens) for end, answer in zip(ends, answers, strict=True)),
-        sum(text.removeprefix(REPEAT) in answer.text for text, answer in copies),
-        len(copies),
+        _share(any(fact.lower() in answer.text.lower() for fact in FACTS[text]) for text, answer in facts),
+        _share(text.removeprefix(REPEAT) in answer.text for text, answer in copies),
     )
+
+
+def _share(found: Iterable[bool]) -> float:
+    return statistics.fmean(found)
 
 
 COLUMNS = (
@@ -151,7 +181,8 @@ COLUMNS = (
     Column("loops", lambda row: f"{row['loops']} ({row['loops'] / row['answers']:.0%})"),
     Column("guard", lambda row: str(row["guarded"])),
     Column("tokens", lambda row: f"{row['tokens'] / row['answers']:.0f}"),
-    Column("copied", lambda row: f"{row['copied']} of {row['copies']}"),
+    Column("facts", lambda row: f"{row['facts']:.0%}"),
+    Column("copied", lambda row: f"{row['copied']:.0%}"),
 )
 
 

@@ -20,7 +20,7 @@ GREEDY = GenerationParams(loop_guard=True)
         ({}, FOR_PEOPLE, FOR_CLIENTS),
         ({"eos_token_id": 2, "do_sample": None}, FOR_PEOPLE, FOR_CLIENTS),
         ({"do_sample": "yes", "top_p": 3}, FOR_PEOPLE, FOR_CLIENTS),
-        ({"repetition_penalty": 1.1}, replace(FOR_PEOPLE, repetition_penalty=1.1), replace(FOR_CLIENTS, repetition_penalty=1.1)),
+        ({"repetition_penalty": 1.1}, *(replace(each, repetition_penalty=1.1) for each in (FOR_PEOPLE, FOR_CLIENTS))),
         ({"do_sample": True}, FOR_CLIENTS, FOR_CLIENTS),
         ({"top_p": 0.8}, replace(FOR_CLIENTS, top_p=0.8), replace(FOR_CLIENTS, top_p=0.8)),
         ({"temperature": 0.6}, replace(FOR_CLIENTS, temperature=0.6), replace(FOR_CLIENTS, temperature=0.6)),
