@@ -23,6 +23,17 @@ images, `prediction`, `web_search_options`, `store: true`, `previous_response_id
 than `n`, `echo` with `logprobs`, `dimensions` other than the model's, and grammars that cannot be followed. What is
 accepted without effect is named in `x-edge-llm-ignored`.
 
+A field of sampling that a request leaves out has the value that the model's author names (`generation_config.json`), as with
+vLLM; where the author names none, it has OpenAI's: `temperature` and `top_p` are 1. The chat and `edge-llm run` are cooler
+there (0.7, and min-p 0.05): people read them, while a client was written for an API that says what an absent field means.
+`GET /props` has what holds.
+
+An answer that says the same over and over is ended: a period of up to 512 tokens, four times, and 200 tokens at least. Its
+reason is that of a limit of tokens (`finish_reason: "length"`, `stop_reason: "max_tokens"`, `status: "incomplete"`): it is not
+complete, it would have ended there, and a new word would break clients that know a fixed list. Beside it stands `stopped_by:
+"repetition"`: in the choice, in Anthropic's message or `message_delta.delta`, in the response. `loop_guard: false` turns that
+off; so do a grammar, a forced form of the answer, and `ignore_eos`.
+
 | client | endpoint | what holds | test |
 |---|---|---|---|
 """

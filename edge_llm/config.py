@@ -149,6 +149,10 @@ class Grammar:
     """Grammars that a Lark text refers to as ``@name``."""
 
 
+REPETITION = "repetition"
+"""Why an answer ended that the loop guard has ended."""
+
+
 @dataclass(frozen=True)
 class GenerationParams:
     """How tokens are chosen.  Defaults are a plain greedy answer; a model's own defaults come from its bundle."""
@@ -177,6 +181,13 @@ class GenerationParams:
     """Report each token's log-probability and this many most likely alternatives; None reports nothing."""
     grammar: Grammar | None = None
     """What the answer must look like."""
+    loop_guard: bool = False
+    """End the answer when it says the same over and over (`edge_llm.decoding.loops`)."""
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a loop ends the answer: a grammar may want one, and who ignores end tokens wants so many tokens."""
+        return self.loop_guard and self.grammar is None and not self.ignore_eos
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _strings(self.stop))
@@ -193,6 +204,8 @@ class GenerationParams:
             _within(f"logit_bias of token {token}", bias, -100.0, 100.0, param="logit_bias")
         if self.logprobs is not None:
             _within("top_logprobs", self.logprobs, 0, 20)
+        if not isinstance(self.loop_guard, bool):
+            raise UsageError(f"loop_guard must be true or false, got `{self.loop_guard}`", param="loop_guard")
         if self.min_tokens < 0:
             raise UsageError(f"min_tokens must be 0 or more, got `{self.min_tokens}`", param="min_tokens")
         if self.top_k < 0:

@@ -183,7 +183,8 @@ def write_tokenizer(folder: Path, specials: Sequence[str] = SPECIALS) -> None:
         folder / "tokenizer_config.json",
         {"bos_token": specials[0], "eos_token": specials[1], "add_bos_token": False},
     )
-    write_json(folder / "generation_config.json", {"eos_token_id": [256 + len(MERGES) + 1, 256 + len(MERGES) + 3]})
+    ends = [256 + len(MERGES) + 1, 256 + len(MERGES) + 3]
+    write_json(folder / "generation_config.json", {"eos_token_id": ends, "do_sample": False})
 
 
 def byte_level_tokenizer(specials: Sequence[str] = SPECIALS) -> dict[str, Any]:

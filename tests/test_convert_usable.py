@@ -132,10 +132,11 @@ NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 @given(raw=st.fixed_dictionaries({}, optional={"do_sample": VALUES, **dict.fromkeys(NAMES, VALUES)}))
 def test_every_default_is_used_or_named(raw: dict[str, Any]) -> None:
     found = generation_defaults(raw)
-    asked = [name for name in NAMES if raw.get(name) is not None and (raw.get("do_sample") == 1 or name == NAMES[-1])]
+    greedy = raw.get("do_sample") is not None and raw["do_sample"] == 0
+    asked = [name for name in NAMES if raw.get(name) is not None and not (greedy and name != NAMES[-1])]
     for name in asked:
         named = any(line.startswith(f"{name} must be") for line in found.left_out)
-        assert named or getattr(found.params, name) == raw[name]
+        assert named or getattr(found.params, name) == getattr(found.served, name) == raw[name]
     assert all(line.isprintable() for line in found.left_out)
 
 
@@ -143,9 +144,10 @@ def test_the_defaults_of_a_good_author_are_used() -> None:
     raw = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "eos_token_id": 7}
     found = generation_defaults(raw)
     assert found.left_out == ()
-    assert found.params == GenerationParams(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.05)
-    assert generation_defaults({"temperature": 0.6}).params == GenerationParams()
-    assert generation_defaults({"do_sample": True}).params == GenerationParams(temperature=1.0)
+    assert found.params == found.served
+    assert found.params == GenerationParams(
+        temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.05, loop_guard=True
+    )
 
 
 # --- weights -----------------------------------------------------------------------------------------------------

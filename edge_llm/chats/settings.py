@@ -34,8 +34,17 @@ def _real(text: str) -> float:
     return float(text)
 
 
+_SWITCH: Mapping[str, bool] = {"on": True, "yes": True, "off": False, "no": False}
+
+
+def _switch(text: str) -> bool:
+    if text not in _SWITCH:
+        raise ValueError(text)
+    return _SWITCH[text]
+
+
 _THINKING: Mapping[str, bool | str] = {
-    "on": True, "yes": True, "off": False, "no": False, "low": "low", "medium": "medium", "high": "high",
+    **_SWITCH, "low": "low", "medium": "medium", "high": "high",
 }  # fmt: skip
 
 
@@ -58,6 +67,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("seed", "sampling", _whole, "same seed, same text"),
     Setting("max_tokens", "sampling", _whole, "stop an answer after this many tokens"),
     Setting("stop", "sampling", str, "stop an answer before this text"),
+    Setting("loop_guard", "sampling", _switch, "on or off: end an answer that says the same over and over"),
     Setting("context", "runtime", _whole, "context in tokens (loads the model again)"),
     Setting("device", "runtime", str, "host, ascend, emulated:CHIP, onnx, auto (loads the model again)"),
     Setting("memory", "runtime", str, "most memory for weights: 300MiB, 50% (loads the model again)"),

@@ -10,6 +10,9 @@ from edge_llm.cli.terminal import say, think, write
 from edge_llm.engine.request import Finish
 from edge_llm.talk.pieces import AnswerPiece, Said, Thought
 
+LOOPED = "the answer said the same over and over and was ended"
+"""What is told of an answer that the loop guard has ended."""
+
 
 class Output(Protocol):
     """Where what the model says goes."""

@@ -119,7 +119,7 @@ _DRAFT = shared(
 )
 
 _GENERATION = (
-    shared("--temperature", type=REAL, help="0 is greedy; default: the model's own."),
+    shared("--temperature", type=REAL, help="0 is greedy; default: the model author's, or 0.7 with --min-p 0.05."),
     shared("--top-p", type=REAL, help="Keep the most likely tokens up to this mass."),
     shared("--top-k", type=WHOLE, help="Keep the K most likely tokens; 0 keeps all."),
     shared("--min-p", type=REAL, help="Keep tokens at least this fraction as likely as the best."),
@@ -127,6 +127,7 @@ _GENERATION = (
     shared("--seed", type=WHOLE, help="Same seed, same text."),
     shared("-n", "--max-tokens", type=WHOLE, help="Stop after this many tokens."),
     shared("--stop", type=TEXT, multiple=True, help="Stop before this text; may be repeated."),
+    shared("--loop-guard/--no-loop-guard", default=None, help="End an answer that says the same over and over; default: yes."),
 )
 
 

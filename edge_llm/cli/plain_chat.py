@@ -8,22 +8,25 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge_llm.chats.attachments import find_attachments, missing_files
-from edge_llm.cli.answer import Printer, cut_short
+from edge_llm.cli.answer import LOOPED, Printer, cut_short
 from edge_llm.cli.options import generation_params
 from edge_llm.cli.piped import read_lines
 from edge_llm.cli.terminal import has_person, note, quiet_progress, say
-from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.config import REPETITION, GenerationParams, RuntimeConfig
+from edge_llm.decoding.defaults import another
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Finish
 from edge_llm.errors import EdgeLLMError
 from edge_llm.files import shown
 from edge_llm.providers.base import Ask, Catalogue, Ended, Figures, Provider, Wanted
-from edge_llm.talk.conversation import NO_TEMPLATE, conversation_request
+from edge_llm.talk.conversation import NO_TEMPLATE, behind_thought, conversation_request
 from edge_llm.talk.pieces import AnswerPiece
 
 HELP = """\
 /help          this list
+/regenerate    answer the last prompt again, in other words
+/continue      go on where the last answer ends
 /reset         forget the conversation
 /system TEXT   set the system message and start over
 /stats         speed of the last answer
@@ -55,8 +58,16 @@ class Partner(Protocol):
         """What to say of the last answer, if it was cut short."""
         ...
 
-    def answer(self, messages: Messages) -> Iterator[AnswerPiece]:
-        """The pieces of the answer to ``messages``, as they come; closing the iterator stops it."""
+    @property
+    def reason(self) -> str:
+        """How the last answer ended, as `Ended.reason` has it; empty for one that did not."""
+        ...
+
+    def answer(self, messages: Messages, *, again: bool = False, begun: bool = False) -> Iterator[AnswerPiece]:
+        """The pieces of the answer to ``messages``, as they come; closing the iterator stops it.
+
+        With ``again`` it is another one than that which is there, with ``begun`` the last message is its beginning.
+        """
         ...
 
 
@@ -80,6 +91,7 @@ class ModelHere:
         self._engine = engine
         self._params = params
         self._last: Finish | None = None
+        self.reason = ""
         self.greeting = f"{engine.name}: context {engine.runner.context} tokens."
         self.notes = (NO_TEMPLATE,) if engine.template.is_default else ()
 
@@ -97,12 +109,16 @@ class ModelHere:
     def cut(self) -> str | None:
         return None if self._last is None else cut_short(self._last, self._params.max_tokens)
 
-    def answer(self, messages: Messages) -> Iterator[AnswerPiece]:
-        request, syntax = conversation_request(self._engine, messages, self._params)
+    def answer(self, messages: Messages, *, again: bool = False, begun: bool = False) -> Iterator[AnswerPiece]:
+        self.reason = ""
+        params = another(self._params) if again else self._params
+        given = behind_thought(self._engine, messages) if begun else messages
+        request, syntax = conversation_request(self._engine, given, params, begun=begun)
         reader = syntax.reader()
         for delta in self._engine.stream(request):
             yield from reader.read(delta)
-            self._last = delta.finish or self._last
+            if delta.finish is not None:
+                self._last, self.reason = delta.finish, delta.finish.reason
 
 
 class ModelElsewhere:
@@ -112,7 +128,7 @@ class ModelElsewhere:
         self._provider = provider
         self._sampling = sampling
         self._last: Figures | None = None
-        self.cut: str | None = None
+        self.reason = ""
         self.greeting = f"{provider.facts.name} ({provider.facts.site})."
         self.notes = provider.facts.notes
 
@@ -123,20 +139,25 @@ class ModelElsewhere:
         rate = self._last.tokens_per_second
         return f"{self._last.completion_tokens or '?'} tokens written" + (f" at {rate:.0f}/s" if rate else "")
 
-    def answer(self, messages: Messages) -> Iterator[AnswerPiece]:
+    @property
+    def cut(self) -> str | None:
+        return "[cut short: the server allows no more tokens]" if self.reason == "length" else None
+
+    def answer(self, messages: Messages, *, again: bool = False, begun: bool = False) -> Iterator[AnswerPiece]:
+        self.reason = ""
+        ask = Ask(tuple(messages), self._sampling, continues=begun, again=again)
         with asyncio.Runner() as runner:
-            reply = runner.run(self._asked(messages))
+            reply = runner.run(self._asked(ask))
             batches = aiter(reply)
             while (pieces := runner.run(anext(batches, None))) is not None:
                 for piece in pieces:
                     if isinstance(piece, Ended):
-                        self._last = piece.figures
-                        self.cut = "[cut short: the server allows no more tokens]" if piece.reason == "length" else None
+                        self._last, self.reason = piece.figures, piece.reason
                     else:
                         yield piece
 
-    async def _asked(self, messages: Messages) -> Any:
-        return self._provider.ask(Ask(tuple(messages), self._sampling))
+    async def _asked(self, ask: Ask) -> Any:
+        return self._provider.ask(ask)
 
 
 class Conversation:
@@ -180,17 +201,35 @@ class Conversation:
             note("The system message is set; the conversation starts over.")
         elif command == "/stats":
             note(self._partner.speed)
+        elif command in ("/regenerate", "/continue"):
+            self._answer_more(goes_on=command == "/continue")
         else:
             note(f"unknown command `{command}`; /help lists the commands")
         return True
 
     def _answer(self, line: str) -> None:
-        """One turn.  A turn that fails or is interrupted before the model says anything leaves the conversation as it was."""
+        """One turn."""
         _tell_of_files(line)
-        messages = [*self._messages, {"role": "user", "content": line}]
+        self._ask([*self._messages, {"role": "user", "content": line}])
+
+    def _answer_more(self, *, goes_on: bool) -> None:
+        """The last prompt once more, or the rest of its answer."""
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            note("there is no answer yet")
+        elif goes_on:
+            self._ask(self._messages[:-1], begun=self._messages[-1]["content"])
+        else:
+            self._ask(self._messages[:-1], again=True)
+
+    def _ask(self, messages: list[dict[str, str]], *, again: bool = False, begun: str = "") -> None:
+        """Print the answer to ``messages``, which goes on behind ``begun``.
+
+        One that fails or is interrupted before the model says anything leaves the conversation as it was.
+        """
         printer = Printer()
+        given = [*messages, {"role": "assistant", "content": begun}] if begun else messages
         try:
-            for piece in self._partner.answer(messages):
+            for piece in self._partner.answer(given, again=again, begun=bool(begun)):
                 printer.show(piece)
         except KeyboardInterrupt:
             note("\n[stopped]")
@@ -202,8 +241,10 @@ class Conversation:
             if said := self._partner.cut:
                 note(said)
         printer.end()
+        if self._partner.reason == REPETITION:
+            note(f"[{LOOPED}; /continue goes on, /regenerate answers again]")
         if printer.said:
-            self._messages = [*messages, {"role": "assistant", "content": printer.said}]
+            self._messages = [*messages, {"role": "assistant", "content": begun + printer.said}]
 
 
 def _tell_of_files(line: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from edge_llm.cli.answer import Printer, cut_short, is_drawn
+from edge_llm.cli.answer import LOOPED, Printer, cut_short, is_drawn
 from edge_llm.cli.here import model_here, yes_option
 from edge_llm.cli.options import (
     generation_options,
@@ -25,6 +25,7 @@ from edge_llm.cli.options import (
 from edge_llm.cli.piped import is_piped_in, read_all
 from edge_llm.cli.terminal import has_person, note, quiet_progress, say_json
 from edge_llm.cli.values import MODEL, TEXT
+from edge_llm.config import REPETITION
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
@@ -145,6 +146,8 @@ def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax, printe
         printer.finish()
     if said := cut_short(answer.finish, request.params.max_tokens):
         note(said)
+    if answer.finish.reason == REPETITION:
+        note(f"{LOOPED} (--no-loop-guard lets it go on)")
     if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
         timings = answer.finish.timings
         note(

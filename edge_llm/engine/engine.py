@@ -44,13 +44,16 @@ class Engine:
         make_drafter: Callable[[], Drafter] = prompt_lookup,
         replace_runner: Replace = no_other,
         facts: ModelFacts | None = None,
+        served: GenerationParams | None = None,
     ) -> None:
         self.name = name
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
         self.defaults = defaults
-        """The model author's sampling defaults."""
+        """How answers are sampled where people say nothing: as the model's author has it, if the author names sampling."""
+        self.served = defaults if served is None else served
+        """The same for API clients."""
         self.load_ms = load_ms
         self.counters = Counters()
         """Of all its answers."""

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.config import REPETITION
 from edge_llm.decoding.draft import Drafter, Trust, no_draft
 from edge_llm.decoding.edits import make_edit
 from edge_llm.decoding.guided import Constraint
 from edge_llm.decoding.logprobs import token_logprobs
+from edge_llm.decoding.loops import LoopGuard
 from edge_llm.decoding.sampler import Sampler, make_sampler
 from edge_llm.decoding.stop import StopStrings
 from edge_llm.engine.counters import Counters
@@ -71,6 +73,7 @@ class Generation:
         exact = params.grammar is not None and not params.grammar.parts  # one with parts may begin with free text
         self._decoder = IncrementalDecoder(tokenizer, continues=request.continues or exact)
         self._stops = StopStrings(params.stop)
+        self._loops = LoopGuard() if params.guarded else None
         self._ends = params.stop_tokens | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
         self._cached_tokens: int | None = None
         self._remembered = False
@@ -180,6 +183,8 @@ class Generation:
             yield self.end("stop")
         elif self.generated == self.most_tokens:
             yield self.end("length")
+        elif self._loops is not None and self._loops.push(token) and self.generated >= self.request.params.min_tokens:
+            yield self.end(REPETITION)
 
     def _usage(self) -> Usage:
         return Usage(len(self.request.prompt), self.generated, self._cached_tokens or 0)

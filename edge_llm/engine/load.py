@@ -47,18 +47,20 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Stag
     runtime = fill_defaults(runtime, config)
     tokenizer, template, runner = _load_parts(folder, bundle, runtime, progress)
     drafter = make_drafter(runtime, bundle)
+    defaults = generation_defaults(bundle.generation_config)
     return Engine(
         name=BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name,
         config=config,
         tokenizer=tokenizer,
         template=template,
-        defaults=generation_defaults(bundle.generation_config).params,
+        defaults=defaults.params,
         runner=runner,
         load_ms=1e3 * (time.perf_counter() - started),
         limits=Limits(runtime.chunk * runtime.window, mixed_tokens=runtime.chunk, most_running=runtime.parallel),
         make_drafter=drafter,
         replace_runner=partial(run_on_host, bundle, runtime),
         facts=model_facts(bundle, runtime, runner.site.activations),
+        served=defaults.served,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edge_llm.config import GenerationParams
+from edge_llm.config import REPETITION, GenerationParams
 from edge_llm.decoding.logprobs import TokenLogprobs
 
 
@@ -70,13 +70,19 @@ class Timings:
 
 @dataclass(frozen=True)
 class Finish:
-    """How a request ended: ``stop`` (end token or stop string), ``length`` (token limit or full context), ``cancelled``."""
+    """How a request ended: ``stop`` (end token or stop string), ``length`` (token limit or full context), ``repetition`` (the
+    loop guard), ``cancelled``."""
 
     reason: str
     usage: Usage
     timings: Timings
     stop: str | None = None
     """The stop string that ended the answer."""
+
+    @property
+    def openai_reason(self) -> str:
+        """The reason in OpenAI's words.  They have none for a loop: it is not complete, and would have ended by its length."""
+        return "length" if self.reason == REPETITION else self.reason
 
 
 @dataclass(frozen=True)

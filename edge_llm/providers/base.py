@@ -36,6 +36,8 @@ class Ask:
     """Whether to think before answering, or how hard: low, medium, high.  None leaves it to the model."""
     continues: bool = False
     """The last message is the assistant's, and the answer goes on where it ends."""
+    again: bool = False
+    """There is an answer already, and this one must be another: never greedy, from a seed of its own."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of an answer.  ``reason``: stop, length (a limit of tokens), or cancelled."""
+    """The end of an answer.  ``reason``: stop, length (a limit of tokens), repetition (the loop guard), or cancelled."""
 
     reason: str
     figures: Figures = Figures()

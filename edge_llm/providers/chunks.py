@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from edge_llm.config import REPETITION
 from edge_llm.errors import EdgeLLMError
 from edge_llm.files import shown
 from edge_llm.providers.base import Figures, ModelRow, Piece
@@ -46,7 +47,8 @@ class ChunkReader:
         self.count += bool(thought or content)
         more_thought, said = self._splitter.push(content) if content else ("", "")
         if isinstance(reason := choice.get("finish_reason"), str):
-            self.reason = "length" if reason in _CUT_OFF else "stop"
+            looped = REPETITION in (reason, choice.get("stopped_by"))
+            self.reason = REPETITION if looped else "length" if reason in _CUT_OFF else "stop"
         return joined(thought + more_thought, said)
 
     def finish(self) -> list[Piece]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from edge_llm.config import INT8, RuntimeConfig
-from edge_llm.decoding.defaults import generation_defaults
+from edge_llm.decoding.defaults import another, generation_defaults
 from edge_llm.engine.cores import free_memory, give_memory_back
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import Engine
@@ -33,10 +32,9 @@ from edge_llm.providers.batches import Bell, in_batches, joined, readable
 from edge_llm.providers.fetch import fetch
 from edge_llm.providers.settings import changed, differences
 from edge_llm.sources.known import KnownModel, find_known, known_models
-from edge_llm.talk.conversation import NO_TEMPLATE, conversation_request, conversation_text, plain_messages
+from edge_llm.talk.conversation import NO_TEMPLATE, behind_thought, conversation_request, plain_messages
 from edge_llm.talk.outcome import AnswerReader, AnswerSyntax
 from edge_llm.talk.pieces import Said, Thought
-from edge_llm.talk.reasoning import CLOSE, OPEN
 from edge_llm.talk.wish import Wish, wish_of
 
 
@@ -130,8 +128,9 @@ class LocalProvider:
         if not messages:
             raise UsageError("there is no message to answer", param="messages")
         if ask.continues:
-            messages = _behind_thoughts(engine, messages, variables)
+            messages = behind_thought(engine, messages, variables)
         params = changed(engine.defaults, ask.sampling)
+        params = another(params) if ask.again else params
         return conversation_request(engine, messages, params, begun=ask.continues, variables=variables)
 
     def submit(self, request: Request) -> DeltaStream:
@@ -256,12 +255,3 @@ class LocalReply:
             self._stream.cancel()
         self._stream = self._failure = None
 
-
-def _behind_thoughts(engine: Engine, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """``messages`` whose last one, the beginning of an answer, closes the thought that a template opens before it."""
-    begun = messages[-1]["content"]
-    if OPEN not in engine.template.source or OPEN in begun or CLOSE in begun:
-        return messages
-    if not conversation_text(engine, messages[:-1], variables=variables).rstrip().endswith(OPEN):
-        return messages
-    return [*messages[:-1], messages[-1] | {"content": f"\n{CLOSE}\n\n{begun}"}]

@@ -20,7 +20,7 @@ from edge_llm.providers.batches import Bell, in_batches, readable
 from edge_llm.providers.chunks import ChunkReader, json_object, model_rows
 from edge_llm.providers.endpoint import MOST_BODY, Endpoint
 from edge_llm.providers.events import EventParser
-from edge_llm.providers.settings import changed
+from edge_llm.providers.settings import another_of_a_server, changed
 from edge_llm.talk.wish import EFFORT, SWITCHES, wish_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ MOST_ANSWER = 16 << 20
 _DONE = "[DONE]"
 _SENT = (
     "max_tokens", "temperature", "top_p", "seed", "stop", "frequency_penalty", "presence_penalty",
-    "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos",
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "loop_guard",
 )  # fmt: skip
 """Fields of `GenerationParams` that servers have under the same name; the later ones not all of them."""
 
@@ -246,7 +246,8 @@ def request_body(model: str, ask: Ask) -> dict[str, Any]:
     for name in ask.sampling:
         if name not in _SENT:
             raise UsageError(f"`{name}` cannot be asked of a server; leave it out", param=name)
-    sampling = {name: list(value) if isinstance(value, tuple) else value for name, value in ask.sampling.items()}
+    asked = another_of_a_server(ask.sampling) if ask.again else ask.sampling
+    sampling = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
     body: dict[str, Any] = {
         "model": model,
         "messages": [dict(message) for message in ask.messages],

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.decoding.defaults import FOR_CLIENTS, another
 from edge_llm.errors import UsageError
 
 Settings = TypeVar("Settings", GenerationParams, RuntimeConfig)
@@ -18,6 +19,14 @@ def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
         return replace(settings, **changes)
     except TypeError as error:  # there is no such setting, or it is of another kind
         raise UsageError(f"a setting cannot be used: {error}") from None
+
+
+def another_of_a_server(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """``sampling`` of a server's answer as it must be for another one; what a server chooses itself is left to it."""
+    asked = changed(FOR_CLIENTS, sampling)
+    made = another(asked)
+    names = {*sampling} | ({"temperature"} if made.temperature != asked.temperature else set())
+    return {**sampling, **{name: getattr(made, name) for name in names}}
 
 
 def differences(params: GenerationParams) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from edge_llm.server.host import ModelHost
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Body, Sampling, ignored_header
-from edge_llm.server.shapes import new_id
+from edge_llm.server.shapes import new_id, stopped_by
 from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
 from edge_llm.strict_json import is_deeper
@@ -91,7 +91,7 @@ class MessagesBody(CountBody, Sampling):
 
     def reply(self, host: ModelHost, model: str) -> MessageReply:
         """What answers this request."""
-        prompt, syntax = self.prompt_for(host, self.params(host.engine.defaults, host.engine.config.vocab_size))
+        prompt, syntax = self.prompt_for(host, self.params(host.engine.served, host.engine.config.vocab_size))
         return MessageReply(model, [prompt], syntax)
 
     def params(self, defaults: GenerationParams, vocab_size: int) -> GenerationParams:
@@ -218,7 +218,7 @@ _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 def _stop(finish: Finish, reason: str) -> dict[str, Any]:
     ended = _REASONS.get(reason, "end_turn" if finish.stop is None else "stop_sequence")
-    return {"stop_reason": ended, "stop_sequence": finish.stop}
+    return {"stop_reason": ended, "stop_sequence": finish.stop, **stopped_by(finish)}
 
 
 def _usage(finish: Finish) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from edge_llm.server.host import ModelHost
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Sampling, Streaming, choices
-from edge_llm.server.shapes import FINGERPRINT, RunningUsage, chat_logprobs, new_id, openai_usage, timings
+from edge_llm.server.shapes import FINGERPRINT, RunningUsage, chat_logprobs, new_id, openai_usage, stopped_by, timings
 from edge_llm.server.stream import DONE, TextEvent, event
 from edge_llm.talk.conversation import conversation_request
 from edge_llm.talk.outcome import AnswerSyntax, Outcome
@@ -52,7 +52,7 @@ class ChatBody(Conversation, Streaming, Guided):
     def prompts(self, host: ModelHost) -> tuple[list[Prompt], AnswerSyntax]:
         """One engine request per choice, and how to read the answers."""
         engine = host.engine
-        params = replace(self.params(engine.defaults, engine.config.vocab_size), logprobs=self._wanted_logprobs())
+        params = replace(self.params(engine.served, engine.config.vocab_size), logprobs=self._wanted_logprobs())
         tools = ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls, engine)
         params = replace(params, grammar=self.answer_grammar(engine.tokenizer))
         variables = self.variables(engine.template.source)
@@ -116,7 +116,7 @@ class ChatReply:
 
     def last_chunk(self, index: int, finish: Finish, reason: str) -> dict[str, Any]:
         """The end of choice ``index``."""
-        return self.chunk(index, {}, finish_reason=reason) | {"timings": timings(finish)}
+        return self.chunk(index, {}, finish_reason=reason, **stopped_by(finish)) | {"timings": timings(finish)}
 
     def usage_chunk(self, finishes: Sequence[Finish], thought: int) -> dict[str, Any]:
         """The chunk without choices that ends a stream whose client asked for the usage."""
@@ -128,6 +128,7 @@ class ChatReply:
             "message": _message(outcome),
             "logprobs": chat_logprobs(answer.logprobs) if answer.logprobs else None,
             "finish_reason": outcome.reason,
+            **stopped_by(outcome.finish),
         }
 
     def _head(self, kind: str) -> dict[str, Any]:

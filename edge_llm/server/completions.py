@@ -22,7 +22,16 @@ from edge_llm.server.inputs import Texts, token_lists
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Sampling, Streaming, choices
-from edge_llm.server.shapes import FINGERPRINT, RunningUsage, TextOffsets, completion_logprobs, new_id, openai_usage, timings
+from edge_llm.server.shapes import (
+    FINGERPRINT,
+    RunningUsage,
+    TextOffsets,
+    completion_logprobs,
+    new_id,
+    openai_usage,
+    stopped_by,
+    timings,
+)
 from edge_llm.server.stream import DONE, TextEvent, event
 
 
@@ -57,7 +66,7 @@ class CompletionBody(Streaming, Guided):
         if self.echo and self.logprobs is not None:
             raise UsageError("echo cannot be combined with logprobs here", param="echo")
         params = replace(
-            self.params(engine.defaults, engine.config.vocab_size),
+            self.params(engine.served, engine.config.vocab_size),
             logprobs=self.logprobs,
             grammar=self.answer_grammar(engine.tokenizer),
         )
@@ -100,7 +109,7 @@ class CompletionReply:
         """The reply that is not streamed."""
         logprobs = [self.logprobs(answer.logprobs, TextOffsets()) for answer in answers]
         chosen = [
-            self._choice(index, self.echoes[index] + answer.text, answer.finish.reason, logprobs[index])
+            self._choice(index, self.echoes[index] + answer.text, answer.finish, logprobs[index])
             for index, answer in enumerate(answers)
         ]
         finishes = [answer.finish for answer in answers]
@@ -111,9 +120,9 @@ class CompletionReply:
             "timings": timings(finishes[0]),
         }
 
-    def chunk(self, index: int, text: str, reason: str | None = None, logprobs: Any = None) -> dict[str, Any]:
+    def chunk(self, index: int, text: str, finish: Finish | None = None, logprobs: Any = None) -> dict[str, Any]:
         """One chunk of choice ``index``."""
-        return {**self._head(), "choices": [self._choice(index, text, reason, logprobs)]}
+        return {**self._head(), "choices": [self._choice(index, text, finish, logprobs)]}
 
     def usage_chunk(self, finishes: Sequence[Finish]) -> dict[str, Any]:
         """The chunk without choices that ends a stream whose client asked for the usage."""
@@ -123,8 +132,9 @@ class CompletionReply:
         """The log-probabilities of the next tokens of a choice, which ``offsets`` follows."""
         return completion_logprobs(found, offsets) if found else None
 
-    def _choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    def _choice(self, index: int, text: str, finish: Finish | None, logprobs: Any) -> dict[str, Any]:
+        end = {"finish_reason": None} if finish is None else {"finish_reason": finish.openai_reason, **stopped_by(finish)}
+        return {"index": index, "text": text, "logprobs": logprobs, **end}
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -161,7 +171,7 @@ class _Events:
             yield event(self._reply.chunk(index, delta.text, logprobs=logprobs) | self._usage.field())
         if delta.finish is not None:
             self._finishes[index] = delta.finish
-            last = self._reply.chunk(index, "", delta.finish.reason) | {"timings": timings(delta.finish)}
+            last = self._reply.chunk(index, "", delta.finish) | {"timings": timings(delta.finish)}
             yield event(last | self._usage.field())
 
     def closing(self) -> Iterator[str]:

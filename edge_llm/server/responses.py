@@ -20,7 +20,7 @@ from edge_llm.server.host import ModelHost
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Body, Sampling
-from edge_llm.server.shapes import new_id
+from edge_llm.server.shapes import new_id, stopped_by
 from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
 from edge_llm.talk.conversation import conversation_request, plain_messages
@@ -64,7 +64,7 @@ class ResponsesBody(Thinks, Sampling):
     def prompt_for(self, host: ModelHost) -> tuple[Prompt, AnswerSyntax]:
         """The engine's request, and how to read its answer."""
         engine = host.engine
-        params = self.params(engine.defaults, engine.config.vocab_size)
+        params = self.params(engine.served, engine.config.vocab_size)
         tools = ToolUse.of([_chat_tool(tool) for tool in self.tools or []], self.tool_choice, self.parallel_tool_calls, engine)
         wanted = response_format(self.text.format if self.text else None, "text.format")
         params = replace(params, grammar=checked_grammar({"text.format": wanted} if wanted else {}, engine.tokenizer))
@@ -139,7 +139,7 @@ class ResponsesReply:
         cut = outcome.reason == "length"
         details = {"reason": "max_output_tokens"} if cut else None
         state = self.state("incomplete" if cut else "completed", output, outcome)
-        return state | {"incomplete_details": details}
+        return state | {"incomplete_details": details, **stopped_by(outcome.finish)}
 
     def state(self, status: str, output: Sequence[dict[str, Any]] = (), outcome: Outcome | None = None) -> dict[str, Any]:
         """The response object in the state ``status``."""

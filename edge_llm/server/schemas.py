@@ -153,9 +153,10 @@ class Sampling(Body):
     stop_token_ids: list[int] | None = Field(None, max_length=limits.LOGIT_BIASES)
     ignore_eos: bool | None = None
     min_tokens: int | None = None
+    loop_guard: bool | None = None
 
     def params(self, defaults: GenerationParams, vocab_size: int) -> GenerationParams:
-        """``defaults`` (the model author's) with what this request says otherwise."""
+        """``defaults`` (`Engine.served`) with what this request says otherwise."""
         given: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -167,6 +168,7 @@ class Sampling(Body):
             "seed": None if self.seed == -1 else self.seed,  # -1 is llama.cpp's "any"
             "ignore_eos": self.ignore_eos,
             "min_tokens": self.min_tokens,
+            "loop_guard": self.loop_guard,
             "logit_bias": None if self.logit_bias is None else _biases(self.logit_bias, vocab_size),
             "stop": _stops(self.stop),
             "stop_tokens": None if self.stop_token_ids is None else _token_set(self.stop_token_ids, vocab_size),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import edge_llm
+from edge_llm.config import REPETITION
 from edge_llm.decoding.logprobs import TokenLogprobs
 from edge_llm.engine.request import Delta, Finish
 
@@ -36,6 +37,11 @@ def openai_usage(finishes: Sequence[Finish], prompts: int = 1, *, thought: int =
             "rejected_prediction_tokens": 0,
         },
     }
+
+
+def stopped_by(finish: Finish) -> dict[str, str]:
+    """The field beside the reason that tells a loop from a limit of tokens: a new reason would break clients' enumerations."""
+    return {"stopped_by": REPETITION} if finish.reason == REPETITION else {}
 
 
 class RunningUsage:

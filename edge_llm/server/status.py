@@ -52,10 +52,10 @@ async def metrics(request: Request) -> PlainTextResponse:
 
 
 async def props(request: Request) -> JSONResponse:
-    """The model's own sampling defaults, its chat template, and what one request may ask for."""
+    """How answers are sampled where a request says nothing, the model's chat template, and what one request may ask for."""
     host: ModelHost = request.app.state.host
     engine = host.engine
-    defaults = asdict(engine.defaults) | {"stop_tokens": sorted(engine.defaults.stop_tokens)}
+    defaults = asdict(engine.served) | {"stop_tokens": sorted(engine.served.stop_tokens)}
     return JSONResponse(
         {
             "model": host.names[0],

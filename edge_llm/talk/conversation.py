@@ -16,6 +16,7 @@ from edge_llm.errors import InvalidTokenizer, UsageError
 from edge_llm.files import shown
 from edge_llm.strict_json import MAX_DEPTH, is_deeper
 from edge_llm.talk.outcome import AnswerSyntax
+from edge_llm.talk.reasoning import CLOSE, OPEN
 from edge_llm.talk.tool_formats import after_thought
 from edge_llm.talk.tools import ToolUse, control_token
 
@@ -60,6 +61,18 @@ def conversation_text(
     messages, given = _with_tools(engine, messages, tools, variables)
     with _messages_at_fault():
         return engine.template.render(messages, given)
+
+
+def behind_thought(
+    engine: Engine, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Plain ``messages`` whose last one, the beginning of an answer, closes the thought that a template opens before it."""
+    messages, begun = list(messages), messages[-1]["content"]
+    if OPEN not in engine.template.source or OPEN in begun or CLOSE in begun:
+        return messages
+    if not conversation_text(engine, messages[:-1], variables=variables).rstrip().endswith(OPEN):
+        return messages
+    return [*messages[:-1], messages[-1] | {"content": f"\n{CLOSE}\n\n{begun}"}]
 
 
 def _with_tools(

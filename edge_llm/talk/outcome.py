@@ -80,7 +80,7 @@ class AnswerReader:
     def reason(self, finish: Finish) -> str:
         """How the answer ended, in OpenAI's words."""
         called = self._parser is not None and self._parser.calls > 0
-        return "tool_calls" if called and finish.reason == "stop" else finish.reason
+        return "tool_calls" if called and finish.reason == "stop" else finish.openai_reason
 
 
 @dataclass

@@ -41,6 +41,8 @@ class Answering:
         """When the first piece came, by the monotonic clock."""
         self._taken = 0.0
         """When the last ones were taken: while somebody types they wait, and the model goes on."""
+        self.reason = ""
+        """How the answer ended, as `Ended.reason` has it."""
         self.over = asyncio.Event()
         """The answer has ended, and is written if that is possible."""
 
@@ -59,6 +61,7 @@ class Answering:
                 if ended is None:
                     await pace.wait()
             if ended is not None:
+                self.reason = ended.reason
                 state = "stopped" if ended.reason == "cancelled" else "whole"
         except asyncio.CancelledError:
             state = "stopped"

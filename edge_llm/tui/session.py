@@ -13,6 +13,7 @@ from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.store import ChatStore
 from edge_llm.chats.tree import Attachment, Message, path_to
+from edge_llm.config import REPETITION
 from edge_llm.errors import EdgeLLMError, StorageError, Unavailable
 from edge_llm.progress import StageProgress
 from edge_llm.providers.base import Ask, Catalogue, Figures, Provider, Wanted
@@ -24,6 +25,7 @@ from edge_llm.tui.transcript import Transcript
 OpenCatalogue = Callable[[], Catalogue]
 Tell = Callable[[str, str], None]
 """Tells the person (text, severity: information, warning or error)."""
+LOOPED = "The answer said the same over and over and was ended.\n/continue goes on, /regenerate answers again."
 END_SECONDS = 2.0
 """How long answers may take to stop when the person leaves."""
 
@@ -259,7 +261,8 @@ class Session:
     async def _answer(self, turn: Turn, prompt: Message) -> None:
         settings = settings_of(turn.chat)
         provider = await self._provider_for(settings)
-        ask = ask_of(turn.chat, prompt.id, settings)
+        answered = any(other.parent == prompt.id and other.text for other in turn.chat.messages)
+        ask = replace(ask_of(turn.chat, prompt.id, settings), again=answered)
         message = turn.chat.add("assistant", "", parent=prompt.id, model=provider.facts.name, state="growing")
         try:
             await self._show_new(turn.chat, message)
@@ -313,6 +316,8 @@ class Session:
         else:
             self.last = figures
             self._on_answer(figures)
+            if turn.answering.reason == REPETITION:
+                self._tell(LOOPED, "warning")
 
     async def _provider_for(self, settings: ChatSettings) -> Provider:
         """Who answers a chat with ``settings``; raises `Unavailable` when nobody can."""
