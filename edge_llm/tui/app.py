@@ -24,6 +24,7 @@ from edge_llm.errors import ModelNotFound, StorageError
 from edge_llm.files import one_line
 from edge_llm.tui.actions import Actions
 from edge_llm.tui.activity import activity, situation
+from edge_llm.tui.blocks import CodeBlock
 from edge_llm.tui.chat_list import ChatList
 from edge_llm.tui.clipboard import copy
 from edge_llm.tui.commands import COMMANDS, bindings, parse
@@ -263,6 +264,11 @@ class ChatApp(Stage):
         """A link of a model is not followed: it is copied, for the person to look at first."""
         copy(self, event.href)
         self.tell(f"Copied: {event.href}")
+
+    @on(CodeBlock.Copied)
+    def code_copied(self, event: CodeBlock.Copied) -> None:
+        copy(self, event.code)
+        self.tell("Copied a block of code.")
 
     def action_page(self, step: int) -> None:
         """Scroll what was said by a page."""

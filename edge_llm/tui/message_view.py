@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from markdown_it import MarkdownIt
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
@@ -14,6 +13,7 @@ from textual.widgets import Collapsible, Static
 
 from edge_llm.chats.tree import Message
 from edge_llm.files import printable
+from edge_llm.talk.markdown import markdown_parser
 from edge_llm.tui.growing import GrowingText
 from edge_llm.tui.units import answer_figures, byte_size
 
@@ -80,7 +80,7 @@ class MessageView(Vertical, can_focus=True):
         """The text of every block of code, in order."""
         if self._body is None:
             return []
-        parse = MarkdownIt("gfm-like").disable("inline").parse  # of the whole text: not all of a long one is drawn as Markdown
+        parse = markdown_parser().disable("inline").parse  # of the whole text: not all of a long one is drawn as Markdown
         tokens = [token for text in (self.message.thought, self.message.text) for token in parse(printable(text))]
         return [token.content.rstrip() for token in tokens if token.type in ("fence", "code_block")]
 
