@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from markdown_it.token import Token
+from pygments.token import Token as Kind
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal, ScrollableContainer, Vertical
 from textual.content import Content
+from textual.highlight import HighlightTheme, highlight
 from textual.message import Message as Event
 from textual.strip import Strip
 from textual.widgets import Label, Markdown, Static
@@ -22,6 +24,30 @@ from textual.widgets._markdown import (
 )
 
 from edge_llm.talk.markdown import markdown_parser
+
+class CodeColours(HighlightTheme):
+    """Kinds of words in code, in colours that are legible on a block."""
+
+    STYLES = {
+        Kind.Comment: "$text-muted italic",
+        Kind.Keyword: "$text-accent",
+        Kind.Keyword.Constant: "$text-warning",
+        Kind.Operator.Word: "$text-accent",
+        Kind.Number: "$text-warning",
+        Kind.String: "$text-success",
+        Kind.Name.Builtin: "$text-accent",
+        Kind.Name.Function: "$text-primary",
+        Kind.Name.Class: "$text-primary bold",
+        Kind.Name.Decorator: "$text-secondary",
+        Kind.Name.Tag: "$text-primary",
+        Kind.Name.Attribute: "$text-warning",
+        Kind.Generic.Deleted: "$text-error",
+        Kind.Generic.Inserted: "$text-success",
+        Kind.Generic.Heading: "bold",
+        Kind.Generic.Strong: "bold",
+        Kind.Generic.Emph: "italic",
+    }
+
 
 CUT = "…"
 """Stands where a line of code goes on beyond an edge."""
@@ -54,7 +80,7 @@ class CodeBlock(MarkdownFence):
     @classmethod
     def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
         """Colours of a language that was named; guessing one takes longer than drawing, and is often wrong."""
-        return super().highlight(code, (language.split() or ["text"])[0], ansi, dark)
+        return highlight(code, language=(language.split() or ["text"])[0], theme=CodeColours)
 
     def on_click(self, event: events.Click) -> None:
         if isinstance(event.widget, _Head):
