@@ -74,10 +74,10 @@ def set_in_file(path: Path, table: str, key: str, value: str) -> None:
     path = path.resolve()
     way_out = f"write `{key} = {toml(value)}` into [{table}] yourself"
     before = (_read(path, must_exist=False) or b"").decode("utf-8", "surrogateescape")
-    wanted = {**_parsed(path, before.encode("utf-8", "surrogateescape"))}
-    wanted[table] = {**wanted.get(table, {}), key: value}
+    found = _parsed(path, before.encode("utf-8", "surrogateescape"))
+    inner = found.get(table, {})
     after = _with_value(before, table, key, toml(value))
-    if _parsed(path, after.encode()) != wanted:
+    if not isinstance(inner, dict) or _parsed(path, after.encode()) != {**found, table: {**inner, key: value}}:
         raise UsageError(f"`{path}` is written in a way that is not changed here; {way_out}")
     try:
         if path.exists() and not path.is_file():
@@ -89,7 +89,7 @@ def set_in_file(path: Path, table: str, key: str, value: str) -> None:
 
 
 def _with_value(text: str, table: str, key: str, value: str) -> str:
-    """``text`` with the line of ``key`` in ``table``: in the place of the one there, below its head, or with a head at the end."""
+    """``text`` with a line for ``key``: in place of the one there, below the head of ``table``, or with a head at the end."""
     lines = text.splitlines(keepends=True)
     head = next((at for at, line in enumerate(lines) if re.match(rf"\s*\[\s*{table}\s*\]", line)), None)
     line = f"{key} = {value}\n"

@@ -1,7 +1,7 @@
 """Markdown as models write it.  What is not plainly markup is text: everything that a model says can be seen.
 
-GitHub's Markdown would hide HTML, references, entities, a backslash before any sign, the stars of `x**2 + y**2`, the underscores
-of `__init__`, what follows too many levels, and cells beyond a table's head; and it would join lines.
+GitHub's Markdown would hide HTML, references, entities, a backslash before any sign, the stars of `x**2 + y**2`, the
+underscores of `__init__`, what follows too many levels, and cells beyond a table's head; and it would join lines.
 """
 
 from __future__ import annotations

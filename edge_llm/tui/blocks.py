@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from markdown_it.token import Token
-from pygments.token import Token as Kind
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal, ScrollableContainer, Vertical
 from textual.content import Content
 from textual.highlight import HighlightTheme, highlight
+from textual.highlight import Token as Kind
 from textual.message import Message as Event
 from textual.strip import Strip
 from textual.widgets import Label, Markdown, Static
@@ -24,6 +24,7 @@ from textual.widgets._markdown import (
 )
 
 from edge_llm.talk.markdown import markdown_parser
+
 
 class CodeColours(HighlightTheme):
     """Kinds of words in code, in colours that are legible on a block."""
@@ -82,11 +83,6 @@ class CodeBlock(MarkdownFence):
         """Colours of a language that was named; guessing one takes longer than drawing, and is often wrong."""
         return highlight(code, language=(language.split() or ["text"])[0], theme=CodeColours)
 
-    def on_click(self, event: events.Click) -> None:
-        if isinstance(event.widget, _Head):
-            event.stop()
-            self.post_message(self.Copied(self.code))
-
     def _copy_context(self, block: MarkdownBlock) -> None:
         super()._copy_context(block)
         for head in self.query(_Head):
@@ -99,6 +95,11 @@ def _head(language: str) -> Content:
 
 class _Head(Static):
     ALLOW_SELECT = False
+
+    def on_click(self, event: events.Click) -> None:
+        event.stop()
+        if isinstance(self.parent, CodeBlock):
+            self.post_message(CodeBlock.Copied(self.parent.code))
 
 
 class _Sideways(ScrollableContainer, can_focus=False):
@@ -133,9 +134,8 @@ class _Lines(Label):
 
 def _put(strip: Strip, at: int) -> Strip:
     """``strip`` with the mark in the cell ``at``."""
-    before, cell, behind = strip.divide([at, at + 1, strip.cell_length])
-    mark = Strip([segment._replace(text=CUT) for segment in [*cell][:1]], 1)
-    return Strip.join([before, mark, behind])
+    mark = Strip([segment._replace(text=CUT) for segment in [*strip.crop(at, at + 1)][:1]], 1)
+    return Strip.join([strip.crop(0, at), mark, strip.crop(at + 1)])
 
 
 class _NumberedItem(MarkdownOrderedListItem):

@@ -91,9 +91,9 @@ class ChatList(Vertical):
         for day, chats in groupby(found, lambda one: _day(one, now)):
             choices.add_option(Option(Content.styled(day, "$text-muted"), disabled=True))
             choices.add_options([Option(_line(one, now, width, one.chat.id == current), id=str(one.chat.id)) for one in chats])
-        ids = [option.id for option in choices.options]
-        if before in ids or found:
-            choices.highlighted = ids.index(before if before in ids else str(found[0].chat.id))
+        if found:
+            chosen = before if before in self._found else str(found[0].chat.id)
+            choices.highlighted = choices.get_option_index(chosen)
 
     def on_resize(self) -> None:
         """Titles are cut where the list ends."""

@@ -61,10 +61,11 @@ class TerminalDriver(LinuxDriver):
                 if not data:
                     os.kill(os.getpid(), signal.SIGHUP)
                     return
-                for event in parser.feed(self._without_replies(decoder.decode(data))):
-                    self.process_message(event)
-            elif part := self._taken_part():
-                for event in parser.feed(part):
+                text = self._without_replies(decoder.decode(data))
+            else:
+                text = self._taken_part()
+            if text:  # nothing would be the end
+                for event in parser.feed(text):
                     self.process_message(event)
             for event in parser.tick():
                 self.process_message(event)

@@ -1,4 +1,4 @@
-"""The colours of the chat: a pair of our own, and Textual's, each made legible; which one fits the terminal, and which is kept."""
+"""The colours that the chat offers: a pair of our own, and Textual's, each made legible."""
 
 from __future__ import annotations
 

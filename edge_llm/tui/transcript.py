@@ -139,7 +139,8 @@ class Transcript(VerticalScroll, can_focus=False):
         view.focus(scroll_visible=False)
         if (hidden := self._hidden(view, -step)) > 0:
             self.scroll_relative(y=-step * hidden, animate=False, immediate=True)
-        if (hidden := min(self._hidden(view, step), self.size.height - 1)) > 0 and view.virtual_region.height <= self.size.height:
+        fits = view.virtual_region.height <= self.size.height
+        if fits and (hidden := self._hidden(view, step)) > 0:
             self.scroll_relative(y=step * hidden, animate=False, immediate=True)
 
     def focus_beside(self, focused: Widget | None, step: int) -> bool:

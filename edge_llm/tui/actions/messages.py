@@ -7,8 +7,8 @@ from itertools import count
 
 from edge_llm.chats.export import as_markdown
 from edge_llm.chats.open_chat import OpenChat
-from edge_llm.chats.tree import Message, siblings
 from edge_llm.chats.titles import UNTITLED
+from edge_llm.chats.tree import Message, siblings
 from edge_llm.errors import UsageError
 from edge_llm.tui.actions.prompts import PromptActions
 from edge_llm.tui.clipboard import copy
