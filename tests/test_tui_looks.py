@@ -67,7 +67,8 @@ def over(value, ground):
 @pytest.mark.parametrize("theme", [theme for theme in themes() if not theme.ansi], ids=lambda theme: theme.name)
 def test_every_text_of_every_theme_is_legible(theme):
     known = {**theme.to_color_system().generate(), **theme.variables}
-    texts = ["text", "text-muted", "text-disabled", "foreground", "footer-description-foreground", "footer-key-foreground"]
+    texts = ["text", "text-muted", "text-disabled", "foreground", "foreground-muted"]
+    texts += ["footer-description-foreground", "footer-key-foreground"]
     texts += [name for name in known if name.startswith("text-")]
     pairs = [(name, ground) for name in texts for ground in ("background", "surface", "panel")]
     pairs += [("block-cursor-foreground", "block-cursor-background")]

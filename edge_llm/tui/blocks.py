@@ -30,7 +30,7 @@ class CodeColours(HighlightTheme):
     """Kinds of words in code, in colours that are legible on a block."""
 
     STYLES = {
-        Kind.Comment: "$text-muted italic",
+        Kind.Comment: "$foreground-muted italic",
         Kind.Keyword: "$text-accent",
         Kind.Keyword.Constant: "$text-warning",
         Kind.Operator.Word: "$text-accent",

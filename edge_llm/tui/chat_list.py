@@ -89,7 +89,7 @@ class ChatList(Vertical):
         choices.clear_options()
         now = datetime.now()
         for day, chats in groupby(found, lambda one: _day(one, now)):
-            choices.add_option(Option(Content.styled(day, "$text-muted"), disabled=True))
+            choices.add_option(Option(Content.styled(day, "$foreground-muted"), disabled=True))
             choices.add_options([Option(_line(one, now, width, one.chat.id == current), id=str(one.chat.id)) for one in chats])
         if found:
             chosen = before if before in self._found else str(found[0].chat.id)
@@ -147,7 +147,7 @@ def _day(found: FoundChat, now: datetime) -> str:
 def _line(found: FoundChat, now: datetime, width: int, current: bool) -> Content:
     """The title, cut to a line, and when the chat changed; below it the model, or where it says what is looked for."""
     changed = datetime.fromtimestamp(found.chat.changed)
-    when = Content.styled(_when(changed, now), "$text-muted")
+    when = Content.styled(_when(changed, now), "$foreground-muted")
     room = max(1, width - when.cell_length - 3)
     title = Content(f"{'›' if current else ' '} {printable(found.chat.title or UNTITLED)}").truncate(room + 2, ellipsis=True)
     model = found.chat.settings.get("model")
@@ -158,7 +158,7 @@ def _line(found: FoundChat, now: datetime, width: int, current: bool) -> Content
         title.stylize("bold") if current else title,
         " " * max(1, width - title.cell_length - when.cell_length),
         when,
-        (f"\n{printable(below)}" if below else "", "$text-muted"),
+        (f"\n{printable(below)}" if below else "", "$foreground-muted"),
     )
 
 

@@ -91,7 +91,7 @@ def _legible(theme: Theme) -> Theme:
     found |= {name: _moved(Color.parse(known[name]), grounds, pole).hex for name in (*_COLOURED, *_HEADINGS) if name in known}
     found |= {"footer-key-foreground": found["text-accent"], "footer-background": grounds[2].hex}
     found |= {"footer-description-foreground": grounds[2].blend(pole, muted).hex}
-    found |= {"link-color": found["text-accent"], "foreground-muted": grounds[0].blend(pole, muted).hex}
+    found |= {"link-color": found["text-accent"], "foreground-muted": _moved(grounds[0].blend(pole, muted), grounds, pole).hex}
     cursor = Color.parse(known["block-cursor-background"])
     text = cursor.get_contrast_text(1.0)
     found |= {"block-cursor-foreground": text.hex, "block-cursor-background": _moved(cursor, [text], _other(text)).hex}
