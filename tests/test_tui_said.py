@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from test_talk_markdown import ANY_TEXT, DOCUMENTS, shown
 from textual.app import App
@@ -59,16 +59,18 @@ async def seen(page, pilot):
 
 
 @settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
-@given(DOCUMENTS | ANY_TEXT, st.lists(st.integers(0, 200), max_size=8), st.booleans())
-def test_whatever_a_model_says_is_on_the_screen_in_any_pieces_as_well_as_whole(run, text, cuts, sealed):
+@given(DOCUMENTS | ANY_TEXT, st.just(0) | st.integers(0, 100), st.lists(st.integers(1, 200), max_size=8), st.booleans())
+@example("one\ntwo\nthree", 8, [], False)
+@example("```\none\ntwo\n```", 8, [9], False)
+def test_whatever_a_model_says_is_on_the_screen_in_any_pieces_as_well_as_whole(run, text, begin, cuts, sealed):
+    """``begin`` characters are there, as of an answer that is continued; others come up to each of ``cuts``."""
     text = text.replace("](<", "](")  # brackets around a target are marks
-    begin, *cuts = sorted({cut for cut in cuts if cut < len(text)} | {0})[-8:]
 
     async def main(page, pilot):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(growing, "SEALED_CHARACTERS", 40 if sealed else 3000)
             grows = await put(page, text[:begin])
-            await write(grows, text[begin:], [cut - begin for cut in cuts])
+            await write(grows, text[begin:], [cut for cut in cuts if cut < len(text) - begin])
             await grows.on_unmount()  # what was written is drawn
             assert not shown(text) - await seen(page, pilot)
             await grows.finish(text)
