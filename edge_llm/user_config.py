@@ -13,8 +13,11 @@ theme and the actions.  Imports nothing heavy.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import stat
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +64,59 @@ def read_user_config(path: Path | None = None) -> UserConfig:
         raise wrong(path, "chat", "sidebar", sidebar, "give true or false")
     tables = MappingProxyType({name: MappingProxyType(table) for name, table in found.items()})
     return UserConfig(path, True, tables, MappingProxyType(keys), theme, sidebar)
+
+
+def set_in_file(path: Path, table: str, key: str, value: str) -> None:
+    """Write a value into the file at ``path``, which may not be there; all else in it stays as it is.
+
+    Raises `UsageError`, and changes nothing, when the file cannot be read, understood or written.
+    """
+    path = path.resolve()
+    way_out = f"write `{key} = {toml(value)}` into [{table}] yourself"
+    before = (_read(path, must_exist=False) or b"").decode("utf-8", "surrogateescape")
+    found = _parsed(path, before.encode("utf-8", "surrogateescape"))
+    inner = found.get(table, {})
+    after = _with_value(before, table, key, toml(value))
+    if not isinstance(inner, dict) or _parsed(path, after.encode()) != {**found, table: {**inner, key: value}}:
+        raise UsageError(f"`{path}` is written in a way that is not changed here; {way_out}")
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"`{path}` keeps nothing; {way_out}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, after.encode())
+    except OSError as error:
+        raise UsageError(f"cannot write the config file `{path}`: {error.strerror}; {way_out}") from None
+
+
+def _with_value(text: str, table: str, key: str, value: str) -> str:
+    """``text`` with a line for ``key``: in place of the one there, below the head of ``table``, or with a head at the end."""
+    lines = text.splitlines(keepends=True)
+    head = next((at for at, line in enumerate(lines) if re.match(rf"\s*\[\s*{table}\s*\]", line)), None)
+    line = f"{key} = {value}\n"
+    if head is None:
+        return text + "\n" * (bool(text) and not text.endswith("\n")) + "\n" * bool(text) + f"[{table}]\n{line}"
+    end = next((at for at in range(head + 1, len(lines)) if lines[at].lstrip().startswith("[")), len(lines))
+    old = next((at for at in range(head + 1, end) if re.match(rf"\s*{key}\s*=", lines[at])), None)
+    if old is None:
+        lines[head] = lines[head].rstrip("\n") + "\n"
+        lines.insert(head + 1, line)
+    else:
+        lines[old] = line
+    return "".join(lines)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Put ``data`` in the place of the file at once; it keeps its permissions."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).chmod(stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644)
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
 
 
 def _keys(path: Path, table: Table) -> dict[str, str]:

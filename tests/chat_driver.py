@@ -144,7 +144,7 @@ class Chat:
     def listed(self):
         """The lines of the list of chats."""
         options = self.app.chat_list.query_one(OptionList)
-        return [str(options.get_option_at_index(at).prompt) for at in range(options.option_count)]
+        return [str(option.prompt) for option in options.options if not option.disabled]
 
     @property
     def completions(self):

@@ -11,6 +11,7 @@ from textual.widgets._markdown import MarkdownHeader, MarkdownParagraph
 from textual.widgets.markdown import MarkdownFence
 
 from edge_llm.tui import growing
+from edge_llm.tui.blocks import SaidMarkdown
 from edge_llm.tui.growing import GrowingText, block_end, blocks, open_fence, parts
 
 PART = (
@@ -55,7 +56,7 @@ def test_in_pieces_it_shows_all_and_in_the_end_what_a_fresh_parse_shows(seed, mo
     async def main():
         async with Page().run_test() as pilot:
             page = pilot.app.query_one(Vertical)
-            grows, whole = GrowingText(), Markdown(text)
+            grows, whole = GrowingText(), SaidMarkdown(text)
             await page.mount(grows, whole)
             at = 0
             while at < len(text):
@@ -115,7 +116,7 @@ def test_code_that_is_cut_stays_code_and_ends_where_it_ends(begin, end, most, mo
     async def main():
         async with Page().run_test() as pilot:
             page = pilot.app.query_one(Vertical)
-            grows, whole = GrowingText(), Markdown(text)
+            grows, whole = GrowingText(), SaidMarkdown(text)
             await page.mount(grows, whole)
             for at in range(0, len(text), 70):
                 await grows.write(text[at : at + 70])

@@ -1,12 +1,17 @@
 """The person's config file as it is read: its form, its place, and what is wrong with it, in one line."""
 
 import os
+import stat
+import tomllib
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_llm.errors import UsageError
 from edge_llm.paths import config_file
-from edge_llm.user_config import MAX_BYTES, UserConfig, read_user_config
+from edge_llm.user_config import MAX_BYTES, UserConfig, read_user_config, set_in_file
 
 
 @pytest.fixture
@@ -105,3 +110,42 @@ def test_without_a_home_of_ours_it_is_in_the_users_config_folder(monkeypatch, tm
     monkeypatch.delenv("EDGE_LLM_HOME")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert config_file() == tmp_path / "edge-llm" / "config.toml"
+
+
+LINES = st.sampled_from([
+    "[chat]", "[chat] # mine", "[keys]", "[bench.lanes]", "[chats]", "theme = 'nord'", "theme='a' # old", "# theme = 'x'", "",
+    'note = """\n[chat]\ntheme = 3\n"""', "themes = 1", "[[chat]]", "chat.theme = 'b'", "chat = {theme = 'c'}", "broken",
+    '"theme" = "d"', "  sidebar = true",
+])  # fmt: skip
+
+
+@given(st.lists(LINES, max_size=8).map("\n".join), st.booleans())
+def test_a_value_is_written_and_all_else_stays_or_nothing_changes(tmp_path_factory, text, ended):
+    file = tmp_path_factory.mktemp("config") / "config.toml"
+    before = (text + "\n" * ended).encode()
+    file.write_bytes(before)
+    try:
+        set_in_file(file, "chat", "theme", "edge-light")
+    except UsageError as refused:
+        assert file.read_bytes() == before and str(file) in str(refused)
+        return
+    old, new = tomllib.loads(before.decode()), tomllib.loads(file.read_text())
+    assert new["chat"].pop("theme") == "edge-light"
+    if "chat" in old:
+        old["chat"].pop("theme", None)
+    assert new == {"chat": {}, **old}
+    assert [*file.parent.iterdir()] == [file]
+
+
+def test_a_value_is_written_into_a_new_file_and_not_into_one_that_keeps_nothing(tmp_path):
+    file = tmp_path / "folder" / "config.toml"
+    set_in_file(file, "chat", "theme", "nord")
+    assert read_user_config(file).theme == "nord"
+    file.chmod(0o600)
+    set_in_file(file, "chat", "theme", "dracula")
+    assert read_user_config(file).theme == "dracula" and stat.S_IMODE(file.stat().st_mode) == 0o600
+    with pytest.raises(UsageError, match="keeps nothing"):
+        set_in_file(Path("/dev/null"), "chat", "theme", "nord")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="yourself"):
+        set_in_file(tmp_path / "file" / "config.toml", "chat", "theme", "nord")

@@ -90,7 +90,13 @@ def _full_screen(open_catalogue: Callable[[], Catalogue], settings: ChatSettings
     config = read_user_config()
     check_keys(config.keys)
     options = ChatOptions(
-        settings, resume=not new, theme=config.theme or "", keys=config.keys, sidebar=bool(config.sidebar), folder=Path.cwd()
+        settings,
+        resume=not new,
+        theme=config.theme or "",
+        config=config.path,
+        keys=config.keys,
+        sidebar=bool(config.sidebar),
+        folder=Path.cwd(),
     )
     _look_for_garbage_rarely()
     app = ChatApp(open_catalogue, _open_chats, options)

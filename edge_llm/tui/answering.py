@@ -14,6 +14,7 @@ from edge_llm.providers.base import Ended, Figures, Piece, Reply
 from edge_llm.talk.pieces import Said, Thought
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.pace import Pace
+from edge_llm.tui.units import THOUGHT_SECONDS
 
 SAVE_SECONDS = 1.0
 """How much of an answer a killed process may lose."""
@@ -39,6 +40,7 @@ class Answering:
         self._typing = typing
         self.begun: float | None = None
         """When the first piece came, by the monotonic clock."""
+        self._thinking_since: float | None = None
         self._taken = 0.0
         """When the last ones were taken: while somebody types they wait, and the model goes on."""
         self.reason = ""
@@ -104,6 +106,9 @@ class Answering:
             self._taken = time.monotonic()
             self.begun = self.begun or self._taken
             self._change(thought=self.message.thought + thought, text=self.message.text + said)
+        if thought:
+            self._thinking_since = self._thinking_since or self._taken
+            self._change(figures={**self.message.figures, THOUGHT_SECONDS: self._taken - self._thinking_since})
         if self.view.is_attached:
             await self.view.grow(self.message)
         return ended
@@ -118,7 +123,8 @@ class Answering:
                 await self._save(self.chat)
 
     async def _finish(self, state: State, figures: Figures) -> None:
-        known = {name: value for name, value in asdict(figures).items() if value is not None}
+        known = {name: value for name, value in self.message.figures.items() if name == THOUGHT_SECONDS}
+        known |= {name: value for name, value in asdict(figures).items() if value is not None}
         self._change(state=state, figures=known)
         if self.view.is_attached:
             await self.view.finish(self.message)

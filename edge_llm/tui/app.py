@@ -24,10 +24,13 @@ from edge_llm.errors import ModelNotFound, StorageError
 from edge_llm.files import one_line
 from edge_llm.tui.actions import Actions
 from edge_llm.tui.activity import activity, situation
+from edge_llm.tui.blocks import CodeBlock
 from edge_llm.tui.chat_list import ChatList
 from edge_llm.tui.clipboard import copy
 from edge_llm.tui.commands import COMMANDS, bindings, parse
+from edge_llm.tui.driver import BackgroundSeen
 from edge_llm.tui.keys import bindings_of
+from edge_llm.tui.looks import Looks
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.notices import Notices
 from edge_llm.tui.options import ChatOptions
@@ -67,6 +70,7 @@ class ChatApp(Stage):
         self._told_how_to_leave = -NOTICE_SECONDS
         self.failure: Exception | None = None
         """A mistake of ours that ended it."""
+        self.looks = Looks(self, options, self.tell)
         self._title = ""
 
     # -- layout -------------------------------------------------------------------------------------------------------
@@ -96,10 +100,7 @@ class ChatApp(Stage):
         self.set_keymap(dict(self.options.keys))
         for key, action, description in bindings_of(self.options.keys):
             self.bind(key, action, description=description, show=False)
-        if self.options.theme in self.available_themes:
-            self.theme = self.options.theme
-        elif self.options.theme:
-            self.tell(f"There is no theme `{self.options.theme}`; /theme lists them.", "warning")
+        self.looks.begin()
         self.show_chats(self.options.sidebar)
         self.show_inside(False)
         self.prompt.area.focus()
@@ -264,10 +265,32 @@ class ChatApp(Stage):
         copy(self, event.href)
         self.tell(f"Copied: {event.href}")
 
+    @on(CodeBlock.Copied)
+    def code_copied(self, event: CodeBlock.Copied) -> None:
+        copy(self, event.code)
+        self.tell("Copied a block of code.")
+
+    @on(BackgroundSeen)
+    def background_seen(self, event: BackgroundSeen) -> None:
+        self.looks.see_background(event.is_light)
+
     def action_page(self, step: int) -> None:
         """Scroll what was said by a page."""
         page = max(1, self.transcript.size.height - 1)
         self.transcript.scroll_relative(y=step * page, animate=False, immediate=True)  # else keys in a row would count once
+
+    def action_focus_next(self) -> None:
+        if not self.transcript.focus_beside(self.focused, 1):
+            super().action_focus_next()
+
+    def action_focus_previous(self) -> None:
+        if not self.transcript.focus_beside(self.focused, -1):
+            super().action_focus_previous()
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """What is selected with the mouse, or in a field."""
+        copy(self, text)
+        self.tell(f"Copied {len(text):,} characters.")
 
     def action_help_quit(self) -> None:
         """Ctrl+C stops an answer; without one it leaves, while the notice stands that says so."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from datetime import datetime
+from itertools import groupby
 
 from textual import on
 from textual.app import ComposeResult
@@ -18,7 +19,6 @@ from edge_llm.chats.titles import UNTITLED
 from edge_llm.chats.tree import FoundChat
 from edge_llm.files import printable
 from edge_llm.tui.field import Field
-from edge_llm.tui.units import age
 
 
 class ChatList(Vertical):
@@ -48,8 +48,9 @@ class ChatList(Vertical):
 
     def __init__(self) -> None:
         super().__init__(id="chats")
-        self._found: Sequence[FoundChat] = ()
-        self._current: int | None = None
+        self._found: dict[str, FoundChat] = {}
+        self._shown: tuple[tuple[FoundChat, ...], int | None, int] = ((), None, 0)
+        """What is listed, the chat on the screen, and the columns of a line."""
         self._searched: str | None = None  # what the list answers
         self._opens: str | None = None  # what was searched when Enter came before the list that it means
 
@@ -78,16 +79,31 @@ class ChatList(Vertical):
             self.action_act("open")
 
     def _list(self, found: Sequence[FoundChat], current: int | None) -> None:
-        if (list(found), current) == (list(self._found), self._current) and self.query_one(OptionList).option_count:
-            return
-        self._found, self._current = found, current
         choices = self.query_one(OptionList)
-        before = choices.highlighted
+        width = choices.scrollable_content_region.width
+        shown = (tuple(found), current, width)
+        if shown == self._shown and choices.option_count:
+            return
+        self._shown, self._found = shown, {str(one.chat.id): one for one in found}
+        before = self._chosen
         choices.clear_options()
-        now = time.time()
-        choices.add_options([Option(_line(one, now, one.chat.id == current), id=str(one.chat.id)) for one in found])
+        now = datetime.now()
+        for day, chats in groupby(found, lambda one: _day(one, now)):
+            choices.add_option(Option(Content.styled(day, "$foreground-muted"), disabled=True))
+            choices.add_options([Option(_line(one, now, width, one.chat.id == current), id=str(one.chat.id)) for one in chats])
         if found:
-            choices.highlighted = min(before or 0, len(found) - 1)
+            chosen = before if before in self._found else str(found[0].chat.id)
+            choices.highlighted = choices.get_option_index(chosen)
+
+    def on_resize(self) -> None:
+        """Titles are cut where the list ends."""
+        self.call_after_refresh(lambda: self._list([*self._found.values()], self._shown[1]))
+
+    @property
+    def _chosen(self) -> str | None:
+        """The id of the chat that keys mean."""
+        at = self.query_one(OptionList).highlighted
+        return None if at is None else self.query_one(OptionList).get_option_at_index(at).id
 
     @on(Input.Changed)
     def changed(self, event: Input.Changed) -> None:
@@ -110,9 +126,8 @@ class ChatList(Vertical):
         self.action_act("open")
 
     def action_act(self, action: str) -> None:
-        at = self.query_one(OptionList).highlighted
-        if at is not None and at < len(self._found):
-            self.post_message(self.Chosen(self._found[at].chat.id, action))
+        if (chosen := self._chosen) is not None and chosen in self._found:
+            self.post_message(self.Chosen(self._found[chosen].chat.id, action))
 
     def action_down(self) -> None:
         self.query_one(OptionList).focus()
@@ -124,9 +139,31 @@ class ChatList(Vertical):
         await self.app.run_action("command('new')")
 
 
-def _line(found: FoundChat, now: float, current: bool) -> Content:
-    title = printable(found.chat.title or UNTITLED)
-    parts = [(f"{'›' if current else ' '} {title}", "bold" if current else ""), (f"  {age(now - found.chat.changed)}", "dim")]
+def _day(found: FoundChat, now: datetime) -> str:
+    days = (now.date() - datetime.fromtimestamp(found.chat.changed).date()).days
+    return "Today" if days < 1 else "Yesterday" if days == 1 else "Earlier"
+
+
+def _line(found: FoundChat, now: datetime, width: int, current: bool) -> Content:
+    """The title, cut to a line, and when the chat changed; below it the model, or where it says what is looked for."""
+    changed = datetime.fromtimestamp(found.chat.changed)
+    when = Content.styled(_when(changed, now), "$foreground-muted")
+    room = max(1, width - when.cell_length - 3)
+    title = Content(f"{'›' if current else ' '} {printable(found.chat.title or UNTITLED)}").truncate(room + 2, ellipsis=True)
+    model = found.chat.settings.get("model")
+    below = f"  {model}" if isinstance(model, str) and model else ""
     if found.excerpt:
-        parts.append((f"\n    {printable(found.excerpt)}", "dim"))
-    return Content.assemble(*parts)
+        below = f"    {found.excerpt}"
+    return Content.assemble(
+        title.stylize("bold") if current else title,
+        " " * max(1, width - title.cell_length - when.cell_length),
+        when,
+        (f"\n{printable(below)}" if below else "", "$foreground-muted"),
+    )
+
+
+def _when(changed: datetime, now: datetime) -> str:
+    """`14:05` of today and yesterday, `3 Nov` of this year, `3 Nov 2025`."""
+    if (now.date() - changed.date()).days <= 1:
+        return f"{changed:%H:%M}"
+    return f"{changed.day} {changed:%b}" if changed.year == now.year else f"{changed.day} {changed:%b %Y}"

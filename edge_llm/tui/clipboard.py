@@ -35,7 +35,7 @@ def desktop_program(environment: Mapping[str, str]) -> tuple[str, ...] | None:
 def copy(app: App[Any], text: str) -> None:
     """Put ``text`` on the clipboard of whoever sits at the terminal, who may paste it into a shell."""
     text = printable(text)
-    app.copy_to_clipboard(text)
+    App.copy_to_clipboard(app, text)
     command = desktop_program(os.environ)
     if command is not None and not app.is_headless:
         app.run_worker(lambda: _run(command, text), thread=True, exit_on_error=False)

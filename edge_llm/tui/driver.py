@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 from codecs import getincrementaldecoder
@@ -13,10 +14,23 @@ from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Resize
 from textual.geometry import Size
+from textual.message import Message
 
 LOOK_SECONDS = 0.1
 """How often a silent terminal is looked at for a key like Escape, which may be the beginning of others."""
 _AT_A_TIME = 1 << 16
+_ASK_BACKGROUND = "\x1b]11;?\x1b\\"
+_REPLY = re.compile("\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)")
+_PART_OF_REPLY = re.compile("\x1b\\][^\x07\x1b]{0,1000}\x1b?\\Z")
+_BACKGROUND = re.compile(r"\]11;rgba?:([\da-f]{1,4})/([\da-f]{1,4})/([\da-f]{1,4})", re.IGNORECASE)
+
+
+class BackgroundSeen(Message):
+    """The terminal has told the colour behind its text."""
+
+    def __init__(self, is_light: bool) -> None:
+        super().__init__()
+        self.is_light = is_light
 
 
 class TerminalDriver(LinuxDriver):
@@ -28,6 +42,14 @@ class TerminalDriver(LinuxDriver):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._file: IO[str] = _Forgiving(self._file)  # type: ignore[assignment]
+        self._part = ""
+        """Of a reply whose end has not come."""
+
+    def start_application_mode(self) -> None:
+        """Ask for the background too; a terminal that does not answer, or later, keeps nobody waiting."""
+        super().start_application_mode()
+        if os.environ.get("TERM") != "linux":  # its console has no such question
+            self.write(_ASK_BACKGROUND)
 
     def run_input_thread(self) -> None:
         """Hand on what the terminal sends, until the driver is stopped; SIGHUP is sent for a terminal that is gone."""
@@ -39,11 +61,32 @@ class TerminalDriver(LinuxDriver):
                 if not data:
                     os.kill(os.getpid(), signal.SIGHUP)
                     return
-                for event in parser.feed(decoder.decode(data)):
+                text = self._without_replies(decoder.decode(data))
+            else:
+                text = self._taken_part()
+            if text:  # nothing would be the end
+                for event in parser.feed(text):
                     self.process_message(event)
             for event in parser.tick():
                 self.process_message(event)
             self._tell_size()
+
+    def _without_replies(self, text: str) -> str:
+        """``text`` without what the terminal answers, which is no key."""
+        if self._part or "\x1b]" in text:
+            text, self._part = self._part + text, ""
+            for reply in _REPLY.findall(text):
+                if (is_light := light_background(reply)) is not None:
+                    self.process_message(BackgroundSeen(is_light))
+            text = _REPLY.sub("", text)
+            if part := _PART_OF_REPLY.search(text):
+                text, self._part = text[: part.start()], part[0]
+        return text
+
+    def _taken_part(self) -> str:
+        """What looked like a reply and was the key Alt+]; half a reply is dropped."""
+        part, self._part = self._part, ""
+        return part if len(part) == 2 else ""
 
     def _tell_size(self) -> None:
         """Tell the app a size that it does not know: signals that come at once may have told it an earlier one last."""
@@ -57,6 +100,14 @@ class TerminalDriver(LinuxDriver):
             return os.read(self.fileno, _AT_A_TIME)
         except OSError:
             return b""
+
+
+def light_background(reply: str) -> bool | None:
+    """Whether ``reply`` tells of a light background; None where it tells none."""
+    if (found := _BACKGROUND.search(reply)) is None:
+        return None
+    red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in found.groups())
+    return 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
 
 
 class _Forgiving:

@@ -13,6 +13,8 @@ from textual.widget import Widget
 from textual.widgets import Markdown, Static
 from textual.widgets.markdown import MarkdownStream
 
+from edge_llm.tui.blocks import SaidMarkdown
+
 SEALED_CHARACTERS = 3000
 """A piece that has more is sealed at the next end of a block: the cost of a step grows with the piece, not with the answer."""
 MOST_CHARACTERS = 12_000
@@ -117,7 +119,7 @@ class _Sealed(NamedTuple):
 
     text: str
     blocks: int
-    piece: Markdown
+    piece: SaidMarkdown
 
 
 class GrowingText(Vertical):
@@ -127,7 +129,7 @@ class GrowingText(Vertical):
         super().__init__()
         self._written, self._text = parts(text)  # the second is that of the last piece
         self._fence = open_fence("".join(self._written))  # that the last piece begins inside of
-        self._last = Markdown(self._fenced(self._text), open_links=False)
+        self._last = SaidMarkdown(self._fenced(self._text))
         self._sealed: list[_Sealed] = []  # above the last piece, from top to bottom
         self._stream: MarkdownStream | None = None  # into the last piece; None before the first text
 
@@ -169,7 +171,7 @@ class GrowingText(Vertical):
         await self._last.update(self._fenced(sealed))
         self._sealed.append(_Sealed(sealed, blocks(sealed, self._fence), self._last))
         self._fence = open_fence(sealed, self._fence)
-        self._last = Markdown(open_links=False)
+        self._last = SaidMarkdown()
         await self.mount(self._last)
         await self._append(self._fenced(self._text))
         while not self._may_be_drawn():
@@ -189,9 +191,19 @@ class GrowingText(Vertical):
         return f"{self._fence}\n{text}" if self._fence else text
 
     async def _append(self, text: str) -> None:
-        if text:
-            self._stream = self._stream or Markdown.get_stream(self._last)
-            await self._stream.write(text)
+        if not text:
+            return
+        if self._stream is None:
+            with self.app.batch_update():
+                await self._draw_growing()
+            self._stream = Markdown.get_stream(self._last)
+        await self._stream.write(text)
+
+    async def _draw_growing(self) -> None:
+        """Draw the last piece anew, as one that grows: only then its last block goes on from its first line."""
+        if drawn := self._last.source:
+            await self._last.update("")
+            await self._last.append(drawn)
 
     async def _end_stream(self) -> None:
         """Draw what was written.  A stream must have been written to: stopped before, its task would end as cancelled."""

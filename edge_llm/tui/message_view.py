@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from markdown_it import MarkdownIt
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
@@ -14,8 +13,9 @@ from textual.widgets import Collapsible, Static
 
 from edge_llm.chats.tree import Message
 from edge_llm.files import printable
+from edge_llm.talk.markdown import markdown_parser
 from edge_llm.tui.growing import GrowingText
-from edge_llm.tui.units import answer_figures, byte_size
+from edge_llm.tui.units import answer_figures, byte_size, thought_title
 
 _ENDS: Mapping[str, str] = {"stopped": "stopped", "failed": "broke off", "growing": "unfinished"}
 
@@ -32,6 +32,8 @@ class MessageView(Vertical, can_focus=True):
         Binding("b", "act('branch')", "Branch", id="message_branch"),
         Binding("d", "act('delete')", "Delete", id="message_delete"),
         Binding("t", "thought", "Thought", id="message_thought"),
+        Binding("up", "walk(-1)", show=False, id="message_before"),
+        Binding("down", "walk(1)", show=False, id="message_behind"),
         Binding("left", "act('previous')", "Other version", show=False, id="message_previous"),
         Binding("right", "act('next')", "Other version", show=False, id="message_next"),
     ]
@@ -43,6 +45,14 @@ class MessageView(Vertical, can_focus=True):
             super().__init__()
             self.view = view
             self.action = action
+
+    class Walk(Event):
+        """The person goes on to the message ``step`` behind this one, or before it."""
+
+        def __init__(self, view: MessageView, step: int) -> None:
+            super().__init__()
+            self.view = view
+            self.step = step
 
     def __init__(self, message: Message, version: tuple[int, int] = (1, 1)) -> None:
         """``version``: which of how many messages at this place it is, from 1."""
@@ -80,7 +90,7 @@ class MessageView(Vertical, can_focus=True):
         """The text of every block of code, in order."""
         if self._body is None:
             return []
-        parse = MarkdownIt("gfm-like").disable("inline").parse  # of the whole text: not all of a long one is drawn as Markdown
+        parse = markdown_parser().disable("inline").parse  # of the whole text: not all of a long one is drawn as Markdown
         tokens = [token for text in (self.message.thought, self.message.text) for token in parse(printable(text))]
         return [token.content.rstrip() for token in tokens if token.type in ("fence", "code_block")]
 
@@ -102,9 +112,12 @@ class MessageView(Vertical, can_focus=True):
         end = "" if self.grows else _ENDS.get(message.state, "")
         return "  ".join(part for part in (end, answer_figures(message.figures)) if part)
 
+    def _thought_title(self) -> str:
+        return "thinking" if self.grows and not self.message.text else thought_title(self.message.figures)
+
     def _thoughts(self, text: str, *, collapsed: bool = True) -> Collapsible:
         self._thought_body = GrowingText(printable(text))
-        return Collapsible(self._thought_body, title="thought", collapsed=collapsed, classes="thought")
+        return Collapsible(self._thought_body, title=self._thought_title(), collapsed=collapsed, classes="thought")
 
     # -- an answer that comes -----------------------------------------------------------------------------------------
 
@@ -131,6 +144,7 @@ class MessageView(Vertical, can_focus=True):
         if self._thought_body is not None and not self._begun:
             for thought in self.query(Collapsible):
                 thought.collapsed = True
+                thought.title = self._thought_title()
         self._begun = True
         if self._body is not None:
             await self._body.write(printable(text))
@@ -149,6 +163,8 @@ class MessageView(Vertical, can_focus=True):
         if self.is_attached:
             for who in self.query(".who").results(Static):  # none before it is drawn for the first time, nor when it leaves
                 who.update(Content(self._heading()))
+            for thought in self.query(Collapsible):
+                thought.title = self._thought_title()
             for ending in self.query(".ending").results(Static):
                 ending.update(Content(self._ending()))
 
@@ -156,6 +172,9 @@ class MessageView(Vertical, can_focus=True):
 
     def action_act(self, name: str) -> None:
         self.post_message(self.Act(self, name))
+
+    def action_walk(self, step: int) -> None:
+        self.post_message(self.Walk(self, step))
 
     def action_thought(self) -> None:
         for thought in self.query(Collapsible):

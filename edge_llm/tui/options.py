@@ -18,6 +18,8 @@ class ChatOptions:
     resume: bool = True
     """Open the chat that changed last, not a new one."""
     theme: str = ""
+    config: Path | None = None
+    """The file that keeps the theme that is chosen."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Other keys, by the name of the command or of the message's action."""
     sidebar: bool = False

@@ -70,7 +70,7 @@ class StatusLine(Static):
         self._draw()
 
     def _draw(self) -> None:
-        left, right = Content(self._activity), Content.styled(self._about, "dim")
+        left, right = Content(self._activity), Content.styled(self._about, "$foreground-muted")
         gap = self.size.width - left.cell_length - right.cell_length
         if gap < 1:  # what goes on is more important
             self.update(left if self._activity else right, layout=False)

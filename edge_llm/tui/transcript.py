@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from textual import on
+from textual import events, on
 from textual.containers import VerticalScroll
+from textual.widget import Widget
 from textual.widgets import Button
 
 from edge_llm.chats.tree import Message
@@ -17,6 +18,8 @@ LINES = 48
 
 Every paragraph, item and cell is a widget, and every widget costs time in every frame of a stream.
 """
+WIDE = 140
+"""Columns from which messages, which have at most 100, stand in the middle."""
 _AROUND = 3
 """Lines around the text of a message."""
 _FEWEST = 2
@@ -31,6 +34,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._path: list[Message] = []
         self._versions: dict[int, tuple[int, int]] = {}
         self._first = 0
+        self._bringing = False  # earlier messages are on their way
 
     async def show(self, path: Sequence[Message], tree: Iterable[Message]) -> None:
         """Show ``path`` out of ``tree`` from its end."""
@@ -41,6 +45,7 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.remove_children()
             await self.mount_all([*self._earlier_button(), *(self._view(message) for message in self._path[self._first :])])
         self.anchor()
+        self.call_after_refresh(self._bring)
 
     async def add(self, message: Message) -> MessageView:
         """A message behind the others."""
@@ -68,6 +73,8 @@ class Transcript(VerticalScroll, can_focus=False):
         """Bring earlier messages, and keep what is seen where it is."""
         end = self._first
         self._first = _first_of(self._path[:end], LINES)
+        if not end:
+            return
         button = self.query_one("#earlier", Button)
         below = self.max_scroll_y - self.scroll_y
         self.release_anchor()
@@ -78,6 +85,80 @@ class Transcript(VerticalScroll, can_focus=False):
             else:
                 button.label = _earlier(self._first)
         self.call_after_refresh(lambda: self.scroll_to(y=self.max_scroll_y - below, animate=False))
+
+    # -- walking ------------------------------------------------------------------------------------------------------
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Messages of a wide window stand in its middle."""
+        self.set_class(event.size.width >= WIDE, "-wide")
+        self.call_after_refresh(self._bring)
+
+    def watch_scroll_y(self, old: float, new: float) -> None:
+        super().watch_scroll_y(old, new)
+        if new < 1 <= old and self._first:
+            self.call_after_refresh(self._bring)
+
+    async def _bring(self) -> None:
+        """Bring earlier messages when the first one is seen: one has come to the top, or there is room for more."""
+        if self._first and self.scroll_y < 1 and not self._bringing and self.is_attached and self.size.height:
+            self._bringing = True
+            try:
+                await self.show_earlier()
+            finally:
+                self._bringing = False
+            if self.max_scroll_y < 1:
+                self.call_after_refresh(self._bring)
+
+    @on(MessageView.Walk)
+    async def walk(self, event: MessageView.Walk) -> None:
+        """Go through a message that is longer than the screen, and from its edge on to the next one."""
+        event.stop()
+        view, step = event.view, event.step
+        left = self._hidden(view, step)
+        if left > 0:
+            self.scroll_relative(y=step * min(left, max(1, self.size.height // 2)), animate=False, immediate=True)
+            return
+        views = self.views()
+        at = views.index(view) + step
+        if at < 0 and self._first:
+            await self.show_earlier()
+            views = self.views()
+            at = views.index(view) + step
+        if at >= len(views):
+            self.screen.query_one("#prompt").focus()
+        elif at >= 0:
+            self._enter(views[at], step)
+
+    def _hidden(self, view: MessageView, step: int) -> int:
+        """Lines of ``view`` above or below what is seen."""
+        top = view.virtual_region.y - round(self.scroll_y)
+        return -top if step < 0 else top + view.virtual_region.height - self.size.height
+
+    def _enter(self, view: MessageView, step: int) -> None:
+        """Focus ``view`` and show the end of it that one comes from."""
+        view.focus(scroll_visible=False)
+        if (hidden := self._hidden(view, -step)) > 0:
+            self.scroll_relative(y=-step * hidden, animate=False, immediate=True)
+        fits = view.virtual_region.height <= self.size.height
+        if fits and (hidden := self._hidden(view, step)) > 0:
+            self.scroll_relative(y=step * hidden, animate=False, immediate=True)
+
+    def focus_beside(self, focused: Widget | None, step: int) -> bool:
+        """Tab and Shift+Tab: from the prompt to the last message, and from message to message; false for other places."""
+        views = self.views()
+        if isinstance(focused, MessageView) and focused in views:
+            at = views.index(focused) + step
+        elif focused is not None and focused.id == "prompt":
+            at = len(views) - 1
+        else:
+            return False
+        if not 0 <= at < len(views):
+            self.screen.query_one("#prompt").focus()
+        else:
+            self._enter(views[at], step if isinstance(focused, MessageView) else -1)
+        return True
+
+    # -- what is mounted ----------------------------------------------------------------------------------------------
 
     async def _forget_earliest(self) -> None:
         shown = self._path[self._first :]
@@ -93,14 +174,18 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.mount_all(self._earlier_button(), before=0)
 
     def _earlier_button(self) -> list[Button]:
-        return [Button(_earlier(self._first), id="earlier", compact=True)] if self._first else []
+        if not self._first:
+            return []
+        button = Button(_earlier(self._first), id="earlier", compact=True)
+        button.can_focus = False  # it is no message
+        return [button]
 
     def _view(self, message: Message) -> MessageView:
         return MessageView(message, self._versions.get(message.id, (1, 1)))
 
 
 def _earlier(count: int) -> str:
-    return f"{count} earlier messages"
+    return f"↑ {count} earlier message{'s' * (count > 1)}"
 
 
 def _lines(message: Message) -> int:

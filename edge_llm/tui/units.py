@@ -36,17 +36,19 @@ def estimated_time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def age(seconds: float) -> str:
-    """`now`, `5 min`, `3 h`, `12 d`: how long something is ago."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return "now"
-
-
 def context_size(tokens: int) -> str:
     """`4096`, `128k`: tokens of a context."""
     return f"{tokens // 1024}k" if tokens >= 10240 else str(tokens)
+
+
+THOUGHT_SECONDS = "thought_seconds"
+"""Among the figures of a message: how long its model thought."""
+
+
+def thought_title(figures: Mapping[str, Any]) -> str:
+    """`thought for 12 s`; `thought` where nobody has measured it."""
+    seconds = figures.get(THOUGHT_SECONDS)
+    return "thought" if seconds is None else f"thought for {estimated_time(seconds)}"
 
 
 def answer_figures(figures: Mapping[str, Any]) -> str:

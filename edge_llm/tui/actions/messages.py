@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from itertools import count
+
 from edge_llm.chats.export import as_markdown
 from edge_llm.chats.open_chat import OpenChat
+from edge_llm.chats.titles import UNTITLED
 from edge_llm.chats.tree import Message, siblings
 from edge_llm.errors import UsageError
 from edge_llm.tui.actions.prompts import PromptActions
@@ -11,6 +15,7 @@ from edge_llm.tui.clipboard import copy
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.screens.questions import Confirm
 from edge_llm.tui.stage import Stage
+from edge_llm.tui.threads import in_thread
 
 
 class MessageActions:
@@ -79,9 +84,16 @@ class MessageActions:
             parent = chat.add(one.role, one.text, parent=parent, state=state, **fields).id
             if one.id == message.id:
                 break
+        chat.rename(await self._branch_title(old.chat.title or UNTITLED))
         await session.save(chat)
         await session.show(chat)
         self._app.refresh_chats()
+
+    async def _branch_title(self, title: str) -> str:
+        """`Pears (2)` for the first branch of `Pears`."""
+        taken = {found.chat.title for found in await in_thread(self._app.session.store.chats)}
+        stem = re.sub(r" \(\d+\)$", "", title)
+        return next(new for number in count(2) if (new := f"{stem} ({number})") not in taken)
 
     async def _delete_message(self, message: Message) -> None:
         self._prompts.check_idle()

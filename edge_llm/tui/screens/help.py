@@ -19,10 +19,16 @@ _PROMPT = (
     ("Up, Down", "earlier prompts, at the first and last line"),
     ("/", "a command; Tab completes it"),
     ("@FILE", "attach a text file; Tab completes its name"),
-    ("Tab, Shift+Tab", "to the messages and back; a message in focus has keys of its own"),
+    ("Tab, Shift+Tab", "to the last message and on; a message in focus has keys of its own"),
     ("Ctrl+P", "all commands, to be searched"),
-    ("Ctrl+C", "stop the answer; without one, twice leaves"),
+    ("Ctrl+C", "copy what is selected, or stop the answer; without either, twice leaves"),
 )
+_MOUSE = (
+    ("Drag", "select text; Ctrl+C copies it"),
+    ("Click `copy`", "copy the block of code"),
+    ("Shift+wheel", "move long lines of code, which end in `…`"),
+)
+_WALKING = (("Up, Down", "through the message, and on to the next one"), ("Left, Right", "its other versions"))
 
 
 class Help(ModalScreen[None]):
@@ -41,13 +47,18 @@ class Help(ModalScreen[None]):
     def _lines(self) -> Iterator[str]:
         yield "# Writing\n\n| key | |\n|---|---|"
         yield from (f"| {key} | {help_} |" for key, help_ in _PROMPT)
+        yield "\n# Mouse\n\n| mouse | |\n|---|---|"
+        yield from (f"| {what} | {help_} |" for what, help_ in _MOUSE)
         yield "\n# Commands\n\n| command | key | |\n|---|---|---|"
         for command in COMMANDS:
             name = f"/{command.name} {command.argument}".strip().replace("|", "\\|")
             yield f"| {name} | {_spelt(self._keys.get(command.name, command.key))} | {command.help} |"
         yield "\n# A message in focus\n\n| key | |\n|---|---|"
+        yield from (f"| {key} | {help_} |" for key, help_ in _WALKING)
         for binding in MessageView.BINDINGS:
             assert isinstance(binding, Binding)
+            if not binding.show:
+                continue
             yield f"| {_spelt(self._keys.get(binding.id or '', binding.key))} | {binding.description} |"
 
 
