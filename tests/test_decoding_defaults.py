@@ -31,8 +31,8 @@ def test_where_an_author_names_no_sampling_people_and_clients_get_what_they_expe
     """People a little warmth without the unlikely tokens, clients the 1 that OpenAI's fields have; a greedy author is heard."""
     found = generation_defaults(raw)
     assert (found.params, found.served) == (people, clients)
-    assert FOR_PEOPLE == GenerationParams(temperature=0.7, min_p=0.05, loop_guard=True)
-    assert FOR_CLIENTS == GenerationParams(temperature=1.0, loop_guard=True)
+    assert GenerationParams(temperature=0.7, min_p=0.05, loop_guard=True) == FOR_PEOPLE
+    assert GenerationParams(temperature=1.0, loop_guard=True) == FOR_CLIENTS
 
 
 @given(
