@@ -32,7 +32,10 @@ class LLM:
         self.engine = load_engine(model, RuntimeConfig(**_known(RuntimeConfig, options)))
 
     def generate(self, prompt: str, **params: Any) -> str:
-        """Continue ``prompt``; ``params`` are the fields of `GenerationParams` over the model's own defaults."""
+        """Continue ``prompt``; ``params`` are the fields of `GenerationParams` over the defaults of `run` and the chat.
+
+        ``temperature=0`` is greedy, which a model is by default only where its author says so.
+        """
         return self.engine.answer(self.engine.text_request(prompt, self._params(params))).text
 
     def stream(self, prompt: str, **params: Any) -> Iterator[str]:

@@ -284,7 +284,8 @@ def test_facts_of_the_builtin_model(engine, provider):
     facts = provider.facts
     assert (facts.name, facts.context, facts.can_switch_thinking, facts.notes) == ("builtin", 1024, False, ())
     assert facts.site == str(engine.runner.site) and "\n" not in facts.site
-    assert facts.sampling == {"temperature": engine.defaults.temperature, "top_p": engine.defaults.top_p}
+    defaults = engine.defaults
+    assert facts.sampling == {"temperature": defaults.temperature, "top_p": defaults.top_p, "loop_guard": True}
 
 
 def test_notes_name_what_a_model_lacks(tiny_model):
