@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_terminal import Terminal
 
-from edge_llm.cli.markdown_writer import MOST_CHARACTERS, MarkdownWriter
+from edge_llm.cli.markdown_writer import CODE_LINES, MOST_CHARACTERS, MarkdownWriter
 from edge_llm.files import printable
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -155,6 +155,22 @@ def test_a_paragraph_without_end_costs_no_more_and_more():
         writer.write("la la la ")
         longest = max(longest, len(writer._text))
     assert longest < MOST_CHARACTERS + 100
+
+
+def test_long_code_costs_no_more_and_more():
+    """Only its end is laid out anew; all of it is written, in order, once."""
+    lines = [f"    x{number} = call({number})" if number % 9 else "" for number in range(1, 400)]
+    for code in (lines, [line or "#" for line in lines]):  # with empty lines, and without
+        out: list[str] = []
+        clock, longest = itertools.count(), 0
+        writer = MarkdownWriter(out.append, lambda: 60, lambda: float(next(clock)))
+        for piece in ["Look:\n\n```python\n", *(f"{line}\n" for line in code), "```\n", "So **it** is."]:
+            writer.write(piece)
+            longest = max(longest, writer._text.count("\n"))
+        writer.end()
+        said = ["Look:", "", "```python", *code, "```", "So it is."]
+        assert [line.rstrip() for line in SGR.sub("", "".join(out)).splitlines()] == said
+        assert longest < 4 * CODE_LINES
 
 
 # ---- in a terminal

@@ -112,7 +112,7 @@ def test_a_chat_shows_what_holds(unnamed):
 def test_run_says_on_stderr_that_an_answer_looped(call, loops):
     code, out, err = call("run", "builtin", "Hello")
     assert (code, out) == (0, " the" * LIMITS.fewest + "\n")
-    assert err == "the answer said the same over and over and was ended (--no-loop-guard lets it go on)\n"
+    assert err == "[the answer said the same over and over and was ended; --no-loop-guard lets it go on]\n"
     found = json.loads(call("run", "builtin", "Hello", "--json")[1])
     assert (found["finish_reason"], found["usage"]["completion_tokens"]) == ("repetition", LIMITS.fewest)
     code, out, err = call("run", "builtin", "Hello", "--no-loop-guard", "-n", 300)

@@ -7,6 +7,7 @@ import sys
 from typing import Protocol
 
 from edge_llm.cli.terminal import say, think, write
+from edge_llm.config import REPETITION
 from edge_llm.engine.request import Finish
 from edge_llm.talk.pieces import AnswerPiece, Said, Thought
 
@@ -81,6 +82,8 @@ def is_drawn() -> bool:
 
 def cut_short(finish: Finish, max_tokens: int | None) -> str | None:
     """What to say of an answer that did not come to its own end; ``max_tokens`` is what it might have."""
+    if finish.reason == REPETITION:
+        return f"[{LOOPED}; --no-loop-guard lets it go on]"
     if finish.reason != "length":
         return None
     usage = finish.usage

@@ -39,8 +39,8 @@ _LISTS = ("bullet_list", "ordered_list")
 _OPEN = "\0"
 """Stands where what follows may still change; no text has it."""
 _DELIMITERS = re.compile(r"[-:|\s]*")
-MOST_HIGHLIGHTED = 20_000
-"""Characters of code that are coloured; all of them are, once more, with every line."""
+MOST_HIGHLIGHTED = 12_000
+"""Characters of a block of code that are coloured."""
 
 
 class Laid(NamedTuple):

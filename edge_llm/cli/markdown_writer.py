@@ -22,6 +22,8 @@ PER_SECOND = 30
 """Text is laid out so often at most: its cost is that of the last block."""
 MOST_CHARACTERS = 6000
 """A block that is longer is cut: no cost grows with an answer that never ends a paragraph."""
+CODE_LINES = 40
+"""Code that has more lines is cut likewise, behind an empty line."""
 _MARKS = " \t>-*+_=#0123456789.)"
 """What a line may have before what it says."""
 
@@ -53,6 +55,8 @@ class MarkdownWriter:
         """What is not complete, or not written."""
         self._shown = [""]
         """Its lines as they stand on the screen; the cursor is behind the last one."""
+        self._code = ""
+        """What is laid out, if it ends inside of a fence."""
         self._next = 0.0
 
     def write(self, text: str) -> None:
@@ -71,21 +75,37 @@ class MarkdownWriter:
         self._text, self._shown = "", [""]
 
     def _grow(self) -> None:
-        text = _certain(self._text)
-        laid = self._layout.lay(text, whole=False)
-        if laid.in_code:
-            text = self._text[: self._text.rfind("\n") + 1]
-            laid = self._layout.lay(text, whole=False)
+        complete = self._text[: self._text.rfind("\n") + 1]
+        if self._code == complete and complete:  # code is written line by line
+            return
+        laid = self._layout.lay(text := complete if self._code else _certain(self._text), whole=False)
+        if laid.in_code != bool(self._code):
+            laid = self._layout.lay(text := complete if laid.in_code else _certain(self._text), whole=False)
+        self._code = text if laid.in_code else ""
         if not laid.lines:
             return
         self._show(laid, laid.settled)
         line, row = laid.last
         if line:
             self._forget(line, row, laid)
-        elif len(text) > MOST_CHARACTERS and not laid.in_code:
+        elif laid.in_code:
+            self._forget_code(laid)
+        elif len(text) > MOST_CHARACTERS:
             self._show(laid, (len(laid.lines) - 1, sum(len(segment.text) for segment in laid.lines[-1])))
             self._put("\n")
             self._text, self._shown = self._text[len(text) :], [""]
+
+    def _forget_code(self, laid: Laid) -> None:
+        """Of long code only the last part is coloured anew with each line; it begins behind an empty line if there is one."""
+        lines = self._text.splitlines(keepends=True)
+        known = len(self._shown) - 1  # lines that are written, the fence among them
+        if not laid.lines[0] or not lines[0].startswith(laid.lines[0][0].text) or known < CODE_LINES:
+            return  # it lies in a list or a quote, or is short
+        empty = [at for at in range(2, known) if not lines[at - 1].strip()]
+        if cut := empty[-1] if empty else known if known > 3 * CODE_LINES else 0:
+            self._text = "".join([lines[0], *lines[cut:]])
+            self._shown = [self._shown[0], *self._shown[cut:]]
+            self._code = self._text[: self._text.rfind("\n") + 1]
 
     def _forget(self, line: int, row: int, laid: Laid) -> None:
         """What stands before ``line`` of the text, and before ``row`` on the screen, is complete."""
@@ -93,6 +113,7 @@ class MarkdownWriter:
             self._end_row(laid)
         self._text = "".join(self._text.splitlines(keepends=True)[line:])
         self._shown = self._shown[row:]
+        self._code = self._code and self._text[: self._text.rfind("\n") + 1]
         if self._shown == [""]:
             self._layout = self._layout if self._layout.width == self._columns() else Layout(self._columns())
 

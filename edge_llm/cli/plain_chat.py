@@ -238,11 +238,12 @@ class Conversation:
             return
         else:
             say()
-            if said := self._partner.cut:
+            printer.end()
+            if self._partner.reason == REPETITION:
+                note(f"[{LOOPED}; /continue goes on, /regenerate answers again]")
+            elif said := self._partner.cut:
                 note(said)
         printer.end()
-        if self._partner.reason == REPETITION:
-            note(f"[{LOOPED}; /continue goes on, /regenerate answers again]")
         if printer.said:
             self._messages = [*messages, {"role": "assistant", "content": begun + printer.said}]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import click
 
-from edge_llm.cli.answer import LOOPED, Printer, cut_short, is_drawn
+from edge_llm.cli.answer import Printer, cut_short, is_drawn
 from edge_llm.cli.here import model_here, yes_option
 from edge_llm.cli.options import (
     generation_options,
@@ -25,12 +26,11 @@ from edge_llm.cli.options import (
 from edge_llm.cli.piped import is_piped_in, read_all
 from edge_llm.cli.terminal import has_person, note, quiet_progress, say_json
 from edge_llm.cli.values import MODEL, TEXT
-from edge_llm.config import REPETITION
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
 from edge_llm.engine.request import Answer, Delta, Request
-from edge_llm.errors import UsageError
+from edge_llm.errors import ModelNotFound, UsageError
 from edge_llm.files import shown
 from edge_llm.paths import find_bundle
 from edge_llm.talk.conversation import conversation_request
@@ -106,7 +106,7 @@ def _whole_prompt(model: str | None, words: tuple[str, ...], raw: bool) -> str:
     wanted = not prompts and not has_person()
     piped = read_all(exact=raw) if prompts != words or wanted or is_piped_in() else ""
     if not prompts and not piped:
-        if model is not None:
+        with contextlib.suppress(ModelNotFound):
             find_bundle(model)  # a prompt in its place is told so
         named = "" if model is None else f" for the model `{shown(model)}`"
         raise UsageError(f'no prompt{named}; write `edge-llm run MODEL "your text"` or pipe it in', param="prompt")
@@ -146,8 +146,6 @@ def _print_stream(engine: Engine, request: Request, syntax: AnswerSyntax, printe
         printer.finish()
     if said := cut_short(answer.finish, request.params.max_tokens):
         note(said)
-    if answer.finish.reason == REPETITION:
-        note(f"{LOOPED} (--no-loop-guard lets it go on)")
     if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
         timings = answer.finish.timings
         note(
