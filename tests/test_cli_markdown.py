@@ -163,7 +163,7 @@ def test_long_code_costs_no_more_and_more():
     for code in (lines, [line or "#" for line in lines]):  # with empty lines, and without
         out: list[str] = []
         clock, longest = itertools.count(), 0
-        writer = MarkdownWriter(out.append, lambda: 60, lambda: float(next(clock)))
+        writer = MarkdownWriter(out.append, lambda: 60, lambda clock=clock: float(next(clock)))
         for piece in ["Look:\n\n```python\n", *(f"{line}\n" for line in code), "```\n", "So **it** is."]:
             writer.write(piece)
             longest = max(longest, writer._text.count("\n"))
