@@ -63,7 +63,7 @@ def test_of_an_answer_and_a_thought(tmp_path):
         reply = provider.replies[0]
         for char in HOSTILE:
             reply.give(Thought(char))
-        await chat.until(lambda: MARKUP in chat.screen.partition("thought")[2])
+        await chat.until(lambda: MARKUP in chat.screen.partition("thinking")[2])
         for char in HOSTILE:
             reply.give(Said(char))
         await chat.until(lambda: MARKUP in chat.screen.partition("thought")[2])
@@ -96,7 +96,7 @@ def test_of_chats_that_are_stored(tmp_path):
     async def talk(chat):
         await chat.until(lambda: SEEN in chat.screen.splitlines()[0])
         await chat.press("f3")
-        await chat.until(lambda: len(chat.listed) == 2 and MARKUP[:9] in chat.listed[0])
+        await chat.until(lambda: len(chat.listed) == 2 and SEEN in chat.listed[0])
         chat.app.chat_list.look_for("Begin")
         await chat.until(lambda: chat.listed and "\n" in chat.listed[0])
         await chat.press("down", "delete")

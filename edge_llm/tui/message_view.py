@@ -32,8 +32,8 @@ class MessageView(Vertical, can_focus=True):
         Binding("b", "act('branch')", "Branch", id="message_branch"),
         Binding("d", "act('delete')", "Delete", id="message_delete"),
         Binding("t", "thought", "Thought", id="message_thought"),
-        Binding("up", "walk(-1)", show=False, id="message_before"),
-        Binding("down", "walk(1)", show=False, id="message_behind"),
+        Binding("up", "walk(-1)", "Previous message", show=False, id="message_before"),
+        Binding("down", "walk(1)", "Next message", show=False, id="message_behind"),
         Binding("left", "act('previous')", "Other version", show=False, id="message_previous"),
         Binding("right", "act('next')", "Other version", show=False, id="message_next"),
     ]

@@ -28,7 +28,6 @@ _MOUSE = (
     ("Click `copy`", "copy the block of code"),
     ("Shift+wheel", "move long lines of code, which end in `…`"),
 )
-_WALKING = (("Up, Down", "through the message, and on to the next one"), ("Left, Right", "its other versions"))
 
 
 class Help(ModalScreen[None]):
@@ -54,11 +53,8 @@ class Help(ModalScreen[None]):
             name = f"/{command.name} {command.argument}".strip().replace("|", "\\|")
             yield f"| {name} | {_spelt(self._keys.get(command.name, command.key))} | {command.help} |"
         yield "\n# A message in focus\n\n| key | |\n|---|---|"
-        yield from (f"| {key} | {help_} |" for key, help_ in _WALKING)
         for binding in MessageView.BINDINGS:
             assert isinstance(binding, Binding)
-            if not binding.show:
-                continue
             yield f"| {_spelt(self._keys.get(binding.id or '', binding.key))} | {binding.description} |"
 
 
