@@ -76,15 +76,17 @@ class Transcript(VerticalScroll, can_focus=False):
         if not end:
             return
         button = self.query_one("#earlier", Button)
-        below = self.max_scroll_y - self.scroll_y
-        self.release_anchor()
+        below = self.max_scroll_y - max(0, self.scroll_y)  # it is below 0 where there is room above the first message
+        if below >= 1:  # else the end is seen, and stays to be seen
+            self.release_anchor()
         async with self.batch():
             await self.mount_all([self._view(message) for message in self._path[self._first : end]], after=button)
             if self._first == 0:
                 await button.remove()
             else:
                 button.label = _earlier(self._first)
-        self.call_after_refresh(lambda: self.scroll_to(y=self.max_scroll_y - below, animate=False))
+        if below >= 1:
+            self.call_after_refresh(lambda: self.scroll_to(y=self.max_scroll_y - below, animate=False))
 
     # -- walking ------------------------------------------------------------------------------------------------------
 
