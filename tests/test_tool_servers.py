@@ -205,6 +205,7 @@ env = { LOG = "off" }
 url = "http://127.0.0.1:8931/mcp"
 headers = { Authorization = "Bearer x" }
 timeout = 5
+[mcp.empty]
 [mcp.off]
 command = "other"
 enabled = false
@@ -227,7 +228,7 @@ def test_servers_are_read_from_the_config_file(tmp_path):
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ("", "either `command`"),
+        ("timeout = 5", "either `command`"),
         ('command = "a"\nurl = "http://b"', "either `command`"),
         ('url = "file:///etc/passwd"', "the url `file:///etc/passwd`"),
         ('command = "a"\nargs = "b"', "`args` must be a list"),

@@ -46,11 +46,11 @@ EXAMPLE = """\
 # stop = "escape"
 
 # Servers of tools (MCP) for the full-screen chat: a program, or a url.  The chat asks before it calls one.
-# [mcp.files]
+[mcp.files]
 # command = "npx"
 # args = ["-y", "@modelcontextprotocol/server-filesystem", "/home/me/notes"]
 # env = { LOG = "off" }
-# [mcp.search]
+[mcp.search]
 # url = "http://127.0.0.1:8931/mcp"
 """
 

@@ -46,6 +46,8 @@ def tool_servers(tables: Mapping[str, Mapping[str, Any]], path: Path) -> tuple[l
     """The servers of the ``tables`` below [mcp] of the file at ``path``, and what is wrong with others, a line each."""
     servers, problems = [], []
     for name, table in tables.items():
+        if not table:  # all of it is commented out
+            continue
         try:
             server = _server(name, table)
         except UsageError as error:
