@@ -280,14 +280,7 @@ class Session:
         """Make the calls of ``message``, as far as the person allows them."""
         turn.answering = None  # what is stopped now is the wait
         context = None if self.provider is None else self.provider.facts.context
-
-        async def see(changed: Message) -> None:
-            turn.chat.put(changed)
-            if (view := self._transcript.view_of(changed.id)) is not None:
-                view.redraw(changed)
-            await asyncio.shield(self.save(turn.chat))
-
-        return await self.tools.answer_calls(turn.chat, message, context, see)
+        return await self.tools.answer_calls(turn.chat, message, context, self._transcript.view_of, self.save)
 
     async def _answer_once(self, turn: Turn, prompt: Message) -> Message | None:
         settings = turn.settings or settings_of(turn.chat)

@@ -17,6 +17,7 @@ from edge_llm.files import one_line, shown
 from edge_llm.strict_json import MAX_DEPTH, is_deeper
 from edge_llm.talk.pieces import TOOL_NAME, CallArguments, CallBegun
 from edge_llm.tool_servers.process import ServerProcess, ToolOffer
+from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.units import time_so_far
 
@@ -156,18 +157,26 @@ class ChatTools:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     async def answer_calls(
-        self, chat: OpenChat, message: Message, context: int | None, see: Callable[[Message], Awaitable[object]]
+        self,
+        chat: OpenChat,
+        message: Message,
+        context: int | None,
+        view_of: Callable[[int], MessageView | None],
+        save: Callable[[OpenChat], Awaitable[object]],
     ) -> Message:
         """Make the calls of ``message`` that nothing has come of yet, each when the person allows it.
 
-        ``see`` is given the message whenever it has changed, to be shown and saved.  A call that is cut short stays open, so
-        that it can be made later; its server is ended then, for nobody knows what it does.
+        Whenever the message has changed it is shown, where ``view_of`` has a view of it, and saved.  A call that is cut short
+        stays open, so that it can be made later; its server is ended then, for nobody knows what it does.
         """
         for at, call in enumerate(message.calls):
             if call.open:
                 made = await self._answered(chat, call, context)
                 message = replace(message, calls=(*message.calls[:at], made, *message.calls[at + 1 :]))
-                await see(message)
+                chat.put(message)
+                if (view := view_of(message.id)) is not None:
+                    view.redraw(message)
+                await asyncio.shield(asyncio.ensure_future(save(chat)))
         return message
 
     async def _answered(self, chat: OpenChat, call: ToolCall, context: int | None) -> ToolCall:
