@@ -46,13 +46,20 @@ def expanded(path: str | Path) -> Path:
 
 def config_file() -> Path:
     """The person's config file, which need not exist."""
-    if named := named_config_file():
-        return named
+    return named_config_file() or _config_folder() / "config.toml"
+
+
+def prompts_folder() -> Path:
+    """The folder of the person's stored prompts, which need not exist."""
+    return _config_folder() / "prompts"
+
+
+def _config_folder() -> Path:
     if chosen := os.environ.get("EDGE_LLM_HOME"):
-        return expanded(chosen).absolute() / "config.toml"
+        return expanded(chosen).absolute()
     from platformdirs import user_config_path
 
-    return user_config_path("edge-llm", appauthor=False) / "config.toml"
+    return user_config_path("edge-llm", appauthor=False)
 
 
 def named_config_file() -> Path | None:

@@ -6,6 +6,8 @@
     theme = "nord"
     [keys]              # actions of the chat
     stop = "escape"
+    [mcp.files]         # a server of tools for the chat (`edge_llm.tool_servers.settings` knows what stands here)
+    command = "mcp-files"
 
 Only the form is checked here.  Who knows the commands checks options (`edge_llm.cli.settings`), who knows the chat checks the
 theme and the actions.  Imports nothing heavy.
@@ -46,6 +48,8 @@ class UserConfig:
     """Keys of the chat by its actions."""
     theme: str | None = None
     sidebar: bool | None = None
+    servers: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    """What stands below [mcp.NAME], by name."""
 
 
 def read_user_config(path: Path | None = None) -> UserConfig:
@@ -55,7 +59,9 @@ def read_user_config(path: Path | None = None) -> UserConfig:
     data = _read(path, must_exist=named is not None)
     if data is None:
         return UserConfig(path)
-    found = _tables(path, _parsed(path, data))
+    parsed = _parsed(path, data)
+    servers = _servers(path, parsed.pop("mcp", {}))
+    found = _tables(path, parsed)
     keys, chat = _keys(path, found.pop("keys", {})), found.get("chat", {})
     theme, sidebar = chat.pop("theme", None), chat.pop("sidebar", None)
     if theme is not None and not isinstance(theme, str):
@@ -63,7 +69,13 @@ def read_user_config(path: Path | None = None) -> UserConfig:
     if sidebar is not None and not isinstance(sidebar, bool):
         raise wrong(path, "chat", "sidebar", sidebar, "give true or false")
     tables = MappingProxyType({name: MappingProxyType(table) for name, table in found.items()})
-    return UserConfig(path, True, tables, MappingProxyType(keys), theme, sidebar)
+    return UserConfig(path, True, tables, MappingProxyType(keys), theme, sidebar, MappingProxyType(servers))
+
+
+def _servers(path: Path, tables: Any) -> dict[str, Mapping[str, Any]]:
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise UsageError(f"`{path}`: [mcp] has a table for every server; write [mcp.NAME] above `command` or `url`")
+    return tables
 
 
 def set_in_file(path: Path, table: str, key: str, value: str) -> None:

@@ -16,7 +16,7 @@ FLOORS = {
     "kernels": 0, "scheduler": 0, "edge_llm.errors": 0, "edge_llm.child": 0,
     "edge_llm.config": 1, "edge_llm.paths": 1, "edge_llm.files": 1, "edge_llm.progress": 1,
     "edge_llm.strict_json": 2, "edge_llm.user_config": 2, "edge_llm.models": 2,
-    "edge_llm.chats": 3, "edge_llm.text": 3, "edge_llm.quant": 3, "edge_llm.decoding": 3,
+    "edge_llm.tool_servers": 3, "edge_llm.chats": 3, "edge_llm.text": 3, "edge_llm.quant": 3, "edge_llm.decoding": 3,
     "edge_llm.schemes": 4,
     "edge_llm.formats": 5,
     "edge_llm.kv": 6, "edge_llm.weights": 6, "edge_llm.sources": 6, "edge_llm.npu": 6,

@@ -10,9 +10,10 @@ from textual.screen import Screen
 
 from edge_llm.config import GenerationParams
 from edge_llm.engine.counters import Counters
-from edge_llm.engine.inside import Inside, Lane, LaneSpan, LastPrompt, ModelFacts, PageMap, ProcessMemory, look
+from edge_llm.engine.inside import Inside, Lane, LaneSpan, LastPrompt, ModelFacts, PageMap, ProcessMemory, Work, look
 from edge_llm.providers.base import Figures
 from edge_llm.tui.inside import InsidePanel
+from edge_llm.tui.inside.work import kinds as work_kinds
 
 SIZES = [(40, 12), (100, 30), (200, 60)]
 CPU = Lane("cpu", (LaneSpan("qkv", 0.0, 0.25), LaneSpan("attention", 0.5, 1.0)), 0.25, {"qkv": 0.25, "attention": 0.5})
@@ -259,3 +260,59 @@ def test_pages_of_a_running_answer_are_seen():
             assert "generated 40 tokens" in text_of(app.panel)
 
     asyncio.run(run())
+
+
+WORK = Work({"products": 6.0, "output": 2.0, "attention": 1.0, "keys": 0.5, "norms": 0.3, "rest": 0.2}, 10, 2000 << 20)
+HOST = replace(
+    INSIDE,
+    prompt=LastPrompt((replace(CPU, idle=0.0, seconds={"layer": 1.0}),), 1.0, 1.0, 1234, WORK),
+    step=WORK,
+    streamed_bytes=0,
+    memory_rate=200 * 96 * 2**20,
+)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_host_shows_kinds_of_work_and_what_its_memory_allows(size):
+    said = " ".join(seen_in(HOST, size, feed=lambda panel: panel.add_answer(Figures(tokens_per_second=62.0))).split())
+    for fact in ("products 60%", "output 20%", "attention 10%", "keys and values 5%", "norms 3%", "rest 2%"):
+        assert said.count(fact) == 2, fact  # of the prompt, and of the answer
+    for fact in ("1,234 tokens in 1.00 s 1,234 tokens/s", "62 of 96 tokens/s that this memory allows", "200 MiB a token"):
+        assert fact in said
+    assert "layer" not in said and "no order beats" not in said
+
+
+def test_the_bar_of_kinds_has_a_cell_for_each_and_fills_the_line():
+    for width in (7, 40, 131):
+        bar, *_ = work_kinds({"products": 1e6, "attention": 1.0, "keys": 1e-6, "rest": 0.0}, width)
+        assert [len(text) > 0 for text, _ in bar] == [True] * 3
+        assert sum(len(text) for text, _ in bar) == width
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"memory_rate": None}, "measured while no answer is under way"),
+        ({"memory_rate": 200 * 50 * 2**20}, "62 tokens/s; main memory alone allows 50"),
+        ({"streamed_bytes": 1 << 20}, "products 60%"),
+    ],
+)
+def test_a_roof_that_is_none_is_not_shown_as_one(changes, told):
+    inside = replace(HOST, **changes)
+    said = " ".join(seen_in(inside, (100, 30), feed=lambda panel: panel.add_answer(Figures(tokens_per_second=62.0))).split())
+    assert told in said and "that this memory allows" not in said
+
+
+def test_the_rate_of_an_answer_under_way_stands_beside_the_roof():
+    def feed(panel):
+        panel.add_answer(Figures(tokens_per_second=62.0))
+        panel.see_rate(48.0)
+
+    assert "48 of 96 tokens/s" in seen_in(HOST, (100, 30), feed=feed)
+
+
+@pytest.mark.parametrize("seconds", [{}, {"products": 0.0}, {"odd": 1.0}, {"output": float("nan")}, {"output": float("inf")}])
+def test_odd_kinds_of_work_end_nothing(seconds):
+    odd = Work(seconds, 0, 0)
+    said = seen_in(replace(HOST, step=odd, prompt=replace(HOST.prompt, work=odd), memory_rate=float("nan")), (60, 20))
+    assert "Memory" in said

@@ -16,12 +16,10 @@ import numpy as np
 from edge_llm.bench.measure import OwnRunner, Test, warm
 from edge_llm.bench.roofs import Roofs
 from edge_llm.devices.base import WatchedOp
+from edge_llm.runner.work import LINEARS, work_of
 
 RUNS = 3
 """Runs of every test, at most."""
-
-_LINEARS = ("linear", "linear_swiglu")
-"""Operations that are an INT8 product first of all."""
 
 
 @dataclass
@@ -57,20 +55,9 @@ class Clock:
         spent: dict[tuple[str, str], Spent] = defaultdict(Spent)
         for ops, positions, seconds in self._runs:
             for one in ops:
-                spent[one.part, one.op.kind].add(float(seconds[one.calls].sum()), *_work(one, positions))
+                spent[one.part, one.op.kind].add(float(seconds[one.calls].sum()), *work_of(one, positions))
         self._runs.clear()
         return spent
-
-
-def _work(one: WatchedOp, positions: np.ndarray) -> tuple[int, int]:
-    """INT8 operations and bytes of an operation, where these are what it is made of."""
-    if one.op.kind in _LINEARS:
-        linear = one.weights.linears[one.op.linear.name]
-        return 2 * len(positions) * linear.rows * linear.columns, linear.nbytes
-    if one.op.kind == "attention" and one.pages is not None:
-        slots = one.pages.k.shape[0] * one.pages.k.shape[2]
-        return 0, int((positions + 1).sum()) * one.pages.nbytes // slots
-    return 0, 0
 
 
 @dataclass(frozen=True)
@@ -91,7 +78,7 @@ class Breakdown:
 
     @property
     def linear_share(self) -> float:
-        return sum(spent.seconds for _, kind, spent in self.parts if kind in _LINEARS) / self.seconds
+        return sum(spent.seconds for _, kind, spent in self.parts if kind in LINEARS) / self.seconds
 
     def as_dict(self, roofs: Roofs | None) -> dict[str, Any]:
         parts = [_part(part, kind, spent, self.seconds, roofs) for part, kind, spent in self.parts]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from edge_llm.chats.calls import TABLE as CALLS
 from edge_llm.errors import StorageError
 from edge_llm.files import shown
 
@@ -148,6 +149,7 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA foreign_keys = ON")
     with transaction(db):
         _migrate(db)
+        db.execute(CALLS)
         _index(db)
 
 

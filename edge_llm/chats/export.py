@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from edge_llm.chats.calls import call_records, calls_of_records
 from edge_llm.chats.titles import UNTITLED, title_of
 from edge_llm.chats.tree import LAST_TIME, Attachment, Chat, Message, fence_of, figures_of
 from edge_llm.errors import UsageError
@@ -79,6 +80,10 @@ def _parts(message: Message) -> Iterator[str]:
         fence = fence_of(each.text)
         yield _folded(f"Attached: {one_line(each.name)}", f"{fence}\n{each.text.rstrip()}\n{fence}")
     yield _closed(message.text.strip("\n"))
+    for call in message.calls:
+        inside = "\n".join(part for part in (call.arguments, call.result) if part)
+        fence = fence_of(inside)
+        yield _folded(f"Called: {one_line(call.name)} ({call.state})", f"{fence}\n{inside.rstrip()}\n{fence}")
 
 
 def _thoughts(text: str) -> str:
@@ -122,6 +127,7 @@ def _record(message: Message) -> dict[str, Any]:
         "state": message.state,
         "figures": dict(message.figures),
         "created": message.created,
+        **({"calls": call_records(message.calls)} if message.calls else {}),
     }
 
 
@@ -140,6 +146,7 @@ def _message(record: Any) -> Message:
         record["state"],
         figures_of(_mapping(record["figures"])),
         _time(record["created"]),
+        calls=calls_of_records(record.get("calls", ())),
     )
 
 

@@ -54,9 +54,16 @@ def _thinking(text: str) -> bool | str:
     return _THINKING[text]
 
 
+def _on_or_off(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError(text)
+    return text == "on"
+
+
 SETTINGS: tuple[Setting, ...] = (
     Setting("system", "chat", str, "what the model is told before the first message"),
     Setting("thinking", "chat", _thinking, "whether the model thinks before it answers: on, off, low, medium, high"),
+    Setting("tools", "chat", _on_or_off, "whether the model is offered the tools of MCP servers: on, off"),
     Setting("temperature", "sampling", _real, "0 is greedy"),
     Setting("top_p", "sampling", _real, "keep the most likely tokens up to this mass"),
     Setting("top_k", "sampling", _whole, "keep the K most likely tokens; 0 keeps all"),
@@ -86,6 +93,8 @@ class ChatSettings:
     """Fields of `GenerationParams`."""
     runtime: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `RuntimeConfig`."""
+    tools: bool | None = None
+    """Whether the model is offered tools; None: where there are any."""
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ChatSettings:

@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from edge_llm.chats.calls import read_calls, write_calls
 from edge_llm.chats.database import TIMEOUT, connect, connect_memory, has_index, refusals, transaction
 from edge_llm.chats.titles import UNTITLED, title_of
 from edge_llm.chats.tree import LAST_TIME, Attachment, Chat, FoundChat, Message, Role, State, figures_of, new_id, newest_leaf
@@ -154,7 +155,9 @@ class ChatStore:
             ):
                 attached.setdefault(message, []).append(Attachment(name, text))
             rows = self._db.execute(f"SELECT {_MESSAGE} FROM messages WHERE chat = ? ORDER BY id", (chat_id,))
-            return [_message(row, tuple(attached.get(row[0], ()))) for row in rows]
+            calls = read_calls(self._db, chat_id)
+            found = [_message(row, tuple(attached.get(row[0], ()))) for row in rows]
+            return [replace(each, calls=calls[each.id]) if each.id in calls else each for each in found]
 
     def take_in(self, chat: Chat, messages: Sequence[Message]) -> Chat:
         """A copy of a chat from elsewhere (`export.from_json`) with ids of its own; its answers grow no more."""
@@ -262,6 +265,8 @@ class ChatStore:
             "INSERT OR IGNORE INTO attachments VALUES (?, ?, ?, ?)",
             ((message.id, at, _unicode(each.name), _unicode(each.text)) for at, each in enumerate(message.attachments)),
         )
+        if message.calls:
+            write_calls(self._db, message.id, message.calls)
 
     def _set(self, change: str, value: str, chat_id: int) -> None:
         with self._writing():

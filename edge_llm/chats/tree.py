@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from edge_llm.chats.calls import ToolCall
+
 Role = Literal["user", "assistant"]
 State = Literal["growing", "whole", "stopped", "failed"]
 """How far a message is: an answer grows until it is whole, stopped by the person, or cut off by an error."""
@@ -53,6 +55,8 @@ class Message:
     """What the answer took: the fields of a provider's figures that are known."""
     created: float = 0.0
     """Seconds since 1970."""
+    calls: tuple[ToolCall, ...] = ()
+    """Of tools, behind the text."""
 
     @property
     def content(self) -> str:

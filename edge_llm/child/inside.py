@@ -32,6 +32,14 @@ def answer(frame: bytes) -> None:
     replies.flush()
 
 
+def limit_memory(most_bytes: int) -> None:
+    """No more than ``most_bytes`` above what the process has now, for good; where the system tells how much there is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if _STATM.exists():
+        most = _address_space() + most_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
+
+
 class Limits:
     """``seconds`` of processor time, and ``most_bytes`` of memory above what the process has now.
 

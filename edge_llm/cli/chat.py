@@ -19,6 +19,7 @@ from edge_llm.cli.terminal import has_person
 from edge_llm.cli.values import MODEL, TEXT
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.errors import UsageError
+from edge_llm.tool_servers.settings import tool_servers
 from edge_llm.user_config import read_user_config
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _full_screen(open_catalogue: Callable[[], Catalogue], settings: ChatSettings
 
     config = read_user_config()
     check_keys(config.keys)
+    servers, problems = tool_servers(config.servers, config.path)
     options = ChatOptions(
         settings,
         resume=not new,
@@ -97,6 +99,8 @@ def _full_screen(open_catalogue: Callable[[], Catalogue], settings: ChatSettings
         keys=config.keys,
         sidebar=bool(config.sidebar),
         folder=Path.cwd(),
+        servers=servers,
+        problems=problems,
     )
     _look_for_garbage_rarely()
     app = ChatApp(open_catalogue, _open_chats, options)

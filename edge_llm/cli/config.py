@@ -16,6 +16,7 @@ from edge_llm.cli.settings import DEFAULTS, check_tables, file_values, source, u
 from edge_llm.cli.terminal import say, say_json
 from edge_llm.cli.verbs import NOT_CONFIGURED, Verbs, configured
 from edge_llm.errors import UsageError
+from edge_llm.tool_servers.settings import tool_servers
 from edge_llm.user_config import UserConfig, read_user_config, toml
 
 EXAMPLE = """\
@@ -43,6 +44,14 @@ EXAMPLE = """\
 # Keys of the chat, by its actions.
 [keys]
 # stop = "escape"
+
+# Servers of tools (MCP) for the full-screen chat: a program, or a url.  The chat asks before it calls one.
+[mcp.files]
+# command = "npx"
+# args = ["-y", "@modelcontextprotocol/server-filesystem", "/home/me/notes"]
+# env = { LOG = "off" }
+[mcp.search]
+# url = "http://127.0.0.1:8931/mcp"
 """
 
 SECRET = "EDGE_LLM_API_KEY"
@@ -115,6 +124,8 @@ def _file_facts(ctx: click.Context) -> dict[str, Any]:
         tables["chat"] = {**tables.get("chat", {}), **said}
     if config.keys:
         tables["keys"] = dict(config.keys)
+    for name, server in config.servers.items():
+        tables[f"mcp {name}"] = {key: "(hidden)" if key in ("env", "headers") else value for key, value in server.items()}
     if "serve" in tables and "api-key" in tables["serve"]:
         tables["serve"] = {**tables["serve"], "api-key": "(hidden)"}
     return {
@@ -136,7 +147,7 @@ def _problems(ctx: click.Context, config: UserConfig) -> list[str]:
         check_tables(config, configured(ctx))
     except UsageError as error:
         return [str(error)]
-    problems = [*_wrong_keys(config)]
+    problems = [*_wrong_keys(config), *tool_servers(config.servers, config.path)[1]]
     for table in config.tables:
         try:
             _check(ctx, table)

@@ -142,6 +142,14 @@ class WatchedOp:
 Watch = Callable[[Sequence[WatchedOp], np.ndarray, np.ndarray], None]
 """Told of every run that ended: its operations, the positions of its rows int32 [rows], the seconds of its calls float64."""
 
+
+@dataclass
+class Watching:
+    """Who is told of the runs from now on; whoever runs the model changes it between two of them."""
+
+    watch: Watch | None = None
+
+
 Task = Callable[[], Completion | None]
 """What a lane does in one go; with a completion it has only sent the work to the device, which does such tasks in order."""
 
@@ -162,6 +170,8 @@ class DeviceModel(Protocol):
     """Pages of keys and values by their numbers, of as many tokens as the device likes."""
     step_row: RunRow | None
     """A step of one token of one sequence as one call, with its logits; None where a chunk must be walked."""
+    watching: Watching | None
+    """Where a watch may come and go while the model is open; None where watching it would change how it is run."""
 
     @property
     def clipped(self) -> int:

@@ -18,6 +18,7 @@ from edge_llm.devices.base import (
     Rows,
     RunSubgraph,
     Watch,
+    Watching,
     check_int8_keys,
     no_device,
 )
@@ -62,9 +63,9 @@ class HostDevice:
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
-        build = builder(self.build, tables, watch)
-        fuse = partial(_program_of, tables=tables, pool=self.pool, shadow=self._shadow, watch=watch)
-        return PlacedModel(decoder, weights, self.placement, build, HostArrays(), room, fuse)
+        build, watching = builder(self.build, tables, watch), Watching(watch)
+        fuse = partial(_program_of, tables=tables, pool=self.pool, shadow=self._shadow, watching=watching)
+        return PlacedModel(decoder, weights, self.placement, build, HostArrays(), room, fuse, watching)
 
     def streamed(self, decoder: Decoder, tensors: Mapping[str, TensorRange], room: Room) -> tuple[int, ...]:
         return ()
@@ -113,9 +114,9 @@ def build_op(op: Op, tables: RopeTables, pool: ThreadPool, shadow: bool) -> RunS
 
 
 def _program_of(
-    bound: Iterable[BoundParts], tables: RopeTables, pool: ThreadPool, shadow: bool, watch: Watch | None
+    bound: Iterable[BoundParts], tables: RopeTables, pool: ThreadPool, shadow: bool, watching: Watching
 ) -> HostProgram:
-    program = HostProgram(pool, watch)
+    program = HostProgram(pool, watching)
     for each in bound:
         if each.turn is not None:
             program.wait(each.turn)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge_llm.devices.base import LATE, BoundArrays, Rows, RunRow, Stopped, Watch, WatchedOp
+from edge_llm.devices.base import LATE, BoundArrays, Rows, RunRow, Stopped, WatchedOp, Watching
 from edge_llm.formats.layout import KEY_OFFSET
 from edge_llm.models.layer import Attention, Embedding, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
@@ -24,10 +24,10 @@ LOOK_SECONDS = 0.05
 
 @dataclass
 class _Native:
-    """Native calls that follow each other.  ``ops`` are what they do; ``watch`` is told of every run."""
+    """Native calls that follow each other.  ``ops`` are what they do; who is ``watching`` is told of every run."""
 
     pool: ThreadPool
-    watch: Watch | None
+    watching: Watching
     program: Program = field(default_factory=Program)
     waits: dict[int, int] = field(default_factory=dict)
     """The layers that calls await, by the numbers of these calls."""
@@ -36,29 +36,30 @@ class _Native:
     def __call__(self, rows: Rows, late: np.ndarray | None, stopped: Stopped | None) -> None:
         """Run the calls; where they stop at one of the ``waits``, call ``stopped`` and go on behind it."""
         arguments = (rows.tokens, rows.position, rows.slots, rows.sequence, rows.page_table, self.pool, late)
-        seconds = None if self.watch is None else np.zeros(len(self.program))
+        watch = self.watching.watch
+        seconds = None if watch is None else np.zeros(len(self.program))
         at = -1
         while (at := self.program.run(*arguments, start=at + 1, patience=LOOK_SECONDS, seconds=seconds)) in self.waits:
             assert stopped is not None, "a program that awaits layers"
             stopped(self.waits[at])
-        if self.watch is not None and seconds is not None:
-            self.watch(self.ops, rows.position, seconds)
+        if watch is not None and seconds is not None:
+            watch(self.ops, rows.position, seconds)
 
     @property
     def run_row(self) -> RunRow | None:
         if self.waits:
             return None
-        run_row, pool, watch = self.program.run_row, self.pool, self.watch
-        if watch is None:
-            return lambda token, position, pages: run_row(token, position, pages, pool)
+        run_row, pool, watching = self.program.run_row, self.pool, self.watching
 
-        def watched(token: int, position: int, pages: np.ndarray) -> np.ndarray:
+        def run(token: int, position: int, pages: np.ndarray) -> np.ndarray:
+            if (watch := watching.watch) is None:
+                return run_row(token, position, pages, pool)
             seconds = np.zeros(len(self.program))
             logits = run_row(token, position, pages, pool, seconds=seconds)
             watch(self.ops, np.array([position], np.int32), seconds)
             return logits
 
-        return watched
+        return run
 
 
 @dataclass
@@ -66,22 +67,22 @@ class _Python:
     """A step of Python, which is one of ``ops``."""
 
     step: Callable[[Rows, np.ndarray | None], None]
-    watch: Watch | None
+    watching: Watching
     ops: list[WatchedOp] = field(default_factory=list)
 
     def __call__(self, rows: Rows, late: np.ndarray | None, stopped: Stopped | None) -> None:
         started = time.perf_counter()
         self.step(rows, late)
-        if self.watch is not None:
-            self.watch(self.ops, rows.position, np.array([time.perf_counter() - started]))
+        if (watch := self.watching.watch) is not None:
+            watch(self.ops, rows.position, np.array([time.perf_counter() - started]))
 
 
 class HostProgram:
     """Steps on ``pool``, in the order in which they were added: native calls that follow each other are one step."""
 
-    def __init__(self, pool: ThreadPool, watch: Watch | None = None) -> None:
+    def __init__(self, pool: ThreadPool, watching: Watching | None = None) -> None:
         self._pool = pool
-        self._watch = watch
+        self._watching = watching or Watching()
         self._steps: list[_Native | _Python] = []
         self._ended = 0  # calls of the last step that belong to what was added before the operation at hand
 
@@ -109,7 +110,7 @@ class HostProgram:
 
     def add(self, step: Callable[[Rows, np.ndarray | None], None]) -> None:
         """A step of Python."""
-        self._steps.append(_Python(step, self._watch))
+        self._steps.append(_Python(step, self._watching))
         self._ended = 0
 
     def end_op(self, part: str, op: Op, arrays: BoundArrays) -> None:
@@ -125,7 +126,7 @@ class HostProgram:
 
     def _last_native(self) -> _Native:
         if not self._steps or not isinstance(self._steps[-1], _Native):
-            self._steps.append(_Native(self._pool, self._watch))
+            self._steps.append(_Native(self._pool, self._watching))
             self._ended = 0
         last = self._steps[-1]
         assert isinstance(last, _Native)

@@ -24,6 +24,7 @@ from edge_llm.devices.base import (
     RunSubgraph,
     Stopped,
     Task,
+    Watching,
     static_length,
 )
 from edge_llm.devices.kv_pages import MakeArray
@@ -59,7 +60,7 @@ class PlacedModel:
     """The model ``decoder`` with ``weights``, cut as ``placement`` says, in ``arrays``; ``build`` makes its subgraphs.
 
     ``fuse`` wants arrays in the host's memory and one lane. It makes one call of a step's blocks that follow each other, and
-    one of a few layers of a prompt.
+    one of a few layers of a prompt; ``watching`` says who is told of these calls.
     """
 
     clipped = 0
@@ -73,9 +74,11 @@ class PlacedModel:
         arrays: Arrays,
         room: Room,
         fuse: Fuse | None = None,
+        watching: Watching | None = None,
     ) -> None:
         self.decoder = decoder
         self.weights = weights
+        self.watching = watching
         parts = place(decoder, placement.prefill)
         self.lane = placement.decode.lane
         self.take_turns = takes_turns(parts)

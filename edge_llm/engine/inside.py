@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_llm.engine.counters import Counters
+from edge_llm.engine.memory_roof import memory_rate
 from edge_llm.engine.model_facts import ModelFacts
-from edge_llm.runner.inside import Lane, LaneSpan, LastPrompt, PageMap, RunnerInside
+from edge_llm.runner.inside import Lane, LaneSpan, LastPrompt, PageMap, RunnerInside, Work
 
 if TYPE_CHECKING:
     from edge_llm.engine.engine import Engine
 
-__all__ = ["Inside", "Lane", "LaneSpan", "LastPrompt", "ModelFacts", "PageMap", "ProcessMemory", "look"]
+__all__ = ["Inside", "Lane", "LaneSpan", "LastPrompt", "ModelFacts", "PageMap", "ProcessMemory", "Work", "look"]
 
 
 class ProcessMemory(NamedTuple):
@@ -60,6 +61,17 @@ class Inside:
     memory: ProcessMemory
     running: int
     waiting: int
+    step: Work | None = None
+    """Some steps of the last answer; None where not the host does all of it."""
+    memory_rate: float | None = None
+    """Bytes a second that main memory can be read at; None until it is measured."""
+
+    @property
+    def memory_tokens(self) -> float | None:
+        """Tokens a second that one answer had at most if a step only read its weights, keys and values from main memory."""
+        if self.step is None or not self.memory_rate or self.streamed_bytes or not self.step.bytes:
+            return None
+        return self.memory_rate * self.step.runs / self.step.bytes
 
     @property
     def kv_bytes(self) -> int | None:
@@ -70,6 +82,7 @@ class Inside:
 def look(engine: Engine) -> Inside:
     """``engine`` as it is now."""
     runner: RunnerInside = engine.runner.look()
+    running, waiting = engine.driver.running, engine.driver.waiting
     return Inside(
         prompt=runner.prompt,
         pages=runner.pages,
@@ -83,9 +96,16 @@ def look(engine: Engine) -> Inside:
         streamed_bytes=runner.streamed_bytes,
         read_bytes=runner.read_bytes,
         memory=_memory(int(time.monotonic())),
-        running=engine.driver.running,
-        waiting=engine.driver.waiting,
+        running=running,
+        waiting=waiting,
+        step=runner.step,
+        memory_rate=_memory_rate(engine, idle=not running and not waiting) if runner.step is not None else None,
     )
+
+
+def _memory_rate(engine: Engine, *, idle: bool) -> float | None:
+    pool = engine.runner.pool
+    return None if pool is None else memory_rate(pool.threads, lambda: engine.counters.requests, idle=idle)
 
 
 @functools.lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_llm.progress import StageProgress, Step
-from edge_llm.talk.pieces import Said, Thought
+from edge_llm.talk.pieces import CallArguments, CallBegun, Said, Thought
 
 if TYPE_CHECKING:
     from edge_llm.engine.inside import Inside
@@ -28,8 +28,8 @@ BATCHES_PER_SECOND = 30
 class Ask:
     """A conversation to be continued."""
 
-    messages: tuple[Mapping[str, str], ...]
-    """Each {"role": system, user or assistant, "content": text}."""
+    messages: tuple[Mapping[str, Any], ...]
+    """Each {"role": system, user or assistant, "content": text}; calls of tools and their results as OpenAI writes them."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `GenerationParams` that differ from the model's own defaults."""
     thinking: bool | str | None = None
@@ -38,6 +38,8 @@ class Ask:
     """The last message is the assistant's, and the answer goes on where it ends."""
     again: bool = False
     """There is an answer already, and this one must be another: never greedy, from a seed of its own."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """What the model may call, as OpenAI declares functions."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Ended:
     figures: Figures = Figures()
 
 
-Piece = Thought | Said | Ended
+Piece = Thought | Said | CallBegun | CallArguments | Ended
 
 
 class Reply(Protocol):

@@ -14,10 +14,13 @@ from edge_llm.errors import EdgeLLMError
 from edge_llm.files import shown
 from edge_llm.providers.base import Figures, ModelRow, Piece
 from edge_llm.providers.batches import joined
+from edge_llm.talk.pieces import CallArguments, CallBegun
 from edge_llm.talk.reasoning import ReasoningSplitter
 
 _CONTEXT = ("max_model_len", "context_length", "context_window", "n_ctx", "n_ctx_train")
 """What servers call the context of a model."""
+MOST_CALLS = 64
+"""Of one answer; what more a server sends is left out."""
 _CUT_OFF = ("length", "max_tokens")
 
 
@@ -26,6 +29,7 @@ class ChunkReader:
 
     def __init__(self) -> None:
         self._splitter = ReasoningSplitter()
+        self._calls = _Calls()
         self._usage: dict[str, Any] = {}
         self._timings: dict[str, Any] = {}
         self.reason: str | None = None
@@ -49,7 +53,7 @@ class ChunkReader:
         if isinstance(reason := choice.get("finish_reason"), str):
             looped = REPETITION in (reason, choice.get("stopped_by"))
             self.reason = REPETITION if looped else "length" if reason in _CUT_OFF else "stop"
-        return joined(thought + more_thought, said)
+        return [*joined(thought + more_thought, said), *self._calls.read(message.get("tool_calls"))]
 
     def finish(self) -> list[Piece]:
         """What was held back, when the stream ends."""
@@ -71,6 +75,25 @@ class ChunkReader:
             drafted_tokens=_count(timings.get("draft_n")),
             accepted_tokens=_count(timings.get("draft_n_accepted")),
         )
+
+
+class _Calls:
+    """Calls of tools as they come: the name at once, the arguments in pieces; a call is known by its index, or by its id."""
+
+    def __init__(self) -> None:
+        self._places: dict[Any, int] = {}
+
+    def read(self, said: Any) -> Iterator[Piece]:
+        for at, call in enumerate(map(_object, _list(said))):
+            function, index, call_id = _object(call.get("function")), call.get("index"), _text(call.get("id"))
+            key = index if type(index) is int else call_id or at
+            if key not in self._places and (name := _text(function.get("name"))) and len(self._places) < MOST_CALLS:
+                place = self._places[key] = len(self._places)
+                yield CallBegun(place, call_id or f"call_{place}", name)
+            arguments = function.get("arguments")
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments) if isinstance(arguments, dict) else ""
+            if text and key in self._places:
+                yield CallArguments(self._places[key], text)
 
 
 def json_object(text: str) -> dict[str, Any]:

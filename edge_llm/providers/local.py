@@ -34,7 +34,8 @@ from edge_llm.providers.settings import changed, differences
 from edge_llm.sources.known import KnownModel, find_known, known_models
 from edge_llm.talk.conversation import NO_TEMPLATE, behind_thought, conversation_request, plain_messages
 from edge_llm.talk.outcome import AnswerReader, AnswerSyntax
-from edge_llm.talk.pieces import Said, Thought
+from edge_llm.talk.pieces import CallArguments, CallBegun, Said, Thought
+from edge_llm.talk.tools import ToolUse, spelled_out
 from edge_llm.talk.wish import Wish, wish_of
 
 
@@ -125,13 +126,15 @@ class LocalProvider:
         wish = wish_of(ask.thinking, "thinking")
         variables = {} if wish is None else wish.variables(engine.template.source)
         messages = plain_messages([dict(message) for message in ask.messages])
+        tools = ToolUse.of([dict(tool) for tool in ask.tools], None, None, engine)
+        messages = messages if tools is not None else spelled_out(messages)
         if not messages:
             raise UsageError("there is no message to answer", param="messages")
         if ask.continues:
             messages = behind_thought(engine, messages, variables)
         params = changed(engine.defaults, ask.sampling)
         params = another(params) if ask.again else params
-        return conversation_request(engine, messages, params, begun=ask.continues, variables=variables)
+        return conversation_request(engine, messages, params, begun=ask.continues, tools=tools, variables=variables)
 
     def submit(self, request: Request) -> DeltaStream:
         """The answer to ``request`` as it comes."""
@@ -233,7 +236,7 @@ class LocalReply:
         read = reader.read(Delta("".join(text), finish=finish))
         thought = "".join(piece.text for piece in read if isinstance(piece, Thought))
         said = "".join(piece.text for piece in read if isinstance(piece, Said))
-        pieces = joined(thought, said)
+        pieces = [*joined(thought, said), *(piece for piece in read if isinstance(piece, CallBegun | CallArguments))]
         return pieces if finish is None else [*pieces, Ended(finish.reason, self._figures(finish))]
 
     def _figures(self, finish: Finish) -> Figures:

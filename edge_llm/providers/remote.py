@@ -21,6 +21,7 @@ from edge_llm.providers.chunks import ChunkReader, json_object, model_rows
 from edge_llm.providers.endpoint import MOST_BODY, Endpoint
 from edge_llm.providers.events import EventParser
 from edge_llm.providers.settings import another_of_a_server, changed
+from edge_llm.talk.pieces import CallBegun, Said, Thought
 from edge_llm.talk.wish import EFFORT, SWITCHES, wish_of
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ class RemoteReply:
         if not isinstance(pieces[-1], Ended):
             self._last_at = time.perf_counter()
             self._first_at = self._first_at or self._last_at
-        self._length += sum(len(piece.text) for piece in pieces if not isinstance(piece, Ended))
+        self._length += sum(len(piece.text) for piece in pieces if not isinstance(piece, Ended | CallBegun))
         self._pieces += pieces
         if self._length > MOST_ANSWER:
             raise EdgeLLMError(f"the server's answer has more than {MOST_ANSWER >> 20} million characters and was cut off")
@@ -258,6 +259,7 @@ def request_body(model: str, ask: Ask) -> dict[str, Any]:
     if (wish := wish_of(ask.thinking, "thinking")) is not None:
         body["chat_template_kwargs"] = dict.fromkeys(SWITCHES, wish.on)
         body |= {EFFORT: wish.effort} if wish.effort is not None else {}
+    body |= {"tools": [dict(tool) for tool in ask.tools]} if ask.tools else {}
     return body | ({"continue_final_message": True, "add_generation_prompt": False} if ask.continues else {})
 
 
@@ -308,5 +310,6 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     found: list[Piece] = []
     for kind, neighbours in itertools.groupby(pieces, key=type):
         group = list(neighbours)
-        found += group if kind is Ended else [kind("".join(piece.text for piece in group if not isinstance(piece, Ended)))]
+        texts = [piece.text for piece in group if isinstance(piece, Said | Thought)]
+        found += [kind("".join(texts))] if kind in (Said, Thought) else group
     return found

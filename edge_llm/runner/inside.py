@@ -16,6 +16,24 @@ PAGE_STATES = ("free", "used", "shared", "cached")
 """The names of `edge_llm.kv.memory.PAGE_STATES`, in their order."""
 
 
+PRODUCTS, ATTENTION, KEYS, NORMS, OUTPUT, FLASH, REST = WORK_KINDS = (
+    "products", "attention", "keys", "norms", "output", "flash", "rest",
+)  # fmt: skip
+"""Kinds of work: products of layers (with the norm before and the SwiGLU behind, where they are one call), attention, keys and
+values (rotated, turned and kept), norms of their own, the output matrix, waiting for flash, all else."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where the time of some runs on the host went."""
+
+    seconds: Mapping[str, float]
+    """By kind of work."""
+    runs: int
+    bytes: int
+    """Of the weights, keys and values that these runs had to read."""
+
+
 class LaneSpan(NamedTuple):
     """What a lane did for a while, in seconds since the prompt began."""
 
@@ -49,6 +67,8 @@ class LastPrompt:
     """Seconds that no order of the same work on the same lanes beats."""
     tokens: int
     """Computed in these windows; those of texts that ran along are among them."""
+    work: Work | None = None
+    """What was done for them, where the host does it all."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,8 @@ class RunnerInside:
     """Bytes that a token, or a window of a prompt, reads from flash by the plan."""
     read_bytes: int = 0
     """Bytes that were read from flash so far."""
+    step: Work | None = None
+    """Some steps of the last answer."""
 
 
 def look_at_pages(memory: KVMemory) -> tuple[PageMap, dict[str, int]]:

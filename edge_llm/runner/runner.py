@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from edge_llm.runner.order import choose_policy
 from edge_llm.runner.prefill import prefill_graph
 from edge_llm.runner.rows import chunk_lengths, pack
 from edge_llm.runner.windows import PromptWindows
+from edge_llm.runner.work import StepMeter
 from edge_llm.weights.base import Weights
 
 if TYPE_CHECKING:
@@ -72,7 +74,9 @@ class Int8Runner:
         self.on_trace: Callable[[scheduler.Trace], None] | None = None
         """Called with the trace of every graph that ran, to see where the time goes."""
         self._device = device
-        self._prompt = PromptWindows()
+        watching = None if watch is not None else self.model.watching
+        self._meter = StepMeter(watching, lambda: bool(self.model.weights.streamed))
+        self._prompt = PromptWindows(self._meter)
         self._looked_at = False
         self._clipped = 0
         """As of the last prompt behind a look: a card is asked in the thread that runs it, and only when somebody looks."""
@@ -90,12 +94,19 @@ class Int8Runner:
         self._looked_at = True
         pages, disk = look_at_pages(self.memory)
         weights = look_at_weights(self.model.weights)
-        return RunnerInside(self._prompt.look(), pages, disk, self.overflow, self._clipped, **weights)
+        step = self._meter.look()
+        return RunnerInside(self._prompt.look(), pages, disk, self.overflow, self._clipped, **weights, step=step)
 
     def open(self) -> SequencePages:
         return self.memory.open()
 
     def run(self, segments: Sequence[Segment[SequencePages]], *, cancel: Cancel | None = None) -> list[np.ndarray]:
+        if self._meter.is_due(segments):
+            with self._meter.step():
+                return self._run(segments, cancel)
+        return self._run(segments, cancel)
+
+    def _run(self, segments: Sequence[Segment[SequencePages]], cancel: Cancel | None) -> list[np.ndarray]:
         if len(segments) == 1 and (logits := self._step_row(segments[0], cancel)) is not None:
             return [logits]
         starts = [segment.sequence.length for segment in segments]
@@ -150,9 +161,10 @@ class Int8Runner:
             if len(chunks) == 1 and chunks[0].rows.count <= STEP_ROWS:
                 self._step(chunks[0], cancel)
             else:
-                trace = self._execute(prefill_graph(chunks, self.model), cancel)
-                self._prompt.add(segments, trace, sum(chunk.rows.count for chunk in chunks))
-                self._head(chunks)
+                with self._meter.timed() as timed:
+                    trace = self._execute(prefill_graph(chunks, self.model), cancel)
+                    timed.output_seconds = self._head(chunks)
+                self._prompt.add(segments, trace, sum(chunk.rows.count for chunk in chunks), timed)
                 if self._looked_at:
                     self._looked_at, self._clipped = False, self.clipped
         return [self.model.outputs(chunk) for chunk in chunks]
@@ -168,10 +180,12 @@ class Int8Runner:
             return
         self._execute(decode_graph(chunk, self.model), cancel)
 
-    def _head(self, chunks: Sequence[Chunk]) -> None:
-        head = len(self.model.layer_parts) + 1
+    def _head(self, chunks: Sequence[Chunk]) -> float:
+        """What the rows of ``chunks`` are wanted for; the seconds of that."""
+        started, head = time.perf_counter(), len(self.model.layer_parts) + 1
         for chunk in chunks:
             self.model.walk(range(head, head + 1), chunk)()
+        return time.perf_counter() - started
 
     def _execute(self, graph: scheduler.TaskGraph, cancel: Cancel | None) -> scheduler.Trace:
         try:

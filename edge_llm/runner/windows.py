@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from edge_llm.runner.base import Segment
-from edge_llm.runner.inside import Lane, LaneSpan, LastPrompt
+from edge_llm.runner.inside import Lane, LaneSpan, LastPrompt, Work
+from edge_llm.runner.work import StepMeter, TimedRun
 
 if TYPE_CHECKING:
     from scheduler import Trace
@@ -20,18 +21,19 @@ MOST_WINDOWS = 8
 class PromptWindows:
     """The traces of the last prompt's windows.  One thread adds; any may look."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: StepMeter) -> None:
+        self._meter = meter
         self._windows: tuple[_Window, ...] = ()
         self._sequence: Callable[[], Any] = lambda: None  # that of the prompt; None when it has gone
         self._lengths: tuple[int, ...] = ()  # tokens of that sequence before this step, and after it
         self._shown: tuple[tuple[_Window, ...], LastPrompt] | None = None
 
-    def add(self, segments: Sequence[Segment[Any]], trace: Trace, tokens: int) -> None:
-        """A window of ``tokens`` tokens of a step of ``segments`` ran; the longest of them is the prompt."""
+    def add(self, segments: Sequence[Segment[Any]], trace: Trace, tokens: int, run: TimedRun) -> None:
+        """A window of ``tokens`` tokens of a step of ``segments`` ran, as ``run`` says; the longest of them is the prompt."""
         longest = max(segments, key=lambda segment: len(segment.tokens))
         sequence, start = longest.sequence, longest.sequence.length
         goes_on = self._sequence() is sequence and start in self._lengths
-        self._windows = (*(self._windows[1 - MOST_WINDOWS :] if goes_on else ()), _Window(trace, tokens))
+        self._windows = (*(self._windows[1 - MOST_WINDOWS :] if goes_on else ()), _Window(trace, tokens, run))
         self._sequence, self._lengths = ref(sequence), (start, start + len(longest.tokens))
 
     def look(self) -> LastPrompt | None:
@@ -40,16 +42,18 @@ class PromptWindows:
         if not windows:
             return None
         if shown is None or shown[0] is not windows:
-            self._shown = shown = windows, _joined(windows)
+            work = self._meter.add_up([window.run for window in windows]) if self._meter.there else None
+            self._shown = shown = windows, _joined(windows, work)
         return shown[1]
 
 
 class _Window:
     """One graph that ran."""
 
-    def __init__(self, trace: Trace, tokens: int) -> None:
+    def __init__(self, trace: Trace, tokens: int, run: TimedRun) -> None:
         self.trace = trace
         self.tokens = tokens
+        self.run = run
 
     @cached_property
     def seconds(self) -> float:
@@ -72,7 +76,7 @@ def _kind(cost_key: str) -> str:
     return cost_key.split("/", 1)[0]
 
 
-def _joined(windows: Sequence[_Window]) -> LastPrompt:
+def _joined(windows: Sequence[_Window], work: Work | None) -> LastPrompt:
     spans: dict[str, list[LaneSpan]] = defaultdict(list)
     began = 0.0
     for window in windows:
@@ -80,7 +84,8 @@ def _joined(windows: Sequence[_Window]) -> LastPrompt:
             spans[lane] += [LaneSpan(kind, began + start, began + end) for kind, start, end in own]
         began += window.seconds
     lanes = tuple(_lane(name, own, began) for name, own in spans.items())
-    return LastPrompt(lanes, began, sum(window.bound for window in windows), sum(window.tokens for window in windows))
+    bound, tokens = (sum(getattr(window, name) for window in windows) for name in ("bound", "tokens"))
+    return LastPrompt(lanes, began, bound, tokens, work)
 
 
 def _lane(name: str, spans: list[LaneSpan], seconds: float) -> Lane:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""What a tool may be called."""
 
 
 @dataclass(frozen=True)

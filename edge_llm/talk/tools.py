@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,6 +12,7 @@ from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
+from edge_llm.talk.pieces import TOOL_NAME
 from edge_llm.talk.tool_formats import (
     HERMES,
     ControlToken,
@@ -26,7 +26,6 @@ from edge_llm.talk.tool_formats import (
 from edge_llm.text.chat import ChatTemplate, with_system
 from edge_llm.text.tokenizer import Tokenizer
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _EXPLANATION = (
     "You can call tools. To call one, write its name and arguments as JSON between tags, like this:\n"
     '<tool_call>\n{"name": "tool", "arguments": {"key": "value"}}\n</tool_call>\n'
@@ -77,9 +76,9 @@ class ToolUse:
         tools = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
         first, *others = messages
         if first["role"] == "system" or template.is_default or "system" in template.source:
-            return _spelled_out(with_system(messages, after=_EXPLANATION + tools)), {}
+            return spelled_out(with_system(messages, after=_EXPLANATION + tools)), {}
         opening = first | {"content": f"{_EXPLANATION}{tools}\n\n{first['content']}"}
-        return _spelled_out([opening, *others]), {}
+        return spelled_out([opening, *others]), {}
 
     def grammar(self, answer: Grammar | None, tokenizer: Tokenizer) -> Grammar | None:
         """What the answer must look like: calls where they are forced, else ``answer`` or calls; None for any text."""
@@ -129,7 +128,7 @@ def _plain_tool(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, dict):
         raise UsageError(f"{where} must be a tool of type function", param=where)
     name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         raise UsageError(f"{where}.function.name `{shown(name, 60)}` is not a name", param=f"{where}.function.name")
     if not isinstance(function.get("parameters") or {}, dict):
         raise UsageError(f"{where}.function.parameters must be a JSON schema", param=f"{where}.function.parameters")
@@ -137,7 +136,7 @@ def _plain_tool(tool: Any, where: str) -> dict[str, Any]:
     return {"type": "function", "function": plain}
 
 
-def _spelled_out(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def spelled_out(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """``messages`` with calls and their results as plain text, for a template that knows none."""
     plain: list[dict[str, Any]] = []
     for message in messages:

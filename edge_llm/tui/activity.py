@@ -13,6 +13,8 @@ _READING = "reading"
 
 def activity(session: Session, estimate: Estimate) -> str:
     """One line; empty when nothing goes on."""
+    if doing := session.tools.doing(session.chat):
+        return doing
     answering = session.answering
     if answering is not None and answering.begun is None and (progress := answering.reply.prompt_progress) is not None:
         done, total = progress

@@ -14,6 +14,7 @@ from edge_llm.providers.base import Ended, Figures, Piece, Reply
 from edge_llm.talk.pieces import Said, Thought
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.pace import Pace
+from edge_llm.tui.tools import with_pieces
 from edge_llm.tui.units import THOUGHT_SECONDS
 
 SAVE_SECONDS = 1.0
@@ -94,18 +95,20 @@ class Answering:
 
     async def _take(self, pieces: Sequence[Piece]) -> Ended | None:
         ended = None
-        thought, said = "", ""
+        thought, said, calls = "", "", self.message.calls
         for piece in pieces:
             if isinstance(piece, Thought):
                 thought += piece.text
             elif isinstance(piece, Said):
                 said += piece.text
-            else:
+            elif isinstance(piece, Ended):
                 ended = piece
-        if thought or said:
+            else:
+                calls = with_pieces(calls, (piece,))
+        if thought or said or calls is not self.message.calls:
             self._taken = time.monotonic()
             self.begun = self.begun or self._taken
-            self._change(thought=self.message.thought + thought, text=self.message.text + said)
+            self._change(thought=self.message.thought + thought, text=self.message.text + said, calls=calls)
         if thought:
             self._thinking_since = self._thinking_since or self._taken
             self._change(figures={**self.message.figures, THOUGHT_SECONDS: self._taken - self._thinking_since})

@@ -133,6 +133,9 @@ class ChatApp(Stage):
         except Exception as error:
             self.tell(reason(error), "error")
         self.begun.set()
+        for problem in self.options.problems:
+            self.tell(problem, "warning")
+        self.session.tools.begin()
         await self._leave_a_model_that_is_gone()
         await self.session.load_for(self.session.settings)
 

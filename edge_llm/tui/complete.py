@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from edge_llm.chats.attachments import completions
+from edge_llm.chats.prompt_library import prompt_names
 from edge_llm.chats.settings import BY_NAME as SETTINGS_BY_NAME
+from edge_llm.paths import prompts_folder
 from edge_llm.tui.commands import BY_NAME, COMMANDS
 from edge_llm.tui.prompt import Completion
 
@@ -39,8 +41,10 @@ class Completer:
 
     def _words(self, command: str) -> Iterator[Completion]:
         """What may stand behind a command."""
-        if command == "model":
+        if command in ("model", "compare"):
             yield from (Completion(name) for name in self._models())
+        elif command == "prompt":
+            yield from (Completion(name) for name in (*prompt_names(prompts_folder()), "save "))
         elif command == "theme":
             yield from (Completion(name) for name in self._themes())
         elif command == "set":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -11,10 +11,12 @@ from textual.content import Content
 from textual.message import Message as Event
 from textual.widgets import Collapsible, Static
 
+from edge_llm.chats.calls import ToolCall
 from edge_llm.chats.tree import Message
 from edge_llm.files import printable
 from edge_llm.talk.markdown import markdown_parser
 from edge_llm.tui.growing import GrowingText
+from edge_llm.tui.tool_view import CallView, call_views
 from edge_llm.tui.units import answer_figures, byte_size, thought_title
 
 _ENDS: Mapping[str, str] = {"stopped": "stopped", "failed": "broke off", "growing": "unfinished"}
@@ -83,6 +85,7 @@ class MessageView(Vertical, can_focus=True):
         else:
             self._body = GrowingText(printable(message.text))
             yield self._body
+            yield from call_views(message.calls)
             yield Static(self._ending(), classes="ending", markup=False)
 
     @property
@@ -167,6 +170,15 @@ class MessageView(Vertical, can_focus=True):
                 thought.title = self._thought_title()
             for ending in self.query(".ending").results(Static):
                 ending.update(Content(self._ending()))
+            if message.calls and not self.grows:
+                self._show_calls(message.calls)
+
+    def _show_calls(self, calls: Sequence[ToolCall]) -> None:
+        views = [*self.query_children(CallView)]
+        for view, call in zip(views, calls, strict=False):
+            view.show(call)
+        if len(views) < len(calls):
+            self.mount_all(call_views(calls[len(views) :]), before=".ending")
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 

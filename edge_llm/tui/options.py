@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_llm.chats.settings import ChatSettings
+from edge_llm.tool_servers.settings import ToolServer
 
 
 @dataclass(frozen=True)
@@ -26,3 +27,7 @@ class ChatOptions:
     """Show the list of chats from the beginning."""
     folder: Path = Path()
     """Where `@FILE` looks and exports are written."""
+    servers: Sequence[ToolServer] = ()
+    """Of tools."""
+    problems: Sequence[str] = ()
+    """What the person is told when the chat opens: what is wrong with the config file and keeps nobody from chatting."""

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
+from edge_llm.chats.calls import messages_of
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.store import ChatStore
@@ -20,6 +22,7 @@ from edge_llm.providers.base import Ask, Catalogue, Figures, Provider, Wanted
 from edge_llm.tui.answering import Answering
 from edge_llm.tui.fetching import Fetching
 from edge_llm.tui.threads import in_thread
+from edge_llm.tui.tools import MOST_ROUNDS, ChatTools
 from edge_llm.tui.transcript import Transcript
 
 OpenCatalogue = Callable[[], Catalogue]
@@ -49,6 +52,8 @@ class Turn:
     answering: Answering | None = None
     """None while it waits: for the disk, or for its model."""
     stopped: bool = False
+    settings: ChatSettings | None = None
+    """Others than the chat's, for this once."""
 
     def stop(self) -> bool:
         """Stop the answer, or the wait; false when that was done before."""
@@ -93,6 +98,8 @@ class Session:
         """A model that is being brought here."""
         self.model_names: list[str] = []
         """As far as they have been looked up."""
+        self.tools = ChatTools()
+        """Of MCP servers."""
         self._transcript = transcript
         self._tell = tell
         self._on_answer = on_answer
@@ -220,6 +227,7 @@ class Session:
         answers = [turn.answering for turn in turns if turn.answering is not None]
         for turn in turns:
             turn.stop()
+        self.tools.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(one.over.wait() for one in answers)), END_SECONDS)
         await self.save_all()
@@ -253,16 +261,34 @@ class Session:
                 await self._show_new(turn.chat, message)
             await self._answer(turn, message)
 
-    async def answer(self, prompt: Message) -> None:
-        """Answer ``prompt`` of the chat on the screen, behind it."""
+    async def answer(self, prompt: Message, settings: ChatSettings | None = None) -> None:
+        """Answer ``prompt`` of the chat on the screen, behind it; with other ``settings`` than the chat's for this once."""
         with self._turn(self.chat) as turn:
+            turn.settings = settings
             await self._answer(turn, prompt)
 
     async def _answer(self, turn: Turn, prompt: Message) -> None:
-        settings = settings_of(turn.chat)
+        """Answer ``prompt``; calls of tools are made, and what they gave is answered."""
+        for _ in range(MOST_ROUNDS):
+            answered = await self._answer_once(turn, prompt)
+            if answered is None or not answered.calls or answered.state != "whole":
+                return
+            prompt = await self._call(turn, answered)
+        self._tell(f"Stopped after {MOST_ROUNDS} answers with calls of tools; /continue goes on.", "warning")
+
+    async def _call(self, turn: Turn, message: Message) -> Message:
+        """Make the calls of ``message``, as far as the person allows them."""
+        turn.answering = None  # what is stopped now is the wait
+        context = None if self.provider is None else self.provider.facts.context
+        return await self.tools.answer_calls(turn.chat, message, context, self._transcript.view_of, self.save)
+
+    async def _answer_once(self, turn: Turn, prompt: Message) -> Message | None:
+        settings = turn.settings or settings_of(turn.chat)
         provider = await self._provider_for(settings)
-        answered = any(other.parent == prompt.id and other.text for other in turn.chat.messages)
-        ask = replace(ask_of(turn.chat, prompt.id, settings), again=answered)
+        tools = await self.tools.declarations(turn.chat) if settings.tools is not False else ()
+        name, answers = provider.facts.name, [each for each in turn.chat.messages if each.parent == prompt.id and each.text]
+        again = any(each.model == name for each in answers)  # another model's answer is another one anyway
+        ask = replace(ask_of(turn.chat, prompt.id, settings), tools=tools, again=again)
         message = turn.chat.add("assistant", "", parent=prompt.id, model=provider.facts.name, state="growing")
         try:
             await self._show_new(turn.chat, message)
@@ -271,11 +297,15 @@ class Session:
             await asyncio.shield(self.save(turn.chat))
             raise
         await self._run(turn, message, provider, ask)
+        return turn.chat.message(message.id)
 
     async def go_on(self, message: Message) -> None:
         """Continue the answer ``message`` where it ends."""
         with self._turn(self.chat) as turn:
             settings = settings_of(turn.chat)
+            if message.calls:
+                await self._answer(turn, await self._call(turn, message))
+                return
             provider = await self._provider_for(settings)
             ask = replace(ask_of(turn.chat, message.id, settings), continues=True)
             await self._run(turn, replace(message, state="growing"), provider, ask)
@@ -344,8 +374,11 @@ def ask_of(chat: OpenChat, last: int, settings: ChatSettings) -> Ask:
 
     Answers that are empty are left out, and prompts that then follow each other become one: templates want turns.
     """
-    messages: list[dict[str, str]] = [{"role": "system", "content": settings.system}] if settings.system else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": settings.system}] if settings.system else []
     for message in path_to(chat.messages, last):
+        if message.calls:
+            messages += messages_of(message.text, message.calls)
+            continue
         if message.role == "assistant" and not message.text:
             continue
         if messages and messages[-1]["role"] == message.role:

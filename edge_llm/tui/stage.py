@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING
 from textual.app import App
 from textual.widgets import Static
 
+from edge_llm.chats.open_chat import OpenChat
 from edge_llm.errors import StorageError
 from edge_llm.files import printable
 from edge_llm.providers.base import Figures
+from edge_llm.tool_servers.process import ServerProcess
 from edge_llm.tui.chat_list import ChatList
 from edge_llm.tui.complete import Completer
 from edge_llm.tui.driver import TerminalDriver
 from edge_llm.tui.inside import InsidePanel
 from edge_llm.tui.options import ChatOptions
 from edge_llm.tui.prompt import Prompt
+from edge_llm.tui.screens.approve import Approve
 from edge_llm.tui.session import OpenCatalogue, Session
 from edge_llm.tui.status import StatusLine
 from edge_llm.tui.threads import in_thread
+from edge_llm.tui.tools import Approval, ChatTools
 from edge_llm.tui.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -46,6 +50,7 @@ class Stage(App[None]):
         self.transcript, self.status, self.chat_list = Transcript(), StatusLine(), ChatList()
         self.inside = InsidePanel(self._look)
         self.session = Session(open_catalogue, self.transcript, self.tell, self._see_answer, self._typing)
+        self.session.tools = ChatTools([*map(ServerProcess, options.servers)], self.tell, self._approve, self._may_ask)
         completer = Completer(options.folder, lambda: self.session.model_names, lambda: sorted(self.available_themes))
         self.prompt = Prompt(completer.complete)
         self.begun = asyncio.Event()
@@ -98,6 +103,15 @@ class Stage(App[None]):
             self.tell(str(error), "error")
         else:
             self.chat_list.fill(found, self.session.chat.chat.id, wanted)
+
+    async def _approve(self, approval: Approval) -> str:
+        if not self.app_focus:
+            self.bell()
+        return await self.push_screen_wait(Approve(approval))
+
+    def _may_ask(self, chat: OpenChat) -> bool:
+        """Whether a question about ``chat`` can be put now: it is on the screen, and nobody is typing."""
+        return self.session.chat is chat and len(self.screen_stack) == 1 and not self._typing()
 
     def _typing(self) -> bool:
         return time.monotonic() - self.prompt.area.typed_at < TYPING_SECONDS

@@ -18,7 +18,7 @@ from edge_llm.devices.ascend.keys import CardKeys
 from edge_llm.devices.ascend.layers import Clipped, Layers, Tokens
 from edge_llm.devices.ascend.linears import NpuBlock
 from edge_llm.devices.ascend.whole import WholeWeights
-from edge_llm.devices.base import Chunk, Room, Rows, RunRow, RunSubgraph, Task
+from edge_llm.devices.base import Chunk, Room, Rows, RunRow, RunSubgraph, Task, Watching
 from edge_llm.errors import NumericError
 from edge_llm.kv.pages import pages_for
 from edge_llm.kv.sequence import KVPages
@@ -91,6 +91,7 @@ class CardModel:
         self.keys = CardKeys(decoder.attentions, room.tokens, layers.keys, runtime, layers.calls)
         self.kv: KVPages = self.keys
         self.step_row: RunRow | None = None
+        self.watching: Watching | None = None
         self._blocks = pages_for(room.positions, self.keys.page_tokens)
         self._longest = room.lengths[-1]
         self._flows: dict[int, _Flow] = {}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from edge_llm.errors import UsageError
 from edge_llm.tui.actions.chats import ChatActions
+from edge_llm.tui.actions.compare import CompareActions
+from edge_llm.tui.actions.library import LibraryActions
 from edge_llm.tui.actions.messages import MessageActions
 from edge_llm.tui.actions.models import ModelActions
 from edge_llm.tui.actions.prompts import PromptActions
 from edge_llm.tui.actions.screen import ScreenActions
+from edge_llm.tui.actions.tools import ToolActions
 from edge_llm.tui.commands import BY_NAME
 from edge_llm.tui.stage import Stage
 
@@ -21,6 +24,9 @@ class Actions:
         self.chats = ChatActions(app)
         self.models = ModelActions(app, self.prompts)
         self.screen = ScreenActions(app)
+        self.tools = ToolActions(app)
+        self.library = LibraryActions(app, self.prompts)
+        self.compare = CompareActions(app, self.prompts)
 
     async def run(self, name: str, argument: str = "") -> None:
         """Do the command ``name``.  Raises the `EdgeLLMError` that keeps it from being done."""
@@ -29,6 +35,6 @@ class Actions:
             raise UsageError(f"/{command.name} needs {command.argument}", param=name)
         if argument and command.takes_nothing:
             raise UsageError(f"/{command.name} takes nothing behind it, got `{argument[:40]}`", param=name)
-        groups = (self.prompts, self.messages, self.chats, self.models, self.screen)
+        groups = (self.prompts, self.messages, self.chats, self.models, self.screen, self.tools, self.compare, self.library)
         do = next(found for group in groups if (found := getattr(group, f"do_{command.name}", None)) is not None)
         await do(argument)

@@ -115,7 +115,7 @@ class PromptActions:
     async def go_on(self, message: Message) -> None:
         """Continue an answer where it ends."""
         self.check_idle()
-        if message.role != "assistant" or not message.text:
+        if message.role != "assistant" or not (message.text or message.calls):
             raise UsageError("there is no answer to continue")
         await self._app.session.go_on(message)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from textual.strip import Strip
 
 from edge_llm.tui.inside.drawing import KINDS, Palette, Piece, flow, runs, share, words
+from edge_llm.tui.inside.work import kinds as work_kinds
 from edge_llm.tui.units import measured_time
 
 if TYPE_CHECKING:
@@ -27,11 +29,17 @@ def draw_lanes(prompt: LastPrompt | None, width: int, palette: Palette) -> list[
     """Lines that show ``prompt``."""
     if prompt is None or not prompt.lanes:
         return [palette.line(width, pieces) for pieces in words(NONE_YET, width)]
+    alone = len(prompt.lanes) == 1 and prompt.work is not None and bool(prompt.work.seconds)
+    if alone and prompt.work is not None:  # one lane is always busy: what with is to be seen
+        pieces = [*work_kinds(prompt.work.seconds, width), *flow(_speed(prompt), width)]
+        return [palette.line(width, line) for line in pieces]
     kinds = _kinds(prompt)
     marks = {kind: (SHADES[place % len(SHADES)], f"kind-{place % KINDS}") for place, kind in enumerate(kinds)}
     lines = [_row(lane, prompt.seconds, width, marks) for lane in prompt.lanes]
     lines += flow(_summary(prompt), width)
     lines += flow(_legend(kinds, marks), width)
+    if prompt.work is not None and prompt.work.seconds:
+        lines += work_kinds(prompt.work.seconds, width)
     return [palette.line(width, pieces) for pieces in lines]
 
 
@@ -60,10 +68,16 @@ def _row(lane: Lane, whole: float, width: int, marks: dict[str, Piece]) -> list[
 
 def _summary(prompt: LastPrompt) -> list[list[Piece]]:
     return [
-        [(f"{prompt.tokens:,}", ""), (" tokens in ", "quiet"), (measured_time(prompt.seconds), "")],
+        _speed(prompt)[0],
         [("no order beats ", "quiet"), (measured_time(prompt.bound), "")],
         [(share(prompt.bound, prompt.seconds), ""), (" of the best", "quiet")],
     ]
+
+
+def _speed(prompt: LastPrompt) -> list[list[Piece]]:
+    said: list[Piece] = [(f"{prompt.tokens:,}", ""), (" tokens in ", "quiet"), (measured_time(prompt.seconds), "")]
+    per_second = prompt.tokens / prompt.seconds if prompt.seconds > 0 else 0.0
+    return [said, [(f"{per_second:,.0f} tokens/s", "quiet")]] if 0 < per_second < math.inf else [said]
 
 
 def _legend(kinds: dict[str, float], marks: dict[str, Piece]) -> list[list[Piece]]:

@@ -22,13 +22,14 @@ from edge_llm.tui.inside.drawing import KINDS, PARTS, STATES, Palette, words
 from edge_llm.tui.inside.figures import draw_counters, draw_memory, draw_speeds
 from edge_llm.tui.inside.lanes import draw_lanes
 from edge_llm.tui.inside.pages import draw_pages
+from edge_llm.tui.inside.work import draw_step
 
 if TYPE_CHECKING:
     from edge_llm.engine.inside import Inside
     from edge_llm.providers.base import Figures
 
 LOOKS_PER_SECOND = 2
-NUMBERS = ("speeds", "counters", "memory")
+NUMBERS = ("speeds", "step", "counters", "memory")
 """Sections that nearly always change: they are drawn at every second look, because a frame takes the app longer than a look."""
 REMEMBERED = 200
 """Answers, and speeds of the one on its way."""
@@ -154,11 +155,21 @@ class InsidePanel(ScrollView, can_focus=True):
         held = tuple(size >> 20 if size else 0 for size in (*inside.memory, inside.weight_bytes, inside.kv_bytes))
         return [
             ("lanes", "Last prompt", inside.prompt, lambda width, palette: draw_lanes(inside.prompt, width, palette)),
+            *self._step(inside),
             speed,
             ("pages", "Keys and values", inside.pages, lambda width, palette: draw_pages(inside.pages, width, palette)),
             ("counters", "Counted", (counted, there), lambda width, palette: draw_counters(inside, width, palette)),
             ("memory", "Memory", held, lambda width, palette: draw_memory(inside, width, palette)),
         ]
+
+    def _step(self, inside: Inside) -> list[tuple[str, str, object, Draw]]:
+        """What a token takes, where the host does all of it."""
+        if inside.step is None:
+            return []
+        rates = self._answers if self._answered or not self._rates else self._rates
+        rate = rates[-1] if rates else None
+        state = (inside.step, inside.memory_rate, self._speeds)
+        return [("step", "Last answer", state, lambda width, palette: draw_step(inside, rate, width, palette))]
 
     def _draw_speeds(self, width: int, palette: Palette) -> list[Strip]:
         return draw_speeds(list(self._rates), list(self._answers), list(self._firsts), width, palette)

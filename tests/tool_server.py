@@ -1,0 +1,83 @@
+"""A small MCP server, with tools that do what servers should not: `python tool_server.py [HOW]`.
+
+On standard input and output, or with `http PORT` on loopback.
+"""
+
+import os
+import sys
+import time
+
+HOW = sys.argv[1] if len(sys.argv) > 1 else ""
+if HOW == "dies":
+    print("no \x1b[31mlicence\x1b[0m for you", file=sys.stderr)
+    sys.exit(3)
+if HOW == "hangs":
+    time.sleep(600)
+if HOW == "rubbish":
+    for _ in range(100):
+        print("\x1b]0;owned\x07 {not json")
+    sys.stdout.flush()
+    sys.exit(0)
+if HOW == "floods":
+    while True:
+        os.write(1, b"x" * (1 << 20))
+
+from mcp.server import MCPServer  # noqa: E402
+
+server = MCPServer("a small server")
+
+
+@server.tool()
+def add(a: int, b: int) -> str:
+    """Adds two numbers."""
+    return str(a + b)
+
+
+@server.tool()
+def environment(name: str) -> str:
+    """What a variable of the server's environment is."""
+    return os.environ.get(name, "nothing")
+
+
+@server.tool()
+def process() -> str:
+    """The id of the server's process."""
+    return str(os.getpid())
+
+
+@server.tool()
+def big(characters: int) -> str:
+    """A long text."""
+    return "ab" * (characters // 2)
+
+
+@server.tool()
+def colours() -> str:
+    """A text that talks to the terminal."""
+    return "\x1b[31mred\x1b[0m \x1b]0;owned\x07 \x9b2J \u202etxt [bold]markup[/bold] \r\nnext"
+
+
+@server.tool()
+def fail() -> str:
+    """Fails."""
+    raise ValueError("no such \x1b[1mnote")
+
+
+@server.tool()
+def sleep(seconds: float) -> str:
+    """Takes long."""
+    time.sleep(seconds)
+    return "awake"
+
+
+@server.tool()
+def die() -> str:
+    """Ends the server in the middle."""
+    print("out of luck", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+if HOW == "http":
+    server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[2]))
+else:
+    server.run()
