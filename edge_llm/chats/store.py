@@ -19,19 +19,31 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from edge_llm.chats.database import TIMEOUT, connect, connect_memory, has_index, refusals, transaction
 from edge_llm.chats.titles import UNTITLED, title_of
-from edge_llm.chats.tree import LAST_TIME, Attachment, Chat, FoundChat, Message, Role, State, figures_of, new_id, newest_leaf
+from edge_llm.chats.tree import (
+    LAST_TIME,
+    Attachment,
+    Chat,
+    FoundChat,
+    Message,
+    Role,
+    State,
+    cut_of,
+    figures_of,
+    new_id,
+    newest_leaf,
+)  # fmt: skip
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.files import shown
 
 _CHAT = "chats.id, chats.title, chats.settings, chats.leaf, chats.created, chats.changed"
-_MESSAGE = "id, chat, parent, role, text, thought, model, state, figures, created"
+_MESSAGE = "id, chat, parent, role, text, thought, model, state, figures, created, reason, cut"
 _BELOW = """WITH RECURSIVE below (id) AS (
     VALUES (?) UNION ALL SELECT messages.id FROM messages JOIN below ON messages.parent = below.id)"""
 _INDEXED = 3
@@ -207,6 +219,39 @@ class ChatStore:
                 (leaf, chat_id),
             )
 
+    # ---- what is not sent
+
+    def drafts(self, chat_id: int) -> dict[int, str]:
+        """What terminals keep of prompts that are not sent in the chat, by the ids of their rows, oldest first."""
+        with self._reading():
+            rows = self._db.execute("SELECT id, body FROM drafts WHERE chat = ? ORDER BY id", (chat_id,))
+            return {int(row): _text(body) for row, body in rows}
+
+    def keep_draft(self, chat_id: int, known: Mapping[int, str], body: str, title: str) -> dict[int, str]:
+        """``body`` (empty: nothing) in the place of the rows ``known``, and the rows as they are then; `ChatGone`.
+
+        A row that another terminal has changed meanwhile stays.  ``title`` names a chat that no prompt has named."""
+        with self._writing():
+            for row, before in known.items():
+                self._db.execute("DELETE FROM drafts WHERE id = ? AND body = ?", (row, before))
+            if not body:
+                return {}
+            self._require_chat(chat_id)
+            made = self._db.execute("INSERT INTO drafts (chat, body) VALUES (?, ?)", (chat_id, body)).lastrowid
+            self._db.execute(
+                """UPDATE chats SET changed = CASE WHEN ? THEN ? ELSE changed END,
+                title = CASE titled_by WHEN '' THEN ? ELSE title END WHERE id = ?""",
+                (not known, time.time(), _unicode(title_of(title)), chat_id),
+            )
+            return {made or 0: body}
+
+    def forget_empty(self, chat_id: int) -> bool:
+        """Delete the chat if it was kept for a draft that is gone; whether it was deleted."""
+        with self._writing():
+            used = "id IN (SELECT chat FROM messages UNION SELECT chat FROM drafts)"
+            query = f"DELETE FROM chats WHERE id = ? AND titled_by = '' AND NOT {used}"
+            return bool(self._db.execute(query, (chat_id,)).rowcount)
+
     def prompts(self, limit: int) -> list[str]:
         """What people said last in any chat, each text once, the newest at the end."""
         found: dict[str, None] = {}
@@ -253,10 +298,12 @@ class ChatStore:
 
     def _put(self, message: Message) -> None:
         self._db.execute(
-            f"""INSERT INTO messages ({_MESSAGE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
-            SET text = excluded.text, thought = excluded.thought, state = excluded.state, figures = excluded.figures""",
+            f"""INSERT INTO messages ({_MESSAGE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
+            SET text = excluded.text, thought = excluded.thought, state = excluded.state, figures = excluded.figures,
+                reason = excluded.reason, cut = excluded.cut""",
             (message.id, message.chat, message.parent, message.role, _unicode(message.text), _unicode(message.thought),
-             _unicode(message.model), message.state, json.dumps(dict(message.figures)), message.created),
+             _unicode(message.model), message.state, json.dumps(dict(message.figures)), message.created,
+             _unicode(message.reason), "" if message.cut is None else json.dumps(asdict(message.cut))),
         )  # fmt: skip
         self._db.executemany(
             "INSERT OR IGNORE INTO attachments VALUES (?, ?, ?, ?)",
@@ -327,10 +374,11 @@ def _chat(row: Sequence[Any]) -> Chat:
 
 
 def _message(row: Sequence[Any], attachments: tuple[Attachment, ...]) -> Message:
-    id, chat, parent, role, text, thought, model, state, figures, created = row
+    id, chat, parent, role, text, thought, model, state, figures, created, reason, cut = row
     said, thought, figures = _text(text), _text(thought), figures_of(_mapping(figures))
     speaker: Role = "user" if role == "user" else "assistant"
-    return Message(id, chat, parent, speaker, said, thought, attachments, _text(model), state, figures, _seconds(created))
+    more = (_seconds(created), _text(reason), cut_of(_mapping(cut)))
+    return Message(id, chat, parent, speaker, said, thought, attachments, _text(model), state, figures, *more)
 
 
 # Another program may have written other things into the columns: SQLite takes them.

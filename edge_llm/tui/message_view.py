@@ -12,12 +12,12 @@ from textual.message import Message as Event
 from textual.widgets import Collapsible, Static
 
 from edge_llm.chats.tree import Message
-from edge_llm.files import printable
+from edge_llm.files import one_line, printable
 from edge_llm.talk.markdown import markdown_parser
 from edge_llm.tui.growing import GrowingText
 from edge_llm.tui.units import answer_figures, byte_size, thought_title
 
-_ENDS: Mapping[str, str] = {"stopped": "stopped", "failed": "broke off", "growing": "unfinished"}
+_ENDS: Mapping[str, str] = {"stopped": "stopped", "failed": "Failed", "growing": "unfinished"}
 
 
 class MessageView(Vertical, can_focus=True):
@@ -84,6 +84,11 @@ class MessageView(Vertical, can_focus=True):
             self._body = GrowingText(printable(message.text))
             yield self._body
             yield Static(self._ending(), classes="ending", markup=False)
+        if message.cut is not None:
+            yield Static("──── The model sees what follows ────", classes="cut", markup=False)
+            if message.cut.summary:
+                summary = Static(printable(message.cut.summary), markup=False)
+                yield Collapsible(summary, title="and this summary of what is above", classes="summary")
 
     @property
     def code_blocks(self) -> list[str]:
@@ -109,7 +114,7 @@ class MessageView(Vertical, can_focus=True):
 
     def _ending(self) -> str:
         message = self.message
-        end = "" if self.grows else _ENDS.get(message.state, "")
+        end = "" if self.grows else ": ".join(filter(None, (_ENDS.get(message.state, ""), printable(one_line(message.reason)))))
         return "  ".join(part for part in (end, answer_figures(message.figures)) if part)
 
     def _thought_title(self) -> str:
