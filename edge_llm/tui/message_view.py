@@ -147,7 +147,7 @@ class MessageView(Vertical, can_focus=True):
     async def _say(self, text: str) -> None:
         """Add to the answer."""
         if self._thought_body is not None and not self._begun:
-            for thought in self.query(Collapsible):
+            for thought in self.query("Collapsible.thought").results(Collapsible):
                 thought.collapsed = True
                 thought.title = self._thought_title()
         self._begun = True
@@ -168,7 +168,7 @@ class MessageView(Vertical, can_focus=True):
         if self.is_attached:
             for who in self.query(".who").results(Static):  # none before it is drawn for the first time, nor when it leaves
                 who.update(Content(self._heading()))
-            for thought in self.query(Collapsible):
+            for thought in self.query("Collapsible.thought").results(Collapsible):
                 thought.title = self._thought_title()
             for ending in self.query(".ending").results(Static):
                 ending.update(Content(self._ending()))
@@ -182,5 +182,5 @@ class MessageView(Vertical, can_focus=True):
         self.post_message(self.Walk(self, step))
 
     def action_thought(self) -> None:
-        for thought in self.query(Collapsible):
+        for thought in self.query("Collapsible.thought").results(Collapsible):
             thought.collapsed = not thought.collapsed
