@@ -64,6 +64,7 @@ class ContextOverflow(UsageError):
         )
         self.prompt_tokens = prompt_tokens
         self.context = context
+        self.at_least = at_least
 
 
 class ModelNotFound(EdgeLLMError):

@@ -60,6 +60,11 @@ def printable(text: str) -> str:
     return "".join(char for char in lines if char.isprintable() or char in kept or unicodedata.category(char) == "Zs")
 
 
+def storable(text: str) -> str:
+    """``text`` without halves of surrogate pairs, which have no UTF-8, and without NULs, at which SQLite stops to look."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
 def one_line(text: str) -> str:
     """``text`` as one printable line, as for a title: a space stands for what cannot be in it."""
     return " ".join("".join(char if char.isprintable() or char in _JOINERS else " " for char in text).split())

@@ -118,6 +118,8 @@ class ScriptedProvider:
         self._scripts = deque(() if callable(scripts) else scripts)
         self.facts = facts or Facts("scripted", 1024, "device: host")
         self.inside = inside
+        self.counts = True
+        """Whether it says how many tokens a text has."""
         self.asked = []
         self.replies = []
         self.closed = False
@@ -127,6 +129,14 @@ class ScriptedProvider:
         script = [Unavailable("the model was closed")] if self.closed else self._script_of(ask)
         self.replies.append(ScriptedReply(script))
         return self.replies[-1]
+
+    def count(self, ask):
+        """A word is a token, as `count_text` has it."""
+        counts = [self.count_text(message["content"]) for message in ask.messages]
+        return None if None in counts else sum(counts)
+
+    def count_text(self, text):
+        return len(text.split()) if self.counts else None
 
     def look(self):
         return None if self.closed else self.inside

@@ -17,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from writing_store import WritingStore
 
-from edge_llm.chats.database import MIGRATIONS
+from edge_llm.chats.database import APPLICATION, MIGRATIONS
+from edge_llm.chats.drafts import Draft, Drafts
+from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.store import ChatStore
-from edge_llm.chats.tree import Attachment, Message, new_id, path_to
+from edge_llm.chats.tree import Attachment, Cut, Message, new_id, path_to
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.paths import chats_file
 
@@ -736,3 +738,72 @@ def test_damage_under_an_open_chat_is_told_and_loses_no_file(path, opened):
     again.add(again.begin({}).id, None, "user", "still here")
     again.close()
     assert opened().prompts(5) == ["still here"]
+
+
+# ---- files of before
+
+
+def test_a_file_of_the_first_version_opens_with_all_that_was_said_and_takes_what_is_new(path):
+    db = sqlite3.connect(path)
+    for statement in MIGRATIONS[0]:
+        db.execute(statement)
+    db.execute("INSERT INTO chats VALUES (5, 'Old', 'prompt', 8, 1.0, 2.0, '{\"system\": \"x\"}')")
+    for row in ((7, 5, None, "user", "whole", "", "Hi"), (8, 5, 7, "assistant", "failed", "m", "as far as")):
+        db.execute("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, 1.5, '{}', '', ?)", row)
+    db.execute("INSERT INTO attachments VALUES (7, 0, 'a.txt', 'inside')")
+    db.execute(f"PRAGMA application_id = {APPLICATION}")
+    db.execute("PRAGMA user_version = 1")
+    db.commit()
+    db.close()
+    store, notice = ChatStore.open(path)
+    assert notice == ""
+    prompt, said = store.messages(5)
+    assert (prompt.text, prompt.attachments) == ("Hi", (Attachment("a.txt", "inside"),))
+    assert (said.text, said.state) == ("as far as", "failed")
+    assert (said.reason, said.cut, store.drafts(5)) == ("", None, {})
+    changed = replace(said, reason="context full", cut=Cut("so far", 9, 12))
+    store.put(changed)
+    kept = store.keep_draft(5, {}, "body", "text")
+    assert store.messages(5) == [prompt, changed]
+    assert store.drafts(5) == kept
+    assert [each.chat.title for each in store.chats("as far")] == ["Old"]
+    store.delete(5)
+    assert store.drafts(5) == {}
+    store.close()
+
+
+def test_a_chat_of_a_draft_alone_goes_with_it_and_one_that_was_named_stays(path):
+    store, _ = ChatStore.open(path)
+    for title in ("", "Mine"):
+        chat = OpenChat.new(store, {})
+        if title:
+            chat.rename(title)
+        chat.set_drafts(Drafts(Draft("half a prompt")))
+        chat.save()
+        assert store.chats()[0].chat.title == (title or "half a prompt")
+        chat.set_drafts(Drafts())
+        chat.save()
+        assert [each.chat.title for each in store.chats()] == ([title] if title else [])
+        assert chat.saved
+    store.close()
+
+
+def test_a_prompt_is_never_in_neither_the_draft_nor_the_chat(path, monkeypatch):
+    """Whatever write a kill comes between: messages are written before the draft that they were."""
+    store, _ = ChatStore.open(path)
+    chat = OpenChat.new(store, {})
+    chat.set_drafts(Drafts(Draft("the prompt")))
+    chat.save()
+    chat.add("user", "the prompt", parent=None)
+    chat.set_drafts(Drafts())
+
+    def killed(*args):
+        raise StorageError("killed")
+
+    monkeypatch.setattr(store, "keep_draft", killed)
+    with pytest.raises(StorageError):
+        chat.save()
+    again = OpenChat.read(store, chat.chat.id)
+    assert [message.text for message in again.messages] == ["the prompt"]
+    assert again.drafts.draft.text == "the prompt"
+    store.close()

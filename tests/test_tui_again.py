@@ -3,7 +3,7 @@
 from chat_driver import drive
 from scripted_provider import ScriptedProvider, answer
 
-NOTICE = "The answer said the same over and over and was ended."
+NOTICE = "The answer repeated itself and was ended."
 
 
 def test_an_answer_that_is_made_again_is_asked_to_be_another(tmp_path):

@@ -419,9 +419,9 @@ def test_a_prompt_that_is_edited_stays_in_its_chat(tmp_path):
         await chat.ask("One")
         await chat.ask("Two")
         await chat.press("ctrl+l")
-        await chat.until(lambda: "instead of the old prompt" in chat.screen)
+        await chat.until(lambda: "Editing your last prompt" in chat.screen)
         await chat.press("ctrl+n")
-        await chat.until(lambda: "instead of the old prompt" not in chat.screen)
+        await chat.until(lambda: "Editing your last prompt" not in chat.screen)
         await chat.ask("Three")
         assert not chat.session.unsaved and chat.notices == []
         said = [text for _, text, _ in chat.stored]

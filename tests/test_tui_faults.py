@@ -35,7 +35,7 @@ def test_an_error_in_the_middle_of_an_answer_keeps_what_came(tmp_path, error):
         await chat.ask("Tell a story")
         await chat.until(lambda: chat.told(str(error)))
         assert "Once upon" in chat.screen
-        assert "broke off" in chat.screen
+        assert "Failed: " in chat.screen and str(error)[:40] in chat.screen
         assert chat.stored == [("user", "Tell a story", "whole"), ("assistant", "Once upon", "failed")]
         await chat.press("ctrl+t")
         await chat.until(lambda: "Once upon a time." in chat.screen)
@@ -77,7 +77,7 @@ def test_a_prompt_that_is_too_long_is_told_and_can_be_edited(tmp_path):
 
     async def talk(chat):
         await chat.ask("Too long")
-        await chat.until(lambda: chat.told("maximum context length is 1024 tokens"))
+        await chat.until(lambda: chat.told("the prompt has 2000 tokens, the context holds 1024"))
         await chat.press("ctrl+l")
         await chat.until(lambda: chat.typed == "Too long")
         await chat.ask("Shorter")

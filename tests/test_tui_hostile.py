@@ -110,7 +110,7 @@ def test_of_chats_that_are_stored(tmp_path):
         await chat.press("up")
         await chat.until(lambda: chat.typed.startswith("Begin") and MARKUP in chat.typed)
         await chat.press("ctrl+l")
-        await chat.until(lambda: "instead of the old prompt" in chat.screen)
+        await chat.until(lambda: "Editing your last prompt" in chat.screen)
         await chat.press("f1")
         await chat.settle()
         assert_clean(chat)

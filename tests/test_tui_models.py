@@ -206,7 +206,7 @@ def test_where_no_model_can_be_loaded_the_one_of_before_comes_back(tmp_path, com
         await chat.until(lambda: chat.told("9 GiB") and chat.told("of before hold again"))
         await chat.settle()
         assert chat.session.settings == ChatSettings()
-        assert not chat.told("are changed")
+        assert not chat.told("is now")
         await chat.ask("Hello")
         assert chat.said[-1] == ("assistant", "You said: Hello")
         assert catalogue.opened[0] == catalogue.opened[-1] != catalogue.opened[1]
@@ -323,7 +323,7 @@ def test_the_model_is_not_changed_under_an_answer(tmp_path):
         await chat.until(lambda: "It grows" in chat.screen)
         for command in ("/model second", "/set context 512"):
             await chat.send(command)
-            await chat.until(lambda: chat.told("Esc stops it"))
+            await chat.until(lambda: chat.told("Still answering. Esc to stop"))
             chat.app.clear_notifications()
         provider.replies[0].give(" on", Ended("stop", FIGURES))
         await chat.settle()
@@ -358,11 +358,11 @@ def test_the_model_is_not_changed_under_the_answer_of_another_chat(tmp_path):
 def test_a_switch_for_thoughts_that_changes_nothing_is_told(tmp_path, switch):
     async def talk(chat):
         await chat.send("/think off")
-        await chat.until(lambda: chat.told("settings of this chat are changed"))
+        await chat.until(lambda: chat.told("thinking is now"))
         assert chat.told("no switch for thoughts") is not switch
         chat.app.clear_notifications()
         await chat.send("/set temperature 0.5")
-        await chat.until(lambda: chat.told("settings of this chat are changed"))
+        await chat.until(lambda: chat.told("temperature is now"))
         assert not chat.told("no switch for thoughts")
 
     drive(talk, tmp_path, ScriptedProvider(facts=Facts("scripted", 64, can_switch_thinking=switch)))

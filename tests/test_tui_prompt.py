@@ -11,6 +11,8 @@ from textual.command import CommandPalette
 from textual.events import Key
 from textual.widgets import Input
 
+from edge_llm.chats.settings import ChatSettings
+from edge_llm.providers.base import Facts
 from edge_llm.tui.commands import COMMANDS
 from edge_llm.tui.screens.help import Help
 from edge_llm.tui.screens.settings import SettingsForm
@@ -97,26 +99,25 @@ def test_a_burst_of_letters_and_edits_writes_what_slow_typing_writes(tmp_path, f
     drive(talk, tmp_path)
 
 
-REFUSED = ["two", "/nocommand", "two @nofile", "a\nb"]
+REFUSED = ["/nocommand", "two @bytes ", "two\n@bytes "]
 
 
 @pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_is_not_sent_comes_back_before_what_is_typed_meanwhile(tmp_path, text):
-    provider = ScriptedProvider([["Hi"]])
+    provider = ScriptedProvider()
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
 
     async def talk(chat):
-        await chat.send("one")
-        await chat.until(lambda: chat.session.answering is not None)
         await chat.write(text)
-        chat.burst("enter", *"more", "enter", *"and", "left", "X")
-        await chat.until(lambda: len(chat.notices) == 2)
+        chat.burst("enter", *"more", "left", "X")
+        await chat.until(lambda: len(chat.notices) == 1)
         await chat.pilot.pause()
-        assert chat.typed == f"{text}moreanXd"
+        assert chat.typed == f"{text}morXe"
         await chat.press("enter", "Y")
-        await chat.until(lambda: len(chat.notices) == 3)
-        assert chat.typed.replace("Y", "") == f"{text}moreanXd"
-        assert len(provider.asked) == 1
+        await chat.until(lambda: len(chat.notices) == 2)
+        assert chat.typed.replace("Y", "") == f"{text}morXe"
+        assert provider.asked == []
 
     drive(talk, tmp_path, provider)
 
@@ -182,8 +183,9 @@ def test_commands_are_completed(tmp_path):
         assert chat.completions == []
         await chat.write("/thin")
         await chat.press("tab")
-        assert chat.typed == "/think "
-        await chat.until(lambda: chat.completions == ["on", "off", "low", "medium", "high"])
+        assert chat.typed == "/think"
+        await chat.press("space")
+        await chat.until(lambda: chat.completions == ["on", "off", "low", "medium", "high", "default"])
         await chat.press("o", "f", "enter")
         await chat.settle()
         assert chat.session.settings.thinking is False
@@ -430,7 +432,7 @@ def test_an_edited_prompt_keeps_its_attachment(tmp_path):
     async def talk(chat):
         await chat.ask("Read @a.txt")
         await chat.press("ctrl+l")
-        await chat.until(lambda: "instead of" in chat.screen)
+        await chat.until(lambda: "Editing your" in chat.screen)
         await chat.ask("Read it aloud")
         assert "inside" in provider.asked[1].messages[-1]["content"]
         assert provider.asked[1].messages[-1]["content"].endswith("Read it aloud")
@@ -481,14 +483,47 @@ def test_settings_are_set_refused_and_taken_back(tmp_path):
         assert provider.asked[-1].sampling == {"temperature": 0.5}
         assert provider.asked[-1].messages[0] == {"role": "system", "content": "Be brief"}
         await chat.send("/set temperature")
-        await chat.settle()
+        await chat.until(lambda: chat.told("temperature: 0.5 (set in this chat)"))
         await chat.send("/system")
-        await chat.settle()
+        await chat.until(lambda: chat.told("The system message: Be brief (set in this chat)"))
+        assert (chat.session.settings.value("temperature"), chat.session.settings.system) == (0.5, "Be brief")
+        await chat.send("/set temperature default")
+        await chat.until(lambda: chat.told("temperature is now: 0.0 (default)") and chat.told("It was: 0.5"))
+        await chat.send("/system -")
+        await chat.until(lambda: chat.told("The system message is now: none") and chat.told("It was: Be brief"))
         await chat.ask("Hello")
         assert provider.asked[-1].sampling == {}
         assert provider.asked[-1].messages[0]["role"] == "user"
 
     drive(talk, tmp_path, provider)
+
+
+def test_what_holds_is_shown_with_where_it_comes_from_and_the_form_resets_it(tmp_path):
+    facts = Facts("scripted", 1024, "device: host", {"top_p": 0.9})
+
+    async def talk(chat):
+        for name, told in (("top_p", "0.9 (the model's default)"), ("top_k", "0 (default)"), ("seed", "7 (the command line)")):
+            await chat.send(f"/set {name}")
+            await chat.until(lambda name=name, told=told: chat.told(f"{name}: {told}"))
+        await chat.send("/set min-p 0.5")
+        await chat.settle()
+        await chat.send("/set")
+        await chat.until(lambda: isinstance(chat.app.screen, SettingsForm) and "max_tokens" in chat.screen)
+        form = chat.app.screen
+        shown = [line.strip(" │") for line in chat.screen.splitlines() if "│" in line]
+        lines = {line.split()[0]: line for line in shown if line}
+        assert "0.9 (the model's default)" in lines["top_p"]
+        assert "0.0 (default)" in lines["temperature"]
+        assert "1024 (as the model is loaded)" in lines["context"]
+        assert "no limit" in lines["max_tokens"]
+        form.query_one("#setting-min_p").focus()
+        await chat.press("ctrl+r", "enter")
+        await chat.until(lambda: chat.told("min_p is now: 0.0 (default)") and chat.told("It was: 0.5 (set in this chat)"))
+        assert chat.session.settings.sampling == {"seed": 7}
+        await chat.press("f5", "f8", "enter")
+        await chat.until(lambda: chat.session.settings.sampling == {})
+
+    drive(talk, tmp_path, ScriptedProvider(facts=facts), settings=ChatSettings(sampling={"seed": 7}))
 
 
 def test_the_form_of_settings_says_what_is_wrong_and_saves_what_is_right(tmp_path):
@@ -523,7 +558,7 @@ def test_the_form_of_settings_says_what_is_wrong_and_saves_what_is_right(tmp_pat
 def test_leaving_the_form_of_settings_changes_nothing_also_of_texts_it_cannot_show(tmp_path):
     async def talk(chat):
         system = "two\nlines \x1b[31m and a tab\t."
-        await chat.app.actions.models.do_system(system)
+        await chat.app.actions.settings.do_system(system)
         await chat.press("f5")
         await chat.until(lambda: isinstance(chat.app.screen, SettingsForm))
         chat.app.screen.query_one("#setting-seed").value = "7"

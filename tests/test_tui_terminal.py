@@ -300,7 +300,7 @@ from edge_llm.__main__ import main
 def mistake(*_):
     raise ZeroDivisionError("a mistake of ours")
 
-prompts.PromptActions.send = mistake
+prompts.PromptActions.take = mistake
 main()
 """
 

@@ -50,7 +50,7 @@ def test_a_server_that_dies_in_the_middle_leaves_what_came():
         answer.say("as far as it came")
         chat.wait_for("as far as it came")
         answer.drop()
-        chat.wait_for("broke off")
+        chat.wait_for("Failed: ")
         assert "as far as it came" in chat.text
         chat.write("once more\r")
         assert server.next().body["messages"][1]["content"] == "as far as it came"

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from edge_llm.files import storable
+
 CallState = Literal["asked", "done", "failed", "refused"]
 """A call is asked until it is done, has failed (there is no result, or the tool says so), or was refused by the person."""
 
@@ -49,7 +51,7 @@ def write_calls(db: sqlite3.Connection, message: int, calls: Sequence[ToolCall])
     rows = [
         (message, at, each.id, each.server, each.name, each.arguments, each.state, each.result) for at, each in enumerate(calls)
     ]
-    plain = [tuple(_unicode(value) if isinstance(value, str) else value for value in row) for row in rows]
+    plain = [tuple(storable(value) if isinstance(value, str) else value for value in row) for row in rows]
     db.executemany(f"INSERT OR REPLACE INTO calls (message, position, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", plain)
 
 
@@ -79,7 +81,3 @@ def _call(record: Mapping[str, Any]) -> ToolCall:
     if not all(isinstance(value, str) for value in fields.values()) or fields["state"] not in get_args(CallState):
         raise ValueError
     return ToolCall(**fields)
-
-
-def _unicode(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()

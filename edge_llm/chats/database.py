@@ -40,6 +40,14 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             name TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (message, position)) WITHOUT ROWID""",
         "CREATE VIEW said AS SELECT id, text FROM messages WHERE state <> 'growing'",
     ),
+    (
+        "ALTER TABLE messages ADD COLUMN reason TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE messages ADD COLUMN cut TEXT NOT NULL DEFAULT ''",
+        """CREATE TABLE drafts (
+            id INTEGER PRIMARY KEY AUTOINCREMENT, chat INTEGER NOT NULL REFERENCES chats ON DELETE CASCADE,
+            body TEXT NOT NULL)""",
+        "CREATE INDEX drafts_of_chat ON drafts (chat)",
+    ),
 )
 """What brings a file from version n to n + 1; never changed once released."""
 

@@ -6,11 +6,12 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from edge_llm.chats.calls import call_records, calls_of_records
 from edge_llm.chats.titles import UNTITLED, title_of
-from edge_llm.chats.tree import LAST_TIME, Attachment, Chat, Message, fence_of, figures_of
+from edge_llm.chats.tree import LAST_TIME, Attachment, Chat, Message, cut_of, fence_of, figures_of
 from edge_llm.errors import UsageError
 from edge_llm.files import one_line, shown
 from edge_llm.strict_json import parse_object
@@ -72,7 +73,8 @@ def file_name_of(title: str, suffix: str) -> str:
 def _parts(message: Message) -> Iterator[str]:
     told = time.strftime("%Y-%m-%d %H:%M", time.localtime(message.created))
     who = "You" if message.role == "user" else one_line(message.model) or "Answer"
-    cut_off = "" if message.state == "whole" else f" ({message.state})"
+    reason = one_line(message.reason)
+    cut_off = "" if message.state == "whole" and not reason else f" ({reason or message.state})"
     yield f"## {who}{cut_off} · {told}"
     if message.thought:
         yield _thoughts(_closed(message.thought.strip("\n")))
@@ -125,6 +127,8 @@ def _record(message: Message) -> dict[str, Any]:
         "attachments": [{"name": each.name, "text": each.text} for each in message.attachments],
         "model": message.model,
         "state": message.state,
+        "reason": message.reason,
+        "cut": None if message.cut is None else asdict(message.cut),
         "figures": dict(message.figures),
         "created": message.created,
         **({"calls": call_records(message.calls)} if message.calls else {}),
@@ -146,6 +150,8 @@ def _message(record: Any) -> Message:
         record["state"],
         figures_of(_mapping(record["figures"])),
         _time(record["created"]),
+        _text(record.get("reason", "")),  # exports of before have none
+        cut_of(record.get("cut")),
         calls=calls_of_records(record.get("calls", ())),
     )
 

@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from edge_llm.chats.drafts import Drafts
 from edge_llm.chats.store import ChatGone, ChatStore
-from edge_llm.chats.titles import title_of
+from edge_llm.chats.titles import UNTITLED, title_of
 from edge_llm.chats.tree import Chat, Message, Role, new_id, newest_leaf, path_to
 
 
 class OpenChat:
     """The tree of one chat.  One thread changes it; `save` may run in another."""
 
-    def __init__(self, store: ChatStore, chat: Chat, messages: Iterable[Message] = (), *, stored: bool = True) -> None:
+    def __init__(
+        self,
+        store: ChatStore,
+        chat: Chat,
+        messages: Iterable[Message] = (),
+        *,
+        stored: bool = True,
+        drafts: Mapping[int, str] | None = None,
+    ) -> None:
+        """``drafts``: what the store has of them."""
         self._store = store
         self._messages = {message.id: message for message in messages}
         self._chat = replace(chat, leaf=_leaf_among(self._messages, chat.leaf))
@@ -29,6 +39,9 @@ class OpenChat:
         self._deleted = False
         self._removed: list[int] = []
         self._last_id = max(self._messages, default=0)
+        self._draft_rows = dict(drafts or {})
+        self._drafts = self._kept_drafts = _drafts_of([*self._draft_rows.values()])
+        self._unnamed = not self._messages and self._chat.title in ("", UNTITLED, title_of(_named_by(self._drafts)))
         self._saving = threading.Lock()
         self._marks = threading.Lock()  # of what is to be written; never held while the disk is waited for
 
@@ -42,7 +55,7 @@ class OpenChat:
     def read(cls, store: ChatStore, chat_id: int) -> OpenChat | None:
         """The stored chat ``chat_id``, None if there is none any more."""
         chat = store.chat(chat_id)
-        return None if chat is None else cls(store, chat, store.messages(chat_id))
+        return None if chat is None else cls(store, chat, store.messages(chat_id), drafts=store.drafts(chat_id))
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -63,7 +76,13 @@ class OpenChat:
     @property
     def saved(self) -> bool:
         """Whether everything is written; an empty chat needs no writing."""
-        return not (self._dirty or self._removed) and (self._written is self._chat or not self._messages)
+        written = self._written is self._chat or not (self._messages or self._drafts)
+        return not (self._dirty or self._removed) and written and self._drafts == self._kept_drafts
+
+    @property
+    def drafts(self) -> Drafts:
+        """What the person has written here and not sent."""
+        return self._drafts
 
     def message(self, message_id: int) -> Message | None:
         """The message as it is now."""
@@ -76,7 +95,9 @@ class OpenChat:
         self._last_id = max(new_id(), self._last_id + 1)
         message = Message(self._last_id, self._chat.id, parent, role, text, created=time.time(), **more)
         self.put(message)
-        title = self._chat.title or (title_of(text) if role == "user" else "")
+        before = "" if self._unnamed else self._chat.title
+        title = before or (title_of(text) if role == "user" else "")
+        self._unnamed = not title
         self._change(leaf=message.id, title=title, changed=message.created)
         return message
 
@@ -92,10 +113,14 @@ class OpenChat:
     def rename(self, title: str) -> None:
         """Give the chat a title, which stays."""
         self._change(title=title)
-        self._renamed = title
+        self._renamed, self._unnamed = title, False
 
     def set_settings(self, settings: Mapping[str, Any]) -> None:
         self._change(settings=settings)
+
+    def set_drafts(self, drafts: Drafts) -> None:
+        """``drafts`` are what is not sent."""
+        self._drafts = drafts
 
     def remove(self, message_id: int) -> None:
         """Take a message away, and all that follows it; the path then ends before it."""
@@ -131,6 +156,7 @@ class OpenChat:
                 with self._marks:
                     self._dirty = dict(self._messages)
                     self._renamed = self._chat.title or None
+                    self._draft_rows, self._kept_drafts = {}, Drafts()
                 self._write()
 
     def delete(self) -> None:
@@ -142,7 +168,8 @@ class OpenChat:
     def _write(self) -> None:
         if self._deleted:
             return
-        if not self._messages and self._written is None:
+        drafts = self._drafts
+        if not self._messages and not drafts and self._written is None:
             return
         chat, before = self._chat, self._written or self._store.create(self._chat.settings, self._chat.id)
         with self._marks:
@@ -166,6 +193,27 @@ class OpenChat:
         if chat.leaf != before.leaf:
             self._store.set_leaf(chat.id, chat.leaf)
         self._written = chat
+        if drafts != self._kept_drafts:  # behind the messages: what was sent is never in neither
+            body = drafts.as_json() if drafts else ""
+            self._draft_rows = self._store.keep_draft(chat.id, self._draft_rows, body, _named_by(drafts))
+            self._kept_drafts = drafts
+            if not drafts and not self._messages and self._store.forget_empty(chat.id):
+                self._written = None
+
+
+def _drafts_of(stored: Sequence[str]) -> Drafts:
+    """The newest of what is ``stored``; of older ones, which other terminals have left, the texts.
+
+    Nothing waits to be sent: the answer that it waited for is over.
+    """
+    found = [Drafts.from_json(body) for body in stored]
+    newest = found[-1].unqueued() if found else Drafts()
+    return newest.with_others(text for each in found[:-1] for text in each.texts) if len(found) > 1 else newest
+
+
+def _named_by(drafts: Drafts) -> str:
+    """What a chat without messages is named by."""
+    return (drafts.aside if drafts.draft.edits else drafts.draft).text
 
 
 def _leaf_among(known: Mapping[int, Message], leaf: int | None) -> int | None:

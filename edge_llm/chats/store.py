@@ -19,20 +19,29 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from edge_llm.chats.calls import read_calls, write_calls
 from edge_llm.chats.database import TIMEOUT, connect, connect_memory, has_index, refusals, transaction
+from edge_llm.chats.rows import chat_of, message_of, text_of
 from edge_llm.chats.titles import UNTITLED, title_of
-from edge_llm.chats.tree import LAST_TIME, Attachment, Chat, FoundChat, Message, Role, State, figures_of, new_id, newest_leaf
+from edge_llm.chats.tree import (
+    Attachment,
+    Chat,
+    FoundChat,
+    Message,
+    State,
+    new_id,
+    newest_leaf,
+)  # fmt: skip
 from edge_llm.errors import StorageError, UsageError
-from edge_llm.files import shown
+from edge_llm.files import shown, storable
 
 _CHAT = "chats.id, chats.title, chats.settings, chats.leaf, chats.created, chats.changed"
-_MESSAGE = "id, chat, parent, role, text, thought, model, state, figures, created"
+_MESSAGE = "id, chat, parent, role, text, thought, model, state, figures, created, reason, cut"
 _BELOW = """WITH RECURSIVE below (id) AS (
     VALUES (?) UNION ALL SELECT messages.id FROM messages JOIN below ON messages.parent = below.id)"""
 _INDEXED = 3
@@ -104,11 +113,11 @@ class ChatStore:
 
         A word is found inside of words too, whatever its case.
         """
-        words = _unicode(search).split()
+        words = storable(search).split()
         if not words:
             with self._reading():
                 rows = self._db.execute(f"SELECT {_CHAT} FROM chats ORDER BY changed DESC, id DESC LIMIT ?", (limit,))
-                return [FoundChat(_chat(row)) for row in rows]
+                return [FoundChat(chat_of(row)) for row in rows]
         said, values = self._messages_that_say(words)
         query = f"""WITH hits (chat, message) AS (SELECT chat, max(id) FROM messages WHERE id IN ({said}) GROUP BY chat)
             SELECT {_CHAT}, messages.text FROM chats
@@ -117,13 +126,13 @@ class ChatStore:
             ORDER BY chats.changed DESC, chats.id DESC LIMIT ?"""
         with self._reading():
             rows = self._db.execute(query, (*values, *words, limit))
-            return [FoundChat(_chat(row), _excerpt(row[-1], words) if row[-1] else "") for row in rows]
+            return [FoundChat(chat_of(row), _excerpt(row[-1], words) if row[-1] else "") for row in rows]
 
     def rename(self, chat_id: int, title: str) -> None:
         """Give the chat a title, which stays."""
         if not title.strip():
             raise UsageError("a chat's title needs a character that can be seen")
-        self._set("title = ?, titled_by = 'person'", _unicode(title), chat_id)
+        self._set("title = ?, titled_by = 'person'", storable(title), chat_id)
 
     def set_settings(self, chat_id: int, settings: Mapping[str, Any]) -> None:
         """Replace the chat's settings."""
@@ -156,7 +165,7 @@ class ChatStore:
                 attached.setdefault(message, []).append(Attachment(name, text))
             rows = self._db.execute(f"SELECT {_MESSAGE} FROM messages WHERE chat = ? ORDER BY id", (chat_id,))
             calls = read_calls(self._db, chat_id)
-            found = [_message(row, tuple(attached.get(row[0], ()))) for row in rows]
+            found = [message_of(row, tuple(attached.get(row[0], ()))) for row in rows]
             return [replace(each, calls=calls[each.id]) if each.id in calls else each for each in found]
 
     def take_in(self, chat: Chat, messages: Sequence[Message]) -> Chat:
@@ -166,7 +175,7 @@ class ChatStore:
         with self._writing():
             self._db.execute(
                 "INSERT INTO chats (id, title, titled_by, created, changed, settings) VALUES (?, ?, 'person', ?, ?, ?)",
-                (chat_id, _unicode(chat.title), chat.created, time.time(), json.dumps(dict(chat.settings))),
+                (chat_id, storable(chat.title), chat.created, time.time(), json.dumps(dict(chat.settings))),
             )
             for each in messages:
                 state: State = "stopped" if each.state == "growing" else each.state
@@ -201,7 +210,7 @@ class ChatStore:
             chat_id, parent = row
             self._db.execute(f"{_BELOW} DELETE FROM messages WHERE id IN below", (message_id,))
             rows = self._db.execute(f"SELECT {_MESSAGE} FROM messages WHERE chat = ? ORDER BY id", (chat_id,))
-            left = [_message(row, ()) for row in rows]
+            left = [message_of(row, ()) for row in rows]
             beside = [message.id for message in left if message.parent == parent]
             start = max(beside, default=parent)
             leaf = None if start is None else newest_leaf(left, start)
@@ -209,6 +218,39 @@ class ChatStore:
                 "UPDATE chats SET leaf = ? WHERE id = ? AND leaf NOT IN (SELECT id FROM messages WHERE chat = chats.id)",
                 (leaf, chat_id),
             )
+
+    # ---- what is not sent
+
+    def drafts(self, chat_id: int) -> dict[int, str]:
+        """What terminals keep of prompts that are not sent in the chat, by the ids of their rows, oldest first."""
+        with self._reading():
+            rows = self._db.execute("SELECT id, body FROM drafts WHERE chat = ? ORDER BY id", (chat_id,))
+            return {int(row): text_of(body) for row, body in rows}
+
+    def keep_draft(self, chat_id: int, known: Mapping[int, str], body: str, title: str) -> dict[int, str]:
+        """``body`` (empty: nothing) in the place of the rows ``known``, and the rows as they are then; `ChatGone`.
+
+        A row that another terminal has changed meanwhile stays.  ``title`` names a chat that no prompt has named."""
+        with self._writing():
+            for row, before in known.items():
+                self._db.execute("DELETE FROM drafts WHERE id = ? AND body = ?", (row, before))
+            if not body:
+                return {}
+            self._require_chat(chat_id)
+            made = self._db.execute("INSERT INTO drafts (chat, body) VALUES (?, ?)", (chat_id, body)).lastrowid
+            self._db.execute(
+                """UPDATE chats SET changed = CASE WHEN ? THEN ? ELSE changed END,
+                title = CASE titled_by WHEN '' THEN ? ELSE title END WHERE id = ?""",
+                (not known, time.time(), storable(title_of(title)), chat_id),
+            )
+            return {made or 0: body}
+
+    def forget_empty(self, chat_id: int) -> bool:
+        """Delete the chat if it was kept for a draft that is gone; whether it was deleted."""
+        with self._writing():
+            used = "id IN (SELECT chat FROM messages UNION SELECT chat FROM drafts)"
+            query = f"DELETE FROM chats WHERE id = ? AND titled_by = '' AND NOT {used}"
+            return bool(self._db.execute(query, (chat_id,)).rowcount)
 
     def prompts(self, limit: int) -> list[str]:
         """What people said last in any chat, each text once, the newest at the end."""
@@ -242,7 +284,7 @@ class ChatStore:
 
     def _find_chat(self, chat_id: int) -> Chat | None:
         row = self._db.execute(f"SELECT {_CHAT} FROM chats WHERE id = ?", (chat_id,)).fetchone()
-        return None if row is None else _chat(row)
+        return None if row is None else chat_of(row)
 
     def _require_chat(self, chat_id: int) -> Chat:
         chat = self._find_chat(chat_id)
@@ -256,14 +298,16 @@ class ChatStore:
 
     def _put(self, message: Message) -> None:
         self._db.execute(
-            f"""INSERT INTO messages ({_MESSAGE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
-            SET text = excluded.text, thought = excluded.thought, state = excluded.state, figures = excluded.figures""",
-            (message.id, message.chat, message.parent, message.role, _unicode(message.text), _unicode(message.thought),
-             _unicode(message.model), message.state, json.dumps(dict(message.figures)), message.created),
+            f"""INSERT INTO messages ({_MESSAGE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
+            SET text = excluded.text, thought = excluded.thought, state = excluded.state, figures = excluded.figures,
+                reason = excluded.reason, cut = excluded.cut""",
+            (message.id, message.chat, message.parent, message.role, storable(message.text), storable(message.thought),
+             storable(message.model), message.state, json.dumps(dict(message.figures)), message.created,
+             storable(message.reason), "" if message.cut is None else json.dumps(asdict(message.cut))),
         )  # fmt: skip
         self._db.executemany(
             "INSERT OR IGNORE INTO attachments VALUES (?, ?, ?, ?)",
-            ((message.id, at, _unicode(each.name), _unicode(each.text)) for at, each in enumerate(message.attachments)),
+            ((message.id, at, storable(each.name), storable(each.text)) for at, each in enumerate(message.attachments)),
         )
         if message.calls:
             write_calls(self._db, message.id, message.calls)
@@ -276,7 +320,7 @@ class ChatStore:
     def _name(self, chat_id: int, text: str) -> None:
         self._db.execute(
             "UPDATE chats SET title = ?, titled_by = 'prompt' WHERE id = ? AND titled_by = ''",
-            (_unicode(title_of(text)), chat_id),
+            (storable(title_of(text)), chat_id),
         )
 
     def _messages_that_say(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -319,39 +363,3 @@ def _place(path: Path | None) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _unicode(text: str) -> str:
-    """``text`` without halves of surrogate pairs, which have no UTF-8, and without NULs, at which SQLite stops to look."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-
-
-def _chat(row: Sequence[Any]) -> Chat:
-    id, title, settings, leaf, created, changed = row[:6]
-    return Chat(id, _text(title), _mapping(settings), leaf, _seconds(created), _seconds(changed))
-
-
-def _message(row: Sequence[Any], attachments: tuple[Attachment, ...]) -> Message:
-    id, chat, parent, role, text, thought, model, state, figures, created = row
-    said, thought, figures = _text(text), _text(thought), figures_of(_mapping(figures))
-    speaker: Role = "user" if role == "user" else "assistant"
-    return Message(id, chat, parent, speaker, said, thought, attachments, _text(model), state, figures, _seconds(created))
-
-
-# Another program may have written other things into the columns: SQLite takes them.
-
-
-def _mapping(text: Any) -> Mapping[str, Any]:
-    try:
-        value = json.loads(_text(text))
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _seconds(value: Any) -> float:
-    return value if isinstance(value, float) and 0 <= value < LAST_TIME else 0.0

@@ -19,6 +19,8 @@ State = Literal["growing", "whole", "stopped", "failed"]
 """How far a message is: an answer grows until it is whole, stopped by the person, or cut off by an error."""
 _RANDOM_BITS = 12
 
+CONTEXT_FULL = "context full"
+"""How the reason begins of an answer that found no room."""
 LAST_TIME = 1e11
 """Seconds since 1970 that every calendar can still show."""
 _MOST_FIGURE = 1e15
@@ -35,6 +37,18 @@ class Attachment:
     def size(self) -> int:
         """Bytes of the text."""
         return len(self.text.encode())
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Behind a message: what a model is told next begins here."""
+
+    summary: str = ""
+    """What stands for all that was said up to here; empty where nothing does."""
+    at: int = 0
+    """When it was made, as an id: what has a lower one was said before."""
+    tokens: int = 0
+    """What was left of the conversation then; 0 when unknown."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,10 @@ class Message:
     """What the answer took: the fields of a provider's figures that are known."""
     created: float = 0.0
     """Seconds since 1970."""
+    reason: str = ""
+    """Why it failed, or ended before its end."""
+    cut: Cut | None = None
+    """The model is no longer shown it, nor what is before it."""
     calls: tuple[ToolCall, ...] = ()
     """Of tools, behind the text."""
 
@@ -98,6 +116,15 @@ def figures_of(value: Any) -> dict[str, float]:
     return {str(name): number for name, number in items if type(number) in (int, float) and 0 <= number < _MOST_FIGURE}
 
 
+def cut_of(value: Any) -> Cut | None:
+    """The `Cut` that ``value``, which another program may have written, stands for."""
+    if not isinstance(value, dict) or not value:
+        return None
+    summary, at, tokens = (value.get(name) for name in ("summary", "at", "tokens"))
+    number = [each if type(each) is int and 0 <= each < 1 << 63 else 0 for each in (at, tokens)]
+    return Cut(summary if isinstance(summary, str) else "", *number)
+
+
 def fence_of(text: str) -> str:
     """A fence for a block of code that ``text`` cannot close: longer than any row of backticks in it."""
     return "`" * max([3, *(len(row) + 1 for row in re.findall("`+", text))])
@@ -111,6 +138,23 @@ def path_to(messages: Iterable[Message], leaf: int | None) -> list[Message]:
         path.append(message)
         leaf = message.parent
     return path[::-1]
+
+
+def visible(path: Sequence[Message]) -> tuple[str, list[Message]]:
+    """What of ``path`` a model is told: the summary that it begins with, and the messages behind that.
+
+    A cut behind the last message is for what follows it.
+    """
+    start = next((at for at in range(len(path) - 2, -1, -1) if path[at].cut is not None), -1)
+    cut = path[start].cut if start >= 0 else None
+    return (cut.summary if cut is not None else ""), list(path[start + 1 :])
+
+
+def is_full(path: Sequence[Message]) -> bool:
+    """Whether ``path`` ends where the context had no more room, and nothing was done about it since."""
+    if not path or not path[-1].reason.startswith(CONTEXT_FULL):
+        return False
+    return not any(message.cut is not None and message.cut.at > path[-1].id for message in path)
 
 
 def siblings(messages: Iterable[Message], message: Message) -> list[Message]:

@@ -102,6 +102,15 @@ class Facts:
     """Where it runs, in a line."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """The model's own defaults: fields of `GenerationParams`."""
+    most_context: int | None = None
+    """Tokens of the longest context that the model was made for."""
+    parameters: int | None = None
+    precision: str = ""
+    """Of its weights: `int8`, `w4+int8`."""
+    weights: int | None = None
+    """Bytes of its weights."""
+    is_toy: bool = False
+    """It is the built-in model, which is there to try things out."""
     can_switch_thinking: bool = False
     notes: tuple[str, ...] = ()
     """What a person should know before chatting with it."""
@@ -115,6 +124,14 @@ class Provider(Protocol):
 
     def ask(self, ask: Ask) -> Reply:
         """Answer; called on the event loop, returns at once.  What is wrong with the question is raised by the reply."""
+        ...
+
+    def count(self, ask: Ask) -> int | None:
+        """Tokens of the prompt that ``ask`` becomes; None where nobody says.  Called in a thread, raises `EdgeLLMError`."""
+        ...
+
+    def count_text(self, text: str) -> int | None:
+        """Tokens of ``text`` on its own; None where nobody says.  Called in a thread, raises `EdgeLLMError`."""
         ...
 
     def look(self) -> Inside | None:

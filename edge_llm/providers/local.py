@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from edge_llm.config import INT8, RuntimeConfig
 from edge_llm.decoding.defaults import another, generation_defaults
@@ -23,9 +24,9 @@ from edge_llm.engine.request import Delta, Finish, Request
 from edge_llm.engine.service import BatchingService
 from edge_llm.errors import ModelNotFound, Unavailable, UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.formats.sizes import int8_bytes
+from edge_llm.formats.sizes import int8_bytes, sizes
 from edge_llm.models import describe
-from edge_llm.paths import find_bundle
+from edge_llm.paths import BUILTIN_MODEL_NAME, find_bundle
 from edge_llm.progress import StageProgress, byte_count
 from edge_llm.providers.base import Ask, Ended, Facts, Fetch, Figures, ModelRow, Piece, Provider, Reply, Wanted
 from edge_llm.providers.batches import Bell, in_batches, joined, readable
@@ -37,6 +38,10 @@ from edge_llm.talk.outcome import AnswerReader, AnswerSyntax
 from edge_llm.talk.pieces import CallArguments, CallBegun, Said, Thought
 from edge_llm.talk.tools import ToolUse, spelled_out
 from edge_llm.talk.wish import Wish, wish_of
+from edge_llm.text.chat import encode_chat
+
+MOST_COUNTED = 4 << 20
+"""Tokens that are counted; nobody has such a context."""
 
 
 class LocalCatalogue:
@@ -68,7 +73,9 @@ class LocalCatalogue:
         runtime = changed(self._runtime, wanted.runtime)
         engine = load_engine(wanted.model, runtime, progress)
         with open_bundle(find_bundle(wanted.model)) as bundle:
-            return LocalProvider(engine, generation_defaults(bundle.generation_config).left_out)
+            provider = LocalProvider(engine, generation_defaults(bundle.generation_config).left_out)
+            provider.see_weights(describe(bundle.config).parameters, sizes(bundle).precision, bundle.size)
+            return provider
 
     def fetch(self, source: str) -> Fetch:
         return fetch(source)
@@ -98,6 +105,7 @@ class LocalProvider:
         self._left_out = tuple(left_out)
         self._last_facts = self._facts_of(engine)
         self._closing = threading.Lock()
+        self._counting = threading.Lock()
 
     @property
     def facts(self) -> Facts:
@@ -107,6 +115,20 @@ class LocalProvider:
 
     def ask(self, ask: Ask) -> Reply:
         return LocalReply(self, ask)
+
+    def see_weights(self, parameters: int, precision: str, nbytes: int) -> None:
+        """What the facts say of the model's weights."""
+        self._last_facts = replace(self._last_facts, parameters=parameters, precision=precision, weights=nbytes)
+
+    def count(self, ask: Ask) -> int:
+        with self._counting:
+            engine = self._running()
+            messages, variables = self._rendered(engine, ask, None)
+            return len(encode_chat(engine.template, engine.tokenizer, messages, variables, most=MOST_COUNTED))
+
+    def count_text(self, text: str) -> int:
+        with self._counting:
+            return self._running().tokenizer.count(text, MOST_COUNTED)
 
     def look(self) -> Inside | None:
         engine = self._engine
@@ -123,18 +145,22 @@ class LocalProvider:
     def request(self, ask: Ask) -> tuple[Request, AnswerSyntax]:
         """``ask`` in tokens, and how to read what answers it; takes as long as the conversation."""
         engine = self._running()
-        wish = wish_of(ask.thinking, "thinking")
-        variables = {} if wish is None else wish.variables(engine.template.source)
-        messages = plain_messages([dict(message) for message in ask.messages])
         tools = ToolUse.of([dict(tool) for tool in ask.tools], None, None, engine)
-        messages = messages if tools is not None else spelled_out(messages)
-        if not messages:
-            raise UsageError("there is no message to answer", param="messages")
+        messages, variables = self._rendered(engine, ask, tools)
         if ask.continues:
             messages = behind_thought(engine, messages, variables)
         params = changed(engine.defaults, ask.sampling)
         params = another(params) if ask.again else params
         return conversation_request(engine, messages, params, begun=ask.continues, tools=tools, variables=variables)
+
+    def _rendered(self, engine: Engine, ask: Ask, tools: ToolUse | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """What the template is given."""
+        wish = wish_of(ask.thinking, "thinking")
+        messages = plain_messages([dict(message) for message in ask.messages])
+        messages = messages if tools is not None else spelled_out(messages)
+        if not messages:
+            raise UsageError("there is no message to answer", param="messages")
+        return messages, {} if wish is None else dict(wish.variables(engine.template.source))
 
     def submit(self, request: Request) -> DeltaStream:
         """The answer to ``request`` as it comes."""
@@ -156,6 +182,8 @@ class LocalProvider:
             differences(engine.defaults),
             can_switch_thinking=bool(Wish(False).variables(engine.template.source)),
             notes=tuple(notes),
+            most_context=engine.config.context,
+            is_toy=engine.name == BUILTIN_MODEL_NAME,
         )
 
 

@@ -108,6 +108,12 @@ class RemoteProvider:
         self._replies.add(reply)
         return reply
 
+    def count(self, ask: Ask) -> int | None:
+        return None
+
+    def count_text(self, text: str) -> int | None:
+        return None
+
     def look(self) -> Inside | None:
         return None
 

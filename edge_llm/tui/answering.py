@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 
 from edge_llm.chats.open_chat import OpenChat
-from edge_llm.chats.tree import Message, State
-from edge_llm.errors import EdgeLLMError
+from edge_llm.chats.tree import CONTEXT_FULL, Message, State
+from edge_llm.config import REPETITION
+from edge_llm.errors import ContextOverflow, EdgeLLMError
+from edge_llm.files import one_line
 from edge_llm.providers.base import Ended, Figures, Piece, Reply
 from edge_llm.talk.pieces import Said, Thought
 from edge_llm.tui.message_view import MessageView
@@ -19,6 +22,19 @@ from edge_llm.tui.units import THOUGHT_SECONDS
 
 SAVE_SECONDS = 1.0
 """How much of an answer a killed process may lose."""
+LOOPED = "The answer repeated itself and was ended.\n/continue goes on, /regenerate answers again."
+NO_END = "the answer broke off without an end"
+_FULL = re.compile("maximum context length|context_length_exceeded|available context size|context window", re.IGNORECASE)
+"""What servers say of a prompt that is too long."""
+
+
+def failure_of(error: Exception) -> str:
+    """Why an answer failed, in one line."""
+    if isinstance(error, ContextOverflow):
+        least = "at least " if error.at_least else ""
+        return f"{CONTEXT_FULL}: the prompt has {least}{error.prompt_tokens} tokens, the context holds {error.context}"
+    text = one_line(str(error)) if isinstance(error, EdgeLLMError) else one_line(f"{type(error).__name__}: {error}")
+    return f"{CONTEXT_FULL}: {text}" if _FULL.search(text) else text
 
 
 class Answering:
@@ -32,13 +48,16 @@ class Answering:
         view: MessageView,
         save: Callable[[OpenChat], Awaitable[object]],
         typing: Callable[[], bool],
+        context: int | None = None,
     ) -> None:
+        """``context``: tokens that have room, as far as known."""
         self.chat = chat
         self.reply = reply
         self.view = view
         self.message = message
         self._save = save
         self._typing = typing
+        self._context = context
         self.begun: float | None = None
         """When the first piece came, by the monotonic clock."""
         self._thinking_since: float | None = None
@@ -56,6 +75,7 @@ class Answering:
         """
         ended: Ended | None = None
         state: State = "failed"
+        why = ""
         saving = asyncio.create_task(self._save_as_it_grows())
         pace = Pace(self._typing)
         try:
@@ -66,15 +86,21 @@ class Answering:
             if ended is not None:
                 self.reason = ended.reason
                 state = "stopped" if ended.reason == "cancelled" else "whole"
+                why = self._why(ended)
+            else:
+                why = NO_END
+        except Exception as error:
+            why = failure_of(error)
+            raise
         except asyncio.CancelledError:
             state = "stopped"
             raise
         finally:
             saving.cancel()
             self.reply.cancel()
-            await asyncio.shield(self._finish(state, ended.figures if ended else Figures()))
+            await asyncio.shield(self._finish(state, why, ended.figures if ended else Figures()))
         if ended is None:
-            raise EdgeLLMError("the answer broke off without an end; ask again")
+            raise EdgeLLMError(f"{NO_END}; ask again")
         return ended.figures
 
     @property
@@ -125,10 +151,21 @@ class Answering:
                 saved = self.message
                 await self._save(self.chat)
 
-    async def _finish(self, state: State, figures: Figures) -> None:
+    def _why(self, ended: Ended) -> str:
+        """Why an answer ended that the model had not ended itself; empty for one that it had."""
+        if ended.reason == REPETITION:
+            return "repeated itself"
+        if ended.reason != "length":
+            return ""
+        prompt, said = ended.figures.prompt_tokens, ended.figures.completion_tokens
+        if prompt is None or said is None or self._context is None:
+            return "cut by a limit of tokens"
+        return CONTEXT_FULL if prompt + said >= self._context else f"cut after {said} tokens (max_tokens)"
+
+    async def _finish(self, state: State, why: str, figures: Figures) -> None:
         known = {name: value for name, value in self.message.figures.items() if name == THOUGHT_SECONDS}
         known |= {name: value for name, value in asdict(figures).items() if value is not None}
-        self._change(state=state, figures=known)
+        self._change(state=state, reason=why, figures=known)
         if self.view.is_attached:
             await self.view.finish(self.message)
         await self._save(self.chat)

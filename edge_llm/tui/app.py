@@ -8,11 +8,12 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from textual import events, on
 from textual.app import ComposeResult, SystemCommand
+from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import Footer, Markdown
@@ -20,8 +21,10 @@ from textual.widgets import Footer, Markdown
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.store import ChatStore
 from edge_llm.chats.titles import UNTITLED
-from edge_llm.errors import ModelNotFound, StorageError
+from edge_llm.chats.tree import Attachment
+from edge_llm.errors import ModelNotFound, StorageError, UsageError
 from edge_llm.files import one_line
+from edge_llm.providers.base import Provider
 from edge_llm.tui.actions import Actions
 from edge_llm.tui.activity import activity, situation
 from edge_llm.tui.blocks import CodeBlock
@@ -39,6 +42,7 @@ from edge_llm.tui.session import OpenCatalogue, reason
 from edge_llm.tui.stage import NOTICE_SECONDS, Stage
 from edge_llm.tui.status import Estimate
 from edge_llm.tui.threads import in_thread
+from edge_llm.tui.welcome import PROMPTS, Welcome
 
 OpenStore = Callable[[], tuple[ChatStore, str]]
 """Opens the chats; gives them, and what the person should know about them."""
@@ -60,7 +64,7 @@ class ChatApp(Stage):
     CSS_PATH = "style.tcss"
     TITLE = "edge-llm"
     VERTICAL_BREAKPOINTS = [(0, "-short"), (SHORT, "-tall")]
-    BINDINGS = [*bindings()]
+    BINDINGS = [*bindings(), *(Binding(f"alt+{at + 1}", f"try({at})", show=False) for at in range(len(PROMPTS)))]
 
     def __init__(self, open_catalogue: OpenCatalogue, open_store: OpenStore, options: ChatOptions) -> None:
         super().__init__(open_catalogue, options)
@@ -72,6 +76,8 @@ class ChatApp(Stage):
         """A mistake of ours that ended it."""
         self.looks = Looks(self, options, self.tell)
         self._title = ""
+        self.session.on_switch = self.drafts.switch
+        self.session.on_free = self.actions.prompts.after_answer
 
     # -- layout -------------------------------------------------------------------------------------------------------
 
@@ -80,6 +86,7 @@ class ChatApp(Stage):
         with Horizontal(id="body"):
             yield self.chat_list
             with Vertical(id="chat"):
+                yield self.welcome
                 yield self.transcript
                 yield self.status
                 yield self.prompt
@@ -104,6 +111,7 @@ class ChatApp(Stage):
         self.show_chats(self.options.sidebar)
         self.show_inside(False)
         self.prompt.area.focus()
+        self.prompt.area.take_back = self.actions.prompts.take_back
         self._notices = Notices(self._tell_from_anywhere)
         logging.getLogger("edge_llm").addHandler(self._notices)
         self.set_interval(TICK_SECONDS, self._tick)
@@ -148,9 +156,10 @@ class ChatApp(Stage):
             await in_thread(lambda: session.catalogue().check(model))
         except ModelNotFound as error:
             if session.chat is chat and not session.busy:
-                await session.show(OpenChat.new(session.store, self.options.settings.as_json()))
+                await session.show(OpenChat.new(session.store, self.options.settings.as_json()), carry=True)
                 self.refresh_chats()
-                self.tell(f"{error}\nThis is a new chat; F3 has the last one.", "warning")
+                if session.catalogue().can_fetch:  # a server has its own models: nobody asked for that one of it
+                    self.tell(f"{error}\nThis is a new chat; F3 has the last one.", "warning")
         except Exception:  # loading comes to the same, and tells it
             return
 
@@ -162,25 +171,15 @@ class ChatApp(Stage):
                 self.tell(notice, "warning")
         except StorageError as error:
             self.tell(f"Chats of this session are not saved: {error}", "error")
-        session.chat = OpenChat.new(session.store, self.options.settings.as_json())  # whatever becomes of what is read
+        await session.show(OpenChat.new(session.store, self.options.settings.as_json()), carry=True)  # whatever is read
         self.prompt.area.earlier = await in_thread(session.store.prompts, HISTORY)
         found = await in_thread(session.store.chats, limit=1) if self.options.resume else []
         chat = await in_thread(OpenChat.read, session.store, found[0].chat.id) if found else None
-        await session.show(chat or session.chat)
+        if chat is not None:
+            await session.show(chat, carry=True)  # what was typed before the chats were open stays in the prompt
         self.refresh_chats()
 
     # -- work behind the screen ---------------------------------------------------------------------------------------
-
-    def do(self, work: Awaitable[object]) -> None:
-        """Run ``work`` behind the screen, when the chats are open; its errors are told."""
-        self.run_worker(self._told(work), exit_on_error=False)
-
-    async def _told(self, work: Awaitable[object]) -> None:
-        await self.begun.wait()
-        try:
-            await work
-        except Exception as error:
-            self.tell(reason(error), "error")
 
     def _tell_from_anywhere(self, text: str, severity: str) -> None:
         """A notice out of any thread."""
@@ -217,10 +216,35 @@ class ChatApp(Stage):
         if (answering := self.session.answering) is not None and answering.rate:
             self.inside.see_rate(answering.rate)
         self.actions.prompts.show_what_is_attached()  # another chat knows nothing of a prompt that is edited
+        self._show_welcome()
+        if (provider := self.session.provider) is not None:
+            text, attached = self.prompt.area.text, self.drafts.attached
+            if self.typed_tokens.is_due(provider, text, attached, self.prompt.area.typed_at):
+                self.do(self._count(provider, text, attached))
+        if self.begun.is_set() and (chat := self.drafts.to_keep()) is not None:
+            self.do(self.session.save(chat))
         title = one_line(self.session.chat.chat.title) or UNTITLED
         if title != self._title:
             self._title = title
             self.heading.update(title, layout=False)
+
+    def _show_welcome(self) -> None:
+        """An empty chat says what this is; the first prompt takes its place."""
+        session = self.session
+        empty = not session.chat.messages
+        if empty:
+            name = session.loading.name if session.loading is not None else ""
+            self.welcome.show(session.provider.facts if session.provider is not None else None, name)
+        if self.welcome.display is not empty:
+            self.welcome.display, self.transcript.display = empty, not empty
+
+    async def _count(self, provider: Provider, text: str, attached: Sequence[Attachment]) -> None:
+        """Count what is written, off the event loop."""
+        if (text.strip() and parse(text.strip()) is None) or attached:
+            found = await in_thread(self.typed_tokens.count, provider, text, attached)
+        else:
+            found = None
+        self.session.typed_tokens = found
 
     async def _see_others(self) -> None:
         """List the chats anew when another terminal has written."""
@@ -238,12 +262,27 @@ class ChatApp(Stage):
         """A prompt, or a command."""
         command = parse(event.text.strip())
         if command is None:
-            self.do(self.actions.prompts.send(event.text))
+            try:
+                self.actions.prompts.take(event.text)
+            except UsageError as error:
+                self.tell(str(error), "error")
+            else:
+                self.do(self.actions.prompts.send_next())
         elif command[0] is None:
             self.tell(f"There is no command `{event.text.split()[0]}`; F1 lists them.", "warning")
             self.prompt.area.give_back(event.text)
         else:
             self.do(self.actions.run(command[0].name, command[1]))
+
+    @on(Welcome.Tried)
+    def tried(self, event: Welcome.Tried) -> None:
+        self.prompt.area.take(event.text)
+        self.prompt.area.focus()
+
+    def action_try(self, at: int) -> None:
+        """Put a prompt of the welcome into the prompt, while it is shown."""
+        if self.welcome.display:
+            self.tried(Welcome.Tried(self.welcome.prompts[at]))
 
     @on(MessageView.Act)
     def acted(self, event: MessageView.Act) -> None:

@@ -13,13 +13,13 @@ from textual.widgets import Collapsible, Static
 
 from edge_llm.chats.calls import ToolCall
 from edge_llm.chats.tree import Message
-from edge_llm.files import printable
+from edge_llm.files import one_line, printable
 from edge_llm.talk.markdown import markdown_parser
 from edge_llm.tui.growing import GrowingText
 from edge_llm.tui.tool_view import CallView, call_views
 from edge_llm.tui.units import answer_figures, byte_size, thought_title
 
-_ENDS: Mapping[str, str] = {"stopped": "stopped", "failed": "broke off", "growing": "unfinished"}
+_ENDS: Mapping[str, str] = {"stopped": "stopped", "failed": "Failed", "growing": "unfinished"}
 
 
 class MessageView(Vertical, can_focus=True):
@@ -87,6 +87,11 @@ class MessageView(Vertical, can_focus=True):
             yield self._body
             yield from call_views(message.calls)
             yield Static(self._ending(), classes="ending", markup=False)
+        if message.cut is not None:
+            yield Static("──── The model sees what follows ────", classes="cut", markup=False)
+            if message.cut.summary:
+                summary = Static(printable(message.cut.summary), markup=False)
+                yield Collapsible(summary, title="and this summary of what is above", classes="summary")
 
     @property
     def code_blocks(self) -> list[str]:
@@ -112,7 +117,7 @@ class MessageView(Vertical, can_focus=True):
 
     def _ending(self) -> str:
         message = self.message
-        end = "" if self.grows else _ENDS.get(message.state, "")
+        end = "" if self.grows else ": ".join(filter(None, (_ENDS.get(message.state, ""), printable(one_line(message.reason)))))
         return "  ".join(part for part in (end, answer_figures(message.figures)) if part)
 
     def _thought_title(self) -> str:
@@ -145,7 +150,7 @@ class MessageView(Vertical, can_focus=True):
     async def _say(self, text: str) -> None:
         """Add to the answer."""
         if self._thought_body is not None and not self._begun:
-            for thought in self.query(Collapsible):
+            for thought in self.query("Collapsible.thought").results(Collapsible):
                 thought.collapsed = True
                 thought.title = self._thought_title()
         self._begun = True
@@ -166,7 +171,7 @@ class MessageView(Vertical, can_focus=True):
         if self.is_attached:
             for who in self.query(".who").results(Static):  # none before it is drawn for the first time, nor when it leaves
                 who.update(Content(self._heading()))
-            for thought in self.query(Collapsible):
+            for thought in self.query("Collapsible.thought").results(Collapsible):
                 thought.title = self._thought_title()
             for ending in self.query(".ending").results(Static):
                 ending.update(Content(self._ending()))
@@ -189,5 +194,5 @@ class MessageView(Vertical, can_focus=True):
         self.post_message(self.Walk(self, step))
 
     def action_thought(self) -> None:
-        for thought in self.query(Collapsible):
+        for thought in self.query("Collapsible.thought").results(Collapsible):
             thought.collapsed = not thought.collapsed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from textual import events, on
@@ -64,8 +64,11 @@ class PromptArea(TextArea):
         """When the person wrote last, by the monotonic clock."""
         self.earlier: list[str] = []
         """Prompts of before, newest last."""
+        self.take_back: Callable[[], bool] = lambda: False
+        """Up in an empty prompt: takes back what waits to be sent, and says whether there was anything."""
         self._at: int | None = None
         self._draft = ""
+        self._changed: dict[int, str] = {}  # earlier prompts as they were changed since something was sent
         self._given_back = ""  # what the text begins with that was given back since something was sent
 
     @property
@@ -73,10 +76,47 @@ class PromptArea(TextArea):
         """The text up to the cursor."""
         return self.get_text_range((0, 0), self.cursor_location)
 
+    @property
+    def draft(self) -> str:
+        """What the person has written and not sent; an earlier prompt that is only looked at is none."""
+        return self._draft if self._at is not None and self.text == self.earlier[self._at] else self.text
+
+    @property
+    def others(self) -> list[str]:
+        """Other texts of the person that are not sent: earlier prompts as they were changed, and what stood here before."""
+        found = [text for at, text in self._changed.items() if text != self.earlier[at]]
+        aside = self._at is not None and self.text != self.earlier[self._at]
+        return [text for text in (*found, self._draft if aside else "") if text.strip()]
+
     def take(self, text: str) -> None:
-        """Put ``text`` in place of what is written, the cursor behind it."""
+        """Put ``text`` in place of what is written, the cursor behind it; undo brings back what was there."""
+        self.history.checkpoint()
+        self.replace(writable(text), (0, 0), self.document.end)
+        self.history.checkpoint()
+        self.move_cursor(self.document.end)
+
+    def open(self, text: str) -> None:
+        """Another chat is on the screen, in whose prompt ``text`` is written."""
+        self._at, self._draft, self._changed, self._given_back = None, "", {}, ""
         self.text = writable(text)
         self.move_cursor(self.document.end)
+
+    def remember(self, texts: Iterable[str]) -> None:
+        """Up reaches ``texts``, the last one first."""
+        new = [*dict.fromkeys(text for text in texts if text.strip())]
+        if self._at is None:
+            self.earlier = [*(each for each in self.earlier if each not in new), *new]
+        else:  # the place among them stays
+            self.earlier += new
+
+    def put_before(self, text: str) -> None:
+        """Put ``text`` into lines of its own before what is written."""
+        row, column = self.cursor_location
+        lines = text.count("\n") + 1
+        written = self.text
+        self.take(f"{text}\n{written}" if written.strip() else text)
+        if written.strip():
+            self.move_cursor((row + lines, column))
 
     def give_back(self, text: str) -> None:
         """Put ``text``, which was not sent after all, back where it was: before what is written since."""
@@ -93,11 +133,13 @@ class PromptArea(TextArea):
     def send(self) -> None:
         """Send what is written, if it is anything."""
         if self.text.strip():
-            text = self.text
-            self.earlier = [*(each for each in self.earlier if each != text), text]
-            self._at, self._given_back = None, ""
+            text, others = self.text, self.others
+            left = self._draft if self._at is not None else ""
+            self._at, self._given_back, self._draft, self._changed = None, "", "", {}
+            self.remember([*(each for each in others if each not in (left, text)), text])
             self.typed_at = 0.0  # what is sent is written: the answer may come at full speed
-            self.text = ""
+            self.text = left  # what was written before an earlier prompt was taken
+            self.move_cursor(self.document.end)
             self.post_message(self.Sent(text).set_sender(self))  # who called is not its sender: it would not bubble up to it
 
     async def _on_key(self, event: events.Key) -> None:
@@ -110,7 +152,7 @@ class PromptArea(TextArea):
             event.stop()
             event.prevent_default()
             self.send()
-        elif (event.key == "up" and self.cursor_at_first_line and self._recall(-1)) or (
+        elif (event.key == "up" and self.cursor_at_first_line and (self._wanted_back() or self._recall(-1))) or (
             event.key == "down" and self.cursor_at_last_line and self._recall(1)
         ):
             event.stop()
@@ -125,6 +167,9 @@ class PromptArea(TextArea):
         bound = self.screen.active_bindings.get(event.key)
         return bound is not None and bound.node is self and not bound.binding.action.startswith("app.")
 
+    def _wanted_back(self) -> bool:
+        return not self.text and self._at is None and self.take_back()
+
     def _recall(self, step: int) -> bool:
         """Show the prompt before or after; false when there is none, and the key means what it always does."""
         at = (len(self.earlier) if self._at is None else self._at) + step
@@ -132,8 +177,10 @@ class PromptArea(TextArea):
             return False
         if self._at is None:
             self._draft = self.text
+        else:
+            self._changed[self._at] = self.text
         self._at = None if at == len(self.earlier) else at
-        self.take(self._draft if self._at is None else self.earlier[at])
+        self.take(self._draft if self._at is None else self._changed.get(at, self.earlier[at]))
         return True
 
 
@@ -149,27 +196,24 @@ class Prompt(Vertical):
         self._left: str | None = None
         """The text whose completions were put away."""
         self._said = ""
+        self._line = Static(id="attached", markup=False)
+        self.area = PromptArea(self._key_of_choices)
 
     def compose(self) -> ComposeResult:
         choices = OptionList(id="completions", markup=False, compact=True)
         choices.can_focus = False
         choices.display = False
         yield choices
-        yield Static(id="attached", markup=False)
-        yield PromptArea(self._key_of_choices)
-
-    @property
-    def area(self) -> PromptArea:
-        return self.query_one(PromptArea)
+        yield self._line
+        yield self.area
 
     def say(self, text: str) -> None:
         """Say above the prompt what goes with it; nothing hides the line."""
         if text == self._said:
             return
         self._said = text
-        line = self.query_one("#attached", Static)
-        line.update(Content(printable(text)))
-        line.display = bool(text)
+        self._line.update(Content(printable(text)))
+        self._line.display = bool(text)
 
     @property
     def _choices(self) -> OptionList:

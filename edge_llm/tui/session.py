@@ -8,27 +8,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
 
-from edge_llm.chats.calls import messages_of
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.store import ChatStore
-from edge_llm.chats.tree import Attachment, Message, path_to
+from edge_llm.chats.tree import CONTEXT_FULL, Attachment, Message
 from edge_llm.config import REPETITION
 from edge_llm.errors import EdgeLLMError, StorageError, Unavailable
 from edge_llm.progress import StageProgress
 from edge_llm.providers.base import Ask, Catalogue, Figures, Provider, Wanted
-from edge_llm.tui.answering import Answering
+from edge_llm.tui.answering import LOOPED, Answering
+from edge_llm.tui.asking import ask_of, settings_of, wanted_of
 from edge_llm.tui.fetching import Fetching
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.tools import MOST_ROUNDS, ChatTools
 from edge_llm.tui.transcript import Transcript
+from edge_llm.tui.turn import Turn
 
 OpenCatalogue = Callable[[], Catalogue]
 Tell = Callable[[str, str], None]
 """Tells the person (text, severity: information, warning or error)."""
-LOOPED = "The answer said the same over and over and was ended.\n/continue goes on, /regenerate answers again."
+Switch = Callable[[OpenChat, OpenChat, bool], None]
+"""Another chat comes on the screen (from, to, whether what is written in the prompt goes along)."""
+Free = Callable[[OpenChat, bool], None]
+"""A chat is not answered any more (chat, whether its answer came to its end)."""
 END_SECONDS = 2.0
 """How long answers may take to stop when the person leaves."""
 
@@ -41,30 +44,6 @@ class Loading:
     stage: str = "loading"
     done: int = 0
     total: int = 0
-
-
-@dataclass
-class Turn:
-    """A chat that is being answered."""
-
-    chat: OpenChat
-    task: asyncio.Task[object]
-    answering: Answering | None = None
-    """None while it waits: for the disk, or for its model."""
-    stopped: bool = False
-    settings: ChatSettings | None = None
-    """Others than the chat's, for this once."""
-
-    def stop(self) -> bool:
-        """Stop the answer, or the wait; false when that was done before."""
-        if self.stopped:
-            return False
-        self.stopped = True
-        if self.answering is not None:
-            self.answering.reply.cancel()
-        else:
-            self.task.cancel()
-        return True
 
 
 class Superseded(EdgeLLMError):
@@ -100,6 +79,12 @@ class Session:
         """As far as they have been looked up."""
         self.tools = ChatTools()
         """Of MCP servers."""
+        self.at_work = ""
+        """What else the model does now: no answer; empty for nothing."""
+        self.typed_tokens: int | None = None
+        """Tokens of what is written in the prompt, with its files; None when unknown."""
+        self.on_switch: Switch = lambda old, new, carried: None
+        self.on_free: Free = lambda chat, ended: None
         self._transcript = transcript
         self._tell = tell
         self._on_answer = on_answer
@@ -173,17 +158,24 @@ class Session:
         await self.save(self.chat)
         await self.load_for(settings)
 
-    async def show(self, chat: OpenChat) -> None:
-        """Put ``chat`` on the screen."""
+    async def show(self, chat: OpenChat, *, carry: bool = False) -> None:
+        """Put ``chat`` on the screen; with ``carry`` what is written in the prompt goes along."""
+        old = self.chat
+        if old is not chat:
+            self.on_switch(old, chat, carry or old.chat.id == chat.chat.id)
         self.chat = chat
         before = self.answering
         await self._transcript.show(chat.path, chat.messages)
         answering = self.answering or before  # it may have ended meanwhile
         if self.chat is chat and answering is not None:
             await answering.show_in(self._transcript.view_of(answering.message.id) or answering.view)
+        if old is not chat and not old.saved:
+            await self.save(old)
 
     async def open(self, chat_id: int) -> bool:
         """Put the stored chat on the screen; false when there is none any more."""
+        if not self.chat.saved:  # what is read may be the same chat
+            await self.save(self.chat)
         chat = await self.chat_of(chat_id)
         if chat is not None:
             await self.show(chat)
@@ -223,6 +215,8 @@ class Session:
 
     async def end(self) -> None:
         """Stop all answers, and write all that is not written."""
+        if not self.chat.saved:
+            await self.save(self.chat)
         turns = [*self._turns.values()]
         answers = [turn.answering for turn in turns if turn.answering is not None]
         for turn in turns:
@@ -242,7 +236,11 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether the chat on the screen is being answered, or waits to be."""
-        return self.chat.chat.id in self._turns
+        return self.is_busy(self.chat)
+
+    def is_busy(self, chat: OpenChat) -> bool:
+        """Whether ``chat`` is being answered, or waits to be."""
+        return chat.chat.id in self._turns
 
     @property
     def answering(self) -> Answering | None:
@@ -250,11 +248,23 @@ class Session:
         turn = self._turns.get(self.chat.chat.id)
         return None if turn is None else turn.answering
 
-    async def send(self, text: str, attachments: Sequence[Attachment] = (), *, instead_of: Message | None = None) -> None:
-        """Send a prompt behind the path, or in the place of another one; it is shown when it is on disk, and answered."""
-        with self._turn(self.chat) as turn:
+    async def send(
+        self,
+        text: str,
+        attachments: Sequence[Attachment] = (),
+        *,
+        instead_of: Message | None = None,
+        chat: OpenChat | None = None,
+        said: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Send a prompt behind the path, or in the place of another one; it is shown when it is on disk, and answered.
+
+        It belongs to ``chat``, or to the one on the screen.  ``said`` is called when the chat has it.
+        """
+        with self._turn(chat or self.chat) as turn:
             parent = instead_of.parent if instead_of is not None else turn.chat.chat.leaf
             message = turn.chat.add("user", text, parent=parent, attachments=tuple(attachments))
+            said()
             try:
                 await asyncio.shield(self.save(turn.chat))
             finally:  # also when it is stopped before it is written
@@ -299,6 +309,20 @@ class Session:
         await self._run(turn, message, provider, ask)
         return turn.chat.message(message.id)
 
+    @contextmanager
+    def at_work_in(self, chat: OpenChat) -> Iterator[None]:
+        """The model does something else for ``chat`` than to answer it; `stop` stops that too."""
+        with self._turn(chat) as turn:
+            try:
+                yield
+                turn.ended = True
+            finally:
+                self.at_work = ""
+
+    def see_work(self, text: str) -> None:
+        """``text`` says what the model does now that is no answer."""
+        self.at_work = text
+
     async def go_on(self, message: Message) -> None:
         """Continue the answer ``message`` where it ends."""
         with self._turn(self.chat) as turn:
@@ -308,7 +332,7 @@ class Session:
                 return
             provider = await self._provider_for(settings)
             ask = replace(ask_of(turn.chat, message.id, settings), continues=True)
-            await self._run(turn, replace(message, state="growing"), provider, ask)
+            await self._run(turn, replace(message, state="growing", reason=""), provider, ask)
 
     def stop(self) -> bool:
         """Stop the answer of the chat on the screen, or the wait for a model; false when there is nothing to stop any more."""
@@ -333,17 +357,22 @@ class Session:
             yield turn
         finally:
             del self._turns[chat.chat.id]
+            self.on_free(chat, turn.ended)
 
     async def _run(self, turn: Turn, message: Message, provider: Provider, ask: Ask) -> None:
         view = self._transcript.view_of(message.id) or self._transcript.unseen(message)
         view.grows = True
         view.redraw(message)
-        turn.answering = Answering(turn.chat, message, provider.ask(ask), view, self.save, self._typing)
+        limit = provider.facts.context
+        turn.answering = Answering(turn.chat, message, provider.ask(ask), view, self.save, self._typing, limit)
         try:
             figures = await turn.answering.run()
         except EdgeLLMError as error:
-            self._tell(str(error), "error")
+            why = turn.answering.message.reason
+            self._tell(why if why.startswith(CONTEXT_FULL) else str(error), "error")
         else:
+            message = turn.answering.message
+            turn.ended = message.state == "whole" and not message.reason.startswith(CONTEXT_FULL)
             self.last = figures
             self._on_answer(figures)
             if turn.answering.reason == REPETITION:
@@ -357,35 +386,6 @@ class Session:
         if self.provider is None:
             raise Unavailable("no model is loaded; F4 chooses one, /regenerate answers then")
         return self.provider
-
-
-def settings_of(chat: OpenChat) -> ChatSettings:
-    """What ``chat`` has otherwise than the command line."""
-    return ChatSettings.from_json(chat.chat.settings)
-
-
-def wanted_of(settings: ChatSettings) -> Wanted:
-    """The model that a chat with ``settings`` wants."""
-    return Wanted(settings.model, dict(settings.runtime))
-
-
-def ask_of(chat: OpenChat, last: int, settings: ChatSettings) -> Ask:
-    """The conversation of ``chat`` up to the message ``last``.
-
-    Answers that are empty are left out, and prompts that then follow each other become one: templates want turns.
-    """
-    messages: list[dict[str, Any]] = [{"role": "system", "content": settings.system}] if settings.system else []
-    for message in path_to(chat.messages, last):
-        if message.calls:
-            messages += messages_of(message.text, message.calls)
-            continue
-        if message.role == "assistant" and not message.text:
-            continue
-        if messages and messages[-1]["role"] == message.role:
-            messages[-1]["content"] += "\n\n" + message.content
-        else:
-            messages.append({"role": message.role, "content": message.content})
-    return Ask(tuple(messages), settings.sampling, settings.thinking)
 
 
 def reason(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from textual.app import App
@@ -15,17 +16,21 @@ from edge_llm.files import printable
 from edge_llm.providers.base import Figures
 from edge_llm.tool_servers.process import ServerProcess
 from edge_llm.tui.chat_list import ChatList
+from edge_llm.tui.commands import BY_NAME
 from edge_llm.tui.complete import Completer
+from edge_llm.tui.counting import TypedTokens
+from edge_llm.tui.drafts import DraftKeeper
 from edge_llm.tui.driver import TerminalDriver
 from edge_llm.tui.inside import InsidePanel
 from edge_llm.tui.options import ChatOptions
 from edge_llm.tui.prompt import Prompt
 from edge_llm.tui.screens.approve import Approve
-from edge_llm.tui.session import OpenCatalogue, Session
+from edge_llm.tui.session import OpenCatalogue, Session, reason
 from edge_llm.tui.status import StatusLine
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.tools import Approval, ChatTools
 from edge_llm.tui.transcript import Transcript
+from edge_llm.tui.welcome import Welcome
 
 if TYPE_CHECKING:
     from edge_llm.engine.inside import Inside
@@ -53,6 +58,9 @@ class Stage(App[None]):
         self.session.tools = ChatTools([*map(ServerProcess, options.servers)], self.tell, self._approve, self._may_ask)
         completer = Completer(options.folder, lambda: self.session.model_names, lambda: sorted(self.available_themes))
         self.prompt = Prompt(completer.complete)
+        self.welcome = Welcome(self.key_of("model"))
+        self.typed_tokens = TypedTokens(options.folder)
+        self.drafts = DraftKeeper(lambda: self.session.chat, lambda: self.prompt.area)
         self.begun = asyncio.Event()
         """The chats are open."""
         self.exit_code = 0
@@ -69,6 +77,22 @@ class Stage(App[None]):
         """The newest notices are seen: the oldest go where there are too many."""
         for old in [*self._notifications][: -max(1, self.size.height // NOTICE_LINES)]:
             self._unnotify(old)
+
+    def do(self, work: Awaitable[object]) -> None:
+        """Run ``work`` behind the screen, when the chats are open; its errors are told."""
+        self.run_worker(self._told(work), exit_on_error=False)
+
+    async def _told(self, work: Awaitable[object]) -> None:
+        await self.begun.wait()
+        try:
+            await work
+        except Exception as error:
+            self.tell(reason(error), "error")
+
+    def key_of(self, command: str) -> str:
+        """The key of ``command`` as a person reads it; its name where it has none."""
+        key = self.options.keys.get(command, BY_NAME[command].key)
+        return key.split(",")[0].title() if key else f"/{command}"
 
     def show_inside(self, shown: bool) -> None:
         """Open or close the look inside."""

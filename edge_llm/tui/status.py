@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from textual.content import Content
 from textual.widgets import Static
@@ -52,12 +53,13 @@ class StatusLine(Static):
     def __init__(self) -> None:
         super().__init__("", id="status", markup=False)
         self._activity = ""
-        self._about = ""
+        self._about: tuple[tuple[str, str], ...] = ()
 
-    def show(self, activity: str, about: str) -> None:
-        """Change what is shown."""
+    def show(self, activity: str, about: Sequence[tuple[str, str]]) -> None:
+        """Change what is shown; ``about`` has texts and their styles."""
         before = (self._activity, self._about)
-        self._activity, self._about = printable(activity), printable(about)
+        self._activity = printable(activity)
+        self._about = tuple((printable(text), style) for text, style in about)
         if before != (self._activity, self._about):
             self._draw()
 
@@ -70,7 +72,9 @@ class StatusLine(Static):
         self._draw()
 
     def _draw(self) -> None:
-        left, right = Content(self._activity), Content.styled(self._about, "$foreground-muted")
+        left = Content(self._activity)
+        runs = [("  ".join(text for text, _ in run), style) for style, run in groupby(self._about, lambda part: part[1])]
+        right = Content("  ").join(Content.styled(text, style) for text, style in runs)
         gap = self.size.width - left.cell_length - right.cell_length
         if gap < 1:  # what goes on is more important
             self.update(left if self._activity else right, layout=False)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from edge_llm.errors import UsageError
 from edge_llm.tui.actions.chats import ChatActions
 from edge_llm.tui.actions.compare import CompareActions
+from edge_llm.tui.actions.context import ContextActions
 from edge_llm.tui.actions.library import LibraryActions
 from edge_llm.tui.actions.messages import MessageActions
 from edge_llm.tui.actions.models import ModelActions
 from edge_llm.tui.actions.prompts import PromptActions
 from edge_llm.tui.actions.screen import ScreenActions
+from edge_llm.tui.actions.settings import SettingsActions
 from edge_llm.tui.actions.tools import ToolActions
 from edge_llm.tui.commands import BY_NAME
 from edge_llm.tui.stage import Stage
@@ -22,7 +24,9 @@ class Actions:
         self.prompts = PromptActions(app)
         self.messages = MessageActions(app, self.prompts)
         self.chats = ChatActions(app)
-        self.models = ModelActions(app, self.prompts)
+        self.settings = SettingsActions(app, self.prompts)
+        self.models = ModelActions(app, self.prompts, self.settings)
+        self.context = ContextActions(app, self.prompts, self.settings.change)
         self.screen = ScreenActions(app)
         self.tools = ToolActions(app)
         self.library = LibraryActions(app, self.prompts)
@@ -35,6 +39,7 @@ class Actions:
             raise UsageError(f"/{command.name} needs {command.argument}", param=name)
         if argument and command.takes_nothing:
             raise UsageError(f"/{command.name} takes nothing behind it, got `{argument[:40]}`", param=name)
-        groups = (self.prompts, self.messages, self.chats, self.models, self.screen, self.tools, self.compare, self.library)
+        of_chat = (self.prompts, self.messages, self.chats, self.context, self.tools, self.compare, self.library)
+        groups = (*of_chat, self.models, self.settings, self.screen)
         do = next(found for group in groups if (found := getattr(group, f"do_{command.name}", None)) is not None)
         await do(argument)

@@ -27,7 +27,7 @@ class ChatActions:
 
     async def do_new(self, argument: str) -> None:
         session = self._app.session
-        if session.chat.messages:
+        if session.chat.messages or self._app.drafts.note():
             settings = replace(self._app.options.settings, model=session.settings.model, runtime=session.settings.runtime)
             await session.show(OpenChat.new(session.store, settings.as_json()))
         self._app.prompt.area.focus()
@@ -61,6 +61,7 @@ class ChatActions:
     async def act_on_chat(self, chat_id: int, action: str) -> None:
         """Open, rename or delete a chat of the list."""
         session = self._app.session
+        self._app.drafts.note()
         if action == "open":
             if not await session.open(chat_id):
                 raise StorageError("this chat was deleted in another terminal")

@@ -79,7 +79,8 @@ class MessageActions:
         chat = OpenChat.new(session.store, old.chat.settings)
         parent: int | None = None
         for one in old.path:
-            fields = {name: getattr(one, name) for name in ("thought", "attachments", "model", "figures")}
+            copied = ("thought", "attachments", "model", "figures", "reason", "cut", "calls")
+            fields = {name: getattr(one, name) for name in copied}
             state = "stopped" if one.state == "growing" else one.state  # nobody lets it grow in the new chat
             parent = chat.add(one.role, one.text, parent=parent, state=state, **fields).id
             if one.id == message.id:

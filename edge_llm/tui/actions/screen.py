@@ -42,6 +42,7 @@ class ScreenActions:
         """Leave, with everything written that can be written."""
         if (fetching := self._app.session.fetching) is not None:
             fetching.cancel()
+        self._app.drafts.note()
         await self._app.session.end()
         self._app.exit(return_code=self._app.exit_code)
 

@@ -16,7 +16,9 @@ from edge_llm.tui.message_view import MessageView
 _PROMPT = (
     ("Enter", "send"),
     ("Ctrl+J, Shift+Enter", "new line"),
-    ("Up, Down", "earlier prompts, at the first and last line"),
+    ("Up, Down", "earlier prompts, at the first and last line; what is queued, in an empty prompt"),
+    ("Ctrl+_, Ctrl+Y", "undo, redo"),
+    ("Alt+1, Alt+2, Alt+3", "the prompts of the welcome"),
     ("/", "a command; Tab completes it"),
     ("@FILE", "attach a text file; Tab completes its name"),
     ("Tab, Shift+Tab", "to the last message and on; a message in focus has keys of its own"),

@@ -27,7 +27,7 @@ class AskText(ModalScreen[str | None]):
         with Vertical(classes="box small"):
             yield Static(printable(self._question), markup=False)
             yield Field(one_line(self._value))
-            yield Static("Enter saves, Esc leaves", classes="hint", markup=False)
+            yield Static("Enter saves, Esc closes", classes="hint", markup=False)
 
     @on(Input.Submitted)
     def submit(self, event: Input.Submitted) -> None:

@@ -1,9 +1,8 @@
-"""F5: the settings of one chat as a form; what is left empty is as the model or the command line has it."""
+"""F5: the settings of one chat as a form; an empty line says what holds without a value of the chat's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from textual import on
 from textual.app import ComposeResult
@@ -20,12 +19,17 @@ from edge_llm.tui.field import Field
 
 
 class SettingsForm(ModalScreen[ChatSettings | None]):
-    """Gives the changed settings; None leaves them.  ``defaults`` are the values of what is not set, as far as known."""
+    """Gives the changed settings; None leaves them.  ``defaults`` says in words what holds where nothing is set."""
 
     AUTO_FOCUS = "Input"
-    BINDINGS = [Binding("escape", "dismiss(None)", "Leave"), Binding("ctrl+s", "save", "Save", priority=True)]
+    BINDINGS = [
+        Binding("escape", "dismiss(None)", "Close"),
+        Binding("ctrl+s", "save", "Save", priority=True),
+        Binding("ctrl+r", "reset", "Reset", priority=True),
+        Binding("f8", "reset_all", "Reset all", priority=True),
+    ]
 
-    def __init__(self, settings: ChatSettings, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, settings: ChatSettings, defaults: Mapping[str, str]) -> None:
         super().__init__()
         self._settings = settings
         self._defaults = defaults
@@ -42,7 +46,18 @@ class SettingsForm(ModalScreen[ChatSettings | None]):
                         id=f"setting-{setting.name}",
                         compact=True,
                     )
-            yield Static("Enter or Ctrl+S saves, Esc leaves", id="settings-hint", markup=False)
+            hint = "Enter or Ctrl+S saves, Esc closes.  Ctrl+R resets a line, F8 all of them"
+            yield Static(hint, id="settings-hint", markup=False)
+
+    def action_reset(self) -> None:
+        """The line in focus is not set."""
+        if isinstance(field := self.focused, Input):
+            field.clear()
+
+    def action_reset_all(self) -> None:
+        """Nothing is set."""
+        for field in self.query(Input):
+            field.clear()
 
     @on(Input.Submitted)
     def action_save(self) -> None:
@@ -64,7 +79,7 @@ class SettingsForm(ModalScreen[ChatSettings | None]):
         return _one_line(shown_value(self._settings.value(name)))
 
     def _placeholder(self, name: str, help_: str) -> str:
-        default = shown_value(self._defaults.get(name))
+        default = self._defaults.get(name, "")
         return f"{default} · {help_}" if default else help_
 
 

@@ -1,0 +1,87 @@
+"""The welcome of an empty chat, and a start whose last chat had a model that nobody asks for now."""
+
+import pytest
+from chat_driver import drive
+from scripted_provider import ScriptedCatalogue, ScriptedProvider
+
+from edge_llm.providers.base import Facts
+from edge_llm.tui.screens.models import ModelPicker
+from edge_llm.tui.welcome import PROMPTS, TOY_PROMPTS, count
+
+REAL = Facts("smol", 8192, "device: host", parameters=134_515_008, precision="int8", weights=156_237_824)
+TOY = Facts("builtin", 1024, "device: host", parameters=2_263_104, precision="int8", weights=2_359_296, is_toy=True)
+
+
+def test_it_says_what_this_is_and_the_first_prompt_takes_its_place(tmp_path):
+    async def talk(chat):
+        for part in ("edge-llm", "135M parameters · int8 · context 8192 · 149 MiB of weights", *PROMPTS):
+            await chat.until(lambda part=part: part in chat.screen)
+        assert "toy" not in chat.screen
+        await chat.pilot.click(chat.app.query(".try")[1])
+        await chat.until(lambda: chat.typed == PROMPTS[1])
+        assert chat.app.prompt.area.has_focus
+        await chat.press("alt+3")
+        await chat.until(lambda: chat.typed == PROMPTS[2])
+        await chat.press("enter")
+        await chat.until(lambda: "You said: " in chat.screen)
+        await chat.until(lambda: PROMPTS[0] not in chat.screen)
+        await chat.press("alt+1")
+        await chat.settle()
+        assert chat.typed == "", "the key means nothing then"
+        await chat.press("ctrl+n")
+        await chat.until(lambda: PROMPTS[0] in chat.screen)
+
+    drive(talk, tmp_path, ScriptedProvider(facts=REAL))
+
+
+def test_a_toy_is_called_one_and_a_key_and_a_click_get_a_real_model(tmp_path):
+    async def talk(chat):
+        await chat.until(lambda: "This is a 2M toy. F4 gets a real model." in chat.screen)
+        assert TOY_PROMPTS[0] in chat.screen
+        await chat.pilot.click("#welcome-toy")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelPicker))
+
+    drive(talk, tmp_path, ScriptedProvider(facts=TOY))
+
+
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 50)])
+def test_it_fits_any_terminal(tmp_path, size):
+    async def talk(chat):
+        await chat.until(lambda: "toy" in chat.screen)
+        assert "Ask anything" in chat.screen
+        assert max(len(line) for line in chat.screen.splitlines()) <= size[0]
+
+    drive(talk, tmp_path, ScriptedProvider(facts=TOY), size=size)
+
+
+def test_it_says_that_no_model_is_there(tmp_path):
+    async def talk(chat):
+        await chat.until(lambda: "No model is loaded. F4 chooses one." in chat.screen)
+
+    drive(talk, tmp_path, catalogue=ScriptedCatalogue(loads={"scripted": [RuntimeError("odd")]}), ready=False)
+
+
+@pytest.mark.parametrize(("parameters", "told"), [(2_263_104, "2M"), (134_515_008, "135M"), (1_543_714_304, "1.5B")])
+def test_parameters_are_told_as_people_call_them(parameters, told):
+    assert count(parameters) == told
+
+
+def test_a_server_is_not_asked_for_the_model_of_the_last_local_chat(tmp_path):
+    async def local(chat):
+        await chat.send("/model builtin")
+        await chat.settle()
+        await chat.ask("Local talk")
+
+    drive(local, tmp_path, catalogue=ScriptedCatalogue({"builtin": ScriptedProvider()}))
+    far = ScriptedCatalogue({"far": ScriptedProvider()}, can_fetch=False)
+
+    async def remote(chat):
+        await chat.until(lambda: chat.session.provider is not None)
+        await chat.settle()
+        assert chat.notices == []
+        assert chat.said == []
+        await chat.ask("Far talk")
+        assert chat.said == [("user", "Far talk"), ("assistant", "You said: Far talk")]
+        assert chat.titles == ["Local talk", "Far talk"]
+
+    drive(remote, tmp_path, catalogue=far, ready=False)
