@@ -1,28 +1,31 @@
-"""One answer on its way: from the provider's reply into the chat, onto the screen and to disk."""
+"""One answer on its way: from the provider's reply into the chat, onto the screen and to disk; and the turn it is in."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 
+from edge_llm.chats.calls import ToolCall
 from edge_llm.chats.open_chat import OpenChat
+from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.tree import CONTEXT_FULL, Message, State
 from edge_llm.config import REPETITION
 from edge_llm.errors import ContextOverflow, EdgeLLMError
 from edge_llm.files import one_line
 from edge_llm.providers.base import Ended, Figures, Piece, Reply
-from edge_llm.talk.pieces import Said, Thought
+from edge_llm.talk.pieces import CallArguments, CallBegun, Said, Thought
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.pace import Pace
-from edge_llm.tui.tools import with_pieces
 from edge_llm.tui.units import THOUGHT_SECONDS
 
 SAVE_SECONDS = 1.0
 """How much of an answer a killed process may lose."""
 LOOPED = "The answer repeated itself and was ended.\n/continue goes on, /regenerate answers again."
+MOST_ARGUMENTS = 64 << 10
+"""Characters of a call's arguments."""
 NO_END = "the answer broke off without an end"
 _FULL = re.compile("maximum context length|context_length_exceeded|available context size|context window", re.IGNORECASE)
 """What servers say of a prompt that is too long."""
@@ -174,3 +177,41 @@ class Answering:
     def _change(self, **fields: object) -> None:
         self.message = replace(self.message, **fields)  # type: ignore[arg-type]
         self.chat.put(self.message)
+
+
+@dataclass
+class Turn:
+    """A chat that is being answered."""
+
+    chat: OpenChat
+    task: asyncio.Task[object]
+    answering: Answering | None = None
+    """None while it waits: for the disk, or for its model."""
+    stopped: bool = False
+    settings: ChatSettings | None = None
+    """Others than the chat's, for this once."""
+    ended: bool = False
+    """The answer came to its end, and there is room for another one."""
+
+    def stop(self) -> bool:
+        """Stop the answer, or the wait; false when that was done before."""
+        if self.stopped:
+            return False
+        self.stopped = True
+        if self.answering is not None:
+            self.answering.reply.cancel()
+        else:
+            self.task.cancel()
+        return True
+
+
+def with_pieces(calls: Sequence[ToolCall], pieces: Iterable[CallBegun | CallArguments]) -> tuple[ToolCall, ...]:
+    """``calls`` as they are when ``pieces`` of an answer have come."""
+    found = [*calls]
+    for piece in pieces:
+        if isinstance(piece, CallBegun):
+            found.append(ToolCall(piece.id, piece.name[:200]))
+        elif found and len(found[-1].arguments) < MOST_ARGUMENTS:
+            place = min(piece.index, len(found) - 1)
+            found[place] = replace(found[place], arguments=found[place].arguments + piece.text)
+    return tuple(found)

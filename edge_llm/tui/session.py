@@ -17,13 +17,12 @@ from edge_llm.config import REPETITION
 from edge_llm.errors import EdgeLLMError, StorageError, Unavailable
 from edge_llm.progress import StageProgress
 from edge_llm.providers.base import Ask, Catalogue, Figures, Provider, Wanted
-from edge_llm.tui.answering import LOOPED, Answering
+from edge_llm.tui.answering import LOOPED, Answering, Turn
 from edge_llm.tui.asking import ask_of, settings_of, wanted_of
 from edge_llm.tui.fetching import Fetching
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.tools import MOST_ROUNDS, ChatTools
 from edge_llm.tui.transcript import Transcript
-from edge_llm.tui.turn import Turn
 
 OpenCatalogue = Callable[[], Catalogue]
 Tell = Callable[[str, str], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from edge_llm.chats.tree import Message
 from edge_llm.errors import EdgeLLMError
 from edge_llm.files import one_line, shown
 from edge_llm.strict_json import MAX_DEPTH, is_deeper
-from edge_llm.talk.pieces import TOOL_NAME, CallArguments, CallBegun
+from edge_llm.talk.pieces import TOOL_NAME
 from edge_llm.tool_servers.process import ServerProcess, ToolOffer
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.threads import in_thread
@@ -27,7 +27,6 @@ MOST_ROUNDS = 10
 """Answers with calls behind one prompt."""
 MOST_OFFERED = 64
 """Tools; more would fill a small model's context with what they are."""
-MOST_ARGUMENTS = 64 << 10
 MOST_RESULT, UNKNOWN_RESULT = 50_000, 20_000
 """Characters of a result that go to the model, whatever its context, and where the context is not known."""
 CHARACTERS_PER_TOKEN = 2
@@ -221,18 +220,6 @@ class ChatTools:
         if said == "always":
             self._allowed.add(key)
         return said in ("once", "always")
-
-
-def with_pieces(calls: Sequence[ToolCall], pieces: Iterable[CallBegun | CallArguments]) -> tuple[ToolCall, ...]:
-    """``calls`` as they are when ``pieces`` of an answer have come."""
-    found = [*calls]
-    for piece in pieces:
-        if isinstance(piece, CallBegun):
-            found.append(ToolCall(piece.id, piece.name[:200]))
-        elif found and len(found[-1].arguments) < MOST_ARGUMENTS:
-            place = min(piece.index, len(found) - 1)
-            found[place] = replace(found[place], arguments=found[place].arguments + piece.text)
-    return tuple(found)
 
 
 def _arguments(text: str) -> dict[str, Any] | None:
