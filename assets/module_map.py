@@ -1,4 +1,4 @@
-"""The generated parts of the documents: the packages in README.md, floors and module map in docs/architecture.md.
+"""The generated parts of docs/architecture.md: floors and module map.
 
     python assets/module_map.py            print them
     python assets/module_map.py --write    put each between its markers
@@ -12,16 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 HOUSE = ROOT / "tests" / "test_house.py"
 PACKAGES = ("scheduler", "kernels", "edge_llm")
-
-
-def package_list() -> str:
-    """Every package with the first sentence of its docstring; those of edge_llm one by one."""
-    folders = [ROOT / name for name in PACKAGES[:-1]] + list(_inner(ROOT / PACKAGES[-1]))
-    return _block(_line(f"{folder.relative_to(ROOT)}/", folder / "__init__.py", 0) for folder in folders)
 
 
 def floors() -> str:
@@ -40,7 +33,6 @@ def module_map() -> str:
 
 
 PARTS: dict[Path, dict[str, Callable[[], str]]] = {
-    README: {"packages": package_list},
     ARCHITECTURE: {"floors": floors, "module map": module_map},
 }
 """The parts of each page by the names of their markers."""

@@ -1,11 +1,13 @@
-"""Draw the README's pictures: the chat with the built-in model, and the look inside, as the app itself exports them.
+"""Draw the README's pictures, as the app itself exports them: a chat with a real model, and the look inside.
 
-    python assets/screenshots.py
+    python assets/screenshots.py MODEL        an imported SmolLM2-135M-Instruct, or any other
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from edge_llm.chats.settings import ChatSettings
@@ -16,40 +18,38 @@ from edge_llm.tui.app import ChatApp
 from edge_llm.tui.options import ChatOptions
 
 ASSETS = Path(__file__).parent
-PROMPTS = ("Who are you?", "What are shadow outliers?", "What is 7 plus 8?", "Tell me a short story")
+PROMPTS = ("What is the capital of France?", "Write a Python function that checks whether a word is a palindrome.")
 LONG_PROMPT = "Please tell me, as well as you can: " + "what day comes after Monday, and what colour is the sky? " * 8
-SECONDS = 60
+SECONDS = 120
 
 
-async def draw() -> None:
-    """Write both pictures."""
+async def draw(name: str, settings: ChatSettings, runtime: RuntimeConfig, prompts: Sequence[str], *, inside: bool) -> None:
+    """Write the picture of that name: the chat after ``prompts``."""
     app = ChatApp(
-        lambda: LocalCatalogue(RuntimeConfig(device="emulated:310p")),
+        lambda: LocalCatalogue(runtime),
         lambda: (ChatStore.in_memory(), ""),
-        ChatOptions(ChatSettings(sampling={"temperature": 0.0}), resume=False),
+        ChatOptions(settings, resume=False),
     )
-    async with app.run_test(size=(110, 30)) as pilot:
-
-        async def ask(text: str) -> None:
-            app.prompt.area.take(text)
+    async with app.run_test(size=(110, 28)) as pilot:
+        if inside:
+            await pilot.press("f2")
+        for prompt in prompts:
+            app.prompt.area.take(prompt)
             await pilot.press("enter")
             await pilot.pause(0.2)
             async with asyncio.timeout(SECONDS):
                 while app.session.busy:
                     await pilot.pause(0.05)
-            await pilot.pause(0.5)
+            await pilot.pause(1.0)
+        (ASSETS / name).write_text(app.export_screenshot(title="edge-llm"))
 
-        def save(name: str) -> None:
-            (ASSETS / name).write_text(app.export_screenshot(title="edge-llm"))
 
-        for prompt in PROMPTS:
-            await ask(prompt)
-        save("chat.svg")
-        await pilot.press("f2")
-        await ask(LONG_PROMPT)
-        await pilot.pause(1.0)
-        save("inside.svg")
+async def main(model: str) -> None:
+    greedy = {"temperature": 0.0, "max_tokens": 200}
+    await draw("chat.svg", ChatSettings(model=model, sampling=greedy), RuntimeConfig(), PROMPTS, inside=False)
+    emulated = RuntimeConfig(device="emulated:310p")
+    await draw("inside.svg", ChatSettings(sampling=greedy), emulated, (LONG_PROMPT,), inside=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(draw())
+    asyncio.run(main(sys.argv[1]))
