@@ -259,7 +259,7 @@ def test_ctrl_c_leaves_as_long_as_the_notice_stands_that_says_so(seconds, leaves
     async def talk(chat):
         nonlocal now
         await chat.press("ctrl+c")
-        await chat.until(lambda: "once more leaves" in chat.screen)
+        await chat.until(lambda: "Press Ctrl+C again" in chat.screen)
         now += seconds
         await chat.press("ctrl+c")
         assert bool(chat.app._exit) == leaves
@@ -718,7 +718,7 @@ def test_figures_of_the_last_answer_are_told(tmp_path):
         await chat.until(lambda: chat.told("No answer yet"))
         await chat.ask("Hello")
         await chat.send("/stats")
-        await chat.until(lambda: chat.told("3 tokens · 50/s · first after 250 ms · prompt 12 (4 kept)"))
+        await chat.until(lambda: chat.told("3 tokens · 50/s · first after 250 ms · prompt 12 tokens, 4 cached"))
 
     drive(talk, tmp_path)
 

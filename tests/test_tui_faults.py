@@ -51,7 +51,7 @@ def test_an_answer_without_an_end_is_told(tmp_path):
     async def talk(chat):
         chat.session.provider.ask = lambda ask: Endless()
         await chat.ask("Go")
-        await chat.until(lambda: chat.told("broke off without an end"))
+        await chat.until(lambda: chat.told("ended without its last part"))
         assert chat.stored[-1] == ("assistant", "It", "failed")
 
     drive(talk, tmp_path)

@@ -208,7 +208,7 @@ def test_control_c_stops_an_answer_and_does_not_leave(chat, server):
     chat.press("ctrl+c")
     chat.wait_for("stopped")
     chat.press("ctrl+c")
-    chat.wait_for("once more leaves")
+    chat.wait_for("Press Ctrl+C again")
     chat.write("still here")
     chat.wait_for("still here")
 

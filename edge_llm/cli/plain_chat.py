@@ -270,4 +270,4 @@ def _typed_lines() -> Iterator[str]:
         except UnicodeDecodeError:
             note("error: that line is not UTF-8 text")
         except KeyboardInterrupt:
-            note("\n(/exit or Ctrl-D leaves)")
+            note("\n(/exit or Ctrl-D quits)")

@@ -104,7 +104,7 @@ class Endpoint:
             return Unavailable(f"{where} cannot be reached: {reason}; is it running?")
         if isinstance(error, httpx.TimeoutException):
             return Unavailable(f"{where} does not answer; ask again")
-        return Unavailable(f"the connection to {where} broke off: {reason}; ask again")
+        return Unavailable(f"the connection to {where} was lost: {reason}; ask again")
 
     def without_key(self, text: str) -> str:
         return text.replace(self._key, "[the key]") if self._key else text

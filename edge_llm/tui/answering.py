@@ -26,7 +26,7 @@ SAVE_SECONDS = 1.0
 LOOPED = "The answer repeated itself and was ended.\n/continue goes on, /regenerate answers again."
 MOST_ARGUMENTS = 64 << 10
 """Characters of a call's arguments."""
-NO_END = "the answer broke off without an end"
+NO_END = "the answer ended without its last part"
 _FULL = re.compile("maximum context length|context_length_exceeded|available context size|context window", re.IGNORECASE)
 """What servers say of a prompt that is too long."""
 

@@ -343,7 +343,7 @@ class ChatApp(Stage):
             self.do(self.actions.run("quit", ""))
         else:
             self._told_how_to_leave = now
-            self.tell("Ctrl+C once more leaves.")
+            self.tell("Press Ctrl+C again to quit.")
 
     def clear_notifications(self) -> None:
         """Put the notices away, and what they promise."""

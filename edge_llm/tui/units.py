@@ -61,5 +61,5 @@ def answer_figures(figures: Mapping[str, Any]) -> str:
         parts.append(f"first after {measured_time(first)}")
     prompt, cached = figures.get("prompt_tokens"), figures.get("cached_tokens")
     if prompt is not None:
-        parts.append(f"prompt {prompt}" + (f" ({cached} kept)" if cached else ""))
+        parts.append(f"prompt {prompt} tokens" + (f", {cached} cached" if cached else ""))
     return " · ".join(parts)

@@ -69,8 +69,8 @@ def _row(lane: Lane, whole: float, width: int, marks: dict[str, Piece]) -> list[
 def _summary(prompt: LastPrompt) -> list[list[Piece]]:
     return [
         _speed(prompt)[0],
-        [("no order beats ", "quiet"), (measured_time(prompt.bound), "")],
-        [(share(prompt.bound, prompt.seconds), ""), (" of the best", "quiet")],
+        [("lower bound ", "quiet"), (measured_time(prompt.bound), "")],
+        [(share(prompt.bound, prompt.seconds), ""), (" of it reached", "quiet")],
     ]
 
 

@@ -77,7 +77,7 @@ class Compare(ModalScreen[Choice | None]):
                         about = f"{at + 1}  {one_line(printable(answer.model))}  {answer.figures}"
                         yield Static(Content(about), classes="about")
                         yield GrowingText(printable(answer.text))
-            hint = "←→ look  Enter keeps this answer  m and its model goes on  Esc leaves"
+            hint = "←→ show the other  Enter keeps this answer  m keeps it and its model  Esc closes"
             yield Static(hint, classes="hint", markup=False)
 
     def on_resize(self, event: events.Resize) -> None:

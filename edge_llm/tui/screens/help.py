@@ -23,7 +23,7 @@ _PROMPT = (
     ("@FILE", "attach a text file; Tab completes its name"),
     ("Tab, Shift+Tab", "to the last message and on; a message in focus has keys of its own"),
     ("Ctrl+P", "all commands, to be searched"),
-    ("Ctrl+C", "copy what is selected, or stop the answer; without either, twice leaves"),
+    ("Ctrl+C", "copy what is selected, or stop the answer; without either, twice quits"),
 )
 _MOUSE = (
     ("Drag", "select text; Ctrl+C copies it"),
