@@ -339,7 +339,7 @@ def test_any_json_is_pieces_or_an_error(value):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (stream_of(chunk("a"), done=False), "closed the connection in the middle"),
+        (stream_of(chunk("a"), done=False), "closed the connection in mid-answer"),
         (stream_of({"error": {"message": "out of cards", "code": 500}}), "out of cards"),
         (stream_of({"error": "plain\x1b[31m words"}), r"plain\\x1b"),
         (stream_of("no json"), "is no JSON object"),

@@ -92,8 +92,8 @@ def test_it_shows_everything_at_any_size(size):
         "cpu", "25% idle", "npu", "75% idle", "1,234 tokens", "1.00 s", "800 ms", "attention 50%", "down 25%", "12.5 tokens/s",
         "20.0 tokens/s", "250 ms", "free 20", "used 5", "shared 3", "cached 4", "32 pages of 16", "answers 3",
         "running 1, 4 waiting", "2,000 tokens", "cached 25%", "777 tokens", "25% of 40", "preempted 2", "9 of 21 linears",
-        "outlier channels 12", "4,242 added back", "2.0 MiB a token", "7 read, 9 written", "weights 300 MiB", "6.0 GiB of 8.0 GiB",
-        "budget of weights 64.0 MiB",
+        "outlier channels 12", "4,242 added back", "2.0 MiB a token", "7 read, 9 written", "weights 300 MiB",
+        "6.0 GiB of 8.0 GiB", "budget of weights 64.0 MiB",
     ):  # fmt: skip
         assert fact in said
 

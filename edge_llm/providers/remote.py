@@ -221,7 +221,7 @@ class RemoteReply:
                 self._arrive(self._reader.read((await _bounded_async(response)).decode("utf-8", "replace")))
                 self._reader.reason = self._reader.reason or ("stop" if self._pieces else None)
         if self._reader.reason is None:
-            raise Unavailable(f"the server at {self._endpoint.base} closed the connection in the middle of its answer; ask again")
+            raise Unavailable(f"the server at {self._endpoint.base} closed the connection in mid-answer; ask again")
         self._arrive([*self._reader.finish(), self._end(self._reader.reason)])
 
     async def _follow(self, response: httpx.Response) -> None:
