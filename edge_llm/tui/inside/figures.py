@@ -47,7 +47,7 @@ def _counted(inside: Inside) -> list[list[Piece]]:
         _said("prompts", f"{counters.prompt_tokens:,} tokens"),
         _said("cached", share(counters.cached_tokens, counters.prompt_tokens), " of them"),
         _said("generated", f"{counters.generated_tokens:,} tokens"),
-        _said("accepted", share(counters.accepted_tokens, counters.drafted_tokens), f" of {counters.drafted_tokens:,} draft tokens"),
+        _said("accepted", share(counters.accepted_tokens, counters.drafted_tokens), f" of {counters.drafted_tokens:,} drafted"),
         _said("preempted", f"{inside.preemptions:,}"),
         _said("shadow", f"{facts.shadowed_linears} of {facts.linears} linears"),
         _said("outlier channels", f"{facts.hot_channels:,}"),
