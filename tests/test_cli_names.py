@@ -18,6 +18,7 @@ from edge_llm.paths import models_folder
 EDGE_LLM = [sys.executable, "-m", "edge_llm"]
 QWEN3 = "Qwen/Qwen3-0.6B"
 LARGE = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 8}
+CUT = "[cut short after 4 tokens; --max-tokens allows more]"
 NOBODY = "http://127.0.0.1:9"
 """Where no hub is."""
 
@@ -71,9 +72,9 @@ def test_a_strangers_path_from_a_name_to_an_answer(hub, tmp_path):
     assert (source["kind"], source["path"], source["weights"]) == ("hub", f"{QWEN3}@{COMMIT}", "int8, fitted")
     asked = len(hub.requests)
     again = edge_llm(tmp_path, hub.endpoint, "run", "qwen3", "hello", "-n", "4")
-    assert again == (0, out, []) and len(hub.requests) == asked
+    assert again == (0, out, [CUT]) and len(hub.requests) == asked
     for named in (QWEN3, "qwen3:0.6b", "Qwen3-0.6B", f"https://huggingface.co/{QWEN3}/tree/main"):
-        assert edge_llm(tmp_path, NOBODY, "run", named, "hello", "-n", "4") == (0, out, [])
+        assert edge_llm(tmp_path, NOBODY, "run", named, "hello", "-n", "4") == (0, out, [CUT])
 
 
 @pytest.mark.thorough(keep=3)
@@ -98,7 +99,7 @@ def test_a_folder_or_a_file_of_it_is_imported_and_answers(tiny_model, tmp_path, 
     code, out, err = edge_llm(tmp_path, NOBODY, "run", named, "hello", "-n", "4", "-y")
     assert code == 0 and out and names() == ["mine"]
     assert "is not imported yet" in err[0] and "about 5 s: import" in err[0]
-    assert edge_llm(tmp_path, NOBODY, "run", named, "hello", "-n", "4") == (0, out, [])
+    assert edge_llm(tmp_path, NOBODY, "run", named, "hello", "-n", "4") == (0, out, [CUT])
     os.utime(folder / "model.safetensors", (time.time() + 60, time.time() + 60))
     code, out, err = edge_llm(tmp_path, NOBODY, "run", named, "hello", "-n", "4", "-y")
     assert code == 0 and "has changed since it was imported" in err[0] and names() == ["mine"]

@@ -284,7 +284,7 @@ def test_in_twelve_lines_one_sees_what_opens_and_no_notice_hides_the_prompt(tmp_
         await chat.until(lambda: "frequency_penalty" in chat.screen)
         await chat.press("escape")
         await chat.press("f4")
-        await chat.until(lambda: "scripted" in chat.screen and "Enter chooses" in chat.screen)
+        await chat.until(lambda: "scripted" in chat.screen and "Enter selects" in chat.screen)
         await chat.press("escape")
         await chat.write("a draft")
         for number in range(9):

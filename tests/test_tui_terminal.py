@@ -69,7 +69,7 @@ def test_built_in_model_answers_and_the_terminal_is_as_before():
         terminal.write("Hello, who are you?\r")  # at once: the model may still be loading
         terminal.wait_for("tokens")
         terminal.press("f2")
-        terminal.wait_for("rest of this process")
+        terminal.wait_for("Keys and values")
         terminal.press("ctrl+q")
         assert terminal.wait_end() == 0
         terminal.check_left()

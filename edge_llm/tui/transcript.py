@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -34,25 +35,29 @@ class Transcript(VerticalScroll, can_focus=False):
         self._path: list[Message] = []
         self._versions: dict[int, tuple[int, int]] = {}
         self._first = 0
-        self._bringing = False  # earlier messages are on their way
+        self._changing = asyncio.Lock()
+        """Held while messages come or go: a chat may be shown while earlier messages of another one are on their way."""
 
     async def show(self, path: Sequence[Message], tree: Iterable[Message]) -> None:
         """Show ``path`` out of ``tree`` from its end."""
-        self._path = list(path)
-        self._versions = _versions(path, tree)
-        self._first = _first_of(self._path, LINES)
-        async with self.batch():
-            await self.remove_children()
-            await self.mount_all([*self._earlier_button(), *(self._view(message) for message in self._path[self._first :])])
+        async with self._changing:
+            self._path = list(path)
+            self._versions = _versions(path, tree)
+            self._first = _first_of(self._path, LINES)
+            async with self.batch():
+                await self.remove_children()
+                shown = [self._view(message) for message in self._path[self._first :]]
+                await self.mount_all([*self._earlier_button(), *shown])
         self.anchor()
         self.call_after_refresh(self._bring)
 
     async def add(self, message: Message) -> MessageView:
         """A message behind the others."""
-        self._path.append(message)
-        await self._forget_earliest()
-        view = self._view(message)
-        await self.mount(view)
+        async with self._changing:
+            self._path.append(message)
+            await self._forget_earliest()
+            view = self._view(message)
+            await self.mount(view)
         self.anchor()
         return view
 
@@ -71,20 +76,21 @@ class Transcript(VerticalScroll, can_focus=False):
     @on(Button.Pressed, "#earlier")
     async def show_earlier(self) -> None:
         """Bring earlier messages, and keep what is seen where it is."""
-        end = self._first
-        self._first = _first_of(self._path[:end], LINES)
-        if not end:
-            return
-        button = self.query_one("#earlier", Button)
-        below = self.max_scroll_y - max(0, self.scroll_y)  # it is below 0 where there is room above the first message
-        if below >= 1:  # else the end is seen, and stays to be seen
-            self.release_anchor()
-        async with self.batch():
-            await self.mount_all([self._view(message) for message in self._path[self._first : end]], after=button)
-            if self._first == 0:
-                await button.remove()
-            else:
-                button.label = _earlier(self._first)
+        async with self._changing:
+            end = self._first
+            self._first = _first_of(self._path[:end], LINES)
+            if not end:
+                return
+            button = self.query_one("#earlier", Button)
+            below = self.max_scroll_y - max(0, self.scroll_y)  # it is below 0 where there is room above the first message
+            if below >= 1:  # else the end is seen, and stays to be seen
+                self.release_anchor()
+            async with self.batch():
+                await self.mount_all([self._view(message) for message in self._path[self._first : end]], after=button)
+                if self._first == 0:
+                    await button.remove()
+                else:
+                    button.label = _earlier(self._first)
         if below >= 1:
             self.call_after_refresh(lambda: self.scroll_to(y=self.max_scroll_y - below, animate=False))
 
@@ -102,12 +108,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def _bring(self) -> None:
         """Bring earlier messages when the first one is seen: one has come to the top, or there is room for more."""
-        if self._first and self.scroll_y < 1 and not self._bringing and self.is_attached and self.size.height:
-            self._bringing = True
-            try:
-                await self.show_earlier()
-            finally:
-                self._bringing = False
+        if self._first and self.scroll_y < 1 and not self._changing.locked() and self.is_attached and self.size.height:
+            await self.show_earlier()
             if self.max_scroll_y < 1:
                 self.call_after_refresh(self._bring)
 
