@@ -403,6 +403,27 @@ def test_a_long_chat_shows_its_end_and_brings_earlier_messages(tmp_path):
     drive(talk, tmp_path, size=(80, 24))
 
 
+def test_a_chat_may_be_shown_while_earlier_messages_come(tmp_path):
+    store, _ = WritingStore.open(tmp_path / "chats.db")
+    chat = store.begin({})
+    parent = None
+    for number in range(90):
+        parent = store.add(chat.id, parent, "assistant" if number % 2 else "user", f"message {number}.").id
+    store.close()
+
+    async def talk(chat):
+        await chat.until(lambda: "message 89." in chat.screen)
+        shown, transcript = chat.session.chat, chat.transcript
+        for _ in range(4):
+            changes = (transcript.show_earlier(), transcript.show(shown.path, shown.messages), transcript.show_earlier())
+            await asyncio.gather(*changes)
+            seen = [text for _, text in chat.said]
+            assert seen == [f"message {number}." for number in range(90 - len(seen), 90)]
+            assert len(transcript.query("#earlier")) == (len(seen) < 90)
+
+    drive(talk, tmp_path, size=(80, 24))
+
+
 def test_prompts_of_all_chats_are_the_history(tmp_path):
     async def talk(chat):
         await chat.ask("Older")
