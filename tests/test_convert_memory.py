@@ -51,6 +51,14 @@ def test_of_a_wide_linear_the_energy_is_there_once_and_once_as_panels(scheme: st
         quantized(tally.inputs(), QUANTIZERS[scheme], weight, NO_CHANNELS, "w")
 
 
+def test_of_rows_that_are_held_out_no_others_are_kept() -> None:
+    rows, columns, times = 4096, 64, 16
+    with at_most(lambda: 4 * rows * columns * (times / 8 + 4)):
+        tally = InputTally(columns)
+        for _ in range(times):
+            tally.add(np.ones((rows, columns), np.float32))
+
+
 def test_inputs_are_the_mean_energy_however_the_rows_come() -> None:
     x = np.random.default_rng(1).standard_normal((400, 96)).astype(np.float32)
     tally = InputTally(96)

@@ -64,6 +64,18 @@ def test_nothing_stored_is_replaced_and_odd_files_are_told(home):
         store_prompt(home / "file", "x", "text")
 
 
+def test_what_cannot_be_read_again_is_not_stored_and_a_link_that_leads_nowhere_is_told(home):
+    folder = prompts_folder()
+    with pytest.raises(UsageError, match="256 KiB"):
+        store_prompt(folder, "big", "x" * MOST_BYTES)
+    assert prompt_names(folder) == []
+    store_prompt(folder, "big", "x" * (MOST_BYTES - 1))
+    assert len(stored_prompt(folder, "big")) == MOST_BYTES - 1
+    (folder / "gone.md").symlink_to(folder / "nowhere")
+    with pytest.raises(UsageError, match="gone"):
+        stored_prompt(folder, "gone")
+
+
 def test_a_prompt_is_stored_completed_and_used_in_the_chat(tmp_path, home):
     async def talk(chat):
         await chat.send("/prompt")

@@ -88,6 +88,7 @@ PAGES = {
     "hf.co/org/x:latest": ("org/x", None),
     "https://huggingface.co/org/x/tree/v1.0/": ("org/x", "v1.0"),
     "https://huggingface.co/org/x/tree/refs%2Fpr%2F3": ("org/x", "refs/pr/3"),
+    "https://huggingface.co/org/x/tree/refs/pr/3": ("org/x", "refs/pr/3"),
     "https://huggingface.co/org/x/blob/main/config.json#L3": ("org/x", None),
     "https://huggingface.co/org/x/resolve/main/model.safetensors?download=true": ("org/x", None),
     "https://huggingface.co/org/x/discussions/7": ("org/x", None),

@@ -105,3 +105,23 @@ def test_text_without_a_mark_is_shown_as_it_was_said(text):
 )  # fmt: skip
 def test_marks_are_drawn_and_not_shown(text, drawn):
     assert plain(text) == drawn
+
+
+NESTED = ("[" * 3000, "![" * 3000, "[*" * 2000, "[`" * 500, "[" * 300 + "a" + "](x)" * 300, "> " * 3000 + "a")
+
+
+@pytest.mark.parametrize("text", NESTED, ids=range(len(NESTED)))
+def test_what_nests_without_end_is_text(text):
+    """Also where little is left of the stack."""
+
+    def deep(levels):
+        return deep(levels - 1) if levels else plain(text)
+
+    for found in (plain(text), deep(500)):
+        assert found.count("[") == text.count("[") and found.count("a") == text.count("a")
+
+
+@pytest.mark.parametrize("text", ["42.", "1)", "-", "7.\n8.", "- a\n-\n- b"])
+def test_an_item_that_says_nothing_has_a_line(text):
+    types = [token.type for token in markdown_parser().parse(text)]
+    assert types.count("inline") == types.count("list_item_open") > 0

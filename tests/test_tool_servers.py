@@ -18,7 +18,7 @@ from edge_llm.tool_servers.settings import ToolServer, tool_servers
 from edge_llm.user_config import read_user_config
 
 SCRIPT = str(Path(__file__).with_name("tool_server.py"))
-TOOLS = ["add", "environment", "process", "big", "colours", "fail", "sleep", "die"]
+TOOLS = ["add", "environment", "process", "big", "colours", "fail", "closed", "sleep", "die"]
 
 
 def server(*how, **options):
@@ -114,6 +114,36 @@ def test_a_call_can_be_stopped_and_its_server_ends(small):
     assert not thread.is_alive() and "its process ended" in failures[0]
     assert ends(pid)
     assert small.call("add", {"a": 1, "b": 1}).text == "2"
+
+
+def test_what_a_tool_says_of_doors_and_times_is_not_said_of_the_connection(small):
+    before = small.call("process", {}).text
+    refused = small.call("closed", {})
+    assert refused.failed and "The door is closed, the time timed out" in refused.text
+    assert small.call("process", {}).text == before
+
+
+ENDLESS = """
+import sys
+from edge_llm.tool_servers.process import ServerProcess
+from edge_llm.tool_servers.settings import ToolServer
+process = ServerProcess(ToolServer("pages", command=sys.executable, args=(sys.argv[1], "pages")))
+process._check()
+import threading
+threading.Thread(target=process.tools, daemon=True).start()
+while process._child is None:
+    pass
+print(process._child.process_id, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_the_process_beside_ends_with_a_chat_that_is_killed_whatever_it_does():
+    with subprocess.Popen([sys.executable, "-c", ENDLESS, SCRIPT], stdout=subprocess.PIPE, text=True) as chat:
+        beside = int(chat.stdout.readline())
+        time.sleep(3.0)  # it lists tools by now
+        chat.kill()
+    assert ends(beside)
 
 
 def test_closing_ends_the_server():

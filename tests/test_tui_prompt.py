@@ -502,7 +502,7 @@ def test_what_holds_is_shown_with_where_it_comes_from_and_the_form_resets_it(tmp
     facts = Facts("scripted", 1024, "device: host", {"top_p": 0.9})
 
     async def talk(chat):
-        for name, told in (("top_p", "0.9 (the model's default)"), ("top_k", "0 (default)"), ("seed", "7 (the command line)")):
+        for name, told in (("top_p", "0.9 (default)"), ("top_k", "0 (default)"), ("seed", "7 (the command line)")):
             await chat.send(f"/set {name}")
             await chat.until(lambda name=name, told=told: chat.told(f"{name}: {told}"))
         await chat.send("/set min-p 0.5")
@@ -512,7 +512,7 @@ def test_what_holds_is_shown_with_where_it_comes_from_and_the_form_resets_it(tmp
         form = chat.app.screen
         shown = [line.strip(" │") for line in chat.screen.splitlines() if "│" in line]
         lines = {line.split()[0]: line for line in shown if line}
-        assert "0.9 (the model's default)" in lines["top_p"]
+        assert "0.9 (default)" in lines["top_p"]
         assert "0.0 (default)" in lines["temperature"]
         assert "1024 (as the model is loaded)" in lines["context"]
         assert "no limit" in lines["max_tokens"]

@@ -34,6 +34,15 @@ def test_it_says_what_this_is_and_the_first_prompt_takes_its_place(tmp_path):
     drive(talk, tmp_path, ScriptedProvider(facts=REAL))
 
 
+@pytest.mark.parametrize("size", [(80, 24), (100, 24), (120, 40)])
+def test_on_the_first_start_all_of_it_is_seen(tmp_path, size):
+    async def talk(chat):
+        for prompt in TOY_PROMPTS:
+            await chat.until(lambda prompt=prompt: prompt in chat.screen)
+
+    drive(talk, tmp_path, ScriptedProvider(facts=TOY), size=size)
+
+
 def test_a_toy_is_called_one_and_a_key_and_a_click_get_a_real_model(tmp_path):
     async def talk(chat):
         await chat.until(lambda: "This is a 2M toy. F4 gets a real model." in chat.screen)

@@ -22,6 +22,18 @@ if HOW == "floods":
     while True:
         os.write(1, b"x" * (1 << 20))
 
+if HOW == "pages":  # of tools, without end
+    import json
+
+    for line in sys.stdin:
+        asked = json.loads(line)
+        told = {"tools": [], "nextCursor": "more"}
+        if asked.get("method") == "initialize":
+            info = {"name": "pages", "version": "1"}
+            told = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": info}
+        if "id" in asked:
+            print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": told}), flush=True)
+
 from mcp.server import MCPServer  # noqa: E402
 
 server = MCPServer("a small server")
@@ -61,6 +73,14 @@ def colours() -> str:
 def fail() -> str:
     """Fails."""
     raise ValueError("no such \x1b[1mnote")
+
+
+@server.tool()
+def closed() -> str:
+    """Fails with the words of a connection that has ended."""
+    from mcp import MCPError
+
+    raise MCPError(1, "The door is closed, the time timed out")
 
 
 @server.tool()

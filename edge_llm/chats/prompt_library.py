@@ -36,7 +36,9 @@ def stored_prompt(folder: Path, name: str, filling: str = "") -> str:
     if name not in names:
         known = f"there are: {', '.join(names[:20])}" if names else f"none is stored in `{folder}`"
         raise UsageError(f"there is no prompt `{shown(name, 60)}`; {known}; /prompt save NAME stores the last one")
-    path = next(path for suffix in SUFFIXES if (path := folder / f"{name}{suffix}").exists())
+    path = next((path for suffix in SUFFIXES if (path := folder / f"{name}{suffix}").exists()), None)
+    if path is None:  # a link that leads nowhere, or a file that was removed meanwhile
+        raise UsageError(f"the prompt `{name}` in `{folder}` cannot be read: its file is gone")
     text = read_file(path, MOST_BYTES, error=UsageError).decode("utf-8", "replace").rstrip("\n")
     if not filling:
         return text
@@ -52,6 +54,8 @@ def store_prompt(folder: Path, name: str, text: str) -> Path:
         raise UsageError(f"`{shown(name, 60)}` is no name for a prompt; use letters, digits, - and _")
     if name in prompt_names(folder):
         raise UsageError(f"there is a prompt `{name}` already: `{folder}` has it as a file; give another name")
+    if len(text.encode("utf-8", "replace")) >= MOST_BYTES:
+        raise UsageError(f"a prompt of more than {MOST_BYTES >> 10} KiB is not stored; shorten it")
     path = folder / f"{name}.md"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def _agree(model: str, place: Place, *, yes: bool, renews: bool) -> None:
         lacks, what = ("imported yet", "import") if place.folder else ("here", "fetch")
         raise UsageError(
             f"`{shown(model)}`{size} is not {lacks}, and nobody can be asked whether to {what} it: run "
-            f"`edge-llm import {place}{_at(place)}` first, or give --yes",
+            f"`edge-llm import {shlex.quote(str(place))}{_at(place)}` first, or give --yes",
             param="yes",
         )
     question = _question(model, place, renews)
@@ -120,7 +121,7 @@ def _question(model: str, place: Place, renews: bool) -> str:
 
 
 def _at(place: Place) -> str:
-    return f" --revision {place.revision}" if place.revision else ""
+    return f" --revision {shlex.quote(place.revision)}" if place.revision else ""
 
 
 def _import(place: Place, *, overwrite: bool) -> str:

@@ -191,7 +191,7 @@ def _justify(cell: SyntaxTreeNode) -> Any:
 
 def _code(content: str, info: str) -> Iterator[Line]:
     """Lines of code, which are as long as they are: what is copied from a terminal has no ends of lines that nobody wrote."""
-    text = content.removesuffix("\n")
+    text = content.removesuffix("\n").expandtabs(4)  # as Rich does, which would make it longer
     language = info.split()[0] if info.split() else ""
     if not language or len(text) > MOST_HIGHLIGHTED:
         yield from ([Segment(line, PLAIN)] for line in text.split("\n") if content)

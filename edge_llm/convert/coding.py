@@ -83,7 +83,7 @@ class InputTally:
     def add(self, x: np.ndarray, threads: ThreadPool | None = None) -> None:
         """Add rows float32 [M, K]; the ``threads`` share the work."""
         fitting = np.delete(x, np.s_[::HELD_OUT], axis=0)
-        self._held_out.append(x[::HELD_OUT])
+        self._held_out.append(x[::HELD_OUT].copy())  # not all of x
         add_energy(self._energy, fitting, threads)
         self._tokens += len(fitting)
 

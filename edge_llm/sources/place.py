@@ -147,6 +147,8 @@ def _page(text: str) -> tuple[str, str | None] | None:
     if parts[-1].lower().endswith(".gguf"):
         raise refuse_gguf(text)
     revision = parts[3] if len(parts) > 3 and parts[2] in _AT_REVISION else "main"
+    if revision == "refs":  # of a pull request or a branch: refs/pr/1
+        revision = "/".join(parts[3:6])
     return repository, None if revision == "main" else revision
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,16 +22,30 @@ from markdown_it.token import Token
 DEEPEST = 12
 """Levels of quotes and of lists (a list has two) that are drawn inside of each other; a deeper mark is text."""
 
+_NESTED = 60
+"""Brackets inside of each other that may be links; each takes several calls of Python's stack."""
 _TARGET = re.compile(r"(?:[a-z][a-z\d+.-]*://|mailto:|www\.|\.{0,2}/|#)\S|[\w.-]+\.[a-z]{2,10}(?:[/?#:]|$)", re.IGNORECASE)
 """How the target of a link begins; `handlers[name](event)` is none."""
 _NOWHERE = re.compile(r"\(\s*\)")
 _BETWEEN_SPACES = re.compile(r"(?<=\s)(?=\s)")
+_NOTHING = "\u00a0"
 _WORD = frozenset(string.ascii_letters + string.digits)
+
+
+class _Parser(MarkdownIt):
+    """Shows a text as it was written that nests deeper than the stack of whoever draws it allows."""
+
+    def parse(self, src: str, env: Any = None) -> list[Token]:
+        try:
+            return super().parse(src, env)
+        except RecursionError:
+            lines = [0, src.count("\n") + 1]
+            return [Token("fence", "code", 0, map=lines, content=f"{src}\n", markup="```", block=True)]
 
 
 def markdown_parser() -> MarkdownIt:
     """A parser whose tokens hold all of a text but its marks.  Lines stay lines, and spaces stay spaces."""
-    parser = MarkdownIt("gfm-like", {"html": False, "maxNesting": 1000})
+    parser = _Parser("gfm-like", {"html": False, "maxNesting": _NESTED})
     parser.disable(["reference", "entity", "autolink"])
     parts = {name: getattr(helpers, name) for name in helpers.__all__}
     parser.helpers = SimpleNamespace(**parts | {"parseLinkDestination": _destination, "parseLinkTitle": _title})  # type: ignore[assignment]
@@ -170,11 +184,23 @@ def _title(text: str, at: int, end: int, *before: Any) -> Any:
 
 def _finish(state: StateCore) -> None:
     """Targets of links are text, spaces stay, and a rule inside of something has its place there."""
+    state.tokens = [*_with_items(state.tokens)]
     for block in state.tokens:
         if block.type == "inline" and block.children:
             block.children = [*_spaced(_with_targets(block.children))]
         elif block.type == "hr" and block.level:
             block.type = "rule"
+
+
+def _with_items(tokens: Sequence[Token]) -> Iterator[Token]:
+    """An item that says nothing, such as `42.`, has a line all the same, on which its number stands."""
+    for at, token in enumerate(tokens):
+        yield token
+        if token.type == "list_item_open" and tokens[at + 1].type == "list_item_close":
+            text = Token("inline", "", 0, map=token.map, level=token.level + 2, content=_NOTHING, children=[_text(_NOTHING)])
+            yield Token("paragraph_open", "p", 1, map=token.map, level=token.level + 1, block=True)
+            yield text
+            yield Token("paragraph_close", "p", -1, level=token.level + 1, block=True)
 
 
 def _with_targets(tokens: Iterable[Token]) -> Iterator[Token]:

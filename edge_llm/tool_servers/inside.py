@@ -15,7 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from edge_llm.child.inside import answer, limit_memory, questions
+from edge_llm.child.inside import answer, end_with_owner, limit_memory, questions
 
 MOST_BYTES = 1 << 30
 """Memory that what a server sends may take, beside what this process has at its start."""
@@ -34,6 +34,7 @@ _LAUNCH = (
 def serve(settings: str) -> None:
     """Answer questions about the server that ``settings`` (JSON) name, until there are no more."""
     limit_memory(MOST_BYTES)
+    end_with_owner()
     asked = questions()
     first = _next(asked)
     if first is None:
@@ -96,14 +97,15 @@ async def _tools(client: Any) -> AsyncIterator[dict[str, Any]]:
 async def _call(client: Any, question: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The result of the call that ``question`` asks for; a connection that has ended is raised."""
     from mcp import MCPError
+    from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
     try:
         result = await client.call_tool(question["name"], question["arguments"], read_timeout_seconds=seconds)
     except MCPError as error:
-        if "losed" in str(error):  # the connection: nothing more comes
+        if error.code == CONNECTION_CLOSED:  # nothing more comes
             raise
-        late = "timed out" in str(error)
-        return {"text": f"no answer in {seconds:g} seconds" if late else _reason(error), "error": True}
+        late = error.code == REQUEST_TIMEOUT
+        return {"text": f"no answer in {seconds:g} seconds" if late else str(error), "error": True}
     text = "\n".join(_part(part.model_dump(mode="json", by_alias=True)) for part in result.content)
     if not text and result.structured_content is not None:
         text = json.dumps(result.structured_content, ensure_ascii=False)

@@ -169,10 +169,12 @@ class Answering:
         known = {name: value for name, value in self.message.figures.items() if name == THOUGHT_SECONDS}
         known |= {name: value for name, value in asdict(figures).items() if value is not None}
         self._change(state=state, reason=why, figures=known)
-        if self.view.is_attached:
-            await self.view.finish(self.message)
-        await self._save(self.chat)
-        self.over.set()
+        try:
+            if self.view.is_attached:
+                await self.view.finish(self.message)
+        finally:  # what was said is kept, whatever becomes of how it is shown
+            await self._save(self.chat)
+            self.over.set()
 
     def _change(self, **fields: object) -> None:
         self.message = replace(self.message, **fields)  # type: ignore[arg-type]

@@ -235,7 +235,7 @@ class ChatApp(Stage):
         if empty:
             name = session.loading.name if session.loading is not None else ""
             self.welcome.show(session.provider.facts if session.provider is not None else None, name)
-        if self.welcome.display is not empty:
+        if (self.welcome.display, self.transcript.display) != (empty, not empty):
             self.welcome.display, self.transcript.display = empty, not empty
 
     async def _count(self, provider: Provider, text: str, attached: Sequence[Attachment]) -> None:

@@ -59,7 +59,7 @@ def _sampling(name: str, facts: Facts | None) -> Holds:
     if facts is None:
         return Holds("not known yet", "no model is loaded")
     if name in facts.sampling:
-        return Holds(shown_value(facts.sampling[name]), "the model's default")
+        return Holds(shown_value(facts.sampling[name]), "default")
     if facts.site.startswith("server"):
         return Holds("the server decides")
     if name in _NOT_SET:

@@ -11,6 +11,7 @@ from edge_llm.chats.tree import CONTEXT_FULL, Cut, Message, visible
 from edge_llm.errors import EdgeLLMError
 from edge_llm.providers.base import Ask, Provider
 from edge_llm.talk.pieces import Said
+from edge_llm.talk.tools import spelled_out
 from edge_llm.tui.asking import messages_of
 from edge_llm.tui.threads import in_thread
 
@@ -90,7 +91,7 @@ async def summarize(
     context = provider.facts.context or UNKNOWN_CONTEXT
     most = max(16, min(MOST_SUMMARY, context // 4))
     chosen = {name: value for name, value in sampling.items() if name != "stop"} | {"max_tokens": most}
-    left, summary, step = [dict(each) for each in messages], "", 0
+    left, summary, step = spelled_out([dict(each) for each in messages]), "", 0
     while left:
         step += 1
         many = await in_thread(_fitting, provider, summary, left, context - most)

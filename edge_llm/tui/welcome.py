@@ -44,7 +44,7 @@ class Welcome(VerticalScroll, can_focus=False):
         yield Static("Chat with a model that runs on this machine.", markup=False, id="welcome-what")
         yield Static("", markup=False, id="welcome-toy")
         yield Static("", markup=False, id="welcome-model")
-        yield Static("Try one of these (click it, or press Alt+1, Alt+2, Alt+3):", markup=False, id="welcome-try")
+        yield Static("Try one of these (click it; Alt+1 to Alt+3 where they are sent):", markup=False, id="welcome-try")
         for at in range(len(PROMPTS)):
             yield Try(at)
 
