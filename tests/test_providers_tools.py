@@ -18,7 +18,7 @@ from edge_llm.providers.local import LocalProvider
 from edge_llm.providers.remote import RemoteCatalogue, request_body
 from edge_llm.talk.pieces import CallArguments, CallBegun, Said
 from edge_llm.text.chat import ChatTemplate
-from edge_llm.tui.tools import with_pieces
+from edge_llm.tui.answering import with_pieces
 
 ASK = Ask(tuple(CHAT), tools=(TOOL,))
 SAID = 'I look. {"name": "weather", "arguments": {"city": "Bern"}}'
