@@ -188,6 +188,11 @@ def test_one_answer_needs_no_full_screen():
     assert not {"textual", "httpx", "sqlite3"} & loaded_by(code)
 
 
+def test_the_first_frame_of_the_chat_needs_no_engine():
+    """Loading it takes longer than the frame may."""
+    assert not {"numpy", "kernels", "tokenizers", "mcp", "edge_llm.engine.engine"} & loaded_by("import edge_llm.tui.app")
+
+
 def test_all_that_a_runner_reaches_counts_as_numerics():
     """Stored pages are of the code that `edge_llm.engine.numerics` digests: nothing that computes may lie beside it."""
     knows_no_numbers = {"edge_llm", "edge_llm.errors", "edge_llm.files", "edge_llm.progress", "edge_llm.strict_json"}

@@ -36,7 +36,8 @@ from edge_llm.sources.known import KnownModel, find_known, known_models
 from edge_llm.talk.conversation import NO_TEMPLATE, behind_thought, conversation_request, plain_messages
 from edge_llm.talk.outcome import AnswerReader, AnswerSyntax
 from edge_llm.talk.pieces import CallArguments, CallBegun, Said, Thought
-from edge_llm.talk.tools import ToolUse, spelled_out
+from edge_llm.talk.spelled_out import spelled_out
+from edge_llm.talk.tools import ToolUse
 from edge_llm.talk.wish import Wish, wish_of
 from edge_llm.text.chat import encode_chat
 

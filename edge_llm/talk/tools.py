@@ -13,8 +13,8 @@ from edge_llm.engine.engine import Engine
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.talk.pieces import TOOL_NAME
+from edge_llm.talk.spelled_out import spelled_out
 from edge_llm.talk.tool_formats import (
-    HERMES,
     ControlToken,
     ToolFormat,
     arguments_schema,
@@ -134,26 +134,3 @@ def _plain_tool(tool: Any, where: str) -> dict[str, Any]:
         raise UsageError(f"{where}.function.parameters must be a JSON schema", param=f"{where}.function.parameters")
     plain = {"name": name, "description": function.get("description") or "", "parameters": function.get("parameters") or {}}
     return {"type": "function", "function": plain}
-
-
-def spelled_out(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """``messages`` with calls and their results as plain text, for a template that knows none."""
-    plain: list[dict[str, Any]] = []
-    for message in messages:
-        if message["role"] == "tool":
-            result = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if plain and plain[-1]["role"] == "user" and plain[-1]["content"].startswith("<tool_response>"):
-                plain[-1] = {"role": "user", "content": f"{plain[-1]['content']}\n{result}"}
-            else:
-                plain.append({"role": "user", "content": result})
-        elif calls := message.get("tool_calls"):
-            texts = [message["content"], *(_call_text(call["function"]) for call in calls)]
-            plain.append({"role": message["role"], "content": "\n".join(text for text in texts if text)})
-        else:
-            plain.append(message)
-    return plain
-
-
-def _call_text(function: dict[str, Any]) -> str:
-    call = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
-    return HERMES.opener + call + HERMES.closer

@@ -11,7 +11,7 @@ from edge_llm.chats.tree import CONTEXT_FULL, Cut, Message, visible
 from edge_llm.errors import EdgeLLMError
 from edge_llm.providers.base import Ask, Provider
 from edge_llm.talk.pieces import Said
-from edge_llm.talk.tools import spelled_out
+from edge_llm.talk.spelled_out import spelled_out
 from edge_llm.tui.asking import messages_of
 from edge_llm.tui.threads import in_thread
 
