@@ -106,7 +106,7 @@ def test_a_limit_of_tokens_is_not_taken_for_a_full_context(tmp_path):
 
     async def talk(chat):
         await chat.ask("Hello")
-        assert "cut after 3 tokens (max_tokens)" in chat.screen
+        await chat.until(lambda: "cut after 3 tokens (max_tokens)" in chat.screen)
         assert "is full" not in chat.screen
 
     drive(talk, tmp_path, provider)
@@ -115,7 +115,7 @@ def test_a_limit_of_tokens_is_not_taken_for_a_full_context(tmp_path):
 def test_why_an_answer_failed_stands_with_it_after_a_restart(tmp_path):
     async def talk(chat):
         await chat.ask("Hello")
-        assert "Failed: the weights are [b]gone[/b]" in chat.screen
+        await chat.until(lambda: "Failed: the weights are [b]gone[/b]" in chat.screen)
 
     drive(talk, tmp_path, ScriptedProvider([["Once", UsageError("the weights are [b]gone[/b]")]]))
 
