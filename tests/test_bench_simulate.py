@@ -215,10 +215,10 @@ def test_bench_simulate_draws_and_writes_the_lanes(call, tmp_path):
     ("arguments", "message"),
     [
         (("gpt-9",), f"no cost table `gpt-9`; give the path of one, or one of {NAME}"),
-        ((), "Missing argument 'TABLE'"),
+        ((), "error: TABLE is missing"),
         ((NAME, "-p", "0"), "nothing to simulate"),
         ((NAME, "-p", "99999999"), "chunks are too many"),
-        ((NAME, "builtin"), "unexpected extra argument (builtin)"),
+        ((NAME, "builtin"), "`edge-llm bench simulate` takes no `builtin`"),
     ],
 )
 def test_bench_simulate_refuses(call, arguments, message):

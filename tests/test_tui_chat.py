@@ -762,6 +762,7 @@ def test_pieces_of_one_batch_stay_in_order(tmp_path):
 
 def test_an_answer_may_grow_before_its_message_is_drawn(tmp_path):
     async def talk(chat):
+        await chat.ask("One")  # an empty chat shows its welcome
         empty = Message(7, 1, None, "assistant", "", model="scripted", state="growing")
         view = MessageView(empty)
         mounting = chat.transcript.mount(view)

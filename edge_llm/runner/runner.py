@@ -75,7 +75,7 @@ class Int8Runner:
         """Called with the trace of every graph that ran, to see where the time goes."""
         self._device = device
         watching = None if watch is not None else self.model.watching
-        self._meter = StepMeter(watching, lambda: bool(self.model.weights.streamed))
+        self._meter = StepMeter(watching, weights)
         self._prompt = PromptWindows(self._meter)
         self._looked_at = False
         self._clipped = 0

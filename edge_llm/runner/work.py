@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from edge_llm.devices.base import WatchedOp, Watching
 from edge_llm.runner.base import Segment
 from edge_llm.runner.inside import ATTENTION, FLASH, KEYS, NORMS, OUTPUT, PRODUCTS, REST, Work
+from edge_llm.weights.base import Weights
 
 LINEARS = ("linear", "linear_swiglu")
 """Operations that are a product first of all."""
@@ -52,10 +53,10 @@ class TimedRun:
 class StepMeter:
     """Times some steps of answers, and what it is asked to time.  One thread runs the model; any may look."""
 
-    def __init__(self, watching: Watching | None, streamed: Callable[[], bool]) -> None:
-        """``watching`` is the model's, None where it cannot be watched; ``streamed`` says whether layers come from flash."""
+    def __init__(self, watching: Watching | None, weights: Weights) -> None:
+        """``watching`` is that of the model of ``weights``, None where it cannot be watched."""
         self._watching = watching
-        self._streamed = streamed
+        self._weights = weights
         self._count = 0
         self._steps: deque[TimedRun] = deque(maxlen=KEPT)
         self._shown: tuple[TimedRun, Work] | None = None
@@ -126,5 +127,5 @@ class StepMeter:
                     nbytes += work_of(one, positions)[1]
             seconds[OUTPUT] += run.output_seconds
         whole = sum(run.seconds for run in runs)
-        seconds[FLASH if self._streamed() else REST] += max(0.0, whole - sum(seconds.values()))
+        seconds[FLASH if self._weights.streamed else REST] += max(0.0, whole - sum(seconds.values()))
         return Work({kind: taken for kind, taken in seconds.items() if taken > 0}, len(runs), nbytes)
