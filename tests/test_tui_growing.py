@@ -2,17 +2,22 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
+from chat_driver import drive
 from textual.app import App
 from textual.containers import Vertical
+from textual.css.stylesheet import Stylesheet
 from textual.widgets import Markdown, Static
 from textual.widgets._markdown import MarkdownHeader, MarkdownParagraph
 from textual.widgets.markdown import MarkdownFence
 
+from edge_llm.chats.tree import Message
 from edge_llm.tui import growing
 from edge_llm.tui.blocks import SaidMarkdown
 from edge_llm.tui.growing import GrowingText, block_end, blocks, open_fence, parts
+from edge_llm.tui.message_view import MessageView
 
 PART = (
     "# Heading\n\nA *paragraph* of text that\ngoes on.\n\n- one\n- two\n\n"
@@ -33,8 +38,11 @@ def test_a_text_is_cut_behind_blocks_and_not_in_fences(text, end):
 
 
 def shape(widget):
-    """What is drawn: the kinds of blocks and their texts, from top to bottom."""
-    return [(type(one).__name__, getattr(getattr(one, "content", None), "plain", "")) for one in widget.query("*")]
+    """What is drawn: the kinds of blocks, their texts and the space around them, from top to bottom."""
+    return [
+        (type(one).__name__, getattr(getattr(one, "content", None), "plain", ""), one.styles.margin)
+        for one in widget.query("*")
+    ]
 
 
 class Page(App):
@@ -231,3 +239,26 @@ def test_a_long_text_costs_a_bounded_number_of_widgets(monkeypatch):
             assert seen(grows) == seen(again) == (parts(text)[0], [parts(text)[1]])
 
     asyncio.run(main())
+
+
+def test_a_block_that_comes_styles_none_that_is_there(tmp_path, monkeypatch):
+    """Each would cost what all of the answer costs."""
+    message = Message(7, 1, None, "assistant", "", model="scripted", state="growing")
+
+    async def talk(chat):
+        await chat.ask("One")  # an empty chat shows its welcome
+        view = MessageView(message)
+        await chat.transcript.mount(view)
+        text = PART * 4
+        await view.grow(replace(message, text=text))
+        await chat.until(lambda: len(view.query(MarkdownParagraph)) >= 4)
+        await chat.settle()
+        there, styled = {*list(view.query("SaidMarkdown *"))[:-1]}, []
+        real = Stylesheet.apply
+        monkeypatch.setattr(Stylesheet, "apply", lambda sheet, node, **how: (styled.append(node), real(sheet, node, **how))[1])
+        await view.grow(replace(message, text=text + "\n\nA new one.\n\n- and\n- more\n"))
+        await chat.until(lambda: "more" in chat.screen)
+        await chat.settle()
+        assert styled and [one for one in styled if one in there] == []
+
+    drive(talk, tmp_path)

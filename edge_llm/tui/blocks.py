@@ -7,15 +7,18 @@ from typing import Any
 from markdown_it.token import Token
 from textual import events
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.containers import Horizontal, ScrollableContainer, Vertical
 from textual.content import Content
 from textual.highlight import HighlightTheme, highlight
 from textual.highlight import Token as Kind
 from textual.message import Message as Event
 from textual.strip import Strip
+from textual.widget import Widget
 from textual.widgets import Label, Markdown, Static
 from textual.widgets._markdown import (
     MarkdownBlock,
+    MarkdownBlockQuote,
     MarkdownBullet,
     MarkdownFence,
     MarkdownHorizontalRule,
@@ -138,6 +141,11 @@ def _put(strip: Strip, at: int) -> Strip:
     return Strip.join([strip.crop(0, at), mark, strip.crop(at + 1)])
 
 
+def _end(block: Widget) -> None:
+    """Nothing follows ``block``."""
+    block.styles.margin = 0
+
+
 class _NumberedItem(MarkdownOrderedListItem):
     def __init__(self, markdown: Markdown, token: Token, bullet: str) -> None:
         super().__init__(markdown, token, f"{bullet}{token.markup} ")
@@ -156,10 +164,18 @@ class _NumberedList(MarkdownOrderedList):
         self._blocks.clear()
 
 
+class _Quote(MarkdownBlockQuote):
+    def compose(self) -> ComposeResult:
+        if self._blocks:
+            _end(self._blocks[-1])
+        yield from super().compose()
+
+
 class SaidMarkdown(Markdown):
-    """What a model said; links are not opened."""
+    """What a model said; links are not opened.  An empty line stands between blocks only."""
 
     BLOCKS = Markdown.BLOCKS | {
+        "blockquote_open": _Quote,
         "fence": CodeBlock,
         "code_block": CodeBlock,
         "ordered_list_open": _NumberedList,
@@ -168,6 +184,28 @@ class SaidMarkdown(Markdown):
 
     def __init__(self, markdown: str | None = None, **more: Any) -> None:
         super().__init__(markdown, parser_factory=markdown_parser, open_links=False, **more)
+        self._ending: Widget | None = None
+
+    def update(self, markdown: str) -> AwaitComplete:
+        return AwaitComplete(self._drawn(super().update(markdown)))
+
+    def append(self, markdown: str) -> AwaitComplete:
+        return AwaitComplete(self._drawn(super().append(markdown)))
+
+    async def _drawn(self, blocks: AwaitComplete) -> None:
+        """Wait for ``blocks``; the last one has no empty line below.
+
+        A rule for `:last-child` would style every block of the text anew whenever one is added.
+        """
+        with self.app.batch_update():
+            await blocks
+            ending = self.children[-1] if self.children else None
+            if ending is not self._ending:
+                if self._ending is not None:
+                    self._ending.styles.clear_rule("margin")
+                if ending is not None:
+                    _end(ending)
+                self._ending = ending
 
     def unhandled_token(self, token: Token) -> MarkdownBlock | None:
         return MarkdownHorizontalRule(self, token) if token.type == "rule" else None

@@ -171,6 +171,7 @@ class GrowingText(Vertical):
         await self._last.update(self._fenced(sealed))
         self._sealed.append(_Sealed(sealed, blocks(sealed, self._fence), self._last))
         self._fence = open_fence(sealed, self._fence)
+        self._last.styles.margin = 0, 0, 1, 0
         self._last = SaidMarkdown()
         await self.mount(self._last)
         await self._append(self._fenced(self._text))
