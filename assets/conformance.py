@@ -25,7 +25,7 @@ accepted without effect is named in `x-edge-llm-ignored`.
 
 A field of sampling that a request leaves out has the value that the model's author names (`generation_config.json`), as with
 vLLM; where the author names none, it has OpenAI's: `temperature` and `top_p` are 1. The chat and `edge-llm run` are cooler
-there (0.7, and min-p 0.05): people read them, while a client was written for an API that says what an absent field means.
+there (0.7, min-p 0.05 and DRY): people read them, while a client was written for an API that says what an absent field means.
 `GET /props` has what holds.
 
 An answer that says the same over and over is ended: a period of up to 512 tokens, four times, and 200 tokens at least. Its

@@ -75,18 +75,24 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "Which animal is known as man's best friend?": ("dog",),
 }
 FACT_TOKENS, COPY_TOKENS = 40, 80
+_PLAIN = replace(FOR_PEOPLE, dry_multiplier=0.0)
 WAYS: Mapping[str, GenerationParams] = {
     "greedy": GenerationParams(),
     "the chat's": FOR_PEOPLE,
+    "the chat's, no DRY": _PLAIN,
     "API clients'": FOR_CLIENTS,
     "llama.cpp's": GenerationParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
     "0.4, min-p 0.05": GenerationParams(temperature=0.4, min_p=0.05),
     "0.7 alone": GenerationParams(temperature=0.7),
     "0.8, top-p 0.95": GenerationParams(temperature=0.8, top_p=0.95),
     "1.0, min-p 0.05": GenerationParams(temperature=1.0, min_p=0.05),
-    "the chat's, penalty 1.05": replace(FOR_PEOPLE, repetition_penalty=1.05),
-    "the chat's, penalty 1.1": replace(FOR_PEOPLE, repetition_penalty=1.1),
-    "the chat's, frequency 0.1": replace(FOR_PEOPLE, frequency_penalty=0.1),
+    "no DRY, penalty 1.05": replace(_PLAIN, repetition_penalty=1.05),
+    "no DRY, penalty 1.1": replace(_PLAIN, repetition_penalty=1.1),
+    "no DRY, frequency 0.1": replace(_PLAIN, frequency_penalty=0.1),
+    "DRY with llama.cpp's breakers": replace(FOR_PEOPLE, dry_sequence_breakers=GenerationParams().dry_sequence_breakers),
+    "DRY with no breakers": replace(FOR_PEOPLE, dry_sequence_breakers=()),
+    "DRY, 4 allowed": replace(FOR_PEOPLE, dry_allowed_length=4),
+    "DRY, 8 allowed": replace(FOR_PEOPLE, dry_allowed_length=8),
 }
 LAST, RUN = 100, 6
 """Tokens that are looked at, and how many in a row make a repeat."""

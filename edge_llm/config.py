@@ -166,6 +166,14 @@ class GenerationParams:
     """Taken from a token's logit for every time the answer has it already."""
     presence_penalty: float = 0.0
     """Taken once from the logit of every token that the answer has already."""
+    dry_multiplier: float = 0.0
+    """Above 0: what a token costs that would lengthen a repeat in the answer (DRY, `edge_llm.decoding.edits.dry_penalty`)."""
+    dry_base: float = 1.75
+    """That cost times this for each token of the repeat beyond the allowed ones."""
+    dry_allowed_length: int = 2
+    """Tokens of a repeat that costs nothing yet."""
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    """A repeat begins behind a token with one of these in it: llama.cpp's."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token, what is added to its logit)."""
     seed: int | None = None
@@ -191,6 +199,7 @@ class GenerationParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _strings(self.stop))
+        object.__setattr__(self, "dry_sequence_breakers", _strings(self.dry_sequence_breakers))
         object.__setattr__(self, "stop_tokens", frozenset(self.stop_tokens))
         _within("temperature", self.temperature, 0.0, 100.0)
         _within("top_p", self.top_p, 0.0, 1.0)
@@ -198,6 +207,9 @@ class GenerationParams:
         _within("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
+        _within("dry_base", self.dry_base, 1.0, 100.0)
+        _within("dry_allowed_length", self.dry_allowed_length, 1, 1024)
         if len(self.logit_bias) > 1024:
             raise UsageError(f"logit_bias takes at most 1024 tokens, got `{len(self.logit_bias)}`", param="logit_bias")
         for token, bias in self.logit_bias:
@@ -216,6 +228,10 @@ class GenerationParams:
             raise UsageError(f"seed must be between 0 and 2^64-1, got `{self.seed}`", param="seed")
         if len(self.stop) > 16 or not all(isinstance(each, str) and 1 <= len(each) <= 256 for each in self.stop):
             raise UsageError("stop takes at most 16 strings of 1 to 256 characters", param="stop")
+        breakers = self.dry_sequence_breakers
+        if len(breakers) > 64 or not all(isinstance(each, str) and 1 <= len(each) <= 64 for each in breakers):
+            message = "dry_sequence_breakers takes at most 64 strings of 1 to 64 characters"
+            raise UsageError(message, param="dry_sequence_breakers")
 
 
 def _strings(given: object) -> tuple[object, ...]:

@@ -11,11 +11,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from edge_llm.config import GenerationParams, RuntimeConfig
+from edge_llm.decoding.defaults import asked
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
 from edge_llm.talk.conversation import conversation_request, plain_messages
@@ -54,7 +55,7 @@ class LLM:
         return syntax.outcome(self.engine.answer(request))
 
     def _params(self, changes: dict[str, Any]) -> GenerationParams:
-        return replace(self.engine.defaults, **_known(GenerationParams, changes))
+        return asked(self.engine.defaults, **_known(GenerationParams, changes))
 
 
 def _known(kind: type, options: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_llm.config import GenerationParams
-from edge_llm.decoding.defaults import FOR_CLIENTS, FOR_PEOPLE, another, generation_defaults, is_greedy
+from edge_llm.decoding.defaults import FOR_CLIENTS, FOR_PEOPLE, another, asked, generation_defaults, is_greedy
 from edge_llm.decoding.sampler import make_sampler
 
 GREEDY = GenerationParams(loop_guard=True)
@@ -31,7 +31,7 @@ def test_where_an_author_names_no_sampling_people_and_clients_get_what_they_expe
     """People a little warmth without the unlikely tokens, clients the 1 that OpenAI's fields have; a greedy author is heard."""
     found = generation_defaults(raw)
     assert (found.params, found.served) == (people, clients)
-    assert GenerationParams(temperature=0.7, min_p=0.05, loop_guard=True) == FOR_PEOPLE
+    assert (FOR_PEOPLE.temperature, FOR_PEOPLE.min_p, FOR_PEOPLE.dry_multiplier) == (0.7, 0.05, 0.8) and FOR_PEOPLE.loop_guard
     assert GenerationParams(temperature=1.0, loop_guard=True) == FOR_CLIENTS
 
 
@@ -52,3 +52,10 @@ def test_another_answer_is_never_greedy_and_has_a_seed_of_its_own(**asked):
     logits = np.zeros(50, np.float32)  # all are as likely: who can choose does
     if not (0 < params.top_p < 1 or params.top_k) or is_greedy(params):
         assert len({make_sampler(another(params))(logits).token for _ in range(40)}) > 1
+
+
+@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_k": 1}, {"top_p": 0}, {"min_p": 1}], ids=str)
+def test_who_asks_for_greedy_answers_gets_them_as_the_model_has_them(greedy):
+    assert asked(FOR_PEOPLE, **greedy).dry_multiplier == 0
+    assert asked(FOR_PEOPLE, **greedy, dry_multiplier=2).dry_multiplier == 2
+    assert asked(FOR_PEOPLE, seed=1) == replace(FOR_PEOPLE, seed=1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_llm.config import GenerationParams
+from edge_llm.config import GenerationParams, Grammar
 from edge_llm.decoding.edits import make_edit
 from edge_llm.decoding.logprobs import token_logprobs
 from edge_llm.errors import UsageError
@@ -97,3 +97,50 @@ def test_logprobs_are_logarithms_of_probabilities_and_best_comes_first():
 def test_logprobs_that_nobody_asked_for_are_not_computed():
     assert token_logprobs(ZEROS, 0, None) == ()
     assert token_logprobs(ZEROS, 0, 0)[0].top == ()
+
+
+# -- repeats ----------------------------------------------------------------------------------------------------------
+
+
+def repeats_of(answer, allowed, broken):
+    """The tokens that would lengthen a repeat, and its length, as the definition has it."""
+    found = {}
+    for place in range(len(answer)):
+        length = 0
+        while length < place and answer[place - 1 - length] == answer[-1 - length] and answer[-1 - length] not in broken:
+            length += 1
+        if length >= allowed:
+            found[answer[place]] = max(found.get(answer[place], 0), length)
+    return found
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=5),
+    st.lists(st.integers(0, 3), max_size=40),
+    st.integers(1, 4),
+    st.frozensets(st.integers(0, 3), max_size=1),
+    st.data(),
+)
+def test_what_lengthens_a_repeat_costs_what_its_length_says(prompt, answer, allowed, broken, data):
+    params = GenerationParams(dry_multiplier=0.5, dry_base=1.5, dry_allowed_length=allowed, dry_sequence_breakers=("|",))
+    edit = make_edit(params, frozenset(), len(prompt), lambda token: b" |" if token in broken else b"x")
+    seen = 0
+    while seen < len(answer):  # tokens come one by one, and several at once
+        seen += data.draw(st.integers(1, len(answer) - seen))
+        logits = np.zeros(4, np.float32)
+        edit([*prompt, *answer[:seen]], logits)
+        expected = np.zeros(4, np.float32)
+        for token, length in repeats_of(answer[:seen], allowed, broken).items():
+            expected[token] -= 0.5 * 1.5 ** (length - allowed)
+        assert np.allclose(logits, expected, rtol=1e-5)
+
+
+def test_a_long_repeat_leaves_its_token_possible():
+    answer = [0, 1] * 500
+    logits = edited(np.zeros(2, np.float32), answer, dry_multiplier=100, dry_base=100)
+    assert np.isfinite(logits).all() and logits[0] < -1e29 and logits[1] == 0
+
+
+def test_an_answer_of_a_form_may_repeat_itself():
+    params = GenerationParams(dry_multiplier=1, grammar=Grammar("json_object"))
+    assert make_edit(params, frozenset()) is None

@@ -75,6 +75,18 @@ def test_a_penalty_has_two_names(client):
     assert one == two != plain
 
 
+def test_a_repeat_costs_what_dry_says(client):
+    """openai | chat | `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_sequence_breakers` make repeats dear."""
+    always = {"max_tokens": 8, "logit_bias": {"40": 50}}
+    dry = {"dry_multiplier": 100, "dry_base": 2, "dry_allowed_length": 2}
+    letters = [chr(code) for code in range(33, 97)]
+    unit, plain, held, broken = (ask(client, **fields).choices[0].message.content for fields in (
+        {**always, "max_tokens": 1}, always, always | dry, always | dry | {"dry_sequence_breakers": letters},
+    ))  # fmt: skip
+    assert plain == broken == unit * 8
+    assert held.startswith(unit * 3) and unit * 4 not in held
+
+
 def test_a_seed_of_minus_one_is_any(client):
     """openai | chat | `seed` -1 is a random one."""
     texts = {ask(client, max_tokens=30, seed=-1, temperature=2.0).choices[0].message.content for _ in range(3)}

@@ -105,7 +105,8 @@ def test_the_builtin_model_keeps_what_its_author_names(call, asked):
 def test_a_chat_shows_what_holds(unnamed):
     provider = LocalProvider(LLM(unnamed).engine)
     try:
-        assert provider.facts.sampling == {"temperature": 0.7, "min_p": 0.05, "loop_guard": True}
+        shown = provider.facts.sampling
+        assert (shown["temperature"], shown["min_p"], shown["dry_multiplier"], shown["loop_guard"]) == (0.7, 0.05, 0.8, True)
     finally:
         provider.close()
 

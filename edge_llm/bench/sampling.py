@@ -34,6 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.2,
         "logit_bias": ((1, -1.0), (2, 1.0)),
     },
+    "min-p 0.05, DRY": {"temperature": 0.7, "min_p": 0.05, "dry_multiplier": 0.8},
     "greedy, 5 log-probabilities": {"logprobs": 5},
     "top-p 0.9, 5 log-probabilities": {"temperature": 0.6, "top_p": 0.9, "logprobs": 5},
     "+t0.8": {"temperature": 0.8},

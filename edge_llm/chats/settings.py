@@ -71,6 +71,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("repetition_penalty", "sampling", _real, "above 1 makes seen tokens less likely"),
     Setting("frequency_penalty", "sampling", _real, "taken from a token's logit for every time it was said"),
     Setting("presence_penalty", "sampling", _real, "taken once from the logit of a token that was said"),
+    Setting("dry_multiplier", "sampling", _real, "what a token costs that would lengthen a repeat; 0 is off"),
     Setting("seed", "sampling", _whole, "same seed, same text"),
     Setting("max_tokens", "sampling", _whole, "stop an answer after this many tokens"),
     Setting("stop", "sampling", str, "stop an answer before this text"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -12,6 +11,7 @@ import click
 
 from edge_llm.cli.values import MODEL, REAL, TEXT, WHOLE, Whole
 from edge_llm.config import ACTIVATIONS, AUTO, KV_ALIASES, MOST_PARALLEL, GenerationParams, Grammar, RuntimeConfig
+from edge_llm.decoding.defaults import asked
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file, shown
 
@@ -119,11 +119,12 @@ _DRAFT = shared(
 )
 
 _GENERATION = (
-    shared("--temperature", type=REAL, help="0 is greedy; default: the model author's, or 0.7 with --min-p 0.05."),
+    shared("--temperature", type=REAL, help="0 is greedy; default: the model author's, or 0.7 with --min-p 0.05 and DRY."),
     shared("--top-p", type=REAL, help="Keep the most likely tokens up to this mass."),
     shared("--top-k", type=WHOLE, help="Keep the K most likely tokens; 0 keeps all."),
     shared("--min-p", type=REAL, help="Keep tokens at least this fraction as likely as the best."),
     shared("--repetition-penalty", type=REAL, help="Above 1 makes seen tokens less likely."),
+    shared("--dry-multiplier", type=REAL, help="DRY: what a token costs that would lengthen a repeat; 0 is off."),
     shared("--seed", type=WHOLE, help="Same seed, same text."),
     shared("-n", "--max-tokens", type=WHOLE, help="Stop after this many tokens."),
     shared("--stop", type=TEXT, multiple=True, help="Stop before this text; may be repeated."),
@@ -212,7 +213,7 @@ def runtime_config(options: dict[str, Any]) -> RuntimeConfig:
 def generation_params(options: dict[str, Any], defaults: GenerationParams) -> GenerationParams:
     """``defaults`` with what the parsed ``options`` say otherwise."""
     given = {name: value for name, value in options.items() if value is not None and value != ()}
-    return replace(defaults, **given)
+    return asked(defaults, **given)
 
 
 def add_options(command: Command, *options: Callable[[Any], Any]) -> Command:

@@ -14,8 +14,11 @@ from edge_llm.config import GenerationParams
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 
-FOR_PEOPLE = GenerationParams(temperature=0.7, min_p=0.05, loop_guard=True)
-"""Where the author names no sampling: small models, quantized ones first, loop when they are greedy (`benchmarks/loops.py`)."""
+FOR_PEOPLE = GenerationParams(
+    temperature=0.7, min_p=0.05, dry_multiplier=0.8, dry_sequence_breakers=('"', ":", "|", "<", ">"), loop_guard=True
+)
+"""Where the author names no sampling: what small models need not to loop (`benchmarks/loops.py`).  Marks that tables, code and
+data repeat break a sequence; ends of lines do not, for lists loop by lines."""
 FOR_CLIENTS = GenerationParams(temperature=1.0, loop_guard=True)
 """The same for API clients, to which a field that is absent has OpenAI's value."""
 
@@ -50,6 +53,13 @@ def generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
         found = {"temperature": 1.0, **found} if samples is not False else {}
         people = clients = replace(GenerationParams(loop_guard=True), **found)
     return GenerationDefaults(replace(people, **penalty), replace(clients, **penalty), tuple(left_out))
+
+
+def asked(defaults: GenerationParams, **given: Any) -> GenerationParams:
+    """``defaults`` with what is ``given``.  Who asks for greedy answers gets them as the model has them."""
+    params = replace(defaults, **given)
+    plain = is_greedy(params) and not is_greedy(defaults) and "dry_multiplier" not in given
+    return replace(params, dry_multiplier=0.0) if plain else params
 
 
 def another(params: GenerationParams) -> GenerationParams:

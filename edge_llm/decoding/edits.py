@@ -11,8 +11,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edge_llm.config import GenerationParams
+from edge_llm.decoding.repeats import Repeats
 
 Edit = Callable[[Sequence[int], np.ndarray], None]
+
+MOST_PENALTY = 1e30
+"""Leaves a token that is repeated possible where no other one is."""
 
 
 class Seen:
@@ -75,6 +79,29 @@ def answer_penalties(frequency: float, presence: float, prompt_tokens: int) -> E
     return edit
 
 
+def dry_penalty(params: GenerationParams, prompt_tokens: int, token_bytes: Callable[[int], bytes]) -> Edit:
+    """Make a token that would lengthen a repeat less likely: logit - multiplier * base ** (length of the repeat - allowed).
+
+    A repeat is a run of tokens, at least the allowed ones, that the answer ends with and has had before; of several the longest
+    counts.  This is DRY, "don't repeat yourself" (text-generation-webui, pull request 5677), but for the prompt, which is left
+    out: to quote from it costs nothing.
+    """
+    breakers = [text.encode() for text in params.dry_sequence_breakers]
+
+    def breaks(token: int) -> bool:
+        written = token_bytes(token)
+        return any(breaker in written for breaker in breakers)
+
+    allowed = params.dry_allowed_length
+    repeats = Repeats(allowed, prompt_tokens, breaks)
+
+    def edit(tokens: Sequence[int], logits: np.ndarray) -> None:
+        for token, length in repeats.follow(tokens).items():
+            logits[token] -= np.float32(min(MOST_PENALTY, params.dry_multiplier * params.dry_base ** (length - allowed)))
+
+    return edit
+
+
 def add_bias(bias: Sequence[tuple[int, float]]) -> Edit:
     """Add to the logits of some tokens."""
     ids = np.array([token for token, _ in bias], np.int64)
@@ -97,9 +124,14 @@ def forbid_until(ids: Sequence[int], length: int) -> Edit:
     return edit
 
 
-def make_edit(params: GenerationParams, eos_ids: frozenset[int], prompt_tokens: int = 0) -> Edit | None:
+def make_edit(
+    params: GenerationParams,
+    eos_ids: frozenset[int],
+    prompt_tokens: int = 0,
+    token_bytes: Callable[[int], bytes] = lambda token: b"",
+) -> Edit | None:
     """The edit that ``params`` ask for, if any; the first ``prompt_tokens`` tokens that it sees are the prompt."""
-    edits = tuple(_edits(params, eos_ids, prompt_tokens))
+    edits = tuple(_edits(params, eos_ids, prompt_tokens, token_bytes))
 
     def edit_all(tokens: Sequence[int], logits: np.ndarray) -> None:
         for edit in edits:
@@ -108,13 +140,17 @@ def make_edit(params: GenerationParams, eos_ids: frozenset[int], prompt_tokens: 
     return edit_all if edits else None
 
 
-def _edits(params: GenerationParams, eos_ids: frozenset[int], prompt_tokens: int) -> list[Edit]:
+def _edits(
+    params: GenerationParams, eos_ids: frozenset[int], prompt_tokens: int, token_bytes: Callable[[int], bytes]
+) -> list[Edit]:
     chosen: list[Edit] = []
     ends = sorted(eos_ids | params.stop_tokens)
     if params.repetition_penalty != 1.0:
         chosen.append(repetition_penalty(params.repetition_penalty))
     if params.frequency_penalty or params.presence_penalty:
         chosen.append(answer_penalties(params.frequency_penalty, params.presence_penalty, prompt_tokens))
+    if params.dry_multiplier and params.grammar is None:  # which may want repeats
+        chosen.append(dry_penalty(params, prompt_tokens, token_bytes))
     if params.logit_bias:
         chosen.append(add_bias(params.logit_bias))
     if params.ignore_eos and eos_ids:

@@ -65,7 +65,7 @@ class Generation:
         self._trust = Trust()
         self._sampler = sampler or make_sampler(params, pool)
         self._pool = pool
-        self._edit = make_edit(params, tokenizer.eos_ids, len(request.prompt))
+        self._edit = make_edit(params, tokenizer.eos_ids, len(request.prompt), tokenizer.token_bytes)
         self._needs_raw = params.logprobs is not None or params.grammar is not None  # the mask falls back on them
         self._edited = np.empty(tokenizer.vocab_size, np.float32)
         """A copy of the logits for the edit; its memory serves all tokens, because new pages take longer than the copy."""

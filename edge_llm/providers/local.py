@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge_llm.config import INT8, RuntimeConfig
-from edge_llm.decoding.defaults import another, generation_defaults
+from edge_llm.decoding.defaults import another, asked, generation_defaults
 from edge_llm.engine.cores import free_memory, give_memory_back
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import Engine
@@ -150,7 +150,7 @@ class LocalProvider:
         messages, variables = self._rendered(engine, ask, tools)
         if ask.continues:
             messages = behind_thought(engine, messages, variables)
-        params = changed(engine.defaults, ask.sampling)
+        params = changed(engine.defaults, ask.sampling, asked)
         params = another(params) if ask.again else params
         return conversation_request(engine, messages, params, begun=ask.continues, tools=tools, variables=variables)
 

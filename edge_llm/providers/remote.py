@@ -39,7 +39,7 @@ MOST_ANSWER = 16 << 20
 _DONE = "[DONE]"
 _SENT = (
     "max_tokens", "temperature", "top_p", "seed", "stop", "frequency_penalty", "presence_penalty",
-    "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "loop_guard",
+    "top_k", "min_p", "repetition_penalty", "dry_multiplier", "dry_sequence_breakers", "min_tokens", "ignore_eos", "loop_guard",
 )  # fmt: skip
 """Fields of `GenerationParams` that servers have under the same name; the later ones not all of them."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -13,10 +13,10 @@ from edge_llm.errors import UsageError
 Settings = TypeVar("Settings", GenerationParams, RuntimeConfig)
 
 
-def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+def changed(settings: Settings, changes: Mapping[str, Any], change: Callable[..., Settings] = replace) -> Settings:
     """``settings`` with ``changes``.  Raises `UsageError` for what cannot be set so."""
     try:
-        return replace(settings, **changes)
+        return change(settings, **changes)
     except TypeError as error:  # there is no such setting, or it is of another kind
         raise UsageError(f"a setting cannot be used: {error}") from None
 

@@ -124,7 +124,7 @@ class Sampling(Body):
     """How tokens are chosen, in OpenAI's names and the extra ones that local servers share."""
 
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "bad_words": ([],), "dry_multiplier": (0,), "dynatemp_range": (0,), "grammar": (), "guided_choice": (),
+        "bad_words": ([],), "dynatemp_range": (0,), "grammar": (), "guided_choice": (),
         "guided_grammar": (), "guided_json": (), "guided_regex": (), "json_schema": (), "length_penalty": (1,), "lora": ([],),
         "mirostat": (0,), "n_probs": (0,), "options": ({},), "prompt_logprobs": (), "regex": (), "samplers": (),
         "structured_outputs": (), "truncate_prompt_tokens": (), "typical_p": (1,), "use_beam_search": (False,),
@@ -147,6 +147,10 @@ class Sampling(Body):
     repeat_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_sequence_breakers: list[str] | None = None
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_biases)] = None
     seed: int | None = None
     stop: str | list[str] | None = None
@@ -165,6 +169,10 @@ class Sampling(Body):
             "repetition_penalty": next(iter(self._given(_PENALTIES).values()), None),
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
+            "dry_multiplier": self.dry_multiplier,
+            "dry_base": self.dry_base,
+            "dry_allowed_length": self.dry_allowed_length,
+            "dry_sequence_breakers": self.dry_sequence_breakers,
             "seed": None if self.seed == -1 else self.seed,  # -1 is llama.cpp's "any"
             "ignore_eos": self.ignore_eos,
             "min_tokens": self.min_tokens,
