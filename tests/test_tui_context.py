@@ -192,7 +192,7 @@ def test_compact_goes_on_from_a_summary_and_undo_takes_it_back(tmp_path):
         await chat.ask("second question")
         said = chat.said
         await chat.send("/compact")
-        await chat.until(lambda: chat.told("The chat goes on from the summary"))
+        await chat.until(lambda: chat.told("The chat goes on from the summary: 9 tokens in place of 20."))
         await chat.settle()
         assert chat.said == said, "all that was said is still to be seen"
         assert "The model sees what follows" in chat.screen
@@ -204,6 +204,39 @@ def test_compact_goes_on_from_a_summary_and_undo_takes_it_back(tmp_path):
         await chat.until(lambda: "The model sees what follows" not in chat.screen)
         await chat.ask("fourth question")
         assert provider.asked[-1].messages[0]["content"] == "first question"
+
+    drive(talk, tmp_path, provider)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("words", [3, 40])
+def test_a_summary_stands_only_for_what_is_longer(tmp_path, counts, words):
+    """Whatever the model says, the conversation is shorter with its summary, or stays as it was; both is said."""
+
+    def script(ask):
+        summary = ask.messages[-1]["content"].endswith(SUMMARIZE)
+        return answer(" ".join(["word"] * (words if summary else 8)))
+
+    provider = ScriptedProvider(script)
+    provider.counts = counts
+
+    async def talk(chat):
+        await chat.ask("first question")
+        await chat.ask("second question")
+        before = messages_of(chat.session.chat.path, ChatSettings())
+        await chat.send("/compact")
+        await chat.until(lambda: not chat.session.busy and chat.notices)
+        await chat.settle()
+        [notice] = chat.notices
+        await chat.ask("third question")
+        told = provider.asked[-1].messages
+        if words > 20:
+            begin = "a summary would not be shorter than what was said"
+            assert notice == begin + (" (46 tokens in place of 20)" if counts else "") + "; nothing is changed"
+            assert told[:-1] == tuple(before)
+        else:
+            assert notice.startswith("The chat goes on from the summary" + (": 9 tokens in place of 20." if counts else ". "))
+            assert len(told) == 1 and len(str(told)) < len(str(before))
 
     drive(talk, tmp_path, provider)
 
