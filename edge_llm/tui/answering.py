@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from edge_llm.chats.calls import ToolCall
 from edge_llm.chats.open_chat import OpenChat
@@ -23,6 +24,7 @@ from edge_llm.tui.units import THOUGHT_SECONDS
 
 SAVE_SECONDS = 1.0
 """How much of an answer a killed process may lose."""
+NOTHING_ADDED = "The model adds nothing: its answer ends here.\n/regenerate answers again."
 LOOPED = "The answer repeated itself and was ended.\n/continue goes on, /regenerate answers again."
 MOST_ARGUMENTS = 64 << 10
 """Characters of a call's arguments."""
@@ -41,7 +43,10 @@ def failure_of(error: Exception) -> str:
 
 
 class Answering:
-    """Puts ``reply`` into ``message`` of ``chat``; ``view`` shows it while it is on the screen, slowly while ``typing``."""
+    """Puts ``reply`` into ``message`` of ``chat``; ``view`` shows it while it is on the screen, slowly while ``typing``.
+
+    A message that says something already is continued.
+    """
 
     def __init__(
         self,
@@ -57,7 +62,8 @@ class Answering:
         self.chat = chat
         self.reply = reply
         self.view = view
-        self.message = message
+        self._before = message
+        self.message = replace(message, state="growing", reason="")
         self._save = save
         self._typing = typing
         self._context = context
@@ -68,6 +74,8 @@ class Answering:
         """When the last ones were taken: while somebody types they wait, and the model goes on."""
         self.reason = ""
         """How the answer ended, as `Ended.reason` has it."""
+        self.added_nothing = False
+        """The answer was to be continued, and the model came to its end without a word."""
         self.over = asyncio.Event()
         """The answer has ended, and is written if that is possible."""
 
@@ -166,8 +174,16 @@ class Answering:
         return CONTEXT_FULL if prompt + said >= self._context else f"cut after {said} tokens (max_tokens)"
 
     async def _finish(self, state: State, why: str, figures: Figures) -> None:
+        before = self._before
         known = {name: value for name, value in self.message.figures.items() if name == THOUGHT_SECONDS}
-        known |= {name: value for name, value in asdict(figures).items() if value is not None}
+        if not _says_something(before):
+            known |= {name: value for name, value in asdict(figures).items() if value is not None}
+        elif _said(self.message) != _said(before):
+            known |= in_all(before.figures, figures)
+        else:  # nothing came: what it took stands, and so does how it ended, unless it ended now
+            known = dict(before.figures)
+            state, why = (state, why) if state == "whole" else (before.state, before.reason)
+            self.added_nothing = self.reason == "stop"
         self._change(state=state, reason=why, figures=known)
         try:
             if self.view.is_attached:
@@ -179,6 +195,28 @@ class Answering:
     def _change(self, **fields: object) -> None:
         self.message = replace(self.message, **fields)  # type: ignore[arg-type]
         self.chat.put(self.message)
+
+
+def _said(message: Message) -> tuple[object, ...]:
+    return message.thought, message.text, message.calls
+
+
+def _says_something(message: Message) -> bool:
+    return any(_said(message))
+
+
+def in_all(before: Mapping[str, Any], more: Figures) -> dict[str, Any]:
+    """The figures of an answer that took ``before`` and was then continued, which took ``more``."""
+    found = {name: value for name, value in asdict(more).items() if value is not None} | before
+    for name in ("completion_tokens", "drafted_tokens", "accepted_tokens"):
+        if name in before and (added := getattr(more, name)) is not None:
+            found[name] = before[name] + added
+    parts = [
+        (figures.get("completion_tokens"), figures.get("tokens_per_second")) for figures in (before, asdict(more))
+    ]  # each took so many seconds
+    if all(tokens and rate for tokens, rate in parts):
+        found["tokens_per_second"] = sum(tokens for tokens, _ in parts) / sum(tokens / rate for tokens, rate in parts)
+    return found
 
 
 @dataclass

@@ -17,7 +17,7 @@ from edge_llm.config import REPETITION
 from edge_llm.errors import EdgeLLMError, StorageError, Unavailable
 from edge_llm.progress import StageProgress
 from edge_llm.providers.base import Ask, Catalogue, Figures, Provider, Wanted
-from edge_llm.tui.answering import LOOPED, Answering, Turn
+from edge_llm.tui.answering import LOOPED, NOTHING_ADDED, Answering, Turn, failure_of
 from edge_llm.tui.asking import ask_of, settings_of, wanted_of
 from edge_llm.tui.fetching import Fetching
 from edge_llm.tui.threads import in_thread
@@ -331,7 +331,7 @@ class Session:
                 return
             provider = await self._provider_for(settings)
             ask = replace(ask_of(turn.chat, message.id, settings), continues=True)
-            await self._run(turn, replace(message, state="growing", reason=""), provider, ask)
+            await self._run(turn, message, provider, ask)
 
     def stop(self) -> bool:
         """Stop the answer of the chat on the screen, or the wait for a model; false when there is nothing to stop any more."""
@@ -361,20 +361,23 @@ class Session:
     async def _run(self, turn: Turn, message: Message, provider: Provider, ask: Ask) -> None:
         view = self._transcript.view_of(message.id) or self._transcript.unseen(message)
         view.grows = True
-        view.redraw(message)
         limit = provider.facts.context
-        turn.answering = Answering(turn.chat, message, provider.ask(ask), view, self.save, self._typing, limit)
+        turn.answering = answering = Answering(turn.chat, message, provider.ask(ask), view, self.save, self._typing, limit)
+        view.redraw(answering.message)
         try:
-            figures = await turn.answering.run()
+            figures = await answering.run()
         except EdgeLLMError as error:
-            why = turn.answering.message.reason
+            why = failure_of(error)
             self._tell(why if why.startswith(CONTEXT_FULL) else str(error), "error")
         else:
-            message = turn.answering.message
+            message = answering.message
             turn.ended = message.state == "whole" and not message.reason.startswith(CONTEXT_FULL)
-            self.last = figures
+            if answering.added_nothing:
+                self._tell(NOTHING_ADDED, "information")
+                return
+            self.last = Figures(**{name: message.figures.get(name) for name in vars(figures)})
             self._on_answer(figures)
-            if turn.answering.reason == REPETITION:
+            if answering.reason == REPETITION:
                 self._tell(LOOPED, "warning")
 
     async def _provider_for(self, settings: ChatSettings) -> Provider:

@@ -112,7 +112,7 @@ class ContextActions:
         with session.at_work_in(chat):
             told = [each for each in said if each["role"] != "system"]
             text = await summarize(provider, told, settings.sampling, session.see_work)
-            begun = messages_of([], settings) + [{"role": "user", "content": f"{SUMMARY_SO_FAR}\n{text}"}]
+            begun = [*messages_of([], settings), {"role": "user", "content": f"{SUMMARY_SO_FAR}\n{text}"}]
             made = await in_thread(compare, provider, text, said, begun)
         if made.tokens >= made.instead_of:
             counted = f" ({made.tokens} tokens in place of {made.instead_of})" if made.counted else ""
