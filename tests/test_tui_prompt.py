@@ -208,6 +208,41 @@ def test_enter_runs_a_command_that_it_completes(tmp_path):
     drive(talk, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("line", "does"),
+    [
+        ("/set temperature", "temperature: "),
+        ("/set temperature ", "temperature: "),
+        ("/set tempe", "temperature: "),
+        ("/set temperature 0.5", "temperature is now: 0.5"),
+        ("/set", "Settings of this chat"),
+        ("/set ", "Settings of this chat"),
+        ("/model qwen", "qwen"),
+        ("/model ", "search, or a hub id"),
+        ("/theme nord", "nord"),
+    ],
+)
+def test_one_enter_does_what_the_line_says_whatever_is_listed(tmp_path, line, does):
+    """The word that is written is meant, not a longer one that is listed with it, and nothing where none is written."""
+    names = ["qwen3", "scripted", "qwen"]
+    catalogue = ScriptedCatalogue({name: ScriptedProvider() for name in ["scripted", *names]})
+
+    async def talk(chat):
+        chat.session.model_names = names
+        before = chat.app.theme
+        await chat.press(*("space" if char == " " else char for char in line), "enter")
+        assert chat.typed == ""
+        if line.startswith("/theme"):
+            await chat.until(lambda: chat.app.theme == does)
+        elif line == "/model qwen":
+            await chat.until(lambda: chat.session.provider and chat.session.provider.facts.name == does)
+        else:
+            await chat.until(lambda: does in chat.screen)
+            assert (chat.app.theme, chat.session.settings.model) == (before, None)
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+
 def test_an_unknown_command_is_told_and_kept(tmp_path):
     provider = ScriptedProvider()
 
