@@ -245,7 +245,8 @@ class Prompt(Vertical):
     def _key_of_choices(self, key: str) -> bool:
         """Move among the completions, take one, or put them away; false when there are none.
 
-        Enter sends what it takes, or what is written where nothing of a word is and none is chosen.  They are looked up first: what is listed may be of a text before the keys that came just now.
+        Enter sends what it takes, or what is written where no word is begun and none is chosen.  They are looked up first: what
+        is listed may be of a text before the keys that came just now.
         """
         self.look_up()
         if not self._found:
@@ -256,9 +257,7 @@ class Prompt(Vertical):
             self._choices.action_cursor_down()
         elif key == "escape":
             self._put_away()
-        elif key == "enter" and self._choices.highlighted is None:
-            self.area.send()
-        elif not self._accept().goes_on and key == "enter":
+        elif (key == "enter" and self._choices.highlighted is None) or (not self._accept().goes_on and key == "enter"):
             self.area.send()
         return True
 
