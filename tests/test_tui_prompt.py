@@ -11,7 +11,7 @@ from textual.command import CommandPalette
 from textual.events import Key
 from textual.widgets import Input
 
-from edge_llm.chats.settings import ChatSettings
+from edge_llm.chats.settings import SETTINGS, ChatSettings
 from edge_llm.providers.base import Facts
 from edge_llm.tui.commands import COMMANDS
 from edge_llm.tui.screens.help import Help
@@ -316,7 +316,7 @@ def test_the_help_has_a_line_for_each_command_and_spells_keys_in_one_way(tmp_pat
 def test_in_twelve_lines_one_sees_what_opens_and_no_notice_hides_the_prompt(tmp_path):
     async def talk(chat):
         await chat.press("f5")
-        await chat.until(lambda: "frequency_penalty" in chat.screen)
+        await chat.until(lambda: "temperature" in chat.screen and "what the model is told before" in chat.screen)
         await chat.press("escape")
         await chat.press("f4")
         await chat.until(lambda: "scripted" in chat.screen and "Enter selects" in chat.screen)
@@ -542,6 +542,7 @@ def test_what_holds_is_shown_with_where_it_comes_from_and_the_form_resets_it(tmp
             await chat.until(lambda name=name, told=told: chat.told(f"{name}: {told}"))
         await chat.send("/set min-p 0.5")
         await chat.settle()
+        await chat.press("escape")  # puts the notices away
         await chat.send("/set")
         await chat.until(lambda: isinstance(chat.app.screen, SettingsForm) and "max_tokens" in chat.screen)
         form = chat.app.screen
@@ -559,6 +560,21 @@ def test_what_holds_is_shown_with_where_it_comes_from_and_the_form_resets_it(tmp
         await chat.until(lambda: chat.session.settings.sampling == {})
 
     drive(talk, tmp_path, ScriptedProvider(facts=facts), settings=ChatSettings(sampling={"seed": 7}))
+
+
+def test_the_form_of_settings_says_all_of_every_line_in_eighty_columns(tmp_path):
+    async def talk(chat):
+        await chat.press("f5")
+        await chat.until(lambda: isinstance(chat.app.screen, SettingsForm))
+        for setting in SETTINGS:
+            await chat.until(lambda setting=setting: chat.app.focused.id == f"setting-{setting.name}")
+            holds = chat.app.focused.placeholder
+            shown = lambda: " ".join(" ".join(line.strip(" │") for line in chat.screen.splitlines()).split())  # noqa: E731
+            await chat.until(lambda: all(text in shown() for text in (setting.help, "Ctrl+R resets a line, F8 all")))  # noqa: B023
+            assert f"{setting.name} {holds}" in shown()
+            await chat.press("tab")
+
+    drive(talk, tmp_path, size=(80, 24))
 
 
 def test_the_form_of_settings_says_what_is_wrong_and_saves_what_is_right(tmp_path):

@@ -207,15 +207,15 @@ def _says_something(message: Message) -> bool:
 
 def in_all(before: Mapping[str, Any], more: Figures) -> dict[str, Any]:
     """The figures of an answer that took ``before`` and was then continued, which took ``more``."""
-    found = {name: value for name, value in asdict(more).items() if value is not None} | before
+    new = {name: value for name, value in asdict(more).items() if value is not None}
+    found = {**new, **before}
     for name in ("completion_tokens", "drafted_tokens", "accepted_tokens"):
-        if name in before and (added := getattr(more, name)) is not None:
-            found[name] = before[name] + added
-    parts = [
-        (figures.get("completion_tokens"), figures.get("tokens_per_second")) for figures in (before, asdict(more))
-    ]  # each took so many seconds
-    if all(tokens and rate for tokens, rate in parts):
-        found["tokens_per_second"] = sum(tokens for tokens, _ in parts) / sum(tokens / rate for tokens, rate in parts)
+        if name in before and name in new:
+            found[name] = before[name] + new[name]
+    parts = [(each.get("completion_tokens"), each.get("tokens_per_second")) for each in (before, new)]
+    known = [(tokens, tokens / rate) for tokens, rate in parts if tokens and rate]
+    if len(known) == 2:
+        found["tokens_per_second"] = sum(tokens for tokens, _ in known) / sum(seconds for _, seconds in known)
     return found
 
 
