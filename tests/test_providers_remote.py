@@ -482,6 +482,39 @@ def test_what_is_sent():
     }  # fmt: skip
 
 
+def told(people, clients, owner="edge-llm"):
+    """A server's list of one model, with what it says of sampling."""
+    entry = {"id": "m", "owned_by": owner, "sampling": {"people": people, "clients": clients}}
+    return {"data": [entry]}
+
+
+CLIENTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("models", "sent"),
+    [
+        (told({**CLIENTS, "temperature": 0.7, "min_p": 0.05}, CLIENTS), {"temperature": 0.7, "min_p": 0.05}),
+        (told(author := {**CLIENTS, "temperature": 0.6, "top_p": 0.95}, author), {}),
+        (told({"temperature": 0.7, "logprobs": 5, "nonsense": 1}, CLIENTS), {"temperature": 0.7}),
+        (told({"temperature": 0.7}, CLIENTS, owner="openai"), {}),
+        (told({"temperature": "hot"}, CLIENTS), {}),
+        (told([], None), {}),
+    ],
+)
+def test_answers_of_the_own_server_are_sampled_as_people_expect_and_others_get_no_field(models, sent):
+    """What the person names goes over it; a server that is not ours gets nothing that nobody named."""
+    answer = reply_of(stream_of(chunk("a", finish="stop")), "text/event-stream")
+    for named in ({}, {"temperature": 0.25}):
+        with raw_server([answer], models) as (url, asked):
+            provider = opened(url)
+            assert provider.facts.sampling == sent
+            pieces_of(provider, Ask(HELLO, named))
+        body = json.loads(asked[-1][1])
+        plain = request_body("m", Ask(HELLO))
+        assert {name: value for name, value in body.items() if name not in plain} == {**sent, **named}
+
+
 def test_bodies():
     plain = request_body("m", Ask(HELLO))
     assert "chat_template_kwargs" not in plain and "temperature" not in plain and "continue_final_message" not in plain

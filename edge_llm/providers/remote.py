@@ -9,7 +9,9 @@ import itertools
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from edge_llm.config import GenerationParams
 from edge_llm.errors import EdgeLLMError, ModelNotFound, Unavailable, UsageError
@@ -99,12 +101,15 @@ class RemoteProvider:
             self._row.name,
             self._row.context,
             f"server: {self._endpoint.base}",
+            self._row.sampling,
             can_switch_thinking=True,
+            host=urlsplit(self._endpoint.base).netloc,
             notes=tuple(notes if self._endpoint.tells_the_key else []),
         )
 
     def ask(self, ask: Ask) -> Reply:
-        reply = RemoteReply(self._endpoint, self._options, self._row.name, ask, closed=self._closed)
+        sampled = replace(ask, sampling={**self._row.sampling, **ask.sampling})
+        reply = RemoteReply(self._endpoint, self._options, self._row.name, sampled, closed=self._closed)
         self._replies.add(reply)
         return reply
 

@@ -55,7 +55,7 @@ def situation(session: Session) -> list[Part]:
         parts.append((f"{bar(used / facts.context, 8)} {used}/{facts.context}", _alarm(used / facts.context)))
     elif facts.context:
         parts.append((f"context {facts.context}", "$foreground-muted"))
-    return [*parts, (facts.name, "$foreground-muted")]
+    return [*parts, (f"{facts.name} at {facts.host}" if facts.host else facts.name, "$foreground-muted")]
 
 
 def _alarm(share: float) -> str:

@@ -19,9 +19,10 @@ from textual.screen import Screen
 from textual.widgets import Footer, Markdown
 
 from edge_llm.chats.open_chat import OpenChat
+from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.store import ChatStore
 from edge_llm.chats.titles import UNTITLED
-from edge_llm.chats.tree import Attachment
+from edge_llm.chats.tree import Attachment, Chat
 from edge_llm.errors import ModelNotFound, StorageError, UsageError
 from edge_llm.files import one_line
 from edge_llm.providers.base import Provider
@@ -49,6 +50,8 @@ OpenStore = Callable[[], tuple[ChatStore, str]]
 TICK_SECONDS = 0.1
 SAVE_AGAIN_SECONDS = 5.0
 OTHERS_SECONDS = 2.0
+MOST_LOOKED_AT = 1000
+"""Chats among which the last one of a server is looked for."""
 HISTORY = 500
 """Earlier prompts that Up reaches."""
 NARROW = 90
@@ -158,8 +161,7 @@ class ChatApp(Stage):
             if session.chat is chat and not session.busy:
                 await session.show(OpenChat.new(session.store, self.options.settings.as_json()), carry=True)
                 self.refresh_chats()
-                if session.catalogue().can_fetch:  # a server has its own models: nobody asked for that one of it
-                    self.tell(f"{error}\nThis is a new chat; F3 has the last one.", "warning")
+                self.tell(f"{error}\nThis is a new chat; F3 has the last one.", "warning")
         except Exception:  # loading comes to the same, and tells it
             return
 
@@ -173,11 +175,16 @@ class ChatApp(Stage):
             self.tell(f"Chats of this session are not saved: {error}", "error")
         await session.show(OpenChat.new(session.store, self.options.settings.as_json()), carry=True)  # whatever is read
         self.prompt.area.earlier = await in_thread(session.store.prompts, HISTORY)
-        found = await in_thread(session.store.chats, limit=1) if self.options.resume else []
-        chat = await in_thread(OpenChat.read, session.store, found[0].chat.id) if found else None
+        last = await in_thread(self._last_chat) if self.options.resume else None
+        chat = await in_thread(OpenChat.read, session.store, last.id) if last is not None else None
         if chat is not None:
             await session.show(chat, carry=True)  # what was typed before the chats were open stays in the prompt
         self.refresh_chats()
+
+    def _last_chat(self) -> Chat | None:
+        """The chat that changed last of those with this machine, or with the server that the person names."""
+        server, chats = self.options.settings.server, (found.chat for found in self.session.store.chats(limit=MOST_LOOKED_AT))
+        return next((chat for chat in chats if ChatSettings.from_json(chat.settings).server == server), None)
 
     # -- work behind the screen ---------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class Stage(App[None]):
         self.session.tools = ChatTools([*map(ServerProcess, options.servers)], self.tell, self._approve, self._may_ask)
         completer = Completer(options.folder, lambda: self.session.model_names, lambda: sorted(self.available_themes))
         self.prompt = Prompt(completer.complete)
-        self.welcome = Welcome(self.key_of("model"))
+        self.welcome = Welcome(self.key_of("model"), options.settings.server)
         self.typed_tokens = TypedTokens(options.folder)
         self.drafts = DraftKeeper(lambda: self.session.chat, lambda: self.prompt.area)
         self.begun = asyncio.Event()
