@@ -66,7 +66,7 @@ def test_rows_and_facts_of_the_own_server(url):
     assert facts.site == f"server: {url}/v1"
     with pytest.raises(ModelNotFound, match="`nobody`.*it has `builtin`"):
         opened(url, model="nobody")
-    with pytest.raises(UsageError, match="--url"):
+    with pytest.raises(UsageError, match="its own models"):
         RemoteCatalogue(url).fetch("org/model")
 
 

@@ -81,7 +81,7 @@ class RemoteCatalogue:
         return row
 
     def fetch(self, source: str) -> Fetch:
-        raise UsageError("this chat is with a server, which has its own models; fetch models in a chat without --url")
+        raise UsageError("this chat is with a server, which has its own models; `edge-llm chat` alone downloads others")
 
 
 class RemoteProvider:

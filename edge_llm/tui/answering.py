@@ -21,6 +21,7 @@ from edge_llm.talk.pieces import CallArguments, CallBegun, Said, Thought
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.pace import Pace
 from edge_llm.tui.units import THOUGHT_SECONDS
+from edge_llm.tui.wording import in_chat
 
 SAVE_SECONDS = 1.0
 """How much of an answer a killed process may lose."""
@@ -38,7 +39,8 @@ def failure_of(error: Exception) -> str:
     if isinstance(error, ContextOverflow):
         least = "at least " if error.at_least else ""
         return f"{CONTEXT_FULL}: the prompt has {least}{error.prompt_tokens} tokens, the context holds {error.context}"
-    text = one_line(str(error)) if isinstance(error, EdgeLLMError) else one_line(f"{type(error).__name__}: {error}")
+    known = isinstance(error, EdgeLLMError)
+    text = one_line(in_chat(str(error)) if known else f"{type(error).__name__}: {error}")
     return f"{CONTEXT_FULL}: {text}" if _FULL.search(text) else text
 
 

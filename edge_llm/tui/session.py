@@ -23,6 +23,7 @@ from edge_llm.tui.fetching import Fetching
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.tools import MOST_ROUNDS, ChatTools
 from edge_llm.tui.transcript import Transcript
+from edge_llm.tui.wording import in_chat
 
 OpenCatalogue = Callable[[], Catalogue]
 Tell = Callable[[str, str], None]
@@ -368,7 +369,7 @@ class Session:
             figures = await answering.run()
         except EdgeLLMError as error:
             why = failure_of(error)
-            self._tell(why if why.startswith(CONTEXT_FULL) else str(error), "error")
+            self._tell(why if why.startswith(CONTEXT_FULL) else reason(error), "error")
         else:
             message = answering.message
             turn.ended = message.state == "whole" and not message.reason.startswith(CONTEXT_FULL)
@@ -393,7 +394,7 @@ class Session:
 def reason(error: Exception) -> str:
     """What went wrong, for the person."""
     if isinstance(error, EdgeLLMError):
-        return str(error)
+        return in_chat(str(error))
     if isinstance(error, MemoryError):
         return "There is not enough memory; free some, or choose a smaller model, context or memory budget (F5)."
     return f"internal error, {type(error).__name__}: {error}"
