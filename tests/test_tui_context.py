@@ -8,6 +8,7 @@ from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.tree import CONTEXT_FULL, Cut, Message, path_to
 from edge_llm.errors import ContextOverflow, UsageError
 from edge_llm.providers.base import Ask, Facts, Figures
+from edge_llm.tui.activity import context_used, is_full
 from edge_llm.tui.asking import SUMMARY_SO_FAR, messages_of
 from edge_llm.tui.room import SUMMARIZE, plan
 from edge_llm.tui.screens.context import ContextWays
@@ -204,6 +205,36 @@ def test_compact_goes_on_from_a_summary_and_undo_takes_it_back(tmp_path):
         await chat.until(lambda: "The model sees what follows" not in chat.screen)
         await chat.ask("fourth question")
         assert provider.asked[-1].messages[0]["content"] == "first question"
+
+    drive(talk, tmp_path, provider)
+
+
+@pytest.mark.parametrize("way", ["export", "branch"])
+def test_a_copy_of_a_compacted_chat_goes_on_as_it_does(tmp_path, way):
+    """A full chat that was compacted is not full in its copy either, its gauge is the same, and the model is told the same."""
+    provider = small()
+
+    async def talk(chat):
+        await fill(chat)
+        await chat.send("/compact")
+        await chat.until(lambda: chat.told("The chat goes on from the summary"))
+        await chat.settle()
+        old = chat.session.chat
+        full, used = is_full(chat.session), context_used(chat.session)
+        assert (full, used) == (False, 9)
+        if way == "export":
+            await chat.send("/export json a.json")
+            await chat.until(lambda: (tmp_path / "a.json").exists())
+            await chat.send("/import a.json")
+        else:
+            await chat.send("/branch")
+        await chat.until(lambda: chat.session.chat is not old)
+        await chat.settle()
+        assert (is_full(chat.session), context_used(chat.session)) == (full, used)
+        assert "The model sees what follows" in chat.screen
+        await chat.ask("and now")
+        [told] = provider.asked[-1].messages
+        assert told["content"] == f"{SUMMARY_SO_FAR}\nThey counted words.\n\nand now"
 
     drive(talk, tmp_path, provider)
 

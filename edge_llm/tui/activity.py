@@ -76,7 +76,7 @@ def is_full(session: Session) -> bool:
 def context_used(session: Session) -> int:
     """Tokens of the context that the chat on the screen takes, as its last answer says; 0 when unknown."""
     path = session.chat.path
-    cut = max((message.cut for message in path if message.cut is not None), key=lambda cut: cut.at, default=None)
+    cut = max((message.cut for message in reversed(path) if message.cut is not None), key=lambda cut: cut.at, default=None)
     for message in reversed(path):
         tokens = [message.figures.get(name) for name in ("prompt_tokens", "completion_tokens")]
         if message.role == "assistant" and None not in tokens:

@@ -11,7 +11,10 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"`edge-llm import ([^\s`]+)(?: --name NAME)?`"), r"`/pull \1`"),
     (re.compile(r"`edge-llm list`"), "F4"),
     (re.compile(rf"--device ({_DEVICES})\b"), r"device \1 (F5)"),
-    (re.compile(r"--(ctx|memory|device)(?![\w-])( `[^`]*`| \d[\w.%]*)?"), lambda found: f"{_HERE[found[1]]}{found[2] or ''} (F5)"),
+    (
+        re.compile(r"--(ctx|memory|device)(?![\w-])( `[^`]*`| \d[\w.%]*)?"),
+        lambda found: f"{_HERE[found[1]]}{found[2] or ''} (F5)",
+    ),
     (re.compile(r"--system\b"), "/system"),
 )
 _IN_A_SHELL = re.compile(r"`[^`]*`")
