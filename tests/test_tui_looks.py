@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 
 import pytest
 from chat_driver import drive
+from hypothesis import given
+from hypothesis import strategies as st
 from real_terminal import Terminal
 from rich.color import ColorSystem
 from scripted_provider import ScriptedProvider, answer
@@ -13,7 +15,7 @@ from textual.color import BLACK, WHITE, Color
 from textual.events import MouseScrollUp
 
 from edge_llm.tui.blocks import CUT, CodeBlock
-from edge_llm.tui.driver import light_background
+from edge_llm.tui.driver import TerminalDriver, light_background
 from edge_llm.tui.looks import has_light_background
 from edge_llm.tui.themes import DARK, LIGHT, themes
 from edge_llm.user_config import read_user_config
@@ -156,6 +158,24 @@ def test_a_reply_tells_whether_the_background_is_light(reply, light):
     assert light_background(reply) is light
 
 
+REPLIES = ["\x1b]11;rgb:ffff/ffff/ffff\x1b\\", "\x1b]4;1;x\x07", "\x1b]52;c;aGk=\x07"]
+TYPED = ["\x1b]", "\x1b]hello", "hello", "\x1b[200~pasted \x1b]x\x1b[201~", "1", "\r", "\x07", "\x1b[A"]
+
+
+@given(st.lists(st.sampled_from([*REPLIES, *TYPED])), st.data())
+def test_what_is_typed_comes_whatever_the_terminal_answers_in_between(pieces, data):
+    """Replies go, keys and text stay, however the bytes are cut; only a key's own bytes are never torn apart."""
+    driver = TerminalDriver.__new__(TerminalDriver)
+    driver._part, driver.process_message = "", lambda event: None
+    text, taken = "".join(pieces), ""
+    while text:
+        size = data.draw(st.integers(1, len(text)))
+        size += text[size - 1] == "\x1b"
+        taken += driver._without_replies(text[:size])
+        text = text[size:]
+    assert taken + driver._taken_part() == "".join(piece for piece in pieces if piece not in REPLIES)
+
+
 @pytest.mark.parametrize(
     ("value", "light"), [("0;15", True), ("15;0", False), ("0;default;15", True), ("12;8", False), ("", False), ("x", False)]
 )
@@ -179,6 +199,8 @@ def test_a_light_terminal_gets_light_colours_and_garbage_is_no_key(tmp_path):
         time.sleep(0.3)  # longer than half a reply is kept
         terminal.write("typed")
         assert "█ typed\n" in terminal.wait_for("typed")
+        terminal.write("\x1b]right behind")  # the key Alt+], and text with it
+        assert "right behind\n" in terminal.wait_for("right behind")
         terminal.press("ctrl+q")
         assert terminal.wait_end() == 0
         terminal.check_left()
