@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from chat_driver import drive
+from chat_driver import drive, until
 from scripted_provider import ScriptedProvider, answer
 
 from edge_llm.chats.calls import ToolCall
 from edge_llm.chats.export import as_json, as_markdown, from_json
 from edge_llm.chats.open_chat import OpenChat
+from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.store import ChatStore
 from edge_llm.errors import Unavailable
 from edge_llm.providers.base import Ended
@@ -103,6 +104,52 @@ def test_a_call_is_shown_asked_about_made_and_answered(tmp_path):
         assert result == {"role": "tool", "tool_call_id": "c0", "content": "forty-two"}
 
     with_tools(talk, tmp_path, [calls('{"a": 2}'), answer("It is 42.")], server)
+
+
+@pytest.mark.parametrize("varies", ["arguments", "result", "guard", "nothing"])
+def test_calls_that_are_made_over_and_over_are_stopped(tmp_path, varies):
+    """The same calls of which the same comes, three times; what changes is no loop, and who wants no guard has none."""
+    results = [ToolResult(f"{at if varies == 'result' else 'same'}") for at in range(5)]
+    scripts = [calls(f'{{"a": {at if varies == "arguments" else 0}}}') for at in range(5)]
+    server = Server(*results)
+
+    async def talk(chat, provider):
+        await chat.send("go")
+        await asked(chat)
+        await chat.press("a")
+        await idle(chat)
+        if varies != "nothing":
+            assert len(server.called) == 5 and "done" in chat.screen
+            return
+        assert len(server.called) == tools_module.SAME_CALLS
+        assert chat.told("The model makes the same calls over and over, and was stopped.")
+        await chat.send("/continue")
+        await asked_for(provider, tools_module.SAME_CALLS + 1)
+
+    settings = ChatSettings(sampling={"loop_guard": False} if varies == "guard" else {})
+    with_tools(talk, tmp_path, [*scripts, answer("done")], server, settings=settings)
+
+
+async def asked_for(provider, many):
+    await until(lambda: len(provider.asked) >= many)
+
+
+def test_calls_of_an_answer_in_a_loop_are_not_made(tmp_path):
+    """Nobody knows whether the last one is whole; /continue makes them."""
+    server = Server()
+    looping = [calls('{"a": 1}', '{"a": 1}')[0], Ended("repetition")]
+
+    async def talk(chat, provider):
+        await chat.ask("go")
+        assert chat.told("The answer repeated itself and was ended.")
+        assert server.called == [] and len(provider.asked) == 1
+        await chat.send("/continue")
+        await asked(chat)
+        await chat.press("a")
+        await idle(chat)
+        assert len(server.called) == 2 and "done" in chat.screen
+
+    with_tools(talk, tmp_path, [looping, answer("done")], server)
 
 
 def test_once_asks_again_and_always_does_not(tmp_path):
@@ -266,7 +313,7 @@ def test_a_model_that_calls_without_end_is_stopped(tmp_path, monkeypatch):
         assert len(provider.asked) == 3 and len(server.called) == 3
         assert chat.told("Stopped after 3 answers with calls")
 
-    with_tools(talk, tmp_path, lambda ask: calls("{}"), server)
+    with_tools(talk, tmp_path, lambda ask: calls(f'{{"a": {len(server.called)}}}'), server)
 
 
 def test_escape_stops_a_call_that_hangs_and_continue_makes_it(tmp_path):

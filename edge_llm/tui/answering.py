@@ -27,6 +27,8 @@ SAVE_SECONDS = 1.0
 """How much of an answer a killed process may lose."""
 NOTHING_ADDED = "The model adds nothing: its answer ends here.\n/regenerate answers again."
 LOOPED = "The answer repeated itself and was ended.\n/continue goes on, /regenerate answers again."
+REPEATED = "repeated itself"
+"""The reason of such an answer."""
 MOST_ARGUMENTS = 64 << 10
 """Characters of a call's arguments."""
 NO_END = "the answer ended without its last part"
@@ -42,6 +44,11 @@ def failure_of(error: Exception) -> str:
     known = isinstance(error, EdgeLLMError)
     text = one_line(in_chat(str(error)) if known else f"{type(error).__name__}: {error}")
     return f"{CONTEXT_FULL}: {text}" if _FULL.search(text) else text
+
+
+def repeats_itself(message: Message) -> bool:
+    """Whether the answer was ended because it was in a loop."""
+    return message.reason == REPEATED
 
 
 class Answering:
@@ -167,7 +174,7 @@ class Answering:
     def _why(self, ended: Ended) -> str:
         """Why an answer ended that the model had not ended itself; empty for one that it had."""
         if ended.reason == REPETITION:
-            return "repeated itself"
+            return REPEATED
         if ended.reason != "length":
             return ""
         prompt, said = ended.figures.prompt_tokens, ended.figures.completion_tokens

@@ -17,11 +17,11 @@ from edge_llm.config import REPETITION
 from edge_llm.errors import EdgeLLMError, StorageError, Unavailable
 from edge_llm.progress import StageProgress
 from edge_llm.providers.base import Ask, Catalogue, Figures, Provider, Wanted
-from edge_llm.tui.answering import LOOPED, NOTHING_ADDED, Answering, Turn, failure_of
+from edge_llm.tui.answering import LOOPED, NOTHING_ADDED, Answering, Turn, failure_of, repeats_itself
 from edge_llm.tui.asking import ask_of, settings_of, wanted_of
 from edge_llm.tui.fetching import Fetching
 from edge_llm.tui.threads import in_thread
-from edge_llm.tui.tools import MOST_ROUNDS, ChatTools
+from edge_llm.tui.tools import CALLS_LOOPED, MOST_ROUNDS, SAME_CALLS, Calls, ChatTools, what_came_of
 from edge_llm.tui.transcript import Transcript
 from edge_llm.tui.wording import in_chat
 
@@ -279,11 +279,17 @@ class Session:
 
     async def _answer(self, turn: Turn, prompt: Message) -> None:
         """Answer ``prompt``; calls of tools are made, and what they gave is answered."""
+        made: list[Calls] = []
+        guarded = (turn.settings or settings_of(turn.chat)).sampling.get("loop_guard", True)
         for _ in range(MOST_ROUNDS):
             answered = await self._answer_once(turn, prompt)
-            if answered is None or not answered.calls or answered.state != "whole":
+            if answered is None or not answered.calls or answered.state != "whole" or repeats_itself(answered):
                 return
             prompt = await self._call(turn, answered)
+            made.append(what_came_of(prompt))
+            if guarded and made[-SAME_CALLS:] == [made[-1]] * SAME_CALLS:
+                self._tell(CALLS_LOOPED, "warning")
+                return
         self._tell(f"Stopped after {MOST_ROUNDS} answers with calls of tools; /continue goes on.", "warning")
 
     async def _call(self, turn: Turn, message: Message) -> Message:
