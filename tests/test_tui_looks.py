@@ -301,6 +301,35 @@ def test_a_line_of_code_that_goes_on_beyond_the_edge_has_a_mark(tmp_path):
     drive(talk, tmp_path, ScriptedProvider([answer(f"```\n{long}\nshort\n```")]), size=(100, 30))
 
 
+async def drag(chat, widget, start, end):
+    """Press the mouse button at one place of ``widget`` and release it at another one."""
+    await chat.pilot.mouse_down(widget, offset=start)
+    await chat.pilot.hover(widget, offset=end)
+    await chat.pilot.mouse_up(widget, offset=end)
+    await chat.pilot.pause()
+
+
+def test_what_the_mouse_selects_is_copied_when_it_is_released(tmp_path):
+    async def talk(chat):
+        await chat.ask("A question")
+        said = chat.transcript.views()[-1].query_one("MarkdownParagraph")
+        await drag(chat, said, (0, 0), (5, 0))
+        await chat.until(lambda: chat.told("Copied"))
+        copied = chat.app.clipboard
+        assert copied and "Words to be selected.".startswith(copied)
+        chat.app.clear_notifications()
+        await chat.pilot.click(chat.transcript, offset=(1, 20))
+        await chat.settle()
+        assert chat.notices == [] and chat.app.clipboard == copied, "a click selects nothing"
+        await chat.write("and a draft")
+        await drag(chat, chat.app.prompt.area, (2, 0), (7, 0))
+        await chat.until(lambda: chat.told("Copied"))
+        assert chat.app.clipboard in "and a draft" and chat.app.clipboard != copied
+        assert chat.typed == "and a draft"
+
+    drive(talk, tmp_path, ScriptedProvider([answer("Words to be selected.")]), size=(100, 60))
+
+
 def test_what_is_selected_is_copied_with_a_notice_and_the_help_tells_how(tmp_path):
     async def talk(chat):
         await chat.ask("A question")
@@ -309,7 +338,7 @@ def test_what_is_selected_is_copied_with_a_notice_and_the_help_tells_how(tmp_pat
         await chat.until(lambda: chat.told("characters."))
         assert "to be selected" in chat.app.clipboard
         await chat.press("f1")
-        await chat.until(lambda: "select text; Ctrl+C copies it" in chat.screen)
+        await chat.until(lambda: "select text, which is copied when you let go" in chat.screen)
 
     drive(talk, tmp_path, ScriptedProvider([answer("Words to be selected.")]), size=(100, 60))
 

@@ -16,6 +16,8 @@ from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
+from textual.selection import Selection
+from textual.widget import Widget
 from textual.widgets import Footer, Markdown
 
 from edge_llm.chats.open_chat import OpenChat
@@ -79,6 +81,8 @@ class ChatApp(Stage):
         """A mistake of ours that ended it."""
         self.looks = Looks(self, options, self.tell)
         self._title = ""
+        self._selections: dict[Widget, Selection] = {}
+        """What was selected when the mouse button was released last."""
         self.session.on_switch = self.drafts.switch
         self.session.on_free = self.actions.prompts.after_answer
 
@@ -335,6 +339,14 @@ class ChatApp(Stage):
     def action_focus_previous(self) -> None:
         if not self.transcript.focus_beside(self.focused, -1):
             super().action_focus_previous()
+
+    @on(events.TextSelected)
+    def selected(self) -> None:
+        """The mouse button is released: what it has selected is copied, once."""
+        selections = dict(self.screen.selections)
+        if selections != self._selections and (text := self.screen.get_selected_text()) and text.strip():
+            self.copy_to_clipboard(text)
+        self._selections = selections
 
     def copy_to_clipboard(self, text: str) -> None:
         """What is selected with the mouse, or in a field."""

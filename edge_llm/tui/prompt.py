@@ -162,6 +162,11 @@ class PromptArea(TextArea):
         elif event.is_printable or not await run_own_binding(self, event):
             await super()._on_key(event)
 
+    async def _on_mouse_up(self, event: events.MouseUp) -> None:
+        await super()._on_mouse_up(event)
+        if self.selected_text.strip():
+            self.app.copy_to_clipboard(self.selected_text)
+
     def _is_for_the_text(self, event: events.Key) -> bool:
         """Whether the person writes with this key; one of a command, or one that scrolls, holds up no answer."""
         if event.is_printable:
