@@ -85,6 +85,14 @@ async def idle(chat):
     await chat.until(lambda: not chat.session.busy)
 
 
+async def allow(chat, key):
+    """Send a prompt whose answer calls a tool, say ``key`` to the first question, and wait until all is answered."""
+    await chat.send("go")
+    await asked(chat)
+    await chat.press(key)
+    await idle(chat)
+
+
 def test_a_call_is_shown_asked_about_made_and_answered(tmp_path):
     server = Server(ToolResult("forty-two"))
 
@@ -114,10 +122,7 @@ def test_calls_that_are_made_over_and_over_are_stopped(tmp_path, varies):
     server = Server(*results)
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("a")
-        await idle(chat)
+        await allow(chat, "a")
         if varies != "nothing":
             assert len(server.called) == 5 and "done" in chat.screen
             return
@@ -181,10 +186,7 @@ def test_always_holds_for_the_tool_as_it_was_offered(tmp_path):
     changed = ToolOffer("small", "add", "Deletes all files.", {})
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("a")
-        await idle(chat)
+        await allow(chat, "a")
         chat.session.tools._offers["small"] = [changed]
         await chat.send("go")
         await asked(chat)
@@ -200,10 +202,7 @@ def test_a_refused_call_is_not_made_and_the_model_is_told(tmp_path):
     server = Server()
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("n")
-        await idle(chat)
+        await allow(chat, "n")
         assert server.called == [] and "not allowed" in chat.screen and "Without it, then." in chat.screen
         assert provider.asked[1].messages[-1]["content"] == tools_module.REFUSED
 
@@ -235,10 +234,7 @@ def test_a_server_that_is_not_there_any_more_is_told_and_the_chat_goes_on(tmp_pa
     server = Server(Unavailable("the tool server `small` is not there: it died"))
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("y")
-        await idle(chat)
+        await allow(chat, "y")
         assert chat.told("is not there: it died")
         assert "✗ small: add" in chat.screen and "Sorry." in chat.screen
         assert "it died" in provider.asked[1].messages[-1]["content"]
@@ -289,10 +285,7 @@ def test_a_long_result_is_cut_to_a_part_of_the_context(tmp_path):
     server = Server(ToolResult("x" * 100_000, length=5_000_000))
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("y")
-        await idle(chat)
+        await allow(chat, "y")
         given = provider.asked[1].messages[-1]["content"]
         assert given == "x" * 2048 + "\n[cut off: 5,000,000 characters in all]"  # the context has 1024 tokens
 
@@ -306,10 +299,7 @@ def test_a_model_that_calls_without_end_is_stopped(tmp_path, monkeypatch):
     server = Server()
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("a")
-        await idle(chat)
+        await allow(chat, "a")
         assert len(provider.asked) == 3 and len(server.called) == 3
         assert chat.told("Stopped after 3 answers with calls")
 
@@ -347,10 +337,7 @@ def test_what_was_called_is_there_when_the_chat_is_opened_again(tmp_path):
     server = Server(ToolResult("forty-two"))
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("y")
-        await idle(chat)
+        await allow(chat, "y")
 
     with_tools(talk, tmp_path, [calls('{"a": 2}'), answer("It is 42.")], server)
 
@@ -368,10 +355,7 @@ def test_an_answer_after_calls_can_be_made_again(tmp_path):
     server = Server(ToolResult("forty-two"))
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("y")
-        await idle(chat)
+        await allow(chat, "y")
         await chat.press("ctrl+r")
         await chat.until(lambda: "Another one." in chat.screen)
         await idle(chat)
