@@ -496,6 +496,10 @@ CLIENTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetiti
     [
         (told({**CLIENTS, "temperature": 0.7, "min_p": 0.05}, CLIENTS), {"temperature": 0.7, "min_p": 0.05}),
         (told(author := {**CLIENTS, "temperature": 0.6, "top_p": 0.95}, author), {}),
+        (
+            told({**CLIENTS, "dry_multiplier": 0.8, "dry_sequence_breakers": ["|"]}, CLIENTS),
+            {"dry_multiplier": 0.8, "dry_sequence_breakers": ["|"]},
+        ),
         (told({"temperature": 0.7, "logprobs": 5, "nonsense": 1}, CLIENTS), {"temperature": 0.7}),
         (told({"temperature": 0.7}, CLIENTS, owner="openai"), {}),
         (told({"temperature": "hot"}, CLIENTS), {}),
@@ -513,6 +517,14 @@ def test_answers_of_the_own_server_are_sampled_as_people_expect_and_others_get_n
         body = json.loads(asked[-1][1])
         plain = request_body("m", Ask(HELLO))
         assert {name: value for name, value in body.items() if name not in plain} == {**sent, **named}
+
+
+def test_who_asks_a_server_of_ours_for_greedy_answers_gets_them_as_here():
+    people = {"temperature": 0.7, "min_p": 0.05, "dry_multiplier": 0.8}
+    body = request_body("m", Ask(HELLO, {"temperature": 0.0}), people)
+    assert (body["temperature"], body["dry_multiplier"]) == (0.0, 0.0)
+    again = request_body("m", Ask(HELLO, again=True), people)
+    assert (again["temperature"], again["min_p"], again["dry_multiplier"]) == (0.7, 0.05, 0.8)
 
 
 def test_bodies():

@@ -22,7 +22,7 @@ _CONTEXT = ("max_model_len", "context_length", "context_window", "n_ctx", "n_ctx
 MOST_CALLS = 64
 """Of one answer; what more a server sends is left out."""
 _CUT_OFF = ("length", "max_tokens")
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "dry_multiplier", "dry_sequence_breakers")
 
 
 class ChunkReader:
@@ -137,7 +137,7 @@ def _sampling(entry: dict[str, Any]) -> dict[str, Any]:
     found = {name: people[name] for name in _SAMPLING if name in people and people[name] != clients.get(name)}
     try:
         GenerationParams(**found)
-    except (EdgeLLMError, TypeError):
+    except (EdgeLLMError, TypeError, ValueError, AttributeError):
         return {}
     return found
 

@@ -41,11 +41,12 @@ from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.notices import Notices
 from edge_llm.tui.options import ChatOptions
 from edge_llm.tui.prompt import PromptArea, writable
-from edge_llm.tui.session import OpenCatalogue, reason
+from edge_llm.tui.session import OpenCatalogue
 from edge_llm.tui.stage import NOTICE_SECONDS, Stage
 from edge_llm.tui.status import Estimate
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.welcome import PROMPTS, Welcome
+from edge_llm.tui.wording import reason
 
 OpenStore = Callable[[], tuple[ChatStore, str]]
 """Opens the chats; gives them, and what the person should know about them."""

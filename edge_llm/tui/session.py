@@ -23,7 +23,7 @@ from edge_llm.tui.fetching import Fetching
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.tools import CALLS_LOOPED, MOST_ROUNDS, SAME_CALLS, Calls, ChatTools, what_came_of
 from edge_llm.tui.transcript import Transcript
-from edge_llm.tui.wording import in_chat
+from edge_llm.tui.wording import reason
 
 OpenCatalogue = Callable[[], Catalogue]
 Tell = Callable[[str, str], None]
@@ -395,13 +395,3 @@ class Session:
         if self.provider is None:
             raise Unavailable("no model is loaded; F4 chooses one, /regenerate answers then")
         return self.provider
-
-
-def reason(error: Exception) -> str:
-    """What went wrong, for the person."""
-    if isinstance(error, EdgeLLMError):
-        return in_chat(str(error))
-    if isinstance(error, MemoryError):
-        return "There is not enough memory; free some, or choose a smaller model, context or memory budget (F5)."
-    return f"internal error, {type(error).__name__}: {error}"
-

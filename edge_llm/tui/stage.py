@@ -25,12 +25,13 @@ from edge_llm.tui.inside import InsidePanel
 from edge_llm.tui.options import ChatOptions
 from edge_llm.tui.prompt import Prompt
 from edge_llm.tui.screens.approve import Approve
-from edge_llm.tui.session import OpenCatalogue, Session, reason
+from edge_llm.tui.session import OpenCatalogue, Session
 from edge_llm.tui.status import StatusLine
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.tools import Approval, ChatTools
 from edge_llm.tui.transcript import Transcript
 from edge_llm.tui.welcome import Welcome
+from edge_llm.tui.wording import reason
 
 if TYPE_CHECKING:
     from edge_llm.engine.inside import Inside

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from edge_llm.errors import EdgeLLMError
+
 _DEVICES = r"auto|host|ascend|emulated\S*|onnx|om:\S+"
 _HERE = {"ctx": "context", "memory": "memory", "device": "device"}
 _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
@@ -27,3 +29,12 @@ def in_chat(text: str) -> str:
     for pattern, here in _RULES:
         text = pattern.sub(here, text)
     return f"{text}\n{AT_THE_START}" if _FLAG.search(_IN_A_SHELL.sub("", text)) else text
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, for the person."""
+    if isinstance(error, EdgeLLMError):
+        return in_chat(str(error))
+    if isinstance(error, MemoryError):
+        return "There is not enough memory; free some, or choose a smaller model, context or memory budget (F5)."
+    return f"internal error, {type(error).__name__}: {error}"
