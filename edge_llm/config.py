@@ -147,6 +147,8 @@ class Grammar:
     """A JSON schema, a regular expression, a grammar in Lark's or GBNF's syntax, or a JSON list of strings to choose from."""
     parts: tuple[tuple[str, Grammar], ...] = ()
     """Grammars that a Lark text refers to as ``@name``."""
+    free: bool = False
+    """Any text keeps to it: it is for what may stand in the text, such as calls of tools."""
 
 
 REPETITION = "repetition"
@@ -195,7 +197,7 @@ class GenerationParams:
     @property
     def guarded(self) -> bool:
         """Whether a loop ends the answer: a grammar may want one, and who ignores end tokens wants so many tokens."""
-        return self.loop_guard and self.grammar is None and not self.ignore_eos
+        return self.loop_guard and (self.grammar is None or self.grammar.free) and not self.ignore_eos
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _strings(self.stop))

@@ -20,7 +20,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -88,8 +88,11 @@ def set_in_file(path: Path, table: str, key: str, value: str) -> None:
     before = (_read(path, must_exist=False) or b"").decode("utf-8", "surrogateescape")
     found = _parsed(path, before.encode("utf-8", "surrogateescape"))
     inner = found.get(table, {})
-    after = _with_value(before, table, key, toml(value))
-    if not isinstance(inner, dict) or _parsed(path, after.encode()) != {**found, table: {**inner, key: value}}:
+    if not isinstance(inner, dict):
+        raise UsageError(f"`{path}`: `{table}` is no table there; remove it, and {way_out}")
+    wanted = {**found, table: {**inner, key: value}}
+    after = next((text for text in _with_value(before, table, key, toml(value)) if _says(text, path, wanted)), None)
+    if after is None:
         raise UsageError(f"`{path}` is written in a way that is not changed here; {way_out}")
     try:
         if path.exists() and not path.is_file():
@@ -100,21 +103,34 @@ def set_in_file(path: Path, table: str, key: str, value: str) -> None:
         raise UsageError(f"cannot write the config file `{path}`: {error.strerror}; {way_out}") from None
 
 
-def _with_value(text: str, table: str, key: str, value: str) -> str:
-    """``text`` with a line for ``key``: in place of the one there, below the head of ``table``, or with a head at the end."""
-    lines = text.splitlines(keepends=True)
-    head = next((at for at, line in enumerate(lines) if re.match(rf"\s*\[\s*{table}\s*\]", line)), None)
-    line = f"{key} = {value}\n"
-    if head is None:
-        return text + "\n" * (bool(text) and not text.endswith("\n")) + "\n" * bool(text) + f"[{table}]\n{line}"
-    end = next((at for at in range(head + 1, len(lines)) if lines[at].lstrip().startswith("[")), len(lines))
-    old = next((at for at in range(head + 1, end) if re.match(rf"\s*{key}\s*=", lines[at])), None)
-    if old is None:
-        lines[head] = lines[head].rstrip("\n") + "\n"
-        lines.insert(head + 1, line)
-    else:
-        lines[old] = line
-    return "".join(lines)
+_VALUE = r"""\"{3}[\s\S]*?\"{3}|'{3}[\s\S]*?'{3}|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s,}#"']+"""
+
+
+def _with_value(text: str, table: str, key: str, value: str) -> Iterator[str]:
+    """``text`` with the ``value`` of ``key`` in each place where it may belong; what is right says a parser.
+
+    It takes the place of a value, or stands below the head of ``table``, among its dotted keys, in its braces, or below a new
+    head at the end.
+    """
+    line, end = f"{key} = {value}", "\r\n" if "\r\n" in text else "\n"
+    for old in re.finditer(rf"""["']?\b{key}["']?[ \t]*=[ \t]*({_VALUE})""", text):
+        yield text[: old.start(1)] + value + text[old.end(1) :]
+    for head in re.finditer(rf"^[ \t]*\[[ \t]*{table}[ \t]*\].*\n?", text, re.MULTILINE):
+        before = text[: head.end()]
+        yield before + end * (not before.endswith("\n")) + line + end + text[head.end() :]
+    for dotted in re.finditer(rf"^[ \t]*{table}[ \t]*\.", text, re.MULTILINE):
+        yield f"{text[: dotted.start()]}{table}.{line}{end}{text[dotted.start() :]}"
+    for brace in re.finditer(rf"^[ \t]*{table}[ \t]*=[ \t]*\{{[ \t]*", text, re.MULTILINE):
+        more = " " if text[brace.end() :].startswith("}") else ", "
+        yield text[: brace.end()] + line + more + text[brace.end() :]
+    yield text + end * (bool(text) and not text.endswith("\n")) + end * bool(text) + f"[{table}]{end}{line}{end}"
+
+
+def _says(text: str, path: Path, wanted: Mapping[str, Any]) -> bool:
+    try:
+        return _parsed(path, text.encode()) == wanted
+    except UsageError:
+        return False
 
 
 def _replace(path: Path, data: bytes) -> None:

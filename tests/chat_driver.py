@@ -182,28 +182,30 @@ def drive(talk, folder, provider=None, *, catalogue=None, size=SIZE, open_store=
 
 
 async def _drive(talk, folder, catalogue, size, open_store, ready, options):
-    async with running(folder, catalogue, size=size, open_store=open_store, **options) as chat:
-        if ready:
-            await chat.until(lambda: chat.session.provider is not None)
-            await chat.settle()
+    async with running(folder, catalogue, size=size, open_store=open_store, ready=ready, **options) as chat:
         return await talk(chat)
 
 
 class running:  # noqa: N801  # it is used like a function
-    """The chat as a context: several may run at once."""
+    """The chat as a context, when its model is there if it is to be ``ready``: several may run at once."""
 
-    def __init__(self, folder, catalogue, *, size=SIZE, open_store=None, **options):
+    def __init__(self, folder, catalogue, *, size=SIZE, open_store=None, ready=True, **options):
         self._path = folder / "chats.db"
         options.setdefault("settings", ChatSettings())
         self._app = ChatApp(
             lambda: catalogue, open_store or (lambda: ChatStore.open(self._path)), ChatOptions(folder=folder, **options)
         )
         self._size = size
+        self._ready = ready
 
     async def __aenter__(self):
         self._context = self._app.run_test(size=self._size, notifications=True)
         pilot = await self._context.__aenter__()
-        return Chat(self._app, pilot, self._path)
+        chat = Chat(self._app, pilot, self._path)
+        if self._ready:
+            await chat.until(lambda: chat.session.provider is not None)
+            await chat.settle()
+        return chat
 
     async def __aexit__(self, *error):
         await self._context.__aexit__(*error)

@@ -19,9 +19,10 @@ from writing_store import WritingStore
 
 from edge_llm.chats.database import APPLICATION, MIGRATIONS
 from edge_llm.chats.drafts import Draft, Drafts
+from edge_llm.chats.export import as_json, from_json
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.store import ChatStore
-from edge_llm.chats.tree import Attachment, Cut, Message, new_id, path_to
+from edge_llm.chats.tree import Attachment, Chat, Cut, Message, new_id, path_to
 from edge_llm.errors import StorageError, UsageError
 from edge_llm.paths import chats_file
 
@@ -207,6 +208,27 @@ def test_a_copy_of_a_chat_from_elsewhere_has_ids_of_its_own(store):
     assert said[0] == said[1]
     assert {each.id for each in new}.isdisjoint(each.id for each in old)
     assert new[-1].state == "stopped"
+
+
+@given(st.integers(1, 8), st.dictionaries(st.integers(0, 7), st.integers(0, 16)))
+def test_what_was_compacted_in_a_chat_from_elsewhere_is_so_in_its_copy(many, cuts):
+    """What was said before a cut was made, and what behind it, is so in the copy: the ids of both moved."""
+    old = [
+        Message(
+            2 * at + 2, 1, 2 * at or None, "assistant" if at % 2 else "user", f"{at}",
+            cut=Cut(f"summary {at}", 2 * cuts[at] + 1, 7) if at in cuts else None,
+        )
+        for at in range(many)
+    ]  # fmt: skip
+    chat, messages = from_json(as_json(Chat(1, "t", {}, old[-1].id, 1.0, 1.0), old).encode(), "a.json")
+    store = ChatStore.in_memory()
+    new = store.messages(store.take_in(chat, messages).id)
+    store.close()
+    for one, other in zip(old, new, strict=True):
+        assert (one.cut is None) == (other.cut is None)
+        if one.cut is not None and other.cut is not None:
+            assert (other.cut.summary, other.cut.tokens) == (one.cut.summary, one.cut.tokens)
+            assert [each.id < other.cut.at for each in new] == [each.id < one.cut.at for each in old]
 
 
 # ---- search

@@ -146,6 +146,15 @@ def test_nonsense_from_the_hub(serve: Callable[[Stub], Stub], hub: Stub, tmp_pat
     assert not (tmp_path / "hub" / "models--org--tiny").exists()
 
 
+@pytest.mark.parametrize("config", [{"model_type": "gemma9"}, {"model_type": "llama"}, {"model_type": 7}, [], None])
+def test_a_family_that_does_not_run_here_is_refused_before_its_weights_come(hub: Stub, tmp_path: Path, config: object) -> None:
+    hub.info = {"config": config}
+    result = run_pull(tmp_path, hub.endpoint)
+    refused = config == {"model_type": "gemma9"}
+    assert result.out.startswith("UnsupportedModel the architecture `gemma9` does not run here") == refused
+    assert bool(hub.asked("GET", "model.safetensors")) != refused
+
+
 def test_damaged_file_is_refused_and_fetched_again(hub: Stub, tmp_path: Path) -> None:
     hub.sha256 = "0" * 64
     result = run_pull(tmp_path, hub.endpoint)

@@ -66,7 +66,7 @@ def test_rows_and_facts_of_the_own_server(url):
     assert facts.site == f"server: {url}/v1"
     with pytest.raises(ModelNotFound, match="`nobody`.*it has `builtin`"):
         opened(url, model="nobody")
-    with pytest.raises(UsageError, match="--url"):
+    with pytest.raises(UsageError, match="its own models"):
         RemoteCatalogue(url).fetch("org/model")
 
 
@@ -480,6 +480,51 @@ def test_what_is_sent():
         "max_tokens": 5, "stop": ["a"], "top_k": 3, "reasoning_effort": "low",
         "chat_template_kwargs": {"enable_thinking": True, "thinking": True},
     }  # fmt: skip
+
+
+def told(people, clients, owner="edge-llm"):
+    """A server's list of one model, with what it says of sampling."""
+    entry = {"id": "m", "owned_by": owner, "sampling": {"people": people, "clients": clients}}
+    return {"data": [entry]}
+
+
+CLIENTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("models", "sent"),
+    [
+        (told({**CLIENTS, "temperature": 0.7, "min_p": 0.05}, CLIENTS), {"temperature": 0.7, "min_p": 0.05}),
+        (told(author := {**CLIENTS, "temperature": 0.6, "top_p": 0.95}, author), {}),
+        (
+            told({**CLIENTS, "dry_multiplier": 0.8, "dry_sequence_breakers": ["|"]}, CLIENTS),
+            {"dry_multiplier": 0.8, "dry_sequence_breakers": ["|"]},
+        ),
+        (told({"temperature": 0.7, "logprobs": 5, "nonsense": 1}, CLIENTS), {"temperature": 0.7}),
+        (told({"temperature": 0.7}, CLIENTS, owner="openai"), {}),
+        (told({"temperature": "hot"}, CLIENTS), {}),
+        (told([], None), {}),
+    ],
+)
+def test_answers_of_the_own_server_are_sampled_as_people_expect_and_others_get_no_field(models, sent):
+    """What the person names goes over it; a server that is not ours gets nothing that nobody named."""
+    answer = reply_of(stream_of(chunk("a", finish="stop")), "text/event-stream")
+    for named in ({}, {"temperature": 0.25}):
+        with raw_server([answer], models) as (url, asked):
+            provider = opened(url)
+            assert provider.facts.sampling == sent
+            pieces_of(provider, Ask(HELLO, named))
+        body = json.loads(asked[-1][1])
+        plain = request_body("m", Ask(HELLO))
+        assert {name: value for name, value in body.items() if name not in plain} == {**sent, **named}
+
+
+def test_who_asks_a_server_of_ours_for_greedy_answers_gets_them_as_here():
+    people = {"temperature": 0.7, "min_p": 0.05, "dry_multiplier": 0.8}
+    body = request_body("m", Ask(HELLO, {"temperature": 0.0}), people)
+    assert (body["temperature"], body["dry_multiplier"]) == (0.0, 0.0)
+    again = request_body("m", Ask(HELLO, again=True), people)
+    assert (again["temperature"], again["min_p"], again["dry_multiplier"]) == (0.7, 0.05, 0.8)
 
 
 def test_bodies():

@@ -69,6 +69,27 @@ def test_a_model_here_is_shown_tools_and_its_calls_come_as_calls(engine):
         provider.close()
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_answer_that_may_call_tools_is_ended_when_it_loops(engine, strict):
+    """Also where a grammar holds its calls to their schemas: the text around them is free."""
+    (token,) = engine.tokenizer.encode(" the")
+    tool = {**TOOL, "function": {**TOOL["function"], "strict": strict}}
+    sampling = {"temperature": 0.0, "logit_bias": ((token, 100.0),), "max_tokens": 400, "loop_guard": True}
+    provider = LocalProvider(engine)
+
+    async def whole(ask):
+        return [piece for batch in [list(pieces) async for pieces in provider.ask(ask)] for piece in batch]
+
+    try:
+        for guarded, reason in ((True, "repetition"), (False, "length")):
+            ask = Ask(ASK.messages, {**sampling, "loop_guard": guarded}, tools=(tool,))
+            request, _ = provider.request(ask)
+            assert (request.params.grammar is not None) == strict
+            assert asyncio.run(asyncio.wait_for(whole(ask), 60))[-1].reason == reason
+    finally:
+        provider.close()
+
+
 def test_calls_of_before_are_plain_text_where_no_tools_are_offered(engine):
     provider = LocalProvider(engine)
     try:

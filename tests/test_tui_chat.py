@@ -16,6 +16,7 @@ from textual.widgets import Collapsible, Markdown
 
 from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.tree import Message
+from edge_llm.errors import Unavailable
 from edge_llm.providers.base import Ended, Facts, Figures
 from edge_llm.talk.pieces import Said, Thought
 from edge_llm.tui.message_view import MessageView
@@ -621,6 +622,53 @@ def test_an_answer_that_was_stopped_goes_on_in_the_same_message(tmp_path):
         assert provider.asked[1].continues
         assert [one["content"] for one in provider.asked[1].messages] == ["Tell a story", "Once upon"]
         assert "stopped" not in chat.screen
+
+    drive(talk, tmp_path, provider)
+
+
+def test_figures_of_an_answer_that_was_continued_are_of_all_of_it(tmp_path):
+    parts = [Figures(12, 4, 30, 0.25, 100.0, 60.0, 8, 4), Figures(42, 12, 10, 0.5, 80.0, 20.0, 4, 1)]
+    provider = ScriptedProvider([answer("Once upon", figures=parts[0]), answer(" a time.", figures=parts[1])])
+
+    async def talk(chat):
+        await chat.ask("Tell a story")
+        await chat.press("ctrl+t")
+        await chat.until(lambda: "Once upon a time." in chat.screen and not chat.session.busy)
+        await chat.settle()
+        assert "40 tokens · 40/s · first after 250 ms · prompt 12 tokens, 4 cached" in chat.screen
+        figures = chat.session.chat.messages[-1].figures
+        assert (figures["drafted_tokens"], figures["accepted_tokens"]) == (12, 5)
+        await chat.send("/stats")
+        await chat.until(lambda: chat.told("40 tokens · 40/s"))
+
+    drive(talk, tmp_path, provider)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (answer(figures=Figures(42, 42, 0)), "The model adds nothing"),
+        ([Unavailable("the server is gone")], "the server is gone"),
+        ([], ""),
+    ],
+)
+def test_an_answer_to_which_nothing_comes_stays_as_it_was(tmp_path, more, told):
+    """What it said, how it ended and what it took; and the person is told why nothing came, unless it was stopped."""
+    provider = ScriptedProvider([answer("Once upon"), more])
+
+    async def talk(chat):
+        await chat.ask("Tell a story")
+        before, shown = chat.session.chat.messages[-1], chat.session.last
+        await chat.press("ctrl+t")
+        await chat.until(lambda: len(provider.replies) == 2 and provider.replies[1].begun)
+        if not told:
+            await chat.press("escape")
+        await chat.until(lambda: not chat.session.busy and chat.told(told) == bool(told))
+        await chat.settle()
+        assert chat.session.chat.messages[-1] == before
+        assert chat.session.last == shown
+        assert "3 tokens · 50/s" in chat.screen
+        assert chat.stored[-1] == ("assistant", "Once upon", "whole")
 
     drive(talk, tmp_path, provider)
 

@@ -343,10 +343,8 @@ def test_two_terminals_lose_nothing_of_each_other(tmp_path):
     async def both():
         one_model, other_model = ScriptedProvider(), ScriptedProvider()
         async with running(tmp_path, ScriptedCatalogue({"a": one_model})) as one:
-            await one.until(lambda: one.session.provider is not None)
             await one.ask("From one")
             async with running(tmp_path, ScriptedCatalogue({"b": other_model})) as other:
-                await other.until(lambda: other.session.provider is not None)
                 assert ("user", "From one") in other.said
                 for number in range(3):  # both go on in the same chat
                     await asyncio.gather(one.ask(f"one {number}"), other.ask(f"other {number}"))

@@ -1,15 +1,21 @@
 """A full context is no dead end: it is foreseen, told, kept with the message, and there are four ways on."""
 
+import asyncio
+import json
+
 import pytest
 from chat_driver import drive, rows
 from scripted_provider import ScriptedCatalogue, ScriptedProvider, answer
 
+from edge_llm.chats.calls import ToolCall
+from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.tree import CONTEXT_FULL, Cut, Message, path_to
 from edge_llm.errors import ContextOverflow, UsageError
 from edge_llm.providers.base import Ask, Facts, Figures
+from edge_llm.tui.activity import context_used, is_full
 from edge_llm.tui.asking import SUMMARY_SO_FAR, messages_of
-from edge_llm.tui.room import SUMMARIZE, plan
+from edge_llm.tui.room import SUMMARIZE, plan, summarize
 from edge_llm.tui.screens.context import ContextWays
 from edge_llm.tui.status import StatusLine
 
@@ -192,7 +198,7 @@ def test_compact_goes_on_from_a_summary_and_undo_takes_it_back(tmp_path):
         await chat.ask("second question")
         said = chat.said
         await chat.send("/compact")
-        await chat.until(lambda: chat.told("The chat goes on from the summary"))
+        await chat.until(lambda: chat.told("The chat goes on from the summary: 9 tokens in place of 20."))
         await chat.settle()
         assert chat.said == said, "all that was said is still to be seen"
         assert "The model sees what follows" in chat.screen
@@ -204,6 +210,69 @@ def test_compact_goes_on_from_a_summary_and_undo_takes_it_back(tmp_path):
         await chat.until(lambda: "The model sees what follows" not in chat.screen)
         await chat.ask("fourth question")
         assert provider.asked[-1].messages[0]["content"] == "first question"
+
+    drive(talk, tmp_path, provider)
+
+
+@pytest.mark.parametrize("way", ["export", "branch"])
+def test_a_copy_of_a_compacted_chat_goes_on_as_it_does(tmp_path, way):
+    """A full chat that was compacted is not full in its copy either, its gauge is the same, and the model is told the same."""
+    provider = small()
+
+    async def talk(chat):
+        await fill(chat)
+        await chat.send("/compact")
+        await chat.until(lambda: chat.told("The chat goes on from the summary"))
+        await chat.settle()
+        old = chat.session.chat
+        full, used = is_full(chat.session), context_used(chat.session)
+        assert (full, used) == (False, 9)
+        if way == "export":
+            await chat.send("/export json a.json")
+            await chat.until(lambda: (tmp_path / "a.json").exists())
+            await chat.send("/import a.json")
+        else:
+            await chat.send("/branch")
+        await chat.until(lambda: chat.session.chat is not old)
+        await chat.settle()
+        assert (is_full(chat.session), context_used(chat.session)) == (full, used)
+        assert "The model sees what follows" in chat.screen
+        await chat.ask("and now")
+        [told] = provider.asked[-1].messages
+        assert told["content"] == f"{SUMMARY_SO_FAR}\nThey counted words.\n\nand now"
+
+    drive(talk, tmp_path, provider)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("words", [3, 40])
+def test_a_summary_stands_only_for_what_is_longer(tmp_path, counts, words):
+    """Whatever the model says, the conversation is shorter with its summary, or stays as it was; both is said."""
+
+    def script(ask):
+        summary = ask.messages[-1]["content"].endswith(SUMMARIZE)
+        return answer(" ".join(["word"] * (words if summary else 8)))
+
+    provider = ScriptedProvider(script)
+    provider.counts = counts
+
+    async def talk(chat):
+        await chat.ask("first question")
+        await chat.ask("second question")
+        before = messages_of(chat.session.chat.path, ChatSettings())
+        await chat.send("/compact")
+        await chat.until(lambda: not chat.session.busy and chat.notices)
+        await chat.settle()
+        [notice] = chat.notices
+        await chat.ask("third question")
+        told = provider.asked[-1].messages
+        if words > 20:
+            begin = "a summary would not be shorter than what was said"
+            assert notice == begin + (" (46 tokens in place of 20)" if counts else "") + "; nothing is changed"
+            assert told[:-1] == tuple(before)
+        else:
+            assert notice.startswith("The chat goes on from the summary" + (": 9 tokens in place of 20." if counts else ". "))
+            assert len(told) == 1 and len(str(told)) < len(str(before))
 
     drive(talk, tmp_path, provider)
 
@@ -263,6 +332,69 @@ def test_a_larger_context_is_offered_where_the_model_has_one(tmp_path):
         await chat.press("escape")
 
     drive(talk, tmp_path, catalogue=catalogue)
+
+
+# ---- summaries of chats with calls of tools
+
+
+def with_calls(turns):
+    """A chat in which every answer called a tool; its words are numbered."""
+    path, last = [], None
+    for at in range(turns):
+        arguments = json.dumps({"a": at, "text": f'argument{at} "quoted"'})
+        made = ToolCall(f"c{at}", "add", arguments, "small", "done", f"result{at} " * 3)
+        for text, calls in ((f"question{at}", ()), (f"thinking{at}", (made,)), (f"said{at}", ())):
+            role = "user" if text.startswith("question") else "assistant"
+            path.append(Message(len(path) + 1, 1, last, role, text, calls=calls))
+            last = path[-1].id
+    return path
+
+
+@pytest.mark.parametrize("context", [1 << 16, 400, 150])
+@pytest.mark.parametrize("turns", [1, 7])
+def test_a_summary_of_a_chat_with_calls_is_of_all_that_was_said_called_and_given(turns, context):
+    """In plain turns that any template takes, in as many steps as the context needs; arguments as the model wrote them."""
+    provider = ScriptedProvider(lambda ask: answer("They counted."), facts=Facts("small", context))
+    path = with_calls(turns)
+    seen = []
+    text = asyncio.run(summarize(provider, messages_of(path, ChatSettings()), {}, seen.append))
+    assert text == "They counted."
+    asks = [ask.messages for ask in provider.asked]
+    assert (len(asks) > 1) == (turns == 7 and context < 400) and len(seen) == len(asks)
+    for messages in asks:
+        assert [each["role"] for each in messages] == [("user", "assistant")[at % 2] for at in range(len(messages))]
+        assert all(each.keys() == {"role", "content"} for each in messages)
+        assert messages[-1]["content"].endswith(SUMMARIZE)
+        assert provider.count(Ask(messages)) < context
+    told = "\n".join(each["content"] for messages in asks for each in messages)
+    parts = [f"{part}{at}" for at in range(turns) for part in ("question", "thinking", "argument", "result", "said")]
+    places = [told.index(part) for part in parts]
+    assert places == sorted(places)
+    assert f'<tool_call>\n{{"name": "add", "arguments": {path[1].calls[0].arguments}}}\n</tool_call>' in told
+
+
+def test_a_chat_with_calls_is_compacted_and_goes_on(tmp_path):
+    def script(ask):
+        return answer("They counted." if ask.messages[-1]["content"].endswith(SUMMARIZE) else "Good.")
+
+    provider = ScriptedProvider(script)
+
+    async def talk(chat):
+        kept = OpenChat.new(chat.session.store, {})
+        parent = None
+        for each in with_calls(3):
+            parent = kept.add(each.role, each.text, parent=parent, calls=each.calls).id
+        await chat.session.save(kept)
+        await chat.session.show(kept)
+        await chat.send("/compact")
+        await chat.until(lambda: chat.told("The chat goes on from the summary"))
+        await chat.settle()
+        await chat.ask("and now")
+        told = ({"role": "user", "content": f"{SUMMARY_SO_FAR}\nThey counted.\n\nand now"},)
+        assert provider.asked[-1].messages == told
+        assert [each.calls for each in chat.session.chat.path[:9]] == [each.calls for each in with_calls(3)]
+
+    drive(talk, tmp_path, provider)
 
 
 # ---- what a model is told

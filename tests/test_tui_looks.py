@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 
 import pytest
 from chat_driver import drive
+from hypothesis import given
+from hypothesis import strategies as st
 from real_terminal import Terminal
 from rich.color import ColorSystem
 from scripted_provider import ScriptedProvider, answer
@@ -13,7 +15,7 @@ from textual.color import BLACK, WHITE, Color
 from textual.events import MouseScrollUp
 
 from edge_llm.tui.blocks import CUT, CodeBlock
-from edge_llm.tui.driver import light_background
+from edge_llm.tui.driver import TerminalDriver, light_background
 from edge_llm.tui.looks import has_light_background
 from edge_llm.tui.themes import DARK, LIGHT, themes
 from edge_llm.user_config import read_user_config
@@ -156,6 +158,24 @@ def test_a_reply_tells_whether_the_background_is_light(reply, light):
     assert light_background(reply) is light
 
 
+REPLIES = ["\x1b]11;rgb:ffff/ffff/ffff\x1b\\", "\x1b]4;1;x\x07", "\x1b]52;c;aGk=\x07"]
+TYPED = ["\x1b]", "\x1b]hello", "hello", "\x1b[200~pasted \x1b]x\x1b[201~", "1", "\r", "\x07", "\x1b[A"]
+
+
+@given(st.lists(st.sampled_from([*REPLIES, *TYPED])), st.data())
+def test_what_is_typed_comes_whatever_the_terminal_answers_in_between(pieces, data):
+    """Replies go, keys and text stay, however the bytes are cut; only a key's own bytes are never torn apart."""
+    driver = TerminalDriver.__new__(TerminalDriver)
+    driver._part, driver.process_message = "", lambda event: None
+    text, taken = "".join(pieces), ""
+    while text:
+        size = data.draw(st.integers(1, len(text)))
+        size += text[size - 1] == "\x1b"
+        taken += driver._without_replies(text[:size])
+        text = text[size:]
+    assert taken + driver._taken_part() == "".join(piece for piece in pieces if piece not in REPLIES)
+
+
 @pytest.mark.parametrize(
     ("value", "light"), [("0;15", True), ("15;0", False), ("0;default;15", True), ("12;8", False), ("", False), ("x", False)]
 )
@@ -179,6 +199,8 @@ def test_a_light_terminal_gets_light_colours_and_garbage_is_no_key(tmp_path):
         time.sleep(0.3)  # longer than half a reply is kept
         terminal.write("typed")
         assert "█ typed\n" in terminal.wait_for("typed")
+        terminal.write("\x1b]right behind")  # the key Alt+], and text with it
+        assert "right behind\n" in terminal.wait_for("right behind")
         terminal.press("ctrl+q")
         assert terminal.wait_end() == 0
         terminal.check_left()
@@ -279,6 +301,35 @@ def test_a_line_of_code_that_goes_on_beyond_the_edge_has_a_mark(tmp_path):
     drive(talk, tmp_path, ScriptedProvider([answer(f"```\n{long}\nshort\n```")]), size=(100, 30))
 
 
+async def drag(chat, widget, start, end):
+    """Press the mouse button at one place of ``widget`` and release it at another one."""
+    await chat.pilot.mouse_down(widget, offset=start)
+    await chat.pilot.hover(widget, offset=end)
+    await chat.pilot.mouse_up(widget, offset=end)
+    await chat.pilot.pause()
+
+
+def test_what_the_mouse_selects_is_copied_when_it_is_released(tmp_path):
+    async def talk(chat):
+        await chat.ask("A question")
+        said = chat.transcript.views()[-1].query_one("MarkdownParagraph")
+        await drag(chat, said, (0, 0), (5, 0))
+        await chat.until(lambda: chat.told("Copied"))
+        copied = chat.app.clipboard
+        assert copied and "Words to be selected.".startswith(copied)
+        chat.app.clear_notifications()
+        await chat.pilot.click(chat.transcript, offset=(1, 20))
+        await chat.settle()
+        assert chat.notices == [] and chat.app.clipboard == copied, "a click selects nothing"
+        await chat.write("and a draft")
+        await drag(chat, chat.app.prompt.area, (2, 0), (7, 0))
+        await chat.until(lambda: chat.told("Copied"))
+        assert chat.app.clipboard in "and a draft" and chat.app.clipboard != copied
+        assert chat.typed == "and a draft"
+
+    drive(talk, tmp_path, ScriptedProvider([answer("Words to be selected.")]), size=(100, 60))
+
+
 def test_what_is_selected_is_copied_with_a_notice_and_the_help_tells_how(tmp_path):
     async def talk(chat):
         await chat.ask("A question")
@@ -287,7 +338,7 @@ def test_what_is_selected_is_copied_with_a_notice_and_the_help_tells_how(tmp_pat
         await chat.until(lambda: chat.told("characters."))
         assert "to be selected" in chat.app.clipboard
         await chat.press("f1")
-        await chat.until(lambda: "select text; Ctrl+C copies it" in chat.screen)
+        await chat.until(lambda: "select text, which is copied when you let go" in chat.screen)
 
     drive(talk, tmp_path, ScriptedProvider([answer("Words to be selected.")]), size=(100, 60))
 

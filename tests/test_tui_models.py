@@ -1,16 +1,19 @@
 """Models of the full-screen chat: chosen, loaded, brought here, and what happens when that fails."""
 
+import re
 import threading
 from dataclasses import replace
 
 import pytest
 from chat_driver import drive
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted_provider import FIGURES, ScriptedCatalogue, ScriptedProvider
 
 from edge_llm.chats.settings import ChatSettings
 from edge_llm.errors import HubError, OutOfMemory, StorageError
 from edge_llm.providers.base import Ended, Facts, ModelRow
-from edge_llm.tui.screens.models import ModelPicker
+from edge_llm.tui.screens.models import _BY_NEED, _COLUMNS, _FEWEST, ModelPicker, seen_columns
 from edge_llm.tui.screens.questions import Confirm
 
 ROWS = [
@@ -174,6 +177,53 @@ def test_what_enter_does_is_seen_below_a_long_catalogue(tmp_path, size):
         assert "↓ 1.5 GB" in chat.screen and "It fits in your memory" in chat.screen
 
     drive(talk, tmp_path, catalogue=two_models(rows=rows), size=size)
+
+
+@given(
+    st.lists(st.tuples(*[st.text("ab-:1", min_size=1, max_size=most) for most in (60, 9, 9, 6, 9, 16)]), max_size=5),
+    st.integers(0, 200),
+)
+def test_columns_that_are_seen_are_whole_and_the_needed_ones_come_first(rows, width):
+    columns, name = seen_columns(rows, width)
+    widths = [max(len(cell) for cell in column) + 2 for column in zip(_COLUMNS, *rows, strict=True)]
+    assert columns[0] == 0 and columns == sorted(columns)
+    assert name + 2 + sum(widths[column] for column in columns[1:]) <= max(width, widths[0], _FEWEST + 2)
+    assert name + 2 >= min(widths[0], _FEWEST + 2)
+    assert [*_BY_NEED[: len(columns)]] == sorted(columns, key=_BY_NEED.index)
+
+
+def test_in_eighty_columns_nothing_needed_of_the_catalogue_is_cut(tmp_path):
+    rows = [ModelRow("someone-who-has-a-long-name-7B-Instruct-w4", 4 << 30, "w4+int8", 131072, False), *ROWS, *OFFERED]
+
+    async def talk(chat):
+        await open_picker(chat)
+        await chat.until(lambda: "memory" in chat.screen)
+        lines = [" ".join(line.strip("│ ").split()) for line in chat.screen.splitlines()]
+        assert any(re.match(r"someone-who\S*…\S*Instruct-w4 4.0 GiB too large", line) for line in lines)
+        assert any("qwen3:0.6b 609 MiB fits ↓ 1.5 GB" in line for line in lines)
+        assert any("llama3.1:8b 8.0 GiB too large ↓ 16.1 GB gated" in line for line in lines)
+        said = "Enter selects someone-who-has-a-long-name-7B-Instruct-w4 (4.0 GiB, w4+int8, context 128k), Esc closes"
+        await chat.press("home", *"7B")
+        await chat.until(lambda: said in " ".join(line.strip(" │") for line in chat.screen.splitlines()))
+
+    drive(talk, tmp_path, catalogue=two_models(rows=rows), size=(80, 24))
+
+
+@pytest.mark.parametrize("words", ["llama 3", "3 LLAMA", "llama-3", "llama.3", "8b llama", "instruct meta 3.1"])
+def test_a_model_is_found_by_its_words_in_any_order(tmp_path, words):
+    rows = [
+        ModelRow("here-llama", 1 << 20),
+        ModelRow("my-Llama-3-8B", 1 << 20, source="meta-llama/Llama-3.1-8B-Instruct"),
+        ModelRow("qwen3", 1 << 20),
+    ]
+
+    async def talk(chat):
+        await open_picker(chat)
+        await chat.press(*("space" if char == " " else char for char in words))
+        await chat.until(lambda: "my-Llama-3-8B" in chat.screen and "qwen3" not in chat.screen)
+        assert "here-llama" not in chat.screen
+
+    drive(talk, tmp_path, catalogue=two_models(rows=rows))
 
 
 def test_the_beginning_of_a_hub_id_means_no_other_model(tmp_path):

@@ -11,7 +11,7 @@ from textual.command import CommandPalette
 from textual.events import Key
 from textual.widgets import Input
 
-from edge_llm.chats.settings import ChatSettings
+from edge_llm.chats.settings import SETTINGS, ChatSettings
 from edge_llm.providers.base import Facts
 from edge_llm.tui.commands import COMMANDS
 from edge_llm.tui.screens.help import Help
@@ -208,6 +208,41 @@ def test_enter_runs_a_command_that_it_completes(tmp_path):
     drive(talk, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("line", "does"),
+    [
+        ("/set temperature", "temperature: "),
+        ("/set temperature ", "temperature: "),
+        ("/set tempe", "temperature: "),
+        ("/set temperature 0.5", "temperature is now: 0.5"),
+        ("/set", "Settings of this chat"),
+        ("/set ", "Settings of this chat"),
+        ("/model qwen", "qwen"),
+        ("/model ", "search, or a hub id"),
+        ("/theme nord", "nord"),
+    ],
+)
+def test_one_enter_does_what_the_line_says_whatever_is_listed(tmp_path, line, does):
+    """The word that is written is meant, not a longer one that is listed with it, and nothing where none is written."""
+    names = ["qwen3", "scripted", "qwen"]
+    catalogue = ScriptedCatalogue({name: ScriptedProvider() for name in ["scripted", *names]})
+
+    async def talk(chat):
+        chat.session.model_names = names
+        before = chat.app.theme
+        await chat.press(*("space" if char == " " else char for char in line), "enter")
+        assert chat.typed == ""
+        if line.startswith("/theme"):
+            await chat.until(lambda: chat.app.theme == does)
+        elif line == "/model qwen":
+            await chat.until(lambda: chat.session.provider and chat.session.provider.facts.name == does)
+        else:
+            await chat.until(lambda: does in chat.screen)
+            assert (chat.app.theme, chat.session.settings.model) == (before, None)
+
+    drive(talk, tmp_path, catalogue=catalogue)
+
+
 def test_an_unknown_command_is_told_and_kept(tmp_path):
     provider = ScriptedProvider()
 
@@ -281,7 +316,7 @@ def test_the_help_has_a_line_for_each_command_and_spells_keys_in_one_way(tmp_pat
 def test_in_twelve_lines_one_sees_what_opens_and_no_notice_hides_the_prompt(tmp_path):
     async def talk(chat):
         await chat.press("f5")
-        await chat.until(lambda: "frequency_penalty" in chat.screen)
+        await chat.until(lambda: "temperature" in chat.screen and "what the model is told before" in chat.screen)
         await chat.press("escape")
         await chat.press("f4")
         await chat.until(lambda: "scripted" in chat.screen and "Enter selects" in chat.screen)
@@ -507,6 +542,7 @@ def test_what_holds_is_shown_with_where_it_comes_from_and_the_form_resets_it(tmp
             await chat.until(lambda name=name, told=told: chat.told(f"{name}: {told}"))
         await chat.send("/set min-p 0.5")
         await chat.settle()
+        await chat.press("escape")  # puts the notices away
         await chat.send("/set")
         await chat.until(lambda: isinstance(chat.app.screen, SettingsForm) and "max_tokens" in chat.screen)
         form = chat.app.screen
@@ -524,6 +560,21 @@ def test_what_holds_is_shown_with_where_it_comes_from_and_the_form_resets_it(tmp
         await chat.until(lambda: chat.session.settings.sampling == {})
 
     drive(talk, tmp_path, ScriptedProvider(facts=facts), settings=ChatSettings(sampling={"seed": 7}))
+
+
+def test_the_form_of_settings_says_all_of_every_line_in_eighty_columns(tmp_path):
+    async def talk(chat):
+        await chat.press("f5")
+        await chat.until(lambda: isinstance(chat.app.screen, SettingsForm))
+        for setting in SETTINGS:
+            await chat.until(lambda setting=setting: chat.app.focused.id == f"setting-{setting.name}")
+            holds = chat.app.focused.placeholder
+            shown = lambda: " ".join(" ".join(line.strip(" │") for line in chat.screen.splitlines()).split())  # noqa: E731
+            await chat.until(lambda: all(text in shown() for text in (setting.help, "Ctrl+R resets a line, F8 all")))  # noqa: B023
+            assert f"{setting.name} {holds}" in shown()
+            await chat.press("tab")
+
+    drive(talk, tmp_path, size=(80, 24))
 
 
 def test_the_form_of_settings_says_what_is_wrong_and_saves_what_is_right(tmp_path):

@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from chat_driver import drive
+from chat_driver import drive, until
 from scripted_provider import ScriptedProvider, answer
 
 from edge_llm.chats.calls import ToolCall
 from edge_llm.chats.export import as_json, as_markdown, from_json
 from edge_llm.chats.open_chat import OpenChat
+from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.store import ChatStore
 from edge_llm.errors import Unavailable
 from edge_llm.providers.base import Ended
@@ -84,6 +85,14 @@ async def idle(chat):
     await chat.until(lambda: not chat.session.busy)
 
 
+async def allow(chat, key):
+    """Send a prompt whose answer calls a tool, say ``key`` to the first question, and wait until all is answered."""
+    await chat.send("go")
+    await asked(chat)
+    await chat.press(key)
+    await idle(chat)
+
+
 def test_a_call_is_shown_asked_about_made_and_answered(tmp_path):
     server = Server(ToolResult("forty-two"))
 
@@ -103,6 +112,49 @@ def test_a_call_is_shown_asked_about_made_and_answered(tmp_path):
         assert result == {"role": "tool", "tool_call_id": "c0", "content": "forty-two"}
 
     with_tools(talk, tmp_path, [calls('{"a": 2}'), answer("It is 42.")], server)
+
+
+@pytest.mark.parametrize("varies", ["arguments", "result", "guard", "nothing"])
+def test_calls_that_are_made_over_and_over_are_stopped(tmp_path, varies):
+    """The same calls of which the same comes, three times; what changes is no loop, and who wants no guard has none."""
+    results = [ToolResult(f"{at if varies == 'result' else 'same'}") for at in range(5)]
+    scripts = [calls(f'{{"a": {at if varies == "arguments" else 0}}}') for at in range(5)]
+    server = Server(*results)
+
+    async def talk(chat, provider):
+        await allow(chat, "a")
+        if varies != "nothing":
+            assert len(server.called) == 5 and "done" in chat.screen
+            return
+        assert len(server.called) == tools_module.SAME_CALLS
+        assert chat.told("The model makes the same calls over and over, and was stopped.")
+        await chat.send("/continue")
+        await asked_for(provider, tools_module.SAME_CALLS + 1)
+
+    settings = ChatSettings(sampling={"loop_guard": False} if varies == "guard" else {})
+    with_tools(talk, tmp_path, [*scripts, answer("done")], server, settings=settings)
+
+
+async def asked_for(provider, many):
+    await until(lambda: len(provider.asked) >= many)
+
+
+def test_calls_of_an_answer_in_a_loop_are_not_made(tmp_path):
+    """Nobody knows whether the last one is whole; /continue makes them."""
+    server = Server()
+    looping = [calls('{"a": 1}', '{"a": 1}')[0], Ended("repetition")]
+
+    async def talk(chat, provider):
+        await chat.ask("go")
+        assert chat.told("The answer repeated itself and was ended.")
+        assert server.called == [] and len(provider.asked) == 1
+        await chat.send("/continue")
+        await asked(chat)
+        await chat.press("a")
+        await idle(chat)
+        assert len(server.called) == 2 and "done" in chat.screen
+
+    with_tools(talk, tmp_path, [looping, answer("done")], server)
 
 
 def test_once_asks_again_and_always_does_not(tmp_path):
@@ -134,10 +186,7 @@ def test_always_holds_for_the_tool_as_it_was_offered(tmp_path):
     changed = ToolOffer("small", "add", "Deletes all files.", {})
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("a")
-        await idle(chat)
+        await allow(chat, "a")
         chat.session.tools._offers["small"] = [changed]
         await chat.send("go")
         await asked(chat)
@@ -153,10 +202,7 @@ def test_a_refused_call_is_not_made_and_the_model_is_told(tmp_path):
     server = Server()
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("n")
-        await idle(chat)
+        await allow(chat, "n")
         assert server.called == [] and "not allowed" in chat.screen and "Without it, then." in chat.screen
         assert provider.asked[1].messages[-1]["content"] == tools_module.REFUSED
 
@@ -188,10 +234,7 @@ def test_a_server_that_is_not_there_any_more_is_told_and_the_chat_goes_on(tmp_pa
     server = Server(Unavailable("the tool server `small` is not there: it died"))
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("y")
-        await idle(chat)
+        await allow(chat, "y")
         assert chat.told("is not there: it died")
         assert "✗ small: add" in chat.screen and "Sorry." in chat.screen
         assert "it died" in provider.asked[1].messages[-1]["content"]
@@ -242,10 +285,7 @@ def test_a_long_result_is_cut_to_a_part_of_the_context(tmp_path):
     server = Server(ToolResult("x" * 100_000, length=5_000_000))
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("y")
-        await idle(chat)
+        await allow(chat, "y")
         given = provider.asked[1].messages[-1]["content"]
         assert given == "x" * 2048 + "\n[cut off: 5,000,000 characters in all]"  # the context has 1024 tokens
 
@@ -259,14 +299,11 @@ def test_a_model_that_calls_without_end_is_stopped(tmp_path, monkeypatch):
     server = Server()
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("a")
-        await idle(chat)
+        await allow(chat, "a")
         assert len(provider.asked) == 3 and len(server.called) == 3
         assert chat.told("Stopped after 3 answers with calls")
 
-    with_tools(talk, tmp_path, lambda ask: calls("{}"), server)
+    with_tools(talk, tmp_path, lambda ask: calls(f'{{"a": {len(server.called)}}}'), server)
 
 
 def test_escape_stops_a_call_that_hangs_and_continue_makes_it(tmp_path):
@@ -300,10 +337,7 @@ def test_what_was_called_is_there_when_the_chat_is_opened_again(tmp_path):
     server = Server(ToolResult("forty-two"))
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("y")
-        await idle(chat)
+        await allow(chat, "y")
 
     with_tools(talk, tmp_path, [calls('{"a": 2}'), answer("It is 42.")], server)
 
@@ -321,10 +355,7 @@ def test_an_answer_after_calls_can_be_made_again(tmp_path):
     server = Server(ToolResult("forty-two"))
 
     async def talk(chat, provider):
-        await chat.send("go")
-        await asked(chat)
-        await chat.press("y")
-        await idle(chat)
+        await allow(chat, "y")
         await chat.press("ctrl+r")
         await chat.until(lambda: "Another one." in chat.screen)
         await idle(chat)

@@ -4,10 +4,12 @@ import pytest
 from chat_driver import drive
 from scripted_provider import ScriptedCatalogue, ScriptedProvider
 
+from edge_llm.chats.settings import ChatSettings
 from edge_llm.providers.base import Facts
 from edge_llm.tui.screens.models import ModelPicker
 from edge_llm.tui.welcome import PROMPTS, TOY_PROMPTS, count
 
+SERVER = "http://127.0.0.1:1/v1"
 REAL = Facts("smol", 8192, "device: host", parameters=134_515_008, precision="int8", weights=156_237_824)
 TOY = Facts("builtin", 1024, "device: host", parameters=2_263_104, precision="int8", weights=2_359_296, is_toy=True)
 
@@ -75,22 +77,54 @@ def test_parameters_are_told_as_people_call_them(parameters, told):
     assert count(parameters) == told
 
 
-def test_a_server_is_not_asked_for_the_model_of_the_last_local_chat(tmp_path):
+def test_chats_of_this_machine_and_of_each_server_go_on_by_themselves(tmp_path):
+    """What one opens is the last chat of the same place, whose model is there; nobody else's is looked for."""
     async def local(chat):
         await chat.send("/model builtin")
         await chat.settle()
         await chat.ask("Local talk")
 
     drive(local, tmp_path, catalogue=ScriptedCatalogue({"builtin": ScriptedProvider()}))
-    far = ScriptedCatalogue({"far": ScriptedProvider()}, can_fetch=False)
+    facts = Facts("far", None, f"server: {SERVER}", host="127.0.0.1:1")
+    far = ScriptedCatalogue({"far": ScriptedProvider(facts=facts)}, can_fetch=False)
 
     async def remote(chat):
         await chat.until(lambda: chat.session.provider is not None)
         await chat.settle()
         assert chat.notices == []
         assert chat.said == []
+        await chat.until(lambda: "far at 127.0.0.1:1" in chat.screen and f"Chat with a server: {SERVER}" in chat.screen)
         await chat.ask("Far talk")
         assert chat.said == [("user", "Far talk"), ("assistant", "You said: Far talk")]
         assert chat.titles == ["Local talk", "Far talk"]
 
-    drive(remote, tmp_path, catalogue=far, ready=False)
+    drive(remote, tmp_path, catalogue=far, ready=False, settings=ChatSettings(server=SERVER))
+
+    async def last_of(chat, said):
+        await chat.until(lambda: chat.session.provider is not None)
+        await chat.settle()
+        assert [text for role, text in chat.said if role == "user"] == said
+        assert chat.notices == []
+
+    for server, said in (("", ["Local talk"]), (SERVER, ["Far talk"]), (f"{SERVER}1", [])):
+        here = far if server else ScriptedCatalogue({"builtin": ScriptedProvider()})
+        drive(lambda chat, said=said: last_of(chat, said), tmp_path, catalogue=here, settings=ChatSettings(server=server))
+
+
+def test_a_chat_that_is_opened_elsewhere_says_who_gets_what_is_sent(tmp_path):
+    async def local(chat):
+        await chat.ask("Local talk")
+
+    drive(local, tmp_path)
+
+    async def remote(chat):
+        await chat.press("f3")
+        await chat.until(lambda: chat.listed)
+        await chat.press("enter")
+        told = f"This chat is with a model of this machine; what you send now goes to the server at {SERVER}."
+        await chat.until(lambda: chat.told(told))
+        assert chat.session.settings.server == ""
+        await chat.send("/model far")
+        await chat.until(lambda: chat.session.settings.server == SERVER)
+
+    drive(remote, tmp_path, catalogue=ScriptedCatalogue({"far": ScriptedProvider()}), settings=ChatSettings(server=SERVER))

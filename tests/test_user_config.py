@@ -1,6 +1,7 @@
 """The person's config file as it is read: its form, its place, and what is wrong with it, in one line."""
 
 import os
+import re
 import stat
 import tomllib
 from pathlib import Path
@@ -115,7 +116,8 @@ def test_without_a_home_of_ours_it_is_in_the_users_config_folder(monkeypatch, tm
 LINES = st.sampled_from([
     "[chat]", "[chat] # mine", "[keys]", "[bench.lanes]", "[chats]", "theme = 'nord'", "theme='a' # old", "# theme = 'x'", "",
     'note = """\n[chat]\ntheme = 3\n"""', "themes = 1", "[[chat]]", "chat.theme = 'b'", "chat = {theme = 'c'}", "broken",
-    '"theme" = "d"', "  sidebar = true",
+    '"theme" = "d"', "  sidebar = true", "chat.sidebar = true", "chat = {}", "chat = { sidebar = true } # two", "chat = 3",
+    '[chat]\r', "theme = \'\'\'x\'\'\' # three", 'note = "theme = 1 # no comment"',
 ])  # fmt: skip
 
 
@@ -134,7 +136,37 @@ def test_a_value_is_written_and_all_else_stays_or_nothing_changes(tmp_path_facto
     if "chat" in old:
         old["chat"].pop("theme", None)
     assert new == {"chat": {}, **old}
+    comments = [at for line in text.split("\n") for at in re.findall(r"# (?:mine|old|theme = 'x'|two|three|no comment)", line)]
+    assert all(file.read_text().count(each) == text.count(each) for each in comments)
     assert [*file.parent.iterdir()] == [file]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('[chat]\ntheme = "a" # dark\nsidebar = true\n', '[chat]\ntheme = "nord" # dark\nsidebar = true\n'),
+        ('chat.theme = "a" # dark\n', 'chat.theme = "nord" # dark\n'),
+        ("chat.sidebar = true # wide\n", 'chat.theme = "nord"\nchat.sidebar = true # wide\n'),
+        ("chat = {theme = 'a', sidebar = true} # both\n", 'chat = {theme = "nord", sidebar = true} # both\n'),
+        ("chat = {sidebar = true}\n", 'chat = {theme = "nord", sidebar = true}\n'),
+        ("chat = {}", 'chat = {theme = "nord" }'),
+        ("[chat] # mine", '[chat] # mine\ntheme = "nord"\n'),
+        ('[keys]\nstop = "escape"\r\n', '[keys]\nstop = "escape"\r\n\r\n[chat]\r\ntheme = "nord"\r\n'),
+    ],
+)
+def test_a_value_is_written_where_the_table_stands_and_comments_stay(tmp_path, before, after):
+    file = tmp_path / "config.toml"
+    file.write_bytes(before.encode())
+    set_in_file(file, "chat", "theme", "nord")
+    assert file.read_bytes().decode() == after
+    assert read_user_config(file).theme == "nord"
+
+
+def test_what_is_no_table_is_said_to_be_none(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text("chat = 3\n")
+    with pytest.raises(UsageError, match=r"`chat` is no table there; remove it, and write `theme = \"nord\"` into \[chat\]"):
+        set_in_file(file, "chat", "theme", "nord")
 
 
 def test_a_value_is_written_into_a_new_file_and_not_into_one_that_keeps_nothing(tmp_path):

@@ -96,12 +96,17 @@ class ChatSettings:
     """Fields of `RuntimeConfig`."""
     tools: bool | None = None
     """Whether the model is offered tools; None: where there are any."""
+    server: str = ""
+    """Address of the API of the server whose model it is; empty: of this machine."""
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ChatSettings:
         """What `as_json` gave; what another version stored and this one does not know is left out."""
         model = stored.get("model")
-        settings = cls(model=model if isinstance(model, str) and model else None)
+        server = stored.get("server", "")
+        settings = cls(
+            model=model if isinstance(model, str) and model else None, server=server if isinstance(server, str) else ""
+        )
         for setting in SETTINGS:
             where = stored if setting.part == "chat" else stored.get(setting.part)
             if isinstance(where, Mapping) and (value := where.get(setting.name)) is not None:

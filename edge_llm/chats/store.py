@@ -34,6 +34,7 @@ from edge_llm.chats.tree import (
     FoundChat,
     Message,
     State,
+    copied,
     new_id,
     newest_leaf,
 )  # fmt: skip
@@ -170,8 +171,8 @@ class ChatStore:
 
     def take_in(self, chat: Chat, messages: Sequence[Message]) -> Chat:
         """A copy of a chat from elsewhere (`export.from_json`) with ids of its own; its answers grow no more."""
-        chat_id, fresh = new_id(), count(new_id())
-        ids: dict[int | None, int | None] = {None: None}
+        chat_id = new_id()
+        ids = {each.id: fresh for each, fresh in zip(messages, count(new_id()), strict=False)}
         with self._writing():
             self._db.execute(
                 "INSERT INTO chats (id, title, titled_by, created, changed, settings) VALUES (?, ?, 'person', ?, ?, ?)",
@@ -179,10 +180,9 @@ class ChatStore:
             )
             for each in messages:
                 state: State = "stopped" if each.state == "growing" else each.state
-                copy = replace(each, id=next(fresh), chat=chat_id, parent=ids[each.parent], state=state)
-                self._put(copy)
-                ids[each.id] = copy.id
-            self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (ids[chat.leaf], chat_id))
+                self._put(copied(each, ids, chat=chat_id, state=state))
+            leaf = None if chat.leaf is None else ids[chat.leaf]
+            self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (leaf, chat_id))
             return self._require_chat(chat_id)
 
     def put(self, message: Message) -> None:

@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from edge_llm.chats.calls import ToolCall
@@ -123,6 +123,18 @@ def cut_of(value: Any) -> Cut | None:
     summary, at, tokens = (value.get(name) for name in ("summary", "at", "tokens"))
     number = [each if type(each) is int and 0 <= each < 1 << 63 else 0 for each in (at, tokens)]
     return Cut(summary if isinstance(summary, str) else "", *number)
+
+
+def copied(message: Message, ids: Mapping[int, int], **more: Any) -> Message:
+    """``message`` in another chat, where ``ids`` has the new ids of all messages; ``more`` are other fields that differ.
+
+    What was said before its cut was made has a lower id than the cut there, too.
+    """
+    cut = message.cut
+    if cut is not None:
+        cut = replace(cut, at=1 + max((new for old, new in ids.items() if old < cut.at), default=0))
+    parent = ids.get(message.parent) if message.parent is not None else None
+    return replace(message, id=ids[message.id], parent=parent, cut=cut, **more)
 
 
 def fence_of(text: str) -> str:

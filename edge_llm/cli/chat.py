@@ -71,7 +71,7 @@ def chat_command(
     if url is None:
         model = model_here(model, yes=yes)
     if not plain and has_person() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        settings = ChatSettings(model, system or "", None, sampling)
+        settings = ChatSettings(model, system or "", None, sampling, server="" if url is None else _server_of(url))
         chosen = [name for name in ("model", "system", *sampling) if ctx.get_parameter_source(name) in _TYPED]
         _full_screen(_opener(runtime, url, key), settings, new=new or bool(chosen))
         return
@@ -139,6 +139,16 @@ def _opener(runtime: RuntimeConfig, url: str | None, key: str | None) -> Callabl
         return RemoteCatalogue(url or "", key)
 
     return here if url is None else elsewhere
+
+
+def _server_of(url: str) -> str:
+    """The address by which chats with the server at ``url`` are known; what is wrong with it is told when it is opened."""
+    from edge_llm.providers.endpoint import Endpoint
+
+    try:
+        return Endpoint(url).base
+    except UsageError:
+        return url
 
 
 def _check_for_url(ctx: click.Context, runtime: RuntimeConfig) -> None:

@@ -223,8 +223,17 @@ def wrapped(segments: Iterable[Segment], width: int) -> Iterator[Line]:
     word: list[tuple[str, Style | None]] = []
     used = size = 0
 
-    def fits() -> bool:
-        return used + size <= width
+    def end_word() -> Iterator[Line]:
+        """The word goes behind the line if it has room there, else into the next one."""
+        nonlocal line, word, used, size
+        if used + size > width and used:
+            yield _line(line)
+            line, used = [], 0
+        while size > width:
+            piece, word, taken = _folded(word, width)
+            yield _line(piece)
+            size -= taken
+        line, used, word, size = line + word, used + size, [], 0
 
     for text, style, _ in segments:
         for char in text.replace("\t", " "):
@@ -233,14 +242,7 @@ def wrapped(segments: Iterable[Segment], width: int) -> Iterator[Line]:
                 word.append((char, style))
                 size += cells
                 continue
-            if not fits() and used:
-                yield _line(line)
-                line, used = [], 0
-            while size > width:
-                piece, word, taken = _folded(word, width)
-                yield _line(piece)
-                size -= taken
-            line, used, word, size = line + word, used + size, [], 0
+            yield from end_word()
             if char == "\n":
                 yield _line(line)
                 line, used = [], 0
@@ -249,15 +251,9 @@ def wrapped(segments: Iterable[Segment], width: int) -> Iterator[Line]:
                 used += 1
             elif cells == 2:
                 word, size = [(char, style)], 2
-    if not fits() and used:
+    yield from end_word()
+    if line:
         yield _line(line)
-        line, used = [], 0
-    while size > width:
-        piece, word, taken = _folded(word, width)
-        yield _line(piece)
-        size -= taken
-    if line or word:
-        yield _line(line + word)
 
 
 def _folded(

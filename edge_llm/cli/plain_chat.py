@@ -233,6 +233,7 @@ class Conversation:
                 printer.show(piece)
         except KeyboardInterrupt:
             note("\n[stopped]")
+            printer.end()
         except EdgeLLMError as error:
             note(f"error: {error}" + (" (/reset starts over)" if len(messages) > 1 else ""))
             return
@@ -243,7 +244,6 @@ class Conversation:
                 note(f"[{LOOPED}; /continue goes on, /regenerate answers again]")
             elif said := self._partner.cut:
                 note(said)
-        printer.end()
         if printer.said:
             self._messages = [*messages, {"role": "assistant", "content": begun + printer.said}]
 

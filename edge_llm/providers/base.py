@@ -114,6 +114,8 @@ class Facts:
     can_switch_thinking: bool = False
     notes: tuple[str, ...] = ()
     """What a person should know before chatting with it."""
+    host: str = ""
+    """Name or address, and port, of the server that it is of; empty for this machine."""
 
 
 class Provider(Protocol):
@@ -171,6 +173,8 @@ class ModelRow:
     """Bytes that come then, about."""
     gated: bool = False
     """Its terms must be accepted on its page before."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """How people's answers are sampled where nobody says, as far as its server does not do so anyway: `GenerationParams`."""
 
 
 class Fetch(Protocol):

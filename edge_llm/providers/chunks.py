@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from edge_llm.config import REPETITION
+from edge_llm.config import REPETITION, GenerationParams
 from edge_llm.errors import EdgeLLMError
 from edge_llm.files import shown
 from edge_llm.providers.base import Figures, ModelRow, Piece
@@ -22,6 +22,7 @@ _CONTEXT = ("max_model_len", "context_length", "context_window", "n_ctx", "n_ctx
 MOST_CALLS = 64
 """Of one answer; what more a server sends is left out."""
 _CUT_OFF = ("length", "max_tokens")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "dry_multiplier", "dry_sequence_breakers")
 
 
 class ChunkReader:
@@ -122,7 +123,23 @@ def model_rows(reply: dict[str, Any]) -> Iterator[ModelRow]:
         if isinstance(name := entry.get("id"), str) and name:
             meta = _object(entry.get("meta"))
             contexts = (_count(source.get(key)) for source in (entry, meta) for key in _CONTEXT)
-            yield ModelRow(name, _count(meta.get("size")), context=next((found for found in contexts if found), None))
+            context = next((found for found in contexts if found), None)
+            yield ModelRow(name, _count(meta.get("size")), context=context, sampling=_sampling(entry))
+
+
+def _sampling(entry: dict[str, Any]) -> dict[str, Any]:
+    """What a person's request says of sampling so that it is as a server of ours recommends; nothing to any other server.
+
+    Ours tells how it samples for `people` and, where a request says nothing, for `clients`.
+    """
+    told = _object(entry.get("sampling")) if entry.get("owned_by") == "edge-llm" else {}
+    people, clients = _object(told.get("people")), _object(told.get("clients"))
+    found = {name: people[name] for name in _SAMPLING if name in people and people[name] != clients.get(name)}
+    try:
+        GenerationParams(**found)
+    except (EdgeLLMError, TypeError, ValueError, AttributeError):
+        return {}
+    return found
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -8,8 +8,10 @@ import functools
 import itertools
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from edge_llm.config import GenerationParams
 from edge_llm.errors import EdgeLLMError, ModelNotFound, Unavailable, UsageError
@@ -20,7 +22,7 @@ from edge_llm.providers.batches import Bell, in_batches, readable
 from edge_llm.providers.chunks import ChunkReader, json_object, model_rows
 from edge_llm.providers.endpoint import MOST_BODY, Endpoint
 from edge_llm.providers.events import EventParser
-from edge_llm.providers.settings import another_of_a_server, changed
+from edge_llm.providers.settings import another_of_a_server, changed, over
 from edge_llm.talk.pieces import CallBegun, Said, Thought
 from edge_llm.talk.wish import EFFORT, SWITCHES, wish_of
 
@@ -79,7 +81,7 @@ class RemoteCatalogue:
         return row
 
     def fetch(self, source: str) -> Fetch:
-        raise UsageError("this chat is with a server, which has its own models; fetch models in a chat without --url")
+        raise UsageError("this chat is with a server, which has its own models; `edge-llm chat` alone downloads others")
 
 
 class RemoteProvider:
@@ -99,12 +101,14 @@ class RemoteProvider:
             self._row.name,
             self._row.context,
             f"server: {self._endpoint.base}",
+            self._row.sampling,
             can_switch_thinking=True,
+            host=urlsplit(self._endpoint.base).netloc,
             notes=tuple(notes if self._endpoint.tells_the_key else []),
         )
 
     def ask(self, ask: Ask) -> Reply:
-        reply = RemoteReply(self._endpoint, self._options, self._row.name, ask, closed=self._closed)
+        reply = RemoteReply(self._endpoint, self._options, self._row, ask, closed=self._closed)
         self._replies.add(reply)
         return reply
 
@@ -126,10 +130,10 @@ class RemoteProvider:
 class RemoteReply:
     """An answer of a server: a task reads what it sends, and the iteration takes what has come."""
 
-    def __init__(self, endpoint: Endpoint, options: dict[str, Any], model: str, ask: Ask, *, closed: bool) -> None:
+    def __init__(self, endpoint: Endpoint, options: dict[str, Any], row: ModelRow, ask: Ask, *, closed: bool) -> None:
         self._endpoint = endpoint
         self._options = options
-        self._model = model
+        self._model, self._recommended = row.name, row.sampling
         self._ask = ask
         self._closed = closed
         self._loop = asyncio.get_running_loop()
@@ -210,7 +214,7 @@ class RemoteReply:
 
         if self._closed:
             raise Unavailable(f"the model `{shown(self._model)}` was closed; open it again")
-        body = request_body(self._model, self._ask)
+        body = request_body(self._model, self._ask, self._recommended)
         address = f"{self._endpoint.base}/chat/completions"
         async with httpx.AsyncClient(**self._options) as client, client.stream("POST", address, json=body) as response:
             if response.status_code != 200:
@@ -247,13 +251,17 @@ class RemoteReply:
         self._bell.ring()
 
 
-def request_body(model: str, ask: Ask) -> dict[str, Any]:
-    """The body of POST /v1/chat/completions.  Raises `UsageError` for settings that make no sense there."""
+def request_body(model: str, ask: Ask, recommended: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """The body of POST /v1/chat/completions; ``recommended`` holds where ``ask`` says nothing.
+
+    Raises `UsageError` for settings that make no sense there.
+    """
     changed(GenerationParams(), ask.sampling)
     for name in ask.sampling:
         if name not in _SENT:
             raise UsageError(f"`{name}` cannot be asked of a server; leave it out", param=name)
-    asked = another_of_a_server(ask.sampling) if ask.again else ask.sampling
+    named = over(recommended, ask.sampling)
+    asked = another_of_a_server(named) if ask.again else named
     sampling = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
     body: dict[str, Any] = {
         "model": model,

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from edge_llm.config import GenerationParams, RuntimeConfig
-from edge_llm.decoding.defaults import FOR_CLIENTS, another
+from edge_llm.decoding.defaults import FOR_CLIENTS, another, asked
 from edge_llm.errors import UsageError
 
 Settings = TypeVar("Settings", GenerationParams, RuntimeConfig)
@@ -21,11 +21,19 @@ def changed(settings: Settings, changes: Mapping[str, Any], change: Callable[...
         raise UsageError(f"a setting cannot be used: {error}") from None
 
 
+def over(recommended: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """What is ``named`` over what a server has ``recommended``, as it is over the defaults of a model here."""
+    if not recommended:
+        return dict(named)
+    made = changed(changed(FOR_CLIENTS, recommended), named, asked)
+    return {name: getattr(made, name) for name in {**recommended, **named}}
+
+
 def another_of_a_server(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """``sampling`` of a server's answer as it must be for another one; what a server chooses itself is left to it."""
-    asked = changed(FOR_CLIENTS, sampling)
-    made = another(asked)
-    names = {*sampling} | ({"temperature"} if made.temperature != asked.temperature else set())
+    before = changed(FOR_CLIENTS, sampling)
+    made = another(before)
+    names = {*sampling} | ({"temperature"} if made.temperature != before.temperature else set())
     return {**sampling, **{name: getattr(made, name) for name in names}}
 
 

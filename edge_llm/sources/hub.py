@@ -23,6 +23,7 @@ from typing import IO, Any, BinaryIO, cast
 
 from edge_llm.errors import HubError, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import shown
+from edge_llm.models import check_family
 from edge_llm.progress import StageProgress, byte_count, ignore
 from edge_llm.sources.hub_errors import clear_errors, is_unreachable, reason
 from edge_llm.strict_json import read_object
@@ -190,6 +191,9 @@ def _wanted(repository: str, revision: str | None) -> tuple[str, list[RemoteFile
         raise _no_safetensors(repository, list(present), getattr(info.card_data, "base_model", None))
     if "config.json" not in present:
         raise UnsupportedModel(f"`{repository}` has no config.json, so it is not a Hugging Face model; try another one")
+    read = info.config if isinstance(info.config, dict) else {}  # the hub has read it: no bytes come for nothing
+    if isinstance(family := read.get("model_type"), str):
+        check_family(family)
     return commit, [_remote_file(present[name]) for name in names]
 
 

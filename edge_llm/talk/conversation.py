@@ -102,7 +102,7 @@ def _guided(request: Request, syntax: AnswerSyntax) -> Request:
     if grammar is None:
         return request
     if syntax.thinks:
-        grammar = after_thought(grammar, control_token(tokenizer), opened=syntax.opened)
+        grammar = replace(after_thought(grammar, control_token(tokenizer), opened=syntax.opened), free=grammar.free)
     check_grammar(grammar, tokenizer)
     return replace(request, params=replace(request.params, grammar=grammar))
 

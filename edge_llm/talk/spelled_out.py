@@ -27,5 +27,7 @@ def spelled_out(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _call_text(function: dict[str, Any]) -> str:
-    call = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
-    return HERMES.opener + call + HERMES.closer
+    """``function`` as a model writes it; arguments that are text, as a model wrote them, stay as they are."""
+    arguments, name = function["arguments"], json.dumps(function["name"], ensure_ascii=False)
+    written = (arguments or "{}") if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f'{HERMES.opener}{{"name": {name}, "arguments": {written}}}{HERMES.closer}'

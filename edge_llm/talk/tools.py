@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from edge_llm.config import Grammar
@@ -91,7 +91,7 @@ class ToolUse:
             schema = Grammar("json_schema", json.dumps(arguments_schema(function)))
             check_grammar(schema, tokenizer, param=f"tools[{at}].function.parameters")
         if not self.forced and answer is None:
-            return text_or_calls_grammar(functions, self.style, control)
+            return replace(text_or_calls_grammar(functions, self.style, control), free=True)
         calls = calls_grammar(functions, self.style, control, parallel=self.parallel)
         return calls if self.forced or answer is None else calls_or(calls, answer)
 

@@ -55,7 +55,7 @@ def situation(session: Session) -> list[Part]:
         parts.append((f"{bar(used / facts.context, 8)} {used}/{facts.context}", _alarm(used / facts.context)))
     elif facts.context:
         parts.append((f"context {facts.context}", "$foreground-muted"))
-    return [*parts, (facts.name, "$foreground-muted")]
+    return [*parts, (f"{facts.name} at {facts.host}" if facts.host else facts.name, "$foreground-muted")]
 
 
 def _alarm(share: float) -> str:
@@ -76,7 +76,7 @@ def is_full(session: Session) -> bool:
 def context_used(session: Session) -> int:
     """Tokens of the context that the chat on the screen takes, as its last answer says; 0 when unknown."""
     path = session.chat.path
-    cut = max((message.cut for message in path if message.cut is not None), key=lambda cut: cut.at, default=None)
+    cut = max((message.cut for message in reversed(path) if message.cut is not None), key=lambda cut: cut.at, default=None)
     for message in reversed(path):
         tokens = [message.figures.get(name) for name in ("prompt_tokens", "completion_tokens")]
         if message.role == "assistant" and None not in tokens:

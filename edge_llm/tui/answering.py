@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from edge_llm.chats.calls import ToolCall
 from edge_llm.chats.open_chat import OpenChat
@@ -20,10 +21,14 @@ from edge_llm.talk.pieces import CallArguments, CallBegun, Said, Thought
 from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.pace import Pace
 from edge_llm.tui.units import THOUGHT_SECONDS
+from edge_llm.tui.wording import in_chat
 
 SAVE_SECONDS = 1.0
 """How much of an answer a killed process may lose."""
+NOTHING_ADDED = "The model adds nothing: its answer ends here.\n/regenerate answers again."
 LOOPED = "The answer repeated itself and was ended.\n/continue goes on, /regenerate answers again."
+REPEATED = "repeated itself"
+"""The reason of such an answer."""
 MOST_ARGUMENTS = 64 << 10
 """Characters of a call's arguments."""
 NO_END = "the answer ended without its last part"
@@ -36,12 +41,21 @@ def failure_of(error: Exception) -> str:
     if isinstance(error, ContextOverflow):
         least = "at least " if error.at_least else ""
         return f"{CONTEXT_FULL}: the prompt has {least}{error.prompt_tokens} tokens, the context holds {error.context}"
-    text = one_line(str(error)) if isinstance(error, EdgeLLMError) else one_line(f"{type(error).__name__}: {error}")
+    known = isinstance(error, EdgeLLMError)
+    text = one_line(in_chat(str(error)) if known else f"{type(error).__name__}: {error}")
     return f"{CONTEXT_FULL}: {text}" if _FULL.search(text) else text
 
 
+def repeats_itself(message: Message) -> bool:
+    """Whether the answer was ended because it was in a loop."""
+    return message.reason == REPEATED
+
+
 class Answering:
-    """Puts ``reply`` into ``message`` of ``chat``; ``view`` shows it while it is on the screen, slowly while ``typing``."""
+    """Puts ``reply`` into ``message`` of ``chat``; ``view`` shows it while it is on the screen, slowly while ``typing``.
+
+    A message that says something already is continued.
+    """
 
     def __init__(
         self,
@@ -57,7 +71,8 @@ class Answering:
         self.chat = chat
         self.reply = reply
         self.view = view
-        self.message = message
+        self._before = message
+        self.message = replace(message, state="growing", reason="")
         self._save = save
         self._typing = typing
         self._context = context
@@ -68,6 +83,8 @@ class Answering:
         """When the last ones were taken: while somebody types they wait, and the model goes on."""
         self.reason = ""
         """How the answer ended, as `Ended.reason` has it."""
+        self.added_nothing = False
+        """The answer was to be continued, and the model came to its end without a word."""
         self.over = asyncio.Event()
         """The answer has ended, and is written if that is possible."""
 
@@ -157,7 +174,7 @@ class Answering:
     def _why(self, ended: Ended) -> str:
         """Why an answer ended that the model had not ended itself; empty for one that it had."""
         if ended.reason == REPETITION:
-            return "repeated itself"
+            return REPEATED
         if ended.reason != "length":
             return ""
         prompt, said = ended.figures.prompt_tokens, ended.figures.completion_tokens
@@ -166,8 +183,16 @@ class Answering:
         return CONTEXT_FULL if prompt + said >= self._context else f"cut after {said} tokens (max_tokens)"
 
     async def _finish(self, state: State, why: str, figures: Figures) -> None:
+        before = self._before
         known = {name: value for name, value in self.message.figures.items() if name == THOUGHT_SECONDS}
-        known |= {name: value for name, value in asdict(figures).items() if value is not None}
+        if not _says_something(before):
+            known |= {name: value for name, value in asdict(figures).items() if value is not None}
+        elif _said(self.message) != _said(before):
+            known |= in_all(before.figures, figures)
+        else:  # nothing came: what it took stands, and so does how it ended, unless it ended now
+            known = dict(before.figures)
+            state, why = (state, why) if state == "whole" else (before.state, before.reason)
+            self.added_nothing = self.reason == "stop"
         self._change(state=state, reason=why, figures=known)
         try:
             if self.view.is_attached:
@@ -179,6 +204,28 @@ class Answering:
     def _change(self, **fields: object) -> None:
         self.message = replace(self.message, **fields)  # type: ignore[arg-type]
         self.chat.put(self.message)
+
+
+def _said(message: Message) -> tuple[object, ...]:
+    return message.thought, message.text, message.calls
+
+
+def _says_something(message: Message) -> bool:
+    return any(_said(message))
+
+
+def in_all(before: Mapping[str, Any], more: Figures) -> dict[str, Any]:
+    """The figures of an answer that took ``before`` and was then continued, which took ``more``."""
+    new = {name: value for name, value in asdict(more).items() if value is not None}
+    found = {**new, **before}
+    for name in ("completion_tokens", "drafted_tokens", "accepted_tokens"):
+        if name in before and name in new:
+            found[name] = before[name] + new[name]
+    parts = [(each.get("completion_tokens"), each.get("tokens_per_second")) for each in (before, new)]
+    known = [(tokens, tokens / rate) for tokens, rate in parts if tokens and rate]
+    if len(known) == 2:
+        found["tokens_per_second"] = sum(tokens for tokens, _ in known) / sum(seconds for _, seconds in known)
+    return found
 
 
 @dataclass

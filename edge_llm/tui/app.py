@@ -16,12 +16,15 @@ from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
+from textual.selection import Selection
+from textual.widget import Widget
 from textual.widgets import Footer, Markdown
 
 from edge_llm.chats.open_chat import OpenChat
+from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.store import ChatStore
 from edge_llm.chats.titles import UNTITLED
-from edge_llm.chats.tree import Attachment
+from edge_llm.chats.tree import Attachment, Chat
 from edge_llm.errors import ModelNotFound, StorageError, UsageError
 from edge_llm.files import one_line
 from edge_llm.providers.base import Provider
@@ -38,17 +41,20 @@ from edge_llm.tui.message_view import MessageView
 from edge_llm.tui.notices import Notices
 from edge_llm.tui.options import ChatOptions
 from edge_llm.tui.prompt import PromptArea, writable
-from edge_llm.tui.session import OpenCatalogue, reason
+from edge_llm.tui.session import OpenCatalogue
 from edge_llm.tui.stage import NOTICE_SECONDS, Stage
 from edge_llm.tui.status import Estimate
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.welcome import PROMPTS, Welcome
+from edge_llm.tui.wording import reason
 
 OpenStore = Callable[[], tuple[ChatStore, str]]
 """Opens the chats; gives them, and what the person should know about them."""
 TICK_SECONDS = 0.1
 SAVE_AGAIN_SECONDS = 5.0
 OTHERS_SECONDS = 2.0
+MOST_LOOKED_AT = 1000
+"""Chats among which the last one of a server is looked for."""
 HISTORY = 500
 """Earlier prompts that Up reaches."""
 NARROW = 90
@@ -76,6 +82,8 @@ class ChatApp(Stage):
         """A mistake of ours that ended it."""
         self.looks = Looks(self, options, self.tell)
         self._title = ""
+        self._selections: dict[Widget, Selection] = {}
+        """What was selected when the mouse button was released last."""
         self.session.on_switch = self.drafts.switch
         self.session.on_free = self.actions.prompts.after_answer
 
@@ -158,8 +166,7 @@ class ChatApp(Stage):
             if session.chat is chat and not session.busy:
                 await session.show(OpenChat.new(session.store, self.options.settings.as_json()), carry=True)
                 self.refresh_chats()
-                if session.catalogue().can_fetch:  # a server has its own models: nobody asked for that one of it
-                    self.tell(f"{error}\nThis is a new chat; F3 has the last one.", "warning")
+                self.tell(f"{error}\nThis is a new chat; F3 has the last one.", "warning")
         except Exception:  # loading comes to the same, and tells it
             return
 
@@ -173,11 +180,16 @@ class ChatApp(Stage):
             self.tell(f"Chats of this session are not saved: {error}", "error")
         await session.show(OpenChat.new(session.store, self.options.settings.as_json()), carry=True)  # whatever is read
         self.prompt.area.earlier = await in_thread(session.store.prompts, HISTORY)
-        found = await in_thread(session.store.chats, limit=1) if self.options.resume else []
-        chat = await in_thread(OpenChat.read, session.store, found[0].chat.id) if found else None
+        last = await in_thread(self._last_chat) if self.options.resume else None
+        chat = await in_thread(OpenChat.read, session.store, last.id) if last is not None else None
         if chat is not None:
             await session.show(chat, carry=True)  # what was typed before the chats were open stays in the prompt
         self.refresh_chats()
+
+    def _last_chat(self) -> Chat | None:
+        """The chat that changed last of those with this machine, or with the server that the person names."""
+        server, chats = self.options.settings.server, (found.chat for found in self.session.store.chats(limit=MOST_LOOKED_AT))
+        return next((chat for chat in chats if ChatSettings.from_json(chat.settings).server == server), None)
 
     # -- work behind the screen ---------------------------------------------------------------------------------------
 
@@ -328,6 +340,14 @@ class ChatApp(Stage):
     def action_focus_previous(self) -> None:
         if not self.transcript.focus_beside(self.focused, -1):
             super().action_focus_previous()
+
+    @on(events.TextSelected)
+    def selected(self) -> None:
+        """The mouse button is released: what it has selected is copied, once."""
+        selections = dict(self.screen.selections)
+        if selections != self._selections and (text := self.screen.get_selected_text()) and text.strip():
+            self.copy_to_clipboard(text)
+        self._selections = selections
 
     def copy_to_clipboard(self, text: str) -> None:
         """What is selected with the mouse, or in a field."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from edge_llm.chats.attachments import completions
@@ -31,12 +31,13 @@ class Completer:
         """Where the word begins that ``text`` ends with, and what it may become."""
         if match := _COMMAND.fullmatch(text):
             found = [_of_command(command.name) for command in COMMANDS if command.name.startswith(match[1])]
-            return 0, found[:MOST] if match[1] not in BY_NAME or len(found) > 1 else []
+            return 0, _beginning(found, match[0])[:MOST] if match[1] not in BY_NAME or len(found) > 1 else []
         if (match := _ARGUMENT.fullmatch(text)) and match[1] in BY_NAME:
             words = self._words(BY_NAME[match[1]].name)
-            return match.start(2), [one for one in words if one.text.startswith(match[2])][:MOST]
+            return match.start(2), _beginning(words, match[2])[:MOST]
         if match := _FILE.search(text):
-            return match.start(1), [Completion(word) for word in completions(match[1], self._folder, MOST)]
+            words = (Completion(word, goes_on=word.endswith("/")) for word in completions(match[1], self._folder, MOST))
+            return match.start(1), [*words]
         return 0, []
 
     def _words(self, command: str) -> Iterator[Completion]:
@@ -44,7 +45,8 @@ class Completer:
         if command in ("model", "compare"):
             yield from (Completion(name) for name in self._models())
         elif command == "prompt":
-            yield from (Completion(name) for name in (*prompt_names(prompts_folder()), "save "))
+            yield from (Completion(name) for name in prompt_names(prompts_folder()))
+            yield Completion("save ", goes_on=True)
         elif command == "theme":
             yield from (Completion(name) for name in self._themes())
         elif command == "set":
@@ -54,6 +56,11 @@ class Completer:
 
 
 def _of_command(name: str) -> Completion:
-    command = BY_NAME[name]
-    return Completion(f"/{name}" + ("" if command.may_take_nothing else " "), f"{command.argument}  {command.help}".strip())
+    command, more = BY_NAME[name], not BY_NAME[name].may_take_nothing
+    return Completion(f"/{name}{' ' * more}", f"{command.argument}  {command.help}".strip(), goes_on=more)
+
+
+def _beginning(found: Iterable[Completion], word: str) -> list[Completion]:
+    """Those of ``found`` that begin with ``word``, first the one that it is."""
+    return sorted((one for one in found if one.text.startswith(word)), key=lambda one: one.text.strip() != word)
 

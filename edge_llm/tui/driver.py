@@ -20,8 +20,9 @@ LOOK_SECONDS = 0.1
 """How often a silent terminal is looked at for a key like Escape, which may be the beginning of others."""
 _AT_A_TIME = 1 << 16
 _ASK_BACKGROUND = "\x1b]11;?\x1b\\"
-_REPLY = re.compile("\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)")
-_PART_OF_REPLY = re.compile("\x1b\\][^\x07\x1b]{0,1000}\x1b?\\Z")
+_REPLY = re.compile("\x1b\\][0-9]{1,4};[^\x07\x1b]*(?:\x07|\x1b\\\\)")
+_PART_OF_REPLY = re.compile("\x1b\\](?:[0-9]{0,4}|[0-9]{1,4};[^\x07\x1b]{0,1000}\x1b?)\\Z")
+"""What has no number in front is the key Alt+] and what was typed behind it."""
 _BACKGROUND = re.compile(r"\]11;rgba?:([\da-f]{1,4})/([\da-f]{1,4})/([\da-f]{1,4})", re.IGNORECASE)
 
 
@@ -84,9 +85,9 @@ class TerminalDriver(LinuxDriver):
         return text
 
     def _taken_part(self) -> str:
-        """What looked like a reply and was the key Alt+]; half a reply is dropped."""
+        """What looked like a reply and was the key Alt+], with digits behind it perhaps; half a reply is dropped."""
         part, self._part = self._part, ""
-        return part if len(part) == 2 else ""
+        return "" if ";" in part else part
 
     def _tell_size(self) -> None:
         """Tell the app a size that it does not know: signals that come at once may have told it an earlier one last."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from edge_llm.tui.wording import in_chat
+
 
 class Notices(logging.Handler):
     """Hands on what is logged as a warning or worse; ``tell`` (text, severity) is called in any thread."""
@@ -14,4 +16,4 @@ class Notices(logging.Handler):
         self._tell = tell
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell(record.getMessage(), "error" if record.levelno >= logging.ERROR else "warning")
+        self._tell(in_chat(record.getMessage()), "error" if record.levelno >= logging.ERROR else "warning")

@@ -17,7 +17,7 @@ class ChatOptions:
     settings: ChatSettings = field(default_factory=ChatSettings)
     """Of every new chat."""
     resume: bool = True
-    """Open the chat that changed last, not a new one."""
+    """Open the chat of the same server (or of this machine) that changed last, not a new one."""
     theme: str = ""
     config: Path | None = None
     """The file that keeps the theme that is chosen."""

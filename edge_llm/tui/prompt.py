@@ -29,6 +29,8 @@ class Completion:
     text: str
     """What replaces the word that is being written."""
     help: str = ""
+    goes_on: bool = False
+    """More must stand behind it: Enter does not send it."""
 
 
 Complete = Callable[[str], tuple[int, Sequence[Completion]]]
@@ -160,6 +162,11 @@ class PromptArea(TextArea):
         elif event.is_printable or not await run_own_binding(self, event):
             await super()._on_key(event)
 
+    async def _on_mouse_up(self, event: events.MouseUp) -> None:
+        await super()._on_mouse_up(event)
+        if self.selected_text.strip():
+            self.app.copy_to_clipboard(self.selected_text)
+
     def _is_for_the_text(self, event: events.Key) -> bool:
         """Whether the person writes with this key; one of a command, or one that scrolls, holds up no answer."""
         if event.is_printable:
@@ -237,13 +244,14 @@ class Prompt(Vertical):
         if self._found and self._found != self._listed:
             choices.clear_options()
             choices.add_options([Option(_line(each)) for each in self._found])
-            choices.highlighted = 0
+            choices.highlighted = 0 if self.area.before_cursor[self._begin :] else None
         self._listed = self._found
 
     def _key_of_choices(self, key: str) -> bool:
         """Move among the completions, take one, or put them away; false when there are none.
 
-        They are looked up first: what is listed may be of a text before the keys that came just now.
+        Enter sends what it takes, or what is written where no word is begun and none is chosen.  They are looked up first: what
+        is listed may be of a text before the keys that came just now.
         """
         self.look_up()
         if not self._found:
@@ -254,7 +262,7 @@ class Prompt(Vertical):
             self._choices.action_cursor_down()
         elif key == "escape":
             self._put_away()
-        elif self._accept() and key == "enter":
+        elif (key == "enter" and self._choices.highlighted is None) or (not self._accept().goes_on and key == "enter"):
             self.area.send()
         return True
 
@@ -265,15 +273,15 @@ class Prompt(Vertical):
             self._accept()
         self.area.focus()
 
-    def _accept(self) -> bool:
-        """Put the highlighted completion in its place; true when that completes a command without arguments."""
-        chosen = self._found[self._choices.highlighted or 0].text
+    def _accept(self) -> Completion:
+        """Put the highlighted completion in its place."""
+        chosen = self._found[self._choices.highlighted or 0]
         area = self.area
         before = area.before_cursor
-        area.take(before[: self._begin] + chosen + area.text[len(before) :])
+        area.take(before[: self._begin] + chosen.text + area.text[len(before) :])
         self._found = ()
         self._list()
-        return not chosen.endswith(" ")
+        return chosen
 
     def _put_away(self) -> None:
         self._left, self._found = self.area.before_cursor, ()

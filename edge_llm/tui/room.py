@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edge_llm.chats.settings import ChatSettings
 from edge_llm.chats.tree import CONTEXT_FULL, Cut, Message, visible
@@ -28,7 +29,7 @@ _CHARACTERS = 3
 _OF_A_TURN = 8
 """Tokens around a message, where nobody counts them."""
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,21 @@ class Plan:
     """That are no longer sent."""
     tokens: int
     """That are left."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """``tokens`` are what the conversation has with it, in place of ``instead_of``; guesses unless they are ``counted``."""
+
+    text: str
+    tokens: int
+    instead_of: int
+    counted: bool
+
+    @property
+    def saves(self) -> str:
+        """`: 40 tokens in place of 300`; empty where nobody counts them."""
+        return f": {self.tokens} tokens in place of {self.instead_of}" if self.counted else ""
 
 
 def unanswered(path: Sequence[Message]) -> tuple[Message | None, Message | None]:
@@ -55,7 +71,20 @@ def count(provider: Provider, messages: Messages) -> int:
     if not messages:
         return 0
     found = provider.count(Ask(tuple(messages)))
-    return sum(len(each["content"]) // _CHARACTERS + _OF_A_TURN for each in messages) if found is None else found
+    return _guess(messages) if found is None else found
+
+
+def compare(provider: Provider, summary: str, said: Messages, begun: Messages) -> Summary:
+    """``summary`` with what it saves: a conversation has ``begun`` with it, where ``said`` was.  Called in a thread."""
+    after, before = (provider.count(Ask(tuple(messages))) for messages in (begun, said))
+    if after is None or before is None:
+        return Summary(summary, _guess(begun), _guess(said), counted=False)
+    return Summary(summary, after, before, counted=True)
+
+
+def _guess(messages: Messages) -> int:
+    plain = spelled_out([dict(each) for each in messages])
+    return sum(len(each["content"]) // _CHARACTERS + _OF_A_TURN for each in plain)
 
 
 def plan(provider: Provider, path: Sequence[Message], settings: ChatSettings) -> Plan | None:

@@ -17,12 +17,13 @@ from edge_llm.config import REPETITION
 from edge_llm.errors import EdgeLLMError, StorageError, Unavailable
 from edge_llm.progress import StageProgress
 from edge_llm.providers.base import Ask, Catalogue, Figures, Provider, Wanted
-from edge_llm.tui.answering import LOOPED, Answering, Turn
+from edge_llm.tui.answering import LOOPED, NOTHING_ADDED, Answering, Turn, failure_of, repeats_itself
 from edge_llm.tui.asking import ask_of, settings_of, wanted_of
 from edge_llm.tui.fetching import Fetching
 from edge_llm.tui.threads import in_thread
-from edge_llm.tui.tools import MOST_ROUNDS, ChatTools
+from edge_llm.tui.tools import CALLS_LOOPED, MOST_ROUNDS, SAME_CALLS, Calls, ChatTools, what_came_of
 from edge_llm.tui.transcript import Transcript
+from edge_llm.tui.wording import reason
 
 OpenCatalogue = Callable[[], Catalogue]
 Tell = Callable[[str, str], None]
@@ -278,11 +279,17 @@ class Session:
 
     async def _answer(self, turn: Turn, prompt: Message) -> None:
         """Answer ``prompt``; calls of tools are made, and what they gave is answered."""
+        made: list[Calls] = []
+        guarded = (turn.settings or settings_of(turn.chat)).sampling.get("loop_guard", True)
         for _ in range(MOST_ROUNDS):
             answered = await self._answer_once(turn, prompt)
-            if answered is None or not answered.calls or answered.state != "whole":
+            if answered is None or not answered.calls or answered.state != "whole" or repeats_itself(answered):
                 return
             prompt = await self._call(turn, answered)
+            made.append(what_came_of(prompt))
+            if guarded and made[-SAME_CALLS:] == [made[-1]] * SAME_CALLS:
+                self._tell(CALLS_LOOPED, "warning")
+                return
         self._tell(f"Stopped after {MOST_ROUNDS} answers with calls of tools; /continue goes on.", "warning")
 
     async def _call(self, turn: Turn, message: Message) -> Message:
@@ -331,7 +338,7 @@ class Session:
                 return
             provider = await self._provider_for(settings)
             ask = replace(ask_of(turn.chat, message.id, settings), continues=True)
-            await self._run(turn, replace(message, state="growing", reason=""), provider, ask)
+            await self._run(turn, message, provider, ask)
 
     def stop(self) -> bool:
         """Stop the answer of the chat on the screen, or the wait for a model; false when there is nothing to stop any more."""
@@ -361,20 +368,23 @@ class Session:
     async def _run(self, turn: Turn, message: Message, provider: Provider, ask: Ask) -> None:
         view = self._transcript.view_of(message.id) or self._transcript.unseen(message)
         view.grows = True
-        view.redraw(message)
         limit = provider.facts.context
-        turn.answering = Answering(turn.chat, message, provider.ask(ask), view, self.save, self._typing, limit)
+        turn.answering = answering = Answering(turn.chat, message, provider.ask(ask), view, self.save, self._typing, limit)
+        view.redraw(answering.message)
         try:
-            figures = await turn.answering.run()
+            figures = await answering.run()
         except EdgeLLMError as error:
-            why = turn.answering.message.reason
-            self._tell(why if why.startswith(CONTEXT_FULL) else str(error), "error")
+            why = failure_of(error)
+            self._tell(why if why.startswith(CONTEXT_FULL) else reason(error), "error")
         else:
-            message = turn.answering.message
+            message = answering.message
             turn.ended = message.state == "whole" and not message.reason.startswith(CONTEXT_FULL)
-            self.last = figures
+            if answering.added_nothing:
+                self._tell(NOTHING_ADDED, "information")
+                return
+            self.last = Figures(**{name: message.figures.get(name) for name in vars(figures)})
             self._on_answer(figures)
-            if turn.answering.reason == REPETITION:
+            if answering.reason == REPETITION:
                 self._tell(LOOPED, "warning")
 
     async def _provider_for(self, settings: ChatSettings) -> Provider:
@@ -385,13 +395,3 @@ class Session:
         if self.provider is None:
             raise Unavailable("no model is loaded; F4 chooses one, /regenerate answers then")
         return self.provider
-
-
-def reason(error: Exception) -> str:
-    """What went wrong, for the person."""
-    if isinstance(error, EdgeLLMError):
-        return str(error)
-    if isinstance(error, MemoryError):
-        return "There is not enough memory; free some, or choose a smaller model, context or memory budget (F5)."
-    return f"internal error, {type(error).__name__}: {error}"
-

@@ -25,12 +25,13 @@ from edge_llm.tui.inside import InsidePanel
 from edge_llm.tui.options import ChatOptions
 from edge_llm.tui.prompt import Prompt
 from edge_llm.tui.screens.approve import Approve
-from edge_llm.tui.session import OpenCatalogue, Session, reason
+from edge_llm.tui.session import OpenCatalogue, Session
 from edge_llm.tui.status import StatusLine
 from edge_llm.tui.threads import in_thread
 from edge_llm.tui.tools import Approval, ChatTools
 from edge_llm.tui.transcript import Transcript
 from edge_llm.tui.welcome import Welcome
+from edge_llm.tui.wording import reason
 
 if TYPE_CHECKING:
     from edge_llm.engine.inside import Inside
@@ -58,7 +59,7 @@ class Stage(App[None]):
         self.session.tools = ChatTools([*map(ServerProcess, options.servers)], self.tell, self._approve, self._may_ask)
         completer = Completer(options.folder, lambda: self.session.model_names, lambda: sorted(self.available_themes))
         self.prompt = Prompt(completer.complete)
-        self.welcome = Welcome(self.key_of("model"))
+        self.welcome = Welcome(self.key_of("model"), options.settings.server)
         self.typed_tokens = TypedTokens(options.folder)
         self.drafts = DraftKeeper(lambda: self.session.chat, lambda: self.prompt.area)
         self.begun = asyncio.Event()

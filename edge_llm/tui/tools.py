@@ -25,6 +25,9 @@ WAIT_SECONDS = 10.0
 """Most that a prompt waits for servers that are starting; it goes on without their tools."""
 MOST_ROUNDS = 10
 """Answers with calls behind one prompt."""
+SAME_CALLS = 3
+"""Answers in a row with the same calls, of which the same came: another one would be the same, too."""
+CALLS_LOOPED = "The model makes the same calls over and over, and was stopped.\n/continue goes on, /regenerate answers again."
 MOST_OFFERED = 64
 """Tools; more would fill a small model's context with what they are."""
 MOST_RESULT, UNKNOWN_RESULT = 50_000, 20_000
@@ -33,6 +36,8 @@ CHARACTERS_PER_TOKEN = 2
 """Of a result to a token of the context: some half of the context at most."""
 REFUSED = "The person did not allow this call. Do not ask for it again; say what you can without it."
 
+Calls = list[tuple[str, str, str]]
+"""Names, arguments and results."""
 Answer = str
 """What a person says to a call: once, always (for this tool in this chat) or no."""
 
@@ -220,6 +225,11 @@ class ChatTools:
         if said == "always":
             self._allowed.add(key)
         return said in ("once", "always")
+
+
+def what_came_of(message: Message) -> Calls:
+    """The calls of ``message`` with their results."""
+    return [(call.name, call.arguments, call.result) for call in message.calls]
 
 
 def _arguments(text: str) -> dict[str, Any] | None:

@@ -32,16 +32,17 @@ class Welcome(VerticalScroll, can_focus=False):
             super().__init__()
             self.text = text
 
-    def __init__(self, model_key: str) -> None:
-        """``model_key`` is the key that chooses another model."""
+    def __init__(self, model_key: str, server: str = "") -> None:
+        """``model_key`` is the key that chooses another model, ``server`` the one whose models answer."""
         super().__init__(id="welcome")
         self._model_key = model_key
+        self._what = f"Chat with a server: {server}" if server else "Chat with a model that runs on this machine."
         self._shown: object = None
         self.prompts: tuple[str, ...] = PROMPTS
 
     def compose(self) -> ComposeResult:
         yield Static(Content.styled("edge-llm", "bold"), id="welcome-name")
-        yield Static("Chat with a model that runs on this machine.", markup=False, id="welcome-what")
+        yield Static(printable(self._what), markup=False, id="welcome-what")
         yield Static("", markup=False, id="welcome-toy")
         yield Static("", markup=False, id="welcome-model")
         yield Static("Try one of these (click it; Alt+1 to Alt+3 where they are sent):", markup=False, id="welcome-try")
@@ -63,8 +64,6 @@ class Welcome(VerticalScroll, can_focus=False):
         if toy.display:
             parameters = facts.parameters if facts is not None else None
             toy.update(Content(f"This is a {count(parameters or 0)} toy. {self._model_key} gets a real model."))
-        if facts is not None and facts.site.startswith("server"):
-            self.query_one("#welcome-what", Static).update(Content(printable(f"Chat with a {facts.site}")))
         for each in self.query(Try):
             each.update(Content(f"{each.at + 1}  {self.prompts[each.at]}"))
 

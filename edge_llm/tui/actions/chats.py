@@ -67,6 +67,7 @@ class ChatActions:
                 raise StorageError("this chat was deleted in another terminal")
             self._app.prompt.area.focus()
             self._app.refresh_chats()
+            self._tell_where()
             return
         here = session.chat.chat.id == chat_id
         chat = session.chat if here else await session.chat_of(chat_id)
@@ -82,6 +83,15 @@ class ChatActions:
             if session.chat.chat.id == chat_id:
                 await session.show(OpenChat.new(session.store, self._app.options.settings.as_json()))
             self._app.refresh_chats()
+
+    def _tell_where(self) -> None:
+        """Say that the chat on the screen was with somebody else than who would answer now."""
+        was = self._app.session.settings.server
+        if was != (now := self._app.options.settings.server):
+            with_whom = f"with the server at {was}" if was else "with a model of this machine"
+            who = f"the server at {now}" if now else "this machine"
+            way = f"{self._app.key_of('model')} chooses a model."
+            self._app.tell(f"This chat is {with_whom}; what you send now goes to {who}. {way}")
 
     async def do_export(self, argument: str) -> None:
         """Write the chat as Markdown (the path that is shown) or JSON (all of it)."""

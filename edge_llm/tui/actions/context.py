@@ -14,7 +14,7 @@ from edge_llm.providers.base import Provider
 from edge_llm.tui.actions.prompts import PromptActions
 from edge_llm.tui.activity import context_used
 from edge_llm.tui.asking import SUMMARY_SO_FAR, messages_of, settings_of
-from edge_llm.tui.room import Plan, count, plan, summarize, unanswered
+from edge_llm.tui.room import Plan, Summary, compare, plan, summarize, unanswered
 from edge_llm.tui.screens.context import ContextWays, Way
 from edge_llm.tui.stage import Stage
 from edge_llm.tui.threads import in_thread
@@ -65,9 +65,9 @@ class ContextActions:
             raise UsageError(f"/compact takes nothing or `undo`, got `{argument[:40]}`", param="compact")
         else:
             last = self._said(chat)[-1]
-            summary, tokens = await self._summary(chat)
-            await self._cut(chat, last, Cut(summary, new_id(), tokens))
-            self._app.tell("The chat goes on from the summary. /compact undo takes it back.")
+            made = await self._summary(chat)
+            await self._cut(chat, last, Cut(made.text, new_id(), made.tokens))
+            self._app.tell(f"The chat goes on from the summary{made.saves}. /compact undo takes it back.")
             await self._go_on(chat)
 
     def _ways(self, provider: Provider, found: Plan | None) -> list[Way]:
@@ -102,18 +102,27 @@ class ContextActions:
             raise UsageError("nothing was said that could be summarized")
         return said
 
-    async def _summary(self, chat: OpenChat) -> tuple[str, int]:
-        """A summary of what was said in ``chat`` before its last unanswered prompt, and its tokens."""
+    async def _summary(self, chat: OpenChat) -> Summary:
+        """A summary of what was said in ``chat`` before its last unanswered prompt.
+
+        Raises `UsageError` for one that is as long as what it stands for.
+        """
         session, provider, settings = self._app.session, self._provider(), settings_of(chat)
-        messages = messages_of(self._said(chat), replace(settings, system=""))
+        said = messages_of(self._said(chat), settings)
         with session.at_work_in(chat):
-            text = await summarize(provider, messages, settings.sampling, session.see_work)
-            return text, await in_thread(count, provider, [{"role": "user", "content": f"{SUMMARY_SO_FAR}\n{text}"}])
+            told = [each for each in said if each["role"] != "system"]
+            text = await summarize(provider, told, settings.sampling, session.see_work)
+            begun = [*messages_of([], settings), {"role": "user", "content": f"{SUMMARY_SO_FAR}\n{text}"}]
+            made = await in_thread(compare, provider, text, said, begun)
+        if made.tokens >= made.instead_of:
+            counted = f" ({made.tokens} tokens in place of {made.instead_of})" if made.counted else ""
+            raise UsageError(f"a summary would not be shorter than what was said{counted}; nothing is changed")
+        return made
 
     async def _new_chat(self, old: OpenChat) -> None:
         """A new chat that begins with a summary of ``old``, and with its prompt that found no room."""
         session = self._app.session
-        summary, _ = await self._summary(old)
+        summary = (await self._summary(old)).text
         chat = OpenChat.new(session.store, old.chat.settings)
         chat.add("user", f"{SUMMARY_SO_FAR}\n{summary}", parent=None)
         chat.rename(f"{old.chat.title or UNTITLED} (2)")

@@ -8,7 +8,7 @@ from itertools import count
 from edge_llm.chats.export import as_markdown
 from edge_llm.chats.open_chat import OpenChat
 from edge_llm.chats.titles import UNTITLED
-from edge_llm.chats.tree import Message, siblings
+from edge_llm.chats.tree import Message, copied, siblings
 from edge_llm.errors import UsageError
 from edge_llm.tui.actions.prompts import PromptActions
 from edge_llm.tui.clipboard import copy
@@ -77,14 +77,13 @@ class MessageActions:
         session = self._app.session
         old = session.chat
         chat = OpenChat.new(session.store, old.chat.settings)
-        parent: int | None = None
-        for one in old.path:
-            copied = ("thought", "attachments", "model", "figures", "reason", "cut", "calls")
-            fields = {name: getattr(one, name) for name in copied}
+        path = [one for one in old.path if one.id <= message.id]
+        ids: dict[int, int] = {}
+        for one in path:
+            ids[one.id] = chat.add(one.role, one.text, parent=chat.chat.leaf).id
+        for one in path:
             state = "stopped" if one.state == "growing" else one.state  # nobody lets it grow in the new chat
-            parent = chat.add(one.role, one.text, parent=parent, state=state, **fields).id
-            if one.id == message.id:
-                break
+            chat.put(copied(one, ids, chat=chat.chat.id, state=state))
         chat.rename(await self._branch_title(old.chat.title or UNTITLED))
         await session.save(chat)
         await session.show(chat)

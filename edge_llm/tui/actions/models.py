@@ -36,7 +36,7 @@ class ModelActions:
             await self.do_pull(name.removeprefix("pull "))
         elif name:
             await in_thread(lambda: session.catalogue().check(name))
-            await self._settings.change(replace(session.settings, model=name))
+            await self._settings.change(replace(session.settings, model=name, server=self._app.options.settings.server))
 
     async def do_pull(self, argument: str) -> None:
         """Bring a model here, and chat with it."""

@@ -26,7 +26,7 @@ _PROMPT = (
     ("Ctrl+C", "copy what is selected, or stop the answer; without either, twice quits"),
 )
 _MOUSE = (
-    ("Drag", "select text; Ctrl+C copies it"),
+    ("Drag", "select text, which is copied when you let go"),
     ("Click `copy`", "copy the block of code"),
     ("Shift+wheel", "move long lines of code, which end in `…`"),
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
@@ -20,7 +22,50 @@ from edge_llm.tui.field import SearchField
 from edge_llm.tui.units import byte_size, context_size
 
 _COLUMNS = ("model", "size", "precision", "context", "memory", "")
+_BY_NEED = (0, 1, 4, 5, 3, 2)
+"""Columns, the most needed one first."""
+_FEWEST = 24
+"""Characters of a name that are seen at least."""
 _OFFERED = "dim"
+_BETWEEN = re.compile(r"[\s._:-]+")
+"""What may stand between the words of a name."""
+
+
+class ModelTable(DataTable[Text]):
+    """Rows of cells in the columns that have room: a long name is cut in its middle, and the least needed columns left out."""
+
+    def __init__(self) -> None:
+        super().__init__(cursor_type="row", show_cursor=True, zebra_stripes=True)
+        self._cells: Sequence[tuple[tuple[str, ...], str]] = ()
+
+    def show(self, cells: Sequence[tuple[tuple[str, ...], str]], at: int) -> None:
+        """Rows and their styles, the cursor on row ``at``."""
+        self._cells = cells
+        self._lay(at)
+
+    def on_resize(self) -> None:
+        self._lay(self.cursor_row)
+
+    def _lay(self, at: int) -> None:
+        self.clear(columns=True)
+        columns, name = seen_columns([cells for cells, _ in self._cells], self.size.width - self.scrollbar_size_vertical)
+        self.add_columns(*(_COLUMNS[column] for column in columns))
+        for cells, style in self._cells:
+            self.add_row(*(Text(cells[column] if column else _cut(cells[0], name), style) for column in columns))
+        self.move_cursor(row=at)
+
+
+def seen_columns(rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], int]:
+    """Which of the columns ``width`` cells hold, from left to right, and how many of them a name has."""
+    widths = [max(map(cell_len, column)) + 2 for column in zip(_COLUMNS, *rows, strict=True)]
+    least = min(widths[0], _FEWEST + 2)
+    found, room = [0], max(least, width)
+    for column in _BY_NEED[1:]:
+        if least + widths[column] > room:
+            break
+        found.append(column)
+        room -= widths[column]
+    return sorted(found), min(widths[0], room) - 2
 
 
 class ModelPicker(ModalScreen[str | None]):
@@ -40,13 +85,11 @@ class ModelPicker(ModalScreen[str | None]):
         with Vertical(classes="box"):
             hub = ", or a hub id such as Qwen/Qwen3-0.6B to download it" if self._can_fetch else ""
             yield SearchField(placeholder=f"search{hub}")
-            yield DataTable(cursor_type="row", show_cursor=True, zebra_stripes=True)
+            yield ModelTable()
             yield Static("", id="models-hint", markup=False)
 
     def on_mount(self) -> None:
-        table = self.query_one(DataTable)
-        table.can_focus = False
-        table.add_columns(*_COLUMNS)
+        self.query_one(ModelTable).can_focus = False
         self._fill("")
 
     @on(Input.Changed)
@@ -70,7 +113,7 @@ class ModelPicker(ModalScreen[str | None]):
 
     @on(SearchField.Moved)
     def move(self, event: SearchField.Moved) -> None:
-        table = self.query_one(DataTable)
+        table = self.query_one(ModelTable)
         table.move_cursor(row=table.cursor_row + event.step)
 
     @on(DataTable.RowHighlighted)
@@ -78,26 +121,22 @@ class ModelPicker(ModalScreen[str | None]):
         self._hint()
 
     def _fill(self, wanted: str) -> None:
-        table = self.query_one(DataTable)
-        table.clear()
         self._shown = [row for row in self._rows if _is_meant(row, wanted)]
-        for row in self._shown:
-            table.add_row(*(Text(cell, _OFFERED if row.source else "") for cell in self._cells(row)))
         loaded = next((at for at, row in enumerate(self._shown) if row.name == self._loaded), 0)
-        table.move_cursor(row=loaded)
+        self.query_one(ModelTable).show([(self._cells(row), _OFFERED if row.source else "") for row in self._shown], loaded)
         self._hint()
 
     @property
     def _row(self) -> ModelRow | None:
         """The row under the cursor."""
-        at = self.query_one(DataTable).cursor_row
+        at = self.query_one(ModelTable).cursor_row
         return self._shown[at] if at < len(self._shown) else None
 
     def _hint(self) -> None:
         """Say what Enter does."""
         wanted, row = self.query_one(Input).value.strip(), self._row
         if row is not None:
-            hint = row.problem or (_offer(row) if row.source else "Enter selects, Esc closes")
+            hint = row.problem or (_offer(row) if row.source else f"Enter selects {_described(row)}, Esc closes")
         elif self._may_fetch(wanted):
             hint = f"Enter downloads `{wanted}`"
         else:
@@ -119,10 +158,29 @@ class ModelPicker(ModalScreen[str | None]):
 
 
 def _is_meant(row: ModelRow, wanted: str) -> bool:
-    """Whether ``row`` is among what is searched for; a hub id means the model that has it, and none whose id begins so."""
+    """Whether ``row`` is among what is searched for: its name or hub id has all the words, in any order.
+
+    A hub id means the model that has it, and none whose id begins so.
+    """
     if "/" in wanted:
         return wanted.lower() in (row.name.lower(), row.source.lower())
-    return wanted.lower() in row.name.lower()
+    names = _BETWEEN.sub(" ", f"{row.name} {row.source}".lower())
+    return all(word in names for word in _BETWEEN.split(wanted.lower()))
+
+
+def _cut(name: str, width: int) -> str:
+    """``name`` in ``width`` cells; what tells names apart stands at both ends."""
+    if cell_len(name) <= width:
+        return name
+    end = width // 2
+    return f"{set_cell_size(name, width - 1 - end).rstrip()}…{name[len(name) - end :]}"
+
+
+def _described(row: ModelRow) -> str:
+    facts = [byte_size(row.size)] if row.size is not None else []
+    facts += [row.precision] if row.precision else []
+    facts += [f"context {context_size(row.context)}"] if row.context is not None else []
+    return f"{row.name} ({', '.join(facts)})" if facts else row.name
 
 
 def _offer(row: ModelRow) -> str:

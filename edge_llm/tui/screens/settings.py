@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
+from textual.events import DescendantFocus
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label, Static
 
-from edge_llm.chats.settings import SETTINGS, ChatSettings, shown_value
+from edge_llm.chats.settings import BY_NAME, SETTINGS, ChatSettings, shown_value
 from edge_llm.errors import UsageError
 from edge_llm.files import printable
 from edge_llm.tui.field import Field
+
+KEYS = "Enter saves, Esc closes, Ctrl+R resets a line, F8 all"
 
 
 class SettingsForm(ModalScreen[ChatSettings | None]):
@@ -35,19 +38,25 @@ class SettingsForm(ModalScreen[ChatSettings | None]):
         self._defaults = defaults
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="box"):
+        with Vertical(classes="box"):
             yield Static("Settings of this chat", classes="heading", markup=False)
-            for setting in SETTINGS:
-                with Horizontal(classes="setting"):
-                    yield Label(setting.name, markup=False)
-                    yield Field(
-                        self._shown(setting.name),
-                        placeholder=printable(self._placeholder(setting.name, setting.help)),
-                        id=f"setting-{setting.name}",
-                        compact=True,
-                    )
-            hint = "Enter or Ctrl+S saves, Esc closes.  Ctrl+R resets a line, F8 all of them"
-            yield Static(hint, id="settings-hint", markup=False)
+            with VerticalScroll(id="settings", can_focus=False):
+                for setting in SETTINGS:
+                    with Horizontal(classes="setting"):
+                        yield Label(setting.name, markup=False)
+                        yield Field(
+                            self._shown(setting.name),
+                            placeholder=printable(self._defaults.get(setting.name, "")),
+                            id=f"setting-{setting.name}",
+                            compact=True,
+                        )
+            yield Static(KEYS, id="settings-hint", markup=False)
+
+    @on(DescendantFocus)
+    def _explain(self, event: DescendantFocus) -> None:
+        """Say what the line in focus is."""
+        name = (event.widget.id or "").removeprefix("setting-")
+        self._hint(f"{BY_NAME[name].help}\n{KEYS}" if name in BY_NAME else KEYS)
 
     def action_reset(self) -> None:
         """The line in focus is not set."""
@@ -70,17 +79,16 @@ class SettingsForm(ModalScreen[ChatSettings | None]):
             try:
                 changed = changed.changed(setting.name, _several_lines(field.value))
             except UsageError as error:
-                self.query_one("#settings-hint", Static).update(Content(printable(str(error))))
                 field.focus()
+                self.call_after_refresh(self._hint, str(error))
                 return
         self.dismiss(changed)
 
     def _shown(self, name: str) -> str:
         return _one_line(shown_value(self._settings.value(name)))
 
-    def _placeholder(self, name: str, help_: str) -> str:
-        default = self._defaults.get(name, "")
-        return f"{default} · {help_}" if default else help_
+    def _hint(self, text: str) -> None:
+        self.query_one("#settings-hint", Static).update(Content(printable(text)))
 
 
 def _one_line(text: str) -> str:
