@@ -172,7 +172,7 @@ def test_a_prompt_in_the_place_of_a_model_is_told_where_it_belongs(prompt):
     assert len(str(refused.value)) < 300 and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("prompt", ["Who are you?", "What's $HOME worth", 'say "hi" `now`', "a \\ b", "why!! not", "it's 3 o'clock"])
+@pytest.mark.parametrize("prompt", ["Who are you?", "What's $HOME worth", 'say "hi" `now`', "a \\ b", "why!! not", "it's 3 o'"])
 def test_what_a_misplaced_prompt_is_told_can_be_pasted(prompt):
     imported("older", "newer")
     os.utime(models_folder() / "older" / "manifest.json", (1, 1))

@@ -157,7 +157,7 @@ def test_an_error_is_shown(service, page):
     ],
 )
 def test_the_page_samples_as_the_chat_does(engine, service, raw, expected):
-    """HTTP | page | The page samples as the chat and `run` do: as the author says, else as people like it; what one sets wins."""
+    """HTTP | page | The page samples as the chat and `run` do: as the author says, else as people like it; one may set more."""
     if NODE is None:
         pytest.skip("there is no Node here to run the page's script")
     found, other = generation_defaults(raw), copy.copy(engine)

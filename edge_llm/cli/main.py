@@ -46,7 +46,8 @@ VERBS: tuple[tuple[str, str, str], ...] = (
 def cli(ctx: click.Context) -> None:
     """A local LLM runtime for one small machine.
 
-    Without a command: chat.  The last chat goes on; the first one has the model that was imported last, or the small built-in one.
+    Without a command: chat.  The last chat goes on; the first one has the model that was imported last, else the small built-in
+    one.
     """
     if ctx.invoked_subcommand is None:
         chat = cli.get_command(ctx, "chat")
