@@ -17,7 +17,7 @@ from edge_llm.cli.here import model_here, yes_option
 from edge_llm.cli.keys import api_key_options, api_keys
 from edge_llm.cli.options import generation_options, prefix_cache_option, runtime_config, runtime_options
 from edge_llm.cli.terminal import has_person
-from edge_llm.cli.values import MODEL, TEXT
+from edge_llm.cli.values import ANY_MODEL, TEXT
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.paths import chats_file, imported_models
@@ -37,7 +37,7 @@ FULL_LOOKS = 200
 
 
 @click.command("chat")
-@click.argument("model", type=MODEL, required=False)
+@click.argument("model", type=ANY_MODEL, required=False)
 @generation_options
 @runtime_options
 @prefix_cache_option

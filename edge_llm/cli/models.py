@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from edge_llm.cli.here import known_here
 from edge_llm.cli.shadow import fold_lines, fold_report, quality_lines, quality_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.cli.turns import turn_lines, turn_report
@@ -84,7 +85,7 @@ def show_command(ctx: click.Context, models: tuple[str, ...], as_json: bool, sen
         raise UsageError("--sensitive is about one model; name one", param="sensitive")
     if as_json and sensitive_path is STDOUT:
         raise UsageError("--json and --sensitive - cannot share stdout; leave one out, or name a file", param="sensitive")
-    bundles = [(model, open_bundle(find_bundle(model))) for model in models]
+    bundles = [(name, open_bundle(find_bundle(name))) for name in (str(known_here(model)) for model in models)]
     if sensitive_path is not None:
         found = sensitive.sensitive(bundles[0][1].decoder)
         if sensitive_path is STDOUT:

@@ -11,6 +11,7 @@ import click
 
 from edge_llm.bench.rates import CardDevice, device_rates, law_of
 from edge_llm.bench.roofs import Costs
+from edge_llm.cli.here import known_here
 from edge_llm.cli.options import card_memory_option, context_option, device_option, placement_option, shared, threads_option
 from edge_llm.cli.terminal import say, say_json
 from edge_llm.cli.values import MODEL
@@ -42,7 +43,7 @@ def plan_command(model: str | None, as_json: bool, **options: Any) -> None:
     With a card, emulated or not, a layer's products take what its chip is estimated to take, launches and copies included, or
     what `edge-llm doctor --selftest` measured on this machine.
     """
-    with open_bundle(find_bundle(model)) as bundle:
+    with open_bundle(find_bundle(known_here(model))) as bundle:
         runtime = fill_defaults(RuntimeConfig(**options), bundle.config)
         reckoned = or_on_host(runtime, partial(_reckon, bundle))
     if as_json:
