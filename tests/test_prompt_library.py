@@ -11,7 +11,6 @@ from chat_driver import drive
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_llm.chats import prompt_library
 from edge_llm.chats.prompt_library import MOST_BYTES, PLACE, prompt_names, store_prompt, stored_prompt
 from edge_llm.errors import EdgeLLMError, StorageError, UsageError
 from edge_llm.paths import prompts_folder
@@ -76,10 +75,7 @@ def test_a_prompt_is_stored_whole_or_not_at_all(home, monkeypatch, call):
         assert prompt_names(folder) == ["one"], "half a prompt is seen"
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    if call == "write":
-        monkeypatch.setattr(prompt_library, "open", lambda *_: full(), raising=False)
-    else:
-        monkeypatch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[call], full)
+    monkeypatch.setattr(*{"write": (os, "fdopen"), "fsync": (os, "fsync"), "replace": (Path, "replace")}[call], full)
     with pytest.raises(StorageError, match="No space left"):
         store_prompt(folder, "two", "second")
     assert [path.name for path in folder.iterdir()] == ["one.md"]

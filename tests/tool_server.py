@@ -22,6 +22,15 @@ if HOW == "floods":
     while True:
         os.write(1, b"x" * (1 << 20))
 
+if HOW == "refuses":  # to begin, and tells why
+    import json
+
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "id" in asked:
+            why = {"code": 7, "message": "the lease timed out, renew it"}
+            print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": why}), flush=True)
+
 if HOW == "pages":  # of tools, without end
     import json
 

@@ -71,7 +71,7 @@ def _write_whole(path: Path, data: bytes) -> None:
     """Write ``data`` to ``path``: all of it or, where the disk is full or the process is killed, nothing."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with open(handle, "wb") as file:
+        with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -136,11 +136,24 @@ def _reason(failure: BaseException) -> str:
     """What went wrong, of a group the first."""
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
-    if "timed out" in str(failure):
+    if _is_late(failure):
         return "it does not answer"
     if isinstance(failure, MemoryError):
         return f"it sent more than {MOST_BYTES >> 20} MiB"
     return str(failure) or type(failure).__name__
+
+
+def _is_late(failure: BaseException) -> bool:
+    """Whether nothing came in time, as the protocol, the connection or the system tells; what a server says of times is not."""
+    if isinstance(failure, ImportError):  # of what knows such errors
+        return False
+    import httpx2
+    from mcp import MCPError
+    from mcp.types import REQUEST_TIMEOUT
+
+    if isinstance(failure, MCPError):
+        return bool(failure.code == REQUEST_TIMEOUT)
+    return isinstance(failure, TimeoutError | httpx2.TimeoutException)
 
 
 class _LastLine:
