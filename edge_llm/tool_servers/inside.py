@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 from edge_llm.child.inside import answer, end_with_owner, limit_memory, questions
@@ -22,13 +23,7 @@ MOST_BYTES = 1 << 30
 MOST_TOOLS = 128
 MOST_ANSWER = 1 << 20
 """Characters of a result that go on to the chat, which shows less."""
-_LAUNCH = (
-    "import ctypes, os, resource, signal, sys\n"
-    "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"  # it ends with the process that talks to it
-    "soft, hard = resource.getrlimit(resource.RLIMIT_AS)\n"
-    "resource.setrlimit(resource.RLIMIT_AS, (hard, hard))\n"
-    "os.execvp(sys.argv[1], sys.argv[1:])\n"
-)
+_LAUNCH = str(Path(__file__).with_name("launch.py"))
 
 
 def serve(settings: str) -> None:
@@ -73,7 +68,7 @@ async def _transport(server: dict[str, Any], stderr: _LastLine) -> AsyncIterator
     else:
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
-        args = ["-I", "-c", _LAUNCH, server["command"], *server["args"]]
+        args = ["-I", _LAUNCH, str(os.getpid()), server["command"], *server["args"]]
         started = StdioServerParameters(command=sys.executable, args=args, env=server["env"], cwd=server["cwd"] or None)
         started.encoding_error_handler = "replace"
         yield stdio_client(started, errlog=stderr.file)
