@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from pathlib import Path
 
@@ -132,6 +133,20 @@ def model_folders() -> list[tuple[str, Path]]:
     return [(BUILTIN_MODEL_NAME, builtin_bundle()), *imported]
 
 
+def imported_models() -> list[str]:
+    """Names of the models that were imported, the newest first.  Raises `StorageError` where nobody may look."""
+    made = [(_made_at(folder), name) for name, folder in model_folders() if name != BUILTIN_MODEL_NAME]
+    return [name for at, name in sorted(made, reverse=True) if at]
+
+
+def _made_at(folder: Path) -> int:
+    """When the bundle in ``folder`` was finished, in nanoseconds; 0 for what is none."""
+    try:
+        return (folder / "manifest.json").stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def builtin_bundle() -> Path:
     """The bundle that ships inside the package."""
     return Path(__file__).parent / "builtin"
@@ -175,7 +190,7 @@ def no_such_model(model: str | Path) -> ModelNotFound | UnsupportedModel | Usage
     if _is_prompt(model):
         words = " ".join(name.split())
         start = words if len(words) <= 60 else f"{words[:60]}..."
-        way_out = f'write `edge-llm run {BUILTIN_MODEL_NAME} "{start}"`'
+        way_out = f"write `edge-llm run {_model_for_a_prompt()} {_quoted(words)}`"
         return UsageError(f"`{start}` is no model but a prompt; {way_out}", param="model")
     if name.lower().endswith(".gguf") and os.path.lexists(expanded(model)):
         return refuse_gguf(name)
@@ -194,6 +209,22 @@ def no_such_model(model: str | Path) -> ModelNotFound | UnsupportedModel | Usage
     return ModelNotFound(f"no model `{name}`; {_WAYS}", model=name)
 
 
+def _model_for_a_prompt() -> str:
+    """A real model where there is one."""
+    try:
+        return next(iter(imported_models()), BUILTIN_MODEL_NAME)
+    except StorageError:
+        return BUILTIN_MODEL_NAME
+
+
+def _quoted(words: str) -> str:
+    """``words`` as one word of a shell, cut where they are long."""
+    words = words if len(words) <= _MOST_QUOTED else f"{words[:_MOST_QUOTED]}..."
+    return shlex.quote(words) if set(words) & set('"$`\\!') else f'"{words}"'
+
+
+_MOST_QUOTED = 150
+"""Characters of a prompt that a message gives back."""
 _WAYS = "`edge-llm list` shows what is here, `edge-llm import SOURCE` adds one"
 
 

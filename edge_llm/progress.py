@@ -223,6 +223,15 @@ def byte_count(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def byte_size(count: float) -> str:
+    """`80 B`, `1.5 KiB`, `300 MiB`, `2.0 GiB`: as memory is counted; what every face says of a model's size."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
 def _amount(part: float, whole: float) -> str:
     """``part`` in the unit that ``whole`` is told in: `141` of `257 MB`."""
     size = next((size for size in (1e9, 1e6, 1e3) if whole >= 0.9995 * size), 1.0)

@@ -1,5 +1,5 @@
 // Runs the script of the chat page at the address argv[2] in a small document, and obeys one JSON command a line:
-// {"ask": text}, {"click": id}, {"state": true}.  Every command is answered with what the page shows now.
+// {"ask": text}, {"click": id}, {"set": {id: value}}, {"state": true}.  Every command is answered with what the page shows now.
 "use strict";
 const vm = require("vm");
 const readline = require("readline");
@@ -7,7 +7,7 @@ const readline = require("readline");
 class Element {
   constructor(tag) {
     Object.assign(this, {tag, children: [], listeners: {}, textContent: "", className: "", value: "", hidden: false, open: false});
-    Object.assign(this, {scrollHeight: 0, scrollTop: 0, clientHeight: 0});
+    Object.assign(this, {placeholder: "", scrollHeight: 0, scrollTop: 0, clientHeight: 0});
   }
   addEventListener(kind, listener) { this.listeners[kind] = listener; }
   append(...children) { this.children.push(...children); }
@@ -31,6 +31,7 @@ async function main(base) {
   for await (const line of readline.createInterface({input: process.stdin})) {
     const command = JSON.parse(line);
     if (command.ask) { elements.text.value = command.ask; elements.form.fire("submit"); }
+    for (const [id, value] of Object.entries(command.set ?? {})) elements[id].value = value;
     if (command.click) elements[command.click].fire("click");
     const shown = elements.chat.children.map(child => child.shown);
     console.log(JSON.stringify({shown, send: elements.send.textContent, status: elements.status.textContent}));

@@ -9,6 +9,8 @@ import pytest
 
 from edge_llm.cli.main import VERBS, run
 from edge_llm.paths import builtin_bundle, bundle_path
+from edge_llm.server.running import listed
+from edge_llm.sources.known import find_known, known_models, short_names
 
 EDGE_LLM = [sys.executable, "-m", "edge_llm"]
 
@@ -63,9 +65,30 @@ def test_options_choices_and_words_of_groups(line, found):
 def test_names_of_models(verb):
     for name in ("qwen-small", "not a name", "of\nlines", ".hidden"):
         bundle_path("qwen-small").with_name(name).mkdir(parents=True)
-    assert completed(f"edge-llm {verb} qw") == ["plain,qwen-small"]
+    brought = [name.replace(":", "-") for name in short_names()] if verb in ("run", "chat", "serve") else []
+    wanted = ["qwen-small", *(name for name in brought if name.startswith("qw"))]
+    assert completed(f"edge-llm {verb} qw") == [f"plain,{name}" for name in wanted]
     words = [f"plain,{word}" for word in ("lanes", "load", "sampling", "simulate", "speculation")]
     assert [line for line in completed(f"edge-llm {verb} ") if line not in words] == ["plain,builtin", "plain,qwen-small"]
+
+
+@pytest.mark.parametrize("verb", ["import", "pull", "run"])
+def test_every_short_name_is_completed_and_understood(verb):
+    for letter in {name[0] for name in short_names()}:
+        names = [line.removeprefix("plain,") for line in completed(f"edge-llm {verb} {letter}")]
+        found = {find_known(name).name for name in names if name != "builtin"}
+        assert found == {model.name for model in known_models() if model.name[0] == letter}
+        assert not any(":" in name for name in names), "bash breaks words there"
+
+
+def test_stop_completes_what_runs(edge_llm_home):
+    assert completed("edge-llm stop ") == []
+    with listed(["qwen", "gpt-4o", "odd name"], "127.0.0.1", 8123, 1.0), listed(["builtin"], "127.0.0.1", 9000, 1.0):
+        bundle_path("queer").mkdir(parents=True)
+        assert sorted(completed("edge-llm stop ")) == ["plain,builtin", "plain,gpt-4o", "plain,qwen"]
+        assert completed("edge-llm stop q") == ["plain,qwen"]
+        assert completed("edge-llm stop 8") == ["plain,8123"]
+    assert completed("edge-llm stop q") == []
 
 
 def test_paths_to_models_are_left_to_the_shell():

@@ -231,6 +231,41 @@ def test_a_name_that_fits_two_models_or_is_taken_is_told_in_a_line(tiny_model, t
     assert code == 1 and len(err) == 1 and "which of these do you mean: `qwen3`, `qwen2.5`, `qwen2.5-coder`?" in err[0]
 
 
+SAID = {
+    "gemma": "no model `gemma`: Gemma cannot be run here yet; these are fetched by name: `smollm2`, `qwen3`, ",
+    "Gemma3:4b": "Gemma cannot be run here yet",
+    "phi4": "Phi cannot be run here yet",
+    "mixtral:8x7b": "Mixtral, a mixture of experts, cannot be run here yet",
+    "philosopher": None,
+    "qwen": "which of these",
+    "llama3": "which of these",
+    "smolm2": "did you mean `smollm2`?",
+    "tinylama": "did you mean `tinyllama`?",
+    "zzz": None,
+}
+
+
+@pytest.mark.thorough(keep=4)
+@pytest.mark.parametrize("verb", ["run", "import", "pull", "show", "plan"])
+@pytest.mark.parametrize("named", SAID)
+def test_a_name_that_is_none_is_told_what_can_be_had(tmp_path, verb, named):
+    code, out, err = edge_llm(tmp_path, NOBODY, verb, named, *(["hi"] if verb == "run" else []))
+    assert (code, out, len(err)) == (1, "", 1) and f"`{named}`" in err[0]
+    if SAID[named] is not None:
+        assert SAID[named] in err[0]
+    elif verb in ("run", "show", "plan"):
+        assert "`edge-llm import SOURCE` adds one" in err[0]
+
+
+@pytest.mark.parametrize("verb", [("show",), ("plan", "-t", "1"), ("bench", "-p", "4", "-n", "1", "-r", "1")])
+def test_a_short_name_means_the_model_that_was_brought_by_it(hub, tmp_path, verb):
+    code, out, err = edge_llm(tmp_path, NOBODY, verb[0], "qwen3", *verb[1:])
+    assert (code, out, err) == (1, "", ["error: `qwen3` is not here; `edge-llm import qwen3` brings it"])
+    assert edge_llm(tmp_path, hub.endpoint, "import", "qwen3", "--fast", "--name", "mine")[0] == 0
+    found = edge_llm(tmp_path, NOBODY, verb[0], "qwen3", *verb[1:])
+    assert found[0] == 0 and (verb[0] == "plan" or "mine" in found[1]), found
+
+
 def test_a_program_is_told_how_long_download_and_import_take_together(hub, tmp_path):
     code, _, err = edge_llm(tmp_path, hub.endpoint, "import", "qwen3", "--progress", "json")
     rows = [json.loads(line) for line in err if line.startswith("{")]

@@ -39,7 +39,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plan_of_the_builtin_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--memory", "80%", "--json", "--threads", "1"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["held_bytes"] <= facts["budget_bytes"] == facts["weights_bytes"] * 80 // 100
+    assert facts["held_bytes"] <= facts["budget_bytes"] == facts["memory_bytes"] * 80 // 100
     layers = sorted(facts["resident_layers"] + facts["streamed_layers"])
     assert layers == list(range(len(layers)))
     assert facts["slots"] < len(facts["streamed_layers"])

@@ -1,6 +1,7 @@
 """`edge-llm ps` and `stop`, verbs that take several names, and words that people type."""
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -12,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from test_server_run import LONG, leave, served, wait_for_requests
 
 from edge_llm.cli.main import run
@@ -118,14 +121,56 @@ def test_no_other_process_is_ever_stopped(call):
 )
 def test_files_that_no_server_wrote_are_passed_over(call, text):
     """Also where somebody holds them locked."""
-    import fcntl
-
     servers_folder().mkdir()
     path = servers_folder() / "1-2.json"
     path.write_text(text)
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert json.loads(call("ps", "--json")[1]) == []
+
+
+NUMBERS = st.sampled_from([0, -1, 1, 70000, 2**31, 2**70, True, "80", 1.5, 1e300, -1e300, 1e-300, None, [], 10**400])
+WRITTEN = {
+    "names": st.lists(st.text(max_size=5) | st.integers(), max_size=3) | NUMBERS,
+    "host": st.sampled_from(["127.0.0.1", "::1", "::1%lo", "[::1]", "[x", "999.1.1.1", "a\nb", "", "\ud800", "a b", 7, None]),
+    "port": NUMBERS,
+    "pid": NUMBERS.filter(lambda pid: pid != 1) | st.just(2**31 - 1),
+    "began": NUMBERS,
+    "since": NUMBERS,
+    "drain_seconds": NUMBERS,
+}
+GOOD = {"names": ["x"], "host": "127.0.0.1", "port": 1, "pid": 2**31 - 1, "began": 1, "since": 5.0, "drain_seconds": 1.0}
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.fixed_dictionaries({}, optional=WRITTEN))
+def test_whatever_stands_in_a_file_ends_neither_ps_nor_stop(call, written):
+    """One odd value among good ones, or several."""
+    servers_folder().mkdir(exist_ok=True)
+    path = servers_folder() / "1-2.json"
+    path.write_text(json.dumps(GOOD | written))
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for command, codes in ((("ps",), {0}), (("ps", "--json"), {0}), (("stop", "nobody"), {1}), (("stop", "x"), {1})):
+            code, _, err = call(*command)
+            assert code in codes and "internal error" not in err and len(err.splitlines()) <= 1, (command, err)
+
+
+def test_what_is_no_file_is_passed_over(call):
+    folder = servers_folder()
+    folder.mkdir()
+    (folder / "folder.json").mkdir()
+    os.mkfifo(folder / "pipe.json")
+    (folder / "link.json").symlink_to("/dev/zero")
+    (folder / os.fsdecode(b"\xff.json")).write_text("{}")
+    held = [os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK) for name in ("folder.json", "pipe.json")]
+    for descriptor in held:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with listed(["x"], "127.0.0.1", 9, 1.0):
+        code, out, err = call("ps", "--json")
+        assert (code, [row["model"] for row in json.loads(out)], err) == (0, ["x"], "")
+    for descriptor in held:
+        os.close(descriptor)
 
 
 def test_a_home_that_cannot_be_written_stops_no_server(monkeypatch, tmp_path):

@@ -15,7 +15,12 @@ from edge_llm.engine.library import installed_models
 from edge_llm.engine.load import load_engine
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.sizes import float_sizes, sizes, sizes_by_kind
-from edge_llm.paths import bundle_path
+from edge_llm.paths import builtin_bundle, bundle_path
+from edge_llm.progress import byte_size
+from edge_llm.providers.base import Wanted
+from edge_llm.providers.local import LocalCatalogue
+from edge_llm.tui.screens.models import ModelPicker
+from edge_llm.tui.welcome import model_line
 
 PRECISIONS = {"int8": "int8", "w4": "w4+int8"}
 
@@ -70,6 +75,34 @@ def test_every_face_says_the_same(bundle, weights, capsys):
     assert (meta["precision"], meta["size"], meta["bits_per_weight"]) == (
         found.precision, found.nbytes, found.bits_per_weight,
     )  # fmt: skip
+
+
+def test_one_model_has_one_size(bundle, capsys):
+    """`list`, `show`, `plan`, `bench`, F4 and the welcome of the chat say the weights' size in the same words."""
+    for name, nbytes in (("mine", bundle.size), ("builtin", open_bundle(builtin_bundle()).size)):
+        texts = {}
+        assert run(["list", name]) == 0
+        heading, row = capsys.readouterr().out.splitlines()
+        at = heading.index(" WEIGHTS") + len(" WEIGHTS")
+        texts["list"] = row[at - 9 : at].strip()
+        assert run(["show", name]) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("weights_bytes "))
+        texts["show"] = line.partition("(")[2].rstrip(")")
+        assert run(["plan", name, "-t", "1"]) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("weights "))
+        texts["plan"] = line.removeprefix("weights").partition(";")[0].strip()
+        (picked,) = [row for row in LocalCatalogue(RuntimeConfig()).rows() if row.name == name]
+        texts["F4"] = ModelPicker([picked], None, can_fetch=False)._cells(picked)[1]
+        provider = LocalCatalogue(RuntimeConfig(threads=1)).open(Wanted(name), lambda *_: None)
+        texts["welcome"] = model_line(provider.facts).rpartition(" · ")[2].removesuffix(" of weights")
+        provider.close()
+        assert set(texts.values()) == {byte_size(nbytes)}, texts
+        numbers = []
+        for command in (["list", name], ["show", name], ["plan", name, "-t", "1"]):
+            assert run([*command, "--json"]) == 0
+            found = json.loads(capsys.readouterr().out)
+            numbers.append((found[0] if isinstance(found, list) else found)["weights_bytes"])
+        assert numbers == [nbytes] * 3
 
 
 def test_the_float_path_is_no_integer(tiny_model, capsys):

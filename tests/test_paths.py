@@ -1,6 +1,8 @@
 """The home folder may be anything that a person writes into EDGE_LLM_HOME."""
 
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -168,6 +170,17 @@ def test_a_prompt_in_the_place_of_a_model_is_told_where_it_belongs(prompt):
     with pytest.raises(UsageError, match="is no model but a prompt; write `edge-llm run builtin") as refused:
         find_bundle(prompt)
     assert len(str(refused.value)) < 300 and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("prompt", ["Who are you?", "What's $HOME worth", 'say "hi" `now`', "a \\ b", "why!! not", "it's 3 o'"])
+def test_what_a_misplaced_prompt_is_told_can_be_pasted(prompt):
+    imported("older", "newer")
+    os.utime(models_folder() / "older" / "manifest.json", (1, 1))
+    with pytest.raises(UsageError) as refused:
+        find_bundle(prompt)
+    command = str(refused.value).partition("; write `")[2].removesuffix("`")
+    words = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True).stdout
+    assert words.splitlines() == ["edge-llm", "run", "newer", prompt]
 
 
 def test_a_folder_with_a_space_is_a_path(tmp_path):

@@ -1,11 +1,17 @@
 """Stored prompts: files that a person may write by hand, with places to be filled in, in the chat and by name."""
 
+import errno
+import os
+import re
+import time
+from pathlib import Path
+
 import pytest
 from chat_driver import drive
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_llm.chats.prompt_library import MOST_BYTES, prompt_names, store_prompt, stored_prompt
+from edge_llm.chats.prompt_library import MOST_BYTES, PLACE, prompt_names, store_prompt, stored_prompt
 from edge_llm.errors import EdgeLLMError, StorageError, UsageError
 from edge_llm.paths import prompts_folder
 
@@ -37,6 +43,42 @@ def test_a_filling_stands_in_the_prompt_as_it_is(tmp_path_factory, text, filling
     store_prompt(folder, "p", text)
     assert stored_prompt(folder, "p") == text.rstrip("\n")
     assert filling in stored_prompt(folder, "p", filling)
+
+
+OLD_PLACE = re.compile(r"\{\{ *([^{}\n]{1,80}?) *\}\}")
+"""The same places by another way, which takes long."""
+
+
+@given(st.text("{} ab\n\t", max_size=60) | st.from_regex(r"x?\{\{ {0,3}[a-c ]{0,90} {0,3}\}\}?", fullmatch=True))
+def test_places_are_what_stands_in_double_braces(text):
+    found = [match.span() for match in OLD_PLACE.finditer(text) if match[1].strip(" ")]
+    assert [match.span() for match in PLACE.finditer(text)] == found
+    assert all(match[1] == match[1].strip(" ") and 0 < len(match[1]) <= 80 for match in PLACE.finditer(text))
+
+
+@pytest.mark.parametrize("part", ["{{ ", "{{", "{ ", " ", "{{a ", "{{a b", "{{" + "a " * 39, "}} {{", "{{ a }}"])
+@pytest.mark.parametrize("begins", ["", "{{", "{{ a"])
+def test_places_are_looked_for_once(begins, part):
+    """A prompt as large as one may be takes no longer by its form: the slowest old one took hours."""
+    text = begins + part * (MOST_BYTES // len(part))
+    until = time.monotonic() + 20
+    PLACE.sub("x", text)
+    assert time.monotonic() < until
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_a_prompt_is_stored_whole_or_not_at_all(home, monkeypatch, call):
+    folder = prompts_folder()
+    store_prompt(folder, "one", "first")
+
+    def full(*_, **__):
+        assert prompt_names(folder) == ["one"], "half a prompt is seen"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(*{"write": (os, "fdopen"), "fsync": (os, "fsync"), "replace": (Path, "replace")}[call], full)
+    with pytest.raises(StorageError, match="No space left"):
+        store_prompt(folder, "two", "second")
+    assert [path.name for path in folder.iterdir()] == ["one.md"]
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "save", "a b", ".x", "x" * 100, "a\0"])

@@ -1,5 +1,6 @@
 """`serve` tells of each request in a line."""
 
+import json
 import re
 import socket
 import threading
@@ -62,6 +63,24 @@ def test_an_answer_is_one_line_with_its_tokens(listed, path, stream):
     assert (line["method"], line["path"], line["status"], line["model"]) == ("POST", path, "200", "an/alias")
     assert int(line["read"]) > 0 and line["written"] == "3" and line["trouble"] is None
     assert len(lines) == 1
+
+
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+@pytest.mark.parametrize("fields", [{"seed": 1}, {"seed": 2}, {"n": 3, "seed": 1}, {"max_tokens": 5}, {"stop": "e"}])
+@pytest.mark.parametrize("stream", [{}, STREAMED])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_the_log_and_the_reply_count_the_same_tokens(listed, path, stream, fields):
+    """HTTP | log | The tokens of a line are those of the reply's usage, whatever ended the answers."""
+    client, lines = listed
+    asked = {"prompt": "Who are you?"} if path == "/v1/completions" else CHAT | {"ignore_eos": False}
+    reply = client.post(path, json=asked | {"max_tokens": 200} | fields | stream)
+    assert reply.status_code == 200, reply.text
+    events = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
+    usage = next(one["usage"] for one in map(json.loads, reversed(events or [reply.text])) if one.get("usage"))
+    line = told(lines)[0]
+    assert (int(line["read"]), int(line["written"])) == (usage["prompt_tokens"], usage["completion_tokens"])
 
 
 def test_a_wrong_model_name_is_told_to_the_person_who_watches(listed):

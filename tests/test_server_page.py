@@ -5,12 +5,17 @@ import json
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from serving import HandService, builtin_engine, end, hosted, serving
+from serving import NAMES, HandService, builtin_engine, end, hosted, serving
 
+from edge_llm.config import GenerationParams
+from edge_llm.decoding.defaults import FOR_PEOPLE, generation_defaults
+from edge_llm.decoding.defaults import asked as asked_of
 from edge_llm.engine.request import Delta
+from edge_llm.server.host import ModelHost
 from edge_llm.text.chat import ChatTemplate
 
 NODE = shutil.which("node") or shutil.which("nodejs")
@@ -139,3 +144,50 @@ def test_an_error_is_shown(service, page):
     state = page.wait_until(lambda state: state["send"] == "Send")
     assert state["shown"][-1]["kind"] == "problem"
     assert "secret" not in state["shown"][-1]["text"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({}, FOR_PEOPLE),
+        ({"repetition_penalty": 1.2}, replace(FOR_PEOPLE, repetition_penalty=1.2)),
+        ({"temperature": 0.3, "top_k": 5}, GenerationParams(temperature=0.3, top_k=5, loop_guard=True)),
+        ({"temperature": 50.0}, GenerationParams(temperature=50.0, loop_guard=True)),  # more than a request may ask for
+        ({"do_sample": False}, GenerationParams(loop_guard=True)),
+    ],
+)
+def test_the_page_samples_as_the_chat_does(engine, service, raw, expected):
+    """HTTP | page | The page samples as the chat and `run` do: as the author says, else as people like it; one may set more."""
+    if NODE is None:
+        pytest.skip("there is no Node here to run the page's script")
+    found, other = generation_defaults(raw), copy.copy(engine)
+    other.defaults, other.served = found.params, found.served
+    with serving(hosted(service, other)) as url:
+        page = Page(url)
+        page.do(ask="one")
+        assert service.wait_for(1).request.params == expected == other.defaults
+        answer(service, 1, "Yes")
+        page.wait_until(lambda state: state["send"] == "Send")
+        page.do(set={"temperature": "0", "top_p": "0.5"})
+        page.do(ask="two")
+        assert service.wait_for(2).request.params == asked_of(expected, temperature=0.0, top_p=0.5)
+        page.process.kill()
+        page.process.communicate()
+
+
+def test_a_page_that_was_there_before_the_model_learns_how_to_sample(engine, service):
+    """HTTP | page | A page that is opened while the model loads asks with the model's defaults once it is there."""
+    if NODE is None:
+        pytest.skip("there is no Node here to run the page's script")
+    found, other = generation_defaults({}), copy.copy(engine)
+    other.defaults, other.served = found.params, found.served
+    host = ModelHost(NAMES)
+    with serving(host) as url:
+        page = Page(url)
+        page.do(ask="early")
+        assert "loading" in page.wait_until(lambda state: state["send"] == "Send")["shown"][-1]["text"]
+        host.start(other, service)
+        page.do(ask="one")
+        assert service.wait_for(1).request.params == FOR_PEOPLE
+        page.process.kill()
+        page.process.communicate()

@@ -9,9 +9,13 @@ import threading
 import time
 from pathlib import Path
 
+import httpx2
 import pytest
+from mcp import MCPError
+from mcp.types import REQUEST_TIMEOUT
 
 from edge_llm.errors import Unavailable, UsageError
+from edge_llm.tool_servers import inside
 from edge_llm.tool_servers import process as process_module
 from edge_llm.tool_servers.process import ServerProcess
 from edge_llm.tool_servers.settings import ToolServer, tool_servers
@@ -161,6 +165,7 @@ def test_closing_ends_the_server():
         ("rubbish", "losed|ended"),
         ("hangs", "no answer|not answer"),
         ("floods", "no answer|not answer|MiB"),
+        ("refuses", "the lease timed out, renew it"),
     ],
 )
 def test_a_server_that_does_not_speak_is_told_in_a_line(how, told, monkeypatch):
@@ -172,6 +177,25 @@ def test_a_server_that_does_not_speak_is_told_in_a_line(how, told, monkeypatch):
         assert str(raised.value).isprintable()
     finally:
         process.close()
+
+
+@pytest.mark.parametrize(
+    ("failure", "late"),
+    [
+        (MCPError(REQUEST_TIMEOUT, "zu spät"), True),
+        (MCPError(1, "The lease timed out"), False),
+        (httpx2.ConnectTimeout(""), True),
+        (httpx2.ReadTimeout("nothing"), True),
+        (httpx2.ConnectError("timed out of luck"), False),
+        (TimeoutError(), True),
+        (OSError("the tape timed out"), False),
+        (ImportError("timed out"), False),
+        (ExceptionGroup("two", [MCPError(REQUEST_TIMEOUT, "late"), ValueError("x")]), True),
+    ],
+)
+def test_what_is_late_is_told_by_its_kind_not_by_its_words(failure, late):
+    assert (inside._reason(failure) == "it does not answer") == late
+    assert late or "timed out" in inside._reason(failure)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,22 @@ import sys
 import time
 
 HOW = sys.argv[1] if len(sys.argv) > 1 else ""
+if HOW.startswith("stubborn"):  # does not hear that it is to end, nor do its children, of which one has left home
+    import signal
+    import subprocess
+
+    for heard in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        signal.signal(heard, signal.SIG_IGN)
+    for _ in range(2):
+        subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execvp("sleep", ["sleep", "601"])
+        os._exit(0)
+    if HOW == "stubborn silence":
+        while True:
+            time.sleep(600)
 if HOW == "dies":
     print("no \x1b[31mlicence\x1b[0m for you", file=sys.stderr)
     sys.exit(3)
@@ -21,6 +37,15 @@ if HOW == "rubbish":
 if HOW == "floods":
     while True:
         os.write(1, b"x" * (1 << 20))
+
+if HOW == "refuses":  # to begin, and tells why
+    import json
+
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "id" in asked:
+            why = {"code": 7, "message": "the lease timed out, renew it"}
+            print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": why}), flush=True)
 
 if HOW == "pages":  # of tools, without end
     import json

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from pathlib import Path
 
 from edge_llm.errors import StorageError, UsageError
@@ -12,8 +14,8 @@ SUFFIXES = (".md", ".txt")
 MOST_BYTES = 256 << 10
 MOST_NAMES = 1000
 _NAME = re.compile(r"\w[\w-]{0,79}")
-PLACE = re.compile(r"\{\{ *([^{}\n]{1,80}?) *\}\}")
-"""A place to be filled in."""
+PLACE = re.compile(r"\{\{ *+([^{}\n ](?:[^{}\n]{0,78}[^{}\n ])?) *+\}\}")
+"""A place to be filled in; found in a time that grows with the text, whatever stands in it."""
 NOT_A_NAME = ("save",)
 """Words of the command that uses prompts."""
 
@@ -59,8 +61,21 @@ def store_prompt(folder: Path, name: str, text: str) -> Path:
     path = folder / f"{name}.md"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8", errors="replace") as file:
-            file.write(text.rstrip("\n") + "\n")
+        _write_whole(path, (text.rstrip("\n") + "\n").encode("utf-8", "replace"))
     except OSError as failure:
         raise StorageError(f"cannot write `{shown(path)}`: {failure.strerror}") from None
     return path
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path``: all of it or, where the disk is full or the process is killed, nothing."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

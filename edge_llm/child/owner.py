@@ -14,14 +14,15 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edge_llm.child import LENGTH_BYTES
 
 _START = (
-    "import sys, json, importlib; module, settings, *sys.path = sys.argv[1:]; "
+    "import sys, json, importlib; owner, module, settings, *sys.path = sys.argv[1:]; "
+    "importlib.import_module('edge_llm.child.inside').begin(int(owner)); "
     "importlib.import_module(module).serve(*json.loads(settings))"
 )
 MOST_END_SECONDS = 10.0
@@ -46,7 +47,7 @@ class Child:
 
     def __init__(self, owner: object, module: str, *settings: float | str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _START, module, json.dumps(settings), _ROOT, *filter(None, sys.path)],
+            [sys.executable, "-I", "-c", _START, *self._arguments(module, settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -60,6 +61,11 @@ class Child:
         self._started_by = os.getpid()
         self.end = weakref.finalize(owner, _end, self._process, self._started_by)
         """End the process now; more than once is fine."""
+
+    @staticmethod
+    def _arguments(module: str, settings: Sequence[float | str]) -> list[str]:
+        """What `_START` takes."""
+        return [str(os.getpid()), module, json.dumps(settings), _ROOT, *filter(None, sys.path)]
 
     @property
     def process_id(self) -> int:

@@ -15,26 +15,31 @@ from edge_llm.engine.cores import give_memory_back
 from edge_llm.engine.library import imported_from, is_made_from
 from edge_llm.errors import EdgeLLMError, ModelNotFound, UsageError
 from edge_llm.files import is_folder, shown
-from edge_llm.paths import bundle_path
+from edge_llm.paths import bundle_path, near_model
 from edge_llm.progress import DOWNLOAD, Journey, byte_count, rough_time, whole_seconds
 from edge_llm.sources.hub import look
 from edge_llm.sources.hugging_face import default_name
-from edge_llm.sources.known import names_like
-from edge_llm.sources.place import Place, is_there, named_place, place_of
+from edge_llm.sources.known import names_like, refuse_family
+from edge_llm.sources.place import Place, did_you_mean, is_there, named_place, place_of
+
+
+def find(model: str, missing: EdgeLLMError) -> str:
+    """The name here of what ``model`` names; ``missing`` says that nothing here is called so."""
+    place = _place(model, missing)
+    if (name := _name_here(model, place)) is not None:
+        return name
+    if place.folder is not None:
+        raise missing
+    raise ModelNotFound(f"`{shown(model)}` is not here; `edge-llm import {shlex.quote(model)}` brings it", model=model)
 
 
 def bring(model: str, missing: EdgeLLMError, *, yes: bool) -> str:
     """The name here of what ``model`` names, brought here if need be; ``missing`` says that nothing here is called so."""
     place = _place(model, missing)
+    if (found := _name_here(model, place)) is not None:
+        return found
     name = default_name(str(place))
     folder = bundle_path(name)
-    if is_made_from(place, folder):
-        return name
-    others = imported_from(place)
-    if len(others) > 1:
-        raise UsageError(f"`{shown(model)}` fits several models here: {_listed(others)}; name one of them", param="model")
-    if others:
-        return others[0]
     renews = place.folder is not None and is_made_from(place, folder, may_be_older=True)
     if is_folder(folder) and not renews:
         raise UsageError(
@@ -44,6 +49,17 @@ def bring(model: str, missing: EdgeLLMError, *, yes: bool) -> str:
         )
     _agree(model, place, yes=yes, renews=renews)
     return _import(place, overwrite=renews)
+
+
+def _name_here(model: str, place: Place) -> str | None:
+    """What is called here that was imported from ``place``, which ``model`` names."""
+    name = default_name(str(place))
+    if is_made_from(place, bundle_path(name)):
+        return name
+    others = imported_from(place)
+    if len(others) > 1:
+        raise UsageError(f"`{shown(model)}` fits several models here: {_listed(others)}; name one of them", param="model")
+    return others[0] if others else None
 
 
 def _place(model: str, missing: EdgeLLMError) -> Place:
@@ -64,13 +80,18 @@ def _is_path(model: str) -> bool:
 
 def _with_names(model: str, missing: EdgeLLMError) -> EdgeLLMError:
     """``missing``, or which short names ``model`` may have meant."""
-    names = [] if _is_path(model) or is_there(Path(model)) else names_like(model)
-    if not names or "did you mean" in str(missing):
+    if len(model.split()) != 1 or _is_path(model) or is_there(Path(model)):
         return missing
-    what = "did you mean" if len(names) == 1 else "which of these do you mean:"
+    near = near_model(model)
+    if near is None and (refusal := refuse_family(model)) is not None:
+        return refusal
+    names = [*([near] if near else []), *names_like(model)]
+    if not names:
+        return missing
     return ModelNotFound(
-        f"no model `{shown(model)}`; {what} {_listed(names)}? `edge-llm list` shows what is here, `edge-llm import SOURCE` "
-        "adds one"
+        f"no model `{shown(model)}`; {did_you_mean(names)} `edge-llm list` shows what is here, `edge-llm import SOURCE` adds "
+        "one",
+        model=model,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -16,9 +17,10 @@ from edge_llm.cli.here import model_here, yes_option
 from edge_llm.cli.keys import api_key_options, api_keys
 from edge_llm.cli.options import generation_options, prefix_cache_option, runtime_config, runtime_options
 from edge_llm.cli.terminal import has_person
-from edge_llm.cli.values import MODEL, TEXT
+from edge_llm.cli.values import ANY_MODEL, TEXT
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.errors import UsageError
+from edge_llm.paths import chats_file, imported_models
 from edge_llm.tool_servers.settings import tool_servers
 from edge_llm.user_config import read_user_config
 
@@ -35,7 +37,7 @@ FULL_LOOKS = 200
 
 
 @click.command("chat")
-@click.argument("model", type=MODEL, required=False)
+@click.argument("model", type=ANY_MODEL, required=False)
 @generation_options
 @runtime_options
 @prefix_cache_option
@@ -56,7 +58,7 @@ def chat_command(
     plain: bool,
     **options: Any,
 ) -> None:
-    """Chat with MODEL (default: the built-in model).
+    """Chat with MODEL (default: that of the last chat, else the one that was imported last; the built-in one if none was).
 
     On a terminal the chat takes the whole screen and keeps what was said; F1 there lists its keys and commands.  What the
     model thinks before it answers is shown apart, and not shown to it again.
@@ -73,26 +75,39 @@ def chat_command(
     if not plain and has_person() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         settings = ChatSettings(model, system or "", None, sampling, server="" if url is None else _server_of(url))
         chosen = [name for name in ("model", "system", *sampling) if ctx.get_parameter_source(name) in _TYPED]
-        _full_screen(_opener(runtime, url, key), settings, new=new or bool(chosen))
+        _full_screen(_opener(runtime, url, key), settings, here=url is None, new=new or bool(chosen))
         return
     from edge_llm.cli import plain_chat  # the engine, which a full screen loads behind its first frame
 
     if url is not None:
         plain_chat.chat_elsewhere(model, _opener(runtime, url, key)(), system, sampling)
     else:
-        plain_chat.chat_here(model, runtime, system, options)
+        plain_chat.chat_here(model or _first_model(), runtime, system, options)
 
 
-def _full_screen(open_catalogue: Callable[[], Catalogue], settings: ChatSettings, *, new: bool) -> None:
+def _first_model() -> str | None:
+    """The model of a chat that is not kept."""
+    from edge_llm.chats.first_model import first_model
+    from edge_llm.chats.store import ChatStore
+
+    if not imported_models():
+        return None
+    with contextlib.closing(_open_chats()[0] if chats_file().exists() else ChatStore.in_memory()) as store:
+        return first_model(store)
+
+
+def _full_screen(open_catalogue: Callable[[], Catalogue], settings: ChatSettings, *, here: bool, new: bool) -> None:
+    from edge_llm.chats.first_model import first_model
     from edge_llm.tui.app import ChatApp
     from edge_llm.tui.keys import check_keys
-    from edge_llm.tui.options import ChatOptions
+    from edge_llm.tui.options import ChatOptions, no_model
 
     config = read_user_config()
     check_keys(config.keys)
     servers, problems = tool_servers(config.servers, config.path)
     options = ChatOptions(
         settings,
+        first_model if here else no_model,
         resume=not new,
         theme=config.theme or "",
         config=config.path,
@@ -119,7 +134,6 @@ def _look_for_garbage_rarely() -> None:
 
 def _open_chats() -> tuple[ChatStore, str]:
     from edge_llm.chats.store import ChatStore
-    from edge_llm.paths import chats_file
 
     return ChatStore.open(chats_file())
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from edge_llm.cli.here import known_here
 from edge_llm.cli.options import chunk_option, context_option
 from edge_llm.cli.terminal import note, progress_bar, say_json, write
 from edge_llm.cli.values import MODEL, TEXT
@@ -45,7 +46,7 @@ def export_command(
     """
     if out == "":
         raise UsageError("--out cannot be empty; give a folder that is not there yet", param="out")
-    with open_bundle(find_bundle(model)) as bundle, progress_bar() as draw:
+    with open_bundle(find_bundle(known_here(model))) as bundle, progress_bar() as draw:
         runtime = fill_defaults(RuntimeConfig(context=context, chunk=chunk), bundle.config)
         assert runtime.context is not None
         folder = f"{bundle.folder.resolve().name}-onnx" if out is None else out

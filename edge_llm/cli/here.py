@@ -10,6 +10,21 @@ from edge_llm.paths import find_bundle
 yes_option = click.option("-y", "--yes", is_flag=True, help="Download and import a MODEL that is not here without asking.")
 
 
+def known_here(model: str | None) -> str | None:
+    """``model`` as `find_bundle` takes it, which may be named as for `model_here`; nothing is brought here.
+
+    Raises `ModelNotFound` and `UsageError` for one that is not here, with the way out.
+    """
+    try:
+        find_bundle(model)
+    except (ModelNotFound, UsageError) as missing:
+        from edge_llm.cli import bring  # the importer, which a model that is here does without
+
+        assert model is not None
+        return bring.find(model, missing)
+    return model
+
+
 def model_here(model: str | None, *, yes: bool) -> str | None:
     """``model`` as `find_bundle` takes it.  One that is not here is offered, and brought here by who says yes, or by ``yes``.
 

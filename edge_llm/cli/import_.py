@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from edge_llm.cli.terminal import note, progress_as, progress_option, write
-from edge_llm.cli.values import REAL
+from edge_llm.cli.values import REAL, SOURCE
 from edge_llm.config import FLOAT16, INT8, TABLE_SCHEMES, W4
 from edge_llm.convert.allocate import AUTO, DEFAULT_BITS, KINDS, LayerBits
 from edge_llm.convert.calibrate import BY_MODEL
@@ -19,7 +19,7 @@ from edge_llm.progress import Journey
 
 
 @click.command("import")
-@click.argument("source")
+@click.argument("source", type=SOURCE)
 @click.option("--name", help="Name of the model here; default: the last part of SOURCE.")
 @click.option(
     "--calibration",

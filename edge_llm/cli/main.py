@@ -46,7 +46,8 @@ VERBS: tuple[tuple[str, str, str], ...] = (
 def cli(ctx: click.Context) -> None:
     """A local LLM runtime for one small machine.
 
-    Without a command: chat, at first with the small built-in model; from then on the last chat goes on.
+    Without a command: chat.  The last chat goes on; the first one has the model that was imported last, else the small built-in
+    one.
     """
     if ctx.invoked_subcommand is None:
         chat = cli.get_command(ctx, "chat")

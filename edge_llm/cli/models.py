@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from edge_llm.cli.here import known_here
 from edge_llm.cli.shadow import fold_lines, fold_report, quality_lines, quality_report, shadow_lines, shadow_report
 from edge_llm.cli.terminal import has_person, note, say, say_json
 from edge_llm.cli.turns import turn_lines, turn_report
@@ -26,13 +27,17 @@ from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.models import describe
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path, find_bundle, models_folder, no_such_model, prefix_cache_folder
+from edge_llm.progress import byte_size
 
 
 @click.command("list")
 @click.argument("models", type=MODEL, nargs=-1, metavar="[MODEL]...")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_command(models: tuple[str, ...], as_json: bool) -> None:
-    """List the models that are here, or only MODEL."""
+    """List the models that are here, or only MODEL.
+
+    WEIGHTS is what is read into memory, as F4 of the chat, `show` and `bench` have it; ON DISK are all files of the model.
+    """
     rows = installed_models()
     if models:
         known = {row.name: row for row in rows}
@@ -45,15 +50,15 @@ def list_command(models: tuple[str, ...], as_json: bool) -> None:
         say_json([_summary(row) for row in rows])
         return
     width = max(4, *(len(shown(row.name)) for row in rows))
-    say(f"{'NAME'.ljust(width)}  {'FAMILY':8} {'PARAMETERS':>10} {'SIZE':>10} {'CONTEXT':>8}  PRECISION")
+    say(f"{'NAME'.ljust(width)}  {'FAMILY':8} {'PARAMETERS':>10} {'WEIGHTS':>9} {'ON DISK':>9} {'CONTEXT':>8}  PRECISION")
     for row in rows:
         name = shown(row.name).ljust(width)
         if row.problem is not None:
             say(f"{name}  {shown(row.problem, 1000)}")
         else:
             say(
-                f"{name}  {row.family:8} {counted(row.parameters):>10} "
-                f"{_mebibytes(row.nbytes):>10} {row.context:>8}  {row.precision}"
+                f"{name}  {row.family:8} {counted(row.parameters):>10} {byte_size(row.weights_bytes):>9} "
+                f"{byte_size(row.nbytes):>9} {row.context:>8}  {row.precision}"
             )
 
 
@@ -80,7 +85,7 @@ def show_command(ctx: click.Context, models: tuple[str, ...], as_json: bool, sen
         raise UsageError("--sensitive is about one model; name one", param="sensitive")
     if as_json and sensitive_path is STDOUT:
         raise UsageError("--json and --sensitive - cannot share stdout; leave one out, or name a file", param="sensitive")
-    bundles = [(model, open_bundle(find_bundle(model))) for model in models]
+    bundles = [(name, open_bundle(find_bundle(name))) for name in (str(known_here(model)) for model in models)]
     if sensitive_path is not None:
         found = sensitive.sensitive(bundles[0][1].decoder)
         if sensitive_path is STDOUT:
@@ -108,13 +113,16 @@ def _say_facts(facts: dict[str, Any]) -> None:
                 say(f"{(key if index == 0 else '').ljust(width)}  {line}")
             continue
         if not isinstance(value, dict):
-            say(f"{key.ljust(width)}  {_short(value)}")
+            size = f" ({byte_size(value)})" if key in _SIZES else ""
+            say(f"{key.ljust(width)}  {_short(value)}{size}")
             continue
         plain = [f"{shown(name)} {_short(inner)}" for name, inner in value.items() if not isinstance(inner, dict | list)]
         for index, line in enumerate(textwrap.wrap(", ".join(plain) or "none", 100)):
             say(f"{(key if index == 0 else '').ljust(width)}  {line}")
 
 
+_SIZES = ("bytes", "weights_bytes")
+"""Facts that are said in units too: all files, and the weights of them."""
 _TABLES = {"weights": weights_lines, "folds": fold_lines, "turns": turn_lines, "shadow": shadow_lines, "quality": quality_lines}
 """Facts that are shown as a table."""
 
@@ -136,7 +144,7 @@ def rm_command(models: tuple[str, ...], yes: bool) -> None:
     if here and not yes:
         if not has_person():
             raise UsageError(f"nobody can be asked whether to remove {', '.join(here)}; give --yes", param="yes")
-        sizes = ", ".join(f"{model} ({_mebibytes(folder_bytes(folders[model]))})" for model in here)
+        sizes = ", ".join(f"{model} ({byte_size(folder_bytes(folders[model]))})" for model in here)
         click.confirm(f"Remove {sizes}?", abort=True, err=True)
     for model, folder in folders.items():
         _remove(model, folder)
@@ -155,7 +163,7 @@ def _tell_stopped() -> None:
     """Say which imports were stopped and may go on."""
     for name, folder in stopped_imports(models_folder()).items():
         note(
-            f"an import of {shown(name)} was stopped ({_mebibytes(folder_bytes(folder))} of progress are saved): the same "
+            f"an import of {shown(name)} was stopped ({byte_size(folder_bytes(folder))} of progress are saved): the same "
             f"`edge-llm import` goes on from there, `edge-llm rm {shown(name)}` removes it"
         )
 
@@ -191,6 +199,7 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "name": name,
         "path": str(bundle.folder),
         "parameters": describe(config).parameters,
+        "bytes": folder_bytes(bundle.folder),
         "weights_bytes": bundle.size,
         "kv_bytes_per_token": page_bytes(describe(config).attentions) // PAGE_TOKENS,
         "kv_bytes_per_token_float16": sum(4 * attention.kv_size for attention in describe(config).attentions),
@@ -206,10 +215,6 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "source": dict(bundle.manifest["source"]),
         "created_with": bundle.manifest["created_with"],
     }
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"
 
 
 def _short(value: Any) -> str:

@@ -13,6 +13,7 @@ import click
 from edge_llm.bench.kv_quality import KVQuality, kv_quality_table, measure_kv_quality
 from edge_llm.bench.quality import compare
 from edge_llm.bench.shares import Shares, measure_shares
+from edge_llm.cli.here import known_here
 from edge_llm.cli.options import KEYS_FORMS, activations_option, device_option, placement_option, shared, threads_option
 from edge_llm.cli.terminal import progress_bar, say, say_json
 from edge_llm.cli.values import MODEL, Whole
@@ -81,6 +82,7 @@ def perplexity_command(
         tokens = tokenizer.encode(text, parse_special=parse_special)[:max_tokens]
         return tokens, tokenizer.bos_id if tokenizer.add_bos else None
 
+    model = str(known_here(model))
     if kv != "auto" and _runs_on_host(model, runtime):
         found = _kv_quality(model, runtime, kv_schemes(kv), encoded, window)
         return say_json({"kv": [asdict(each) for each in found]}, indent=None) if as_json else say(kv_quality_table(found))

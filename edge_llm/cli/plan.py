@@ -11,6 +11,7 @@ import click
 
 from edge_llm.bench.rates import CardDevice, device_rates, law_of
 from edge_llm.bench.roofs import Costs
+from edge_llm.cli.here import known_here
 from edge_llm.cli.options import card_memory_option, context_option, device_option, placement_option, shared, threads_option
 from edge_llm.cli.terminal import say, say_json
 from edge_llm.cli.values import MODEL
@@ -19,6 +20,7 @@ from edge_llm.devices.base import Device
 from edge_llm.engine.assembly import choose_activations, fill_defaults, make_device, or_on_host, plan_device, room
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.paths import find_bundle
+from edge_llm.progress import byte_size
 from edge_llm.runner.base import Site
 from edge_llm.selftest.report import ESTIMATES, source_of_times
 from edge_llm.subgraphs.placement import PLACEMENTS
@@ -41,7 +43,7 @@ def plan_command(model: str | None, as_json: bool, **options: Any) -> None:
     With a card, emulated or not, a layer's products take what its chip is estimated to take, launches and copies included, or
     what `edge-llm doctor --selftest` measured on this machine.
     """
-    with open_bundle(find_bundle(model)) as bundle:
+    with open_bundle(find_bundle(known_here(model))) as bundle:
         runtime = fill_defaults(RuntimeConfig(**options), bundle.config)
         reckoned = or_on_host(runtime, partial(_reckon, bundle))
     if as_json:
@@ -66,7 +68,7 @@ def _reckon(bundle: Bundle, runtime: RuntimeConfig) -> _Reckoned:
     rates = device_rates(bundle, runtime, device)
     costs = Costs.of_bundle(bundle)
     prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
-    facts = _facts(plan, sizes, rates, prediction)
+    facts = {"weights_bytes": bundle.size, **_facts(plan, sizes, rates, prediction)}
     scaled = replace(runtime, activations=choose_activations(runtime.activations, bundle, device))
     facts |= {"n_threads": runtime.threads, **asdict(Site.of(scaled, device)), **card}
     return _Reckoned(plan, sizes, rates, prediction, facts)
@@ -96,7 +98,7 @@ def _times(device: Device) -> dict[str, str]:
 
 def _facts(plan: MemoryPlan, sizes: WeightSizes, rates: Rates, prediction: Prediction) -> dict[str, Any]:
     return {
-        "weights_bytes": sizes.total,
+        "memory_bytes": sizes.total,
         "budget_bytes": plan.budget,
         "held_bytes": plan.held_bytes,
         "resident_layers": plan.resident,
@@ -120,11 +122,12 @@ def _text(reckoned: _Reckoned) -> str:
     rows = [
         ("device", f"{device} ({facts['device_reason']})"),
         ("placement", f"{facts['placement']} ({facts['placement_reason']})"),
-        ("weights", f"{_mebibytes(sizes.total)}, of which {_mebibytes(plan.held_bytes)} are held in memory"),
+        ("weights", f"{byte_size(facts['weights_bytes'])}; {byte_size(sizes.total)} in memory, where scales are computed"),
+        ("held", f"{byte_size(plan.held_bytes)} in memory"),
         *_card_rows(facts),
         ("resident", f"{len(plan.resident)} layers: {layer_ranges(plan.resident) or 'none'}"),
         ("streamed", f"{len(plan.streamed)} layers through {plan.slots} slots: {layer_ranges(plan.streamed)}"),
-        ("from flash", f"{_mebibytes(plan.streamed_bytes)} per generated token, or per window of a prompt"),
+        ("from flash", f"{byte_size(plan.streamed_bytes)} per generated token, or per window of a prompt"),
         ("disk", f"{rates.disk / 1e9:.2f} GB/s"),
         ("memory", f"{rates.memory / 1e9:.1f} GB/s{token}"),
         ("processor", f"{rates.operations / 1e9:.0f} INT8 GOP/s in a layer of this model{assumed}"),
@@ -151,12 +154,8 @@ def _card_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "card_bytes" not in facts:
         return []
     rows = [
-        ("card", f"{_mebibytes(facts['card_bytes'])} are taken, of {_mebibytes(facts['card_memory_bytes'])} at most"),
+        ("card", f"{byte_size(facts['card_bytes'])} are taken, of {byte_size(facts['card_memory_bytes'])} at most"),
     ]
     if facts["held_twice_bytes"]:
-        rows.append(("twice", f"{_mebibytes(facts['held_twice_bytes'])} lie on both sides, because the host decodes"))
+        rows.append(("twice", f"{byte_size(facts['held_twice_bytes'])} lie on both sides, because the host decodes"))
     return rows
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"

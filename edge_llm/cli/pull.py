@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from edge_llm.cli.terminal import note, progress_as, progress_option, write
+from edge_llm.cli.values import SOURCE
 from edge_llm.sources.hub import pull
-from edge_llm.sources.place import named_place
+from edge_llm.sources.place import named_place, no_source
 
 
 @click.command("pull")
-@click.argument("repository")
+@click.argument("repository", type=SOURCE)
 @click.option("--revision", help="Branch, tag or commit; default: main.")
 @progress_option
 def pull_command(repository: str, revision: str | None, progress_form: str) -> None:
@@ -20,8 +21,10 @@ def pull_command(repository: str, revision: str | None, progress_form: str) -> N
     downloads go on where they stopped.  HF_ENDPOINT chooses a mirror, HF_HUB_OFFLINE=1 forbids the network.
     """
     place = named_place(repository)
+    if place is None and "/" not in repository:
+        raise no_source(repository)
     with progress_as(progress_form) as draw:
-        if place is None:
+        if place is None:  # which tells what a hub id is
             folder = pull(repository, revision, draw, note)
         else:
             folder = pull(place.repository, revision or place.revision, draw, note)

@@ -25,7 +25,7 @@ from edge_llm.cli.options import (
 )
 from edge_llm.cli.piped import is_piped_in, read_all
 from edge_llm.cli.terminal import has_person, note, quiet_progress, say_json
-from edge_llm.cli.values import MODEL, TEXT
+from edge_llm.cli.values import ANY_MODEL, TEXT
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine, collect
 from edge_llm.engine.load import load_engine
@@ -38,7 +38,7 @@ from edge_llm.talk.outcome import AnswerSyntax
 
 
 @click.command("run")
-@click.argument("model", type=MODEL, required=False)
+@click.argument("model", type=ANY_MODEL, required=False)
 @click.argument("words", metavar="[PROMPT] [-]", type=TEXT, nargs=-1)
 @generation_options
 @grammar_options

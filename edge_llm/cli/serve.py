@@ -13,11 +13,11 @@ from edge_llm.cli.here import model_here, yes_option
 from edge_llm.cli.keys import api_key_options, api_keys
 from edge_llm.cli.options import parallel_option, runtime_config, runtime_options, shared
 from edge_llm.cli.terminal import note
-from edge_llm.cli.values import MODEL, Real, Whole
+from edge_llm.cli.values import ANY_MODEL, Real, Whole
 
 
 @click.command("serve")
-@click.argument("model", type=MODEL, required=False)
+@click.argument("model", type=ANY_MODEL, required=False)
 @yes_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; a wide one needs a key.")
 @click.option("--port", type=Whole(0, 65535), default=8080, show_default=True, help="0 takes a free one.")

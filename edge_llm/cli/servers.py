@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import click
 
 from edge_llm.cli.terminal import note, say, say_json
-from edge_llm.cli.values import MODEL
+from edge_llm.cli.values import SERVER
 from edge_llm.errors import Unavailable, UsageError
 from edge_llm.files import shown
 from edge_llm.server.running import Running, nameable, running
@@ -48,7 +48,7 @@ def ps_command(as_json: bool) -> None:
 
 
 @click.command("stop")
-@click.argument("servers", type=MODEL, nargs=-1, metavar="[SERVER]...")
+@click.argument("servers", type=SERVER, nargs=-1, metavar="[SERVER]...")
 @click.option("--all", "everyone", is_flag=True, help="Stop every server of this user.")
 @click.option(
     "--now", is_flag=True, help="Cut off running answers; default: they may end, in the time that serve --drain gives."

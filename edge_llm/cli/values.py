@@ -120,15 +120,49 @@ class _Model(click.ParamType):
         if incomplete.startswith(("/", ".", "~")):
             return [CompletionItem(incomplete, type="dir")]
         try:
-            names = [name for name, _ in model_folders() if name.isprintable() and not set(name) & set(" ,")]
+            names = [name for name in self.names(incomplete) if name.isprintable() and not set(name) & set(" ,")]
         except EdgeLLMError:  # a shell waits for names, not for what is wrong with a folder
             names = []
         if isinstance(ctx.command, click.Group):  # where a word may be a command or a model, as behind `bench`
             names += ctx.command.list_commands(ctx)
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+    def names(self, incomplete: str) -> list[str]:
+        """What may be meant.  Raises errors of the tree."""
+        return [name for name, _ in model_folders()]
+
+
+class _Source(_Model):
+    """A model as somebody published it: a short name, a hub id, an address or a folder."""
+
+    def names(self, incomplete: str) -> list[str]:
+        from edge_llm.sources.known import short_names
+
+        return [name.replace(":", "-") for name in short_names()] if incomplete else []  # a shell breaks words at `:`
+
+
+class _AnyModel(_Source):
+    """A model that is here, or that can be brought."""
+
+    def names(self, incomplete: str) -> list[str]:
+        return [*_Model.names(self, incomplete), *_Source.names(self, incomplete)]
+
+
+class _Server(_Model):
+    """A running server: the name of its model, its port or its process."""
+
+    def names(self, incomplete: str) -> list[str]:
+        from edge_llm.server.running import running
+
+        servers = running()
+        ports = [str(server.port) for server in servers] if incomplete[:1].isdecimal() else []
+        return [*(name for server in servers for name in server.names), *ports]
 
 
 WHOLE = _AnyWhole()
 REAL = _AnyReal()
 TEXT = _Text()
 MODEL = _Model()
+ANY_MODEL = _AnyModel()
+SOURCE = _Source()
+SERVER = _Server()

@@ -24,6 +24,8 @@ FOR_CLIENTS = GenerationParams(temperature=1.0, loop_guard=True)
 
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
 """Settings that only sampling uses."""
+_NAMED = (*_SAMPLED, "repetition_penalty", "dry_multiplier", "dry_sequence_breakers")
+"""Settings in which the defaults may differ."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ def asked(defaults: GenerationParams, **given: Any) -> GenerationParams:
     params = replace(defaults, **given)
     plain = is_greedy(params) and not is_greedy(defaults) and "dry_multiplier" not in given
     return replace(params, dry_multiplier=0.0) if plain else params
+
+
+def sampling(params: GenerationParams) -> dict[str, Any]:
+    """How ``params`` choose tokens, in the names that an author and an API request have."""
+    return {name: getattr(params, name) for name in _NAMED}
 
 
 def another(params: GenerationParams) -> GenerationParams:

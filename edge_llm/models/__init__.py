@@ -53,14 +53,9 @@ def describe(config: ModelConfig) -> Decoder:
     return _family(config.family).decoder(config)
 
 
-def check_family(name: str) -> None:
-    """Raise `UnsupportedModel` where models of the family ``name`` do not run here."""
+def _family(name: str) -> Family:
     if name not in families():
         raise UnsupportedModel(f"the architecture `{shown(name)}` does not run here; these do: {_runnable()}")
-
-
-def _family(name: str) -> Family:
-    check_family(name)
     return _ADDED.get(name) or cast(Family, importlib.import_module(f"{__name__}.{name}"))
 
 

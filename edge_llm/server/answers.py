@@ -88,7 +88,7 @@ class Answers:
     def _take(self, index: int, watch: Stopwatch, item: Delta | BaseException) -> None:
         if isinstance(item, Delta):
             watch.see(item)
-            self.entry.completion_tokens += len(item.tokens)
+            self.entry.see(index, item)
         else:
             watch.fail()
         self._waiting.setdefault(index, []).append(item)

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.types import Scope
 
+from edge_llm.engine.request import Delta
 from edge_llm.files import shown
 from edge_llm.server import limits
 
@@ -32,7 +33,8 @@ class Entry:
         self.model: str | None = None
         """The name that the client gave, or that of the model that answered."""
         self.prompt_tokens: int | None = None
-        self.completion_tokens = 0
+        self._written: dict[int, int] = {}
+        """Tokens of each answer."""
         self.trouble = ""
         """What went wrong, as the client was told."""
 
@@ -48,6 +50,16 @@ class Entry:
         """The client is told of ``error`` by ``message``."""
         self.trouble = message
         self.model = getattr(error, "model", None) or self.model
+
+    def see(self, index: int, delta: Delta) -> None:
+        """``delta`` belongs to answer ``index``; a finished one is as long as its usage says."""
+        sofar = self._written.get(index, 0) + len(delta.tokens)
+        self._written[index] = sofar if delta.finish is None else delta.finish.usage.completion_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all answers as far as they have come."""
+        return sum(self._written.values())
 
     @property
     def is_probe(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from edge_llm.decoding.defaults import sampling
 from edge_llm.models import describe
 from edge_llm.server.host import ModelHost
 
@@ -31,6 +32,7 @@ def _entry(host: ModelHost, name: str) -> dict[str, Any]:
     engine = host.engine
     entry["status"] = {"value": "loaded"}
     entry["max_model_len"] = engine.runner.context
+    entry["sampling"] = {"people": sampling(engine.defaults), "clients": sampling(engine.served)}
     entry["architecture"] = {"input_modalities": ["text"], "output_modalities": ["text"]}
     entry["meta"] = {
         "n_ctx": engine.runner.context,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import ipaddress
 import json
 import os
 import select
@@ -22,6 +23,8 @@ from edge_llm.paths import servers_folder
 from edge_llm.strict_json import parse_object
 
 MAX_BYTES = 1 << 16
+_LATE = 1e10
+"""Seconds since 1970, far in the future: calendars and clocks of the system take no more."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def _read(path: Path) -> Running | None:
     except OSError as failure:
         if failure.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             return None
-        return _server(os.read(descriptor, MAX_BYTES))
+        return _server(_held(descriptor))
     else:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -150,14 +153,24 @@ def _read(path: Path) -> Running | None:
         os.close(descriptor)
 
 
+def _held(descriptor: int) -> bytes:
+    """What the file has; nothing for what is no file."""
+    try:
+        return os.read(descriptor, MAX_BYTES)
+    except OSError:
+        return b""
+
+
 def _server(data: bytes) -> Running | None:
     try:
         found: dict[str, Any] = parse_object(data, "a server's file", max_bytes=MAX_BYTES)
         server = Running(**found | {"names": tuple(found["names"])})
-        whole = all(isinstance(value, int) for value in (server.port, server.pid, server.began)) and server.pid > 0
-        real = isinstance(server.since, int | float) and isinstance(server.drain_seconds, int | float)
-        texts = bool(server.names) and all(isinstance(value, str) for value in (*server.names, server.host))
-        return server if whole and real and texts else None
+        ipaddress.ip_address(server.host)
+        numbers = [(server.port, 1, 65535), (server.pid, 1, 2**31 - 1), (server.began, 0, 2**63)]
+        whole = all(type(value) is int and least <= value <= most for value, least, most in numbers)
+        times = all(type(value) in (int, float) and 0 <= value < _LATE for value in (server.since, server.drain_seconds))
+        named = bool(server.names) and all(isinstance(name, str) for name in server.names)
+        return server if whole and times and named else None
     except (EdgeLLMError, KeyError, TypeError, ValueError):  # of another version, or somebody wrote it
         return None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -21,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from edge_llm.errors import HubError, StorageError, UnsupportedModel, UsageError
-from edge_llm.files import shown
-from edge_llm.models import check_family
+from edge_llm.errors import HubError, InvalidModel, StorageError, UnsupportedModel, UsageError
+from edge_llm.files import read_file, shown
+from edge_llm.models import load_config
 from edge_llm.progress import StageProgress, byte_count, ignore
 from edge_llm.sources.hub_errors import clear_errors, is_unreachable, reason
-from edge_llm.strict_json import read_object
+from edge_llm.strict_json import MAX_BYTES, parse_object, read_object
 
 TEXT_FILES = (
     "config.json",
@@ -191,10 +192,36 @@ def _wanted(repository: str, revision: str | None) -> tuple[str, list[RemoteFile
         raise _no_safetensors(repository, list(present), getattr(info.card_data, "base_model", None))
     if "config.json" not in present:
         raise UnsupportedModel(f"`{repository}` has no config.json, so it is not a Hugging Face model; try another one")
-    read = info.config if isinstance(info.config, dict) else {}  # the hub has read it: no bytes come for nothing
-    if isinstance(family := read.get("model_type"), str):
-        check_family(family)
+    _check_runs(repository, commit, _remote_file(present["config.json"]))
     return commit, [_remote_file(present[name]) for name in names]
+
+
+def _check_runs(repository: str, commit: str, config: RemoteFile) -> None:
+    """Refuse a model that does not run here before its weights are downloaded, with what an import would say."""
+    try:
+        load_config(parse_object(_small_file(repository, commit, config), config.name))
+    except (InvalidModel, UnsupportedModel) as refused:
+        raise type(refused)(f"`{repository}` cannot be run here: {refused}") from None
+
+
+def _small_file(repository: str, commit: str, file: RemoteFile) -> bytes:
+    """The bytes of ``file``: those of an earlier download, or the hub's."""
+    from huggingface_hub import hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    cached = try_to_load_from_cache(repository, file.name, revision=commit)
+    if isinstance(cached, str):
+        return read_file(Path(cached), MAX_BYTES)
+
+    def check(count: int) -> None:
+        if count > MAX_BYTES:
+            raise InvalidModel(f"`{file.name}` has more than {MAX_BYTES >> 20} MiB")
+
+    data = io.BytesIO()
+    address = hf_hub_url(repository, file.name, revision=commit)
+    http_get(address, cast(BinaryIO, _Counted(data, check)), headers=build_hf_headers(), expected_size=file.size)
+    return data.getvalue()
 
 
 def _remote_file(file: Any) -> RemoteFile:

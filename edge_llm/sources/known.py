@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from edge_llm.config import ModelConfig
+from edge_llm.errors import UnsupportedModel
+from edge_llm.files import shown
 from edge_llm.models import load_config
 
 _TABLE = Path(__file__).with_name("small_models.toml")
@@ -46,8 +50,18 @@ def known_models() -> tuple[KnownModel, ...]:
             one.get("gated", False),
             load_config(one["config"]),
         )
-        for one in tomllib.loads(_TABLE.read_text())["model"]
+        for one in _table()["model"]
     )
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(_TABLE.read_text())
+
+
+def short_names() -> list[str]:
+    """All names of the table, those without a size first."""
+    return sorted((name for one in _table()["model"] for name in one["names"]), key=lambda name: ":" in name)
 
 
 def find_known(word: str) -> KnownModel | None:
@@ -68,6 +82,19 @@ def names_like(word: str) -> list[str]:
     found = [name for name in names if ":" in wanted and name.partition(":")[0] == family and ":" in name]
     found = found or [name for name in names if wanted and name.startswith(wanted) and ":" not in name]
     return (found or get_close_matches(wanted, names, n=1, cutoff=0.75))[:_FEW]
+
+
+def refuse_family(word: str) -> UnsupportedModel | None:
+    """The error for ``word`` if it names a family that people ask for and that does not run here."""
+    wanted = word.casefold()
+    for begins, what in _table()["not_yet"].items():
+        if re.fullmatch(rf"{re.escape(begins)}([-_:.]?\d.*|[-_:.].*)?", wanted):
+            names = ", ".join(f"`{name}`" for name in short_names() if ":" not in name)
+            return UnsupportedModel(
+                f"no model `{shown(word)}`: {what} cannot be run here yet; these are fetched by name: {names}; "
+                "`edge-llm list` shows what is here"
+            )
+    return None
 
 
 def _plain(name: str) -> str:

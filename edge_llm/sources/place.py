@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UsageError
+from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import shown
 from edge_llm.paths import expanded, refuse_gguf
 from edge_llm.sources.hub import adapter_refusal, is_repository
-from edge_llm.sources.known import KnownModel, find_known
+from edge_llm.sources.known import KnownModel, find_known, names_like, refuse_family
 from edge_llm.strict_json import read_object
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
@@ -59,9 +60,24 @@ def place_of(source: str | Path) -> Place:
         return named
     if path.suffix.lower() == ".gguf":
         raise ModelNotFound(f"no file `{shown(text)}`; check the path")
-    raise ModelNotFound(
+    raise no_source(text)
+
+
+def no_source(text: str) -> ModelNotFound | UnsupportedModel:
+    """The error for ``text``, by which nothing can be had, with the short names that it may have meant."""
+    if (refusal := refuse_family(text)) is not None:
+        return refusal
+    if names := names_like(text):
+        return ModelNotFound(f"no model folder and no short name `{shown(text)}`; {did_you_mean(names)}")
+    return ModelNotFound(
         f"no model folder `{shown(text)}`; give a Hugging Face folder, or a hub id such as `Qwen/Qwen2.5-0.5B-Instruct`"
     )
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """A question for which of ``names`` was meant."""
+    what = "did you mean" if len(names) == 1 else "which of these do you mean:"
+    return f"{what} {', '.join(f'`{shown(name)}`' for name in names)}?"
 
 
 def named_place(text: str) -> Place | None:

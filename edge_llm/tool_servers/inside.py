@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 from edge_llm.child.inside import answer, end_with_owner, limit_memory, questions
@@ -22,13 +23,7 @@ MOST_BYTES = 1 << 30
 MOST_TOOLS = 128
 MOST_ANSWER = 1 << 20
 """Characters of a result that go on to the chat, which shows less."""
-_LAUNCH = (
-    "import ctypes, os, resource, signal, sys\n"
-    "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"  # it ends with the process that talks to it
-    "soft, hard = resource.getrlimit(resource.RLIMIT_AS)\n"
-    "resource.setrlimit(resource.RLIMIT_AS, (hard, hard))\n"
-    "os.execvp(sys.argv[1], sys.argv[1:])\n"
-)
+_LAUNCH = str(Path(__file__).with_name("launch.py"))
 
 
 def serve(settings: str) -> None:
@@ -73,7 +68,7 @@ async def _transport(server: dict[str, Any], stderr: _LastLine) -> AsyncIterator
     else:
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
-        args = ["-I", "-c", _LAUNCH, server["command"], *server["args"]]
+        args = ["-I", _LAUNCH, str(os.getpid()), server["command"], *server["args"]]
         started = StdioServerParameters(command=sys.executable, args=args, env=server["env"], cwd=server["cwd"] or None)
         started.encoding_error_handler = "replace"
         yield stdio_client(started, errlog=stderr.file)
@@ -136,11 +131,24 @@ def _reason(failure: BaseException) -> str:
     """What went wrong, of a group the first."""
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
-    if "timed out" in str(failure):
+    if _is_late(failure):
         return "it does not answer"
     if isinstance(failure, MemoryError):
         return f"it sent more than {MOST_BYTES >> 20} MiB"
     return str(failure) or type(failure).__name__
+
+
+def _is_late(failure: BaseException) -> bool:
+    """Whether nothing came in time, as the protocol, the connection or the system tells; what a server says of times is not."""
+    if isinstance(failure, ImportError):  # of what knows such errors
+        return False
+    import httpx2
+    from mcp import MCPError
+    from mcp.types import REQUEST_TIMEOUT
+
+    if isinstance(failure, MCPError):
+        return bool(failure.code == REQUEST_TIMEOUT)
+    return isinstance(failure, TimeoutError | httpx2.TimeoutException)
 
 
 class _LastLine:

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from textual import events, on
@@ -30,6 +31,7 @@ from edge_llm.files import one_line
 from edge_llm.providers.base import Provider
 from edge_llm.tui.actions import Actions
 from edge_llm.tui.activity import activity, situation
+from edge_llm.tui.asking import settings_of
 from edge_llm.tui.blocks import CodeBlock
 from edge_llm.tui.chat_list import ChatList
 from edge_llm.tui.clipboard import copy
@@ -178,11 +180,16 @@ class ChatApp(Stage):
                 self.tell(notice, "warning")
         except StorageError as error:
             self.tell(f"Chats of this session are not saved: {error}", "error")
+        if self.options.settings.model is None:
+            model = await in_thread(self.options.first_model, session.store)
+            self.options = replace(self.options, settings=replace(self.options.settings, model=model))
         await session.show(OpenChat.new(session.store, self.options.settings.as_json()), carry=True)  # whatever is read
         self.prompt.area.earlier = await in_thread(session.store.prompts, HISTORY)
         last = await in_thread(self._last_chat) if self.options.resume else None
         chat = await in_thread(OpenChat.read, session.store, last.id) if last is not None else None
         if chat is not None:
+            if settings_of(chat).model is None and self.options.settings.model is not None:
+                chat.set_settings(replace(settings_of(chat), model=self.options.settings.model).as_json())
             await session.show(chat, carry=True)  # what was typed before the chats were open stays in the prompt
         self.refresh_chats()
 

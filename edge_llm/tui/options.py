@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_llm.chats.settings import ChatSettings
+from edge_llm.chats.store import ChatStore
 from edge_llm.tool_servers.settings import ToolServer
+
+
+def no_model(store: ChatStore) -> str | None:
+    """Leaves the choice to whoever opens models."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -16,6 +22,8 @@ class ChatOptions:
 
     settings: ChatSettings = field(default_factory=ChatSettings)
     """Of every new chat."""
+    first_model: Callable[[ChatStore], str | None] = no_model
+    """The model of the chats whose settings name none; None: whoever opens models knows."""
     resume: bool = True
     """Open the chat of the same server (or of this machine) that changed last, not a new one."""
     theme: str = ""

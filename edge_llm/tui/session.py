@@ -102,7 +102,7 @@ class Session:
         self._load_number += 1
         number = self._load_number
         old, self.provider = self.provider, None
-        self._wanted, self.loading = wanted, Loading(wanted.model or "the built-in model")
+        self._wanted, self.loading = wanted, Loading(wanted.model or "the model")
         self._ready.clear()
         try:
             if old is not None:

@@ -6,14 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-
-def byte_size(count: float) -> str:
-    """`80 B`, `1.5 KiB`, `300 MiB`, `2.0 GiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+from edge_llm.progress import byte_size as byte_size
 
 
 def measured_time(seconds: float) -> str:
