@@ -86,7 +86,7 @@ def _with_names(model: str, missing: EdgeLLMError) -> EdgeLLMError:
     if near is None and (refusal := refuse_family(model)) is not None:
         return refusal
     names = [*([near] if near else []), *names_like(model)]
-    if not names:
+    if names in ([], [near]):  # as `missing` says
         return missing
     return ModelNotFound(
         f"no model `{shown(model)}`; {did_you_mean(names)} `edge-llm list` shows what is here, `edge-llm import SOURCE` adds "

@@ -26,7 +26,7 @@ from edge_llm.errors import HubError, InvalidModel, StorageError, UnsupportedMod
 from edge_llm.files import read_file, shown
 from edge_llm.models import load_config
 from edge_llm.progress import StageProgress, byte_count, ignore
-from edge_llm.sources.hub_errors import clear_errors, is_unreachable, reason
+from edge_llm.sources.hub_errors import clear_errors, is_unreachable, no_safetensors, reason
 from edge_llm.strict_json import MAX_BYTES, parse_object, read_object
 
 TEXT_FILES = (
@@ -189,7 +189,7 @@ def _wanted(repository: str, revision: str | None) -> tuple[str, list[RemoteFile
     elif _INDEX in present:
         names += [_INDEX, *sorted(name for name in present if _SHARD.fullmatch(name))]
     else:
-        raise _no_safetensors(repository, list(present), getattr(info.card_data, "base_model", None))
+        raise no_safetensors(repository, list(present), getattr(info.card_data, "base_model", None))
     if "config.json" not in present:
         raise UnsupportedModel(f"`{repository}` has no config.json, so it is not a Hugging Face model; try another one")
     _check_runs(repository, commit, _remote_file(present["config.json"]))
@@ -227,31 +227,6 @@ def _small_file(repository: str, commit: str, file: RemoteFile) -> bytes:
 def _remote_file(file: Any) -> RemoteFile:
     checksum = getattr(file.lfs, "sha256", None)
     return RemoteFile(file.rfilename, int(file.size or 0), checksum)
-
-
-def _no_safetensors(repository: str, names: list[str], base: object) -> UnsupportedModel:
-    if "adapter_config.json" in names:
-        return adapter_refusal(repository, base)
-    if any(name.endswith(".gguf") for name in names):
-        what = "only GGUF files, whose import is planned but not there yet: take the repository that it was made from"
-    elif any(name.endswith((".bin", ".pt", ".pth")) for name in names):
-        what = "its weights only as `.bin` or `.pt`, which can run code when loaded: take one with safetensors"
-    else:
-        what = "no model.safetensors: take a repository with a whole language model"
-    return UnsupportedModel(f"`{repository}` has {what}")
-
-
-def adapter_refusal(adapter: str, base: object) -> UnsupportedModel:
-    """The error for ``adapter``, which changes the model ``base`` where that is known."""
-    if isinstance(base, str) and base:
-        return UnsupportedModel(
-            f"`{shown(adapter)}` is an adapter (LoRA) of `{shown(base)}`; adapters are not supported yet: import "
-            f"`{shown(base)}` itself"
-        )
-    return UnsupportedModel(
-        f"`{shown(adapter)}` is an adapter (LoRA), not a whole model; adapters are not supported yet: import the model that "
-        "it was made for"
-    )
 
 
 def _fetch_large(blobs: Path, repository: str, commit: str, files: list[RemoteFile], progress: StageProgress) -> None:

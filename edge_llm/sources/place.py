@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlsplit
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import shown
 from edge_llm.paths import expanded, refuse_gguf
-from edge_llm.sources.hub import adapter_refusal, is_repository
+from edge_llm.sources.hub import is_repository
+from edge_llm.sources.hub_errors import adapter_refusal
 from edge_llm.sources.known import KnownModel, find_known, names_like, refuse_family
 from edge_llm.strict_json import read_object
 
