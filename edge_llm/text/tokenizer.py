@@ -12,11 +12,12 @@ byte tokens into U+FFFD, only the bytes that are wrong become U+FFFD here.
 from __future__ import annotations
 
 import codecs
+import json
 import mmap
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,7 +62,10 @@ class Tokenizer:
 
     def __init__(self, backend: Any, vocab_size: int, special: SpecialTokens | None = None) -> None:
         self.vocab_size = vocab_size
-        self._backend = backend
+        beyond = _beyond(backend, vocab_size)
+        self.left_out = tuple(beyond.values())
+        """Texts of added tokens that the model has no embedding for: they are no tokens here."""
+        self._backend = backend = _without(backend, beyond)
         self._lock = threading.Lock()  # the backend's parse-special switch is state
         self._window = window_for(text_growth(backend), WINDOW)
         self._pieces = Pieces(backend)
@@ -84,8 +88,8 @@ class Tokenizer:
         unknown = getattr(backend.model, "unk_token", None)
         self._control_ids = self._special_ids - {backend.token_to_id(unknown) if unknown else None}
         special = special or SpecialTokens()
-        self.eos_ids = special.eos_ids
-        self.bos_id = special.bos_id
+        self.eos_ids = special.eos_ids - beyond.keys()
+        self.bos_id = None if special.bos_id in beyond else special.bos_id
         frame = self._run("", add_special_tokens=True).ids  # what the post-processor puts around a text
         if self.bos_id is None and frame and frame[0] not in self.eos_ids:
             self.bos_id = frame[0]
@@ -336,12 +340,30 @@ def _load(path: Path) -> Any:
     _expect_memory(ROOM_BYTES + ROOM_PER_BYTE * len(data))
     with HeldInterrupt():  # what a signal's handler raises says nothing of the file
         try:
-            return tokenizers.Tokenizer.from_buffer(data)
+            return tokenizers.Tokenizer.from_buffer(data.removeprefix(codecs.BOM_UTF8))
         except BaseException as failure:  # a Rust panic is not an Exception
             _pass_on(failure)
             raise InvalidTokenizer(
                 f"`{shown(path.name)}` cannot be used: {shown(failure)}; save the model's tokenizer again"
             ) from None
+
+
+def _beyond(backend: Any, vocab_size: int) -> dict[int, str]:
+    """Added tokens whose ids are beyond the embedding: somebody added one, for padding mostly, and no row for it.
+
+    None where the vocabulary itself goes beyond: that is another model's.
+    """
+    added = {token: entry.content for token, entry in backend.get_added_tokens_decoder().items() if token >= vocab_size}
+    return added if added and max(backend.get_vocab(False).values(), default=0) < vocab_size else {}
+
+
+def _without(backend: Any, left_out: Mapping[int, str]) -> Any:
+    """``backend`` without these added tokens."""
+    if not left_out:
+        return backend
+    described = json.loads(backend.to_str())
+    described["added_tokens"] = [entry for entry in described["added_tokens"] if entry["id"] not in left_out]
+    return tokenizers.Tokenizer.from_str(json.dumps(described))
 
 
 def _check_ids(backend: Any, vocab_size: int, added: dict[int, Any]) -> None:
