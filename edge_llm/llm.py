@@ -32,16 +32,19 @@ class LLM:
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         self.engine = load_engine(model, RuntimeConfig(**_known(RuntimeConfig, options)))
 
-    def generate(self, prompt: str, **params: Any) -> str:
+    def generate(self, prompt: str, *, parse_special: bool = True, **params: Any) -> str:
         """Continue ``prompt``; ``params`` are the fields of `GenerationParams` over the defaults of `run` and the chat.
 
-        ``temperature=0`` is greedy, which a model is by default only where its author says so.
+        ``temperature=0`` is greedy, which a model is by default only where its author says so.  What spells a control token
+        is one; with ``parse_special=False`` it is text.
         """
-        return self.engine.answer(self.engine.text_request(prompt, self._params(params))).text
+        request = self.engine.text_request(prompt, self._params(params), parse_special=parse_special)
+        return self.engine.answer(request).text
 
-    def stream(self, prompt: str, **params: Any) -> Iterator[str]:
-        """Continue ``prompt`` piece by piece."""
-        for delta in self.engine.stream(self.engine.text_request(prompt, self._params(params))):
+    def stream(self, prompt: str, *, parse_special: bool = True, **params: Any) -> Iterator[str]:
+        """Continue ``prompt`` piece by piece, as `generate` does."""
+        request = self.engine.text_request(prompt, self._params(params), parse_special=parse_special)
+        for delta in self.engine.stream(request):
             if delta.text:
                 yield delta.text
 

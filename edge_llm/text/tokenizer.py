@@ -82,6 +82,8 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_texts = tuple(self._special)
         """Texts that become control tokens where special tokens are parsed."""
+        self.marks = tuple(token.content for token in added.values() if token.special or _is_mark(token.content))
+        """Texts of added tokens that no word of an answer is: control tokens, and what stands in brackets."""
         longest_first = sorted(self.special_texts, key=len, reverse=True)
         self.spelled = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         """Finds such texts."""
@@ -148,6 +150,22 @@ class Tokenizer:
             if most is not None and len(ids) > most:
                 raise ContextOverflow(len(ids), most, at_least=True)
         return ids
+
+    def encode_raw(
+        self, text: str, *, parse_special: bool = True, add_bos: bool | None = None, most: int | None = None
+    ) -> list[int]:
+        """Token ids of a prompt that a program has written as a whole: what spells a control token is one.
+
+        It begins with one bos token, its own or ours; ``add_bos`` says otherwise than the model's author.  Raises what
+        `encode` raises.
+        """
+        ids = self.encode(text, parse_special=parse_special, most=most)
+        wanted = self.add_bos if add_bos is None else add_bos
+        if not wanted or self.bos_id is None or ids[:1] == [self.bos_id]:
+            return ids
+        if most is not None and len(ids) >= most:
+            raise ContextOverflow(len(ids) + 1, most)
+        return [self.bos_id, *ids]
 
     def marked(self, text: str) -> str:
         """``text`` with each control token that it spells replaced by a mark, a word that nobody else can know.
@@ -346,6 +364,10 @@ def _load(path: Path) -> Any:
             raise InvalidTokenizer(
                 f"`{shown(path.name)}` cannot be used: {shown(failure)}; save the model's tokenizer again"
             ) from None
+
+
+def _is_mark(text: str) -> bool:
+    return text[:1] + text[-1:] in ("<>", "[]") and len(text) > 2
 
 
 def _beyond(backend: Any, vocab_size: int) -> dict[int, str]:
