@@ -70,7 +70,7 @@ def test_a_raw_prompt_has_one_bos_and_the_control_tokens_that_it_spells(engine, 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("text", PROMPTS)
 def test_completions_read_the_control_tokens_that_a_prompt_spells(engine, text, stream):
-    """HTTP | completions | Control tokens in the prompt (fill in the middle) are parsed, with one bos; `parse_special` false: not."""
+    """HTTP | completions | Control tokens in the prompt (fill in the middle) are parsed, unless `parse_special` is false."""
     for fields in ({}, {"parse_special": True}, {"parse_special": False}, {"add_special_tokens": False}):
         parsed = fields.get("parse_special") is not False
         want = engine.tokenizer.encode_raw(text, parse_special=parsed, add_bos=fields.get("add_special_tokens"))
