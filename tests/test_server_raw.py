@@ -4,18 +4,15 @@ import io
 import json
 import sys
 
-import numpy as np
 import pytest
 from model_files import SPECIALS, write_json, write_model
+from scripted_engine import scripted
 from serving import client_of, hosted
-from test_engine_stream import ScriptRunner
 from test_server_stream import events
 
 from edge_llm.cli.main import run
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.convert.importer import import_model
-from edge_llm.decoding.draft import no_draft
-from edge_llm.engine.engine import Engine
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
 from edge_llm.llm import LLM
@@ -23,33 +20,6 @@ from edge_llm.text.tokenizer import Tokenizer
 
 ASK = [{"role": "user", "content": "hi"}]
 PROMPTS = ["hi", "<|user|>hi<|end|><|assistant|>", "<|bos|>hi", "a <|system|> b", "<|bos|><|bos|>", "<|nobody|>"]
-
-
-class Script(ScriptRunner):
-    """Says ``script``, token by token, over a vocabulary of any size."""
-
-    context = 1024
-
-    def __init__(self, script, vocab_size):
-        super().__init__(script)
-        self._size = vocab_size
-
-    def forward(self, sequence, tokens):
-        said = int(super().forward(sequence, tokens).argmax())
-        logits = np.zeros((1, self._size), np.float32)
-        logits[0, said] = 1.0
-        return logits
-
-
-def scripted(engine, text, template=None):
-    """The model of ``engine``, which says ``text`` with the control tokens that it spells, to everybody."""
-    script = engine.tokenizer.encode(f"{text}<|end|>", parse_special=True)
-    assert max(script) < 257
-    runner = Script(script, engine.config.vocab_size)
-    template = template or engine.template
-    return Engine(
-        "builtin", engine.config, engine.tokenizer, template, GenerationParams(), runner, 1.0, make_drafter=lambda: no_draft
-    )
 
 
 # ---- what is read
