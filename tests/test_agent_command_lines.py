@@ -20,6 +20,7 @@ from edge_llm.config import RuntimeConfig
 from edge_llm.engine.load import load_engine
 from edge_llm.text.chat import ChatTemplate
 
+FOLDER, MODEL = os.environ.get("EDGE_LLM_AGENTS"), os.environ.get("EDGE_LLM_AGENTS_MODEL")
 SECONDS = 400
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}"
@@ -43,10 +44,9 @@ stream_max_retries = 0
 
 def command_of(name):
     """Path of the agent; skips where it is not here."""
-    folder = os.environ.get("EDGE_LLM_AGENTS")
-    found = shutil.which(name, path=folder) if folder else shutil.which(name)
+    found = shutil.which(name, path=FOLDER)
     if found is None:
-        pytest.skip(f"no `{name}` here: npm install @anthropic-ai/claude-code @openai/codex, and EDGE_LLM_AGENTS names its .bin folder")
+        pytest.skip(f"no `{name}` here: npm install @anthropic-ai/claude-code @openai/codex; EDGE_LLM_AGENTS names its .bin folder")
     return found
 
 
@@ -122,10 +122,9 @@ def test_an_agent_calls_a_tool_in_each_of_four_turns(name, tmp_path):
 @pytest.mark.parametrize("name", [CLAUDE, CODEX])
 def test_a_real_model_holds_four_turns_with_tools_offered(name, tmp_path):
     command_of(name)
-    model = os.environ.get("EDGE_LLM_AGENTS_MODEL")
-    if not model:
+    if not MODEL:
         pytest.skip("EDGE_LLM_AGENTS_MODEL names no imported model of 8,192 tokens or more, such as SmolLM2-135M-Instruct")
-    engine = load_engine(model, RuntimeConfig())
+    engine = load_engine(MODEL, RuntimeConfig())
     said, lines = four_turns(name, engine, tmp_path)
     assert all(text.strip() for text in said)
     assert len(answered(lines)) >= 4 and all(" 200 " in line for line in answered(lines)), lines
