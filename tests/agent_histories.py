@@ -1,4 +1,4 @@
-"""Conversations as today's coding agents send them, made by hand from their public shapes: 40 turns, tools offered, streamed."""
+"""Conversations of 40 turns as today's coding agents send them, made by hand from their public shapes."""
 
 import json
 
@@ -13,10 +13,15 @@ def claude_code(turns=TURNS):
     messages = []
     for at in range(turns // 2):
         reminder = {"type": "text", "text": "<system-reminder>\nToday is a day.\n</system-reminder>"}
-        messages.append({"role": "user", "content": [reminder, {"type": "text", "text": f"Task {at}", **(cached if at % 5 == 0 else {})}]})
+        messages.append(
+            {"role": "user", "content": [reminder, {"type": "text", "text": f"Task {at}", **(cached if at % 5 == 0 else {})}]}
+        )
         if at % 4 == 1:
             messages.append({"role": "system", "content": [{"type": "text", "text": f"Available skills: {at}"}]})
-        calls = [{"type": "tool_use", "id": f"toolu_{at}_{n}", "name": "Bash", "input": {"command": f"ls {n}"}} for n in range(1 + at % 2)]
+        calls = [
+            {"type": "tool_use", "id": f"toolu_{at}_{n}", "name": "Bash", "input": {"command": f"ls {n}"}}
+            for n in range(1 + at % 2)
+        ]
         thought = [{"type": "thinking", "thinking": f"I look ({at}).", "signature": "c2ln"}] if at % 3 else []
         messages.append({"role": "assistant", "content": [*thought, {"type": "text", "text": f"I look at {at}."}, *calls]})
         results = [_anthropic_result(call["id"], at + n) for n, call in enumerate(calls)]
@@ -29,7 +34,7 @@ def claude_code(turns=TURNS):
             tool, {"name": "Read", "input_schema": SCHEMA, "eager_input_streaming": True},
             {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}, {"type": "bash_20250124", "name": "bash"},
         ],
-        "system": [{"type": "text", "text": "x-anthropic-billing-header: cc"}, {"type": "text", "text": "You are an agent.", **cached}],
+        "system": [{"type": "text", "text": "x-billing-header: cc"}, {"type": "text", "text": "You are an agent.", **cached}],
         "metadata": {"user_id": "u"}, "thinking": {"type": "adaptive"}, "output_config": {"effort": "medium"},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     }  # fmt: skip
@@ -51,12 +56,24 @@ def _anthropic_result(call_id, number):
 
 def codex(turns=TURNS):
     def message(role, text, **more):
-        return {"type": "message", "role": role, "content": [{"type": "output_text" if role == "assistant" else "input_text", "text": text}], **more}
+        return {
+            "type": "message",
+            "role": role,
+            "content": [{"type": "output_text" if role == "assistant" else "input_text", "text": text}],
+            **more,
+        }
 
     items = [message("developer", "<permissions>read-only</permissions>"), message("user", "# AGENTS.md\nBe brief.")]
     for at in range(turns // 2):
-        items += [message("user", f"Task {at}"), {"type": "reasoning", "summary": [{"type": "summary_text", "text": f"I look ({at})."}],
-                                                "content": None, "encrypted_content": None}]
+        items += [
+            message("user", f"Task {at}"),
+            {
+                "type": "reasoning",
+                "summary": [{"type": "summary_text", "text": f"I look ({at})."}],
+                "content": None,
+                "encrypted_content": None,
+            },
+        ]
         items += _codex_call(at)
         items.append(message("assistant", f"Done {at}.", id=f"msg_{at}", status="completed", phase="final_answer"))
     items.append(message("user", "And now?"))
@@ -73,8 +90,8 @@ def codex(turns=TURNS):
         ],
     }  # fmt: skip
     unheard = {
-        "prompt_cache_key", "client_metadata", "reasoning.summary", "reasoning", "text.verbosity", "tools.web_search", "tools.local_shell",
-        "tools.namespace", "tools.format", "input.web_search_call", "input.output.input_image",
+        "prompt_cache_key", "client_metadata", "reasoning.summary", "reasoning", "text.verbosity", "tools.web_search",
+        "tools.local_shell", "tools.namespace", "tools.format", "input.web_search_call", "input.output.input_image",
     }  # fmt: skip
     return "/v1/responses", body, unheard
 
@@ -84,11 +101,11 @@ def _codex_call(at):
     kinds = [
         ({"type": "function_call", "name": "exec_command", "arguments": json.dumps({"command": "ls"}), "call_id": call_id},
          {"type": "function_call_output", "call_id": call_id, "output": "file"}),
-        ({"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin Patch\n\"x\"\n", "call_id": call_id, "status": "completed"},
+        ({"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin Patch\n\"x\"\n", "call_id": call_id},
          {"type": "custom_tool_call_output", "call_id": call_id, "output": "Success"}),
         ({"type": "function_call", "name": "view_image", "arguments": "{}", "call_id": call_id},
          {"type": "function_call_output", "call_id": call_id,
-          "output": [{"type": "input_text", "text": "a.png"}, {"type": "input_image", "image_url": "data:image/png;base64," + PICTURE}]}),
+          "output": [{"type": "input_text", "text": "a.png"}, {"type": "input_image", "image_url": PICTURE}]}),
         ({"type": "local_shell_call", "call_id": call_id, "status": "completed", "action": {"type": "exec", "command": ["ls"]}},
          {"type": "local_shell_call_output", "call_id": call_id, "output": '{"output": "file"}'}),
         ({"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}},),
@@ -103,14 +120,25 @@ def aider(turns=TURNS):
         messages.append({"role": "assistant", "content": f"file.py\n<<<<<<< SEARCH\n{at}\n=======\n{at + 1}\n>>>>>>> REPLACE"})
     messages.append({"role": "user", "content": [{"type": "text", "text": "And now?", "cache_control": {"type": "ephemeral"}}]})
     messages.append({"role": "system", "content": "To suggest changes to a file, use *SEARCH/REPLACE* blocks."})
-    return "/v1/chat/completions", {"model": "builtin", "messages": messages, "temperature": 0}, {"messages.content.cache_control"}
+    return (
+        "/v1/chat/completions",
+        {"model": "builtin", "messages": messages, "temperature": 0},
+        {"messages.content.cache_control"},
+    )
 
 
 def cline(turns=TURNS):
     messages = [{"role": "system", "content": "You are Cline."}]
     for at in range(turns // 2):
-        parts = [{"type": "text", "text": f"<task>\n{at}\n</task>"}, {"type": "text", "text": "<environment_details>\n</environment_details>"}]
-        call = {"id": f"call_{at}", "type": "function", "function": {"name": "execute_command", "arguments": '{"command":"ls"}'}}
+        parts = [
+            {"type": "text", "text": f"<task>\n{at}\n</task>"},
+            {"type": "text", "text": "<environment_details>\n</environment_details>"},
+        ]
+        call = {
+            "id": f"call_{at}",
+            "type": "function",
+            "function": {"name": "execute_command", "arguments": '{"command":"ls"}'},
+        }
         details = [{"type": "reasoning.text", "text": f"I look ({at}).", "format": "unknown", "index": 0}]
         picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + PICTURE}}
         content = [{"type": "text", "text": "file"}, *([picture] if at % 2 else [])]
@@ -121,7 +149,12 @@ def cline(turns=TURNS):
             {"role": "assistant", "content": [{"type": "text", "text": f"Done {at}."}]},
         ]
     messages.append({"role": "user", "content": [{"type": "text", "text": "And now?"}]})
-    function = {"name": "execute_command", "description": "d", "strict": False, "parameters": SCHEMA | {"additionalProperties": False}}
+    function = {
+        "name": "execute_command",
+        "description": "d",
+        "strict": False,
+        "parameters": SCHEMA | {"additionalProperties": False},
+    }
     body = {
         "model": "builtin", "messages": messages, "temperature": 0, "tools": [{"type": "function", "function": function}],
         "tool_choice": "auto", "parallel_tool_calls": False, "max_completion_tokens": 64,
@@ -132,7 +165,10 @@ def cline(turns=TURNS):
 def opencode(turns=TURNS):
     messages = [{"role": "system", "content": "You are opencode."}, {"role": "system", "content": "<env>\n</env>"}]
     for at in range(turns // 2):
-        calls = [{"id": f"call_{at}_{n}", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}} for n in (0, 1)]
+        calls = [
+            {"id": f"call_{at}_{n}", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+            for n in (0, 1)
+        ]
         messages += [
             {"role": "user", "content": f"Task {at}"},
             {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": f"I look ({at})."},
@@ -141,7 +177,7 @@ def opencode(turns=TURNS):
         ]
     messages.append({"role": "user", "content": "And now?"})
     body = {
-        "model": "builtin", "messages": messages, "max_tokens": 64, "tool_choice": "auto", "reasoning_effort": "medium", "tools": [
+        "model": "builtin", "messages": messages, "max_tokens": 64, "tool_choice": "auto", "reasoning_effort": "low", "tools": [
             {"type": "function", "function": {"name": "bash", "description": "d", "parameters": SCHEMA}},
             {"type": "function", "function": {"name": "todowrite", "parameters": {"type": "object", "properties": {}}}},
         ],

@@ -13,9 +13,11 @@ from test_server_fields import ignored
 from test_server_stream import events
 
 from edge_llm.config import GenerationParams
+from edge_llm.errors import UsageError
+from edge_llm.llm import LLM
 from edge_llm.server.anthropic import MessagesBody
 from edge_llm.server.chat import ChatBody
-from edge_llm.server.offers import custom_input
+from edge_llm.server.customs import custom_input
 from edge_llm.server.responses import ResponsesBody
 from edge_llm.text.chat import ChatTemplate
 
@@ -48,7 +50,8 @@ def read_whole(path, body):
         calls = [("function", b["name"], b["input"]) for b in body["content"] if b["type"] == "tool_use"]
         return parts["text"], parts["thinking"], calls, body["stop_reason"]
     said, thought = (
-        "".join(p["text"] for item in body["output"] if item["type"] == kind for p in item["content"]) for kind in ("message", "reasoning")
+        "".join(p["text"] for item in body["output"] if item["type"] == kind for p in item["content"])
+        for kind in ("message", "reasoning")
     )
     calls = [("function", i["name"], i["arguments"]) for i in body["output"] if i["type"] == "function_call"]
     calls += [("custom", i["name"], i["input"]) for i in body["output"] if i["type"] == "custom_tool_call"]
@@ -113,7 +116,7 @@ def both(client, path, body):
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("agent", AGENTS)
 def test_forty_turns_of_an_agent_go_through(engine, agent, template):
-    """agents | all | Histories of 40 turns of Claude Code, Codex, aider, Cline and OpenCode, tools streamed: no 400, no effect unnamed."""
+    """agents | all | Histories of 40 turns of Claude Code, Codex, aider, Cline and OpenCode go through, tools streamed."""
     path, body, unheard = AGENTS[agent]()
     name = next((t["name"] if "name" in t else t["function"]["name"] for t in body.get("tools", [])), None)
     call = CALL % (name, '{"command": "ls"}') if name else "no call"
@@ -124,7 +127,9 @@ def test_forty_turns_of_an_agent_go_through(engine, agent, template):
         assert "I look." in said
         assert [called for _, called, _ in calls] == ([name] if name else [])
         if path == "/v1/messages":
-            counted = client.post(f"{path}/count_tokens", json={key: value for key, value in body.items() if key != "max_tokens"})
+            counted = client.post(
+                f"{path}/count_tokens", json={key: value for key, value in body.items() if key != "max_tokens"}
+            )
             usage = whole.json()["usage"]
             assert counted.json()["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
@@ -147,7 +152,14 @@ def conversations(draw):
             calls = []
             for _ in range(draw(st.integers(1, 2))):
                 number += 1
-                calls.append((f"c{number}", draw(st.sampled_from(["run", "patch"])), draw(words), draw(st.lists(st.one_of(words, st.none()), max_size=2))))
+                calls.append(
+                    (
+                        f"c{number}",
+                        draw(st.sampled_from(["run", "patch"])),
+                        draw(words),
+                        draw(st.lists(st.one_of(words, st.none()), max_size=2)),
+                    )
+                )
             turns.append(("calls", draw(st.one_of(st.just(""), words)), calls))
         turns.append(("said", draw(words)))
     turns.append(("user", "Go on.", False))
@@ -185,7 +197,10 @@ def as_chat(turns):
             messages.append({"role": "assistant", "content": rest[0] or None, "tool_calls": calls})
             messages += [{"role": "tool", "tool_call_id": i, "content": result_of("chat", parts)} for i, _, _, parts in rest[1]]
     custom = {"type": "custom", "custom": {"name": "patch", "description": "d"}}
-    return {"messages": messages, "tools": [{"type": "function", "function": {"name": "run", "description": "d", "parameters": SCHEMA}}, custom]}
+    return {
+        "messages": messages,
+        "tools": [{"type": "function", "function": {"name": "run", "description": "d", "parameters": SCHEMA}}, custom],
+    }
 
 
 def as_messages(turns):
@@ -198,12 +213,18 @@ def as_messages(turns):
             messages.append({"role": "assistant" if kind == "said" else kind, "content": [{"type": "text", "text": rest[0]}]})
         else:
             text = [{"type": "text", "text": rest[0]}] if rest[0] else []
-            uses = [{"type": "tool_use", "id": i, "name": name, "input": arguments_of(name, text)} for i, name, text, _ in rest[1]]
+            uses = [
+                {"type": "tool_use", "id": i, "name": name, "input": arguments_of(name, text)} for i, name, text, _ in rest[1]
+            ]
             messages.append({"role": "assistant", "content": [*text, *uses]})
-            results = [{"type": "tool_result", "tool_use_id": i, "content": result_of("messages", parts)} for i, _, _, parts in rest[1]]
+            results = [
+                {"type": "tool_result", "tool_use_id": i, "content": result_of("messages", parts)} for i, _, _, parts in rest[1]
+            ]
             messages.append({"role": "user", "content": results})
     custom = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-    tools = [{"name": name, "description": "d", "input_schema": schema} for name, schema in (("run", SCHEMA), ("patch", custom))]
+    tools = [
+        {"name": name, "description": "d", "input_schema": schema} for name, schema in (("run", SCHEMA), ("patch", custom))
+    ]
     return {"messages": messages, "tools": tools, "max_tokens": 5}
 
 
@@ -213,10 +234,14 @@ def as_responses(turns):
         if kind != "calls":
             items.append({"role": "assistant" if kind == "said" else kind, "content": rest[0]})
             continue
-        items += [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": rest[0]}]}] if rest[0] else []
+        items += (
+            [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": rest[0]}]}] if rest[0] else []
+        )
         for i, name, text, _ in rest[1]:
             given = {"input": text} if name == "patch" else {"arguments": json.dumps(arguments_of(name, text))}
-            items.append({"type": "custom_tool_call" if name == "patch" else "function_call", "call_id": i, "name": name} | given)
+            items.append(
+                {"type": "custom_tool_call" if name == "patch" else "function_call", "call_id": i, "name": name} | given
+            )
         for i, name, _, parts in rest[1]:
             kind = "custom_tool_call_output" if name == "patch" else "function_call_output"
             items.append({"type": kind, "call_id": i, "output": result_of("responses", parts)})
@@ -251,7 +276,7 @@ def test_one_conversation_is_one_prompt_on_every_endpoint(host, turns):
 
 # ---- custom tools
 
-INPUTS = ["a", "*** Begin Patch\n\"ü\" \\ \t\n", "", "{}", "</tool_call", "\U0001f600\ud83d\ude00"[:1]]
+INPUTS = ["a", '*** Begin Patch\n"ü" \\ \t\n', "", "{}", "</tool_call", "\U0001f600\ud83d\ude00"[:1]]
 CUSTOM = {"chat": {"type": "custom", "custom": {"name": "patch"}}, "responses": {"type": "custom", "name": "patch"}}
 
 
@@ -274,7 +299,9 @@ def test_a_custom_tool_is_called_with_a_text_and_takes_it_back(engine, api, text
         else:
             output = whole.json()["output"]
             results = [
-                {"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "ok"} for item in output if "call_id" in item
+                {"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "ok"}
+                for item in output
+                if "call_id" in item
             ]
             again = client.post(path, json={"input": [*ASK, *output, *results], "tools": tools, "max_output_tokens": 1})
         assert again.status_code == 200, again.text
@@ -295,7 +322,8 @@ def test_the_text_of_a_custom_call_is_read_as_far_as_it_came(text, cut):
 CHOICES = {
     "chat allowed": ("/v1/chat/completions", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
         {"type": "function", "function": {"name": "run"}}]}}),
-    "responses allowed": ("/v1/responses", {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "run"}]}),
+    "responses allowed": ("/v1/responses", {"type": "allowed_tools", "mode": "auto", "tools": [
+        {"type": "function", "name": "run"}]}),
 }  # fmt: skip
 
 
@@ -361,7 +389,8 @@ def test_thoughts_behind_the_last_question_are_shown_and_earlier_ones_are_not(en
         return {"type": "thinking", "thinking": text, "signature": ""}
 
     messages = [
-        ASK[0], {"role": "assistant", "content": [thinking("OLD")]}, {"role": "assistant", "content": [thinking("OLD"), use]}, done,
+        ASK[0], {"role": "assistant", "content": [thinking("OLD")]},
+        {"role": "assistant", "content": [thinking("OLD"), use]}, done,
         {"role": "user", "content": "more"}, {"role": "assistant", "content": [thinking("NEW"), use]}, done,
     ]  # fmt: skip
     body = MessagesBody.parse(json.dumps(as_messages([]) | {"messages": messages}).encode())
@@ -396,7 +425,7 @@ def test_thoughts_of_a_chat_s_messages_have_many_names(engine, key):
 def test_documents_are_text_and_what_is_none_is_refused(engine):
     """HTTP | messages | `document` blocks of text and `search_result` blocks are read; other documents are a 400."""
     blocks = [
-        {"type": "document", "title": "T", "context": "C", "source": {"type": "text", "data": "D"}, "citations": {"enabled": True}},
+        {"type": "document", "title": "T", "context": "C", "source": {"type": "text", "data": "D"}, "citations": {"on": True}},
         {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "E"}]}},
         {"type": "search_result", "source": "S", "title": "U", "content": [{"type": "text", "text": "F"}]},
     ]  # fmt: skip
@@ -420,7 +449,10 @@ def test_a_response_may_lose_its_beginning(engine, turns):
     """HTTP | responses | `truncation` auto: a conversation that is too long loses its oldest turns; else it is a 400."""
     items = []
     for at in range(turns):
-        items += [{"role": "user", "content": f"question {at}. " + "word " * 40}, {"role": "assistant", "content": f"answer {at}"}]
+        items += [
+            {"role": "user", "content": f"question {at}. " + "word " * 40},
+            {"role": "assistant", "content": f"answer {at}"},
+        ]
     items.append({"role": "user", "content": "last"})
     body = {"instructions": "Be kind.", "input": items, "max_output_tokens": 4}
     host = hosted(engine=scripted(engine, "x", ChatTemplate(HERMES)))
@@ -439,3 +471,12 @@ def test_a_response_may_lose_its_beginning(engine, turns):
         assert "question 0." not in text and 512 < len(prompt) < 1024
         long = client.post("/v1/responses", json=body | {"input": "word " * 3000, "truncation": "auto"})
         assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_the_python_face_reads_what_the_endpoints_read(engine):
+    llm = LLM.__new__(LLM)
+    llm.engine = scripted(engine, lambda prompt: prompt.rpartition("[tool:")[2], ChatTemplate(HERMES))
+    messages = as_chat([("user", "hi", False), ("calls", "", [("c1", "patch", "x", ["seen", None])])])["messages"]
+    assert llm.chat(messages, temperature=0).startswith("seen\n[picture left out]")
+    with pytest.raises(UsageError, match="must be a list of"):
+        llm.chat("hi")

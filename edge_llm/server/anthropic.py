@@ -18,7 +18,6 @@ from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
-from edge_llm.server.contents import LeftOut, joined, result_text, text_of, texts_of, without_old_thoughts
 from edge_llm.server.host import ModelHost
 from edge_llm.server.offers import Offer, messages_offer
 from edge_llm.server.problems import Problem
@@ -28,6 +27,7 @@ from edge_llm.server.shapes import new_id, stopped_by
 from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
 from edge_llm.strict_json import is_deeper
+from edge_llm.talk.contents import LeftOut, joined, result_of, text_of, texts_of, without_old_thoughts
 from edge_llm.talk.conversation import conversation_request, plain_messages, plain_text
 from edge_llm.talk.formats import checked_grammar, response_format
 from edge_llm.talk.outcome import AnswerSyntax, Outcome
@@ -169,8 +169,9 @@ class _Said:
             self.calls.append({"id": block.get("id"), "function": {"name": block.get("name"), "arguments": block.get("input")}})
         elif kind == "tool_result":
             left_out.beside(("tool_use_id", "content"), block, _FIELD)
-            text = result_text(block.get("content"), f"{where}.content", _FIELD, left_out)
-            self.results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+            given = result_of(block.get("content"), f"{where}.content", _FIELD, left_out)
+            result = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": "" if given is None else given}
+            self.results.append(result)
         elif kind == "thinking":
             if isinstance(thought := block.get("thinking"), str) and thought:
                 self.thoughts.append(thought)

@@ -17,9 +17,9 @@ from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.conversation import Conversation
+from edge_llm.server.customs import CustomCalls, CustomInput, with_inputs
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
-from edge_llm.server.offers import CustomCalls, CustomInput, with_inputs
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Sampling, Streaming, choices

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
-from edge_llm.server.contents import LeftOut, chat_messages, joined
 from edge_llm.server.offers import Offer, chat_offer
 from edge_llm.server.thinking import Thinks
+from edge_llm.talk.contents import LeftOut, chat_messages, joined
 from edge_llm.talk.conversation import plain_messages, plain_text
 from edge_llm.text.chat import with_system
 

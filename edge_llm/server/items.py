@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from edge_llm.engine.request import Request
 from edge_llm.errors import ContextOverflow, UsageError
 from edge_llm.files import shown
-from edge_llm.server.contents import LeftOut, custom_call, result_text, texts_of, thought_of
+from edge_llm.talk.contents import LeftOut, custom_call, result_of, texts_of, thought_of
 
 _FIELD = "input.content"
 _CALLED_WITH = ("arguments", "action", "operation", "input")
@@ -91,7 +91,7 @@ class Items:
             self._left_out.add(f"input.{kind}")
             return
         if known and isinstance(output, list):
-            output = result_text(output, f"{where}.output", "input.output", self._left_out)
+            output = result_of(output, f"{where}.output", "input.output", self._left_out)
         elif not known and not isinstance(output, str):
             output = json.dumps(output, ensure_ascii=False)
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})

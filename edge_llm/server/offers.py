@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
-from edge_llm.server.contents import LeftOut
-from edge_llm.talk.outcome import Outcome
-from edge_llm.talk.pieces import AnswerPiece, CallArguments, CallBegun
+from edge_llm.talk.contents import LeftOut
 
 Tool = dict[str, Any]
 _FUNCTION = ("name", "description", "parameters", "strict")
@@ -72,7 +68,7 @@ def _of_chat(tool: Tool, left_out: LeftOut) -> tuple[Tool | None, bool]:
     kind, custom = tool.get("type", "function"), tool.get("custom")
     if kind == "custom" and isinstance(custom, dict):
         return _custom(custom, left_out), True
-    if kind == "function" or not isinstance(kind, str):
+    if kind in ("function", "custom") or not isinstance(kind, str):
         if isinstance(function := tool.get("function"), dict):
             left_out.beside(_FUNCTION, function, "tools.function")
         left_out.beside(("function",), tool, "tools")
@@ -141,92 +137,21 @@ def _chosen(functions: list[Tool], choice: Any) -> tuple[list[Tool], Any]:
     """The functions that may be called, and the choice among them in words of chat completions."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "custom":
-        return functions, {"type": "function", "function": {"name": (choice.get("custom") or choice).get("name")}}
+        return functions, {"type": "function", "function": {"name": _name_of(choice)}}
     if kind != "allowed_tools":
         return functions, choice
     inner = choice.get("allowed_tools") or choice
     allowed = inner.get("tools") if isinstance(inner, dict) else None
     if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
         raise UsageError("tool_choice.tools must be a list of tools", param="tool_choice")
-    names = list(_names(allowed))
-    known = {tool["function"].get("name") for tool in functions if isinstance(tool.get("function"), dict)}
+    names = [_name_of(tool) for tool in allowed if tool.get("type") in ("function", "custom")]
+    known = [_name_of(tool) for tool in functions]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"tool_choice: there is no tool `{shown(unknown[0], 60)}`", param="tool_choice")
-    return [tool for tool in functions if tool["function"].get("name") in names], inner.get("mode", "auto")
+    return [tool for tool in functions if _name_of(tool) in names], inner.get("mode", "auto")
 
 
-def _names(allowed: Iterable[Tool]) -> Iterable[Any]:
-    for tool in allowed:
-        kind = tool.get("type")
-        if kind in ("function", "custom"):
-            inner = tool.get(kind)
-            yield (inner if isinstance(inner, dict) else tool).get("name")
-
-
-# ---- calls of custom tools, on their way back
-
-
-_BEGUN_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"((?:[^"\\]|\\(?:u[0-9A-Fa-f]{4}|[^u]))*)')
-
-
-def custom_input(arguments: str) -> str:
-    """The text in the arguments of a call of a custom tool, also of one that was cut off."""
-    try:
-        found = json.loads(arguments, strict=False)
-    except (ValueError, RecursionError):
-        begun = _BEGUN_INPUT.match(arguments)
-        try:
-            return arguments if begun is None else _unicode(json.loads(f'"{begun[1]}"', strict=False))
-        except ValueError:
-            return arguments
-    text = found.get("input") if isinstance(found, dict) else found
-    return _unicode(text) if isinstance(text, str) else arguments
-
-
-def _unicode(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
-
-
-@dataclass(frozen=True)
-class CustomInput(CallArguments):
-    """The text of a call of a custom tool."""
-
-
-class CustomCalls:
-    """Pieces of an answer in which a call of a custom tool has its text as one piece, when all of it is there."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
-        self._open = -1
-        """Number of the call whose text comes."""
-        self._held = ""
-
-    def push(self, pieces: Sequence[AnswerPiece], *, ended: bool) -> list[AnswerPiece]:
-        """What can be told now; all if the answer has ``ended``."""
-        if not self._names:
-            return list(pieces)
-        found: list[AnswerPiece] = []
-        for piece in pieces:
-            if isinstance(piece, CallArguments) and piece.index == self._open:
-                self._held += piece.text
-                continue
-            found += self._closed()
-            found.append(piece)
-            if isinstance(piece, CallBegun) and piece.name in self._names:
-                self._open = piece.index
-        return found + (self._closed() if ended else [])
-
-    def _closed(self) -> list[AnswerPiece]:
-        if self._open < 0:
-            return []
-        piece = CustomInput(self._open, custom_input(self._held))
-        self._open, self._held = -1, ""
-        return [piece]
-
-
-def with_inputs(outcome: Outcome, customs: frozenset[str]) -> Outcome:
-    """``outcome`` whose calls of custom tools have their text as arguments."""
-    for call in outcome.calls:
-        if call.name in customs:
-            call.arguments = custom_input(call.arguments)
-    return outcome
+def _name_of(tool: Tool) -> Any:
+    """The name of a tool, or of a choice of one, in the shape of chat completions or of responses."""
+    inner = tool.get(tool["type"]) if tool.get("type") in ("function", "custom") else None
+    return (inner if isinstance(inner, dict) else tool).get("name")

@@ -17,16 +17,17 @@ from edge_llm.engine.request import Answer, Delta
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
-from edge_llm.server.contents import LeftOut, joined, without_old_thoughts
+from edge_llm.server.customs import CustomCalls, with_inputs
 from edge_llm.server.host import ModelHost
 from edge_llm.server.items import Items, shortened
-from edge_llm.server.offers import CustomCalls, Offer, responses_offer, with_inputs
+from edge_llm.server.offers import Offer, responses_offer
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Body, Sampling
 from edge_llm.server.shapes import new_id, stopped_by
 from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
+from edge_llm.talk.contents import LeftOut, joined, without_old_thoughts
 from edge_llm.talk.conversation import conversation_request, plain_messages
 from edge_llm.talk.formats import checked_grammar, response_format
 from edge_llm.talk.outcome import AnswerSyntax, Outcome

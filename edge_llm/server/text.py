@@ -13,10 +13,10 @@ from starlette.responses import Response
 from edge_llm.config import GenerationParams
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
-from edge_llm.server.contents import LeftOut, chat_messages, joined
 from edge_llm.server.conversation import Conversation
 from edge_llm.server.host import ModelHost
 from edge_llm.server.schemas import Body, check_tokens, ignored_header
+from edge_llm.talk.contents import LeftOut, chat_messages, joined
 from edge_llm.talk.conversation import conversation_request, conversation_text, plain_messages
 from edge_llm.talk.tools import ToolUse
 

@@ -12,12 +12,11 @@ byte tokens into U+FFFD, only the bytes that are wrong become U+FFFD here.
 from __future__ import annotations
 
 import codecs
-import json
 import mmap
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from edge_llm.errors import ContextOverflow, InvalidTokenizer, ModelNotFound, Us
 from edge_llm.files import read_file, shown
 from edge_llm.interrupts import HeldInterrupt
 from edge_llm.strict_json import is_unicode, read_object
+from edge_llm.text.added import beyond_embedding, is_mark, without_added
 from edge_llm.text.growth import text_growth, window_for
 from edge_llm.text.pieces import Pieces
 from edge_llm.text.windows import WINDOW, window_ids
@@ -62,10 +62,10 @@ class Tokenizer:
 
     def __init__(self, backend: Any, vocab_size: int, special: SpecialTokens | None = None) -> None:
         self.vocab_size = vocab_size
-        beyond = _beyond(backend, vocab_size)
+        beyond = beyond_embedding(backend, vocab_size)
         self.left_out = tuple(beyond.values())
-        """Texts of added tokens that the model has no embedding for: they are no tokens here."""
-        self._backend = backend = _without(backend, beyond)
+        """Texts of added tokens that have no embedding: they are no tokens here."""
+        self._backend = backend = without_added(backend, beyond)
         self._lock = threading.Lock()  # the backend's parse-special switch is state
         self._window = window_for(text_growth(backend), WINDOW)
         self._pieces = Pieces(backend)
@@ -82,7 +82,7 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_texts = tuple(self._special)
         """Texts that become control tokens where special tokens are parsed."""
-        self.marks = tuple(token.content for token in added.values() if token.special or _is_mark(token.content))
+        self.marks = tuple(token.content for token in added.values() if token.special or is_mark(token.content))
         """Texts of added tokens that no word of an answer is: control tokens, and what stands in brackets."""
         longest_first = sorted(self.special_texts, key=len, reverse=True)
         self.spelled = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
@@ -163,8 +163,6 @@ class Tokenizer:
         wanted = self.add_bos if add_bos is None else add_bos
         if not wanted or self.bos_id is None or ids[:1] == [self.bos_id]:
             return ids
-        if most is not None and len(ids) >= most:
-            raise ContextOverflow(len(ids) + 1, most)
         return [self.bos_id, *ids]
 
     def marked(self, text: str) -> str:
@@ -364,28 +362,6 @@ def _load(path: Path) -> Any:
             raise InvalidTokenizer(
                 f"`{shown(path.name)}` cannot be used: {shown(failure)}; save the model's tokenizer again"
             ) from None
-
-
-def _is_mark(text: str) -> bool:
-    return text[:1] + text[-1:] in ("<>", "[]") and len(text) > 2
-
-
-def _beyond(backend: Any, vocab_size: int) -> dict[int, str]:
-    """Added tokens whose ids are beyond the embedding: somebody added one, for padding mostly, and no row for it.
-
-    None where the vocabulary itself goes beyond: that is another model's.
-    """
-    added = {token: entry.content for token, entry in backend.get_added_tokens_decoder().items() if token >= vocab_size}
-    return added if added and max(backend.get_vocab(False).values(), default=0) < vocab_size else {}
-
-
-def _without(backend: Any, left_out: Mapping[int, str]) -> Any:
-    """``backend`` without these added tokens."""
-    if not left_out:
-        return backend
-    described = json.loads(backend.to_str())
-    described["added_tokens"] = [entry for entry in described["added_tokens"] if entry["id"] not in left_out]
-    return tokenizers.Tokenizer.from_str(json.dumps(described))
 
 
 def _check_ids(backend: Any, vocab_size: int, added: dict[int, Any]) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
-from edge_llm.talk.conversation import plain_text
 
 _TEXTS = ("text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 _PICTURES = ("image", "image_url", "input_image")
@@ -51,11 +50,11 @@ def texts_of(content: Any, where: str, field: str, left_out: LeftOut) -> Any:
     return [text_of(part, f"{where}[{at}]", field, left_out) for at, part in enumerate(content)]
 
 
-def result_text(content: Any, where: str, field: str, left_out: LeftOut) -> str:
-    """What a tool gave, as text; in the place of what is none stands that it was left out.  Raises `UsageError`."""
+def result_of(content: Any, where: str, field: str, left_out: LeftOut) -> Any:
+    """What a tool gave, with parts of text only: one that is none says that it was left out.  Raises `UsageError`."""
     if not isinstance(content, list):
-        return plain_text(content, where)
-    return "\n".join(_result_line(part, f"{where}[{at}]", field, left_out) for at, part in enumerate(content))
+        return content
+    return [_result_part(part, f"{where}[{at}]", field, left_out) for at, part in enumerate(content)]
 
 
 def chat_messages(messages: Sequence[dict[str, Any]], left_out: LeftOut) -> list[dict[str, Any]]:
@@ -87,11 +86,14 @@ def _chat_message(message: dict[str, Any], where: str, left_out: LeftOut) -> dic
     left_out.beside(_OF_A_MESSAGE, message, "messages")
     found, content = dict(message), message.get("content")
     if message.get("role") == "tool" and isinstance(content, list):
-        found["content"] = result_text(content, where, "messages.content", left_out)
+        found["content"] = result_of(content, where, "messages.content", left_out)
     else:
         found["content"] = texts_of(message.get("refusal") if content is None else content, where, "messages.content", left_out)
-    thought = message.get("reasoning_content") or message.get("reasoning") or thought_of(message.get("reasoning_details"))
-    if thought:
+    named = message.get("reasoning")
+    if named is not None and not isinstance(named, str):
+        left_out.add("messages.reasoning")
+        named = None
+    if thought := message.get("reasoning_content") or named or thought_of(message.get("reasoning_details")):
         found["reasoning_content"] = thought
     if isinstance(calls := message.get("tool_calls"), list):
         found["tool_calls"] = [_function_call(call) for call in calls]
@@ -119,7 +121,7 @@ def text_of(part: Any, where: str, field: str, left_out: LeftOut) -> Any:
         return _as_text(part.get("title"), part.get("context"), _document(part.get("source"), where))
     elif kind == "search_result":
         left_out.beside(("source", "title", "content"), part, field)
-        return _as_text(part.get("title"), part.get("source"), plain_text(part.get("content"), f"{where}.content"))
+        return _as_text(part.get("title"), part.get("source"), _lines(part.get("content"), f"{where}.content"))
     return part
 
 
@@ -133,16 +135,25 @@ def _document(source: Any, where: str) -> str:
     if kind == "text" and isinstance(source.get("data"), str):
         return str(source["data"])
     if kind == "content":
-        return plain_text(source.get("content"), f"{where}.source.content")
+        return _lines(source.get("content"), f"{where}.source.content")
     raise UsageError(f"{where}.source of type `{shown(kind, 40)}` is not read here; send the document's text", param=where)
 
 
-def _result_line(part: Any, where: str, field: str, left_out: LeftOut) -> str:
+def _result_part(part: Any, where: str, field: str, left_out: LeftOut) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind in (*_TEXTS, "document", "search_result"):
-        return plain_text([text_of(part, where, field, left_out)], where)
+        return text_of(part, where, field, left_out)
     left_out.add(f"{field}.{kind}")
-    return "[picture left out]" if kind in _PICTURES else f"[{shown(kind, 40)} left out]"
+    return _as_text("[picture left out]" if kind in _PICTURES else f"[{shown(kind, 40)} left out]")
+
+
+def _lines(content: Any, where: str) -> str:
+    """The text of a document's content."""
+    parts = [{"text": content}] if isinstance(content, str) else content
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts] if isinstance(parts, list) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{where} must be a string or a list of parts of text", param=where)
+    return "\n".join(map(str, texts))
 
 
 def joined(names: Iterable[str], more: Iterable[str]) -> list[str]:
