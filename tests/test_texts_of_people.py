@@ -123,6 +123,20 @@ def test_added_tokens_beyond_the_embedding_are_left_out_and_said(tmp_path):
                 assert tokenizer.encode(text, parse_special=parsed) == plain.encode(text, parse_special=parsed)
 
 
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("special", [False, True])
+def test_it_makes_no_difference_how_such_a_token_is_listed(tmp_path, listed, special):
+    plain = Tokenizer.from_folder(full_model(tmp_path / "plain"), ROWS)
+    described = json.loads((full_model(tmp_path / "m", "[PAD]") / "tokenizer.json").read_text())
+    described["added_tokens"][-1]["special"] = special
+    if listed:
+        described["model"]["vocab"]["[PAD]"] = ROWS
+    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(described))
+    tokenizer = Tokenizer.from_folder(tmp_path / "m", ROWS)
+    assert tokenizer.left_out == ("[PAD]",)
+    assert tokenizer.encode("a [PAD] b") == plain.encode("a [PAD] b")
+
+
 def test_an_end_token_beyond_the_embedding_ends_nothing(tmp_path):
     plain = Tokenizer.from_folder(full_model(tmp_path / "plain"), ROWS)
     folder = full_model(tmp_path / "m", "<|end|>")

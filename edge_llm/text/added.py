@@ -20,7 +20,8 @@ def beyond_embedding(backend: Any, vocab_size: int) -> dict[int, str]:
     None where the vocabulary itself goes beyond: that is another model's.
     """
     added = {token: entry.content for token, entry in backend.get_added_tokens_decoder().items() if token >= vocab_size}
-    return added if added and max(backend.get_vocab(False).values(), default=0) < vocab_size else {}
+    own = (token for token in backend.get_vocab(False).values() if token >= vocab_size and token not in added)
+    return added if added and next(own, None) is None else {}
 
 
 def without_added(backend: Any, left_out: Mapping[int, str]) -> Any:
@@ -29,4 +30,7 @@ def without_added(backend: Any, left_out: Mapping[int, str]) -> Any:
         return backend
     described = json.loads(backend.to_str())
     described["added_tokens"] = [entry for entry in described["added_tokens"] if entry["id"] not in left_out]
+    vocabulary = described["model"].get("vocab")
+    if isinstance(vocabulary, dict):  # which some list added tokens in, too
+        described["model"]["vocab"] = {text: token for text, token in vocabulary.items() if token not in left_out}
     return tokenizers.Tokenizer.from_str(json.dumps(described))
