@@ -23,6 +23,15 @@ images, `prediction`, `web_search_options`, `store: true`, `previous_response_id
 than `n`, `echo` with `logprobs`, `dimensions` other than the model's, and grammars that cannot be followed. What is
 accepted without effect is named in `x-edge-llm-ignored`.
 
+Tools that are no functions are left out and named there (`tools.web_search`); a custom tool is a function of one text, and its
+call comes back as the API has it. Anthropic's `bash` and `text_editor`, which clients run, have their known schemas. A picture
+in the result of a tool becomes `[picture left out]` and is named once (`messages.content.image`); one in a question is a 400.
+What was thought before the last question is shown again by chat completions only, whose templates decide.
+
+The prompt of `/v1/completions` is its writer's own program: control tokens that it spells are parsed, and it gets no second
+bos. `parse_special: false` makes them text, `add_special_tokens: false` leaves out the bos, and `skip_special_tokens: false`
+shows the control tokens of an answer, on every endpoint.
+
 A field of sampling that a request leaves out has the value that the model's author names (`generation_config.json`), as with
 vLLM; where the author names none, it has OpenAI's: `temperature` and `top_p` are 1. The chat and `edge-llm run` are cooler
 there (0.7, min-p 0.05 and DRY): people read them, while a client was written for an API that says what an absent field means.

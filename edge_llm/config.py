@@ -191,6 +191,8 @@ class GenerationParams:
     """Report each token's log-probability and this many most likely alternatives; None reports nothing."""
     grammar: Grammar | None = None
     """What the answer must look like."""
+    skip_special_tokens: bool = True
+    """Control tokens are no part of the answer's text."""
     loop_guard: bool = False
     """End the answer when it says the same over and over (`edge_llm.decoding.loops`)."""
 
@@ -218,8 +220,9 @@ class GenerationParams:
             _within(f"logit_bias of token {token}", bias, -100.0, 100.0, param="logit_bias")
         if self.logprobs is not None:
             _within("top_logprobs", self.logprobs, 0, 20)
-        if not isinstance(self.loop_guard, bool):
-            raise UsageError(f"loop_guard must be true or false, got `{self.loop_guard}`", param="loop_guard")
+        for name in ("loop_guard", "skip_special_tokens"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise UsageError(f"{name} must be true or false, got `{value}`", param=name)
         if self.min_tokens < 0:
             raise UsageError(f"min_tokens must be 0 or more, got `{self.min_tokens}`", param="min_tokens")
         if self.top_k < 0:

@@ -19,6 +19,7 @@ from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.decoding.defaults import asked
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
+from edge_llm.talk.contents import LeftOut, chat_messages
 from edge_llm.talk.conversation import conversation_request, plain_messages
 from edge_llm.talk.outcome import Outcome
 
@@ -32,16 +33,19 @@ class LLM:
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         self.engine = load_engine(model, RuntimeConfig(**_known(RuntimeConfig, options)))
 
-    def generate(self, prompt: str, **params: Any) -> str:
+    def generate(self, prompt: str, *, parse_special: bool = True, **params: Any) -> str:
         """Continue ``prompt``; ``params`` are the fields of `GenerationParams` over the defaults of `run` and the chat.
 
-        ``temperature=0`` is greedy, which a model is by default only where its author says so.
+        ``temperature=0`` is greedy, which a model is by default only where its author says so.  What spells a control token
+        is one; with ``parse_special=False`` it is text.
         """
-        return self.engine.answer(self.engine.text_request(prompt, self._params(params))).text
+        request = self.engine.text_request(prompt, self._params(params), parse_special=parse_special)
+        return self.engine.answer(request).text
 
-    def stream(self, prompt: str, **params: Any) -> Iterator[str]:
-        """Continue ``prompt`` piece by piece."""
-        for delta in self.engine.stream(self.engine.text_request(prompt, self._params(params))):
+    def stream(self, prompt: str, *, parse_special: bool = True, **params: Any) -> Iterator[str]:
+        """Continue ``prompt`` piece by piece, as `generate` does."""
+        request = self.engine.text_request(prompt, self._params(params), parse_special=parse_special)
+        for delta in self.engine.stream(request):
             if delta.text:
                 yield delta.text
 
@@ -51,11 +55,18 @@ class LLM:
 
     def reply(self, messages: Sequence[dict[str, Any]], **params: Any) -> Outcome:
         """Answer ``messages``: what the model thought (``thought``), what it says (``said``), and how it ended (``reason``)."""
-        request, syntax = conversation_request(self.engine, plain_messages(messages), self._params(params))
+        plain = plain_messages(_readable(messages))
+        request, syntax = conversation_request(self.engine, plain, self._params(params))
         return syntax.outcome(self.engine.answer(request))
 
     def _params(self, changes: dict[str, Any]) -> GenerationParams:
         return asked(self.engine.defaults, **_known(GenerationParams, changes))
+
+
+def _readable(messages: Any) -> Any:
+    """``messages`` as the endpoints read them; what is none is refused by whoever makes them plain."""
+    is_list = isinstance(messages, list | tuple) and all(isinstance(message, dict) for message in messages)
+    return chat_messages(messages, LeftOut()) if is_list else messages
 
 
 def _known(kind: type, options: dict[str, Any]) -> dict[str, Any]:

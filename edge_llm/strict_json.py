@@ -6,6 +6,7 @@ and passes lone surrogates; all of these are refused here, and so is too much si
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -78,8 +79,8 @@ def parse_object(data: bytes, name: str, *, error: type[EdgeLLMError] = InvalidM
 def read_object(
     path: Path, *, error: type[EdgeLLMError] = InvalidModel, max_bytes: int = MAX_BYTES, max_values: int = MAX_VALUES
 ) -> dict[str, Any]:
-    """The JSON object in the file ``path``."""
-    data = read_file(path, max_bytes, error=error)
+    """The JSON object in the file ``path``, behind a byte order mark or not."""
+    data = read_file(path, max_bytes, error=error).removeprefix(codecs.BOM_UTF8)
     return parse_object(data, str(path), error=error, max_bytes=max_bytes, max_values=max_values)
 
 

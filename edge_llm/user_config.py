@@ -203,7 +203,7 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and TOMLDecodeError are ValueErrors
         raise UsageError(f"`{path}` is not TOML: {error}; mend it, `edge-llm config --example` shows how it looks") from None
 

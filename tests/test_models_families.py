@@ -85,6 +85,15 @@ def test_families_are_the_files() -> None:
          {"qkv_bias": True, "tied_embeddings": True, "context": 32}),
         ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "layer_types": ["full_attention"] * 2},
          {"qkv_bias": True, "tied_embeddings": True}),
+        ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1},
+         {"qkv_bias": True, "tied_embeddings": True, "context": 32}),
+        *[(family, {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": layers}, more)
+          for layers in (2, 28)
+          for family, more in (("qwen2", {"qkv_bias": True, "tied_embeddings": True}),
+                               ("qwen3", {"qk_norm": True, "head_dim": 24}))],
+        ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 2,
+                   "layer_types": ["full_attention", "sliding_attention"]},
+         {"qkv_bias": True, "tied_embeddings": True, "context": 32}),
         ("qwen3", {}, {"qk_norm": True, "head_dim": 24}),
         ("qwen3", {"head_dim": ...}, {"qk_norm": True, "head_dim": 128}),
         ("qwen3", {"attention_bias": True}, {"qk_norm": True, "head_dim": 24, "qkv_bias": True, "output_bias": True}),

@@ -291,10 +291,11 @@ def test_embeddings_that_make_no_sense_are_named(client, fields, param):
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"background": True}, "background"),
         ({"store": True}, "store"),
-        ({"truncation": "auto"}, "truncation"), ({"conversation": "c"}, "conversation"),
+        ({"truncation": "banana"}, "truncation"), ({"conversation": "c"}, "conversation"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort"), ({"text": {"format": 5}}, "text.format"),
         ({"text": {"format": []}}, "text.format"), ({"text": 5}, "text"),
-        ({"include": ["file_search_call.results"]}, "include"), ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"include": ["file_search_call.results"]}, "include"), ({"tools": [{"name": "f"}]}, "tools[0]"),
+        ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema.schema"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"input": []}, "input"), ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
@@ -311,7 +312,7 @@ def test_responses_that_cannot_be_honoured_are_named(client, fields, param):
     "fields",
     [
         {"max_tokens": None}, {"max_tokens": 0}, {"temperature": 1.1}, {"thinking": {"type": 5}},
-        {"messages": [{"role": "system", "content": "x"}]}, {"tools": [{"type": "web_search_20250305", "name": "w"}]},
+        {"messages": [{"role": "tool", "content": "x"}]}, {"tools": [{"type": 5, "name": "w!"}]},
         {"tool_choice": {"type": "tool", "name": "g"}, "tools": [{"name": "f", "input_schema": {}}]}, {"stop_sequences": [""]},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]},
         {"system": 5}, {"top_k": -1},

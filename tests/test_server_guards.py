@@ -128,6 +128,23 @@ def raw(client, data, seconds=3.0):
         return found
 
 
+@pytest.mark.parametrize(
+    ("line", "headers", "status"),
+    [
+        ("GET /health HTTP/1.0", "", 200), ("HEAD /health HTTP/1.0", "", 200), ("GET /v1/health/ HTTP/1.0", "", 200),
+        ("OPTIONS / HTTP/1.0", "", 204), ("OPTIONS /health HTTP/1.0", "User-Agent: check\r\n", 204),
+        ("GET / HTTP/1.0", "", 403), ("GET /version HTTP/1.0", "", 403), ("POST /health HTTP/1.0", "", 403),
+        ("GET /health HTTP/1.0", "Host: evil.com\r\n", 403), ("OPTIONS / HTTP/1.0", "Host: evil.com\r\n", 403),
+        ("GET /health HTTP/1.0", "Origin: http://evil.com\r\n", 403), ("GET /health HTTP/1.0", "Host: localhost\r\n", 200),
+        ("GET /health HTTP/1.0", "Origin: null\r\n", 403), ("GET /health HTTP/1.1", "", 400),
+    ],
+)  # fmt: skip
+def test_a_probe_of_http_1_0_needs_no_host(open_client, line, headers, status):
+    """HTTP | health | A supervisor's HTTP/1.0 probe without Host (HAProxy's) sees `/health`; nothing else is open to it."""
+    answer = raw(open_client, f"{line}\r\n{headers}\r\n".encode())
+    assert answer.split()[1] == str(status).encode(), answer
+
+
 @pytest.mark.parametrize("second", ["localhost", "evil.com"])
 def test_two_hosts_are_refused(open_client, second):
     answer = raw(open_client, f"GET /version HTTP/1.1\r\nHost: localhost\r\nHost: {second}\r\n\r\n".encode())

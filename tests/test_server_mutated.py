@@ -6,6 +6,7 @@ import json
 import logging
 
 import pytest
+from agent_histories import AGENTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import builtin_engine, client_of, hosted
@@ -38,6 +39,7 @@ CHAT = {
     "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True, "chat_template_kwargs": {"enable_thinking": False},
     "response_format": {"type": "text"}, **SAMPLING,
 }  # fmt: skip
+LIMITS = {"/v1/chat/completions": "max_tokens", "/v1/messages": "max_tokens", "/v1/responses": "max_output_tokens"}
 BODIES = [
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 2, "stream": True,
@@ -77,6 +79,7 @@ BODIES = [
     ("/tokenize", {"messages": [{"role": "user", "content": "hi"}], "return_token_strs": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
     ("/apply-template", {"messages": CHAT["messages"], "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": True}}),
+    *((path, body | {LIMITS[path]: 1}) for path, body, _ in (history(4) for history in AGENTS.values())),
 ]  # fmt: skip
 JUNK = [
     None, True, False, 0, 1, -1, 5, 2**31, 2**63, 2**64, 2**70, -(2**63), 0.5, -1e300,
@@ -87,7 +90,7 @@ JUNK = [
 
 @pytest.fixture(scope="module")
 def client():
-    engine = builtin_engine(context=512)
+    engine = builtin_engine(context=1024)
     engine.template = ChatTemplate(TEMPLATE)
     with client_of(hosted(engine=engine)) as client:
         yield client

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_files import tiny_config, write_json
 
+from edge_llm.convert.importer import import_model
 from edge_llm.errors import EdgeLLMError, ModelNotFound, UnsupportedModel, UsageError
 from edge_llm.models import describe, families
 from edge_llm.paths import find_bundle, safe_name
@@ -160,6 +162,14 @@ def test_an_adapter_is_told_with_the_model_that_it_is_for(tmp_path, base):
         with pytest.raises(UnsupportedModel, match="adapters are not supported yet: import") as refused:
             place_of(str(source))
         assert (f"is an adapter (LoRA) of `{base}`" in str(refused.value)) is isinstance(base, str)
+
+
+def test_an_adapter_beside_a_config_is_told_too(tmp_path):
+    write_json(tmp_path / "config.json", tiny_config())
+    write_json(tmp_path / "adapter_config.json", {"base_model_name_or_path": "org/base"})
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(UnsupportedModel, match=r"is an adapter \(LoRA\) of `org/base`"):
+        import_model(tmp_path, "m")
 
 
 def test_a_gguf_file_is_refused_in_the_same_words_wherever_it_is_named(tmp_path):

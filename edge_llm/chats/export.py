@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -49,7 +50,7 @@ def as_json(chat: Chat, messages: Iterable[Message]) -> str:
 
 def from_json(data: bytes, name: str) -> tuple[Chat, list[Message]]:
     """What `as_json` wrote, ids as they were there; `ChatStore.take_in` keeps it.  ``name`` is what an error calls it."""
-    document = parse_object(data, name, error=UsageError)
+    document = parse_object(data.removeprefix(BOM_UTF8), name, error=UsageError)
     if document.get("format") != FORMAT:
         raise UsageError(f"`{shown(name)}` is no exported chat: its format is not `{FORMAT}`; write one with /export json")
     if document.get("version") != VERSION:

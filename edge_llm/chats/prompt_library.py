@@ -41,7 +41,7 @@ def stored_prompt(folder: Path, name: str, filling: str = "") -> str:
     path = next((path for suffix in SUFFIXES if (path := folder / f"{name}{suffix}").exists()), None)
     if path is None:  # a link that leads nowhere, or a file that was removed meanwhile
         raise UsageError(f"the prompt `{name}` in `{folder}` cannot be read: its file is gone")
-    text = read_file(path, MOST_BYTES, error=UsageError).decode("utf-8", "replace").rstrip("\n")
+    text = read_file(path, MOST_BYTES, error=UsageError).decode("utf-8-sig", "replace").rstrip("\n")
     if not filling:
         return text
     first = PLACE.search(text)

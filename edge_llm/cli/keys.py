@@ -35,7 +35,7 @@ def read_keys(path: Path) -> list[str]:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_KEY_FILE_BYTES:
             raise UsageError(f"--api-key-file `{path}` is not a file with keys", param="api_key_file")
-        keys = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+        keys = [line.strip() for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--api-key-file `{path}` cannot be read: {error}", param="api_key_file") from None
     if not keys:

@@ -183,7 +183,7 @@ def _text_or_file(value: str, name: str) -> str:
             raise UsageError(f"no file `{shown(value)}`, and no JSON object; give one of them", param=name)
         return TEXT(value, param=None)
     try:
-        return read_file(Path(value), MAX_GRAMMAR_BYTES, error=UsageError).decode("utf-8")
+        return read_file(Path(value), MAX_GRAMMAR_BYTES, error=UsageError).decode("utf-8-sig")
     except UnicodeDecodeError as failure:
         raise UsageError(f"`{shown(value)}`: byte {failure.start} is not UTF-8", param=name) from None
 

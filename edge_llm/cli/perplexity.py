@@ -132,7 +132,7 @@ def _kv_quality(
 
 def _text(file: Path) -> str:
     try:
-        return read_file(file, MAX_TEXT_BYTES).decode("utf-8")
+        return read_file(file, MAX_TEXT_BYTES).decode("utf-8-sig")
     except EdgeLLMError as error:
         raise UsageError(f"cannot read the text: {error}", param="file") from error
     except UnicodeDecodeError as error:

@@ -89,7 +89,7 @@ def read_all(*, exact: bool = False) -> str:
     if len(data) > MAX_BYTES:
         raise UsageError(f"more than {MAX_BYTES >> 20} MiB are piped in; no context here holds that", param="prompt")
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"stdin is not UTF-8 text (byte {error.start}); pipe text", param="prompt") from error
     return text if exact else text.removesuffix("\r\n" if text.endswith("\r\n") else "\n")
@@ -97,15 +97,17 @@ def read_all(*, exact: bool = False) -> str:
 
 def read_lines() -> Iterator[str]:
     """The lines that are piped in, stripped; a line that cannot be used is noted and left out."""
+    encoding = "utf-8-sig"
     while sys.stdin is not None and (line := sys.stdin.buffer.readline(MAX_BYTES + 1)):
         if len(line) > MAX_BYTES:
             note(f"error: a line has more than {MAX_BYTES >> 20} MiB; no context here holds that")
             _skip_line()
             continue
         try:
-            yield line.decode("utf-8").strip()
+            yield line.decode(encoding).strip()
         except UnicodeDecodeError:
             note("error: that line is not UTF-8 text")
+        encoding = "utf-8"  # a byte order mark stands before the first one only
 
 
 def _skip_line() -> None:

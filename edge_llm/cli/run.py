@@ -47,6 +47,11 @@ from edge_llm.talk.outcome import AnswerSyntax
 @yes_option
 @click.option("--system", type=TEXT, help="System message, for a model with a chat template.")
 @click.option("--raw", is_flag=True, help="Continue the prompt exactly as it stands, without the chat template.")
+@click.option(
+    "--parse-special/--no-parse-special",
+    default=None,
+    help="With --raw, what spells a control token in the prompt is one; default: yes.",
+)
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token.")
 @click.option("--plain", is_flag=True, help="Print the answer as it was said; on a terminal its Markdown is drawn.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, reasoning, tokens, usage, timings, device.")
@@ -55,6 +60,7 @@ def run_command(
     words: tuple[str, ...],
     system: str | None,
     raw: bool,
+    parse_special: bool | None,
     plain: bool,
     as_json: bool,
     yes: bool,
@@ -72,6 +78,8 @@ def run_command(
     """
     if model == STDIN and not words:
         model, words = None, (STDIN,)
+    if parse_special is not None and not raw:
+        raise UsageError("--parse-special and --no-parse-special need --raw", param="parse_special")
     text = _whole_prompt(model, words, raw)
     runtime = runtime_config(options)
     grammar = grammar_of(options)
@@ -84,7 +92,7 @@ def run_command(
     if grammar is not None:
         check_grammar(grammar, engine.tokenizer)
     params = generation_params(options | {"grammar": grammar}, engine.defaults)
-    request, syntax = _request(engine, text, system, raw, params)
+    request, syntax = _request(engine, text, system, params, raw=raw, parse_special=raw and parse_special is not False)
     if as_json:
         say_json(_as_dict(engine.answer(request), syntax) | asdict(engine.runner.site), indent=None)
     else:
@@ -116,11 +124,13 @@ def _whole_prompt(model: str | None, words: tuple[str, ...], raw: bool) -> str:
     return text
 
 
-def _request(engine: Engine, text: str, system: str | None, raw: bool, params: Any) -> tuple[Request, AnswerSyntax]:
+def _request(
+    engine: Engine, text: str, system: str | None, params: Any, *, raw: bool, parse_special: bool
+) -> tuple[Request, AnswerSyntax]:
     if raw or engine.template.is_default:
         if system is not None:
             raise UsageError("--system needs a model with a chat template, and no --raw", param="system")
-        return engine.text_request(text, params), AnswerSyntax(engine.tokenizer)
+        return engine.text_request(text, params, parse_special=parse_special), AnswerSyntax(engine.tokenizer)
     messages = [] if system is None else [{"role": "system", "content": system}]
     return conversation_request(engine, [*messages, {"role": "user", "content": text}], params)
 

@@ -69,7 +69,7 @@ def read_text(path: Path) -> tuple[str, bytes]:
     """The text in ``path``, which has some, and its bytes.  Raises `UsageError`."""
     data = read_file(path, MAX_TEXT_BYTES, error=UsageError)
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"`{path}` is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     if not text.strip():

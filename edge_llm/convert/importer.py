@@ -15,6 +15,7 @@ gives the same bytes (`unfinished`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -67,6 +68,7 @@ from edge_llm.schemes import scheme_of
 from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
+from edge_llm.text.ends import turn_end
 from kernels.memory import recycled
 from kernels.pointwise import MAX_TURN, is_turn
 
@@ -193,6 +195,7 @@ class _Job:
         self.tokenizer = source.tokenizer()
         source.template(self.tokenizer).check()
         check_usable(source, self.tokenizer, notice)
+        self.turn_end = self._turn_end()
         self.digest = source.digest(progress)
         if self.unused:
             names = ", ".join(f"`{shown(name)}`" for name in self.unused[:3])
@@ -359,8 +362,23 @@ class _Job:
             return None
         return Coder.begin(self.source, self.decoder, sequences)
 
+    def _turn_end(self) -> int | None:
+        """A token that ends turns in the template and that the configs do not name, which is told."""
+        token = turn_end(self.source.template(self.tokenizer), self.tokenizer)
+        if token is not None:
+            text = shown(self.tokenizer.token_text(token), 40)
+            self.notice(f"`{text}` ends a turn in the chat template and no config names it: it ends answers, too")
+        return token
+
+    def _side_files(self) -> dict[str, bytes]:
+        files = dict(self.source.side_files())
+        if self.turn_end is not None:
+            ends = {"eos_token_id": sorted({*self.tokenizer.eos_ids, self.turn_end})}
+            files["generation_config.json"] = json.dumps(self.source.generation_config() | ends, indent=2).encode()
+        return files
+
     def _write_files(self, writer: BundleWriter) -> None:
-        files = self.source.side_files()
+        files = self._side_files()
         for name, data in files.items():
             writer.add_file(name, [data])
         if self.keep_float:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from edge_llm.decoding.defaults import generation_defaults
 from edge_llm.errors import InvalidModel, UsageError
+from edge_llm.files import shown
 from edge_llm.sources import Source
 from edge_llm.text.chat import ChatTemplate, encode_chat
 from edge_llm.text.tokenizer import Tokenizer
@@ -26,6 +27,9 @@ def check_usable(source: Source, tokenizer: Tokenizer, notice: Callable[[str], N
             f"config.json: a context of `{context}` tokens has no room for an answer to `{SHORTEST_PROMPT}`, "
             f"which is {tokens} tokens with all that the model wants around it; check max_position_embeddings"
         )
+    if tokenizer.left_out:
+        texts = ", ".join(f"`{shown(text, 40)}`" for text in tokenizer.left_out[:3])
+        notice(f"tokenizer.json: {len(tokenizer.left_out)} added tokens beyond the embedding are left out: {texts}")
     for reason in generation_defaults(source.generation_config()).left_out:
         notice(f"generation_config.json: {reason}; the model runs without this default")
 

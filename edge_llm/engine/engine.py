@@ -90,10 +90,10 @@ class Engine:
         prompt = encode_chat(self.template, self.tokenizer, messages, variables, most=self.runner.context)
         return self._request(prompt + self.tokenizer.encode(begun), params, continues=bool(begun))
 
-    def text_request(self, text: str, params: GenerationParams) -> Request:
-        """A request that continues ``text`` as it stands."""
-        most = self.runner.context
-        return self.token_request(self.tokenizer.encode(text, add_bos=self.tokenizer.add_bos, most=most), params)
+    def text_request(self, text: str, params: GenerationParams, *, parse_special: bool = False) -> Request:
+        """A request that continues ``text`` as it stands; with ``parse_special`` what spells a control token is one."""
+        tokens = self.tokenizer.encode_raw(text, parse_special=parse_special, most=self.runner.context)
+        return self.token_request(tokens, params)
 
     def token_request(self, tokens: Sequence[int], params: GenerationParams) -> Request:
         """A request that continues ``tokens`` as they stand."""

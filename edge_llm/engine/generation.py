@@ -71,7 +71,9 @@ class Generation:
         """A copy of the logits for the edit; its memory serves all tokens, because new pages take longer than the copy."""
         self._constraint = None if params.grammar is None else Constraint(params.grammar, tokenizer)
         exact = params.grammar is not None and not params.grammar.parts  # one with parts may begin with free text
-        self._decoder = IncrementalDecoder(tokenizer, continues=request.continues or exact)
+        self._decoder = IncrementalDecoder(
+            tokenizer, skip_special=params.skip_special_tokens, continues=request.continues or exact
+        )
         self._stops = StopStrings(params.stop)
         self._loops = LoopGuard() if params.guarded else None
         self._ends = params.stop_tokens | (frozenset() if params.ignore_eos else tokenizer.eos_ids)

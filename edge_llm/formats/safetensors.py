@@ -266,7 +266,7 @@ def open_model_folder(folder: Path) -> SourceFolder:
         return SourceFolder(folder, config, [open_safetensors(folder / _SINGLE)])
     if _exists(folder / _INDEX):
         return SourceFolder(folder, config, _open_shards(folder))
-    raise _no_weights(folder)
+    raise _is_adapter(folder) if _exists(folder / _ADAPTER) else _no_weights(folder)
 
 
 def _is_adapter(folder: Path) -> UnsupportedModel:

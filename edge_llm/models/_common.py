@@ -133,6 +133,9 @@ def sliding_window(raw: dict[str, Any]) -> int | None:
         raise UnsupportedModel(f"config.json: the layer type `{shown(foreign[0])}` does not run here")
     if raw.get("sliding_window") is None or (kinds and "sliding_attention" not in kinds):
         return None
+    layers = fields.integer("num_hidden_layers", 1, 1024)
+    if not kinds and fields.integer("max_window_layers", 0, 1 << 20, 0) >= layers:
+        return None  # the layers below it have full attention
     return fields.integer("sliding_window", 1, MAX_CONTEXT)
 
 

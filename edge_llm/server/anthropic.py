@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -18,6 +19,7 @@ from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.server import limits
 from edge_llm.server.host import ModelHost
+from edge_llm.server.offers import Offer, messages_offer
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Body, Sampling, ignored_header
@@ -25,6 +27,7 @@ from edge_llm.server.shapes import new_id, stopped_by
 from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
 from edge_llm.strict_json import is_deeper
+from edge_llm.talk.contents import LeftOut, joined, result_of, text_of, texts_of, without_old_thoughts
 from edge_llm.talk.conversation import conversation_request, plain_messages, plain_text
 from edge_llm.talk.formats import checked_grammar, response_format
 from edge_llm.talk.outcome import AnswerSyntax, Outcome
@@ -59,19 +62,37 @@ class CountBody(Thinks):
 
     def prompt_for(self, host: ModelHost, params: GenerationParams) -> tuple[Prompt, AnswerSyntax]:
         """The engine's request, and how to read its answer.  A last message of the assistant is the answer's beginning."""
-        given = [_chat_tool(tool, at) for at, tool in enumerate(self.tools or [])]
-        choice, parallel = _chat_choice(self.tool_choice or {})
-        tools = ToolUse.of(given, choice, parallel, host.engine)
-        messages: list[dict[str, Any]] = []
-        if self.system is not None:
-            messages.append({"role": "system", "content": plain_text(self.system, "system")})
-        for index, message in enumerate(self.messages):
-            messages += _chat_messages(message, f"messages[{index}]")
+        tools = ToolUse.of(self.offer.functions, self.offer.choice, self._parallel, host.engine)
+        messages = self._messages(LeftOut())
         begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
         params = replace(params, grammar=self._answer_grammar(host.engine.tokenizer))
         variables = self.thinking_variables(host.engine.template.source)
         plain = host.checked(plain_messages(messages))
         return conversation_request(host.engine, plain, params, begun=begun, tools=tools, variables=variables)
+
+    @cached_property
+    def offer(self) -> Offer:
+        """The tools that may be called.  Raises `UsageError`."""
+        return messages_offer(self.tools or [], _chat_choice(self.tool_choice or {}))
+
+    @property
+    def _parallel(self) -> bool:
+        """Whether several calls are allowed."""
+        return not (self.tool_choice or {}).get("disable_parallel_tool_use")
+
+    def ignored(self, template: str = "") -> list[str]:
+        self._messages(left_out := LeftOut())
+        return joined(super().ignored(template), (*left_out.names, *self.offer.left_out))
+
+    def _messages(self, left_out: LeftOut) -> list[dict[str, Any]]:
+        """The conversation in OpenAI's shape."""
+        messages: list[dict[str, Any]] = []
+        if self.system is not None:
+            system = texts_of(self.system, "system", "system", left_out)
+            messages.append({"role": "system", "content": plain_text(system, "system")})
+        for index, message in enumerate(self.messages):
+            messages += _chat_messages(message, f"messages[{index}]", left_out)
+        return without_old_thoughts(messages)
 
     def _answer_grammar(self, tokenizer: Tokenizer) -> Grammar | None:
         inner = response_format(self.output_config.format if self.output_config else None, "output_config.format")
@@ -100,43 +121,67 @@ class MessagesBody(CountBody, Sampling):
         return params if self.stop_sequences is None else replace(params, stop=tuple(self.stop_sequences))
 
 
-def _chat_tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
-    if tool.get("type") not in (None, "custom"):
-        raise UsageError(f"tools[{at}]: tools of type `{shown(tool['type'], 40)}` do not run here", param=f"tools[{at}]")
-    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
-    return {"type": "function", "function": function}
-
-
-def _chat_choice(choice: dict[str, Any]) -> tuple[Any, bool]:
-    """The tool choice in OpenAI's words, and whether several calls are allowed."""
+def _chat_choice(choice: dict[str, Any]) -> Any:
+    """The tool choice in OpenAI's words."""
     kind = choice.get("type")
     named = {"type": "function", "function": {"name": choice.get("name")}}
-    return named if kind == "tool" else "required" if kind == "any" else kind, not choice.get("disable_parallel_tool_use")
+    return named if kind == "tool" else "required" if kind == "any" else kind
 
 
-def _chat_messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
+def _chat_messages(message: dict[str, Any], where: str, left_out: LeftOut) -> list[dict[str, Any]]:
     """One message of Anthropic's as messages of OpenAI's: the results of tools become messages of their own."""
     role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant"):
-        raise UsageError(f"{where}.role must be user or assistant, got `{shown(role, 40)}`", param=f"{where}.role")
+    if role not in _ROLES:  # Claude Code looks for these words, and goes on without the role
+        raise UsageError(f"{where}: role '{shown(role, 40)}' is not supported; use {', '.join(_ROLES)}", param=f"{where}.role")
+    left_out.beside(("role", "content"), message, "messages")
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
-    texts: list[Any] = []
-    results: list[dict[str, Any]] = []
-    calls: list[dict[str, Any]] = []
+    said = _Said()
     for at, block in enumerate(content):
+        said.take(block, f"{where}.content[{at}]", left_out)
+    if said.results and not (said.texts or said.calls or said.thoughts):
+        return said.results
+    found = {"role": role, "content": plain_text(said.texts, f"{where}.content")}
+    calls = {"tool_calls": said.calls} if said.calls else {}
+    thought = {"reasoning_content": "\n".join(said.thoughts)} if said.thoughts else {}
+    return [*said.results, found | calls | thought]
+
+
+_ROLES = ("user", "assistant", "system")
+_OF_OTHERS = ("redacted_thinking", "server_tool_use", "mcp_tool_use", "container_upload")
+"""Blocks that only their own server reads."""
+
+
+class _Said:
+    """What the blocks of one message are."""
+
+    def __init__(self) -> None:
+        self.texts: list[Any] = []
+        self.results: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []
+        self.thoughts: list[str] = []
+
+    def take(self, block: Any, where: str, left_out: LeftOut) -> None:
+        """The next block.  Raises `UsageError`."""
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
-            calls.append({"id": block.get("id"), "function": {"name": block.get("name"), "arguments": block.get("input")}})
+            left_out.beside(("name", "input", "caller"), block, _FIELD)
+            self.calls.append({"id": block.get("id"), "function": {"name": block.get("name"), "arguments": block.get("input")}})
         elif kind == "tool_result":
-            text = plain_text(block.get("content"), f"{where}.content[{at}].content")
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
-        elif kind not in ("thinking", "redacted_thinking"):  # what was thought in an earlier turn is not shown again
-            texts.append(block)
-    if results and not texts and not calls:
-        return results
-    said = {"role": role, "content": plain_text(texts, f"{where}.content")} | ({"tool_calls": calls} if calls else {})
-    return [*results, said]
+            left_out.beside(("tool_use_id", "content"), block, _FIELD)
+            given = result_of(block.get("content"), f"{where}.content", _FIELD, left_out)
+            result = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": "" if given is None else given}
+            self.results.append(result)
+        elif kind == "thinking":
+            if isinstance(thought := block.get("thinking"), str) and thought:
+                self.thoughts.append(thought)
+        elif isinstance(kind, str) and (kind in _OF_OTHERS or kind.endswith("_tool_result")):
+            left_out.add(f"{_FIELD}.{kind}")
+        else:
+            self.texts.append(text_of(block, where, _FIELD, left_out))
+
+
+_FIELD = "messages.content"
 
 
 async def messages(request: Request) -> Response:

@@ -17,6 +17,7 @@ from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.conversation import Conversation
+from edge_llm.server.customs import CustomCalls, CustomInput, with_inputs
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
 from edge_llm.server.problems import Problem
@@ -26,7 +27,7 @@ from edge_llm.server.shapes import FINGERPRINT, RunningUsage, chat_logprobs, new
 from edge_llm.server.stream import DONE, TextEvent, event
 from edge_llm.talk.conversation import conversation_request
 from edge_llm.talk.outcome import AnswerSyntax, Outcome
-from edge_llm.talk.pieces import AnswerPiece, CallBegun, Said, Thought
+from edge_llm.talk.pieces import AnswerPiece, CallArguments, CallBegun, Said, Thought
 from edge_llm.talk.tools import ToolUse
 
 
@@ -47,13 +48,14 @@ class ChatBody(Conversation, Streaming, Guided):
 
     def reply(self, host: ModelHost, model: str) -> ChatReply:
         """What answers this request."""
-        return ChatReply(model, *self.prompts(host), self.wants_usage, self.wants_running_usage)
+        customs = self.offer.customs
+        return ChatReply(model, *self.prompts(host), self.wants_usage, self.wants_running_usage, customs)
 
     def prompts(self, host: ModelHost) -> tuple[list[Prompt], AnswerSyntax]:
         """One engine request per choice, and how to read the answers."""
         engine = host.engine
         params = replace(self.params(engine.served, engine.config.vocab_size), logprobs=self._wanted_logprobs())
-        tools = ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls, engine)
+        tools = ToolUse.of(self.offer.functions, self.offer.choice, self.parallel_tool_calls, engine)
         params = replace(params, grammar=self.answer_grammar(engine.tokenizer))
         variables = self.variables(engine.template.source)
         messages, begun = host.checked(self.plain()), bool(self.continue_final_message)
@@ -81,6 +83,8 @@ class ChatReply:
     syntax: AnswerSyntax
     wants_usage: bool
     wants_running_usage: bool
+    customs: frozenset[str] = frozenset()
+    """Names of custom tools."""
     id: str = field(default_factory=lambda: new_id("chatcmpl-"))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -90,7 +94,7 @@ class ChatReply:
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The reply that is not streamed."""
-        outcomes = [self.syntax.outcome(answer) for answer in answers]
+        outcomes = [with_inputs(self.syntax.outcome(answer), self.customs) for answer in answers]
         return {
             **self._head("chat.completion"),
             "choices": [self._choice(index, *found) for index, found in enumerate(zip(answers, outcomes, strict=True))],
@@ -110,7 +114,7 @@ class ChatReply:
     ) -> Iterator[dict[str, Any]]:
         """Pieces of choice ``index``; the first has the log-probabilities of all tokens that came."""
         logprobs = chat_logprobs(found) if found else None
-        for delta in [_delta(piece) for piece in pieces] or ([{"content": ""}] if found else []):
+        for delta in [self.delta(piece) for piece in pieces] or ([{"content": ""}] if found else []):
             yield self.chunk(index, delta, logprobs=logprobs)
             logprobs = None
 
@@ -125,11 +129,38 @@ class ChatReply:
     def _choice(self, index: int, answer: Answer, outcome: Outcome) -> dict[str, Any]:
         return {
             "index": index,
-            "message": _message(outcome),
+            "message": self._message(outcome),
             "logprobs": chat_logprobs(answer.logprobs) if answer.logprobs else None,
             "finish_reason": outcome.reason,
             **stopped_by(outcome.finish),
         }
+
+    def delta(self, piece: AnswerPiece) -> dict[str, Any]:
+        """What ``piece`` adds to a choice."""
+        if isinstance(piece, Thought):
+            return {"reasoning_content": piece.text}
+        if isinstance(piece, Said):
+            return {"content": piece.text}
+        if isinstance(piece, CallBegun):
+            return {"tool_calls": [{"index": piece.index} | self._call(piece.id, piece.name, "")]}
+        return {"tool_calls": [{"index": piece.index} | self._arguments(piece)]}
+
+    def _arguments(self, piece: CallArguments) -> dict[str, Any]:
+        return {"custom": {"input": piece.text}} if isinstance(piece, CustomInput) else {"function": {"arguments": piece.text}}
+
+    def _call(self, call_id: str, name: str, arguments: str) -> dict[str, Any]:
+        if name in self.customs:
+            return {"id": call_id, "type": "custom", "custom": {"name": name, "input": arguments}}
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    def _message(self, outcome: Outcome) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": outcome.said, "refusal": None}
+        if outcome.thought:
+            message["reasoning_content"] = outcome.thought
+        if outcome.calls:
+            message["content"] = outcome.said or None
+            message["tool_calls"] = [self._call(call.id, call.name, call.arguments) for call in outcome.calls]
+        return message
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -141,36 +172,13 @@ class ChatReply:
         }
 
 
-def _message(outcome: Outcome) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": outcome.said, "refusal": None}
-    if outcome.thought:
-        message["reasoning_content"] = outcome.thought
-    if outcome.calls:
-        message["content"] = outcome.said or None
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in outcome.calls
-        ]
-    return message
-
-
-def _delta(piece: AnswerPiece) -> dict[str, Any]:
-    if isinstance(piece, Thought):
-        return {"reasoning_content": piece.text}
-    if isinstance(piece, Said):
-        return {"content": piece.text}
-    if isinstance(piece, CallBegun):
-        function = {"name": piece.name, "arguments": ""}
-        return {"tool_calls": [{"index": piece.index, "id": piece.id, "type": "function", "function": function}]}
-    return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
-
-
 class _Events:
     """The role first, then all choices' pieces as they come, each with its end, the usage, and the word that it is all."""
 
     def __init__(self, reply: ChatReply) -> None:
         self._reply = reply
         self._readers = [reply.syntax.reader() for _ in reply.requests]
+        self._customs = [CustomCalls(reply.customs) for _ in reply.requests]
         self._usage = RunningUsage(len(reply.requests[0].prompt), wanted=reply.wants_running_usage)
         self._finishes: dict[int, Finish] = {}
         self._texts: dict[tuple[int, type[Said | Thought]], TextEvent] = {}
@@ -182,7 +190,7 @@ class _Events:
     def grow(self, index: int, delta: Delta) -> Iterator[str]:
         self._usage.see(index, delta)
         reader = self._readers[index]
-        pieces = reader.read(delta)
+        pieces = self._customs[index].push(reader.read(delta), ended=delta.finish is not None)
         if self._usage.wanted or delta.logprobs:
             for chunk in self._reply.piece_chunks(index, pieces, delta.logprobs):
                 yield event(chunk | self._usage.field())
@@ -196,10 +204,10 @@ class _Events:
     def _piece(self, index: int, piece: AnswerPiece) -> str:
         """The event of ``piece`` alone."""
         if not isinstance(piece, Said | Thought):
-            return event(self._reply.chunk(index, _delta(piece)))
+            return event(self._reply.chunk(index, self._reply.delta(piece)))
         known = (index, type(piece))
         if known not in self._texts:
-            self._texts[known] = TextEvent(self._reply.chunk(index, _delta(type(piece)(""))))
+            self._texts[known] = TextEvent(self._reply.chunk(index, self._reply.delta(type(piece)(""))))
         return self._texts[known].with_text(piece.text)
 
     def closing(self) -> Iterator[str]:

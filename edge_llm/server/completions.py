@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -12,13 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge_llm.decoding.logprobs import TokenLogprobs
+from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Answer, Delta, Finish
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.formats import Guided
 from edge_llm.server.host import ModelHost
-from edge_llm.server.inputs import Texts, token_lists
+from edge_llm.server.inputs import Texts, items_of, token_lists
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Sampling, Streaming, choices
@@ -45,6 +47,10 @@ class CompletionBody(Streaming, Guided):
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=limits.TOP_LOGPROBS)
     best_of: int | None = None
+    parse_special: bool | None = None
+    """llama.cpp's: whether what spells a control token in the prompt is one, as it is by itself."""
+    add_special_tokens: bool | None = None
+    """vLLM's: whether a prompt begins with a bos token where the model's author wants one."""
 
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **Sampling.cannot,
@@ -54,7 +60,7 @@ class CompletionBody(Streaming, Guided):
     def reply(self, host: ModelHost, model: str) -> CompletionReply:
         """What answers this request."""
         prompts, each = self.prompts(host), self.n or 1
-        texts = [host.engine.tokenizer.decode(prompt.prompt) if self.echo else "" for prompt in prompts[::each]]
+        texts = [self._echo(host, item) if self.echo else "" for item in items_of(self._texts)]
         echoes = [text for text in texts for _ in range(each)]
         return CompletionReply(model, prompts, each, echoes, self.wants_usage, self.wants_running_usage)
 
@@ -70,9 +76,29 @@ class CompletionBody(Streaming, Guided):
             logprobs=self.logprobs,
             grammar=self.answer_grammar(engine.tokenizer),
         )
-        start = "" if self.prompt is None else self.prompt
-        given = token_lists(host, start, "prompt", limits.PROMPTS)
+        given = token_lists(host, self._texts, "prompt", limits.PROMPTS, partial(self._encode, engine))
         return [replace(engine.token_request(tokens, params), params=one) for tokens in given for one in choices(params, n)]
+
+
+    @property
+    def _texts(self) -> Texts:
+        return "" if self.prompt is None else self.prompt
+
+    def _encode(self, engine: Engine, text: str) -> list[int]:
+        return engine.tokenizer.encode_raw(
+            text, parse_special=self.parse_special is not False, add_bos=_no_or_default(self.add_special_tokens),
+            most=engine.runner.context,
+        )  # fmt: skip
+
+    def _echo(self, host: ModelHost, item: str | list[int]) -> str:
+        """What stands before the answer to the prompt ``item``: the prompt as it was given."""
+        skip = self.skip_special_tokens is not False
+        return item if isinstance(item, str) else host.engine.tokenizer.decode(item, skip_special=skip)
+
+
+def _no_or_default(asked: bool | None) -> bool | None:
+    """Clients send true for "as usual", which is what the model's author says."""
+    return False if asked is False else None
 
 
 async def completions(request: Request) -> Response:

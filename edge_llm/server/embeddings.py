@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -64,7 +65,9 @@ def _prepare(host: ModelHost, data: bytes) -> tuple[EmbeddingBody, list[list[int
         raise UsageError(f"dimensions can only be {size} with this model, got `{body.dimensions}`", param="dimensions")
     if body.input is None:
         raise UsageError("input is missing; give a text or a list of texts", param="input")
-    return body, token_lists(host, body.input, "input", limits.INPUTS), ignored_header(body.ignored())
+    tokenizer = host.engine.tokenizer
+    encode = partial(tokenizer.encode, add_bos=tokenizer.add_bos, most=host.engine.runner.context)
+    return body, token_lists(host, body.input, "input", limits.INPUTS, encode), ignored_header(body.ignored())
 
 
 def _encoded(vector: np.ndarray, encoding: str | None) -> str | list[float]:

@@ -30,7 +30,8 @@ from edge_llm.server.problems import error_response
 from edge_llm.server.schemas import IGNORED_HEADER
 
 LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
-OPEN_PATHS = frozenset(("/", "/health", "/v1/health"))
+PROBE_PATHS = frozenset(("/health", "/v1/health"))
+OPEN_PATHS = frozenset(("/", *PROBE_PATHS))
 """Paths that need no key: the page (which asks for it) and the probe of a supervisor."""
 EVERY_ORIGIN = "*"
 _USUAL_HEADERS = ("authorization", "content-type", "x-api-key", "api-key", "anthropic-version")
@@ -111,7 +112,8 @@ class Guards:
 
     def _check(self, scope: Scope, headers: Headers, allowed_origin: str | None) -> None:
         _check_size(headers)
-        self._check_host(headers)
+        if not _is_old_probe(scope, headers):
+            self._check_host(headers)
         self._check_origin(headers, allowed_origin)
         if scope["method"] == "OPTIONS":
             return
@@ -128,7 +130,8 @@ class Guards:
         if allowed_origin is not None:
             return
         origins = headers.getlist("origin")
-        same = (f"http://{headers['host']}".lower(), f"https://{headers['host']}".lower())
+        host = headers.get("host", "").lower()
+        same = (f"http://{host}", f"https://{host}")
         if len(origins) > 1 or (origins and origins[0].lower() not in same):
             raise HTTPException(403, "pages of this Origin may not use this server; add it with --allow-origin if it is yours")
         if headers.get("sec-fetch-site", "none") == "cross-site":
@@ -143,6 +146,12 @@ class Guards:
         bearer = token.strip() if scheme.lower() == "bearer" else None
         if not self._access.knows_key(bearer or headers.get("x-api-key") or headers.get("api-key")):
             raise HTTPException(401, "the API key is missing or wrong", {"WWW-Authenticate": "Bearer"})
+
+
+def _is_old_probe(scope: Scope, headers: Headers) -> bool:
+    """Whether a supervisor asks in HTTP/1.0, which has no Host, if the server is up; every browser names a Host."""
+    asks = scope["path"] in PROBE_PATHS and scope["method"] in ("GET", "HEAD")
+    return scope["http_version"] == "1.0" and not {"host", "origin"} & set(headers) and (asks or scope["method"] == "OPTIONS")
 
 
 def _check_size(headers: Headers) -> None:

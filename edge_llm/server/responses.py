@@ -5,24 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Answer, Delta
 from edge_llm.engine.request import Request as Prompt
 from edge_llm.errors import UsageError
-from edge_llm.files import shown
 from edge_llm.server import limits
+from edge_llm.server.customs import CustomCalls, with_inputs
 from edge_llm.server.host import ModelHost
+from edge_llm.server.items import Items, shortened
+from edge_llm.server.offers import Offer, responses_offer
 from edge_llm.server.problems import Problem
 from edge_llm.server.replies import answered
 from edge_llm.server.schemas import Body, Sampling
 from edge_llm.server.shapes import new_id, stopped_by
 from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
+from edge_llm.talk.contents import LeftOut, joined, without_old_thoughts
 from edge_llm.talk.conversation import conversation_request, plain_messages
 from edge_llm.talk.formats import checked_grammar, response_format
 from edge_llm.talk.outcome import AnswerSyntax, Outcome
@@ -48,12 +53,13 @@ class ResponsesBody(Thinks, Sampling):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """auto: a conversation that is too long loses its beginning."""
 
     cannot: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **Sampling.cannot,
         "background": (False,), "conversation": (), "include": ([], ["reasoning.encrypted_content"]), "max_tool_calls": (),
         "moderation": (), "previous_response_id": (), "prompt": (), "store": (False,), "top_logprobs": (0,),
-        "truncation": ("disabled",),
     }  # fmt: skip
 
     def reply(self, host: ModelHost, model: str) -> ResponsesReply:
@@ -65,48 +71,45 @@ class ResponsesBody(Thinks, Sampling):
         """The engine's request, and how to read its answer."""
         engine = host.engine
         params = self.params(engine.served, engine.config.vocab_size)
-        tools = ToolUse.of([_chat_tool(tool) for tool in self.tools or []], self.tool_choice, self.parallel_tool_calls, engine)
+        tools = ToolUse.of(self.offer.functions, self.offer.choice, self.parallel_tool_calls, engine)
         wanted = response_format(self.text.format if self.text else None, "text.format")
         params = replace(params, grammar=checked_grammar({"text.format": wanted} if wanted else {}, engine.tokenizer))
         variables = self.thinking_variables(engine.template.source)
-        messages = host.checked(self._messages())
-        return conversation_request(engine, messages, params, tools=tools, variables=variables)
+
+        def asked(messages: list[dict[str, Any]]) -> tuple[Prompt, AnswerSyntax]:
+            return conversation_request(engine, host.checked(messages), params, tools=tools, variables=variables)
+
+        messages = self._messages(LeftOut())
+        return shortened(messages, asked, self._room(engine)) if self.truncation == "auto" else asked(messages)
+
+    @cached_property
+    def offer(self) -> Offer:
+        """The tools that may be called.  Raises `UsageError`."""
+        return responses_offer(self.tools or [], self.tool_choice)
+
+    def ignored(self, template: str = "") -> list[str]:
+        self._messages(left_out := LeftOut())
+        return joined(super().ignored(template), (*left_out.names, *self.offer.left_out))
+
+    def _room(self, engine: Engine) -> int:
+        """Tokens of a shortened prompt: what is left beside the answer, half of the context at least."""
+        context = engine.runner.context
+        return context - min(self._token_limit() or context // 4, context // 2)
 
     @property
     def effort(self) -> str | None:
         """How hard the model is to think, as the request has it."""
         return self.reasoning.get("effort") if isinstance(self.reasoning, dict) else None
 
-    def _messages(self) -> list[dict[str, Any]]:
+    def _messages(self, left_out: LeftOut) -> list[dict[str, Any]]:
         given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         if not 1 <= len(given) <= limits.MESSAGES:
             raise UsageError(f"input takes 1 to {limits.MESSAGES} items, got `{len(given)}`", param="input")
-        messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        said = Items(left_out)
         for index, item in enumerate(given):
-            _add_item(messages, item, f"input[{index}]")
-        return plain_messages(messages, "input")
-
-
-def _add_item(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
-    """Put one input item behind ``messages``; calls of one turn become one assistant message."""
-    kind = item.get("type", "message")
-    if kind == "message":
-        messages.append({"role": item.get("role"), "content": item.get("content")})
-    elif kind == "function_call":
-        call = {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
-        if not messages or messages[-1].get("role") != "assistant":
-            messages.append({"role": "assistant", "content": None})
-        messages[-1] = messages[-1] | {"tool_calls": [*messages[-1].get("tool_calls", []), call]}
-    elif kind == "function_call_output":
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
-    elif kind != "reasoning":  # what a model thought in an earlier turn is not shown to it again
-        raise UsageError(f"{where}: items of type `{shown(kind, 40)}` are not supported here", param=where)
-
-
-def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        return tool  # refused by `ToolUse`, which names it
-    return {"type": "function", "function": {key: tool.get(key) for key in ("name", "description", "parameters", "strict")}}
+            said.take(item, f"input[{index}]")
+        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        return without_old_thoughts(plain_messages([*system, *said.messages], "input"))
 
 
 async def responses(request: Request) -> Response:
@@ -131,8 +134,8 @@ class ResponsesReply:
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The finished response."""
-        outcome = self.syntax.outcome(*answers)
-        return self.finished(outcome, [item.done for item in _items(outcome)])
+        outcome = with_inputs(self.syntax.outcome(*answers), self.body.offer.customs)
+        return self.finished(outcome, [item.done for item in _items(outcome, self.body.offer.customs)])
 
     def finished(self, outcome: Outcome, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The response with all its output."""
@@ -165,7 +168,7 @@ class ResponsesReply:
             "tool_choice": self.body.tool_choice or "auto",
             "tools": self.body.tools or [],
             "top_p": params.top_p,
-            "truncation": "disabled",
+            "truncation": self.body.truncation or "disabled",
             "usage": None if outcome is None else _usage(outcome),
         }
 
@@ -182,10 +185,16 @@ class _Item:
     status: str = "in_progress"
 
     @classmethod
-    def of(cls, piece: AnswerPiece) -> _Item:
+    def call(cls, call_id: str, name: str, customs: frozenset[str], text: str = "") -> _Item:
+        """A call of a function or of one of the ``customs``."""
+        kind = "custom_tool_call" if name in customs else "function_call"
+        return cls(kind, new_id("ctc_" if name in customs else "fc_"), call_id, name, text)
+
+    @classmethod
+    def of(cls, piece: AnswerPiece, customs: frozenset[str]) -> _Item:
         """The item that begins with ``piece``."""
         if isinstance(piece, CallBegun):
-            return cls("function_call", new_id("fc_"), piece.id, piece.name)
+            return cls.call(piece.id, piece.name, customs)
         kind = _kind(piece)
         return cls(kind, new_id("rs_" if kind == "reasoning" else "msg_"))
 
@@ -193,14 +202,14 @@ class _Item:
     def begun(self) -> dict[str, Any]:
         """The item before its content."""
         head = {"id": self.id, "type": self.kind, "status": self.status}
-        if self.kind == "function_call":
-            return head | {"call_id": self.call_id, "name": self.name, "arguments": ""}
+        if self.kind in _CALLS:
+            return head | {"call_id": self.call_id, "name": self.name, _CALLS[self.kind]: ""}
         return head | ({"summary": [], "content": []} if self.kind == "reasoning" else {"role": "assistant", "content": []})
 
     @property
     def done(self) -> dict[str, Any]:
         """The item with its content."""
-        content = {"arguments": self.text} if self.kind == "function_call" else {"content": [self.content_part(self.text)]}
+        content = {_CALLS[self.kind]: self.text} if self.kind in _CALLS else {"content": [self.content_part(self.text)]}
         return self.begun | content
 
     def content_part(self, text: str) -> dict[str, Any]:
@@ -210,12 +219,12 @@ class _Item:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _items(outcome: Outcome) -> list[_Item]:
+def _items(outcome: Outcome, customs: frozenset[str]) -> list[_Item]:
     """The output items of a whole answer; an answer without anything is an empty message."""
     items = [_Item("reasoning", new_id("rs_"), text=outcome.thought)] if outcome.thought else []
     if outcome.said or not (items or outcome.calls):
         items.append(_Item("message", new_id("msg_"), text=outcome.said))
-    items += [_Item("function_call", new_id("fc_"), call.id, call.name, call.arguments) for call in outcome.calls]
+    items += [_Item.call(call.id, call.name, customs, call.arguments) for call in outcome.calls]
     for item in items:
         item.status = "completed"
     if outcome.reason == "length":
@@ -240,6 +249,7 @@ class _Events:
     def __init__(self, reply: ResponsesReply) -> None:
         self._reply = reply
         self._reader = reply.syntax.reader()
+        self._customs = CustomCalls(reply.body.offer.customs)
         self._number = 0
         self._items: list[_Item] = []
 
@@ -248,7 +258,7 @@ class _Events:
         yield self._named("response.in_progress", response=self._reply.state("in_progress"))
 
     def grow(self, index: int, delta: Delta) -> Iterator[str]:
-        for piece in self._reader.read(delta):
+        for piece in self._customs.push(self._reader.read(delta), ended=delta.finish is not None):
             yield from self._add(piece)
         if delta.finish is not None:
             yield from self._finish(Outcome(delta.finish, self._reader.reason(delta.finish), self._reader.thought_tokens))
@@ -276,9 +286,9 @@ class _Events:
     def _add(self, piece: AnswerPiece) -> Iterator[str]:
         """``piece`` goes on with the last item, or ends it and begins the next."""
         item = self._items[-1] if self._items else None
-        if item is None or isinstance(piece, CallBegun) or item.kind != _kind(piece):
+        if item is None or isinstance(piece, CallBegun) or not (isinstance(piece, CallArguments) or item.kind == _kind(piece)):
             yield from self._end("completed")
-            item = _Item.of(piece)
+            item = _Item.of(piece, self._reply.body.offer.customs)
             yield from self._begin(item)
         if not isinstance(piece, CallBegun):
             item.text += piece.text
@@ -288,7 +298,7 @@ class _Events:
         """The beginning of the next item."""
         self._items.append(item)
         yield self._named("response.output_item.added", output_index=len(self._items) - 1, item=item.begun)
-        if item.kind != "function_call":
+        if item.kind not in _CALLS:
             yield self._named("response.content_part.added", **self._place(item), part=item.content_part(""))
 
     def _end(self, status: str) -> Iterator[str]:
@@ -297,18 +307,23 @@ class _Events:
             return
         item = self._items[-1]
         item.status = status
-        key = "arguments" if item.kind == "function_call" else "text"
+        key = _CALLS.get(item.kind, "text")
         yield self._named(f"response.{_DELTAS[item.kind]}.done", **self._place(item), **{key: item.text}, **_more(item))
-        if item.kind != "function_call":
+        if item.kind not in _CALLS:
             yield self._named("response.content_part.done", **self._place(item), part=item.content_part(item.text))
         yield self._named("response.output_item.done", output_index=len(self._items) - 1, item=item.done)
 
     def _place(self, item: _Item) -> dict[str, Any]:
         place: dict[str, Any] = {"item_id": item.id, "output_index": len(self._items) - 1}
-        return place if item.kind == "function_call" else place | {"content_index": 0}
+        return place if item.kind in _CALLS else place | {"content_index": 0}
 
 
-_DELTAS = {"function_call": "function_call_arguments", "reasoning": "reasoning_text", "message": "output_text"}
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+"""Kinds of items that are calls, and where they have what they are called with."""
+_DELTAS = {
+    "function_call": "function_call_arguments", "custom_tool_call": "custom_tool_call_input",
+    "reasoning": "reasoning_text", "message": "output_text",
+}  # fmt: skip
 
 
 def _more(item: _Item) -> dict[str, Any]:
@@ -316,7 +331,5 @@ def _more(item: _Item) -> dict[str, Any]:
 
 
 def _kind(piece: AnswerPiece) -> str:
-    """The kind of the item that ``piece`` belongs to."""
-    if isinstance(piece, Thought):
-        return "reasoning"
-    return "function_call" if isinstance(piece, CallBegun | CallArguments) else "message"
+    """The kind of the item that ``piece``, which is of no call, belongs to."""
+    return "reasoning" if isinstance(piece, Thought) else "message"

@@ -158,6 +158,7 @@ class Sampling(Body):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     loop_guard: bool | None = None
+    skip_special_tokens: bool | None = None
 
     def params(self, defaults: GenerationParams, vocab_size: int) -> GenerationParams:
         """``defaults`` (`Engine.served`) with what this request says otherwise."""
@@ -177,6 +178,7 @@ class Sampling(Body):
             "ignore_eos": self.ignore_eos,
             "min_tokens": self.min_tokens,
             "loop_guard": self.loop_guard,
+            "skip_special_tokens": self.skip_special_tokens,
             "logit_bias": None if self.logit_bias is None else _biases(self.logit_bias, vocab_size),
             "stop": _stops(self.stop),
             "stop_tokens": None if self.stop_token_ids is None else _token_set(self.stop_token_ids, vocab_size),

@@ -16,6 +16,7 @@ from edge_llm.server import limits
 from edge_llm.server.conversation import Conversation
 from edge_llm.server.host import ModelHost
 from edge_llm.server.schemas import Body, check_tokens, ignored_header
+from edge_llm.talk.contents import LeftOut, chat_messages, joined
 from edge_llm.talk.conversation import conversation_request, conversation_text, plain_messages
 from edge_llm.talk.tools import ToolUse
 
@@ -41,6 +42,10 @@ class TokenizeBody(TextBody):
     parse_special: bool | None = None
     with_pieces: bool | None = None
     return_token_strs: bool | None = None
+
+    def ignored(self, template: str = "") -> list[str]:
+        chat_messages(self.messages or [], left_out := LeftOut())
+        return joined(super().ignored(template), left_out.names)
 
 
 class DetokenizeBody(TextBody):
@@ -82,7 +87,8 @@ def _tokenize(host: ModelHost, body: TokenizeBody) -> dict[str, Any]:
     """The answer, its lists as iterators: they can have millions of items."""
     engine = host.engine
     if body.messages is not None:
-        prompt, _ = conversation_request(engine, host.checked(plain_messages(body.messages)), GenerationParams())
+        messages = plain_messages(chat_messages(body.messages, LeftOut()))
+        prompt, _ = conversation_request(engine, host.checked(messages), GenerationParams())
         tokens = list(prompt.prompt)
     else:
         text = body.content if body.content is not None else body.prompt
@@ -109,5 +115,5 @@ def _detokenize(host: ModelHost, body: DetokenizeBody) -> dict[str, Any]:
 
 def _apply_template(host: ModelHost, body: TemplateBody) -> dict[str, Any]:
     messages, variables = body.plain(), body.variables(host.engine.template.source)
-    tools = ToolUse.of(body.tools, None, None, host.engine)
+    tools = ToolUse.of(body.offer.functions, None, None, host.engine)
     return {"prompt": conversation_text(host.engine, messages, tools=tools, variables=variables)}

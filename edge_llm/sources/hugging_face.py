@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ class HuggingFaceSource:
 
     def side_files(self) -> dict[str, bytes]:
         copied = [name for name in _COPIED if (self.folder / name).exists()]
-        files = {name: read_file(self.folder / name, _MAX_TEXT_FILE) for name in copied}
+        files = {name: read_file(self.folder / name, _MAX_TEXT_FILE).removeprefix(BOM_UTF8) for name in copied}
         template = find_template(self.folder)
         return files if template is None else files | {"chat_template.jinja": template.encode()}
 

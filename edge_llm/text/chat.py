@@ -115,7 +115,7 @@ def find_template(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
     if path.exists():
         try:
-            return read_file(path, MAX_TEMPLATE_BYTES, error=InvalidTokenizer).decode("utf-8")
+            return read_file(path, MAX_TEMPLATE_BYTES, error=InvalidTokenizer).decode("utf-8-sig")
         except UnicodeDecodeError as failure:
             raise InvalidTokenizer(f"`{path.name}`: byte {failure.start} is not UTF-8") from None
     template = _tokenizer_config(folder).get("chat_template")

@@ -28,6 +28,7 @@ from edge_llm.errors import ContextOverflow, InvalidTokenizer, ModelNotFound, Us
 from edge_llm.files import read_file, shown
 from edge_llm.interrupts import HeldInterrupt
 from edge_llm.strict_json import is_unicode, read_object
+from edge_llm.text.added import beyond_embedding, is_mark, without_added
 from edge_llm.text.growth import text_growth, window_for
 from edge_llm.text.pieces import Pieces
 from edge_llm.text.windows import WINDOW, window_ids
@@ -61,7 +62,10 @@ class Tokenizer:
 
     def __init__(self, backend: Any, vocab_size: int, special: SpecialTokens | None = None) -> None:
         self.vocab_size = vocab_size
-        self._backend = backend
+        beyond = beyond_embedding(backend, vocab_size)
+        self.left_out = tuple(beyond.values())
+        """Texts of added tokens that have no embedding: they are no tokens here."""
+        self._backend = backend = without_added(backend, beyond)
         self._lock = threading.Lock()  # the backend's parse-special switch is state
         self._window = window_for(text_growth(backend), WINDOW)
         self._pieces = Pieces(backend)
@@ -78,14 +82,16 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_texts = tuple(self._special)
         """Texts that become control tokens where special tokens are parsed."""
+        self.marks = tuple(token.content for token in added.values() if token.special or is_mark(token.content))
+        """Texts of added tokens that no word of an answer is: control tokens, and what stands in brackets."""
         longest_first = sorted(self.special_texts, key=len, reverse=True)
         self.spelled = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         """Finds such texts."""
         unknown = getattr(backend.model, "unk_token", None)
         self._control_ids = self._special_ids - {backend.token_to_id(unknown) if unknown else None}
         special = special or SpecialTokens()
-        self.eos_ids = special.eos_ids
-        self.bos_id = special.bos_id
+        self.eos_ids = special.eos_ids - beyond.keys()
+        self.bos_id = None if special.bos_id in beyond else special.bos_id
         frame = self._run("", add_special_tokens=True).ids  # what the post-processor puts around a text
         if self.bos_id is None and frame and frame[0] not in self.eos_ids:
             self.bos_id = frame[0]
@@ -144,6 +150,20 @@ class Tokenizer:
             if most is not None and len(ids) > most:
                 raise ContextOverflow(len(ids), most, at_least=True)
         return ids
+
+    def encode_raw(
+        self, text: str, *, parse_special: bool = True, add_bos: bool | None = None, most: int | None = None
+    ) -> list[int]:
+        """Token ids of a prompt that a program has written as a whole: what spells a control token is one.
+
+        It begins with one bos token, its own or ours; ``add_bos`` says otherwise than the model's author.  Raises what
+        `encode` raises.
+        """
+        ids = self.encode(text, parse_special=parse_special, most=most)
+        wanted = self.add_bos if add_bos is None else add_bos
+        if not wanted or self.bos_id is None or ids[:1] == [self.bos_id]:
+            return ids
+        return [self.bos_id, *ids]
 
     def marked(self, text: str) -> str:
         """``text`` with each control token that it spells replaced by a mark, a word that nobody else can know.
@@ -336,7 +356,7 @@ def _load(path: Path) -> Any:
     _expect_memory(ROOM_BYTES + ROOM_PER_BYTE * len(data))
     with HeldInterrupt():  # what a signal's handler raises says nothing of the file
         try:
-            return tokenizers.Tokenizer.from_buffer(data)
+            return tokenizers.Tokenizer.from_buffer(data.removeprefix(codecs.BOM_UTF8))
         except BaseException as failure:  # a Rust panic is not an Exception
             _pass_on(failure)
             raise InvalidTokenizer(

@@ -11,6 +11,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
+from textual.geometry import Size
 from textual.message import Message as Event
 from textual.widgets import OptionList, Static, TextArea
 from textual.widgets.option_list import Option
@@ -18,6 +19,8 @@ from textual.widgets.option_list import Option
 from edge_llm.files import printable
 from edge_llm.tui.field import run_own_binding
 
+_MOST_LISTED, _MOST_LISTED_SHORT = 8, 4
+"""Rows of completions, as the style sheet has them."""
 _COMPLETING = ("tab", "up", "down", "escape", "enter")
 """Keys of the list of completions."""
 
@@ -55,13 +58,17 @@ class PromptArea(TextArea):
             super().__init__()
             self.text = text
 
-    def __init__(self, take_key: Callable[[str], bool]) -> None:
-        """``take_key`` takes the keys of the list of completions while it is open, and says whether it did."""
+    def __init__(self, take_key: Callable[[str], bool], room: Callable[[Size], int]) -> None:
+        """``take_key`` takes the keys of the list of completions while it is open, and says whether it did.
+
+        ``room`` says how many rows there are on a screen of some size.
+        """
         super().__init__(
             compact=True, soft_wrap=True, tab_behavior="focus", highlight_cursor_line=False, id="prompt",
             placeholder="Ask anything.  / lists commands, @ attaches a file, F1 helps",
         )  # fmt: skip
         self._take_key = take_key
+        self._room = room
         self.typed_at = 0.0
         """When the person wrote last, by the monotonic clock."""
         self.earlier: list[str] = []
@@ -128,6 +135,13 @@ class PromptArea(TextArea):
         self.text = self._given_back + self.text[len(before) :]
         lines = self.text[: len(self.text) - behind].split("\n")
         self.move_cursor((len(lines) - 1, len(lines[-1])))
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return min(super().get_content_height(container, viewport, width), self._room(viewport))
+
+    def on_resize(self) -> None:
+        """In fewer rows the cursor stays in sight."""
+        self.call_after_refresh(self.scroll_cursor_visible)
 
     def action_newline(self) -> None:
         self.insert("\n")
@@ -204,7 +218,7 @@ class Prompt(Vertical):
         """The text whose completions were put away."""
         self._said = ""
         self._line = Static(id="attached", markup=False)
-        self.area = PromptArea(self._key_of_choices)
+        self.area = PromptArea(self._key_of_choices, self._room)
 
     def compose(self) -> ComposeResult:
         choices = OptionList(id="completions", markup=False, compact=True)
@@ -213,6 +227,13 @@ class Prompt(Vertical):
         yield choices
         yield self._line
         yield self.area
+
+    def _room(self, screen: Size) -> int:
+        """Rows that the box has for the text on a ``screen`` of this size, beside what stands above it."""
+        choices = self._choices
+        most = _MOST_LISTED_SHORT if self.screen.has_class("-short") else _MOST_LISTED
+        listed = min(choices.option_count, most) if choices.display else 0
+        return max(1, screen.height * 6 // 10 - listed - self._line.display)
 
     def say(self, text: str) -> None:
         """Say above the prompt what goes with it; nothing hides the line."""

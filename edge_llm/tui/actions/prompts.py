@@ -112,7 +112,7 @@ class PromptActions:
                     subprocess.run([*command, str(file)], check=False)
             except OSError as failure:
                 raise UsageError(f"cannot start the editor `{command[0]}`: {failure.strerror}; set EDITOR") from None
-            area.take(file.read_text("utf-8", "replace").removesuffix("\n"))
+            area.take(file.read_text("utf-8-sig", "replace").removesuffix("\n"))
         area.focus()
 
     async def do_edit(self, argument: str) -> None:
