@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from edge_llm.talk.pieces import CallArguments, CallBegun, Said
 from edge_llm.talk.tool_calls import ToolCallParser
-from edge_llm.talk.tool_formats import HERMES, LLAMA, MISTRAL, PLAIN, format_of
+from edge_llm.talk.tool_formats import DEEPSEEK, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PLAIN, format_of
+from edge_llm.text.chat import ChatTemplate
 
 NAMES = frozenset(("get_weather", "now"))
 ROME = '{"name": "get_weather", "arguments": {"city": "Rome {\\"}"}}'
@@ -154,12 +155,29 @@ def test_text_and_arguments_are_shown_as_they_come():
     assert parser.push("call>") == parser.finish() == []
 
 
+TOOLS = "{% if tools %}{{ tools | tojson }}MARK{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+HISTORY = (
+    "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
+)
+OBJECT = "{ {{ '\"name\": \"' + c.function.name + '\", \"KEY\": ' + c.function.arguments | tojson }} }"
+
+
 @pytest.mark.parametrize(
     ("template", "style"),
     [
-        ("{{ messages }}", HERMES), ("{% if tools %}<tool_call>", HERMES), ("{% if tools %}[TOOL_CALLS]", MISTRAL),
-        ("{% if tools %}<|python_tag|>", LLAMA), ("{% if tools %}", PLAIN),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", HERMES), (TOOLS.replace("MARK", "<tool_call>"), HERMES),
+        (TOOLS.replace("MARK", "[TOOL_CALLS]"), MISTRAL), (TOOLS.replace("MARK", "<|python_tag|>"), LLAMA),
+        (TOOLS.replace("MARK", ""), PLAIN), (TOOLS.replace("MARK", "{# <tool_call> #}"), PLAIN),
+        (TOOLS.replace("MARK", "{% if false %}[TOOL_CALLS]{% endif %}"), PLAIN),
+        ("{# tools [TOOL_CALLS] #}{% for m in messages %}{{ m.content }}{% endfor %}", HERMES),
+        (HISTORY.replace("CALL", OBJECT.replace("KEY", "parameters")), LLAMA),
+        (HISTORY.replace("CALL", OBJECT.replace("KEY", "arguments")), PLAIN),
+        (HISTORY.replace("CALL", "<tool_call>" + OBJECT), HERMES),
+        (HISTORY.replace("CALL", "[TOOL_CALLS][" + OBJECT + "]"), MISTRAL),
+        (HISTORY.replace("CALL", "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}"), MISTRAL_NAMED),
+        (HISTORY.replace("CALL", "<｜tool▁call▁begin｜>{{ c.function.name }} {{ c.function.arguments | tojson }}"), DEEPSEEK),
     ],
 )  # fmt: skip
 def test_a_template_shows_its_family_s_format(template, style):
-    assert format_of(template) == style
+    """What it writes counts, not what its source has in remarks and in code that never runs."""
+    assert format_of(ChatTemplate(template).shape) == style

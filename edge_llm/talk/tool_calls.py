@@ -1,4 +1,11 @@
-"""Calls of tools in a text: the parser that finds them while it comes."""
+"""Calls of tools in a text: the parser that finds them while it comes.
+
+Models write calls in many ways, whatever their templates show; all that are known are read:
+
+    <tool_call>{"name": "f", "arguments": {}}</tool_call>      and a list, a block of code, or <function=f> between the tags
+    [TOOL_CALLS][{"name": "f", "arguments": {}}]               and [TOOL_CALLS]f[ARGS]{}
+    {"name": "f", "parameters": {}}                            at the beginning, where the template shows no tags
+"""
 
 from __future__ import annotations
 
@@ -6,19 +13,23 @@ import itertools
 import json
 import re
 import secrets
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_llm.strict_json import MAX_DEPTH, is_deeper, is_unicode
 from edge_llm.talk.pieces import CallArguments, CallBegun, Said
-from edge_llm.talk.reasoning import held_back
-from edge_llm.talk.tool_formats import ToolFormat
+from edge_llm.talk.tool_formats import CALL_BEGIN, CALLS_BEGIN, CLOSERS, FENCE, FUNCTION, OPENERS, SEPARATOR, ToolFormat
+from edge_llm.text.reasoning import held_back
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _HEAD = re.compile(
     rf'\{{\s*(?:"(?:type|id)"\s*:\s*{_STRING}\s*,\s*)*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*\{{'
 )
 """A call's object up to the brace that opens its arguments."""
+_KEYS = ("name", "arguments", "parameters", "type", "id", "function")
+MAX_HEAD = 400
+"""Characters between a mark and what it marks, white space counted once."""
 
 
 SpokenPiece = Said | CallBegun | CallArguments
@@ -31,14 +42,14 @@ class _CallObject:
     """
 
     def __init__(self, names: frozenset[str] | None) -> None:
+        """Only of tools with ``names``, where there are some; then the first key must be one of a call."""
         self._names = names
         self.name: str | None = None
         self.ended = False
         self._characters: list[str] = []
         """All of the object until its name is known."""
-        self._depth = 0
-        self._opened = False
-        self._in_string = self._escaped = self._in_arguments = False
+        self._braces = _Braces()
+        self._keyed = self._opened = self._in_arguments = False
 
     @property
     def text(self) -> str:
@@ -49,32 +60,21 @@ class _CallObject:
         """The text of the arguments that ``c`` adds."""
         if self.name is None:
             self._characters.append(c)
-        structural = self._structural(c)
-        if structural and c in "{[":
-            self._depth += 1
-            if self._depth == 2 and not self._opened:  # only strings stand before the arguments of a known head
-                self._opened = True
-                head = _HEAD.fullmatch(self.text)
-                self._in_arguments = head is not None and self._named(_json_of(head[1]))
+        opens, closes = self._braces.push(c)
+        if c == ":" and self._names is not None and not self._keyed and not self._braces.in_string:
+            self._keyed = True
+            if _json_of(self.text[1:-1]) not in _KEYS:
+                self.ended = True
+                return ""
+        if opens and self._braces.depth == 2 and not self._opened:  # only strings stand before the arguments of a known head
+            self._opened = True
+            head = _HEAD.fullmatch(self.text)
+            self._in_arguments = head is not None and self._named(_json_of(head[1]))
         piece = c if self._in_arguments else ""
-        if structural and c in "}]":
-            self._depth -= 1
-            self._in_arguments = self._in_arguments and self._depth > 1
-            self.ended = self._depth == 0
+        if closes:
+            self._in_arguments = self._in_arguments and self._braces.depth > 1
+            self.ended = self._braces.depth == 0
         return piece if not self.ended or self.name is not None else self._whole()
-
-    def _structural(self, c: str) -> bool:
-        """Whether ``c`` stands outside of strings."""
-        if not self._in_string:
-            self._in_string = c == '"'
-            return True
-        if self._escaped:
-            self._escaped = False
-        elif c == "\\":
-            self._escaped = True
-        else:
-            self._in_string = c != '"'
-        return False
 
     def _named(self, name: Any) -> bool:
         if isinstance(name, str) and is_unicode(name) and (self._names is None or name in self._names):
@@ -93,6 +93,105 @@ class _CallObject:
         return json.dumps(arguments, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
+class _Braces:
+    """How deep in braces and brackets a JSON text is."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.in_string = self._escaped = False
+
+    def push(self, c: str) -> tuple[bool, bool]:
+        """Whether ``c`` opens or closes one."""
+        structural = self._structural(c)
+        opens, closes = structural and c in "{[", structural and c in "}]"
+        self.depth += opens - closes
+        return opens, closes
+
+    def _structural(self, c: str) -> bool:
+        """Whether ``c`` stands outside of strings."""
+        if not self.in_string:
+            self.in_string = c == '"'
+            return True
+        if self._escaped:
+            self._escaped = False
+        elif c == "\\":
+            self._escaped = True
+        else:
+            self.in_string = c != '"'
+        return False
+
+
+class _Arguments:
+    """The JSON object of a call's arguments as it comes, behind the name."""
+
+    def __init__(self, name: str) -> None:
+        self.name: str | None = name
+        self.ended = False
+        self.text = ""
+        self._braces = _Braces()
+
+    def push(self, c: str) -> str:
+        self._braces.push(c)
+        self.ended = self._braces.depth == 0
+        return c
+
+
+class _Tagged:
+    """Arguments in tags, a key and a value each: what comes is JSON, an argument at a time."""
+
+    def __init__(self, name: str, kinds: Mapping[str, Any], key: str, value: str, end: str) -> None:
+        self.name: str | None = name
+        self.ended = False
+        self.text = ""
+        self._kinds = kinds
+        self._key_tag, self._value_tag, self._end_tag = re.compile(key + r"\Z", re.DOTALL), value, end
+        self._key: str | None = None
+        self._came: list[str] = []
+        self._first = True
+
+    def push(self, c: str) -> str:
+        self._came.append(c)
+        if c != ">":
+            return ""
+        tail = "".join(self._came[-MAX_HEAD:])
+        if self._key is not None:
+            if not tail.endswith(self._value_tag):
+                return ""
+            return self._argument("".join(self._came)[: -len(self._value_tag)])
+        if tail.endswith(self._end_tag):
+            self.ended = True
+            return "{}" if self._first else "}"
+        if found := self._key_tag.search(tail):
+            self._key = found[1].strip()
+            self._came.clear()
+        return ""
+
+    def _argument(self, value: str) -> str:
+        text = value.removeprefix("\n").removesuffix("\n")
+        pair = f"{json.dumps(self._key, ensure_ascii=False)}: {json.dumps(self._value(text), ensure_ascii=False)}"
+        opening = "{" if self._first else ", "
+        self._first, self._key = False, None
+        self._came.clear()
+        return opening + pair
+
+    def _value(self, text: str) -> Any:
+        """``text`` as the tool's schema has it: a string, or the JSON value that it is."""
+        kind = self._kinds.get(self._key or "")
+        kind = kind.get("type") if isinstance(kind, dict) else None
+        if kind == "string" or (isinstance(kind, list) and "string" in kind):
+            return text
+        value = _json_of(text.strip())
+        return value if text.strip() == "null" or (value is not None and _is_sayable(value)) else text
+
+
+def _is_sayable(value: Any) -> bool:
+    """Whether ``value`` can be written as JSON."""
+    try:
+        return is_unicode(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except ValueError:
+        return False
+
+
 def _json_of(text: str) -> Any:
     """The JSON value that a model wrote; None if it is none."""
     try:
@@ -102,27 +201,117 @@ def _json_of(text: str) -> Any:
     return None if is_deeper(value, MAX_DEPTH) else value
 
 
+_Object = _CallObject | _Arguments | _Tagged
+
+
+# ---- what stands between a mark and a call
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """What may stand behind a mark, up to where a call begins."""
+
+    whole: re.Pattern[str]
+    partly: re.Pattern[str]
+    kind: str
+    opening: str
+    """What of it belongs to the call."""
+
+    @classmethod
+    def of(cls, kind: str, *parts: str, opening: str = "{") -> _Beginning:
+        """``parts`` are literal texts or, in parentheses, expressions; ``opening`` stands behind them."""
+        steps = [part if part.startswith("(") else re.escape(part) for part in (*parts, *opening)]
+        partly = ""
+        for step in reversed(steps):
+            partly = f"(?:{step}{partly})?"
+        return cls(re.compile("".join(steps), re.DOTALL), re.compile(partly, re.DOTALL), kind, opening)
+
+
+_SPACE, _NAME, _ID, _LANGUAGE = r"(?:\s?)", r"([A-Za-z0-9_.-]+)", r"(?:[A-Za-z0-9_-]*)", r"(?:[a-z_]*\s)"
+_OBJECT, _LIST, _ARGUMENTS, _PARAMETERS, _PAIRS = "object", "list", "arguments", "parameters", "pairs"
+_BARE = (_Beginning.of(_OBJECT, _SPACE), _Beginning.of(_LIST, _SPACE, *"[", _SPACE))
+"""Without a mark, where a call may stand at the beginning."""
+_IN_TAGS = (
+    *_BARE,
+    _Beginning.of(_OBJECT, _SPACE, *FENCE, _LANGUAGE),
+    _Beginning.of(_LIST, _SPACE, *FENCE, _LANGUAGE, *"[", _SPACE),
+    _Beginning.of(_ARGUMENTS, _SPACE, _NAME, _SPACE),
+    _Beginning.of(_ARGUMENTS, _SPACE, _NAME, _SPACE, *"[ARGS]", _SPACE),
+    _Beginning.of(_ARGUMENTS, _SPACE, _NAME, _SPACE, *"[CALL_ID]", _ID, *"[ARGS]", _SPACE),
+    _Beginning.of(_PARAMETERS, _SPACE, *FUNCTION, _NAME, *">", opening=""),
+    _Beginning.of(_PAIRS, _SPACE, _NAME, _SPACE, opening="<arg_key>"),
+    _Beginning.of(_PAIRS, _SPACE, _NAME, _SPACE, opening="</tool_call>"),
+)
+_SEPARATED = [
+    [_SPACE, *before, *between]
+    for before in ([*SEPARATOR, _NAME], [*"function", *SEPARATOR, _NAME], [_NAME, *SEPARATOR])
+    for between in ([_SPACE], [_SPACE, *FENCE, _LANGUAGE])
+]
+_BEGINNINGS = {
+    FENCE: (_Beginning.of(_OBJECT, _LANGUAGE), _Beginning.of(_LIST, _LANGUAGE, *"[", _SPACE)),
+    FUNCTION: (
+        _Beginning.of(_ARGUMENTS, _NAME, *">", _SPACE),
+        _Beginning.of(_PARAMETERS, _NAME, *">", _SPACE, opening="<parameter="),
+        _Beginning.of(_PARAMETERS, _NAME, *">", _SPACE, opening="</function>"),
+    ),
+    CALL_BEGIN: tuple(_Beginning.of(_ARGUMENTS, *parts) for parts in _SEPARATED),
+    CALLS_BEGIN: tuple(_Beginning.of(_ARGUMENTS, _SPACE, *CALL_BEGIN, *parts) for parts in _SEPARATED),
+    "": _BARE,
+}
+"""By mark, where these are not those of `_IN_TAGS`."""
+_UNSURE = (FENCE, FUNCTION, "")
+"""Marks that mean other things, too: a call is one only of a known tool."""
+_REPEATED = ("", "[TOOL_CALLS]", "<|python_tag|>")
+"""Marks behind which several objects may stand without a list."""
+
+
 class ToolCallParser:
     """Feed text with `push`, which gives the pieces of text and of calls that it completes.
 
     It goes character by character, so the calls are the same however the text is cut.  What only looks like a call, or is
     cut off before its name, is text.  ``names`` are the names of the tools; where only a JSON object marks a call, an
     object with another name is text.  ``only_calls`` says that a grammar allowed nothing but calls: then a call that is
-    cut off before its name is dropped.
+    cut off before its name is dropped.  Behind ``most`` calls nothing is read.  ``schemas`` are those of the tools'
+    arguments, ``controls`` the marks that are control tokens: they are never text.
     """
 
-    def __init__(self, style: ToolFormat, names: frozenset[str], *, only_calls: bool = False) -> None:
+    def __init__(
+        self,
+        style: ToolFormat,
+        names: frozenset[str],
+        *,
+        only_calls: bool = False,
+        most: int | None = None,
+        schemas: Mapping[str, Mapping[str, Any]] | None = None,
+        controls: frozenset[str] = frozenset(),
+    ) -> None:
         self._style = style
         self._only_calls = only_calls
-        self._opener, self._closer = style.opener.strip(), style.closer.strip()
-        self._names = None if self._opener else names
-        self._step = self._text if self._opener else self._start
+        self._most = most
+        self._names = names
+        self._schemas = schemas or {}
+        self._controls = controls
+        self._marks = (*OPENERS, *(mark for mark in CLOSERS if mark in controls))
+        self._firsts = frozenset(mark[0] for mark in self._marks)
+        self._mark = ""
+        """Behind which a call may begin."""
+        self._step = self._head if style.is_bare else self._text
         self._space: list[str] = []
         self._begun = ""
-        self._object = _CallObject(self._names)
+        self._norm = ""
+        """What came behind the mark, white space counted once."""
+        self._passed: list[str] = []
+        """All that came behind the mark, and the mark."""
+        self._in_list = False
+        self._object: _Object = _CallObject(None)
         self._pieces: list[SpokenPiece] = []
         self.calls = 0
         """Calls so far."""
+
+    @property
+    def over(self) -> bool:
+        """Whether all calls that there may be are complete."""
+        return self._step == self._drop
 
     def push(self, text: str) -> list[SpokenPiece]:
         """The pieces that ``text`` completes, in order."""
@@ -135,16 +324,19 @@ class ToolCallParser:
         """What was held back, when the text ends."""
         if self._only_calls:
             return self.push("")
+        held = self._held
         if self._step == self._call:
-            self._say("" if self._object.name is not None else self._held + self._object.text)
-        elif self._step not in (self._close, self._between) and not (self.calls and not self._held.strip()):
-            self._say(self._held)
+            held = "" if self._object.name is not None else "".join(self._passed) + self._object.text
+        elif self._step == self._head:
+            held = "".join(self._passed)
+        if self._step != self._behind and (held.strip() or not self.calls):
+            self._say(self._without_control(held))
         self._held = ""
         return self.push("")
 
     @property
     def _held(self) -> str:
-        """What may be the beginning of a call: white space, kept apart as there may be much of it, and what follows it."""
+        """What may be the beginning of a mark: white space, kept apart as there may be much of it, and what follows it."""
         return "".join(self._space) + self._begun
 
     @_held.setter
@@ -159,101 +351,144 @@ class ToolCallParser:
         self._space.append(c)
         return True
 
-    # -- calls between tags
+    # -- text, and marks in it
 
     def _text(self, c: str) -> None:
         if self._only_space(c):
             return
+        if not self._begun and c not in self._firsts:
+            self._say("".join(self._space) + c)
+            self._space.clear()
+            return
         self._begun += c
-        if self._begun == self._opener:
-            self._step = self._open
-        elif not self._opener.startswith(self._begun):
+        if self._begun in self._marks:
+            self._open(self._begun)
+        elif not any(mark.startswith(self._begun) for mark in self._marks):
             held = self._held
-            end = len(held) - held_back(held, self._opener)
+            end = len(held) - max(held_back(held, mark) for mark in self._marks)
             self._say(held[:end])
             self._held = held[end:]
+            if self._begun in self._marks:  # one within the beginning of another
+                self._open(self._begun)
 
-    def _open(self, c: str) -> None:
-        if c == "{":
-            self._begin_object(c)
-        elif c.isspace():
-            self._begun += c
-        else:
-            self._give_up(self._held)
-            self._text(c)
-
-    def _close(self, c: str) -> None:
-        if self._only_space(c):
+    def _open(self, mark: str) -> None:
+        if mark not in OPENERS:  # the end of nothing
+            self._held = ""
             return
-        self._begun += c
-        if self._begun == self._closer:
-            self._step, self._held = self._text, ""
-        elif not self._closer.startswith(self._begun):
-            held, self._held = self._held, ""
-            self._step = self._text
-            for one in held:
-                self._step(one)
+        self._mark, self._norm, self._passed = mark, "", [self._held]
+        self._held = ""
+        self._step = self._head
 
-    # -- calls at the beginning
+    # -- what stands between a mark and a call
 
-    def _start(self, c: str) -> None:
-        if self._only_space(c):
+    def _head(self, c: str) -> None:
+        self._passed.append(c)
+        if c.isspace() and self._norm[-1:].isspace():
             return
-        begun = rest = self._begun + c
-        if self._style.marker and rest.startswith(self._style.marker):
-            rest = rest[len(self._style.marker) :].lstrip()
-        bare = rest.removeprefix("[").lstrip()
-        if bare == "{":
-            self._begin_object(c)
-        elif bare and not (self._style.marker and self._style.marker.startswith(rest)):
-            self._give_up("".join(self._space) + begun)
-        else:
-            self._begun = begun
+        self._norm += c
+        beginnings = _BEGINNINGS.get(self._mark, _IN_TAGS)
+        for one in beginnings:
+            if found := one.whole.fullmatch(self._norm):
+                self._begin(one, found[1] if found.re.groups else "")
+                return
+        if len(self._norm) > MAX_HEAD or not any(one.partly.fullmatch(self._norm) for one in beginnings):
+            self._no_call()
 
-    def _between(self, c: str) -> None:
-        if c == "{":
-            self._begin_object(c)
-        elif not c.isspace() and c not in ",;]":
-            self._give_up(self._held + c)
-        elif not self._only_space(c):
-            self._begun += c
-
-    def _rest(self, c: str) -> None:
-        self._say(c)
-
-    # -- both
-
-    def _begin_object(self, c: str) -> None:
-        self._object = _CallObject(self._names)
+    def _begin(self, beginning: _Beginning, name: str) -> None:
+        """A call begins with what came last."""
+        kind, unsure = beginning.kind, self._mark in _UNSURE
+        if name and unsure and name not in self._names:
+            self._no_call()
+            return
+        self._in_list = kind == _LIST or (kind == _OBJECT and self._mark in _REPEATED)
         self._step = self._call
-        self._call(c)
+        if kind in (_OBJECT, _LIST):
+            self._object = _CallObject(self._names if unsure else None)
+            self._passed.pop()
+        else:
+            self._object = self._arguments(kind, name)
+            self._begin_call(name)
+        for c in beginning.opening:
+            self._call(c)
+
+    def _arguments(self, kind: str, name: str) -> _Arguments | _Tagged:
+        """The arguments of a call of ``name``, which has been read."""
+        if kind == _ARGUMENTS:
+            return _Arguments(name)
+        found = self._schemas.get(name, {}).get("properties")
+        kinds = found if isinstance(found, dict) else {}
+        if kind == _PARAMETERS:
+            return _Tagged(name, kinds, r"<parameter=([^>]*)>", "</parameter>", "</function>")
+        return _Tagged(name, kinds, r"<arg_key>(.*?)</arg_key>\s*<arg_value>", "</arg_value>", "</tool_call>")
+
+    def _no_call(self) -> None:
+        """What came behind the mark makes no call; there may be another mark in it."""
+        mark, rest = (self._passed[0], self._passed[1:]) if self._mark else ("", self._passed)
+        self._give_up(mark)
+        for one in rest:
+            self._step(one)
+
+    # -- calls
 
     def _call(self, c: str) -> None:
         known = self._object.name is not None
         piece = self._object.push(c)
         if not known and self._object.name is not None:
-            self._pieces.append(CallBegun(self.calls, self._new_id(), self._object.name))
-            self.calls += 1
+            self._begin_call(self._object.name)
         if piece:
-            self._add_arguments(piece)
+            self._pieces.append(CallArguments(self.calls - 1, piece))
         if self._object.ended:
             if self._object.name is None:
-                self._give_up(self._held + self._object.text)
+                self._give_up("".join(self._passed) + self._object.text)
             else:
-                self._step, self._held = self._close if self._opener else self._between, ""
+                self._step = self._drop if self.calls == self._most else self._behind
+                self._held = ""
+
+    def _begin_call(self, name: str) -> None:
+        self._pieces.append(CallBegun(self.calls, self._new_id(), name))
+        self.calls += 1
+
+    def _behind(self, c: str) -> None:
+        """Behind a call: what ends it, and in a list the next one."""
+        if self._only_space(c):
+            return
+        if c == "{" and self._in_list and not self._begun:
+            self._object = _CallObject(self._names if self._mark in _UNSURE else None)
+            self._passed, self._step = [self._held], self._call
+            self._held = ""
+            self._call(c)
+            return
+        if c in ",;]" and self._in_list and not self._begun:
+            self._in_list = c != "]" or not self._mark
+            self._held = ""
+            return
+        self._begun += c
+        if self._begun in CLOSERS:
+            self._held, self._in_list = "", self._in_list and not self._mark
+        elif not any(closer.startswith(self._begun) for closer in CLOSERS):
+            held, self._held = self._held, ""
+            self._step = self._text
+            for one in held:
+                self._step(one)
+
+    def _drop(self, c: str) -> None:
+        """Behind the last call that may be."""
 
     def _give_up(self, text: str) -> None:
         """``text`` was no call."""
-        self._held = ""
-        self._say(text)
-        self._step = self._text if self._opener else self._rest
+        self._held, self._mark = "", ""
+        self._step = self._text
+        self._say(self._without_control(text))
+
+    def _without_control(self, text: str) -> str:
+        """``text`` without the mark that it begins with, if that is a control token."""
+        begun = text.lstrip()
+        mark = next((mark for mark in self._controls if begun.startswith(mark)), "")
+        return text[: len(text) - len(begun)] + begun[len(mark) :]
 
     def _say(self, text: str) -> None:
         if text:
             self._pieces.append(Said(text))
-
-    def _add_arguments(self, text: str) -> None:
-        self._pieces.append(CallArguments(self.calls - 1, text))
 
     def _new_id(self) -> str:
         length = self._style.id_length

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
-from edge_llm.talk.reasoning import CLOSE, OPEN
+from edge_llm.text.reasoning import CLOSE, OPEN
 
 Setting = dict[str, Any] | bool | str | None
 """True, an effort, or an object like ``{"effort": "low"}`` or ``{"type": "enabled", "budget_tokens": 1024}``."""

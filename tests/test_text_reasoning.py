@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_llm.talk.reasoning import CLOSE, OPEN, ReasoningSplitter, ThoughtCounter
 from edge_llm.talk.wish import Wish
+from edge_llm.text.reasoning import CLOSE, OPEN, ReasoningSplitter, ThoughtCounter
 
 PIECES = ["<think>", "</think>", "<", "</", "think>", "\n", " ", "a", "so ", "<thin", "é"]
 
