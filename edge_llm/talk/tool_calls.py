@@ -216,39 +216,41 @@ class _Beginning:
     kind: str
     opening: str
     """What of it belongs to the call."""
+    unsure: bool
+    """It may be a text: a call is one only of a known tool."""
 
     @classmethod
-    def of(cls, kind: str, *parts: str, opening: str = "{") -> _Beginning:
+    def of(cls, kind: str, *parts: str, opening: str = "{", unsure: bool = False) -> _Beginning:
         """``parts`` are literal texts or, in parentheses, expressions; ``opening`` stands behind them."""
         steps = [part if part.startswith("(") else re.escape(part) for part in (*parts, *opening)]
         partly = ""
         for step in reversed(steps):
             partly = f"(?:{step}{partly})?"
-        return cls(re.compile("".join(steps), re.DOTALL), re.compile(partly, re.DOTALL), kind, opening)
+        return cls(re.compile("".join(steps), re.DOTALL), re.compile(partly, re.DOTALL), kind, opening, unsure)
 
 
-_SPACE, _NAME, _ID, _LANGUAGE = r"(?:\s?)", r"([A-Za-z0-9_.-]+)", r"(?:[A-Za-z0-9_-]*)", r"(?:[a-z_]*\s)"
+_SPACE, _NAME, _ID, _WORD, _BREAK = r"(?:\s?)", r"([A-Za-z0-9_.-]+)", r"(?:[A-Za-z0-9_-]*)", r"(?:[a-z_]*)", r"(?:\s)"
 _OBJECT, _LIST, _ARGUMENTS, _PARAMETERS, _PAIRS = "object", "list", "arguments", "parameters", "pairs"
 _BARE = (_Beginning.of(_OBJECT, _SPACE), _Beginning.of(_LIST, _SPACE, *"[", _SPACE))
 """Without a mark, where a call may stand at the beginning."""
 _IN_TAGS = (
     *_BARE,
-    _Beginning.of(_OBJECT, _SPACE, *FENCE, _LANGUAGE),
-    _Beginning.of(_LIST, _SPACE, *FENCE, _LANGUAGE, *"[", _SPACE),
-    _Beginning.of(_ARGUMENTS, _SPACE, _NAME, _SPACE),
+    _Beginning.of(_OBJECT, _SPACE, *FENCE, _WORD, _BREAK),
+    _Beginning.of(_LIST, _SPACE, *FENCE, _WORD, _BREAK, *"[", _SPACE),
+    _Beginning.of(_ARGUMENTS, _SPACE, _NAME, _SPACE, unsure=True),
     _Beginning.of(_ARGUMENTS, _SPACE, _NAME, _SPACE, *"[ARGS]", _SPACE),
     _Beginning.of(_ARGUMENTS, _SPACE, _NAME, _SPACE, *"[CALL_ID]", _ID, *"[ARGS]", _SPACE),
     _Beginning.of(_PARAMETERS, _SPACE, *FUNCTION, _NAME, *">", opening=""),
     _Beginning.of(_PAIRS, _SPACE, _NAME, _SPACE, opening="<arg_key>"),
-    _Beginning.of(_PAIRS, _SPACE, _NAME, _SPACE, opening="</tool_call>"),
+    _Beginning.of(_PAIRS, _SPACE, _NAME, _SPACE, opening="</tool_call>", unsure=True),
 )
 _SEPARATED = [
     [_SPACE, *before, *between]
     for before in ([*SEPARATOR, _NAME], [*"function", *SEPARATOR, _NAME], [_NAME, *SEPARATOR])
-    for between in ([_SPACE], [_SPACE, *FENCE, _LANGUAGE])
+    for between in ([_SPACE], [_SPACE, *FENCE, _WORD, _BREAK])
 ]
 _BEGINNINGS = {
-    FENCE: (_Beginning.of(_OBJECT, _LANGUAGE), _Beginning.of(_LIST, _LANGUAGE, *"[", _SPACE)),
+    FENCE: (_Beginning.of(_OBJECT, _WORD, _BREAK), _Beginning.of(_LIST, _WORD, _BREAK, *"[", _SPACE)),
     FUNCTION: (
         _Beginning.of(_ARGUMENTS, _NAME, *">", _SPACE),
         _Beginning.of(_PARAMETERS, _NAME, *">", _SPACE, opening="<parameter="),
@@ -302,7 +304,7 @@ class ToolCallParser:
         """What came behind the mark, white space counted once."""
         self._passed: list[str] = []
         """All that came behind the mark, and the mark."""
-        self._in_list = False
+        self._in_list = self._in_fence = False
         self._object: _Object = _CallObject(None)
         self._pieces: list[SpokenPiece] = []
         self.calls = 0
@@ -396,10 +398,11 @@ class ToolCallParser:
 
     def _begin(self, beginning: _Beginning, name: str) -> None:
         """A call begins with what came last."""
-        kind, unsure = beginning.kind, self._mark in _UNSURE
+        kind, unsure = beginning.kind, beginning.unsure or self._mark in _UNSURE
         if name and unsure and name not in self._names:
             self._no_call()
             return
+        self._in_fence = FENCE in self._mark + self._norm
         self._in_list = kind == _LIST or (kind == _OBJECT and self._mark in _REPEATED)
         self._step = self._call
         if kind in (_OBJECT, _LIST):
@@ -463,9 +466,11 @@ class ToolCallParser:
             self._held = ""
             return
         self._begun += c
-        if self._begun in CLOSERS:
+        closers = CLOSERS if self._in_fence else CLOSERS[:-1]
+        if self._begun in closers:
+            self._in_fence = self._in_fence and self._begun != FENCE
             self._held, self._in_list = "", self._in_list and not self._mark
-        elif not any(closer.startswith(self._begun) for closer in CLOSERS):
+        elif not any(closer.startswith(self._begun) for closer in closers):
             held, self._held = self._held, ""
             self._step = self._text
             for one in held:

@@ -20,7 +20,7 @@ OPENERS = (
 )  # fmt: skip
 """Behind which a call may stand."""
 CLOSERS = ("</tool_call>", "</function>", "</function_call>", "<|/tool_call|>", "<|eom_id|>", CALL_END, CALLS_END, FENCE)
-"""Which may stand behind one."""
+"""Which may stand behind one; the last only where it stands before it, too."""
 MARKS = (*OPENERS, *CLOSERS, SEPARATOR, "[ARGS]", "[CALL_ID]", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 """All that are looked for in an answer's text."""
 
