@@ -94,6 +94,8 @@ def _as_it_takes_them(
     """
     shape, given, found = engine.template.shape, dict(variables or {}), list(messages)
     by_template = tools is not None and shape.tools
+    if shape.needs_list and not by_template:
+        given["tools"] = []
     if tools is not None and found:
         given |= {"tools": list(tools.tools)} if shape.tools else {}
         found = found if shape.tools else tools.explained(found)

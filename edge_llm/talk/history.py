@@ -26,7 +26,8 @@ def fitted(messages: Sequence[Message], shape: TemplateShape, *, tools: bool = F
     if has_calls(found):
         found = spelled_out(found) if calls is None else list(_with_calls(found, calls))
     found = _systems_joined(found, shape)
-    if not shape.system:
+    alone = not shape.system_alone and not any(message["role"] == "user" for message in found)
+    if alone or not shape.system:
         found = _without_system(found)
     if shape.thought_key != "reasoning_content":
         found = [_thought_moved(message, shape.thought_key) for message in found]
@@ -135,7 +136,7 @@ def _alternating(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         last = found[-1] if found else None
         apart = last is None or last["role"] != message["role"] or message["role"] not in ("user", "assistant")
-        if last is None or apart or last.get("tool_calls"):
+        if last is None or apart or last.get("tool_calls") or message.get("tool_calls"):
             found.append(message)
         else:
             found[-1] = last | message | {"content": _joined(last["content"], message["content"])}

@@ -74,12 +74,16 @@ class TemplateShape:
 
     system: bool = True
     """A message of the system reaches the prompt; else what it says goes before the first user message."""
+    system_alone: bool = True
+    """It does without a user message."""
     late_system: bool = True
     """Other messages of the system, too, where they stand; else what they say is joined to the first."""
     alternates: bool = False
     """Two messages of one role in a row are refused, or one is left out."""
     tools: bool = True
     """Tools that are given are shown."""
+    needs_list: bool = False
+    """Where no tools are given it wants an empty list of them."""
     tools_sample: str = ""
     """What the template makes of a tool that is given, and a message."""
     calls: CallShape | None = CallShape()
@@ -95,14 +99,18 @@ class TemplateShape:
 def shape_of(render: Render) -> TemplateShape:
     """The shape of the template behind ``render``, which takes messages and variables and raises as `ChatTemplate.render`."""
     probe = _Probe(render)
-    if probe.text([_USER]) is None:  # it wants other messages than anybody sends
-        return TemplateShape()
+    if probe.text([_USER]) is None:
+        probe.none = []
+        if probe.text([_USER]) is None:  # it wants other messages than anybody sends
+            return TemplateShape()
     with_tool = probe.text([_USER], tools=True) or ""
     shape = TemplateShape(
         system=probe.shows([_system(_SYSTEM), _USER]),
+        system_alone=all(probe.shows([_system(_SYSTEM)], tools=tools) for tools in (False, True)),
         late_system=probe.shows([_system(_SYSTEM), _USER, _ASSISTANT, _system(_LATE), _NEXT]),
         alternates=not probe.shows([_USER, _NEXT]) and probe.shows([_USER, _ASSISTANT, _NEXT]),
         tools=_GIVEN in with_tool,
+        needs_list=probe.none is not None,
         tools_sample=with_tool,
         calls=_calls(probe, tools=True),
         calls_alone=_calls(probe, tools=False),
@@ -116,12 +124,14 @@ class _Probe:
     def __init__(self, render: Render) -> None:
         self._render = render
         self._until = time.monotonic() + MAX_SECONDS
+        self.none: list[Any] | None = None
+        """What stands for no tools."""
 
     def text(self, messages: Sequence[Mapping[str, Any]], *, tools: bool = False, **variables: Any) -> str | None:
         if time.monotonic() > self._until:
             return None
         try:
-            return self._render(messages, variables | ({"tools": [_TOOL]} if tools else {}))
+            return self._render(messages, {**variables, "tools": [_TOOL] if tools else self.none})
         except (UsageError, InvalidTokenizer):
             return None
 
