@@ -27,7 +27,7 @@ def fitted(messages: Sequence[Message], shape: TemplateShape, *, tools: bool = F
         found = spelled_out(found) if calls is None else list(_with_calls(found, calls))
     found = _systems_joined(found, shape)
     alone = not shape.system_alone and not any(message["role"] == "user" for message in found)
-    if alone or not shape.system:
+    if alone or not shape.system or (has_calls(found) and not shape.system_with_calls):
         found = _without_system(found)
     if shape.thought_key != "reasoning_content":
         found = [_thought_moved(message, shape.thought_key) for message in found]
@@ -105,7 +105,7 @@ def _id(call_id: str, shape: CallShape) -> str:
 def _systems_joined(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
     """``messages`` with what the system says behind the first message in the first, where the template wants it there."""
     late = [message for message in messages[1:] if message["role"] == "system"]
-    if not late or (shape.system and shape.late_system):
+    if not late or (shape.system and shape.late_system and not shape.alternates):
         return list(messages)
     others = [message for at, message in enumerate(messages) if at == 0 or message["role"] != "system"]
     return with_system(others, after="\n\n".join(message["content"] for message in late))

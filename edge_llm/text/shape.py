@@ -74,8 +74,10 @@ class TemplateShape:
 
     system: bool = True
     """A message of the system reaches the prompt; else what it says goes before the first user message."""
+    system_with_calls: bool = True
+    """It still does where a tool was called."""
     system_alone: bool = True
-    """It does without a user message."""
+    """It does without a user message, too."""
     late_system: bool = True
     """Other messages of the system, too, where they stand; else what they say is joined to the first."""
     alternates: bool = False
@@ -115,7 +117,14 @@ def shape_of(render: Render) -> TemplateShape:
         calls=_calls(probe, tools=True),
         calls_alone=_calls(probe, tools=False),
     )
-    return replace(shape, thinks=_thinks(probe), thought_key=_thought_key(probe, shape))
+    system_with_calls = all(
+        probe.shows([_system(_SYSTEM), *_conversation(calls)], VALUE, tools=tools)
+        for calls, tools in ((shape.calls, True), (shape.calls_alone, False))
+        if calls is not None
+    )
+    return replace(
+        shape, system_with_calls=system_with_calls, thinks=_thinks(probe), thought_key=_thought_key(probe, shape)
+    )
 
 
 class _Probe:
