@@ -34,6 +34,19 @@ def fitted(messages: Sequence[Message], shape: TemplateShape, *, tools: bool = F
     return _alternating(found) if shape.alternates else found
 
 
+def in_words(shape: TemplateShape) -> dict[str, str]:
+    """What a template of ``shape`` makes of messages, for people."""
+    first = "where it stands, later ones joined to it"
+    system = ("where they stand" if shape.late_system else first) if shape.system else "before the first user message"
+    calls = shape.calls if shape.tools else shape.calls_alone
+    return {
+        "system_messages": system,
+        "tools": "by the template" if shape.tools else "explained in words",
+        "calls": "in words" if calls is None else "by the template",
+        "thoughts": "yes" if shape.thinks else "no",
+    }
+
+
 def has_calls(messages: Sequence[Message]) -> bool:
     """Whether a tool was called."""
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
