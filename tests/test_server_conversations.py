@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scripted_model import Scripted
 from serving import client_of, hosted
 from test_server_stream import events
-from test_talk_templates import TOOL, made
+from test_talk_templates import ASK, TOOL, made
+from test_talk_templates import MARKS as CONTROLS
 
 from edge_llm.cli.main import run
 from edge_llm.llm import LLM
-from edge_llm.text.reasoning import CLOSE, OPEN
 
 # ---- answers, from every face
 
@@ -28,23 +28,9 @@ DEEPSEEK = (
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n"
     '```json\n{"a": "b"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
 )
-MARKS = (
-    OPEN,
-    CLOSE,
-    "<tool_call>",
-    "</tool_call>",
-    "[TOOL_CALLS]",
-    "[ARGS]",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁sep｜>",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>",
-    "<other>",
-)
+MARKS = (*CONTROLS, "<other>")
 CHAT_TOOLS, FLAT = [TOOL], [{"type": "function"} | TOOL["function"]]
 CLAUDE = [{"name": "look", "input_schema": TOOL["function"]["parameters"]}]
-ASK = [{"role": "user", "content": "Hi"}]
 
 
 def from_chat(client, stream, tools, **more):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scripted_model import Scripted
 from test_text_chat import published_templates
 
-from edge_llm.config import GenerationParams
+from edge_llm.config import GenerationParams, Grammar
 from edge_llm.talk.conversation import conversation_request, conversation_text, plain_messages
 from edge_llm.talk.tools import ToolUse
 from edge_llm.text.chat import ChatTemplate, prompt_text
@@ -26,6 +26,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
     },
 }
+ASK = [{"role": "user", "content": "Hi"}]
 REFUSE = "{{ raise_exception('no') }}"
 ROLES = {"shown": "<{{ m.role }}>{{ m.content or '' }}", "dropped": "", "refused": REFUSE}
 ARGUMENTS = {
@@ -402,3 +403,46 @@ def test_a_template_that_refuses_a_beginning_gets_it_behind_its_prompt():
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes, "}]
     text, thinking = prompt_text(ChatTemplate(refuses), messages, begun=True)
     assert (text, thinking) == ("<user>Hi<|end|><assistant><think>\n\n</think>\n\nYes, ", Thinking.RAW)
+
+
+# ---- forms of answers, in the dialect that a template shows
+
+WRITTEN = {
+    "<tool_call>": "{{ c.function | tojson }}",
+    "[TOOL_CALLS]": "[{{ c.function | tojson }}]",
+    "[TOOL_CALLS]named": "{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}",
+    "<｜tool▁call▁begin｜>": "function<｜tool▁sep｜>{{ c.function.name }}",
+    "<|python_tag|>": "{{ c.function | tojson }}",
+    "": "{{ c.function | tojson }}",
+}
+MARKS = (OPEN, CLOSE, "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<｜tool▁calls▁begin｜>",
+         "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")  # fmt: skip
+
+
+@pytest.mark.parametrize("controls", [(), MARKS], ids=["as text", "as control tokens"])
+@pytest.mark.parametrize("mark", WRITTEN)
+def test_a_forced_call_is_one_in_every_dialect(controls, mark):
+    """A model that would say anything else calls the tool, behind a thought or without one."""
+    shown = f"{{% for c in m.tool_calls or [] %}}{mark.removesuffix('named')}{WRITTEN[mark]}{{% endfor %}}"
+    source = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}" + shown + "{% endfor %}"
+    for thought in ("", "<think>\n"):
+        scripted = Scripted(source + thought, controls)
+        scripted.says("hm</think>\n\n" * bool(thought) + "}" * 200)
+        tool = {**TOOL, "function": {**TOOL["function"], "parameters": {"type": "object", "properties": {}}}}
+        for choice in ("required", {"type": "function", "function": {"name": "look"}}):
+            tools = ToolUse.of([tool], choice, None, scripted.engine)
+            request, syntax = conversation_request(scripted.engine, ASK, GenerationParams(max_tokens=200), tools=tools)
+            outcome = syntax.outcome(scripted.engine.answer(request))
+            assert [(call.name, json.loads(call.arguments)) for call in outcome.calls][:1] == [("look", {})], outcome
+            assert (outcome.said, outcome.thought) == ("", "hm" if thought else "")
+
+
+@pytest.mark.parametrize("controls", [(), MARKS], ids=["as text", "as control tokens"])
+@pytest.mark.parametrize("thoughts", ["none", "opened", "mentioned"])
+def test_a_form_of_the_answer_stands_behind_its_thought(controls, thoughts):
+    scripted = Scripted(made(thoughts=thoughts, history="without thoughts"), controls)
+    scripted.says(("" if thoughts == "opened" else "<think>") + "hm</think>\n\n123")
+    params = GenerationParams(grammar=Grammar("regex", "[0-9]{3}"))
+    request, syntax = conversation_request(scripted.engine, ASK, params)
+    outcome = syntax.outcome(scripted.engine.answer(request))
+    assert (outcome.thought, outcome.said, outcome.reason) == ("hm", "123", "stop")
