@@ -14,6 +14,7 @@ from test_text_chat import published_templates
 from edge_llm.config import GenerationParams, Grammar
 from edge_llm.talk.conversation import conversation_request, conversation_text, plain_messages
 from edge_llm.talk.tools import ToolUse
+from edge_llm.text import shape as shape_module
 from edge_llm.text.chat import ChatTemplate, prompt_text
 from edge_llm.text.reasoning import CLOSE, OPEN, Thinking
 from edge_llm.text.shape import TemplateShape
@@ -169,6 +170,16 @@ def test_a_probe_finds_how_calls_stand_in_a_history(parts, wanted):
 def test_a_template_is_probed_once_and_one_that_refuses_all_gets_all_as_it_is():
     template = ChatTemplate("{{ raise_exception('no') }}")
     assert template.shape is template.shape == TemplateShape()
+
+
+def test_a_template_that_takes_long_is_not_asked_for_ever(monkeypatch):
+    """What was not asked in time is as if it was refused."""
+    asked = []
+    template = ChatTemplate(made())
+    render = template.render
+    monkeypatch.setattr(template, "render", lambda *given, **more: asked.append(1) or render(*given, **more))
+    monkeypatch.setattr(shape_module, "MAX_SECONDS", -1.0)
+    assert (template.shape, asked) == (TemplateShape(), [])
 
 
 def test_a_template_that_wants_a_list_of_no_tools_gets_one():

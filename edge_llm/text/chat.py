@@ -169,7 +169,7 @@ def _configured(folder: Path, name: str) -> str | None:
 
 def _read_template(path: Path) -> str:
     try:
-        return read_file(path, MAX_TEMPLATE_BYTES, error=InvalidTokenizer).decode("utf-8")
+        return read_file(path, MAX_TEMPLATE_BYTES, error=InvalidTokenizer).decode("utf-8-sig")
     except UnicodeDecodeError as failure:
         raise InvalidTokenizer(f"`{path.name}`: byte {failure.start} is not UTF-8") from None
 
