@@ -84,8 +84,8 @@ def handler(stub: Stub) -> type[BaseHTTPRequestHandler]:
                 self.reply(200, json.dumps(info | stub.info).encode())
             elif path.startswith("/api/models/"):
                 self.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-            elif path.rpartition("/")[2] in stub.files:
-                self.file(path.rpartition("/")[2])
+            elif found := [name for name in stub.files if path.endswith(f"/{name}")]:
+                self.file(max(found, key=len))
             else:
                 self.reply(404, b"{}", {"X-Error-Code": "EntryNotFound"})
 

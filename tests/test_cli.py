@@ -246,6 +246,17 @@ def test_import_list_show_rm(call, tiny_model, edge_llm_home):
     assert (code, err.count("\n")) == (1, 1)
 
 
+SILENT = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(("template", "said"), [(None, None), (SILENT, "before the first user message")])
+def test_show_says_what_a_template_makes_of_messages(call, tiny_model, template, said):
+    assert call("import", tiny_model("llama", chat_template=template), "--name", "mine")[0] == 0
+    facts, shown = json.loads(call("show", "mine", "--json")[1]), call("show", "mine")[1]
+    assert (facts["chat_template"], facts.get("chat", {}).get("system_messages")) == (said is not None, said)
+    assert (f"system_messages {said}" in shown) == (said is not None)
+
+
 def test_bench_prints_llama_bench_rows(call, tiny_bundle):
     options = ("-p", "16,8", "-n", "2", "-pg", "8,2", "-d", "0,16", "-r", "2")
     code, out, _ = call("bench", tiny_bundle, *options, "-o", "json")

@@ -95,6 +95,13 @@ def test_only_what_an_import_needs_is_downloaded(hub: Stub, tmp_path: Path) -> N
     assert offline.folder == result.folder
 
 
+def test_the_template_for_tools_is_downloaded(serve: Callable[[Stub], Stub], hub: Stub, tmp_path: Path) -> None:
+    more = {"additional_chat_templates/tool_use.jinja": b"for tools", "additional_chat_templates/rag.jinja": b"no"}
+    result = run_pull(tmp_path, serve(Stub(hub.files | more)).endpoint)
+    assert result.code == 0, result.out + result.err
+    assert [path.name for path in (result.folder / "additional_chat_templates").iterdir()] == ["tool_use.jinja"]
+
+
 def test_shards_and_revisions(serve: Callable[[Stub], Stub], tmp_path: Path) -> None:
     shards = {f"model-0000{i}-of-00002.safetensors": bytes([i]) * 50 for i in (1, 2)}
     index = {"model.safetensors.index.json": b"{}"}

@@ -35,6 +35,7 @@ from edge_llm.convert.staging import Staging
 from edge_llm.convert.trial import held_out_sequences
 from edge_llm.engine.load import load_comparison
 from edge_llm.errors import (
+    CorruptBundle,
     EdgeLLMError,
     InvalidModel,
     InvalidTokenizer,
@@ -58,6 +59,7 @@ from edge_llm.quant.profile import OutlierProfile
 from edge_llm.quant.quality import Tally, log_softmax
 from edge_llm.runner.base import Runner
 from edge_llm.sources import open_source
+from edge_llm.text.chat import TOOL_USE, ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
 from kernels.floats import product
 from kernels.layout import unpack_tiles
@@ -192,6 +194,24 @@ def test_figures_of_another_version_are_not_shown(tiny_model: Callable[..., Path
         assert quality_report(bundle) == {}
 
 
+def test_the_template_for_tools_comes_along(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    source = copy_of(tiny_model(), tmp_path / "source")
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    (source / "chat_template.jinja").write_text(plain)
+    before = import_model(source, "m")
+    assert not (before / TOOL_USE).exists()
+    (source / TOOL_USE).parent.mkdir()
+    (source / TOOL_USE).write_text("{{ tools | tojson }}" + plain)
+    folder = import_model(source, "m", overwrite=True)  # it is part of what the model is
+    with open_bundle(folder) as bundle:
+        assert bundle.has_file(TOOL_USE)
+    template = ChatTemplate.from_folder(folder)
+    assert (template.shape.tools, template.render([{"role": "user", "content": "Hi"}])) == (True, "Hi")
+    (folder / TOOL_USE).write_text("{{ tools | tojson }}!" + plain)
+    with pytest.raises(CorruptBundle):
+        open_bundle(folder)
+
+
 def test_text_files_come_along(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     source = copy_of(tiny_model(), tmp_path / "source")
     template = "{% for m in messages %}{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
@@ -200,6 +220,7 @@ def test_text_files_come_along(tiny_model: Callable[..., Path], tmp_path: Path) 
     (source / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
     folder = import_model(source, "m")
     assert (folder / "chat_template.jinja").read_text() == template
+    assert (folder / TOOL_USE).read_text() == "no"
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"):
         assert (folder / name).read_bytes() == (source / name).read_bytes()
     ours = Tokenizer.from_folder(folder, 280)

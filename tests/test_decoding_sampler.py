@@ -144,6 +144,23 @@ def test_text_ends_before_the_first_stop_string_however_it_is_cut(text, stops, d
 
 
 @settings(max_examples=500)
+@given(
+    st.lists(st.tuples(st.text("ab", max_size=3), st.booleans()), max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
+)
+def test_hidden_text_ends_an_answer_but_is_never_shown(pieces, stops):
+    """As control tokens are: a stop string may be one, or go from a text into one."""
+    stream = StopStrings(stops)
+    shown = "".join(stream.push(piece, hidden=hidden) for piece, hidden in pieces)
+    shown += "" if stream.stopped else stream.finish()
+    text = "".join(piece for piece, _ in pieces)
+    seen = [(c, hidden) for piece, hidden in pieces for c in piece]
+    ends = [(text.find(s) + len(s), text.find(s)) for s in stops if s in text]
+    assert stream.stopped == bool(ends)
+    assert shown == "".join(c for c, hidden in seen[: min(ends)[1] if ends else None] if not hidden)
+
+
+@settings(max_examples=500)
 @given(st.lists(st.text("ab", max_size=4), max_size=12), st.lists(st.text("ab", min_size=1, max_size=6), max_size=4))
 def test_no_more_is_held_back_than_may_become_a_stop_string(pieces, stops):
     stream, text, shown = StopStrings(stops), "", ""

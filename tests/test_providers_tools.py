@@ -20,6 +20,7 @@ from edge_llm.talk.pieces import CallArguments, CallBegun, Said
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.tui.answering import with_pieces
 
+LINES = "{% for m in messages %}{{ m.role }}={{ m.content }}|{% endfor %}"
 ASK = Ask(tuple(CHAT), tools=(TOOL,))
 SAID = 'I look. {"name": "weather", "arguments": {"city": "Bern"}}'
 CALL = 'I look.<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
@@ -28,7 +29,7 @@ CALL = 'I look.<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n
 @pytest.fixture(scope="module")
 def engine():
     engine = copy.copy(builtin_engine())
-    engine.template = ChatTemplate(TEMPLATE + "{# <tool_call> #}")
+    engine.template = ChatTemplate(TEMPLATE)
     return engine
 
 
@@ -90,12 +91,22 @@ def test_an_answer_that_may_call_tools_is_ended_when_it_loops(engine, strict):
         provider.close()
 
 
-def test_calls_of_before_are_plain_text_where_no_tools_are_offered(engine):
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        (TEMPLATE, 'assistant=(weather {"city": "Bern"})|tool=rain|'),
+        (LINES, '"arguments": {"city": "Bern"}}\n</tool_call>|user=<tool_response>\nrain\n</tool_response>|'),
+    ],
+)
+def test_calls_of_before_are_shown_where_no_tools_are_offered(template, shown):
+    """As the template shows them, or as plain text where it has none."""
+    engine = copy.copy(builtin_engine())
+    engine.template = ChatTemplate(template)
     provider = LocalProvider(engine)
     try:
         request, _ = provider.request(Ask(tuple(CHAT)))
-        text = engine.tokenizer.decode(list(request.prompt))
-        assert "tool=" not in text and "<tool_response>\nrain" in text and '"city": "Bern"' in text
+        assert shown in engine.tokenizer.decode(list(request.prompt))
+        assert provider.count(Ask(tuple(CHAT))) == len(request.prompt)
     finally:
         provider.close()
 

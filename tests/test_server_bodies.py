@@ -53,7 +53,7 @@ def test_json_depth(client, levels, status):
 
 @pytest.mark.parametrize("levels", [limits.JSON_DEPTH - 1, limits.JSON_DEPTH, 400, 490, 700, 980, 5000])
 def test_depth_of_a_calls_arguments(client, levels):
-    """Arguments are JSON in a string, which the body's own bound does not see into."""
+    """Arguments are JSON in a string, which the body's own bound does not see into: what is too deep stays the text it is."""
     function = {"name": "f", "arguments": '{"a": ' + "[" * levels + "]" * levels + "}"}
     history = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}, *USER]
     item = {"type": "function_call", "call_id": "1", **function}
@@ -61,7 +61,8 @@ def test_depth_of_a_calls_arguments(client, levels):
         chat(client, messages=history, tools=[{"type": "function", "function": {"name": "f"}}]),
         client.post("/v1/responses", json={"input": [item, *USER], "max_output_tokens": 1}),
     ):
-        assert response.status_code == (200 if levels < limits.JSON_DEPTH else 400), response.text
+        too_long = levels > 400 and response.json().get("error", {}).get("code") == "context_length_exceeded"
+        assert response.status_code == 200 or too_long, response.text
 
 
 # ---- fields
@@ -171,13 +172,8 @@ def test_the_number_of_inputs(client, count, status):
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": "x", "name": 3}], "messages[0].name"),
         ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{bad"}}]}],
-         "messages[0].tool_calls[0].function.arguments"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "3"}}]}],
-         "messages[0].tool_calls[0].function.arguments"),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
         ([{"role": "assistant", "content": "x", "tool_calls": 5}], "messages[0].tool_calls"),
-        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages"),  # the model's template refuses it
     ],
 )  # fmt: skip
 def test_messages_that_make_no_sense_are_named(client, messages, param):
@@ -330,7 +326,7 @@ def test_anthropic_errors_have_anthropic_s_shape(client, fields):
     [
         ("/tokenize", {}), ("/tokenize", {"content": 5}), ("/tokenize", {"messages": []}), ("/detokenize", {}),
         ("/detokenize", {"tokens": [99999]}), ("/detokenize", {"tokens": ["x"]}), ("/detokenize", {"tokens": [-1]}),
-        ("/apply-template", {}), ("/apply-template", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}),
+        ("/apply-template", {}), ("/apply-template", {"messages": [{"role": "tool", "content": "x"}]}),
         ("/apply-template", {"messages": USER, "chat_template_kwargs": {"messages": []}}),
     ],
 )  # fmt: skip

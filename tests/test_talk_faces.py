@@ -27,7 +27,8 @@ CASES = [
     (OPENS, "cut off </thi", "cut off </thi", ""),
     (LINES, "<think>\nhm\n</think>\n\nYes, <think> is a tag.", "hm", "Yes, <think> is a tag."),
     (LINES, " Yes, <", "", " Yes, <"),
-    (PLAIN, "<think>x</think>y", "", "<think>x</think>y"),
+    (PLAIN, "<think>x</think>y", "x", "y"),  # whatever its template lacks
+    (PLAIN, "It is <think>x</think>y", "", "It is <think>x</think>y"),
 ]
 
 

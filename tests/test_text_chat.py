@@ -461,6 +461,35 @@ def test_find_template(tmp_path: Path) -> None:
     assert find_template(tmp_path) == "file"
 
 
+def test_the_template_for_tools_is_taken_where_tools_are_given(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    ours = Tokenizer.from_folder(tmp_path, 280)
+    config = tmp_path / "tokenizer_config.json"
+    asked = ([USER],), ([USER], {"tools": []}), ([USER], {"tools": [WEATHER]})
+    plain, for_tools = "plain {{ messages[0].content }}", "{{ tools[0].function.name }} {{ messages[0].content }}"
+
+    def rendered() -> list[str]:
+        found = ChatTemplate.from_folder(tmp_path, ours)
+        return [found.render(*one).removesuffix(USER["content"]) for one in asked]
+
+    write_json(config, {"chat_template": [{"name": "default", "template": plain}, {"name": "tool_use", "template": for_tools}]})
+    assert rendered() == ["plain ", "plain ", "weather "]
+    assert ChatTemplate.from_folder(tmp_path, ours).shape.tools
+    beside = tmp_path / chat.TOOL_USE
+    beside.parent.mkdir()
+    beside.write_text("beside " + for_tools)
+    assert rendered() == ["plain ", "plain ", "beside weather "]
+    write_json(config, {"chat_template": plain})
+    assert rendered() == ["plain ", "plain ", "beside weather "]
+    beside.unlink()
+    assert rendered() == ["plain "] * 3
+    beside.write_bytes(b"\xff")
+    with pytest.raises(InvalidTokenizer, match=r"tool_use\.jinja.*UTF-8"):
+        ChatTemplate.from_folder(tmp_path, ours)
+    with pytest.raises(InvalidTokenizer, match="at most"):
+        ChatTemplate("x", tool_use="x" * (chat.MAX_TEMPLATE_BYTES + 1))
+
+
 def test_bad_template_files(tmp_path: Path) -> None:
     write_json(tmp_path / "tokenizer_config.json", {"chat_template": 3})
     with pytest.raises(InvalidTokenizer, match="must be a string"):

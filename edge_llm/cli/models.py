@@ -28,6 +28,8 @@ from edge_llm.kv.prefix_folder import remove_model, stored_models
 from edge_llm.models import describe
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path, find_bundle, models_folder, no_such_model, prefix_cache_folder
 from edge_llm.progress import byte_size
+from edge_llm.talk.history import in_words
+from edge_llm.text.chat import ChatTemplate
 
 
 @click.command("list")
@@ -212,6 +214,7 @@ def _facts(name: str, bundle: Bundle) -> dict[str, Any]:
         "generation_defaults": bundle.generation_config,
         **({"generation_left_out": "; ".join(left_out)} if left_out else {}),
         "chat_template": bundle.has_file("chat_template.jinja"),
+        **({"chat": in_words(ChatTemplate.from_folder(bundle.folder).shape)} if bundle.has_file("chat_template.jinja") else {}),
         "source": dict(bundle.manifest["source"]),
         "created_with": bundle.manifest["created_with"],
     }

@@ -20,7 +20,7 @@ from edge_llm.engine.request import Finish
 from edge_llm.errors import EdgeLLMError
 from edge_llm.files import shown
 from edge_llm.providers.base import Ask, Catalogue, Ended, Figures, Provider, Wanted
-from edge_llm.talk.conversation import NO_TEMPLATE, behind_thought, conversation_request
+from edge_llm.talk.conversation import NO_TEMPLATE, conversation_request
 from edge_llm.talk.pieces import AnswerPiece
 
 HELP = """\
@@ -112,8 +112,7 @@ class ModelHere:
     def answer(self, messages: Messages, *, again: bool = False, begun: bool = False) -> Iterator[AnswerPiece]:
         self.reason = ""
         params = another(self._params) if again else self._params
-        given = behind_thought(self._engine, messages) if begun else messages
-        request, syntax = conversation_request(self._engine, given, params, begun=begun)
+        request, syntax = conversation_request(self._engine, messages, params, begun=begun)
         reader = syntax.reader()
         for delta in self._engine.stream(request):
             yield from reader.read(delta)

@@ -19,7 +19,7 @@ from edge_llm.engine.request import Answer, Delta, Finish, Request
 from edge_llm.engine.runner_place import Replace, Vacancy, no_other
 from edge_llm.errors import ContextOverflow, EdgeLLMError, UsageError
 from edge_llm.runner.base import Cancel, Runner, never
-from edge_llm.text.chat import ChatTemplate, encode_chat
+from edge_llm.text.chat import ChatTemplate, chat_prompt
 from edge_llm.text.tokenizer import Tokenizer
 
 
@@ -78,17 +78,19 @@ class Engine:
         params: GenerationParams,
         variables: Mapping[str, Any] | None = None,
         *,
-        begun: str = "",
+        begun: bool = False,
     ) -> Request:
         """A request that answers ``messages`` ({"role": ..., "content": ...}) through the model's chat template.
 
-        ``begun`` is the beginning of the answer, which the model goes on with; ``variables`` go to the template.
-        A model without a template gets plain "role: content" lines, and its answer ends where it speaks for the user.
+        With ``begun`` the last message is the beginning of the answer, which the model goes on with; ``variables`` go to
+        the template.  A model without a template gets plain "role: content" lines, and its answer ends where it speaks for
+        the user.
         """
         if self.template.is_default:
             params = replace(params, stop=(*params.stop, "\nuser:"))
-        prompt = encode_chat(self.template, self.tokenizer, messages, variables, most=self.runner.context)
-        return self._request(prompt + self.tokenizer.encode(begun), params, continues=bool(begun))
+        prompt = chat_prompt(self.template, self.tokenizer, messages, variables, begun=begun, most=self.runner.context)
+        goes_on = begun and bool(messages[-1]["content"])
+        return replace(self._request(prompt.tokens, params, continues=goes_on), thinking=prompt.thinking)
 
     def text_request(self, text: str, params: GenerationParams, *, parse_special: bool = False) -> Request:
         """A request that continues ``text`` as it stands; with ``parse_special`` what spells a control token is one."""

@@ -20,6 +20,7 @@ from edge_llm.engine.counters import Counters
 from edge_llm.engine.request import Delta, Finish, PromptProgress, Request, Timings, Usage
 from edge_llm.errors import OutOfMemory
 from edge_llm.runner.base import Memory, Segment
+from edge_llm.text.reasoning import CLOSE, OPEN, ThoughtGate
 from edge_llm.text.tokenizer import IncrementalDecoder, Tokenizer
 from kernels import ThreadPool
 
@@ -74,7 +75,11 @@ class Generation:
         self._decoder = IncrementalDecoder(
             tokenizer, skip_special=params.skip_special_tokens, continues=request.continues or exact
         )
+        self._tokenizer = tokenizer
+        self._gate = ThoughtGate(request.thinking)
+        self._thought_marks = frozenset(token for tag in (OPEN, CLOSE) if (token := tokenizer.token_id(tag)) is not None)
         self._stops = StopStrings(params.stop)
+        self._enough = None if request.enough is None else request.enough()
         self._loops = LoopGuard() if params.guarded else None
         self._ends = params.stop_tokens | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
         self._cached_tokens: int | None = None
@@ -142,7 +147,7 @@ class Generation:
     def end(self, reason: str) -> Delta:
         """The last delta: what was held back, and how it ended."""
         self.finished = True
-        tail = "" if self._stops.stopped else self._stops.push(self._decoder.finish()) + self._stops.finish()
+        tail = "" if self._stops.stopped else self._tail()
         return Delta(tail, finish=Finish(reason, self._usage(), self._timings(), self._stops.found))
 
     def remember(self, memory: Memory[Any]) -> None:
@@ -179,14 +184,36 @@ class Generation:
         if self._constraint is not None:
             self._constraint.accept(token)
         logprobs = token_logprobs(logits, token, self.request.params.logprobs, self._decoder.piece, self._pool, best)
-        text = self._stops.push(self._decoder.push(token))
+        text, ended = self._text(token)
         yield Delta(text, (token,), logprobs=logprobs)
-        if self._stops.stopped or (self._constraint is not None and self._constraint.finished):
+        if ended or (self._constraint is not None and self._constraint.finished):
             yield self.end("stop")
         elif self.generated == self.most_tokens:
             yield self.end("length")
         elif self._loops is not None and self._loops.push(token) and self.generated >= self.request.params.min_tokens:
             yield self.end(REPETITION)
+
+    def _text(self, token: int) -> tuple[str, bool]:
+        """What ``token`` adds to the answer's text, and whether that ends it."""
+        special = self._tokenizer.is_special(token)
+        if special and not self._is_text(token):  # but a stop string may spell it
+            hidden = "" if self._gate.inside else self._stops.push(self._tokenizer.token_text(token), hidden=True)
+            return self._decoder.push(token) + hidden, self._stops.stopped
+        thought, said = self._gate.push(self._decoder.push(token, shown=special))
+        text = self._stops.push(said)
+        enough = self._enough is not None and self._enough.push(text)
+        return thought + text, enough or self._stops.stopped
+
+    def _is_text(self, token: int) -> bool:
+        """Whether the text has control token ``token``: all are wanted, or somebody looks for it there."""
+        marks = () if self._gate.over else self._thought_marks
+        return not self.request.params.skip_special_tokens or token in marks or token in self.request.marks
+
+    def _tail(self) -> str:
+        """What was held back, when no stop string ended the answer."""
+        thought, said = self._gate.push(self._decoder.finish())
+        held_thought, held = self._gate.finish()
+        return thought + held_thought + self._stops.push(said + held) + self._stops.finish()
 
     def _usage(self) -> Usage:
         return Usage(len(self.request.prompt), self.generated, self._cached_tokens or 0)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 from edge_llm.config import REPETITION, GenerationParams
 from edge_llm.decoding.logprobs import TokenLogprobs
+from edge_llm.text.reasoning import Thinking
+
+
+class Enough(Protocol):
+    """Reads an answer's text as it comes, thoughts left out."""
+
+    def push(self, text: str) -> bool:
+        """Whether the answer ends here."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -17,6 +27,12 @@ class Request:
     params: GenerationParams
     continues: bool = False
     """The answer goes on in the middle of the prompt's text, so its leading space belongs to it."""
+    thinking: Thinking = Thinking.RAW
+    """Where the answer begins; stop strings begin behind its thought."""
+    marks: frozenset[int] = frozenset()
+    """Control tokens whose text is part of the answer's text, because somebody looks for it there."""
+    enough: Callable[[], Enough] | None = field(default=None, compare=False)
+    """What else ends the answer."""
 
 
 @dataclass

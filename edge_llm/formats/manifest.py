@@ -37,6 +37,7 @@ SIDE_FILES = (
     "generation_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
 )
 """The files that `text` reads; they have the names of a Hugging Face folder."""
 SOURCE_FILES = ("source/config.json", "source/model.safetensors")

@@ -15,7 +15,7 @@ from edge_llm.files import shown
 from edge_llm.providers.base import Figures, ModelRow, Piece
 from edge_llm.providers.batches import joined
 from edge_llm.talk.pieces import CallArguments, CallBegun
-from edge_llm.talk.reasoning import ReasoningSplitter
+from edge_llm.text.reasoning import ReasoningSplitter
 
 _CONTEXT = ("max_model_len", "context_length", "context_window", "n_ctx", "n_ctx_train")
 """What servers call the context of a model."""

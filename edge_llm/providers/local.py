@@ -33,13 +33,11 @@ from edge_llm.providers.batches import Bell, in_batches, joined, readable
 from edge_llm.providers.fetch import fetch
 from edge_llm.providers.settings import changed, differences
 from edge_llm.sources.known import KnownModel, find_known, known_models
-from edge_llm.talk.conversation import NO_TEMPLATE, behind_thought, conversation_request, plain_messages
+from edge_llm.talk.conversation import NO_TEMPLATE, conversation_length, conversation_request, plain_messages
 from edge_llm.talk.outcome import AnswerReader, AnswerSyntax
 from edge_llm.talk.pieces import CallArguments, CallBegun, Said, Thought
-from edge_llm.talk.spelled_out import spelled_out
 from edge_llm.talk.tools import ToolUse
 from edge_llm.talk.wish import Wish, wish_of
-from edge_llm.text.chat import encode_chat
 
 MOST_COUNTED = 4 << 20
 """Tokens that are counted; nobody has such a context."""
@@ -124,8 +122,8 @@ class LocalProvider:
     def count(self, ask: Ask) -> int:
         with self._counting:
             engine = self._running()
-            messages, variables = self._rendered(engine, ask, None)
-            return len(encode_chat(engine.template, engine.tokenizer, messages, variables, most=MOST_COUNTED))
+            messages, variables = self._rendered(engine, ask)
+            return conversation_length(engine, messages, variables=variables, most=MOST_COUNTED)
 
     def count_text(self, text: str) -> int:
         with self._counting:
@@ -147,18 +145,15 @@ class LocalProvider:
         """``ask`` in tokens, and how to read what answers it; takes as long as the conversation."""
         engine = self._running()
         tools = ToolUse.of([dict(tool) for tool in ask.tools], None, None, engine)
-        messages, variables = self._rendered(engine, ask, tools)
-        if ask.continues:
-            messages = behind_thought(engine, messages, variables)
+        messages, variables = self._rendered(engine, ask)
         params = changed(engine.defaults, ask.sampling, asked)
         params = another(params) if ask.again else params
         return conversation_request(engine, messages, params, begun=ask.continues, tools=tools, variables=variables)
 
-    def _rendered(self, engine: Engine, ask: Ask, tools: ToolUse | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def _rendered(self, engine: Engine, ask: Ask) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """What the template is given."""
         wish = wish_of(ask.thinking, "thinking")
         messages = plain_messages([dict(message) for message in ask.messages])
-        messages = messages if tools is not None else spelled_out(messages)
         if not messages:
             raise UsageError("there is no message to answer", param="messages")
         return messages, {} if wish is None else dict(wish.variables(engine.template.source))

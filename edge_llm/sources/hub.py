@@ -28,6 +28,7 @@ from edge_llm.models import load_config
 from edge_llm.progress import StageProgress, byte_count, ignore
 from edge_llm.sources.hub_errors import clear_errors, is_unreachable, no_safetensors, reason
 from edge_llm.strict_json import MAX_BYTES, parse_object, read_object
+from edge_llm.text.chat import TOOL_USE
 
 TEXT_FILES = (
     "config.json",
@@ -36,6 +37,7 @@ TEXT_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    TOOL_USE,
 )
 PIECE_BYTES = 1 << 20
 """What is taken from a connection at once: so often progress is told, and less is lost when one breaks."""
@@ -109,7 +111,7 @@ def pull(
         _fetch_large(cache / _folder_name(repository) / "blobs", repository, commit, files, progress or ignore)
         # takes the large files from the cache, the small ones from the hub
         names = [file.name for file in files]
-        folder = Path(snapshot_download(repository, revision=commit, allow_patterns=names, ignore_patterns=["*/*"]))
+        folder = Path(snapshot_download(repository, revision=commit, allow_patterns=names))  # none of them is a pattern
         _remember(cache, repository, revision, commit)
         _check_sizes(folder, repository, files)
         return folder

@@ -21,7 +21,7 @@ from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.hub import pull
 from edge_llm.sources.place import is_there, named_place, place_of, stands_for_folder
 from edge_llm.strict_json import read_object
-from edge_llm.text.chat import ChatTemplate, find_template
+from edge_llm.text.chat import TOOL_USE, ChatTemplate, find_template, find_tool_use
 from edge_llm.text.tokenizer import Tokenizer
 
 DIGESTED = (
@@ -31,6 +31,7 @@ DIGESTED = (
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    TOOL_USE,
 )
 """Files beside the weights that make a model what it is."""
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json")
@@ -78,8 +79,8 @@ class HuggingFaceSource:
     def side_files(self) -> dict[str, bytes]:
         copied = [name for name in _COPIED if (self.folder / name).exists()]
         files = {name: read_file(self.folder / name, _MAX_TEXT_FILE).removeprefix(BOM_UTF8) for name in copied}
-        template = find_template(self.folder)
-        return files if template is None else files | {"chat_template.jinja": template.encode()}
+        templates = {"chat_template.jinja": find_template(self.folder), TOOL_USE: find_tool_use(self.folder)}
+        return files | {name: template.encode() for name, template in templates.items() if template is not None}
 
     def digest(self, progress: StageProgress = ignore) -> str:
         return digest_files(self._files, progress)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from edge_llm.config import GenerationParams
 from edge_llm.decoding.guided import check_grammar
 from edge_llm.engine.engine import Engine
 from edge_llm.engine.request import Request
-from edge_llm.errors import InvalidTokenizer, UsageError
+from edge_llm.errors import ContextOverflow, InvalidTokenizer, UsageError
 from edge_llm.files import shown
-from edge_llm.strict_json import MAX_DEPTH, is_deeper
+from edge_llm.strict_json import MAX_DEPTH, is_deeper, is_unicode
+from edge_llm.talk.history import fitted, has_calls
 from edge_llm.talk.outcome import AnswerSyntax
-from edge_llm.talk.reasoning import CLOSE, OPEN
 from edge_llm.talk.tool_formats import after_thought
 from edge_llm.talk.tools import ToolUse, control_token
+from edge_llm.text.chat import encode_chat
+from edge_llm.text.reasoning import Thinking
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NO_TEMPLATE = "This model brings no chat template and may not be made for chatting; it gets plain `role: text` lines."
@@ -41,49 +44,71 @@ def conversation_request(
     With ``begun`` the last message is the beginning of the answer.  A grammar in ``params`` is the form of what the model
     says where it calls none of ``tools``; it may think before.  ``variables`` go to the template.
     """
-    messages, prefix, variables = list(messages), "", dict(variables or {})
+    given = dict(variables or {})
     if begun:
-        variables.pop("add_generation_prompt", None)  # clients say no for the message that goes on: here it is the answer's
+        given.pop("add_generation_prompt", None)  # clients say no for the message that goes on: here it is the answer's
         if not messages or messages[-1]["role"] != "assistant":
             raise UsageError("the last message must be the assistant's to be continued", param="messages")
-        prefix, messages = messages[-1]["content"], messages[:-1]
-    messages, given = _with_tools(engine, messages, tools, variables)
-    with _messages_at_fault():
-        request = engine.chat_request(messages, params, given, begun=prefix)
-    syntax = AnswerSyntax.of(engine, request, tools)
-    return _guided(request, syntax), syntax
+        messages = [*messages[:-1], {name: value for name, value in messages[-1].items() if name != "tool_calls"}]
+    request = _as_it_takes_them(
+        engine, messages, tools, given, lambda found, given: engine.chat_request(found, params, given, begun=begun)
+    )
+    return _read(request, engine, tools)
 
 
 def conversation_text(
-    engine: Engine, messages: list[dict[str, Any]], *, tools: ToolUse | None = None, variables: Mapping[str, Any] | None = None
+    engine: Engine,
+    messages: Sequence[dict[str, Any]],
+    *,
+    tools: ToolUse | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """What the template makes of plain ``messages``."""
-    messages, given = _with_tools(engine, messages, tools, variables)
+    return _as_it_takes_them(engine, messages, tools, variables, engine.template.render)
+
+
+def conversation_length(
+    engine: Engine, messages: Sequence[dict[str, Any]], *, variables: Mapping[str, Any] | None = None, most: int
+) -> int:
+    """Tokens of the prompt for plain ``messages``, however small the context is; raises `ContextOverflow` above ``most``."""
+
+    def length(found: list[dict[str, Any]], given: dict[str, Any]) -> int:
+        return len(encode_chat(engine.template, engine.tokenizer, found, given, most=most))
+
+    return _as_it_takes_them(engine, messages, None, variables, length)
+
+
+Made = TypeVar("Made")
+
+
+def _as_it_takes_them(
+    engine: Engine,
+    messages: Sequence[dict[str, Any]],
+    tools: ToolUse | None,
+    variables: Mapping[str, Any] | None,
+    make: Callable[[list[dict[str, Any]], dict[str, Any]], Made],
+) -> Made:
+    """What ``make`` makes of ``messages`` and variables in the shape of the engine's template, with the tools shown.
+
+    Where it refuses a history with calls all the same, they are spelled out.
+    """
+    shape, given, found = engine.template.shape, dict(variables or {}), list(messages)
+    by_template = tools is not None and shape.tools
+    if shape.needs_list and not by_template:
+        given["tools"] = []
+    if tools is not None and found:
+        given |= {"tools": list(tools.tools)} if shape.tools else {}
+        found = found if shape.tools else tools.explained(found)
+    explained = tools is not None and not shape.tools
     with _messages_at_fault():
-        return engine.template.render(messages, given)
-
-
-def behind_thought(
-    engine: Engine, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None
-) -> list[dict[str, Any]]:
-    """Plain ``messages`` whose last one, the beginning of an answer, closes the thought that a template opens before it."""
-    messages, begun = list(messages), messages[-1]["content"]
-    if OPEN not in engine.template.source or OPEN in begun or CLOSE in begun:
-        return messages
-    if not conversation_text(engine, messages[:-1], variables=variables).rstrip().endswith(OPEN):
-        return messages
-    return [*messages[:-1], messages[-1] | {"content": f"\n{CLOSE}\n\n{begun}"}]
-
-
-def _with_tools(
-    engine: Engine, messages: list[dict[str, Any]], tools: ToolUse | None, variables: Mapping[str, Any] | None
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Messages and variables that show the model its tools."""
-    given = dict(variables or {})
-    if tools is None or not messages:
-        return messages, given
-    messages, shown_tools = tools.shown(messages, engine.template)
-    return messages, given | shown_tools
+        try:
+            return make(fitted(found, shape, tools=by_template, spelled=explained), given)
+        except (UsageError, InvalidTokenizer) as error:
+            if isinstance(error, ContextOverflow) or not has_calls(found):
+                raise
+            with contextlib.suppress(UsageError, InvalidTokenizer):
+                return make(fitted(found, shape, tools=by_template, spelled=True), given)
+            raise
 
 
 @contextlib.contextmanager
@@ -95,16 +120,21 @@ def _messages_at_fault() -> Iterator[None]:
         raise UsageError(str(error), param="messages") from None
 
 
-def _guided(request: Request, syntax: AnswerSyntax) -> Request:
-    """``request`` with the grammar of its whole answer: calls or the form that is asked for, behind a thought."""
-    tokenizer, tools, answer = syntax.tokenizer, syntax.tools, request.params.grammar
+def _read(request: Request, engine: Engine, tools: ToolUse | None) -> tuple[Request, AnswerSyntax]:
+    """``request`` with the grammar of its whole answer, and what of it is looked for; how that is read."""
+    tokenizer, answer, thinking = engine.tokenizer, request.params.grammar, request.thinking
     grammar = answer if tools is None else tools.grammar(answer, tokenizer)
-    if grammar is None:
-        return request
-    if syntax.thinks:
-        grammar = replace(after_thought(grammar, control_token(tokenizer), opened=syntax.opened), free=grammar.free)
-    check_grammar(grammar, tokenizer)
-    return replace(request, params=replace(request.params, grammar=grammar))
+    if grammar is not None:
+        if thinking is Thinking.OPEN or (thinking is Thinking.FREE and engine.template.shape.thinks):
+            behind = after_thought(grammar, control_token(tokenizer), opened=thinking is Thinking.OPEN)
+            grammar = replace(behind, free=grammar.free)
+        else:
+            thinking = Thinking.RAW  # the form has no room for a thought
+        check_grammar(grammar, tokenizer)
+    syntax = AnswerSyntax(tokenizer, thinking, tools)
+    once = None if tools is None or tools.parallel else syntax.enough
+    params = replace(request.params, grammar=grammar)
+    return replace(request, params=params, thinking=thinking, marks=syntax.marks, enough=once), syntax
 
 
 def plain_messages(messages: Sequence[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
@@ -124,13 +154,17 @@ def _plain_message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(calls, list):
         raise UsageError(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
     content = message.get("content")
-    if content is None and not (role == "assistant" and calls):
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if content is None and not (role == "assistant" and (calls or thought)):
         raise UsageError(f"{where}.content is missing; give a string", param=f"{where}.content")
     plain = {"role": "system" if role == "developer" else role, "content": plain_text(content, f"{where}.content")}
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise UsageError(f"{where}.tool_call_id is missing", param=f"{where}.tool_call_id")
     for name in _KEPT:
-        if (value := message.get(name)) is not None:
+        value = message.get(name)
+        if name == "reasoning_content" and value is None and isinstance(thought, str):
+            value = thought  # `reasoning` is OpenRouter's and vLLM's name for it
+        if value is not None:
             if not isinstance(value, str):
                 raise UsageError(f"{where}.{name} must be a string", param=f"{where}.{name}")
             plain[name] = value
@@ -163,15 +197,30 @@ def _plain_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UsageError(f"{where}.function.name is missing", param=where)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise UsageError(f"{where}.function.arguments is not JSON", param=f"{where}.function.arguments") from None
-    if not isinstance(arguments, dict):
-        raise UsageError(f"{where}.function.arguments must be a JSON object", param=f"{where}.function.arguments")
-    if is_deeper(arguments, MAX_DEPTH):  # the body's own bound does not see into a string
-        raise UsageError(f"{where}.function.arguments is nested deeper than {MAX_DEPTH}", param=f"{where}.function.arguments")
-    named = {"name": function["name"], "arguments": arguments}
+    named = {"name": function["name"], "arguments": _plain_arguments(function.get("arguments"), where)}
     return {"id": str(call.get("id") or ""), "type": "function", "function": named}
+
+
+def _plain_arguments(given: Any, where: str) -> dict[str, Any] | str:
+    """Arguments of a call as an object; what is none, as a model may have written it, as the text it is."""
+    value = given
+    if isinstance(given, str):
+        try:
+            value = json.loads(given, strict=False) if given.strip() else {}
+        except (ValueError, RecursionError):
+            return given
+    if value is None or value == "":
+        return {}
+    if is_deeper(value, MAX_DEPTH):  # the body's own bound does not see into a string
+        if isinstance(given, str):
+            return given
+        raise UsageError(f"{where}.function.arguments is nested deeper than {MAX_DEPTH}", param=f"{where}.function.arguments")
+    if not isinstance(value, dict):
+        return given if isinstance(given, str) else json.dumps(value)
+    return value if not isinstance(given, str) or "\\u" not in given else _whole_characters(value)
+
+
+def _whole_characters(value: Any) -> Any:
+    """``value``, JSON data, with U+FFFD for each half of a surrogate pair."""
+    text = json.dumps(value, ensure_ascii=False)
+    return value if is_unicode(text) else json.loads(re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text))

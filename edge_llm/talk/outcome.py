@@ -5,36 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from edge_llm.engine.engine import Engine
-from edge_llm.engine.request import Answer, Delta, Finish, Request
+from edge_llm.engine.request import Answer, Delta, Finish
 from edge_llm.talk.pieces import AnswerPiece, CallBegun, Said, Thought
-from edge_llm.talk.reasoning import CLOSE, OPEN, ReasoningSplitter, ThoughtCounter
 from edge_llm.talk.tool_calls import ToolCallParser
-from edge_llm.talk.tools import ToolUse
+from edge_llm.talk.tool_formats import MARKS
+from edge_llm.talk.tools import ToolUse, control_token
+from edge_llm.text.reasoning import ReasoningSplitter, Thinking, ThoughtCounter
 from edge_llm.text.tokenizer import Tokenizer
-
-_TAIL = 64
-"""Tokens at a prompt's end that may open a thought."""
 
 
 @dataclass(frozen=True)
 class AnswerSyntax:
-    """Where thoughts, text and calls of tools stand in the answers to one request."""
+    """Where thoughts, text and calls of tools stand in the answers to one request.  By itself: all is text."""
 
     tokenizer: Tokenizer
-    thinks: bool = False
-    opened: bool = False
-    """The prompt ends inside of a thought."""
+    thinking: Thinking = Thinking.RAW
     tools: ToolUse | None = None
 
-    @classmethod
-    def of(cls, engine: Engine, prompt: Request, tools: ToolUse | None) -> AnswerSyntax:
-        """The syntax of answers to ``prompt``: thoughts only of a model whose template knows them."""
-        if CLOSE not in engine.template.source and OPEN not in engine.template.source:
-            return cls(engine.tokenizer, tools=tools)
-        tail = engine.tokenizer.decode(prompt.prompt[-_TAIL:], skip_special=False)
-        opened = tail.rfind(OPEN) > tail.rfind(CLOSE)
-        return cls(engine.tokenizer, opened or not tail.rstrip().endswith(CLOSE), opened, tools)
+    @property
+    def marks(self) -> frozenset[int]:
+        """The control tokens that mark calls."""
+        return frozenset(self._controls().values())
 
     def reader(self) -> AnswerReader:
         return AnswerReader(self)
@@ -44,16 +35,53 @@ class AnswerSyntax:
         reader = self.reader()
         return Outcome.of(reader.read(Delta(answer.text, answer.tokens, answer.finish)), reader, answer)
 
+    def calls_parser(self) -> ToolCallParser | None:
+        """What finds calls in a text behind thoughts; None where there are no tools."""
+        tools = self.tools
+        if tools is None:
+            return None
+        return ToolCallParser(
+            tools.style,
+            tools.names,
+            only_calls=tools.forced,
+            most=None if tools.parallel else 1,
+            schemas={tool["function"]["name"]: tool["function"]["parameters"] for tool in tools.tools},
+            controls=frozenset(self._controls()),
+        )
+
+    def enough(self) -> FirstCall:
+        """What ends an answer behind its only call."""
+        parser = self.calls_parser()
+        assert parser is not None, "there are tools"
+        return FirstCall(parser)
+
+    def _controls(self) -> dict[str, int]:
+        """The marks of calls that are control tokens."""
+        find = control_token(self.tokenizer)
+        return {} if self.tools is None else {mark: token for mark in MARKS if (token := find(mark)) is not None}
+
+
+class FirstCall:
+    """Reads what an answer says, up to the end of its first call."""
+
+    def __init__(self, parser: ToolCallParser) -> None:
+        self._parser = parser
+
+    def push(self, text: str) -> bool:
+        """Whether the call is complete."""
+        self._parser.push(text)
+        return self._parser.over
+
 
 class AnswerReader:
     """Reads one answer as its deltas come."""
 
     def __init__(self, syntax: AnswerSyntax) -> None:
         self._tokenizer = syntax.tokenizer
-        self._splitter = ReasoningSplitter(opened=syntax.opened) if syntax.thinks else None
-        tools = syntax.tools
-        self._parser = None if tools is None else ToolCallParser(tools.style, tools.names, only_calls=tools.forced)
-        self._counter = ThoughtCounter(opened=syntax.opened)
+        opened = syntax.thinking is Thinking.OPEN
+        self._splitter = None if syntax.thinking is Thinking.RAW else ReasoningSplitter(opened=opened)
+        self._parser = syntax.calls_parser()
+        self._counter = ThoughtCounter(opened=opened)
 
     @property
     def thought_tokens(self) -> int:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edge_llm.config import Grammar
+from edge_llm.text.shape import ASK, RESULT, TOOL_NAME, TemplateShape
+
+FENCE, FUNCTION = "```", "<function="
+CALLS_BEGIN, CALL_BEGIN, SEPARATOR = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+CALL_END, CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+OPENERS = (
+    "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call|>", "<function_call>", CALLS_BEGIN, CALL_BEGIN,
+    FUNCTION, FENCE,
+)  # fmt: skip
+"""Behind which a call may stand."""
+CLOSERS = ("</tool_call>", "</function>", "</function_call>", "<|/tool_call|>", "<|eom_id|>", CALL_END, CALLS_END, FENCE)
+"""Which may stand behind one; the last only where it stands before it, too."""
+MARKS = (*OPENERS, *CLOSERS, SEPARATOR, "[ARGS]", "[CALL_ID]", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+"""All that are looked for in an answer's text."""
 
 
 @dataclass(frozen=True)
 class ToolFormat:
     """How a family writes calls: ``marker begin (opener object closer), separator, ... end``.
 
-    A format with an ``opener`` finds calls anywhere in an answer; one without finds them only at its beginning.
+    A format without an ``opener`` has its calls at the beginning of an answer; one with ``between`` writes ``name between
+    arguments`` in place of an object.
     """
 
     arguments: str = "arguments"
@@ -25,13 +41,27 @@ class ToolFormat:
     closer: str = ""
     separator: str = "\n"
     end: str = ""
+    between: str = ""
     id_length: int = 24
     """Letters of a call's id; some templates take no other length."""
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether an object at the beginning of an answer may be a call."""
+        return not self.opener
 
 
 HERMES = ToolFormat(opener="<tool_call>\n", closer="\n</tool_call>")
 """Qwen, Hermes and others; also what a model is asked for whose template knows no tools."""
 MISTRAL = ToolFormat(marker="[TOOL_CALLS]", begin="[", separator=", ", end="]", id_length=9)
+MISTRAL_NAMED = ToolFormat(opener="[TOOL_CALLS]", between="[ARGS]", separator="", id_length=9)
+DEEPSEEK = ToolFormat(
+    begin=CALLS_BEGIN,
+    opener=f"{CALL_BEGIN}function{SEPARATOR}",
+    between="\n```json\n",
+    closer=f"\n```{CALL_END}",
+    end=CALLS_END,
+)
 LLAMA = ToolFormat(arguments="parameters", separator="; ")
 PLAIN = ToolFormat()
 """Bare objects, one per line."""
@@ -40,13 +70,28 @@ ControlToken = Callable[[str], int | None]
 """Id of the control token that is written so, which is no part of an answer's text; None if there is none."""
 
 
-def format_of(template: str) -> ToolFormat:
-    """The format that the chat template ``template`` shows calls in."""
-    if "tools" not in template or "<tool_call>" in template:
+def format_of(shape: TemplateShape) -> ToolFormat:
+    """The format that a template of ``shape`` writes calls in, or asks for where it shows tools."""
+    if not shape.tools:
+        return HERMES  # as the tools are explained there
+    if shape.calls is not None:
+        written = shape.calls.sample.rpartition(RESULT)[0] or shape.calls.sample
+        found = _format_in(written[written.rfind(ASK) :])
+        if found is not None:
+            return found
+    return _format_in(shape.tools_sample) or PLAIN
+
+
+def _format_in(text: str) -> ToolFormat | None:
+    """The format whose marks are in ``text``, which shows tools or a call of `TOOL_NAME`."""
+    if "<tool_call>" in text:
         return HERMES
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL
-    return LLAMA if "<|python_tag|>" in template or '"parameters": ' in template else PLAIN
+    if "[TOOL_CALLS]" in text or "[AVAILABLE_TOOLS]" in text:
+        return MISTRAL_NAMED if re.search(re.escape(TOOL_NAME) + r"(\[CALL_ID\]\w*)?\[ARGS\]", text) else MISTRAL
+    if CALL_BEGIN in text:
+        return DEEPSEEK
+    # a tool's own parameters are an object
+    return LLAMA if "<|python_tag|>" in text or re.search(r'"parameters": (?!\{\s*"type")', text) else None
 
 
 # ---- grammars
@@ -64,9 +109,11 @@ def text_or_calls_grammar(tools: Sequence[dict[str, Any]], style: ToolFormat, co
     """Any text, in which calls are calls of ``tools`` with arguments that fit."""
     if not style.opener:
         return _grammar(tools, style, control, "TEXT | begin call (separator call)* end", "TEXT: /([^{\\[](.|\\n)*)?/")
-    token = control(style.opener.strip())
-    opened = "opened[lazy]: TEXT " + json.dumps(style.opener.strip()) if token is None else f"opened: TEXT <[{token}]>"
-    after = json.dumps(style.opener[len(style.opener.rstrip()) :])
+    mark = _MARK.match(style.opener)
+    first = style.opener.strip() if mark is None else mark[0]
+    token = control(first)
+    opened = "opened[lazy]: TEXT " + json.dumps(first) if token is None else f"opened: TEXT <[{token}]>"
+    after = _terms(style.opener[len(first) :], control)
     rules = f"TEXT: /(.|\\n)*/\n{opened}\nmore: opened {after} object closer"
     return _grammar(tools, style, control, "more* last\nlast: TEXT", rules)
 
@@ -96,24 +143,31 @@ def arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _grammar(tools: Sequence[dict[str, Any]], style: ToolFormat, control: ControlToken, start: str, *rules: str) -> Grammar:
     lines = [f"start: {start}", *rules]
-    lines.append("begin: " + _terms(style.marker, control, optional=True) + json.dumps(style.begin))
-    lines.append("call: " + _terms(style.opener, control) + "object " + "closer")
-    lines.append("closer: " + _terms(style.closer, control) + '""')
+    marker = _terms(style.marker, control) if control(style.marker) is not None else ""  # without it, objects are calls
+    lines.append(f"begin: {marker} {_terms(style.begin, control)}")
+    lines.append(f"call: {_terms(style.opener, control)} object closer")
+    lines.append(f"closer: {_terms(style.closer, control)}")
     lines.append("separator: " + json.dumps(style.separator))
-    lines.append("end: " + json.dumps(style.end))
+    lines.append(f"end: {_terms(style.end, control)}")
     lines.append("object: " + " | ".join(f"object_{at}" for at in range(len(tools))))
     for at, tool in enumerate(tools):
+        if style.between:
+            lines.append(f"object_{at}: {json.dumps(tool['name'])} {_terms(style.between, control)} @arguments_{at}")
+            continue
         head = f'{{"name": {json.dumps(tool["name"])}, "{style.arguments}": '
         lines.append(f'object_{at}: {json.dumps(head)} @arguments_{at} "}}"')
     schemas = [Grammar("json_schema", json.dumps(arguments_schema(tool))) for tool in tools]
     return Grammar("lark", "\n".join(lines), tuple((f"arguments_{at}", schema) for at, schema in enumerate(schemas)))
 
 
-def _terms(text: str, control: ControlToken, *, optional: bool = False) -> str:
-    """``text`` in a rule, where a control token is itself; one that is ``optional`` and no control token is left out."""
-    word = text.strip()
-    token = control(word) if word else None
-    if token is None:
-        return "" if optional or not text else json.dumps(text) + " "
-    before, after = text.split(word)
-    return f"{json.dumps(before)} <[{token}]> {json.dumps(after)} "
+_MARK = re.compile("|".join(re.escape(mark) for mark in sorted(MARKS, key=len, reverse=True)))
+
+
+def _terms(text: str, control: ControlToken) -> str:
+    """``text`` in a rule, where each mark that is a control token is itself."""
+    terms, at = [], 0
+    for mark in _MARK.finditer(text):
+        if (token := control(mark[0])) is not None:
+            terms += [json.dumps(text[at : mark.start()]), f"<[{token}]>"]
+            at = mark.end()
+    return " ".join(term for term in [*terms, json.dumps(text[at:])] if term != '""') or '""'

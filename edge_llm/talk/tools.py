@@ -13,7 +13,6 @@ from edge_llm.engine.engine import Engine
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
 from edge_llm.talk.pieces import TOOL_NAME
-from edge_llm.talk.spelled_out import spelled_out
 from edge_llm.talk.tool_formats import (
     ControlToken,
     ToolFormat,
@@ -23,7 +22,7 @@ from edge_llm.talk.tool_formats import (
     format_of,
     text_or_calls_grammar,
 )
-from edge_llm.text.chat import ChatTemplate, with_system
+from edge_llm.text.chat import with_system
 from edge_llm.text.tokenizer import Tokenizer
 
 _EXPLANATION = (
@@ -61,7 +60,7 @@ class ToolUse:
         if not checked or choice == "none":
             return None
         strict = any((tool.get("function") or {}).get("strict") for tool in tools or [])
-        style = format_of(engine.template.source)
+        style = format_of(engine.template.shape)
         made = cls(tuple(checked), style, choice == "required" or named is not None, parallel is not False, strict)
         return made if named is None else made._only(named)
 
@@ -69,16 +68,10 @@ class ToolUse:
     def names(self) -> frozenset[str]:
         return frozenset(tool["function"]["name"] for tool in self.tools)
 
-    def shown(self, messages: list[dict[str, Any]], template: ChatTemplate) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Messages and template variables that show the tools: by the template, or in plain words if it knows none."""
-        if "tools" in template.source:
-            return messages, {"tools": list(self.tools)}
+    def explained(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """``messages`` with the tools in plain words, for a template that knows none."""
         tools = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
-        first, *others = messages
-        if first["role"] == "system" or template.is_default or "system" in template.source:
-            return spelled_out(with_system(messages, after=_EXPLANATION + tools)), {}
-        opening = first | {"content": f"{_EXPLANATION}{tools}\n\n{first['content']}"}
-        return spelled_out([opening, *others]), {}
+        return with_system(messages, after=_EXPLANATION + tools)
 
     def grammar(self, answer: Grammar | None, tokenizer: Tokenizer) -> Grammar | None:
         """What the answer must look like: calls where they are forced, else ``answer`` or calls; None for any text."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
-from edge_llm.talk.reasoning import CLOSE, OPEN
+from edge_llm.text.reasoning import CLOSE, OPEN
 
 Setting = dict[str, Any] | bool | str | None
 """True, an effort, or an object like ``{"effort": "low"}`` or ``{"type": "enabled", "budget_tokens": 1024}``."""
@@ -26,6 +26,7 @@ SWITCHES = ("enable_thinking", "thinking")
 EFFORT, BUDGET = "reasoning_effort", "thinking_budget"
 """Template variables for how hard (low, medium, high) and how long (tokens) a model thinks."""
 
+_REMARK = re.compile(r"\{#.*?#\}", re.DOTALL)
 _CODE = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
 _LITERAL = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _VARIABLE = re.compile(r"(?<![\w.])[^\W\d]\w*")
@@ -53,7 +54,8 @@ class Wish:
         """Whether a model with ``template`` fulfils the wish, because a variable says so or because it always does."""
         has = template_names(template)
         told = self.variables(template)
-        thinks = OPEN in template or CLOSE in template or EFFORT in has
+        said = _REMARK.sub("", template)
+        thinks = OPEN in said or CLOSE in said or EFFORT in has
         if not self.on:
             return bool(told) or not thinks
         by_level = self.effort in (None, "medium") or EFFORT in has
@@ -62,8 +64,9 @@ class Wish:
 
 @lru_cache(maxsize=16)
 def template_names(template: str) -> frozenset[str]:
-    """Names that the code of ``template`` uses, without attributes and what stands in strings."""
-    return frozenset(name for code in _CODE.findall(template) for name in _VARIABLE.findall(_LITERAL.sub("''", code)))
+    """Names that the code of ``template`` uses, without attributes and what stands in strings and remarks."""
+    code_alone = _CODE.findall(_REMARK.sub("", template))
+    return frozenset(name for code in code_alone for name in _VARIABLE.findall(_LITERAL.sub("''", code)))
 
 
 def wish_of(setting: Any, where: str) -> Wish | None:

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge_llm.errors import ContextOverflow, InvalidTokenizer, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.strict_json import is_unicode
+from edge_llm.text.reasoning import CLOSE, OPEN, Thinking
 from edge_llm.text.rendering import TemplateProcess
+from edge_llm.text.shape import TemplateShape, shape_of
 from edge_llm.text.tokenizer import Tokenizer, read_config
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -31,6 +35,8 @@ DEFAULT_TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 """Plain "role: content" lines, for a model that brings no template."""
+TOOL_USE = "additional_chat_templates/tool_use.jinja"
+"""The template beside the usual one that is for conversations with tools."""
 
 _RESERVED = {
     "messages",
@@ -43,31 +49,54 @@ _RESERVED = {
 class ChatTemplate:
     """A model's template, compiled when it is first rendered.  Raises `InvalidTokenizer` when it is too large.
 
-    ``specials`` are the variables that templates use for control tokens: bos_token, eos_token and the like.
+    ``specials`` are the variables that templates use for control tokens: bos_token, eos_token and the like.  ``tool_use`` is
+    the template that is taken in its place where tools are given.
     """
 
-    def __init__(self, source: str, *, specials: Mapping[str, str] | None = None, is_default: bool = False) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        specials: Mapping[str, str] | None = None,
+        is_default: bool = False,
+        tool_use: str | None = None,
+    ) -> None:
         self.source = source
         self.is_default = is_default
         """No template came with the model; faces say so once."""
         self._specials = {"bos_token": "", "eos_token": ""} | dict(specials or {})
-        if len(source.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
-            raise InvalidTokenizer(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_BYTES}")
+        for one in (source, tool_use or ""):
+            if len(one.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
+                raise InvalidTokenizer(f"the chat template has {len(one)} characters; at most {MAX_TEMPLATE_BYTES}")
         self._process = TemplateProcess(source)
+        self._with_tools = self._process if tool_use is None else TemplateProcess(tool_use)
+        self._probing = threading.Lock()
+        self._shape: TemplateShape | None = None
 
     @classmethod
-    def default(cls, bos: str = "") -> ChatTemplate:
+    def default(cls, bos: str = "", tool_use: str | None = None) -> ChatTemplate:
         """The template for a model that brings none: "role: content" lines."""
-        return cls(DEFAULT_TEMPLATE, specials={"bos_token": bos}, is_default=True)
+        return cls(DEFAULT_TEMPLATE, specials={"bos_token": bos}, is_default=True, tool_use=tool_use)
 
     @classmethod
-    def from_folder(cls, folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
-        """The template of the model in ``folder`` (a Hugging Face folder or a bundle), or the default one."""
-        source = find_template(folder)
+    def from_folder(cls, folder: Path, tokenizer: Tokenizer | None = None) -> ChatTemplate:
+        """The template of the model in ``folder`` (a Hugging Face folder or a bundle), or the default one.
+
+        Without its ``tokenizer`` control tokens that no config names are left out.
+        """
+        source, tool_use = find_template(folder), find_tool_use(folder)
+        bos, eos = ("", "") if tokenizer is None else (tokenizer.bos_text, tokenizer.eos_text)
         if source is None:
-            return cls.default(tokenizer.bos_text if tokenizer.add_bos else "")
-        specials = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text}
-        return cls(source, specials=specials | _named_tokens(folder))
+            return cls.default(bos if tokenizer is not None and tokenizer.add_bos else "", tool_use)
+        return cls(source, specials={"bos_token": bos, "eos_token": eos} | _named_tokens(folder), tool_use=tool_use)
+
+    @property
+    def shape(self) -> TemplateShape:
+        """What it takes and shows; found out when it is first asked for, and known to all threads then."""
+        with self._probing:
+            if self._shape is None:
+                self._shape = shape_of(self.render)
+            return self._shape
 
     def render(
         self,
@@ -87,7 +116,8 @@ class ChatTemplate:
             if name in _RESERVED or name in self._specials:
                 raise UsageError(f"the template variable `{shown(name)}` cannot be set", param="chat_template_kwargs")
         usual = {"tools": None, "documents": None, "add_generation_prompt": True}
-        text = self._process.render(usual | self._specials | given | {"messages": list(messages)}, max_output)
+        process = self._with_tools if given.get("tools") else self._process
+        text = process.render(usual | self._specials | given | {"messages": list(messages)}, max_output)
         if not text:
             raise InvalidTokenizer("the model's chat template made an empty prompt of these messages")
         if not is_unicode(text):
@@ -114,17 +144,34 @@ def find_template(folder: Path) -> str | None:
     """The chat template in ``folder``: ``chat_template.jinja``, or the one inside ``tokenizer_config.json``."""
     path = folder / "chat_template.jinja"
     if path.exists():
-        try:
-            return read_file(path, MAX_TEMPLATE_BYTES, error=InvalidTokenizer).decode("utf-8-sig")
-        except UnicodeDecodeError as failure:
-            raise InvalidTokenizer(f"`{path.name}`: byte {failure.start} is not UTF-8") from None
+        return _read_template(path)
+    return _configured(folder, "default")
+
+
+def find_tool_use(folder: Path) -> str | None:
+    """The chat template in ``folder`` for conversations with tools, where it has one of its own."""
+    path = folder / TOOL_USE
+    return _configured(folder, "tool_use") if not path.exists() else _read_template(path)
+
+
+def _configured(folder: Path, name: str) -> str | None:
+    """The template called ``name`` inside ``tokenizer_config.json``; a single one is the default."""
     template = _tokenizer_config(folder).get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        template = named.get(name)
+    elif name != "default":
+        return None
     if template is not None and not isinstance(template, str):
         raise InvalidTokenizer("tokenizer_config.json: chat_template must be a string")
     return template
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return read_file(path, MAX_TEMPLATE_BYTES, error=InvalidTokenizer).decode("utf-8-sig")
+    except UnicodeDecodeError as failure:
+        raise InvalidTokenizer(f"`{path.name}`: byte {failure.start} is not UTF-8") from None
 
 
 def with_system(
@@ -138,6 +185,15 @@ def with_system(
     return [first | {"content": "\n\n".join(texts)}, *others]
 
 
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as the model reads it."""
+
+    tokens: list[int]
+    thinking: Thinking
+    """Where its answer begins."""
+
+
 def encode_chat(
     template: ChatTemplate,
     tokenizer: Tokenizer,
@@ -146,9 +202,23 @@ def encode_chat(
     *,
     most: int | None = None,
 ) -> list[int]:
-    """Token ids of the rendered prompt, where only the template's own control tokens become control tokens.
+    """The token ids alone of `chat_prompt`."""
+    return chat_prompt(template, tokenizer, messages, variables, most=most).tokens
 
-    Text inside ``messages`` or ``variables`` that spells one stays text: each such spelling travels through the
+
+def chat_prompt(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any] | None = None,
+    *,
+    begun: bool = False,
+    most: int | None = None,
+) -> ChatPrompt:
+    """The rendered prompt, where only the template's own control tokens become control tokens.
+
+    With ``begun`` the last message is the beginning of the answer, and the prompt ends with its text.  Text inside
+    ``messages`` or ``variables`` that spells a control token stays text: each such spelling travels through the
     template as a random word, and is put back when the template's control tokens have been marked.  Raises
     `ContextOverflow` as soon as there are more than ``most`` ids, for very long messages before they are rendered.
     """
@@ -165,11 +235,96 @@ def encode_chat(
         messages, variables = _replaced([list(messages), variables or {}], lambda text: tokenizer.spelled.sub(hide, text))
     except RecursionError:
         raise UsageError("the messages are nested too deeply", param="messages") from None
-    text = template.render(messages, variables)
+    if begun:
+        messages = [*messages[:-1], _with_thought(messages[-1], word, found)]
+    text, thinking = prompt_text(template, messages, variables, begun=begun)
     if not found:
-        return tokenizer.encode(text, parse_special=True, most=most)
+        return ChatPrompt(tokenizer.encode(text, parse_special=True, most=most), thinking)
     shown_again = re.sub(rf"{word}x(\d+)x", lambda match: found[int(match[1])], tokenizer.marked(text))
-    return tokenizer.encode(shown_again, most=most)
+    return ChatPrompt(tokenizer.encode(shown_again, most=most), thinking)
+
+
+def _with_thought(message: Mapping[str, Any], word: str, found: Sequence[str]) -> Mapping[str, Any]:
+    """``message``, the beginning of an answer, with the tags of the thought that it begins with."""
+
+    def tag(match: re.Match[str]) -> str:
+        return found[int(match[1])] if found[int(match[1])] in (OPEN, CLOSE) else match[0]
+
+    content = re.sub(rf"{word}x(\d+)x", tag, str(message.get("content") or ""))
+    return {**message, "content": content} if content.lstrip().startswith(OPEN) else message
+
+
+def prompt_text(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any] | None = None,
+    *,
+    begun: bool = False,
+) -> tuple[str, Thinking]:
+    """The prompt's text, and where the answer behind it begins.  With ``begun`` it ends with that of the last message.
+
+    Raises what `ChatTemplate.render` raises.
+    """
+    given = dict(variables or {})
+    if begun and (beginning := str(messages[-1].get("content") or "")):
+        return _going_on(template, messages, given, beginning)
+    messages = messages[:-1] if begun else messages
+    text = template.render(messages, given)
+    return text, Thinking.behind(_behind_last(template, messages, given, text))
+
+
+def _going_on(
+    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], given: dict[str, Any], begun: str
+) -> tuple[str, Thinking]:
+    """The prompt up to the end of the text ``begun`` of its last message, as transformers cuts it.
+
+    Where the template does not show it there, and where it is a thought, it stands behind what opens an answer.
+    """
+    word = os.urandom(12).hex()
+    if not begun.lstrip().startswith(OPEN):
+        whole = [*messages[:-1], {**messages[-1], "content": begun + word}]
+        try:
+            before, found, _ = template.render(whole, given | {"add_generation_prompt": False}).rpartition(word)
+        except (UsageError, InvalidTokenizer):
+            before, found = "", ""
+        if found and before.endswith(begun.lstrip()):
+            return before, Thinking.FREE.after(begun)
+    text = template.render(messages[:-1], given)
+    thinking = Thinking.behind(_behind_last(template, messages[:-1], given, text))
+    if thinking is not Thinking.OPEN:
+        return text + begun, thinking.after(begun)
+    if begun.lstrip().startswith(OPEN):
+        return text[: text.rfind(OPEN)] + begun.lstrip(), Thinking.FREE.after(begun)
+    begun = begun if CLOSE in begun else f"\n{CLOSE}\n\n{begun}"
+    return text + begun, thinking.after(begun)
+
+
+def _behind_last(
+    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], given: dict[str, Any], text: str
+) -> str:
+    """What the template puts behind the last of ``messages`` in the prompt ``text``: it alone opens a thought.
+
+    Found by rendering again with a word in the last message; empty where no thought can be there.
+    """
+    if OPEN not in text and CLOSE not in text:
+        return ""
+    word = os.urandom(12).hex()
+    said = str((messages[-1].get("content") if messages else "") or "")
+    for content in (said + word, word, word + said):
+        try:
+            again = template.render([*messages[:-1], {**messages[-1], "content": content}] if messages else [], given)
+        except (UsageError, InvalidTokenizer):
+            continue
+        _, found, behind = again.rpartition(word)
+        if content is not word and content.startswith(word):
+            behind = behind.removeprefix(said) if behind.startswith(said) else behind.removeprefix(said.strip())
+        if found and text.endswith(behind):
+            return behind
+    try:
+        without = template.render(messages, given | {"add_generation_prompt": False})
+    except (UsageError, InvalidTokenizer):
+        return ""
+    return text.removeprefix(without) if text.startswith(without) else ""
 
 
 def _check_length(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, most: int) -> None:

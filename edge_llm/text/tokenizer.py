@@ -263,9 +263,9 @@ class IncrementalDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = 0 if continues else tokenizer._pieces.strip_start
 
-    def push(self, token: int) -> str:
-        """Text that ``token`` completes; may be empty."""
-        if self._skip_special and self._tokenizer.is_special(token):
+    def push(self, token: int, *, shown: bool = False) -> str:
+        """Text that ``token`` completes; may be empty.  One that is ``shown`` is text, control token or not."""
+        if self._skip_special and not shown and self._tokenizer.is_special(token):
             return ""
         data = self._data(token)
         self._first = False

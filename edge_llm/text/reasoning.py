@@ -2,7 +2,92 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 OPEN, CLOSE = "<think>", "</think>"
+
+
+class Thinking(StrEnum):
+    """Where an answer begins, as its prompt ends."""
+
+    RAW = "raw"
+    """In a text, or behind a thought that the prompt closes: no thought is looked for."""
+    FREE = "free"
+    """At its beginning, where a thought may stand."""
+    OPEN = "open"
+    """In a thought that the prompt opens."""
+    @classmethod
+    def behind(cls, text: str) -> Thinking:
+        """For a prompt whose template puts ``text`` behind the last message."""
+        if text.rfind(OPEN) > text.rfind(CLOSE):
+            return cls.OPEN
+        return cls.RAW if text.rstrip().endswith(CLOSE) else cls.FREE
+
+    def after(self, begun: str) -> Thinking:
+        """For an answer that goes on behind ``begun``, which begins as this says."""
+        gate = ThoughtGate(self)
+        gate.push(begun)
+        return Thinking.RAW if gate.over else Thinking.OPEN if gate.inside else self
+
+
+class ThoughtGate:
+    """Feed text with `push`, which gives (thought with its tags, answer), both as they are.
+
+    The pieces are the same however the text is cut; what may be the beginning of a tag is held back.
+    """
+
+    def __init__(self, thinking: Thinking) -> None:
+        self.inside = thinking is Thinking.OPEN
+        self.over = thinking is Thinking.RAW
+        """No more of a thought comes."""
+        self._space: list[str] = []
+        """White space at the beginning, kept apart as there may be much of it."""
+        self._held = ""
+        self._closed = False
+        """Behind a thought: white space there is not the answer's."""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """What of the thought and what of the answer is known now."""
+        if self.over:
+            return self._behind(text) if self._closed else ("", text)
+        self._held += text
+        if not (self.inside or self._begin()):
+            return "", ""
+        held = self._all()
+        if self.over:
+            return "", held
+        before, tag, rest = held.partition(CLOSE)
+        if tag:
+            self.inside, self.over, self._closed = False, True, True
+            space, said = self._behind(rest)
+            return before + tag + space, said
+        end = len(before) - next((n for n in range(len(CLOSE) - 1, 0, -1) if before.endswith(CLOSE[:n])), 0)
+        self._held = before[end:]
+        return before[:end], ""
+
+    def finish(self) -> tuple[str, str]:
+        """What was held back, when the text ends."""
+        return (self._all(), "") if self.inside else ("", self._all())
+
+    def _behind(self, text: str) -> tuple[str, str]:
+        said = text.lstrip()
+        self._closed = not said
+        return text[: len(text) - len(said)], said
+
+    def _begin(self) -> bool:
+        """Whether it is known if a thought begins."""
+        begun = self._held.lstrip()
+        self._space.append(self._held[: len(self._held) - len(begun)])
+        self._held = begun
+        self.inside = begun.startswith(OPEN)
+        self.over = not (self.inside or OPEN.startswith(begun))
+        return self.inside or self.over
+
+    def _all(self) -> str:
+        held = "".join(self._space) + self._held
+        self._space.clear()
+        self._held = ""
+        return held
 
 
 class ThoughtCounter:

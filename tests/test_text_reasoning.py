@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_llm.talk.reasoning import CLOSE, OPEN, ReasoningSplitter, ThoughtCounter
 from edge_llm.talk.wish import Wish
+from edge_llm.text.reasoning import CLOSE, OPEN, ReasoningSplitter, Thinking, ThoughtCounter, ThoughtGate
 
 PIECES = ["<think>", "</think>", "<", "</", "think>", "\n", " ", "a", "so ", "<thin", "é"]
 
@@ -52,6 +52,43 @@ def test_any_cutting_gives_the_same_parts(pieces, opened, cuts):
     assert split([text[a:b] for a, b in itertools.pairwise(ends)], opened) == split([text], opened)
 
 
+def gated(pieces, thinking):
+    gate = ThoughtGate(thinking)
+    parts = [gate.push(piece) for piece in pieces] + [gate.finish()]
+    return "".join(thought for thought, _ in parts), "".join(said for _, said in parts)
+
+
+@given(
+    pieces=st.lists(st.sampled_from(PIECES), max_size=20),
+    thinking=st.sampled_from(Thinking),
+    cuts=st.lists(st.integers(0, 60), max_size=8),
+)
+def test_a_gate_opens_where_the_answer_begins(pieces, thinking, cuts):
+    """It tells thought and answer apart as the splitter does, and changes neither."""
+    text = "".join(pieces)
+    ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    inside, said = gated([text[a:b] for a, b in itertools.pairwise(ends)], thinking)
+    assert inside + said == text and (inside, said) == gated([text], thinking)
+    if thinking is Thinking.RAW:
+        assert said == text
+    else:
+        opened = thinking is Thinking.OPEN
+        assert said == split([text], opened)[1]
+        assert split([inside], opened) == (split([text], opened)[0], "")
+
+
+@pytest.mark.parametrize(
+    ("behind", "thinking"),
+    [
+        ("", Thinking.FREE), ("<|assistant|>\n", Thinking.FREE), ("<think>\n", Thinking.OPEN),
+        ("<think>\n\n</think>\n\n", Thinking.RAW),
+        ("</think> <think>", Thinking.OPEN), ("<think>x</think> y", Thinking.FREE),
+    ],
+)  # fmt: skip
+def test_what_a_template_puts_behind_the_last_message_says_where_an_answer_begins(behind, thinking):
+    assert Thinking.behind(behind) == thinking
+
+
 def test_a_thought_is_shown_as_it_comes():
     splitter = ReasoningSplitter()
     assert splitter.push("<think>one ") == ("one", "")
@@ -76,10 +113,11 @@ def test_the_tokens_of_a_thought_are_counted_with_those_of_its_tags(pieces, open
 @pytest.mark.parametrize("begun", ["", "<think>", "<think>x", "<think>x</think>", "<think>x</think>y"])
 @pytest.mark.parametrize("piece", ["\n", "abc"])
 def test_a_long_text_takes_time_in_proportion(begun, piece):
-    splitter, counter = ReasoningSplitter(), ThoughtCounter()
+    splitter, counter, gate = ReasoningSplitter(), ThoughtCounter(), ThoughtGate(Thinking.FREE)
     started = time.process_time()
     for one in [begun, *[piece] * 50_000]:
         splitter.push(one)
+        gate.push(one)
         counter.push(one.encode())
     assert time.process_time() - started < 3.0
 
@@ -90,6 +128,7 @@ GPT_OSS = "{{ 'Reasoning: ' + reasoning_effort + message.thinking }}"
 SEED = "{% if thinking_budget is defined %}{{ thinking_budget }}{% endif %}<think>"
 R1 = "enable_thinking {{ '<think> enable_thinking' }} {{ message.enable_thinking }} {# reasoning_effort #}"
 NONE = "{{ messages }} thinking"
+REMARK = "{{ messages }}{# {{ enable_thinking }} <think> #}"
 OFF, ON = Wish(False), Wish(True)
 LOW, BOUNDED = Wish(True, "low"), Wish(True, budget=9)
 
@@ -103,7 +142,8 @@ LOW, BOUNDED = Wish(True, "low"), Wish(True, budget=9)
         (DEEPSEEK, OFF, {"thinking": False}, True), (GPT_OSS, LOW, {"reasoning_effort": "low"}, True),
         (GPT_OSS, ON, {}, True), (GPT_OSS, OFF, {}, False), (SEED, OFF, {"thinking_budget": 0}, True),
         (SEED, BOUNDED, {"thinking_budget": 9}, True), (SEED, ON, {}, True), (R1, ON, {}, True), (R1, OFF, {}, False),
-        (R1, LOW, {}, False), (NONE, OFF, {}, True), (NONE, ON, {}, False), ("{% broken '", ON, {}, False),
+        (R1, LOW, {}, False), (NONE, OFF, {}, True), (NONE, ON, {}, False),
+        (REMARK, OFF, {}, True), (REMARK, ON, {}, False), ("{% broken '", ON, {}, False),
     ],
 )  # fmt: skip
 def test_a_wish_is_told_to_a_template_in_the_variables_that_it_has(template, wish, variables, fulfilled):
