@@ -11,7 +11,6 @@ The library is loaded by the first guided request, which also builds its table o
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_llm.config import Grammar
-from edge_llm.decoding.grammar_source import NAMES, loose_keywords, source_of
+from edge_llm.decoding.grammar_source import NAMES, source_of
 from edge_llm.decoding.token_table import TokenTable, Vocabulary
 from edge_llm.decoding.trial import Trial, on_deep_stack
 from edge_llm.errors import UsageError
@@ -149,7 +148,7 @@ class _Guide:
 
     def _compile(self, grammar: Grammar) -> _Compiled:
         name = NAMES[grammar.kind]
-        source = source_of(grammar, self._trial.lark_of)
+        source, loose = source_of(grammar, self._trial)
         error, size = self._trial(source, name)
         if error:
             raise UsageError(f"{name} cannot be followed: {_reason(error)}")
@@ -158,7 +157,7 @@ class _Guide:
             raise UsageError(f"{name} cannot be followed: {_reason(matcher.get_error())}")
         if matcher.is_stopped():
             raise UsageError(f"{name} allows no text at all")
-        return _Compiled(matcher, size + len(source), loose_keywords(grammar))
+        return _Compiled(matcher, size + len(source), loose)
 
 
 _guides: weakref.WeakKeyDictionary[Vocabulary, _Guide] = weakref.WeakKeyDictionary()
@@ -175,10 +174,5 @@ def _guide_of(tokenizer: Vocabulary) -> _Guide:
 def _reason(error: str) -> str:
     """What llguidance says, in a line and without the state of its parser."""
     lines = error.split("\n<state>")[0].strip().splitlines() or ["it gives no reason"]
-    if lines[0].startswith("Unimplemented keys: "):
-        keys = json.loads(lines[0].removeprefix("Unimplemented keys: "))
-        return f"the keyword {', '.join(f'`{shown(key, 40)}`' for key in keys)} is not supported"
-    if lines[0].startswith("oneOf constraints"):
-        return "the keyword `oneOf` is not supported where its options overlap; use `anyOf`"
     details = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return shown((details or lines)[0], 400)

@@ -28,6 +28,8 @@ MAX_WAIT_SECONDS = 20.0
 """A process that does not even use its processor time is not waited for."""
 MAX_WAITING = 12
 """Grammars that may wait for their trial at a time, each on a thread of whoever asked."""
+NO_TEXT = "NoExtension"
+"""How the library's reason begins for a grammar that allows no text."""
 _DEEP = "refers from part to part too deeply; write parts where they are used"
 _BIG = f"takes more than {MAX_BYTES >> 20} MiB of memory; make it smaller"
 _KILLED = {
@@ -64,6 +66,11 @@ class Trial:
         if answer["error"]:
             raise UsageError(f"the grammar is not GBNF: {shown(answer['error'])}")
         return str(answer["lark"])
+
+    def is_empty(self, expression: str) -> bool:
+        """Whether a terminal's ``expression`` matches no text; raises what a trial raises."""
+        source = json.dumps({"grammars": [{"lark_grammar": f"start: T\nT: {expression}"}]})
+        return str(self._answer({"source": source}, "the JSON schema")["error"]).startswith(NO_TEXT)
 
     def _answer(self, question: dict[str, str], name: str) -> dict[str, Any]:
         with self._place(), self._lock:
