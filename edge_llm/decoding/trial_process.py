@@ -22,6 +22,7 @@ import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from edge_llm.child.inside import Limits, answer, questions
+from edge_llm.decoding.token_table import ByteTable
 
 IDLE_SECONDS = 60
 MAX_ERROR = 4000
@@ -29,26 +30,6 @@ MAX_ERROR = 4000
 _LEAST = json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]})
 _LEAST_BYTES = 64 << 10
 """What the least grammar takes; by how much its process grows is what a trial itself takes."""
-
-
-class _Bytes:
-    """A vocabulary with the size and control tokens of the model's, in which every other text is written in bytes."""
-
-    is_tokenizer_wrapper = True
-
-    def __init__(self, size: int, control: dict[str, str], end: int) -> None:
-        plain = (token for token in range(size) if str(token) not in control)
-        written = {token: bytes([byte]) for byte, token in zip(range(256), plain, strict=False)}
-        self._of_byte = {data[0]: token for token, data in written.items()}
-        written |= {int(token): text.encode() for token, text in control.items()}
-        self.tokens = [written.get(token, b"") for token in range(size)]
-        self.special_token_ids = [int(token) for token in control]
-        self.eos_token_id = end
-        self.bos_token_id = None
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        data = text.encode() if isinstance(text, str) else text
-        return [self._of_byte[byte] for byte in data if byte in self._of_byte]
 
 
 def serve(stack_bytes: int, most_bytes: int, seconds: float) -> None:
@@ -75,7 +56,8 @@ class _Library:
 
     def __init__(self, vocabulary: dict[str, Any]) -> None:
         self._size = vocabulary["size"]
-        table = _Bytes(self._size, vocabulary["control"], vocabulary["ends"][0])
+        control = {int(token): text.encode() for token, text in vocabulary["control"].items()}
+        table = ByteTable(self._size, control, vocabulary["ends"])
         self._tokens = llguidance.LLTokenizer(table, n_vocab=self._size, eos_token=vocabulary["ends"])  # type: ignore[arg-type]  # duck-typed
         self._limits = llguidance.LLParserLimits(**vocabulary["limits"])
 
