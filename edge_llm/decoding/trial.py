@@ -67,10 +67,10 @@ class Trial:
             raise UsageError(f"the grammar is not GBNF: {shown(answer['error'])}")
         return str(answer["lark"])
 
-    def is_empty(self, expression: str) -> bool:
-        """Whether a terminal's ``expression`` matches no text; raises what a trial raises."""
-        source = json.dumps({"grammars": [{"lark_grammar": f"start: T\nT: {expression}"}]})
-        return str(self._answer({"source": source}, "the JSON schema")["error"]).startswith(NO_TEXT)
+    def is_empty(self, lark: str) -> bool:
+        """Whether a small grammar allows no text; raises what a trial raises."""
+        error = str(self._answer({"source": json.dumps({"grammars": [{"lark_grammar": lark}]})}, "the JSON schema")["error"])
+        return error.startswith(NO_TEXT) or "Unsatisfiable" in error
 
     def _answer(self, question: dict[str, str], name: str) -> dict[str, Any]:
         with self._place(), self._lock:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from edge_llm.decoding.schemas.patterns import UnheldPattern
 from edge_llm.decoding.schemas.words import (
     MAX_DEPTH,
     REFERENCES,
@@ -87,6 +89,7 @@ def _object_fits(value: dict[str, Any], words: Schema, inner: Callable[[Any, Any
     for name, one in value.items():
         if not inner(name, words.get("propertyNames", True)):
             return False
-        if not all(inner(one, each) for each in properties_of(words, name)):
-            return False
+        with suppress(UnheldPattern):
+            if not all(inner(one, each) for each in properties_of(words, name)):
+                return False
     return True

@@ -8,7 +8,7 @@ from edge_llm.decoding.schemas.patterns import Reading, UnheldPattern, found_in,
 from edge_llm.decoding.schemas.scalars import inside
 from edge_llm.decoding.schemas.symbols import CLOSE, COLON, COMMA, OPEN, Rule, Symbol, Symbols, Term, key, many
 from edge_llm.decoding.schemas.terminals import QUOTE, STRING, complement, either, quoted_text, terminal
-from edge_llm.decoding.schemas.words import AnySchema, Leaf, Own, excluded_values, properties_of, values_of
+from edge_llm.decoding.schemas.words import AnySchema, Leaf, Own, excluded_values, properties_of
 
 if TYPE_CHECKING:
     from edge_llm.decoding.schemas.writer import Writer
@@ -141,9 +141,9 @@ def _names_asked_for(w: Writer, schemas: list[AnySchema]) -> tuple[list[str], li
     listed: list[str] = []
     options: list[str] = []
     for leaves, types in w.schemas.choices(tuple(schemas)):
-        values = next((given for leaf in leaves if (given := values_of(leaf)) is not None), None)
+        values = w.given(leaves, types)
         if values is not None:
-            listed += [one for one in values if isinstance(one, str) and w.fits(one, leaves, types)]
+            listed += [one for one in values if isinstance(one, str)]
         elif "string" in types:
             if any("format" in leaf for leaf in leaves):
                 w.loose("propertyNames")
@@ -160,9 +160,10 @@ def _members(w: Writer, members: list[tuple[str, Symbol, bool]], entry: Rule | N
     tails: dict[int, Symbols] = {len(members): () if entry is None else many((COMMA, entry), 0, None)}
     for start in range((max(0, len(members) - 1) // _BLOCK) * _BLOCK, -1, -_BLOCK):
         end = min(len(members), start + _BLOCK)
-        for at in range(end - 1, start - 1, -1):
-            parts = [(COMMA, *pairs[n]) if members[n][2] else many((COMMA, *pairs[n]), 0, 1) for n in range(at, end)]
-            tails[at] = (w.rule([(*(one for part in parts for one in part), *tails[end])]),)
+        parts = [w.rule([(COMMA, *pairs[n])] + ([] if members[n][2] else [()])) for n in range(start, end)]
+        for at in range(end - 1, start, -1):
+            tails[at] = (w.rule([(parts[at - start], *tails[at + 1])]),)
+        tails[start] = (w.rule([(*parts, *tails[end])]),)
     options: list[Symbols] = []
     for at, pair in enumerate(pairs):
         options.append((*pair, *tails[at + 1]))

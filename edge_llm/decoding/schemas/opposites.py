@@ -138,7 +138,8 @@ class Opposites:
             return True
         if types != {"object"}:
             return False
-        marks, others = self._plain_marks(one), self._plain_marks(other)
+        marks = self._schemas.kept_of(one, "marks", lambda: self._plain_marks(one))
+        others = self._schemas.kept_of(other, "marks", lambda: self._plain_marks(other))
         return any(
             not any(same(a, b) for a in marks[name] for b in others[name]) for name in marks.keys() & others.keys()
         )  # fmt: skip
@@ -157,13 +158,18 @@ class Opposites:
             yield from self._plain(one, depth + 1)
 
     def _plain_types(self, schema: AnySchema) -> frozenset[str]:
-        types = TYPES
-        for words in self._plain(schema):
-            types &= types_of(words)
-        return types
+        def types() -> frozenset[str]:
+            return TYPES.intersection(*map(types_of, self._plain(schema)))
+
+        found: frozenset[str] = self._schemas.kept_of(schema, "types", types)
+        return found
 
     def _plain_values(self, schema: AnySchema) -> list[Any] | None:
-        return next((values for words in self._plain(schema) if (values := values_of(words)) is not None), None)
+        def values() -> list[Any] | None:
+            return next((given for words in self._plain(schema) if (given := values_of(words)) is not None), None)
+
+        found: list[Any] | None = self._schemas.kept_of(schema, "values", values)
+        return found
 
     def _plain_marks(self, schema: AnySchema) -> dict[str, list[Any]]:
         """The values of properties that an object must have, where they are few."""

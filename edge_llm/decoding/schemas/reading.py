@@ -109,7 +109,7 @@ class Schemas:
                     seen |= {id(one)}
                     parts, more = self._parts(one, alone)
                     todo, open_ = [*parts, *todo], [*open_, *more]
-                    alone = alone and len(one) == 1
+                    alone = alone and len(parts) + len(more) == 1
             if not alive:
                 continue
             if not open_:

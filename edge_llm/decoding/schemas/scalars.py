@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge_llm.decoding.schemas import numbers
 from edge_llm.decoding.schemas.patterns import Reading, UnheldPattern, parsed
-from edge_llm.decoding.schemas.symbols import Symbol, Symbols, Term, library
+from edge_llm.decoding.schemas.symbols import Symbols, Term, library
 from edge_llm.decoding.schemas.terminals import CHAR, QUOTE, STRING, complement, either, quoted_text, terminal
 from edge_llm.decoding.schemas.words import Leaf, Own, Schema, excluded_values, fraction
 from edge_llm.files import shown
@@ -98,7 +98,7 @@ def string(w: Writer, leaves: list[Leaf]) -> list[Symbols]:
             w.loose(f"format {shown(name, 40)}")
     formats = [name for name in formats if name in _FORMATS]
     if formats:
-        return [(_formatted(w, formats, leaves),)]
+        return _formatted(w, formats, leaves)
     found = inside(w, leaves)
     if found is None:
         return [(Term(STRING),)]
@@ -110,7 +110,7 @@ def _terminal(w: Writer, expression: str) -> list[Symbols]:
     return [] if found is None else [(found,)]
 
 
-def _formatted(w: Writer, formats: list[str], leaves: list[Leaf]) -> Symbol:
+def _formatted(w: Writer, formats: list[str], leaves: list[Leaf]) -> list[Symbols]:
     """Strings of a format are the library's; it knows plain patterns, too."""
     parts: list[Schema] = [{"format": name} for name in formats]
     for leaf in leaves:
@@ -122,7 +122,9 @@ def _formatted(w: Writer, formats: list[str], leaves: list[Leaf]) -> Symbol:
                 parts.append({"pattern": leaf["pattern"]})
         if Own.NO_PATTERNS in leaf or any(isinstance(one, str) for one in leaf.get(Own.EXCLUDED, ())):
             w.loose("not")
-    return library({"type": "string", "allOf": parts})
+    schema = {"type": "string", "allOf": parts}
+    found = w.library(schema) if len(parts) > 1 else library(schema)
+    return [] if found is None else [(found,)]
 
 
 def inside(w: Writer, leaves: list[Leaf]) -> str | None:

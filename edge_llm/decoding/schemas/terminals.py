@@ -263,7 +263,7 @@ def _plain(node: Node) -> str | None:
         return None if None in parts else "".join(str(one) for one in parts)
     if isinstance(node, Either):
         options = [found for one in node.options if (found := _plain(one)) is not None]
-        return f"({'|'.join(options)})" if options else None
+        return f"({'|'.join(dict.fromkeys(options))})" if options else None  # the library fails over equal ones
     assert isinstance(node, Repeat)
     inner = _plain(node.item)
     if inner is None:

@@ -15,12 +15,16 @@ MAX_CHARACTERS = 4 << 20
 def fruitful_rules(rules: list[list[Symbols]]) -> list[bool]:
     """Which rules have a text."""
     found = [False] * len(rules)
-    changed = True
-    while changed:
-        changed = False
-        for number in range(len(rules) - 1, -1, -1):
-            if not found[number] and any(_has_text(option, found) for option in rules[number]):
-                found[number] = changed = True
+    users: dict[int, list[int]] = {}
+    for number, options in enumerate(rules):
+        for one in {one for option in options for one in _rules_in(option)}:
+            users.setdefault(one, []).append(number)
+    todo = deque(range(len(rules)))
+    while todo:
+        number = todo.pop()
+        if not found[number] and any(_has_text(option, found) for option in rules[number]):
+            found[number] = True
+            todo.extend(one for one in users.get(number, ()) if not found[one])
     return found
 
 
@@ -39,6 +43,7 @@ class LarkText:
         self._fruitful = fruitful
         self._terms: dict[str, str] = {}
         self._lines: list[str] = []
+        self._onlys: dict[int, Symbol | None] = {}
         self._size = 0
 
     def text(self) -> str:
@@ -86,8 +91,10 @@ class LarkText:
 
     def _only(self, number: int) -> Symbol | None:
         """What the rule ``number`` is, if it is one symbol."""
-        options = [one for one in self._rules[number] if _has_text(one, self._fruitful)]
-        return options[0][0] if len(options) == 1 and len(options[0]) == 1 else None
+        if number not in self._onlys:
+            options = [one for one in self._rules[number] if _has_text(one, self._fruitful)]
+            self._onlys[number] = options[0][0] if len(options) == 1 and len(options[0]) == 1 else None
+        return self._onlys[number]
 
     def _same_as(self, number: int) -> int:
         seen: set[int] = set()

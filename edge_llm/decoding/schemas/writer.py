@@ -17,9 +17,9 @@ from edge_llm.decoding.schemas.arrays import array
 from edge_llm.decoding.schemas.objects import object_
 from edge_llm.decoding.schemas.reading import Schemas
 from edge_llm.decoding.schemas.scalars import number, string
-from edge_llm.decoding.schemas.symbols import Rule, Symbols, Term, Text, constant
+from edge_llm.decoding.schemas.symbols import Json, Rule, Symbols, Term, Text, constant, library
 from edge_llm.decoding.schemas.text import LarkText, fruitful_rules
-from edge_llm.decoding.schemas.words import AnySchema, Leaf, Own, Schema, values_of
+from edge_llm.decoding.schemas.words import VALUES, AnySchema, Leaf, Schema, type_of, values_of
 from edge_llm.errors import UsageError
 
 MAX_RULES = 60_000
@@ -28,11 +28,11 @@ _MOST_TRIED = 30
 """Terminals that are looked at whether they match anything."""
 
 
-def lark_of(schema: Schema, is_empty: Callable[[str], bool] = lambda expression: False) -> tuple[str, tuple[str, ...]]:
+def lark_of(schema: Schema, is_empty: Callable[[str], bool] = lambda lark: False) -> tuple[str, tuple[str, ...]]:
     """The grammar of ``schema``, and those of its keywords that an answer is not held to.
 
-    ``is_empty`` says of a terminal's expression that it matches nothing.  Raises `UsageError` for a schema that is malformed,
-    too large, or that no value fits.
+    ``is_empty`` says of a small grammar that it allows no text.  Raises `UsageError` for a schema that is malformed, too large,
+    or that no value fits.
     """
     writer = Writer(schema, is_empty, exact=False)
     text = writer.text()
@@ -45,7 +45,7 @@ def lark_of(schema: Schema, is_empty: Callable[[str], bool] = lambda expression:
 
 
 class Writer:
-    """The rules of one schema.  ``is_empty`` says of a terminal's expression that it matches nothing."""
+    """The rules of one schema.  ``is_empty`` says of a small grammar that it allows no text."""
 
     def __init__(self, schema: Schema, is_empty: Callable[[str], bool], *, exact: bool) -> None:
         self.schemas = Schemas(schema, exact=exact)
@@ -105,9 +105,9 @@ class Writer:
         return [option for leaves, types in self.schemas.choices(schemas) for option in self._options(leaves, types)]
 
     def _options(self, leaves: list[Leaf], types: frozenset[str]) -> Iterable[Symbols]:
-        given = next((values for leaf in leaves if (values := values_of(leaf)) is not None), None)
+        given = self.given(leaves, types)
         if given is not None:
-            return [constant(one) for one in given if self.fits(one, leaves, types)]
+            return [constant(one) for one in given]
         options: list[Symbols] = []
         if "null" in types and self.fits(None, leaves, types):
             options.append((Text("null"),))
@@ -123,15 +123,31 @@ class Writer:
             options += object_(self, leaves)
         return options
 
+    def given(self, leaves: list[Leaf], types: frozenset[str]) -> list[Any] | None:
+        """The values of a choice of `Schemas.choices`, where it lists them."""
+        at = next((at for at, leaf in enumerate(leaves) if values_of(leaf) is not None), None)
+        if at is None:
+            return None
+        others = [*leaves[:at], {word: value for word, value in leaves[at].items() if word not in VALUES}, *leaves[at + 1 :]]
+        return [one for one in values_of(leaves[at]) or [] if self.fits(one, others, types)]
+
     def fits(self, value: Any, leaves: list[Leaf], types: frozenset[str]) -> bool:
         """Whether a choice of `Schemas.choices` allows ``value``."""
-        return self.schemas.fits(value, [{Own.TYPES: sorted(types)}, *leaves])
+        return type_of(value) in types and self.schemas.fits(value, leaves)
 
     def terminal(self, expression: str) -> Term | None:
         """The terminal ``expression``; None where it is plain that it matches nothing.
 
         Only what holds of several things together may be empty, and the first ones of them are tried.
         """
-        if " & " in expression and expression not in self._tried and len(self._tried) < _MOST_TRIED:
-            self._tried[expression] = self._is_empty(expression)
-        return None if self._tried.get(expression) else Term(expression)
+        return None if " & " in expression and self._allows_nothing(f"start: T\nT: {expression}") else Term(expression)
+
+    def library(self, schema: Schema) -> Json | None:
+        """What the library makes of ``schema``; None where it is plain that this allows nothing."""
+        made = library(schema)
+        return None if self._allows_nothing(f"start: %json {made.text}") else made
+
+    def _allows_nothing(self, lark: str) -> bool:
+        if lark not in self._tried and len(self._tried) < _MOST_TRIED:
+            self._tried[lark] = self._is_empty(lark)
+        return self._tried.get(lark, False)
