@@ -6,14 +6,15 @@ import json
 import re
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from edge_llm.config import Grammar
-from edge_llm.decoding.schemas.symbols import quoted
-from edge_llm.decoding.schemas.writer import lark_of
-from edge_llm.decoding.trial import Trial
+from edge_llm.decoding.lark_text import quoted
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
+
+if TYPE_CHECKING:
+    from edge_llm.decoding.trial import Trial
 
 MAX_CHARACTERS = 1 << 20
 """Of one grammar, its parts counted."""
@@ -42,8 +43,7 @@ def source_of(grammar: Grammar, trial: Trial) -> tuple[str, tuple[str, ...]]:
 def _lark(grammar: Grammar, trial: Trial, loose: dict[str, None]) -> str:
     """``grammar`` alone as Lark text; ``loose`` gets the keywords that are not held to."""
     if grammar.kind in ("json_schema", "json_object"):
-        schema = {"type": "object"} if grammar.kind == "json_object" else _schema(grammar.text)
-        text, keywords = lark_of(schema, trial.is_empty)
+        text, keywords = trial.schema(_ANY_OBJECT if grammar.kind == "json_object" else _schema(grammar.text))
         loose |= dict.fromkeys(keywords)
         return text
     if grammar.kind == "choice":
@@ -86,14 +86,18 @@ def plain_escapes(gbnf: str) -> str:
 # ---- JSON
 
 
-def _schema(text: str) -> dict[str, Any]:
+_ANY_OBJECT = '{"type": "object"}'
+
+
+def _schema(text: str) -> str:
+    """``text``, which is a JSON object."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the JSON schema is not JSON: {shown(error)}") from None
     if not isinstance(schema, dict):
         raise UsageError("the JSON schema must be a JSON object")
-    return schema
+    return text
 
 
 def _choices(text: str) -> list[str]:

@@ -28,8 +28,6 @@ MAX_WAIT_SECONDS = 20.0
 """A process that does not even use its processor time is not waited for."""
 MAX_WAITING = 12
 """Grammars that may wait for their trial at a time, each on a thread of whoever asked."""
-NO_TEXT = "NoExtension"
-"""How the library's reason begins for a grammar that allows no text."""
 _DEEP = "refers from part to part too deeply; write parts where they are used"
 _BIG = f"takes more than {MAX_BYTES >> 20} MiB of memory; make it smaller"
 _KILLED = {
@@ -67,10 +65,12 @@ class Trial:
             raise UsageError(f"the grammar is not GBNF: {shown(answer['error'])}")
         return str(answer["lark"])
 
-    def is_empty(self, lark: str) -> bool:
-        """Whether a small grammar allows no text; raises what a trial raises."""
-        error = str(self._answer({"source": json.dumps({"grammars": [{"lark_grammar": lark}]})}, "the JSON schema")["error"])
-        return error.startswith(NO_TEXT) or "Unsatisfiable" in error
+    def schema(self, text: str) -> tuple[str, tuple[str, ...]]:
+        """The Lark text of a JSON schema, and its keywords that nothing is held to; raises what a trial raises."""
+        answer = self._answer({"schema": text}, "the JSON schema")
+        if answer["error"]:
+            raise UsageError(str(answer["error"]))
+        return str(answer["lark"]), tuple(answer["loose"])
 
     def _answer(self, question: dict[str, str], name: str) -> dict[str, Any]:
         with self._place(), self._lock:

@@ -82,8 +82,3 @@ def _dumped(value: Any) -> str:
 def library(schema: Schema) -> Json:
     """What the library makes of ``schema``."""
     return Json(json.dumps(schema | _COMPACT))
-
-
-def quoted(text: str) -> str:
-    """``text`` as a Lark string."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # the library takes no control character

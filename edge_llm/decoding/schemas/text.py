@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from edge_llm.decoding.schemas.symbols import Json, Many, Rule, Symbol, Symbols, Term, Text, quoted
+from edge_llm.decoding.lark_text import quoted
+from edge_llm.decoding.schemas.symbols import Json, Many, Rule, Symbol, Symbols, Term, Text
 from edge_llm.errors import UsageError
 
 MAX_CHARACTERS = 4 << 20
