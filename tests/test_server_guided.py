@@ -147,16 +147,16 @@ def test_several_choices_and_logprobs(client):
     ("fields", "param", "word"),
     [
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
-         "response_format", "`not`"),
+         "response_format", "unsatisfiable"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
          "response_format.json_schema.schema", "missing"),
         ({"regex": "a("}, "regex", "unclosed group"), ({"grammar": "start: foo"}, "grammar", "foo"),
         ({"choice": []}, "choice", "one or more"), ({"choice": [1]}, "choice", "string"),
-        ({"guided_json": {"type": "array", "contains": {}}}, "guided_json", "`contains`"),
+        ({"guided_json": {"type": "array", "contains": 1}}, "guided_json", "`contains`"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not supported"),
         ({"regex": "a", "choice": ["a"]}, "choice", "cannot be combined"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}], "tool_choice": "required"},
-         "tools[0].function.parameters", "`not`"),
+         "tools[0].function.parameters", "unsatisfiable"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice", "nobody"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {}}}, "tool_choice", "missing"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
@@ -455,3 +455,35 @@ def test_sets_and_unknown_formats_are_taken(client):
     said = json.loads(chat(client, extra_body={"json_schema": schema}).choices[0].message.content)
     assert set(said) == {"tags", "secret"}
     assert len(set(said["tags"])) == len(said["tags"])
+
+
+PLACES = {
+    "type": "object", "required": ["name", "population", "tags"], "additionalProperties": False,
+    "properties": {"name": {"type": "string"}, "population": {"type": "integer"},
+                   "tags": {"type": "array", "items": {"type": "string"}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("most", [40, 64, 100])
+def test_a_form_is_closed_before_the_tokens_run_out(client, most):
+    """openai | all | A form is whole where `max_tokens` suffices for its shortest text: strings and lists are closed."""
+    format_ = {"type": "json_schema", "json_schema": {"name": "x", "schema": PLACES}}
+    for seed in range(3):
+        fields = {"response_format": format_, "max_tokens": most, "seed": seed, "temperature": 1.5}
+        choice = client.chat.completions.create(model="builtin", messages=ASK, **fields).choices[0]
+        assert set(json.loads(choice.message.content)) == set(PLACES["properties"])
+        assert choice.finish_reason == "stop"
+        with client.chat.completions.create(model="builtin", messages=ASK, stream=True, **fields) as stream:
+            assert "".join(one.choices[0].delta.content or "" for one in stream if one.choices) == choice.message.content
+
+
+def test_schemas_of_other_servers_are_taken(client):
+    """openai | all | `oneOf`, `not`, `if`, `contains`, look-around and large integers of JSON schemas are held to."""
+    schema = {
+        "type": "object", "required": ["id", "kind", "list"],
+        "properties": {"id": {"const": 2**53 + 1}, "kind": {"type": "string", "pattern": "^(?!x)[xy]{2}$"},
+                       "list": {"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}, "maxItems": 2}},
+        "oneOf": [{"required": ["kind"]}, {"required": ["other"]}], "not": {"required": ["other"]},
+    }  # fmt: skip
+    said = json.loads(chat(client, extra_body={"json_schema": schema}).choices[0].message.content)
+    assert (said["id"], said["kind"] in ("yx", "yy"), 2 in said["list"]) == (2**53 + 1, True, True)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from typing import Any
+import re
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from edge_llm.config import Grammar
-from edge_llm.decoding.json_schemas import held
+from edge_llm.decoding.lark_text import quoted
 from edge_llm.errors import UsageError
 from edge_llm.files import shown
+
+if TYPE_CHECKING:
+    from edge_llm.decoding.trial import Trial
 
 MAX_CHARACTERS = 1 << 20
 """Of one grammar, its parts counted."""
@@ -17,56 +22,82 @@ NAMES = {
     "json_schema": "the JSON schema", "json_object": "the JSON format", "regex": "the regular expression",
     "lark": "the grammar", "choice": "the choice",
 }  # fmt: skip
-_COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}}
 
 
-def source_of(grammar: Grammar, lark_of: Callable[[str], str]) -> str:
-    """``grammar`` and its parts; raises `UsageError` when it is malformed or too long.
+def source_of(grammar: Grammar, trial: Trial) -> tuple[str, tuple[str, ...]]:
+    """``grammar`` and its parts, and the keywords of its JSON schemas that an answer is not held to.
 
-    ``lark_of`` gives the Lark text of a GBNF text.
+    Raises `UsageError` when it is malformed or too long.
     """
     if (size := sum(len(one.text) for one in _all(grammar))) > MAX_CHARACTERS:
         raise UsageError(f"the grammar has {size} characters; at most {MAX_CHARACTERS} are possible")
-    named = [("", grammar), *grammar.parts]
+    loose: dict[str, None] = {}
     try:
-        return json.dumps({"grammars": [({"name": name} if name else {}) | _entry(one, lark_of) for name, one in named]})
+        texts = {name: _lark(one, trial, loose) for name, one in [("", grammar), *grammar.parts]}
     except RecursionError:
         raise UsageError(f"{NAMES[grammar.kind]} nests too deeply") from None
+    entries = [({"name": name} if name else {}) | {"lark_grammar": text} for name, text in texts.items()]
+    return json.dumps({"grammars": entries}), tuple(loose)
 
 
-def loose_keywords(grammar: Grammar) -> tuple[str, ...]:
-    """The keywords of ``grammar``'s JSON schemas that no answer is held to, such as ``uniqueItems``."""
-    schemas = [_schema(one.text) for one in _all(grammar) if one.kind == "json_schema"]
-    return tuple(dict.fromkeys(keyword for schema in schemas for keyword in held(schema)[1]))
-
-
-def quoted(text: str) -> str:
-    """``text`` as a Lark string."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # the library takes no control character
-
-
-def _entry(grammar: Grammar, lark_of: Callable[[str], str]) -> dict[str, Any]:
-    if grammar.kind == "json_object":
-        return {"json_schema": {"type": "object"} | _COMPACT}
-    if grammar.kind == "json_schema":
-        return {"json_schema": held(_schema(grammar.text))[0] | _COMPACT}
+def _lark(grammar: Grammar, trial: Trial, loose: dict[str, None]) -> str:
+    """``grammar`` alone as Lark text; ``loose`` gets the keywords that are not held to."""
+    if grammar.kind in ("json_schema", "json_object"):
+        text, keywords = trial.schema(_ANY_OBJECT if grammar.kind == "json_object" else _schema(grammar.text))
+        loose |= dict.fromkeys(keywords)
+        return text
     if grammar.kind == "choice":
-        return {"lark_grammar": "start: " + " | ".join(quoted(text) for text in _choices(grammar.text))}
+        return "start: " + " | ".join(quoted(text) for text in _choices(grammar.text))
     if grammar.kind == "regex":
         from llguidance import regex_to_lark
 
-        return {"lark_grammar": f"start: /{regex_to_lark(grammar.text, 'd')}/"}
-    return {"lark_grammar": lark_of(grammar.text) if "::=" in grammar.text else grammar.text}
+        return f"start: /{regex_to_lark(grammar.text, 'd')}/"
+    return trial.lark_of(plain_escapes(grammar.text)) if "::=" in grammar.text else grammar.text
 
 
-def _schema(text: str) -> dict[str, Any]:
+# ---- GBNF
+
+_GBNF_PIECE = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]', re.DOTALL)
+_GBNF_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
+
+
+def plain_escapes(gbnf: str) -> str:
+    """``gbnf`` with characters themselves in place of ``\\x41``, ``\\u00e9`` and ``\\U0001f600``, as the converter needs it.
+
+    Raises `UsageError` for a character that is none.
+    """
+
+    def piece(found: re.Match[str]) -> str:
+        return found[0] if found[0].startswith("#") else _GBNF_ESCAPE.sub(character, found[0])
+
+    def character(found: re.Match[str]) -> str:
+        if found[4]:
+            return found[0]
+        code = int(found[1] or found[2] or found[3], 16)
+        if code > sys.maxunicode or 0xD800 <= code < 0xE000:
+            raise UsageError(f"the grammar has `{found[0]}`, which is no character of Unicode")
+        if code < 0x80 and not chr(code).isalnum():
+            return f"\\x{code:02x}"
+        return chr(code)
+
+    return _GBNF_PIECE.sub(piece, gbnf)
+
+
+# ---- JSON
+
+
+_ANY_OBJECT = '{"type": "object"}'
+
+
+def _schema(text: str) -> str:
+    """``text``, which is a JSON object."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the JSON schema is not JSON: {shown(error)}") from None
     if not isinstance(schema, dict):
         raise UsageError("the JSON schema must be a JSON object")
-    return schema
+    return text
 
 
 def _choices(text: str) -> list[str]:

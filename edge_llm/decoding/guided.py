@@ -11,19 +11,22 @@ The library is loaded by the first guided request, which also builds its table o
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_llm.config import Grammar
-from edge_llm.decoding.grammar_source import NAMES, loose_keywords, source_of
+from edge_llm.decoding.closing import FAR, Alphabet, Place, Ways
+from edge_llm.decoding.grammar_source import NAMES, source_of
+from edge_llm.decoding.sampler import Choice
 from edge_llm.decoding.token_table import TokenTable, Vocabulary
 from edge_llm.decoding.trial import Trial, on_deep_stack
 from edge_llm.errors import UsageError
@@ -46,6 +49,8 @@ _LIMITS = {"initial_lexer_fuel": 200_000, "max_lexer_states": 50_000, "verbose_e
 and states of its automaton, of 1 to 2 KB each."""
 _PARAMS = {"json_schema": "response_format", "json_object": "response_format", "lark": "grammar"}
 """What a request calls a grammar of a kind, where it is not the kind's own name."""
+_TRIES = 8
+"""Choices of a token behind which no end is near, before the way to the end is taken."""
 _said: set[str] = set()  # keywords that the log has already
 
 
@@ -69,7 +74,12 @@ class Constraint:
     """Where one answer is in its grammar.  Raises what `check_grammar` raises."""
 
     def __init__(self, grammar: Grammar, tokenizer: Vocabulary) -> None:
-        self._matcher: LLMatcher = _guide_of(tokenizer).compiled(grammar).matcher.deep_copy()
+        guide = _guide_of(tokenizer)
+        self._compiled = guide.compiled(grammar)
+        self._guide = guide
+        self._matcher: LLMatcher = self._compiled.matcher.deep_copy()
+        self._place: Place | None = None
+        self._tokens: list[int] = []
         words = (tokenizer.vocab_size + 1 + 31) // 32  # one token more: see `TokenTable`
         self._bits = np.zeros(4 * words, np.uint8)
         self._masked = np.empty(tokenizer.vocab_size, np.float32)
@@ -94,9 +104,36 @@ class Constraint:
             sampling.mask(instead, self._bits, self._masked)
         return self._masked
 
+    def choose(self, choose: Callable[[np.ndarray], Choice], masked: np.ndarray, left: int) -> Choice:
+        """What ``choose`` takes of ``masked``, such that the rest of the grammar fits into ``left`` tokens, where it can.
+
+        ``masked`` is what `mask` gave, and changes.
+        """
+        chosen = choose(masked)
+        if left > FAR or not self._looks(left):
+            return chosen
+        assert self._place is not None and self._place.plan is not None
+        for _ in range(_TRIES):
+            if self._place.leaves_room(chosen.token, left - 1):
+                return chosen
+            masked[chosen.token] = -np.inf
+            if np.isneginf(masked.max()):
+                break
+            chosen = choose(masked)
+        return Choice(self._place.plan[0], chosen.best) if self._place.plan else chosen
+
+    def _looks(self, left: int) -> bool:
+        """Whether this answer has to keep its end in sight from now on."""
+        if self._place is None:
+            self._place = Place(self._guide.ways(self._compiled), self._matcher, self._tokens)
+        return self._place.looks(left)
+
     def accept(self, token: int) -> None:
         """Go on behind ``token``, which the mask allowed."""
         self._matcher.consume_token(token)
+        self._tokens.append(token)
+        if self._place is not None:
+            self._place.accept(token)
         self._check()
         self.finished = self._matcher.is_stopped()
 
@@ -105,12 +142,15 @@ class Constraint:
             raise UsageError(f"the grammar cannot be followed here: {_reason(self._matcher.get_error())}", param="grammar")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Compiled:
     matcher: LLMatcher
     """At the beginning; every answer has a copy of its own."""
     bytes: int
     loose: tuple[str, ...]
+    source: str
+    ways: Ways | None = None
+    """To its end, for answers that come near the end of their tokens."""
 
 
 class _Guide:
@@ -119,7 +159,7 @@ class _Guide:
     def __init__(self, tokenizer: Vocabulary) -> None:
         import llguidance
 
-        table = TokenTable(tokenizer)
+        table = self._table = TokenTable(tokenizer)
         size = tokenizer.vocab_size + 1
         control = {token: table.tokens[token].decode("utf-8", "replace") for token in table.special_token_ids}
         self._trial = Trial({"size": size, "control": control, "ends": table.end_ids, "limits": _LIMITS})
@@ -142,6 +182,17 @@ class _Guide:
                 self._compiled.popitem(last=False)
         return made
 
+    def ways(self, compiled: _Compiled) -> Ways:
+        """The ways through a grammar of this model."""
+        if compiled.ways is None:
+            compiled.ways = on_deep_stack(lambda: Ways(self._alphabet, compiled.source))
+            compiled.bytes *= 2
+        return compiled.ways
+
+    @cached_property
+    def _alphabet(self) -> Alphabet:
+        return Alphabet(self._library, self._table, self._limits)
+
     @property
     def kept_bytes(self) -> int:
         """Memory of the grammars that are kept."""
@@ -149,7 +200,7 @@ class _Guide:
 
     def _compile(self, grammar: Grammar) -> _Compiled:
         name = NAMES[grammar.kind]
-        source = source_of(grammar, self._trial.lark_of)
+        source, loose = source_of(grammar, self._trial)
         error, size = self._trial(source, name)
         if error:
             raise UsageError(f"{name} cannot be followed: {_reason(error)}")
@@ -158,7 +209,7 @@ class _Guide:
             raise UsageError(f"{name} cannot be followed: {_reason(matcher.get_error())}")
         if matcher.is_stopped():
             raise UsageError(f"{name} allows no text at all")
-        return _Compiled(matcher, size + len(source), loose_keywords(grammar))
+        return _Compiled(matcher, size + len(source), loose, source)
 
 
 _guides: weakref.WeakKeyDictionary[Vocabulary, _Guide] = weakref.WeakKeyDictionary()
@@ -175,10 +226,5 @@ def _guide_of(tokenizer: Vocabulary) -> _Guide:
 def _reason(error: str) -> str:
     """What llguidance says, in a line and without the state of its parser."""
     lines = error.split("\n<state>")[0].strip().splitlines() or ["it gives no reason"]
-    if lines[0].startswith("Unimplemented keys: "):
-        keys = json.loads(lines[0].removeprefix("Unimplemented keys: "))
-        return f"the keyword {', '.join(f'`{shown(key, 40)}`' for key in keys)} is not supported"
-    if lines[0].startswith("oneOf constraints"):
-        return "the keyword `oneOf` is not supported where its options overlap; use `anyOf`"
     details = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return shown((details or lines)[0], 400)

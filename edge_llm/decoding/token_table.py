@@ -49,9 +49,9 @@ class TokenTable:
             rest = ids[len(start) :]
             if ids[: len(start)] == start and b"".join(self.tokens[token] for token in rest) == text.encode():
                 return rest
-        return self._longest(text.encode())
+        return self.longest(text.encode())
 
-    def _longest(self, data: bytes) -> list[int]:
+    def longest(self, data: bytes) -> list[int]:
         """``data`` by the longest token at each place, up to a byte that no token begins with."""
         found: list[int] = []
         while data:
@@ -71,6 +71,28 @@ class TokenTable:
     @cached_property
     def _longest_token(self) -> int:
         return max(map(len, self._by_bytes), default=0)
+
+
+class ByteTable:
+    """A vocabulary with the size and the control tokens of a model's, in which every other text is written in bytes."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, size: int, control: dict[int, bytes], ends: list[int]) -> None:
+        plain = (token for token in range(size) if token not in control)
+        written = {token: bytes([byte]) for byte, token in zip(range(256), plain, strict=False)}
+        self.of_byte = {data[0]: token for token, data in written.items()}
+        self.control = frozenset(control)
+        written |= control
+        self.tokens = [written.get(token, b"") for token in range(size)]
+        self.special_token_ids = list(control)
+        self.eos_token_id = ends[0]
+        self.bos_token_id = None
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The bytes of ``text``, as far as the vocabulary has them."""
+        data = text.encode() if isinstance(text, str) else text
+        return [self.of_byte[byte] for byte in data if byte in self.of_byte]
 
 
 def _written(tokenizer: Vocabulary, token: int) -> bytes:

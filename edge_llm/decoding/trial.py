@@ -65,6 +65,13 @@ class Trial:
             raise UsageError(f"the grammar is not GBNF: {shown(answer['error'])}")
         return str(answer["lark"])
 
+    def schema(self, text: str) -> tuple[str, tuple[str, ...]]:
+        """The Lark text of a JSON schema, and its keywords that nothing is held to; raises what a trial raises."""
+        answer = self._answer({"schema": text}, "the JSON schema")
+        if answer["error"]:
+            raise UsageError(str(answer["error"]))
+        return str(answer["lark"]), tuple(answer["loose"])
+
     def _answer(self, question: dict[str, str], name: str) -> dict[str, Any]:
         with self._place(), self._lock:
             answer = self._asked(question)

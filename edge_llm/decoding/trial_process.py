@@ -1,9 +1,9 @@
 """The process in which grammars are tried; `edge_llm.decoding.trial` starts it and asks it.
 
-The first frame is the vocabulary; each later one is a grammar, or a GBNF text to turn into Lark, and is answered by what is
-wrong with it and how many bytes it takes, or by what killed it.  All of it is JSON.  Every grammar is tried in a fork of its
-own, so one that kills its process or never ends takes nothing along.  The process ends with its input, or when nothing has
-come for a while.
+The first frame is the vocabulary; each later one is a grammar, or a GBNF text or a JSON schema to turn into Lark, and is
+answered by what is wrong with it and how many bytes it takes, or by what killed it.  All of it is JSON.  Every grammar is
+tried in a fork of its own, so one that kills its process or never ends takes nothing along.  The process ends with its
+input, or when nothing has come for a while.
 """
 
 from __future__ import annotations
@@ -22,33 +22,18 @@ import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from edge_llm.child.inside import Limits, answer, questions
+from edge_llm.decoding.schemas.writer import lark_of
+from edge_llm.decoding.token_table import ByteTable
+from edge_llm.errors import UsageError
 
 IDLE_SECONDS = 60
 MAX_ERROR = 4000
 """Characters of what the library says is wrong."""
+_NO_TEXT = "NoExtension"
+"""How the library's reason begins for a grammar that allows no text."""
 _LEAST = json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]})
 _LEAST_BYTES = 64 << 10
 """What the least grammar takes; by how much its process grows is what a trial itself takes."""
-
-
-class _Bytes:
-    """A vocabulary with the size and control tokens of the model's, in which every other text is written in bytes."""
-
-    is_tokenizer_wrapper = True
-
-    def __init__(self, size: int, control: dict[str, str], end: int) -> None:
-        plain = (token for token in range(size) if str(token) not in control)
-        written = {token: bytes([byte]) for byte, token in zip(range(256), plain, strict=False)}
-        self._of_byte = {data[0]: token for token, data in written.items()}
-        written |= {int(token): text.encode() for token, text in control.items()}
-        self.tokens = [written.get(token, b"") for token in range(size)]
-        self.special_token_ids = [int(token) for token in control]
-        self.eos_token_id = end
-        self.bos_token_id = None
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        data = text.encode() if isinstance(text, str) else text
-        return [self._of_byte[byte] for byte in data if byte in self._of_byte]
 
 
 def serve(stack_bytes: int, most_bytes: int, seconds: float) -> None:
@@ -75,12 +60,15 @@ class _Library:
 
     def __init__(self, vocabulary: dict[str, Any]) -> None:
         self._size = vocabulary["size"]
-        table = _Bytes(self._size, vocabulary["control"], vocabulary["ends"][0])
+        control = {int(token): text.encode() for token, text in vocabulary["control"].items()}
+        table = ByteTable(self._size, control, vocabulary["ends"])
         self._tokens = llguidance.LLTokenizer(table, n_vocab=self._size, eos_token=vocabulary["ends"])  # type: ignore[arg-type]  # duck-typed
         self._limits = llguidance.LLParserLimits(**vocabulary["limits"])
 
     def answer(self, question: dict[str, str]) -> dict[str, Any]:
-        return self._attempt(question["source"]) if "source" in question else self._converted(question["gbnf"])
+        if "source" in question:
+            return self._attempt(question["source"])
+        return self._converted(question["gbnf"]) if "gbnf" in question else self._schema(question["schema"])
 
     def _attempt(self, source: str) -> dict[str, Any]:
         matcher = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=self._limits)
@@ -89,6 +77,19 @@ class _Library:
             # some grammars fail only here, where the beginning of an answer is worked out
             matcher.unsafe_compute_mask_ptr(ctypes.addressof(bits), ctypes.sizeof(bits))
         return {"error": matcher.get_error()[:MAX_ERROR] if matcher.is_error() else ""}
+
+    def _schema(self, text: str) -> dict[str, Any]:
+        try:
+            lark, loose = lark_of(json.loads(text), self._is_empty)
+        except UsageError as error:
+            return {"error": str(error)}
+        except RecursionError:
+            return {"error": "the JSON schema nests too deeply"}
+        return {"error": "", "lark": lark, "loose": loose}
+
+    def _is_empty(self, lark: str) -> bool:
+        error = self._attempt(json.dumps({"grammars": [{"lark_grammar": lark}]}))["error"]
+        return error.startswith(_NO_TEXT) or "Unsatisfiable" in error
 
     def _converted(self, gbnf: str) -> dict[str, Any]:
         try:

@@ -173,7 +173,8 @@ class Generation:
                 np.copyto(adjusted, logits)
             self._edit(self.known, adjusted)
         if self._constraint is not None:
-            adjusted = self._constraint.mask(adjusted, logits)
+            masked = self._constraint.mask(adjusted, logits)
+            return self._constraint.choose(self._sampler, masked, self.most_tokens - self.generated).token, None
         token, best = self._sampler(adjusted)
         return token, best if adjusted is logits else None
 

@@ -1,0 +1,1 @@
+"""JSON schemas as grammars: what a value may be, as rules and terminals of the grammar library."""
