@@ -19,6 +19,7 @@ from edge_llm.server.anthropic import MessagesBody
 from edge_llm.server.chat import ChatBody
 from edge_llm.server.customs import custom_input
 from edge_llm.server.responses import ResponsesBody
+from edge_llm.talk.spelled_out import spelled_out
 from edge_llm.text.chat import ChatTemplate
 
 HERMES = (
@@ -480,3 +481,10 @@ def test_the_python_face_reads_what_the_endpoints_read(engine):
     assert llm.chat(messages, temperature=0).startswith("seen\n[picture left out]")
     with pytest.raises(UsageError, match="must be a list of"):
         llm.chat("hi")
+
+
+def test_a_thought_stays_where_its_call_is_spelled_out():
+    call = {"id": "c", "type": "function", "function": {"name": "run", "arguments": {"a": 1}}}
+    message = {"role": "assistant", "content": "So.", "reasoning_content": "HM", "tool_calls": [call]}
+    (plain,) = spelled_out([message])
+    assert plain["reasoning_content"] == "HM" and plain["content"].startswith("So.\n<tool_call>") and "tool_calls" not in plain
