@@ -20,7 +20,8 @@ def spelled_out(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 plain.append({"role": "user", "content": result})
         elif calls := message.get("tool_calls"):
             texts = [message["content"], *(_call_text(call["function"]) for call in calls)]
-            plain.append({"role": message["role"], "content": "\n".join(text for text in texts if text)})
+            beside = {name: value for name, value in message.items() if name != "tool_calls"}  # such as its thought
+            plain.append(beside | {"content": "\n".join(text for text in texts if text)})
         else:
             plain.append(message)
     return plain
