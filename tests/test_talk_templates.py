@@ -260,6 +260,21 @@ def test_several_calls_are_told_one_by_one_where_the_template_has_one():
     assert shown in text
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("calls", ["shown", "by null", "one", "none"])
+@pytest.mark.parametrize("said", ["", "I look."])
+def test_thoughts_before_calls_reach_the_template_once(key, calls, said):
+    """In the field where it looks for them, whether it shows calls or has them told in words."""
+    thought = f"{{% if m.{key} %}}(THOUGHT {{{{ m.{key} }}}}){{% endif %}}"
+    source = made(calls=calls).replace(
+        "{% if m.content is not none %}<assistant>", thought + "{% if m.content is not none %}<assistant>"
+    )
+    made_calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in ("f", "g")]
+    turn = {"role": "assistant", "content": said, "reasoning_content": "hm", "tool_calls": made_calls}
+    history = [*ASK, turn, *({"role": "tool", "tool_call_id": name, "content": name} for name in ("f", "g"))]
+    assert conversation_text(engine_of(source), plain_messages(history)).count("(THOUGHT hm)") == 1
+
+
 def test_short_ids_stay_with_their_calls():
     ids = "{% for m in messages %}<{{ m.content }}{{ m.tool_call_id }}{% for c in m.tool_calls or [] %}"
     ids += "{% if c.id | length != 9 %}"

@@ -81,12 +81,13 @@ def _turns(message: Message, shape: CallShape) -> Iterator[Message]:
     if not calls:
         yield message
         return
+    without_thought = {name: value for name, value in message.items() if name != "reasoning_content"}
     if said and not shape.text_beside:
         yield {name: value for name, value in message.items() if name != "tool_calls"}
-        message, said = {name: value for name, value in message.items() if name != "reasoning_content"}, ""
+        message, said = without_thought, ""
     for part in [calls] if shape.many else [[call] for call in calls]:
         yield message | {"content": said or (None if shape.null_content else ""), "tool_calls": part}
-        said = ""
+        message, said = without_thought, ""
 
 
 def _call(call: dict[str, Any], shape: CallShape) -> dict[str, Any]:
