@@ -230,7 +230,7 @@ def test_sampling_tells_a_person_how_far_it_is(bench, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     code, _, err = bench("sampling", "-p", 4, "-n", 2, "-r", 2, "-t", 1)
     assert code == 0
-    assert err.splitlines() == ["tg2 @ d4, 12 ways in turns; first a run to warm up", "turn 1 of 2", "turn 2 of 2"]
+    assert err.splitlines() == ["tg2 @ d4, 13 ways in turns; first a run to warm up", "turn 1 of 2", "turn 2 of 2"]
 
 
 def test_a_text_without_tokens_gives_a_prompt_all_the_same(monkeypatch, tmp_path):

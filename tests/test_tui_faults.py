@@ -10,6 +10,7 @@ from textual.widgets._toast import Toast
 from edge_llm.chats.store import ChatStore
 from edge_llm.errors import ContextOverflow, DeviceLost, NumericError, OutOfMemory, StorageError, Unavailable
 from edge_llm.providers.base import Facts
+from edge_llm.tui.wording import in_chat
 
 ERRORS = [
     NumericError("layer 3 made a NaN"),
@@ -33,7 +34,7 @@ def test_an_error_in_the_middle_of_an_answer_keeps_what_came(tmp_path, error):
 
     async def talk(chat):
         await chat.ask("Tell a story")
-        await chat.until(lambda: chat.told(str(error)))
+        await chat.until(lambda: chat.told(in_chat(str(error))))
         assert "Once upon" in chat.screen
         assert "Failed: " in chat.screen and str(error)[:40] in chat.screen
         assert chat.stored == [("user", "Tell a story", "whole"), ("assistant", "Once upon", "failed")]
