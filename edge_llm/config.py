@@ -148,7 +148,7 @@ class Grammar:
     parts: tuple[tuple[str, Grammar], ...] = ()
     """Grammars that a Lark text refers to as ``@name``."""
     free: bool = False
-    """Any text keeps to it: it is for what may stand in the text, such as calls of tools."""
+    """Any text keeps to it: it is for what may stand in the text, such as tool calls."""
 
 
 REPETITION = "repetition"

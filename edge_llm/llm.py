@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_llm.config import GenerationParams, RuntimeConfig
-from edge_llm.decoding.defaults import asked
+from edge_llm.decoding.defaults import with_overrides
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
 from edge_llm.talk.contents import LeftOut, chat_messages
@@ -60,7 +60,7 @@ class LLM:
         return syntax.outcome(self.engine.answer(request))
 
     def _params(self, changes: dict[str, Any]) -> GenerationParams:
-        return asked(self.engine.defaults, **_known(GenerationParams, changes))
+        return with_overrides(self.engine.defaults, **_known(GenerationParams, changes))
 
 
 def _readable(messages: Any) -> Any:

@@ -107,7 +107,7 @@ _VALUE = r"""\"{3}[\s\S]*?\"{3}|'{3}[\s\S]*?'{3}|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[
 
 
 def _with_value(text: str, table: str, key: str, value: str) -> Iterator[str]:
-    """``text`` with the ``value`` of ``key`` in each place where it may belong; what is right says a parser.
+    """``text`` with the ``value`` of ``key`` in each place where it may belong; a parser decides which one is right.
 
     It takes the place of a value, or stands below the head of ``table``, among its dotted keys, in its braces, or below a new
     head at the end.

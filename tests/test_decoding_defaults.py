@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_llm.config import GenerationParams
-from edge_llm.decoding.defaults import FOR_CLIENTS, FOR_PEOPLE, another, asked, generation_defaults, is_greedy
+from edge_llm.decoding.defaults import FOR_CLIENTS, FOR_PEOPLE, another, generation_defaults, is_greedy, with_overrides
 from edge_llm.decoding.sampler import make_sampler
 
 GREEDY = GenerationParams(loop_guard=True)
@@ -56,6 +56,6 @@ def test_another_answer_is_never_greedy_and_has_a_seed_of_its_own(**asked):
 
 @pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_k": 1}, {"top_p": 0}, {"min_p": 1}], ids=str)
 def test_who_asks_for_greedy_answers_gets_them_as_the_model_has_them(greedy):
-    assert asked(FOR_PEOPLE, **greedy).dry_multiplier == 0
-    assert asked(FOR_PEOPLE, **greedy, dry_multiplier=2).dry_multiplier == 2
-    assert asked(FOR_PEOPLE, seed=1) == replace(FOR_PEOPLE, seed=1)
+    assert with_overrides(FOR_PEOPLE, **greedy).dry_multiplier == 0
+    assert with_overrides(FOR_PEOPLE, **greedy, dry_multiplier=2).dry_multiplier == 2
+    assert with_overrides(FOR_PEOPLE, seed=1) == replace(FOR_PEOPLE, seed=1)

@@ -12,8 +12,7 @@ import pytest
 from serving import NAMES, HandService, builtin_engine, end, hosted, serving
 
 from edge_llm.config import GenerationParams
-from edge_llm.decoding.defaults import FOR_PEOPLE, generation_defaults
-from edge_llm.decoding.defaults import asked as asked_of
+from edge_llm.decoding.defaults import FOR_PEOPLE, generation_defaults, with_overrides
 from edge_llm.engine.request import Delta
 from edge_llm.server.host import ModelHost
 from edge_llm.text.chat import ChatTemplate
@@ -170,7 +169,7 @@ def test_the_page_samples_as_the_chat_does(engine, service, raw, expected):
         page.wait_until(lambda state: state["send"] == "Send")
         page.do(set={"temperature": "0", "top_p": "0.5"})
         page.do(ask="two")
-        assert service.wait_for(2).request.params == asked_of(expected, temperature=0.0, top_p=0.5)
+        assert service.wait_for(2).request.params == with_overrides(expected, temperature=0.0, top_p=0.5)
         page.process.kill()
         page.process.communicate()
 

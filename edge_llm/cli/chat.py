@@ -86,7 +86,7 @@ def chat_command(
 
 
 def _first_model() -> str | None:
-    """The model of a chat that is not kept."""
+    """The model that a plain chat opens with where nobody names one."""
     from edge_llm.chats.first_model import first_model
     from edge_llm.chats.store import ChatStore
 

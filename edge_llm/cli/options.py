@@ -11,7 +11,7 @@ import click
 
 from edge_llm.cli.values import MODEL, REAL, TEXT, WHOLE, Whole
 from edge_llm.config import ACTIVATIONS, AUTO, KV_ALIASES, MOST_PARALLEL, GenerationParams, Grammar, RuntimeConfig
-from edge_llm.decoding.defaults import asked
+from edge_llm.decoding.defaults import with_overrides
 from edge_llm.errors import UsageError
 from edge_llm.files import read_file, shown
 
@@ -213,7 +213,7 @@ def runtime_config(options: dict[str, Any]) -> RuntimeConfig:
 def generation_params(options: dict[str, Any], defaults: GenerationParams) -> GenerationParams:
     """``defaults`` with what the parsed ``options`` say otherwise."""
     given = {name: value for name, value in options.items() if value is not None and value != ()}
-    return asked(defaults, **given)
+    return with_overrides(defaults, **given)
 
 
 def add_options(command: Command, *options: Callable[[Any], Any]) -> Command:

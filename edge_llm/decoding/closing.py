@@ -1,6 +1,6 @@
 """The shortest way to the end of a grammar, for answers that come to the end of their tokens.
 
-    ways = Ways(library, table, source, limits)      # of one grammar
+    ways = Ways(Alphabet(library, table, limits), source)      # of one grammar
     place = Place(ways, matcher, tokens)             # of one answer, which `matcher` and `tokens` follow
     place.leaves_room(token, left)                   # whether behind `token` the rest fits into `left` tokens
 
@@ -219,13 +219,17 @@ class Place:
             self._plan = self._way(self._matcher, None)
         if self._plan is None or len(self._plan) > left:
             self._missed += 1
-            return self._looks_later(_AGAIN << min(self._missed, 4))
-        return left <= 4 * len(self._plan) + _ROOM or self._looks_later(_SOON)
+            self._look_again_behind(_AGAIN << min(self._missed, 4))
+            return False
+        if left > 4 * len(self._plan) + _ROOM:
+            self._look_again_behind(_SOON)
+            return False
+        return True
 
-    def _looks_later(self, tokens: int) -> bool:
+    def _look_again_behind(self, tokens: int) -> None:
+        """No end is kept in sight for so many tokens."""
         self._plan = None
         self._next_look = len(self._tokens) + tokens
-        return False
 
     def leaves_room(self, token: int, left: int) -> bool:
         """Whether an end is found behind ``token`` within ``left`` tokens."""

@@ -24,7 +24,7 @@ FOR_CLIENTS = GenerationParams(temperature=1.0, loop_guard=True)
 
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
 """Settings that only sampling uses."""
-_NAMED = (*_SAMPLED, "repetition_penalty", "dry_multiplier", "dry_sequence_breakers")
+SAMPLING = (*_SAMPLED, "repetition_penalty", "dry_multiplier", "dry_sequence_breakers")
 """Settings in which the defaults may differ."""
 
 
@@ -57,8 +57,8 @@ def generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
     return GenerationDefaults(replace(people, **penalty), replace(clients, **penalty), tuple(left_out))
 
 
-def asked(defaults: GenerationParams, **given: Any) -> GenerationParams:
-    """``defaults`` with what is ``given``.  Who asks for greedy answers gets them as the model has them."""
+def with_overrides(defaults: GenerationParams, **given: Any) -> GenerationParams:
+    """``defaults`` with the settings that are ``given``; greedy sampling turns DRY off unless that is given too."""
     params = replace(defaults, **given)
     plain = is_greedy(params) and not is_greedy(defaults) and "dry_multiplier" not in given
     return replace(params, dry_multiplier=0.0) if plain else params
@@ -66,7 +66,7 @@ def asked(defaults: GenerationParams, **given: Any) -> GenerationParams:
 
 def sampling(params: GenerationParams) -> dict[str, Any]:
     """How ``params`` choose tokens, in the names that an author and an API request have."""
-    return {name: getattr(params, name) for name in _NAMED}
+    return {name: getattr(params, name) for name in SAMPLING}
 
 
 def another(params: GenerationParams) -> GenerationParams:

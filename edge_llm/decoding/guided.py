@@ -104,12 +104,12 @@ class Constraint:
             sampling.mask(instead, self._bits, self._masked)
         return self._masked
 
-    def choose(self, choose: Callable[[np.ndarray], Choice], masked: np.ndarray, left: int) -> Choice:
-        """What ``choose`` takes of ``masked``, such that the rest of the grammar fits into ``left`` tokens, where it can.
+    def choose(self, sampler: Callable[[np.ndarray], Choice], masked: np.ndarray, left: int) -> Choice:
+        """What ``sampler`` draws from ``masked``, such that the rest of the grammar fits into ``left`` tokens, where it can.
 
         ``masked`` is what `mask` gave, and changes.
         """
-        chosen = choose(masked)
+        chosen = sampler(masked)
         if left > FAR or not self._looks(left):
             return chosen
         assert self._place is not None and self._place.plan is not None
@@ -119,7 +119,7 @@ class Constraint:
             masked[chosen.token] = -np.inf
             if np.isneginf(masked.max()):
                 break
-            chosen = choose(masked)
+            chosen = sampler(masked)
         return Choice(self._place.plan[0], chosen.best) if self._place.plan else chosen
 
     def _looks(self, left: int) -> bool:

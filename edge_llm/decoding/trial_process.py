@@ -29,8 +29,8 @@ from edge_llm.errors import UsageError
 IDLE_SECONDS = 60
 MAX_ERROR = 4000
 """Characters of what the library says is wrong."""
-_NO_TEXT = "NoExtension"
-"""How the library's reason begins for a grammar that allows no text."""
+_NO_TEXT = ("NoExtension", "Unsatisfiable")
+"""Words in the library's reason for a grammar that allows no text."""
 _LEAST = json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]})
 _LEAST_BYTES = 64 << 10
 """What the least grammar takes; by how much its process grows is what a trial itself takes."""
@@ -89,7 +89,7 @@ class _Library:
 
     def _is_empty(self, lark: str) -> bool:
         error = self._attempt(json.dumps({"grammars": [{"lark_grammar": lark}]}))["error"]
-        return error.startswith(_NO_TEXT) or "Unsatisfiable" in error
+        return any(word in error for word in _NO_TEXT)
 
     def _converted(self, gbnf: str) -> dict[str, Any]:
         try:

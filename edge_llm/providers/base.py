@@ -29,7 +29,7 @@ class Ask:
     """A conversation to be continued."""
 
     messages: tuple[Mapping[str, Any], ...]
-    """Each {"role": system, user or assistant, "content": text}; calls of tools and their results as OpenAI writes them."""
+    """Each {"role": system, user or assistant, "content": text}; tool calls and their results as OpenAI writes them."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `GenerationParams` that differ from the model's own defaults."""
     thinking: bool | str | None = None

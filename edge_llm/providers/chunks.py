@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from edge_llm.config import REPETITION, GenerationParams
+from edge_llm.decoding.defaults import SAMPLING
 from edge_llm.errors import EdgeLLMError
 from edge_llm.files import shown
 from edge_llm.providers.base import Figures, ModelRow, Piece
@@ -22,7 +23,6 @@ _CONTEXT = ("max_model_len", "context_length", "context_window", "n_ctx", "n_ctx
 MOST_CALLS = 64
 """Of one answer; what more a server sends is left out."""
 _CUT_OFF = ("length", "max_tokens")
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "dry_multiplier", "dry_sequence_breakers")
 
 
 class ChunkReader:
@@ -134,7 +134,7 @@ def _sampling(entry: dict[str, Any]) -> dict[str, Any]:
     """
     told = _object(entry.get("sampling")) if entry.get("owned_by") == "edge-llm" else {}
     people, clients = _object(told.get("people")), _object(told.get("clients"))
-    found = {name: people[name] for name in _SAMPLING if name in people and people[name] != clients.get(name)}
+    found = {name: people[name] for name in SAMPLING if name in people and people[name] != clients.get(name)}
     try:
         GenerationParams(**found)
     except (EdgeLLMError, TypeError, ValueError, AttributeError):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge_llm.config import INT8, RuntimeConfig
-from edge_llm.decoding.defaults import another, asked, generation_defaults
+from edge_llm.decoding.defaults import another, generation_defaults, with_overrides
 from edge_llm.engine.cores import free_memory, give_memory_back
 from edge_llm.engine.delta_stream import DeltaStream
 from edge_llm.engine.engine import Engine
@@ -146,7 +146,7 @@ class LocalProvider:
         engine = self._running()
         tools = ToolUse.of([dict(tool) for tool in ask.tools], None, None, engine)
         messages, variables = self._rendered(engine, ask)
-        params = changed(engine.defaults, ask.sampling, asked)
+        params = changed(engine.defaults, ask.sampling, with_overrides)
         params = another(params) if ask.again else params
         return conversation_request(engine, messages, params, begun=ask.continues, tools=tools, variables=variables)
 

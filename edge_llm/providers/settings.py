@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from edge_llm.config import GenerationParams, RuntimeConfig
-from edge_llm.decoding.defaults import FOR_CLIENTS, another, asked
+from edge_llm.decoding.defaults import FOR_CLIENTS, another, with_overrides
 from edge_llm.errors import UsageError
 
 Settings = TypeVar("Settings", GenerationParams, RuntimeConfig)
@@ -25,7 +25,7 @@ def over(recommended: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, 
     """What is ``named`` over what a server has ``recommended``, as it is over the defaults of a model here."""
     if not recommended:
         return dict(named)
-    made = changed(changed(FOR_CLIENTS, recommended), named, asked)
+    made = changed(changed(FOR_CLIENTS, recommended), named, with_overrides)
     return {name: getattr(made, name) for name in {**recommended, **named}}
 
 

@@ -129,7 +129,7 @@ def _chat_choice(choice: dict[str, Any]) -> Any:
 
 
 def _chat_messages(message: dict[str, Any], where: str, left_out: LeftOut) -> list[dict[str, Any]]:
-    """One message of Anthropic's as messages of OpenAI's: the results of tools become messages of their own."""
+    """One message of Anthropic's as messages of OpenAI's: tool results become messages of their own."""
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:  # Claude Code looks for these words, and goes on without the role
         raise UsageError(f"{where}: role '{shown(role, 40)}' is not supported; use {', '.join(_ROLES)}", param=f"{where}.role")

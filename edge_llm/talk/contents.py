@@ -41,7 +41,7 @@ class LeftOut:
 
 
 def texts_of(content: Any, where: str, field: str, left_out: LeftOut) -> Any:
-    """``content`` with its documents and results of searches as parts of text.
+    """``content`` with its documents and search results as parts of text.
 
     ``where`` is its place in errors, ``field`` in the names of what is left out.  Raises `UsageError`.
     """

@@ -96,19 +96,24 @@ def _as_it_takes_them(
     by_template = tools is not None and shape.tools
     if shape.needs_list and not by_template:
         given["tools"] = []
+    explained = tools is not None and not by_template
     if tools is not None and found:
-        given |= {"tools": list(tools.tools)} if shape.tools else {}
-        found = found if shape.tools else tools.explained(found)
-    explained = tools is not None and not shape.tools
+        if by_template:
+            given["tools"] = list(tools.tools)
+        else:
+            found = tools.explained(found)
     with _messages_at_fault():
         try:
             return make(fitted(found, shape, tools=by_template, spelled=explained), given)
         except (UsageError, InvalidTokenizer) as error:
             if isinstance(error, ContextOverflow) or not has_calls(found):
                 raise
-            with contextlib.suppress(UsageError, InvalidTokenizer):
+            try:
                 return make(fitted(found, shape, tools=by_template, spelled=True), given)
-            raise
+            except ContextOverflow:
+                raise
+            except (UsageError, InvalidTokenizer):
+                raise error from None
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from edge_llm.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class AnswerSyntax:
-    """Where thoughts, text and calls of tools stand in the answers to one request.  By itself: all is text."""
+    """Where thoughts, text and tool calls stand in the answers to one request.  By itself: all is text."""
 
     tokenizer: Tokenizer
     thinking: Thinking = Thinking.RAW

@@ -1,4 +1,4 @@
-"""What an answer is made of, as it comes: thoughts, text and calls of tools."""
+"""What an answer is made of, as it comes: thoughts, text and tool calls."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SWITCHES = ("enable_thinking", "thinking")
 EFFORT, BUDGET = "reasoning_effort", "thinking_budget"
 """Template variables for how hard (low, medium, high) and how long (tokens) a model thinks."""
 
-_REMARK = re.compile(r"\{#.*?#\}", re.DOTALL)
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _CODE = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
 _LITERAL = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _VARIABLE = re.compile(r"(?<![\w.])[^\W\d]\w*")
@@ -54,7 +54,7 @@ class Wish:
         """Whether a model with ``template`` fulfils the wish, because a variable says so or because it always does."""
         has = template_names(template)
         told = self.variables(template)
-        said = _REMARK.sub("", template)
+        said = _COMMENT.sub("", template)
         thinks = OPEN in said or CLOSE in said or EFFORT in has
         if not self.on:
             return bool(told) or not thinks
@@ -64,8 +64,8 @@ class Wish:
 
 @lru_cache(maxsize=16)
 def template_names(template: str) -> frozenset[str]:
-    """Names that the code of ``template`` uses, without attributes and what stands in strings and remarks."""
-    code_alone = _CODE.findall(_REMARK.sub("", template))
+    """Names that the code of ``template`` uses, without attributes and what stands in strings and comments."""
+    code_alone = _CODE.findall(_COMMENT.sub("", template))
     return frozenset(name for code in code_alone for name in _VARIABLE.findall(_LITERAL.sub("''", code)))
 
 

@@ -61,7 +61,7 @@ class ThoughtGate:
             self.inside, self.over, self._closed = False, True, True
             space, said = self._behind(rest)
             return before + tag + space, said
-        end = len(before) - next((n for n in range(len(CLOSE) - 1, 0, -1) if before.endswith(CLOSE[:n])), 0)
+        end = len(before) - begun_tag(before, CLOSE)
         self._held = before[end:]
         return before[:end], ""
 
@@ -195,7 +195,12 @@ class ReasoningSplitter:
         return held
 
 
+def begun_tag(text: str, tag: str) -> int:
+    """Length of the end of ``text`` that may be the beginning of ``tag``."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
+
+
 def held_back(text: str, tag: str) -> int:
     """Length of the end of ``text`` that may be white space and the beginning of ``tag``."""
-    begun = next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
+    begun = begun_tag(text, tag)
     return len(text) - len(text[: len(text) - begun].rstrip())

@@ -1,6 +1,6 @@
 """What a chat template takes and shows: found out once, by rendering small conversations and looking for their words.
 
-The template's source is asked nothing: a word in a remark, or in code that never runs, means nothing.
+The template's source is not searched: a word in a comment, or in code that never runs, means nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TOOL = {
 
 @dataclass(frozen=True)
 class CallShape:
-    """How calls of tools and their results stand in the messages that a template shows."""
+    """How tool calls and their results stand in the messages that a template shows."""
 
     as_text: bool = False
     """Arguments are JSON text; else objects."""

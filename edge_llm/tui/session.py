@@ -278,7 +278,7 @@ class Session:
             await self._answer(turn, prompt)
 
     async def _answer(self, turn: Turn, prompt: Message) -> None:
-        """Answer ``prompt``; calls of tools are made, and what they gave is answered."""
+        """Answer ``prompt``; tool calls are made, and what they gave is answered."""
         made: list[Calls] = []
         guarded = (turn.settings or settings_of(turn.chat)).sampling.get("loop_guard", True)
         for _ in range(MOST_ROUNDS):
@@ -290,7 +290,7 @@ class Session:
             if guarded and made[-SAME_CALLS:] == [made[-1]] * SAME_CALLS:
                 self._tell(CALLS_LOOPED, "warning")
                 return
-        self._tell(f"Stopped after {MOST_ROUNDS} answers with calls of tools; /continue goes on.", "warning")
+        self._tell(f"Stopped after {MOST_ROUNDS} answers with tool calls; /continue goes on.", "warning")
 
     async def _call(self, turn: Turn, message: Message) -> Message:
         """Make the calls of ``message``, as far as the person allows them."""

@@ -87,12 +87,12 @@ def _containing(w: Writer, holder: Leaf, item: Any, first: int, least: int, most
                 if have < count or limit is None:
                     options.append((*comma, counted(at), states[at + 1, min(count, have + 1)]))
             elif most is None:
-                options = _endless(w, plain(at), counted(at), need - have, None if limit is None else limit - have, bool(at))
+                options = _endless(plain(at), counted(at), need - have, None if limit is None else limit - have, bool(at))
             states[at, have] = w.rule(options)
     return [(BEGIN, states[0, 0], END)]
 
 
-def _endless(w: Writer, plain: Symbol, counted: Symbol, need: int, limit: int | None, begun: bool) -> list[Symbols]:
+def _endless(plain: Symbol, counted: Symbol, need: int, limit: int | None, begun: bool) -> list[Symbols]:
     """Items without an end, ``need`` to ``limit`` of them counted; ``begun`` says that others stand before them."""
     before = Many((COMMA, plain) if begun else (plain, COMMA), 0, None)
     after = Many((COMMA, plain), 0, None)

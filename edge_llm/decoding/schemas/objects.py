@@ -111,7 +111,7 @@ def _others(
         wanted = [*wanted, complement(either(map(quoted_text, dict.fromkeys(names))))]
     options: list[Symbols] = []
     for matched in _groups(list(known)):
-        schemas = _schemas_of_others(w, leaves, matched, closed)
+        schemas = _schemas_of_others(leaves, matched, closed)
         if any(one is False for one in schemas):
             continue
         parts = [*wanted, *(known[one] if one in matched else unknown[one] for one in known)]
@@ -121,7 +121,7 @@ def _others(
     return options
 
 
-def _schemas_of_others(w: Writer, leaves: list[Leaf], matched: list[str], closed: bool) -> list[AnySchema]:
+def _schemas_of_others(leaves: list[Leaf], matched: list[str], closed: bool) -> list[AnySchema]:
     found: list[AnySchema] = [False] if closed and not matched else []
     for leaf in leaves:
         here = [one for pattern, one in leaf.get("patternProperties", {}).items() if pattern in matched]

@@ -147,7 +147,7 @@ class Opposites:
     def _plain(self, schema: AnySchema, depth: int = 0) -> Iterator[Schema]:
         """``schema`` and what holds together with it by references and ``allOf``."""
         self._schemas.step()
-        if isinstance(schema, bool) or depth > 8:
+        if isinstance(schema, bool) or depth > _NEAR:
             return
         words = self._schemas.words(schema)
         yield words

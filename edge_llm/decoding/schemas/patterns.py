@@ -80,7 +80,7 @@ _SPACE = ((9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (
 _LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
 _MORE_SPACE = ((0x1C, 0x1F), (0x85, 0x85))
 _LESS_SPACE = ((9, 13), (32, 32))
-_LETTERS = (r"\p{L}", r"\p{M}", r"\p{N}", r"\p{Pc}")
+LETTERS = (r"\p{L}", r"\p{M}", r"\p{N}", r"\p{Pc}")
 
 
 class Reading(enum.Enum):
@@ -94,7 +94,7 @@ class Reading(enum.Enum):
 
 
 _CLASSES: dict[str, tuple[Ranges, Ranges, tuple[str, ...]]] = {
-    "d": (_DIGITS, _DIGITS, (r"\p{Nd}",)), "w": (_WORD, _WORD, _LETTERS), "s": (_SPACE, _LESS_SPACE, (r"\p{Z}",)),
+    "d": (_DIGITS, _DIGITS, (r"\p{Nd}",)), "w": (_WORD, _WORD, LETTERS), "s": (_SPACE, _LESS_SPACE, (r"\p{Z}",)),
 }  # fmt: skip
 """What ECMA-262 takes for such a class, what all readers do, and the properties that some add."""
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}

@@ -19,7 +19,6 @@ from urllib.parse import unquote
 from edge_llm.decoding.schemas.fitting import fits
 from edge_llm.decoding.schemas.opposites import Opposites, Unheld
 from edge_llm.decoding.schemas.words import (
-    COMBINED,
     LEAF,
     MAX_DEPTH,
     REFERENCES,
@@ -126,8 +125,8 @@ class Schemas:
         """What all of ``schema`` says, in its order, and what it leaves to choose from."""
         words = self.words(schema)
         leaf = {keyword: value for keyword, value in words.items() if keyword in LEAF}
-        if not alone or any(keyword in words for keyword in COMBINED):
-            self._check_unevaluated(schema, leaf, alone)
+        if not alone:
+            self._give_up_unevaluated(leaf)
         first = "properties" if "properties" in leaf else next(iter(leaf), None)
         parts: list[Any] = []
         more: list[list[AnySchema]] = []
@@ -150,12 +149,11 @@ class Schemas:
                 more += self.kept_of(schema, keyword, partial(dependents, value))
         return parts, more
 
-    def _check_unevaluated(self, schema: Schema, leaf: Leaf, alone: bool) -> None:
-        """What is not evaluated is what no schema inside of ``schema`` names; beside others that cannot be told."""
-        if not alone:
-            for keyword in ("unevaluatedProperties", "unevaluatedItems"):
-                if leaf.pop(keyword, True) is not True:
-                    self.loose[keyword] = None
+    def _give_up_unevaluated(self, leaf: Leaf) -> None:
+        """Beside other schemas it cannot be told what none of them evaluates."""
+        for keyword in ("unevaluatedProperties", "unevaluatedItems"):
+            if leaf.pop(keyword, True) is not True:
+                self.loose[keyword] = None
 
     def _one_of(self, options: list[AnySchema]) -> list[AnySchema]:
         """Each of ``options`` where no other one holds."""

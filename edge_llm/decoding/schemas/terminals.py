@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from edge_llm.decoding.schemas.patterns import (
     ANY,
+    LETTERS,
     MAX_DEPTH,
     OTHER_CHAR,
     REST,
@@ -111,7 +112,6 @@ CHAR = (
 STRING = rf"/\x{{22}}{CHAR}*\x{{22}}/"
 QUOTE = r'"\""'
 _MAX_OPTIONS = 200
-_LETTERS = (r"\p{L}", r"\p{M}", r"\p{N}", r"\p{Pc}")
 
 
 def terminal(node: Node, *, search: bool = True) -> str | None:
@@ -163,7 +163,7 @@ def _split(items: tuple[Node, ...], at: int, depth: int) -> str | None:
     if len(edges) == 2:
         return None
     ends, begins = _language((REST, WORD_CHAR), depth + 1), _language((WORD_CHAR, REST), depth + 1)
-    other = Chars(WORD_CHAR.ranges, _LETTERS, negated=True) if plain else OTHER_CHAR
+    other = Chars(WORD_CHAR.ranges, LETTERS, negated=True) if plain else OTHER_CHAR
     no_ends = _language((_maybe((REST, other)),), depth + 1)
     no_begins = _language((_maybe((other, REST)),), depth + 1)
     sides = [(ends, no_begins), (no_ends, begins)] if "b" in edges else [(ends, begins), (no_ends, no_begins)]
