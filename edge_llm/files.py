@@ -8,8 +8,10 @@ they lead to must be a regular file.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import tempfile
 import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -182,3 +184,19 @@ def _open_error(path: Path, failure: OSError | ValueError, *, is_named: bool) ->
         way_out = "check its permissions" if isinstance(failure, PermissionError) else "check the path"
         return refused(f"cannot open `{shown(path)}`: {failure.strerror or failure}; {way_out}")
     return missing(f"`{shown(path)}` is not a possible file name; check the path")  # NUL inside
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Write or replace the file: all of it or, where the disk is full or the process is killed, nothing.  Raises `OSError`."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise

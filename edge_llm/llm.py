@@ -19,8 +19,7 @@ from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.decoding.defaults import with_overrides
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import UsageError
-from edge_llm.talk.contents import LeftOut, chat_messages
-from edge_llm.talk.conversation import conversation_request, plain_messages
+from edge_llm.talk.conversation import conversation_request, read_messages
 from edge_llm.talk.outcome import Outcome
 
 
@@ -55,18 +54,11 @@ class LLM:
 
     def reply(self, messages: Sequence[dict[str, Any]], **params: Any) -> Outcome:
         """Answer ``messages``: what the model thought (``thought``), what it says (``said``), and how it ended (``reason``)."""
-        plain = plain_messages(_readable(messages))
-        request, syntax = conversation_request(self.engine, plain, self._params(params))
+        request, syntax = conversation_request(self.engine, read_messages(messages), self._params(params))
         return syntax.outcome(self.engine.answer(request))
 
     def _params(self, changes: dict[str, Any]) -> GenerationParams:
         return with_overrides(self.engine.defaults, **_known(GenerationParams, changes))
-
-
-def _readable(messages: Any) -> Any:
-    """``messages`` as the endpoints read them; what is none is refused by whoever makes them plain."""
-    is_list = isinstance(messages, list | tuple) and all(isinstance(message, dict) for message in messages)
-    return chat_messages(messages, LeftOut()) if is_list else messages
 
 
 def _known(kind: type, options: dict[str, Any]) -> dict[str, Any]:

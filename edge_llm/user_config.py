@@ -15,11 +15,9 @@ theme and the actions.  Imports nothing heavy.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +25,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edge_llm.errors import UsageError
+from edge_llm.files import write_whole
 from edge_llm.paths import config_file, named_config_file
 
 Scalar = str | int | float | bool
@@ -98,7 +97,7 @@ def set_in_file(path: Path, table: str, key: str, value: str) -> None:
         if path.exists() and not path.is_file():
             raise UsageError(f"`{path}` keeps nothing; {way_out}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, after.encode())
+        write_whole(path, after.encode(), mode=stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644)
     except OSError as error:
         raise UsageError(f"cannot write the config file `{path}`: {error.strerror}; {way_out}") from None
 
@@ -131,20 +130,6 @@ def _says(text: str, path: Path, wanted: Mapping[str, Any]) -> bool:
         return _parsed(path, text.encode()) == wanted
     except UsageError:
         return False
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Put ``data`` in the place of the file at once; it keeps its permissions."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).chmod(stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644)
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
 
 
 def _keys(path: Path, table: Table) -> dict[str, str]:

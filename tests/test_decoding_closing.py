@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_llm.config import GenerationParams, Grammar, RuntimeConfig
-from edge_llm.decoding.closing import Place
+from edge_llm.decoding.closing import Budget, Place
 from edge_llm.decoding.draft import no_draft, prompt_lookup
 from edge_llm.decoding.guided import Constraint
 from edge_llm.engine.generation import Generation
@@ -77,7 +77,7 @@ def test_the_shortest_end_is_that_of_a_slow_search(engine, name):
     for text in texts:
         ways, place = place_of(grammar, engine.tokenizer, text)
         here = place._place()
-        found = ways.shortest(here)
+        found = ways.shortest(here, Budget(nodes=10**6, seconds=60))
         assert found is not None
         assert len(found) == slowest(ways, here, len(found)), (text, b"".join(ways.bytes.tokens[one] for one in found))
 
@@ -170,3 +170,17 @@ def test_a_thought_is_not_cut_short_for_an_answer(engine):
 def test_a_forbidden_end_does_not_end_an_answer(engine):
     text, _ = answer(engine, form({"type": "array", "items": {"type": "integer"}}), 20, ignore_eos=True)
     assert isinstance(json.loads(text), list)
+
+
+@pytest.mark.parametrize("text", ['start: a{300}\na: "x" | "y" | /[a-z]{2}/ | a a'])
+def test_an_answer_whose_end_is_hard_to_find_holds_nobody_up(engine, text):
+    """The search is given up, and nothing more is looked for."""
+    ways, place = place_of(Grammar("lark", text), engine.tokenizer, "")
+    looked = []
+    monkey = ways._shortest
+    ways._shortest = lambda *given: (looked.append(1), monkey(*given))[1]
+    assert not any(place.looks(300) for _ in range(3))
+    assert place._budget.is_spent and looked
+    looked.clear()
+    place._next_look = 0
+    assert not place.looks(300) and not looked

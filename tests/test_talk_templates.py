@@ -12,7 +12,8 @@ from scripted_model import Scripted
 from test_text_chat import published_templates
 
 from edge_llm.config import GenerationParams, Grammar
-from edge_llm.talk.conversation import conversation_request, conversation_text, plain_messages
+from edge_llm.errors import ContextOverflow
+from edge_llm.talk.conversation import conversation_length, conversation_request, conversation_text, plain_messages
 from edge_llm.talk.tools import ToolUse
 from edge_llm.text import shape as shape_module
 from edge_llm.text.chat import ChatTemplate, prompt_text
@@ -472,3 +473,20 @@ def test_a_form_of_the_answer_stands_behind_its_thought(controls, thoughts):
     request, syntax = conversation_request(scripted.engine, ASK, params)
     outcome = syntax.outcome(scripted.engine.answer(request))
     assert (outcome.thought, outcome.said, outcome.reason) == ("hm", "123", "stop")
+
+
+def test_a_history_that_is_too_long_is_told_as_such_also_where_its_calls_are_told_in_words(engine):
+    """Whoever asks may then shorten it."""
+    refused = "{% for c in m.tool_calls or [] %}{% if c.function.name == 'odd' %}" + REFUSE + "{% endif %}{{ c }}{% endfor %}"
+    here = types.SimpleNamespace(
+        template=ChatTemplate("{% for m in messages %}" + refused + "{{ m.content }}{% endfor %}"), tokenizer=engine.tokenizer
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "odd", "arguments": "{}"}}
+    history = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "word " * 500},
+    ]
+    assert conversation_length(here, plain_messages(history), most=10_000) > 500
+    with pytest.raises(ContextOverflow):
+        conversation_length(here, plain_messages(history), most=100)

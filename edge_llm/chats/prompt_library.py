@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from pathlib import Path
 
 from edge_llm.errors import StorageError, UsageError
-from edge_llm.files import read_file, shown
+from edge_llm.files import read_file, shown, write_whole
 
 SUFFIXES = (".md", ".txt")
 MOST_BYTES = 256 << 10
@@ -61,21 +59,7 @@ def store_prompt(folder: Path, name: str, text: str) -> Path:
     path = folder / f"{name}.md"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(path, (text.rstrip("\n") + "\n").encode("utf-8", "replace"))
+        write_whole(path, (text.rstrip("\n") + "\n").encode("utf-8", "replace"))
     except OSError as failure:
         raise StorageError(f"cannot write `{shown(path)}`: {failure.strerror}") from None
     return path
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path``: all of it or, where the disk is full or the process is killed, nothing."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

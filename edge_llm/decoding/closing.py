@@ -11,6 +11,7 @@ nowhere shorter, such as the letters of a free string, one stands for all.
 from __future__ import annotations
 
 import itertools
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_NODES = 300
-"""Places that one search looks at."""
+"""Places that one search looks at for a way of some length."""
+ANSWER_NODES = 10_000
+"""Places that all searches of one answer look at; behind them its end is left to chance."""
+ANSWER_SECONDS = 0.5
+"""Time of this thread for the same, which only a grammar needs that can be read in very many ways: others wait meanwhile."""
 _LONGEST = (2, 4, 6, 8, 11, 15, 20, 27, 36, 48, 64, 96, 144, 216, 324, 486, 729)
 """Bytes of a way; short ones are looked for first, so that a grammar that refers to itself is not followed for ever."""
 FAR = 512
@@ -50,6 +55,31 @@ _ALIKE = 10
 _FREE = b'"{}a0 \n<'
 """Where all of these may come, a text is free; it has no end to be led to."""
 _SAMPLES = b"0aA"
+
+
+class Budget:
+    """What the searches for the end of one answer may still cost."""
+
+    def __init__(self, nodes: int = ANSWER_NODES, seconds: float = ANSWER_SECONDS) -> None:
+        self._nodes = nodes
+        self._seconds = seconds
+        self._begun = 0.0
+
+    @property
+    def is_spent(self) -> bool:
+        return self._nodes <= 0 or self._seconds <= 0
+
+    def begin(self) -> None:
+        """A search begins."""
+        self._begun = time.thread_time()
+
+    def take(self, nodes: int = 1) -> bool:
+        """Whether ``nodes`` more may be looked at; the search ends where not."""
+        now = time.thread_time()
+        self._seconds -= now - self._begun
+        self._begun = now
+        self._nodes -= nodes
+        return not self.is_spent
 
 
 class Alphabet:
@@ -84,11 +114,11 @@ class Ways:
         ids = [token] if token in self.bytes.control else [self.bytes.of_byte[byte] for byte in self.table.tokens[token]]
         return bool(matcher.consume_tokens(ids))
 
-    def next(self, matcher: LLMatcher) -> list[int]:
+    def next(self, matcher: LLMatcher, budget: Budget) -> list[int]:
         """What is worth trying next, the most promising first."""
         bytes_, control = self._allowed_bytes(matcher), self._control[self._allowed(self._control)]
         if len(bytes_) >= _MANY:
-            bytes_ = self._of_many(matcher, bytes_)
+            bytes_ = self._of_many(matcher, bytes_, budget)
         elif sum(byte in _DIGITS for byte in bytes_) >= _ALIKE:
             bytes_ = [byte for byte in bytes_ if byte not in _DIGITS[2:]]
         return [self.bytes.of_byte[byte] for byte in bytes_] + [int(token) for token in control]
@@ -98,7 +128,7 @@ class Ways:
         found: list[int] = _ORDER[self._allowed(self._ids)].tolist()
         return found
 
-    def _of_many(self, matcher: LLMatcher, bytes_: list[int]) -> list[int]:
+    def _of_many(self, matcher: LLMatcher, bytes_: list[int], budget: Budget) -> list[int]:
         """Of the bytes of a text that is rather free: what ends it, or one of each kind where nothing does."""
         if ord('"') in bytes_ and len(bytes_) >= _QUOTED:
             return [ord('"')]
@@ -107,7 +137,7 @@ class Ways:
             return [*ends, *[byte for byte in bytes_ if byte in _SAMPLES and byte not in ends][:2]]
         kinds: dict[bytes, int] = {}
         for byte in bytes_:
-            if byte < 128 or len(kinds) == 0:
+            if (byte < 128 or len(kinds) == 0) and budget.take(0):
                 after = matcher.deep_copy()
                 if after.consume_token(self.bytes.of_byte[byte]):
                     after.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
@@ -133,23 +163,24 @@ class Ways:
             longest += ids if is_control else self.table.longest(data)
         return [usual, longest]
 
-    def shortest(self, matcher: LLMatcher) -> list[int] | None:
-        """The shortest way from ``matcher`` to an end that is found, in bytes; None where none is.
+    def shortest(self, matcher: LLMatcher, budget: Budget) -> list[int] | None:
+        """The shortest way from ``matcher`` to an end that is found, in bytes; None where none is, or the ``budget`` is spent.
 
         What may be left out of a way is left out where that is plain, so not every grammar's shortest way is found.
         """
+        budget.begin()
         for longest in _LONGEST:
-            found = self._shortest(matcher, longest)
-            if found is not None:
+            found = self._shortest(matcher, longest, budget)
+            if found is not None or budget.is_spent:
                 return found
         return None
 
-    def _shortest(self, matcher: LLMatcher, longest: int) -> list[int] | None:
+    def _shortest(self, matcher: LLMatcher, longest: int, budget: Budget) -> list[int] | None:
         """A search in depth, which turns round where a way is as long as the best one, or as ``longest``."""
         best: list[int] | None = None
         stack: list[tuple[LLMatcher, list[int]]] = [(matcher.deep_copy(), [])]
         nodes, most = 0, MAX_NODES
-        while stack and nodes < most:
+        while stack and nodes < most and budget.take():
             here, way = stack.pop()
             nodes += 1
             forced = [self.bytes.of_byte[byte] for byte in here.compute_ff_bytes()]
@@ -164,7 +195,7 @@ class Ways:
                 continue
             if here.is_stopped() or here.is_error() or len(way) >= (longest if best is None else len(best) - 1):
                 continue
-            options = self.next(here)
+            options = self.next(here, budget)
             for option in reversed(options[1:]):
                 other = here.deep_copy()
                 if other.consume_token(option):
@@ -196,6 +227,7 @@ class Place:
         """Tokens to an end, the token that ends an answer among them; None where none is known."""
         self._next_look = 0
         self._missed = 0
+        self._budget = Budget()
         self._behind: dict[int, list[int] | None] = {}
         """Plans behind tokens that were asked for."""
 
@@ -206,7 +238,8 @@ class Place:
 
     def accept(self, token: int) -> None:
         """Go on behind ``token``, which the matcher has taken already, and which stands last in the tokens."""
-        self._plan = self._behind.get(token)
+        planned = self._plan[1:] if self._plan and self._plan[0] == token else None
+        self._plan = self._behind.get(token, planned)
         self._behind.clear()
 
     def looks(self, left: int) -> bool:
@@ -214,6 +247,8 @@ class Place:
         if left > FAR or len(self._ways.bytes.of_byte) < 256:
             return False
         if self._plan is None:
+            if self._budget.is_spent:
+                return False
             if len(self._tokens) < self._next_look:
                 return False
             self._plan = self._way(self._matcher, None)
@@ -274,7 +309,7 @@ class Place:
     def _way(self, matcher: LLMatcher, token: int | None) -> list[int] | None:
         """Tokens from ``matcher``, which is here or behind ``token``, to an end."""
         slow = self._place()
-        if slow is None:
+        if slow is None or self._budget.is_spent:
             return None
         if token is not None:
             slow = slow.deep_copy()
@@ -282,7 +317,7 @@ class Place:
                 return None
         if self._ways.is_free(slow):
             return None
-        found = self._ways.shortest(slow)
+        found = self._ways.shortest(slow, self._budget)
         if found is None:
             return None
         for text in self._ways.tokens(found):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edge_llm.errors import EdgeLLMError, StorageError
+from edge_llm.files import write_whole
 from edge_llm.npu.chips import ChipLaw
 from edge_llm.paths import selftest_folder
 
@@ -33,23 +31,10 @@ def save_report(report: Report) -> Path:
     path = report_path(report["chip"]["name"])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, json.dumps(report, indent=2))
+        write_whole(path, json.dumps(report, indent=2).encode())
     except OSError as error:
         raise StorageError(f"cannot keep the report in `{path}`: {error.strerror}") from None
     return path
-
-
-def _write(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    descriptor, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        Path(unfinished).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(unfinished).unlink()
-        raise
 
 
 def saved_report(chip: str) -> Report | None:

@@ -27,7 +27,7 @@ from edge_llm.server.shapes import new_id, stopped_by
 from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
 from edge_llm.strict_json import is_deeper
-from edge_llm.talk.contents import LeftOut, joined, result_of, text_of, texts_of, without_old_thoughts
+from edge_llm.talk.contents import LeftOut, result_of, text_of, texts_of, without_old_thoughts
 from edge_llm.talk.conversation import conversation_request, plain_messages, plain_text
 from edge_llm.talk.formats import checked_grammar, response_format
 from edge_llm.talk.outcome import AnswerSyntax, Outcome
@@ -80,9 +80,9 @@ class CountBody(Thinks):
         """Whether several calls are allowed."""
         return not (self.tool_choice or {}).get("disable_parallel_tool_use")
 
-    def ignored(self, template: str = "") -> list[str]:
-        self._messages(left_out := LeftOut())
-        return joined(super().ignored(template), (*left_out.names, *self.offer.left_out))
+    def left_out(self) -> Sequence[str]:
+        self._messages(found := LeftOut())
+        return (*found.names, *self.offer.left_out)
 
     def _messages(self, left_out: LeftOut) -> list[dict[str, Any]]:
         """The conversation in OpenAI's shape."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,8 +12,8 @@ from edge_llm.errors import UsageError
 from edge_llm.server import limits
 from edge_llm.server.offers import Offer, chat_offer
 from edge_llm.server.thinking import Thinks
-from edge_llm.talk.contents import LeftOut, chat_messages, joined
-from edge_llm.talk.conversation import plain_messages, plain_text
+from edge_llm.talk.contents import LeftOut, chat_messages
+from edge_llm.talk.conversation import plain_text, read_messages
 from edge_llm.text.chat import with_system
 
 _OWN_VARIABLES = ("add_generation_prompt", "tools")
@@ -30,7 +31,7 @@ class Conversation(Thinks):
 
     def plain(self) -> list[dict[str, Any]]:
         """The messages, made plain, behind what ``system`` says."""
-        messages = plain_messages(chat_messages(self.messages, LeftOut()))
+        messages = read_messages(self.messages)
         return messages if self.system is None else with_system(messages, before=plain_text(self.system, "system"))
 
     @cached_property
@@ -38,9 +39,9 @@ class Conversation(Thinks):
         """The tools that may be called.  Raises `UsageError`."""
         return chat_offer(self.tools or [], getattr(self, "tool_choice", None))
 
-    def ignored(self, template: str = "") -> list[str]:
-        chat_messages(self.messages, left_out := LeftOut())
-        return joined(super().ignored(template), (*left_out.names, *self.offer.left_out))
+    def left_out(self) -> Sequence[str]:
+        chat_messages(self.messages, found := LeftOut())
+        return (*found.names, *self.offer.left_out)
 
     def variables(self, template: str) -> dict[str, Any]:
         """What the template gets beside the messages; ``chat_template_kwargs`` have the last word."""

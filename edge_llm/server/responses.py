@@ -27,7 +27,7 @@ from edge_llm.server.schemas import Body, Sampling
 from edge_llm.server.shapes import new_id, stopped_by
 from edge_llm.server.stream import event
 from edge_llm.server.thinking import Thinks
-from edge_llm.talk.contents import LeftOut, joined, without_old_thoughts
+from edge_llm.talk.contents import LeftOut, without_old_thoughts
 from edge_llm.talk.conversation import conversation_request, plain_messages
 from edge_llm.talk.formats import checked_grammar, response_format
 from edge_llm.talk.outcome import AnswerSyntax, Outcome
@@ -87,9 +87,9 @@ class ResponsesBody(Thinks, Sampling):
         """The tools that may be called.  Raises `UsageError`."""
         return responses_offer(self.tools or [], self.tool_choice)
 
-    def ignored(self, template: str = "") -> list[str]:
-        self._messages(left_out := LeftOut())
-        return joined(super().ignored(template), (*left_out.names, *self.offer.left_out))
+    def left_out(self) -> Sequence[str]:
+        self._messages(found := LeftOut())
+        return (*found.names, *self.offer.left_out)
 
     def _room(self, engine: Engine) -> int:
         """Tokens of a shortened prompt: what is left beside the answer, half of the context at least."""

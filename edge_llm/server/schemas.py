@@ -73,7 +73,12 @@ class Body(BaseModel):
         """Names of the fields that have no effect, inner ones as ``text.verbosity``; ``template`` is the chat template."""
         unknown = [name for name, value in (self.model_extra or {}).items() if value is not None and name not in self.cannot]
         inner = {name: value for name in type(self).model_fields if isinstance(value := getattr(self, name), Body)}
-        return unknown + [f"{name}.{one}" for name, body in inner.items() for one in body.ignored(template)]
+        fields = unknown + [f"{name}.{one}" for name, body in inner.items() for one in body.ignored(template)]
+        return list(dict.fromkeys((*fields, *self.left_out())))
+
+    def left_out(self) -> Sequence[str]:
+        """Names of what does not reach the model inside of messages and tools."""
+        return ()
 
     def _check_extra(self) -> None:
         for name, value in (self.model_extra or {}).items():

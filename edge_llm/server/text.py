@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pydantic import Field
@@ -16,8 +16,8 @@ from edge_llm.server import limits
 from edge_llm.server.conversation import Conversation
 from edge_llm.server.host import ModelHost
 from edge_llm.server.schemas import Body, check_tokens, ignored_header
-from edge_llm.talk.contents import LeftOut, chat_messages, joined
-from edge_llm.talk.conversation import conversation_request, conversation_text, plain_messages
+from edge_llm.talk.contents import LeftOut, chat_messages
+from edge_llm.talk.conversation import conversation_request, conversation_text, read_messages
 from edge_llm.talk.tools import ToolUse
 
 
@@ -43,9 +43,9 @@ class TokenizeBody(TextBody):
     with_pieces: bool | None = None
     return_token_strs: bool | None = None
 
-    def ignored(self, template: str = "") -> list[str]:
-        chat_messages(self.messages or [], left_out := LeftOut())
-        return joined(super().ignored(template), left_out.names)
+    def left_out(self) -> Sequence[str]:
+        chat_messages(self.messages or [], found := LeftOut())
+        return found.names
 
 
 class DetokenizeBody(TextBody):
@@ -87,7 +87,7 @@ def _tokenize(host: ModelHost, body: TokenizeBody) -> dict[str, Any]:
     """The answer, its lists as iterators: they can have millions of items."""
     engine = host.engine
     if body.messages is not None:
-        messages = plain_messages(chat_messages(body.messages, LeftOut()))
+        messages = read_messages(body.messages)
         prompt, _ = conversation_request(engine, host.checked(messages), GenerationParams())
         tokens = list(prompt.prompt)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from edge_llm.errors import UsageError
@@ -89,7 +89,7 @@ def _chat_message(message: dict[str, Any], where: str, left_out: LeftOut) -> dic
         found["content"] = result_of(content, where, "messages.content", left_out)
     else:
         found["content"] = texts_of(message.get("refusal") if content is None else content, where, "messages.content", left_out)
-    named = message.get("reasoning")
+    named = message.get("reasoning")  # OpenRouter's and vLLM's name for it
     if named is not None and not isinstance(named, str):
         left_out.add("messages.reasoning")
         named = None
@@ -154,8 +154,3 @@ def _lines(content: Any, where: str) -> str:
     if not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{where} must be a string or a list of parts of text", param=where)
     return "\n".join(map(str, texts))
-
-
-def joined(names: Iterable[str], more: Iterable[str]) -> list[str]:
-    """``names`` and those of ``more`` that are not among them."""
-    return list(dict.fromkeys((*names, *more)))

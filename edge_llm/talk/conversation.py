@@ -16,6 +16,7 @@ from edge_llm.engine.request import Request
 from edge_llm.errors import ContextOverflow, InvalidTokenizer, UsageError
 from edge_llm.files import shown
 from edge_llm.strict_json import MAX_DEPTH, is_deeper, is_unicode
+from edge_llm.talk.contents import LeftOut, chat_messages
 from edge_llm.talk.history import fitted, has_calls
 from edge_llm.talk.outcome import AnswerSyntax
 from edge_llm.talk.tool_formats import after_thought
@@ -142,6 +143,12 @@ def _read(request: Request, engine: Engine, tools: ToolUse | None) -> tuple[Requ
     return replace(request, params=params, thinking=thinking, marks=syntax.marks, enough=once), syntax
 
 
+def read_messages(messages: Any) -> list[dict[str, Any]]:
+    """Messages in OpenAI's shape, as clients and programs write them, made plain.  Raises `UsageError`."""
+    is_list = isinstance(messages, list | tuple) and all(isinstance(message, dict) for message in messages)
+    return plain_messages(chat_messages(messages, LeftOut()) if is_list else messages)
+
+
 def plain_messages(messages: Sequence[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
     """``messages`` with one string as content each, ``developer`` as ``system``, and tool arguments as objects."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
@@ -159,17 +166,13 @@ def _plain_message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(calls, list):
         raise UsageError(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
     content = message.get("content")
-    thought = message.get("reasoning_content") or message.get("reasoning")
-    if content is None and not (role == "assistant" and (calls or thought)):
+    if content is None and not (role == "assistant" and (calls or message.get("reasoning_content"))):
         raise UsageError(f"{where}.content is missing; give a string", param=f"{where}.content")
     plain = {"role": "system" if role == "developer" else role, "content": plain_text(content, f"{where}.content")}
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise UsageError(f"{where}.tool_call_id is missing", param=f"{where}.tool_call_id")
     for name in _KEPT:
-        value = message.get(name)
-        if name == "reasoning_content" and value is None and isinstance(thought, str):
-            value = thought  # `reasoning` is OpenRouter's and vLLM's name for it
-        if value is not None:
+        if (value := message.get(name)) is not None:
             if not isinstance(value, str):
                 raise UsageError(f"{where}.{name} must be a string", param=f"{where}.{name}")
             plain[name] = value

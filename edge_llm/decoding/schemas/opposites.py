@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.decoding.schemas.words import REFERENCES, TYPES, VALUES, AnySchema, Own, Schema, same, types_of, values_of
@@ -19,6 +20,8 @@ _FLIPPED: dict[Any, tuple[str, str, Callable[[Any], Any]]] = {
     "exclusiveMinimum": ("number", "maximum", lambda n: n), "exclusiveMaximum": ("number", "minimum", lambda n: n),
 }  # fmt: skip
 """The type and the bound of values that fail one."""
+_MOST_PAIRS = 6
+"""Of options that are tried together."""
 _NEAR = 8
 """References and ``allOf`` that are followed to see whether two schemas exclude one another."""
 
@@ -96,10 +99,12 @@ class Opposites:
         named = words.get("properties") or words.get("patternProperties")
         if keyword == "additionalProperties" and value is False and not named:
             return [{"type": "object", "minProperties": 1}]
-        if keyword == "anyOf" or keyword == "oneOf":  # where none holds
-            return [{"allOf": [self.of(one) for one in value]}]
+        if keyword == "anyOf":
+            return [self._none_of(value)]
+        if keyword == "oneOf":
+            return [*self._two_of(value), self._none_of(value)]
         if keyword == "allOf":
-            return [found for one in value if (found := self.tried(one)) is not None]  # partial, where one is left out
+            return [found for one in value if (found := self._where_told(one)) is not None]
         if keyword == "not":
             return [value]
         if keyword in REFERENCES:
@@ -109,10 +114,22 @@ class Opposites:
             return [{"type": "object", "required": [name], Own.ABSENT: [other]} for name, other in pairs]
         raise Unheld
 
+    def _none_of(self, options: list[AnySchema]) -> Schema:
+        return {"allOf": [self.of(one) for one in options]}
+
+    def _two_of(self, options: list[AnySchema]) -> list[AnySchema]:
+        """Any two of ``options`` together, as far as they may hold together."""
+        pairs: list[AnySchema] = [{"allOf": [*two]} for two in combinations(options, 2) if not self.apart(*two)]
+        if len(pairs) > _MOST_PAIRS:
+            self.partial = True
+            if self._exact:
+                raise Unheld
+        return pairs[:_MOST_PAIRS]
+
     def _failing_properties(self, properties: Schema) -> list[AnySchema]:
         found: list[AnySchema] = []
         for name, one in properties.items():
-            other = self.tried(one)
+            other = self._where_told(one)
             if other is not None and other is not False:
                 found.append({"type": "object", "required": [name], Own.PROPERTIES: {name: other}})
         return found
@@ -123,6 +140,15 @@ class Opposites:
             return self.of(schema)
         except Unheld:
             return None
+
+    def _where_told(self, schema: AnySchema) -> AnySchema | None:
+        """The opposite of ``schema``, one of several; None where it cannot be told.  Raises `Unheld` where all must be."""
+        found = self.tried(schema)
+        if found is None:
+            self.partial = True
+            if self._exact:
+                raise Unheld
+        return found
 
     # ---- schemas that exclude one another
 
