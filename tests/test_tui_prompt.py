@@ -630,7 +630,7 @@ def test_a_setting_of_how_a_model_runs_loads_it_again(tmp_path):
         await chat.settle()
         assert catalogue.opened[1].runtime == {"context": 512}
         await chat.ask("Hello")
-        assert "You said: Hello" in chat.screen
+        await chat.until(lambda: "You said: Hello" in chat.screen)
 
     drive(talk, tmp_path, catalogue=catalogue)
 
