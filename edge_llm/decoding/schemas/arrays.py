@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edge_llm.decoding.schemas.symbols import BEGIN, COMMA, END, Many, Rule, Symbol, Symbols, many
+from edge_llm.decoding.schemas.symbols import BEGIN, COMMA, END, Many, Rule, Rules, Symbol, Symbols, many
 from edge_llm.decoding.schemas.words import AnySchema, Leaf, excluded_values, item_of
-
-if TYPE_CHECKING:
-    from edge_llm.decoding.schemas.writer import Writer
 
 _MOST_STATES = 3000
 """Of one array whose items are counted."""
 
 
-def array(w: Writer, leaves: list[Leaf]) -> list[Symbols]:
+def array(w: Rules, leaves: list[Leaf]) -> list[Symbols]:
     """The arrays for which all of ``leaves`` hold."""
     least = max(leaf.get("minItems", 0) for leaf in leaves) if leaves else 0
     most = min((leaf["maxItems"] for leaf in leaves if "maxItems" in leaf), default=None)
@@ -51,7 +48,7 @@ def array(w: Writer, leaves: list[Leaf]) -> list[Symbols]:
     return [(BEGIN, *after, END)]
 
 
-def _containing(w: Writer, holder: Leaf, item: Any, first: int, least: int, most: int | None) -> list[Symbols] | None:
+def _containing(w: Rules, holder: Leaf, item: Any, first: int, least: int, most: int | None) -> list[Symbols] | None:
     """Arrays of which some items fit ``contains``; None where that cannot be held."""
     wanted, need, limit = holder["contains"], holder.get("minContains", 1), holder.get("maxContains")
     other: tuple[AnySchema, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_llm.decoding.schemas.patterns import UnheldPattern
 from edge_llm.decoding.schemas.words import (
@@ -12,6 +12,7 @@ from edge_llm.decoding.schemas.words import (
     REFERENCES,
     AnySchema,
     Own,
+    Reader,
     Schema,
     dependents,
     item_of,
@@ -24,11 +25,8 @@ from edge_llm.decoding.schemas.words import (
     values_of,
 )
 
-if TYPE_CHECKING:
-    from edge_llm.decoding.schemas.reading import Schemas
 
-
-def fits(schemas: Schemas, value: Any, schema: AnySchema, depth: int = 0) -> bool:
+def fits(schemas: Reader, value: Any, schema: AnySchema, depth: int = 0) -> bool:
     """Whether ``schema`` holds for ``value``; keywords that cannot be tried count as held."""
     schemas.step()
     if isinstance(schema, bool) or depth > MAX_DEPTH:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from edge_llm.decoding.schemas.patterns import Reading, UnheldPattern, found_in, parsed
 from edge_llm.decoding.schemas.scalars import inside
-from edge_llm.decoding.schemas.symbols import CLOSE, COLON, COMMA, OPEN, Rule, Symbol, Symbols, Term, key, many
+from edge_llm.decoding.schemas.symbols import CLOSE, COLON, COMMA, OPEN, Rule, Rules, Symbol, Symbols, Term, key, many
 from edge_llm.decoding.schemas.terminals import QUOTE, STRING, complement, either, quoted_text, terminal
 from edge_llm.decoding.schemas.words import AnySchema, Leaf, Own, excluded_values, properties_of
-
-if TYPE_CHECKING:
-    from edge_llm.decoding.schemas.writer import Writer
 
 _MOST_STATES = 3000
 """Of one object whose properties are counted."""
@@ -20,7 +15,7 @@ _BLOCK = 24
 """Properties of one rule; a rule refers to the next one."""
 
 
-def object_(w: Writer, leaves: list[Leaf]) -> list[Symbols]:
+def object_(w: Rules, leaves: list[Leaf]) -> list[Symbols]:
     """The objects for which all of ``leaves`` hold."""
     if any(isinstance(one, dict) for one in excluded_values(leaves)):
         w.loose("not")
@@ -61,7 +56,7 @@ def _names(leaves: list[Leaf], listed: list[str]) -> tuple[list[str], set[str]]:
     return list(names | required | dict.fromkeys(listed)), set(required)
 
 
-def _is_closed(w: Writer, leaves: list[Leaf], required: set[str], patterns: list[str]) -> bool:
+def _is_closed(w: Rules, leaves: list[Leaf], required: set[str], patterns: list[str]) -> bool:
     if any("additionalProperties" in leaf for leaf in leaves):
         return False
     if any(leaf.get("unevaluatedProperties") is False for leaf in leaves):
@@ -72,7 +67,7 @@ def _is_closed(w: Writer, leaves: list[Leaf], required: set[str], patterns: list
     return any("properties" in leaf for leaf in leaves) and required <= declared and not named
 
 
-def _is_found(w: Writer, pattern: str, name: str) -> bool:
+def _is_found(w: Rules, pattern: str, name: str) -> bool:
     try:
         return found_in(parsed(pattern), name)
     except UnheldPattern:
@@ -80,7 +75,7 @@ def _is_found(w: Writer, pattern: str, name: str) -> bool:
         return False
 
 
-def _property(w: Writer, leaves: list[Leaf], name: str, patterns: list[str]) -> Symbol:
+def _property(w: Rules, leaves: list[Leaf], name: str, patterns: list[str]) -> Symbol:
     schemas: list[AnySchema] = []
     for leaf in leaves:
         try:
@@ -96,7 +91,7 @@ def _property(w: Writer, leaves: list[Leaf], name: str, patterns: list[str]) -> 
 
 
 def _others(
-    w: Writer, leaves: list[Leaf], wanted: list[str], names: list[str], patterns: list[str], closed: bool
+    w: Rules, leaves: list[Leaf], wanted: list[str], names: list[str], patterns: list[str], closed: bool
 ) -> list[Symbols]:
     """Properties that are not declared, by the patterns that their names match."""
     known: dict[str, str] = {}
@@ -131,7 +126,7 @@ def _schemas_of_others(leaves: list[Leaf], matched: list[str], closed: bool) -> 
     return found
 
 
-def _names_asked_for(w: Writer, schemas: list[AnySchema]) -> tuple[list[str], list[str] | None]:
+def _names_asked_for(w: Rules, schemas: list[AnySchema]) -> tuple[list[str], list[str] | None]:
     """Names for which all of ``schemas`` hold: those that they list, and expressions that hold together for all others.
 
     None where there are no others.
@@ -154,7 +149,7 @@ def _names_asked_for(w: Writer, schemas: list[AnySchema]) -> tuple[list[str], li
     return listed, [f"({' | '.join(options)})"] if options else None
 
 
-def _members(w: Writer, members: list[tuple[str, Symbol, bool]], entry: Rule | None) -> Symbols:
+def _members(w: Rules, members: list[tuple[str, Symbol, bool]], entry: Rule | None) -> Symbols:
     """Declared properties in their order, then others."""
     pairs = [(*key(name), value) for name, value, _ in members]
     tails: dict[int, Symbols] = {len(members): () if entry is None else many((COMMA, entry), 0, None)}
@@ -175,7 +170,7 @@ def _members(w: Writer, members: list[tuple[str, Symbol, bool]], entry: Rule | N
 
 
 def _counted_members(
-    w: Writer, members: list[tuple[str, Symbol, bool]], entry: Rule | None, least: int, most: int | None
+    w: Rules, members: list[tuple[str, Symbol, bool]], entry: Rule | None, least: int, most: int | None
 ) -> Symbol:
     count = least if most is None else most
     states: dict[tuple[int, int], Rule] = {}

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edge_llm.decoding.schemas.words import REFERENCES, TYPES, VALUES, AnySchema, Own, Schema, same, types_of, values_of
-
-if TYPE_CHECKING:
-    from edge_llm.decoding.schemas.reading import Schemas
+from edge_llm.decoding.schemas.words import REFERENCES, TYPES, VALUES, AnySchema, Own, Reader, Schema, same, types_of, values_of
 
 _FLIPPED: dict[Any, tuple[str, str, Callable[[Any], Any]]] = {
     "minLength": ("string", "maxLength", lambda n: n - 1), "maxLength": ("string", "minLength", lambda n: n + 1),
@@ -36,7 +33,7 @@ class Opposites:
     ``exact`` says that an opposite of some values only is none.
     """
 
-    def __init__(self, schemas: Schemas, *, exact: bool) -> None:
+    def __init__(self, schemas: Reader, *, exact: bool) -> None:
         self._schemas = schemas
         self._exact = exact
         self.partial = False

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from edge_llm.decoding.schemas import numbers
 from edge_llm.decoding.schemas.patterns import Reading, UnheldPattern, parsed
-from edge_llm.decoding.schemas.symbols import Symbols, Term, library
+from edge_llm.decoding.schemas.symbols import Rules, Symbols, Term, library
 from edge_llm.decoding.schemas.terminals import CHAR, QUOTE, STRING, complement, either, quoted_text, terminal
 from edge_llm.decoding.schemas.words import Leaf, Own, Schema, excluded_values, fraction
 from edge_llm.files import shown
-
-if TYPE_CHECKING:
-    from edge_llm.decoding.schemas.writer import Writer
 
 _FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
@@ -25,7 +21,7 @@ _GREATEST = Fraction(10**40)
 _EXACT = 2**53 - 1
 
 
-def number(w: Writer, leaves: list[Leaf], types: frozenset[str]) -> list[Symbols]:
+def number(w: Rules, leaves: list[Leaf], types: frozenset[str]) -> list[Symbols]:
     """The numbers of ``types`` for which all of ``leaves`` hold."""
     whole = "fraction" not in types
     least, above = _bound(w, leaves, "minimum", "exclusiveMinimum", 1)
@@ -56,7 +52,7 @@ def number(w: Writer, leaves: list[Leaf], types: frozenset[str]) -> list[Symbols
     return _terminal(w, " & ".join(parts))
 
 
-def _integers(w: Writer, low: int | None, high: int | None, step: int, excluded: list[Fraction]) -> list[Symbols]:
+def _integers(w: Rules, low: int | None, high: int | None, step: int, excluded: list[Fraction]) -> list[Symbols]:
     base = numbers.integers(low, high)
     if base is None:
         return []
@@ -75,7 +71,7 @@ def _integers(w: Writer, low: int | None, high: int | None, step: int, excluded:
     return [(library({"type": "integer", "multipleOf": step, "minimum": low, "maximum": high}),)]
 
 
-def _bound(w: Writer, leaves: list[Leaf], bound: str, strict: str, sign: int) -> tuple[Fraction | None, bool]:
+def _bound(w: Rules, leaves: list[Leaf], bound: str, strict: str, sign: int) -> tuple[Fraction | None, bool]:
     """The tightest bound on one side, and whether it is none of the numbers itself."""
     found = [(sign * fraction(leaf[word]), word == strict) for leaf in leaves for word in (bound, strict) if word in leaf]
     for one, _ in found:
@@ -90,7 +86,7 @@ def _bound(w: Writer, leaves: list[Leaf], bound: str, strict: str, sign: int) ->
 # ---- strings
 
 
-def string(w: Writer, leaves: list[Leaf]) -> list[Symbols]:
+def string(w: Rules, leaves: list[Leaf]) -> list[Symbols]:
     """The strings for which all of ``leaves`` hold."""
     formats = [name for leaf in leaves if (name := leaf.get("format")) is not None]
     for name in formats:
@@ -105,12 +101,12 @@ def string(w: Writer, leaves: list[Leaf]) -> list[Symbols]:
     return _terminal(w, f"{QUOTE} {found} {QUOTE}") if found else []
 
 
-def _terminal(w: Writer, expression: str) -> list[Symbols]:
+def _terminal(w: Rules, expression: str) -> list[Symbols]:
     found = w.terminal(expression)
     return [] if found is None else [(found,)]
 
 
-def _formatted(w: Writer, formats: list[str], leaves: list[Leaf]) -> list[Symbols]:
+def _formatted(w: Rules, formats: list[str], leaves: list[Leaf]) -> list[Symbols]:
     """Strings of a format are the library's; it knows plain patterns, too."""
     parts: list[Schema] = [{"format": name} for name in formats]
     for leaf in leaves:
@@ -127,7 +123,7 @@ def _formatted(w: Writer, formats: list[str], leaves: list[Leaf]) -> list[Symbol
     return [] if found is None else [(found,)]
 
 
-def inside(w: Writer, leaves: list[Leaf]) -> str | None:
+def inside(w: Rules, leaves: list[Leaf]) -> str | None:
     """The expression of strings between their quotes; None for all of them, "" where there are none."""
     parts: list[str] = []
     for leaf in leaves:

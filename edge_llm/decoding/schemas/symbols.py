@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from edge_llm.decoding.schemas.words import Schema
+from edge_llm.decoding.schemas.reading import Schemas
+from edge_llm.decoding.schemas.words import AnySchema, Leaf, Schema
 
 _COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}}
 
@@ -82,3 +84,16 @@ def _dumped(value: Any) -> str:
 def library(schema: Schema) -> Json:
     """What the library makes of ``schema``."""
     return Json(json.dumps(schema | _COMPACT))
+
+
+class Rules(Protocol):
+    """Who makes the rules of values (`edge_llm.decoding.schemas.writer.Writer`)."""
+
+    schemas: Schemas
+
+    def value(self, schemas: Iterable[AnySchema]) -> Rule: ...
+    def rule(self, options: list[Symbols]) -> Rule: ...
+    def loose(self, keyword: str) -> None: ...
+    def given(self, leaves: list[Leaf], types: frozenset[str]) -> list[Any] | None: ...
+    def terminal(self, expression: str) -> Term | None: ...
+    def library(self, schema: Schema) -> Json | None: ...

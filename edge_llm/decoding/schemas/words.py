@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 from edge_llm.decoding.schemas.patterns import UnheldPattern, found_in, parsed
 from edge_llm.errors import UsageError
@@ -296,3 +296,12 @@ def _few_values(items: Any) -> list[Any] | None:
 def _all_of_type(values: list[Any], name: Any) -> bool:
     types = TYPES_OF.get(name, frozenset()) if isinstance(name, str) else TYPES
     return (name is None or isinstance(name, str)) and all(type_of(one) in types for one in values)
+
+
+class Reader(Protocol):
+    """Who reads a schema's words and follows its references (`edge_llm.decoding.schemas.reading.Schemas`)."""
+
+    def words(self, schema: Schema) -> Schema: ...
+    def resolved(self, reference: str) -> AnySchema: ...
+    def kept_of(self, of: Any, what: str, make: Callable[[], Any]) -> Any: ...
+    def step(self) -> None: ...
