@@ -5,6 +5,7 @@ from collections import deque
 
 import numpy as np
 import pytest
+from guided_answers import deltas_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,13 +105,7 @@ def answer(engine, grammar, most, drafter=no_draft, **params):
     generation = Generation(
         engine.text_request("one two three one two", params), engine.tokenizer, most_tokens=most, drafter=drafter
     )
-    engine.batcher.add(generation)
-    deltas = []
-    while not generation.finished:
-        for _, item in engine.batcher.step():
-            if isinstance(item, Exception):
-                raise item
-            deltas.append(item)
+    deltas = deltas_of(engine, generation)
     return "".join(delta.text for delta in deltas), deltas[-1].finish.reason
 
 

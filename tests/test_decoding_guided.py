@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from guided_answers import deltas_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -286,13 +287,7 @@ def test_text_that_the_vocabulary_cannot_write_is_an_error_of_the_request(tokeni
 def answer(engine, drafter=no_draft, **params):
     request = engine.text_request("one two three one two three one two", GenerationParams(**{"max_tokens": 60, **params}))
     generation = Generation(request, engine.tokenizer, most_tokens=60, drafter=drafter)
-    engine.batcher.add(generation)
-    deltas = []
-    while not generation.finished:
-        for _, item in engine.batcher.step():
-            if isinstance(item, Exception):
-                raise item
-            deltas.append(item)
+    deltas = deltas_of(engine, generation)
     tokens = [token for delta in deltas for token in delta.tokens]
     return "".join(delta.text for delta in deltas), tokens, deltas
 

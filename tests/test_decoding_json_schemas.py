@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 
-import numpy as np
+import guided_answers
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,13 +27,7 @@ def tokenizer():
 def allows(grammar, tokenizer, text):
     """Whether ``text`` is a whole answer of ``grammar``."""
     grammar = grammar if isinstance(grammar, Grammar) else Grammar("json_schema", json.dumps(grammar))
-    constraint = Constraint(grammar, tokenizer)
-    zeros = np.zeros(tokenizer.vocab_size, np.float32)
-    for token in tokenizer.encode(text):
-        if constraint.finished or not np.isfinite(constraint.mask(zeros)[token]):
-            return False
-        constraint.accept(token)
-    return constraint.finished or bool(np.isfinite(constraint.mask(zeros)[list(tokenizer.eos_ids)]).any())
+    return guided_answers.allows(grammar, tokenizer, text)
 
 
 PLAIN = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -3,6 +3,7 @@
 import json
 import re
 
+import guided_answers
 import jsonschema
 import numpy as np
 import pytest
@@ -29,13 +30,7 @@ def form(schema):
 
 def allows(schema, tokenizer, text):
     """Whether ``text`` is a whole answer of ``schema``."""
-    constraint = Constraint(schema if isinstance(schema, Grammar) else form(schema), tokenizer)
-    zeros = np.zeros(tokenizer.vocab_size, np.float32)
-    for token in tokenizer.encode(text):
-        if constraint.finished or not np.isfinite(constraint.mask(zeros)[token]):
-            return False
-        constraint.accept(token)
-    return constraint.finished or bool(np.isfinite(constraint.mask(zeros)[list(tokenizer.eos_ids)]).any())
+    return guided_answers.allows(schema if isinstance(schema, Grammar) else form(schema), tokenizer, text)
 
 
 def wander(schema, tokenizer, seed, most=300):
