@@ -15,6 +15,7 @@ import os
 import sqlite3
 import threading
 import time
+from functools import partial
 
 os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")  # read when textual is loaded
 
@@ -46,10 +47,12 @@ async def until(condition, saying=lambda: ""):
 class Chat:
     """A chat that runs, as a test sees it."""
 
-    def __init__(self, app, pilot, path):
+    def __init__(self, app, pilot, path, notices):
         self.app = app
         self.pilot = pilot
         self.path = path
+        self.notices = notices
+        """What was told, the oldest first; here it stays when it has left the screen."""
         self.session = app.session
         self.transcript = app.transcript
 
@@ -99,6 +102,11 @@ class Chat:
         await self.pilot.resize_terminal(width, height)
         await self.until(lambda: self.app.size == (width, height))
 
+    def forget_notices(self):
+        """Clear the notices, which lie above the status."""
+        self.notices.clear()
+        self.app.clear_notifications()
+
     async def until(self, condition):
         await until(condition, lambda: self.screen)
 
@@ -129,11 +137,8 @@ class Chat:
         """(role, text) of the messages that are widgets."""
         return [(view.message.role, view.message.text) for view in self.transcript.views()]
 
-    @property
-    def notices(self):
-        return [notice.message for notice in self.app._notifications]
-
     def told(self, text):
+        """Whether ``text`` was told since the start, or since `forget_notices`."""
         return any(text in notice for notice in self.notices)
 
     @property
@@ -197,15 +202,21 @@ class running:  # noqa: N801  # it is used like a function
         )
         self._size = size
         self._ready = ready
+        self._notices = []
+        self._app.notify = partial(self._notify, self._app.notify)
 
     async def __aenter__(self):
         self._context = self._app.run_test(size=self._size, notifications=True)
         pilot = await self._context.__aenter__()
-        chat = Chat(self._app, pilot, self._path)
+        chat = Chat(self._app, pilot, self._path, self._notices)
         if self._ready:
             await chat.until(lambda: chat.session.provider is not None)
             await chat.settle()
         return chat
+
+    def _notify(self, notify, message, **options):
+        self._notices.append(message)
+        notify(message, **options)
 
     async def __aexit__(self, *error):
         await self._context.__aexit__(*error)

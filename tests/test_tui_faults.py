@@ -128,7 +128,7 @@ def test_a_full_disk_loses_nothing_and_is_written_when_there_is_room(tmp_path):
         held.fill_disk()
         await chat.ask("Say much")
         await chat.until(lambda: chat.told("This chat is not saved") and chat.told("the disk is full"))
-        chat.app.clear_notifications()
+        chat.forget_notices()
         await chat.until(lambda: "NOT SAVED" in chat.screen)
         await chat.ask("More")
         assert [text for _, text in chat.said] == ["Say much", long, "More", "You said: More"]
@@ -230,7 +230,7 @@ def test_a_database_that_is_deleted_while_it_is_open_is_told_and_the_chat_stays(
             path.rename(tmp_path / f"away-{path.name}")
         await chat.ask("After")
         await chat.until(lambda: chat.told("was moved or deleted"))
-        chat.app.clear_notifications()
+        chat.forget_notices()
         await chat.until(lambda: "NOT SAVED" in chat.screen)
         assert [text for _, text in chat.said] == ["Before", "You said: Before", "After", "You said: After"]
         assert not (tmp_path / "chats.db").exists()

@@ -135,7 +135,7 @@ def test_of_models_notes_and_errors(tmp_path):
         await chat.until(lambda: chat.told(MARKUP))
         await chat.send("Hello")
         await chat.until(lambda: len(chat.said) == 2 and not chat.session.busy)
-        chat.app.clear_notifications()
+        chat.forget_notices()
         await chat.send("/pull org/x")
         await chat.until(lambda: chat.told(MARKUP))
         await chat.press("f4")
@@ -147,7 +147,7 @@ def test_of_models_notes_and_errors(tmp_path):
         await chat.until(lambda: chat.completions)
         await chat.press("tab")
         await chat.settle()
-        chat.app.clear_notifications()
+        chat.forget_notices()
         chat.app.do(chat.app.actions.models.do_model(other))
         await chat.until(lambda: chat.told(MARKUP) and chat.session.loading is None)
 
@@ -198,11 +198,11 @@ def test_of_what_is_pasted(tmp_path):
 def test_of_commands_and_settings_that_are_refused(tmp_path):
     async def talk(chat):
         for start in ("/frob", "/set", "/set temperature", "/theme", "/new"):
-            chat.app.clear_notifications()
+            chat.forget_notices()
             await chat.send(f"{start} {MARKUP}")
             await chat.until(lambda: chat.notices)
             await chat.settle()
-        chat.app.clear_notifications()
+        chat.forget_notices()
         chat.app.do(chat.app.actions.run("set", f"temperature {CONTROL}"))
         await chat.until(lambda: chat.notices)
         chat.app.do(chat.app.actions.run("title", HOSTILE))

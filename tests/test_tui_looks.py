@@ -317,7 +317,7 @@ def test_what_the_mouse_selects_is_copied_when_it_is_released(tmp_path):
         await chat.until(lambda: chat.told("Copied"))
         copied = chat.app.clipboard
         assert copied and "Words to be selected.".startswith(copied)
-        chat.app.clear_notifications()
+        chat.forget_notices()
         await chat.pilot.click(chat.transcript, offset=(1, 20))
         await chat.settle()
         assert chat.notices == [] and chat.app.clipboard == copied, "a click selects nothing"

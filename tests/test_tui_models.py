@@ -284,7 +284,7 @@ def test_a_model_that_has_vanished_is_told_and_another_one_chosen(tmp_path):
         await chat.until(lambda: ("user", "Hello") in chat.said)
         await chat.send("And then?")
         await chat.until(lambda: chat.told("no model `first`") and chat.told("F4 chooses"))
-        chat.app.clear_notifications()  # they lie above the status
+        chat.forget_notices()  # they lie above the status
         await chat.until(lambda: "no model" in chat.screen.splitlines()[-3])
         await chat.send("/model other")
         await chat.until(lambda: chat.session.provider is not None)
@@ -374,7 +374,7 @@ def test_the_model_is_not_changed_under_an_answer(tmp_path):
         for command in ("/model second", "/set context 512"):
             await chat.send(command)
             await chat.until(lambda: chat.told("Still answering. Esc to stop"))
-            chat.app.clear_notifications()
+            chat.forget_notices()
         provider.replies[0].give(" on", Ended("stop", FIGURES))
         await chat.settle()
         assert chat.stored[-1] == ("assistant", "It grows on", "whole")
@@ -394,7 +394,7 @@ def test_the_model_is_not_changed_under_the_answer_of_another_chat(tmp_path):
         for command in ("/model second", "/set context 512"):
             await chat.send(command)
             await chat.until(lambda: chat.told("this one is answering in “Go”"))
-            chat.app.clear_notifications()
+            chat.forget_notices()
         assert len(catalogue.opened) == 1 and not first.closed
         first.replies[0].give(" on", Ended("stop", FIGURES))
         await chat.until(lambda: chat.stored[-1] == ("assistant", "It grows on", "whole"))
@@ -410,7 +410,7 @@ def test_a_switch_for_thoughts_that_changes_nothing_is_told(tmp_path, switch):
         await chat.send("/think off")
         await chat.until(lambda: chat.told("thinking is now"))
         assert chat.told("no switch for thoughts") is not switch
-        chat.app.clear_notifications()
+        chat.forget_notices()
         await chat.send("/set temperature 0.5")
         await chat.until(lambda: chat.told("temperature is now"))
         assert not chat.told("no switch for thoughts")

@@ -513,7 +513,7 @@ def test_settings_are_set_refused_and_taken_back(tmp_path):
             await chat.until(lambda wrong=wrong: any(wrong.split()[0] in notice for notice in chat.notices[-1:]))
             await chat.settle()
             assert chat.session.settings == before
-            chat.app.clear_notifications()
+            chat.forget_notices()
         await chat.ask("Hello")
         assert provider.asked[-1].sampling == {"temperature": 0.5}
         assert provider.asked[-1].messages[0] == {"role": "system", "content": "Be brief"}

@@ -128,3 +128,15 @@ def test_a_chat_that_is_opened_elsewhere_says_who_gets_what_is_sent(tmp_path):
         await chat.until(lambda: chat.session.settings.server == SERVER)
 
     drive(remote, tmp_path, catalogue=ScriptedCatalogue({"far": ScriptedProvider()}), settings=ChatSettings(server=SERVER))
+
+
+def test_the_clock_goes_on_while_the_parts_leave(tmp_path):
+    """As before they are mounted: a busy machine lets the app's clock run between."""
+
+    async def talk(chat):
+        await chat.until(lambda: "135M parameters" in chat.screen)
+        await chat.app.welcome.remove_children()
+        chat.session.provider = None  # so there is something new to show
+        chat.app._tick()
+
+    drive(talk, tmp_path, ScriptedProvider(facts=REAL))

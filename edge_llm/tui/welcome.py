@@ -38,19 +38,24 @@ class Welcome(VerticalScroll, can_focus=False):
         self._model_key = model_key
         self._what = f"Chat with a server: {server}" if server else "Chat with a model that runs on this machine."
         self._shown: object = None
+        self._toy = Static("", markup=False, id="welcome-toy")
+        self._model = Static("", markup=False, id="welcome-model")
+        self._tries = [Try(at) for at in range(len(PROMPTS))]
         self.prompts: tuple[str, ...] = PROMPTS
 
     def compose(self) -> ComposeResult:
         yield Static(Content.styled("edge-llm", "bold"), id="welcome-name")
         yield Static(printable(self._what), markup=False, id="welcome-what")
-        yield Static("", markup=False, id="welcome-toy")
-        yield Static("", markup=False, id="welcome-model")
+        yield self._toy
+        yield self._model
         yield Static("Try one of these (click it; Alt+1 to Alt+3 where they are sent):", markup=False, id="welcome-try")
-        for at in range(len(PROMPTS)):
-            yield Try(at)
+        yield from self._tries
 
     def show(self, facts: Facts | None, loading: str) -> None:
-        """Say what is known of the model that answers; ``loading`` is the name of one that is on its way."""
+        """Say what is known of the model that answers; ``loading`` is the name of one that is on its way.
+
+        The app's clock calls this before the parts are mounted, and while they leave: they are not looked up.
+        """
         if (facts, loading) == self._shown:
             return
         self._shown = (facts, loading)
@@ -58,13 +63,12 @@ class Welcome(VerticalScroll, can_focus=False):
         model = model_line(facts) if facts is not None else f"{loading} is loading." if loading else "No model is loaded."
         if facts is None and not loading:
             model += f" {self._model_key} chooses one."
-        self.query_one("#welcome-model", Static).update(Content(printable(model)))
-        toy = self.query_one("#welcome-toy", Static)
-        toy.display = facts is not None and facts.is_toy
-        if toy.display:
+        self._model.update(Content(printable(model)))
+        self._toy.display = facts is not None and facts.is_toy
+        if self._toy.display:
             parameters = facts.parameters if facts is not None else None
-            toy.update(Content(f"This is a {count(parameters or 0)} toy. {self._model_key} gets a real model."))
-        for each in self.query(Try):
+            self._toy.update(Content(f"This is a {count(parameters or 0)} toy. {self._model_key} gets a real model."))
+        for each in self._tries:
             each.update(Content(f"{each.at + 1}  {self.prompts[each.at]}"))
 
     @on(events.Click, "#welcome-toy")
