@@ -453,7 +453,7 @@ def test_a_file_that_is_not_there_is_told_and_sent_as_text(tmp_path):
         await chat.ask("@nofile.txt hello")
         assert chat.told("no file `nofile.txt`; sent as text")
         assert provider.asked[0].messages[-1]["content"] == "@nofile.txt hello"
-        await chat.press("escape")
+        chat.forget_notices()
         await chat.ask("See @notes.txt, me@example.org and @someone.")
         assert chat.notices == []
 

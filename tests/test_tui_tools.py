@@ -301,7 +301,7 @@ def test_a_model_that_calls_without_end_is_stopped(tmp_path, monkeypatch):
     async def talk(chat, provider):
         await allow(chat, "a")
         assert len(provider.asked) == 3 and len(server.called) == 3
-        assert chat.told("Stopped after 3 answers with calls")
+        assert chat.told("Stopped after 3 answers with tool calls")
 
     with_tools(talk, tmp_path, lambda ask: calls(f'{{"a": {len(server.called)}}}'), server)
 

@@ -97,6 +97,7 @@ def _first_model() -> str | None:
 
 
 def _full_screen(open_catalogue: Callable[[], Catalogue], settings: ChatSettings, *, here: bool, new: bool) -> None:
+    gc.disable()  # until the first frame is there: what is loaded stays
     from edge_llm.chats.first_model import first_model
     from edge_llm.tui.app import ChatApp
     from edge_llm.tui.keys import check_keys
@@ -117,19 +118,23 @@ def _full_screen(open_catalogue: Callable[[], Catalogue], settings: ChatSettings
         servers=servers,
         problems=problems,
     )
-    _look_for_garbage_rarely()
-    app = ChatApp(open_catalogue, _open_chats, options)
+    app = ChatApp(open_catalogue, _behind_the_first_frame, options)
     app.run()
     if app.failure is not None:
         raise app.failure
     raise click.exceptions.Exit(app.exit_code or app.return_code or 0)
 
 
-def _look_for_garbage_rarely() -> None:
-    """A look at everything takes a tenth of a second and more, in which no key is seen; what is loaded stays anyway."""
+def _behind_the_first_frame() -> tuple[ChatStore, str]:
+    """The chats; from here on garbage is looked for, and what is loaded is left out.
+
+    A look at everything takes a tenth of a second and more, in which no key is seen.
+    """
     gc.freeze()
+    gc.enable()
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, FULL_LOOKS)
+    return _open_chats()
 
 
 def _open_chats() -> tuple[ChatStore, str]:
