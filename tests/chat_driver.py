@@ -112,18 +112,19 @@ class Chat:
 
     async def settle(self):
         """Wait until what is under way has been done and drawn, and what the app's clock would show next."""
-        await self.until(lambda: not self._works)
+        await self.until(lambda: not self.works)
         self.app._tick()
         quiet, end = 0, time.monotonic() + MOST_SECONDS
         while quiet < 2:  # what is drawn asks for more: a size that is new lets a widget scroll
             assert time.monotonic() < end, f"it never came to rest; {self.screen}"
             await self.pilot._wait_for_screen()
             screen = self.app.screen
-            quiet = 0 if self._works or screen._layout_required or screen._scroll_required or screen._callbacks else quiet + 1
+            quiet = 0 if self.works or screen._layout_required or screen._scroll_required or screen._callbacks else quiet + 1
             await self.pilot.pause()
 
     @property
-    def _works(self):
+    def works(self):
+        """What is under way; also what waits for a choice on a screen of its own."""
         return [each for each in self.app.workers if each.is_running]
 
     # ---- what there is to see

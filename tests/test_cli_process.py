@@ -1,11 +1,13 @@
 """The process around every command: Ctrl-C at any moment, and standard streams that are closed, full or broken."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import click
 import pytest
 
 PREPARED = """
@@ -142,3 +144,28 @@ process.leave(5)
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=10, env=os.environ)
     assert (found.returncode, found.stdout) == (5, "kept")
+
+
+def test_the_chat_looks_for_garbage_from_its_first_frame_on(monkeypatch, tmp_path):
+    """Looks while it is loaded find nothing, and take a tenth of the time to the first frame."""
+    from edge_llm.chats.settings import ChatSettings
+    from edge_llm.cli.chat import _full_screen
+    from edge_llm.tui.app import ChatApp
+
+    monkeypatch.setenv("EDGE_LLM_HOME", str(tmp_path))
+    seen, thresholds = [], gc.get_threshold()
+
+    def run(app):
+        seen.append(gc.isenabled())
+        app._open_store()[0].close()  # the app opens its chats behind the first frame
+        seen.append(gc.isenabled())
+
+    monkeypatch.setattr(ChatApp, "run", run)
+    try:
+        with pytest.raises(click.exceptions.Exit) as left:
+            _full_screen(lambda: None, ChatSettings(), here=False, new=True)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+    assert (left.value.exit_code, seen) == (0, [False, True])

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from chat_driver import drive
 from scripted_provider import FIGURES, ScriptedCatalogue, ScriptedProvider, answer
-from textual.events import MouseScrollDown, MouseScrollUp, Resize
+from textual.events import Key, MouseScrollDown, MouseScrollUp, Resize
 from textual.geometry import Size
 from textual.widgets import Collapsible, Markdown
 
@@ -844,3 +844,12 @@ def test_what_was_done_before_a_question_came_up_is_not_undone_by_its_answer(tmp
 
     provider = ScriptedProvider([answer("First"), ["Second"]])
     drive(talk, tmp_path, provider)
+
+
+def test_keys_that_come_while_it_is_left_do_no_harm(tmp_path):
+    async def talk(chat):
+        screen = chat.app.screen
+        for key in [*"hello", "ctrl+n", "f1"] * 3:
+            screen.post_message(Key(key, key if len(key) == 1 else None))  # the app is left before all are seen
+
+    drive(talk, tmp_path)

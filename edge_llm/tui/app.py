@@ -135,6 +135,8 @@ class ChatApp(Stage):
 
     async def on_event(self, event: events.Event) -> None:
         """What is pasted is text: no character of it talks to the terminal."""
+        if isinstance(event, events.InputEvent) and not self.screen_stack:
+            return  # a key that comes while the chat is left
         if isinstance(event, events.Paste):
             event.text = writable(event.text)
         await super().on_event(event)
