@@ -11,6 +11,7 @@ from scripted_server import ScriptedServer
 
 from edge_llm.chats.store import ChatStore
 from edge_llm.paths import chats_file
+from edge_llm.tui.welcome import TOY_PROMPTS
 
 FOOTER = "f1 Help"
 PYTHON = sys.executable
@@ -76,6 +77,14 @@ def test_built_in_model_answers_and_the_terminal_is_as_before():
     (_, prompt, _), (_, answer, state) = stored()
     assert (prompt, state) == ("Hello, who are you?", "whole")
     assert "built-in model" in answer
+
+
+def test_alt_and_a_digit_writes_a_prompt_of_the_welcome():
+    """Most terminals send it as Escape and the digit."""
+    with Terminal() as terminal:
+        terminal.wait_for(f"1  {TOY_PROMPTS[0]}")
+        terminal.write("\x1b2")
+        terminal.wait_for(f"█ {TOY_PROMPTS[1]}")
 
 
 # ---- answers that stream

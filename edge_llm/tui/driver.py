@@ -8,11 +8,12 @@ import re
 import select
 import signal
 from codecs import getincrementaldecoder
+from collections.abc import Iterable
 from typing import IO, Any
 
 from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
-from textual.events import Resize
+from textual.events import Key, Resize
 from textual.geometry import Size
 from textual.message import Message
 
@@ -23,6 +24,7 @@ _ASK_BACKGROUND = "\x1b]11;?\x1b\\"
 _REPLY = re.compile("\x1b\\][0-9]{1,4};[^\x07\x1b]*(?:\x07|\x1b\\\\)")
 _PART_OF_REPLY = re.compile("\x1b\\](?:[0-9]{0,4}|[0-9]{1,4};[^\x07\x1b]{0,1000}\x1b?)\\Z")
 """What has no number in front is the key Alt+] and what was typed behind it."""
+_ALT_DIGIT = re.compile("\x1b[0-9]")
 _BACKGROUND = re.compile(r"\]11;rgba?:([\da-f]{1,4})/([\da-f]{1,4})/([\da-f]{1,4})", re.IGNORECASE)
 
 
@@ -54,7 +56,7 @@ class TerminalDriver(LinuxDriver):
 
     def run_input_thread(self) -> None:
         """Hand on what the terminal sends, until the driver is stopped; SIGHUP is sent for a terminal that is gone."""
-        parser = XTermParser(self._debug)
+        parser = _Parser(self._debug)
         decoder = getincrementaldecoder("utf-8")("replace")
         while not self.exit_event.is_set():
             if select.select([self.fileno], [], [], LOOK_SECONDS)[0]:
@@ -101,6 +103,15 @@ class TerminalDriver(LinuxDriver):
             return os.read(self.fileno, _AT_A_TIME)
         except OSError:
             return b""
+
+
+class _Parser(XTermParser):
+    """Textual's parser, to which Alt with a digit is the character that a Mac writes so."""
+
+    def _sequence_to_key_events(self, sequence: str, alt: bool = False) -> Iterable[Key]:
+        if _ALT_DIGIT.fullmatch(sequence):
+            return [Key(f"alt+{sequence[1]}", None)]
+        return super()._sequence_to_key_events(sequence, alt)
 
 
 def light_background(reply: str) -> bool | None:

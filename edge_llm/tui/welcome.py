@@ -48,7 +48,7 @@ class Welcome(VerticalScroll, can_focus=False):
         yield Static(printable(self._what), markup=False, id="welcome-what")
         yield self._toy
         yield self._model
-        yield Static("Try one of these (click it; Alt+1 to Alt+3 where they are sent):", markup=False, id="welcome-try")
+        yield Static("Try one of these (click it, or press Alt+1 to Alt+3):", markup=False, id="welcome-try")
         yield from self._tries
 
     def show(self, facts: Facts | None, loading: str) -> None:
