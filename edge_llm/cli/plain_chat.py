@@ -140,7 +140,12 @@ class ModelElsewhere:
 
     @property
     def cut(self) -> str | None:
-        return "[cut short: the server allows no more tokens]" if self.reason == "length" else None
+        if self.reason != "length":
+            return None
+        written, most = self._last and self._last.completion_tokens, self._sampling.get("max_tokens")
+        if most is not None and (written is None or written >= most):
+            return f"[cut short after {most} tokens; --max-tokens allows more]"
+        return "[cut short: the server allows no more tokens]"
 
     def answer(self, messages: Messages, *, again: bool = False, begun: bool = False) -> Iterator[AnswerPiece]:
         self.reason = ""
