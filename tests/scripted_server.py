@@ -61,6 +61,8 @@ class ScriptedServer:
 
     def __init__(self, *names):
         self.names = names or ("scripted",)
+        self.rows = {}
+        """What the list of models says of each beside its name."""
         self._asked = queue.Queue()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -92,7 +94,8 @@ def _handler(owner):
             pass
 
         def do_GET(self):
-            body = json.dumps({"object": "list", "data": [{"id": name, "object": "model"} for name in owner.names]}).encode()
+            rows = [{"id": name, "object": "model", **owner.rows.get(name, {})} for name in owner.names]
+            body = json.dumps({"object": "list", "data": rows}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_server import ScriptedServer
 from serving import HandService, end, hosted, serving
 
 from edge_llm.config import GenerationParams
@@ -155,6 +156,29 @@ def test_a_key_is_asked_for_and_never_told():
             RemoteCatalogue(url, "sk-wrong").rows()
         assert "sk-wrong" not in str(refused.value)
         assert [row.name for row in RemoteCatalogue(url, f"{KEY}\n").rows()] == ["builtin", "an/alias"]
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_server_that_loads_its_model_is_waited_for(gives_up):
+    """Then what it says of the model is known, and the first question is answered."""
+    looks = []
+
+    def progress(stage, done, total):
+        looks.append(stage)
+        if len(looks) == 2:
+            server.rows["scripted"] = {"status": {"value": "loaded"}, "max_model_len": 512}
+            if gives_up:
+                raise Unavailable("another model was chosen")
+
+    with ScriptedServer() as server:
+        server.rows["scripted"] = {"status": {"value": "loading"}}
+        catalogue = RemoteCatalogue(server.url)
+        if gives_up:
+            with pytest.raises(Unavailable, match="another"):
+                catalogue.open(Wanted(None), progress)
+        else:
+            assert catalogue.open(Wanted(None), progress).facts.context == 512
+    assert looks == ["the server loads it"] * 2
 
 
 def test_thoughts_and_errors_in_the_middle():

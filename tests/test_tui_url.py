@@ -79,5 +79,5 @@ def test_hostile_text_never_reaches_the_terminal_raw():
 @pytest.mark.parametrize(("limit", "says"), [(["-n", "3"], "[cut short after 3 tokens; --max-tokens allows more]"), ([], "")])
 def test_a_piped_chat_says_whose_limit_cut_the_answer(url, limit, says):
     command = [sys.executable, "-m", "edge_llm", "chat", "--url", url, "--temperature", "0", *limit]
-    result = subprocess.run(command, input="Hello, who are you?\n", capture_output=True, text=True, timeout=60, env={**os.environ})
+    result = subprocess.run(command, input="Hello, who are you?\n", capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr.strip()) == (0, says)

@@ -175,6 +175,8 @@ class ModelRow:
     """Its terms must be accepted on its page before."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """How people's answers are sampled where nobody says, as far as its server does not do so anyway: `GenerationParams`."""
+    is_loading: bool = False
+    """Its server loads it now: it cannot answer, and what is known of it comes later."""
 
 
 class Fetch(Protocol):

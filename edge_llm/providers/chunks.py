@@ -124,7 +124,8 @@ def model_rows(reply: dict[str, Any]) -> Iterator[ModelRow]:
             meta = _object(entry.get("meta"))
             contexts = (_count(source.get(key)) for source in (entry, meta) for key in _CONTEXT)
             context = next((found for found in contexts if found), None)
-            yield ModelRow(name, _count(meta.get("size")), context=context, sampling=_sampling(entry))
+            loading = _object(entry.get("status")).get("value") == "loading"
+            yield ModelRow(name, _count(meta.get("size")), context=context, sampling=_sampling(entry), is_loading=loading)
 
 
 def _sampling(entry: dict[str, Any]) -> dict[str, Any]:

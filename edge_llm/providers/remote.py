@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 LIST_SECONDS = 30.0
 """Most that is waited for a list of models."""
+LOAD_SECONDS = 600.0
+"""Most that is waited for a server that loads the model."""
+LOOK_SECONDS = 0.3
+"""How often it is asked whether it has."""
 MOST_MODELS = 2000
 MOST_ANSWER = 16 << 20
 """Characters of an answer."""
@@ -68,7 +72,12 @@ class RemoteCatalogue:
         self._row_of(model)
 
     def open(self, wanted: Wanted, progress: StageProgress) -> Provider:
-        return RemoteProvider(self._endpoint, self._row_of(wanted.model))
+        row, end = self._row_of(wanted.model), time.monotonic() + LOAD_SECONDS
+        while row.is_loading and time.monotonic() < end:
+            progress("the server loads it", 0, 0)
+            time.sleep(LOOK_SECONDS)
+            row = self._row_of(row.name)
+        return RemoteProvider(self._endpoint, row)
 
     def _row_of(self, model: str | None) -> ModelRow:
         """The row of ``model``; None is the first one."""
