@@ -392,7 +392,11 @@ def test_events_of_a_moment_are_one_write_of_the_same_bytes(engine, kind, data):
 
 
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
-@given(text=st.text(min_size=1), model=st.sampled_from(["builtin", "an/alias"]), index=st.integers(0, 1))
+@given(
+    text=st.text(min_size=1).filter(lambda text: not "<think>".startswith(text.strip())),  # that waits: a thought may begin with it
+    model=st.sampled_from(["builtin", "an/alias"]),
+    index=st.integers(0, 1),
+)
 @settings(max_examples=60, deadline=None)
 def test_a_text_is_written_as_the_whole_event_would_be(engine, kind, text, model, index):
     """Whatever the text: quotes, escapes, any script."""
