@@ -17,7 +17,7 @@ import pytest
 from model_files import tiny_config, write_model
 from stand_in_cann import PyAcl, compiled
 
-from edge_llm.ascend.devices import om, open_device
+from edge_llm.ascend.devices import om
 from edge_llm.ascend.export.exporter import export_onnx
 from edge_llm.ascend.export.flavours import FLAVOURS
 from edge_llm.ascend.npu import om_models
@@ -27,6 +27,7 @@ from edge_llm.cli.main import run
 from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
+from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import load_runner
 from edge_llm.engine.load import load_engine
