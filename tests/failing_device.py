@@ -1,7 +1,7 @@
 """An emulated card that fails in the middle, and stays failed."""
 
 from edge_llm import devices
-from edge_llm.devices.emulated import EmulatedDevice
+from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.errors import DeviceLost
 from edge_llm.subgraphs.ops import CARD_LANE
 

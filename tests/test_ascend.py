@@ -8,6 +8,8 @@ import pytest
 from card_reference import logits_of
 from test_devices_card import SHAPES, tokens_of
 
+from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
+from edge_llm.ascend.npu.law import OPERATORS
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
 from edge_llm.devices import open_device
@@ -16,8 +18,6 @@ from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, ro
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import DeviceError, NumericError, UsageError
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.npu.emulated_runtime import EmulatedRuntime
-from edge_llm.npu.law import OPERATORS
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from model_files import tiny_config, write_model
 
+from edge_llm.ascend.devices.emulated import EmulatedDevice
+from edge_llm.ascend.npu.chips import chip_law
 from edge_llm.bench import rates as rates_module
 from edge_llm.bench.rates import card_rates, device_rates
 from edge_llm.bench.roofs import Costs
@@ -15,10 +17,8 @@ from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
-from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.devices.host import HostDevice
 from edge_llm.formats.bundle import open_bundle
-from edge_llm.npu.chips import chip_law
 from edge_llm.paths import find_bundle
 from edge_llm.schemes import float16
 from edge_llm.weights.plan import Rates

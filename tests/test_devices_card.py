@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_files import tiny_config, write_model
 
+from edge_llm.ascend.devices.card_memory import CardMemory
+from edge_llm.ascend.devices.emulated import EmulatedDevice
+from edge_llm.ascend.npu.chips import CHIPS, chip_law
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
-from edge_llm.devices.card_memory import CardMemory
-from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, make_weights, room
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models.rope import RopeTables
-from edge_llm.npu.chips import CHIPS, chip_law
 from edge_llm.runner.base import Segment
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.weights.plan import WeightSizes, plan_memory

@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_llm.config import ModelConfig, RuntimeConfig
-from edge_llm.convert.turns import with_turns
-from edge_llm.devices import open_device
-from edge_llm.devices.base import DeviceOptions, Room, Rows
-from edge_llm.devices.card_cost import (
+from edge_llm.ascend.devices.card_cost import (
     attention_work,
     card_costs,
     copy_seconds,
@@ -24,17 +20,21 @@ from edge_llm.devices.card_cost import (
     turn_seconds,
     turn_work,
 )
-from edge_llm.devices.card_memory import CardArray, CardMemory
-from edge_llm.devices.card_weights import CardBlock, CardWeights, load_products
-from edge_llm.devices.emulated import EmulatedDevice, split_cores
+from edge_llm.ascend.devices.card_memory import CardArray, CardMemory
+from edge_llm.ascend.devices.card_weights import CardBlock, CardWeights, load_products
+from edge_llm.ascend.devices.emulated import EmulatedDevice, split_cores
+from edge_llm.ascend.npu.chips import CHIPS, chip_law
+from edge_llm.ascend.npu.law import check_product
+from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.convert.turns import with_turns
+from edge_llm.devices import open_device
+from edge_llm.devices.base import DeviceOptions, Room, Rows
 from edge_llm.devices.host import HostDevice
 from edge_llm.errors import DeviceError, StorageError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.models import describe
 from edge_llm.models.layer import Attention, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
-from edge_llm.npu.chips import CHIPS, chip_law
-from edge_llm.npu.law import check_product
 from edge_llm.paths import find_bundle
 from edge_llm.runner.runner import Int8Runner
 from edge_llm.schemes import BlockWeights

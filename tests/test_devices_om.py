@@ -17,21 +17,22 @@ import pytest
 from model_files import tiny_config, write_model
 from stand_in_cann import PyAcl, compiled
 
+from edge_llm.ascend.devices import om
+from edge_llm.ascend.export.exporter import export_onnx
+from edge_llm.ascend.export.flavours import FLAVOURS
+from edge_llm.ascend.npu import om_models
+from edge_llm.ascend.npu.chips import CHIPS
 from edge_llm.bench.synthetic import write_random
 from edge_llm.cli.main import run
 from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
-from edge_llm.devices import om, open_device
+from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import load_runner
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import DeviceError, DeviceLost, UsageError
-from edge_llm.export.exporter import export_onnx
-from edge_llm.export.flavours import FLAVOURS
 from edge_llm.formats.bundle import Bundle, open_bundle
-from edge_llm.npu import om_models
-from edge_llm.npu.chips import CHIPS
 from edge_llm.paths import find_bundle
 from edge_llm.runner.base import Segment
 
@@ -417,6 +418,6 @@ def test_the_command_says_what_the_emulated_chip_says(
 
 
 def test_the_device_file_loads_no_pyacl() -> None:
-    code = "import edge_llm.devices.om, sys; print('acl' in sys.modules)"
+    code = "import edge_llm.ascend.devices.om, sys; print('acl' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -20,15 +20,16 @@ from hypothesis import strategies as st
 from model_files import tiny_config, write_model
 from onnx_weights import POOL, random_weight, some_rows
 
+from edge_llm.ascend.devices import onnx as onnx_device
+from edge_llm.ascend.devices import onnx_product
+from edge_llm.ascend.devices.onnx_product import Session, onnx_package, operands_of, unsigned
 from edge_llm.bench.synthetic import write_random
 from edge_llm.cli.main import run
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
-from edge_llm.devices import onnx as onnx_device
-from edge_llm.devices import onnx_product, open_device, split
+from edge_llm.devices import open_device, split
 from edge_llm.devices.base import DeviceOptions
-from edge_llm.devices.onnx_product import Session, onnx_package, operands_of, unsigned
 from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.bundle import Bundle, open_bundle
@@ -304,7 +305,7 @@ def test_a_product_that_onnxruntime_refuses_is_a_device_error() -> None:
 
 
 def test_the_device_file_loads_neither_package() -> None:
-    code = "import edge_llm.devices.onnx, sys; print({'onnx', 'onnxruntime'} & set(sys.modules))"
+    code = "import edge_llm.ascend.devices.onnx, sys; print({'onnx', 'onnxruntime'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
     assert onnx_package("onnxruntime").__name__ == "onnxruntime"

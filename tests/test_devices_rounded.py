@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scheme_references import reference
 
+from edge_llm.ascend.devices.card_weights import CardWeights, load_products
+from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
-from edge_llm.devices.card_weights import CardWeights, load_products
-from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.engine.assembly import load_runner
 from edge_llm.errors import UsageError
 from edge_llm.formats.bundle import open_bundle

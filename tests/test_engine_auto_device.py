@@ -9,6 +9,8 @@ from failing_device import FAILURE, NAME, add_failing_device
 from model_files import tiny_config, write_model
 from test_npu_machine import ENVIRONMENT, FILES, HOME, build, without
 
+from edge_llm.ascend.npu.machine import ascend_findings, file_findings
+from edge_llm.ascend.npu.packages import Imported
 from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
@@ -16,8 +18,6 @@ from edge_llm.engine import assembly, auto_device, machine
 from edge_llm.engine.auto_device import AutoDevice, choose_device, find_device
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import DeviceError, DeviceLost, UsageError
-from edge_llm.npu.machine import ascend_findings, file_findings
-from edge_llm.npu.packages import Imported
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ NO_CARD = {name: text for name, text in FILES.items() if "0000:01" in name}
 def test_without_a_card_nothing_else_is_looked_at(tmp_path, files, monkeypatch):
     fake = build(tmp_path, files)
     assert choose_device(fake, ascend_findings(fake)) == AutoDevice("host", "no Ascend card")
-    monkeypatch.setattr("edge_llm.npu.machine.file_findings", None)
+    monkeypatch.setattr("edge_llm.ascend.npu.machine.file_findings", None)
     assert find_device(tmp_path) == AutoDevice("host", "no Ascend card")
 
 
@@ -102,7 +102,8 @@ def test_a_start_without_a_card_loads_nothing_that_only_cards_need():
         "load_engine(None, RuntimeConfig(threads=1)); print(*sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert not {"torch", "torch_npu", "edge_llm.npu.machine", "edge_llm.npu.packages"} & set(loaded.stdout.split())
+    slow = {"torch", "torch_npu", "edge_llm.ascend.npu.machine", "edge_llm.ascend.npu.packages"}
+    assert not slow & set(loaded.stdout.split())
     assert loaded.stderr == ""
 
 

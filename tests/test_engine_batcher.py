@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_script import forget
 
+from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.config import GenerationParams, RuntimeConfig
 from edge_llm.decoding.draft import no_draft, prompt_lookup
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
-from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.devices.host import HostDevice
 from edge_llm.engine.batcher import Batcher, Limits
 from edge_llm.engine.generation import Generation

@@ -19,16 +19,16 @@ from odd_layers import linear as linear_of
 from onnx_weights import random_weight, some_rows
 from stand_in_cann import compiled, evaluated, onnx
 
+from edge_llm.ascend.devices.emulated import EmulatedDevice
+from edge_llm.ascend.export import exporter
+from edge_llm.ascend.export.exporter import export_onnx
+from edge_llm.ascend.export.flavours import FLAVOURS, Flavour
+from edge_llm.ascend.export.graphs import product_graph
+from edge_llm.ascend.export.initializers import write_products
+from edge_llm.ascend.npu.chips import CHIPS
 from edge_llm.cli.main import run
-from edge_llm.devices.emulated import EmulatedDevice
-from edge_llm.export import exporter
-from edge_llm.export.exporter import export_onnx
-from edge_llm.export.flavours import FLAVOURS, Flavour
-from edge_llm.export.graphs import product_graph
-from edge_llm.export.initializers import write_products
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.models.layer import HIDDEN, Layer, SwiGLU
-from edge_llm.npu.chips import CHIPS
 from edge_llm.paths import find_bundle
 from edge_llm.schemes import BlockWeights
 from edge_llm.schemes.int8_weight import Int8Weight

@@ -18,14 +18,14 @@ from odd_layers import INNER, ODD, WIDTH, attention, norm, o, qkv
 from odd_layers import linear as linear_of
 from onnx_weights import POOL, random_weight, some_rows
 
+from edge_llm.ascend.export import exporter
+from edge_llm.ascend.export.exporter import export_onnx
+from edge_llm.ascend.export.flavours import CHECK, check_arrays
+from edge_llm.ascend.export.graphs import product_graph
+from edge_llm.ascend.export.initializers import write_products
 from edge_llm.cli.main import run
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.importer import import_model
-from edge_llm.export import exporter
-from edge_llm.export.exporter import export_onnx
-from edge_llm.export.flavours import CHECK, check_arrays
-from edge_llm.export.graphs import product_graph
-from edge_llm.export.initializers import write_products
 from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.models.layer import HIDDEN, Layer, Linear, SwiGLU
 from edge_llm.paths import find_bundle

@@ -19,12 +19,12 @@ FLOORS = {
     "edge_llm.tool_servers": 3, "edge_llm.chats": 3, "edge_llm.text": 3, "edge_llm.quant": 3, "edge_llm.decoding": 3,
     "edge_llm.schemes": 4,
     "edge_llm.formats": 5,
-    "edge_llm.kv": 6, "edge_llm.weights": 6, "edge_llm.sources": 6, "edge_llm.npu": 6,
+    "edge_llm.kv": 6, "edge_llm.weights": 6, "edge_llm.sources": 6, "edge_llm.ascend.npu": 6,
     "edge_llm.subgraphs": 7,
-    "edge_llm.devices": 8, "edge_llm.selftest": 8,
-    "edge_llm.runner": 9,
+    "edge_llm.devices": 8, "edge_llm.ascend.selftest": 8,
+    "edge_llm.ascend.devices": 9, "edge_llm.runner": 9,
     "edge_llm.engine": 10, "edge_llm.convert": 10,
-    "edge_llm.talk": 11, "edge_llm.export": 11,
+    "edge_llm.talk": 11, "edge_llm.ascend.export": 11,
     "edge_llm.llm": 12, "edge_llm.bench": 12, "edge_llm.server": 12, "edge_llm.providers": 12,
     "edge_llm.tui": 13,
     "edge_llm.cli": 14,
@@ -35,7 +35,7 @@ LONGEST_CHAIN = 15
 SCHEDULER_IMPORTERS = {"edge_llm.runner", "edge_llm.bench"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
 BANNED_MODULES = {"pickle", "marshal", "shelve", "diskcache"}
-TORCH_USERS = ("edge_llm.npu.", "edge_llm.selftest.", "edge_llm.devices.ascend.")
+TORCH_USERS = ("edge_llm.ascend.npu.", "edge_llm.ascend.selftest.", "edge_llm.ascend.devices.card.")
 
 
 def modules():
@@ -51,7 +51,7 @@ def module_name(path):
 def room(name):
     """The package of FLOORS that a dotted name lies in; None for the face of edge_llm and for other people's packages."""
     parts = name.split(".")
-    return next((".".join(parts[:n]) for n in (2, 1) if ".".join(parts[:n]) in FLOORS), None)
+    return next((".".join(parts[:n]) for n in (3, 2, 1) if ".".join(parts[:n]) in FLOORS), None)
 
 
 def imports(path):
@@ -195,8 +195,8 @@ def test_the_first_frame_of_the_chat_needs_no_engine():
 
 def test_all_that_a_runner_reaches_counts_as_numerics():
     """Stored pages are of the code that `edge_llm.engine.numerics` digests: nothing that computes may lie beside it."""
-    knows_no_numbers = {"edge_llm", "edge_llm.errors", "edge_llm.files", "edge_llm.progress", "edge_llm.strict_json"}
-    reached = loaded_by("import edge_llm.runner.runner, edge_llm.devices.emulated, edge_llm.models.rope")
+    knows_no_numbers = {f"edge_llm.{name}" for name in ("ascend", "errors", "files", "progress", "strict_json")} | {"edge_llm"}
+    reached = loaded_by("import edge_llm.runner.runner, edge_llm.ascend.devices.emulated, edge_llm.models.rope")
     ours = {name for name in reached if name.startswith(("edge_llm", "kernels."))} - knows_no_numbers
     digested = {module_name(path) for path in numeric_files() if path.suffix == ".py"}
     assert ours - digested == {"kernels._native"}

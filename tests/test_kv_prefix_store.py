@@ -16,8 +16,8 @@ from paged_script import forget
 from prefix_writer import IDENTITY, PAGE_BYTES, TEXTS, data_of, text
 
 from edge_llm import devices
+from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.config import ModelConfig, RuntimeConfig
-from edge_llm.devices.emulated import EmulatedDevice
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.engine.assembly import load_runner

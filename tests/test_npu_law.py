@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_llm.errors import DeviceError
-from edge_llm.npu import chips, law
-from edge_llm.npu.chips import CHIPS, chip_law
-from edge_llm.npu.law import (
+from edge_llm.ascend.npu import chips, law
+from edge_llm.ascend.npu.chips import CHIPS, chip_law
+from edge_llm.ascend.npu.law import (
     OPERATORS,
     Operand,
     attention_refusal,
@@ -21,7 +20,8 @@ from edge_llm.npu.law import (
     int8_keys_refusal,
     supports,
 )
-from edge_llm.npu.rules import Limit, Operator
+from edge_llm.ascend.npu.rules import Limit, Operator
+from edge_llm.errors import DeviceError
 
 
 def operand(text):

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_llm.ascend.npu.machine import AscendMachine, ascend_findings
+from edge_llm.ascend.npu.packages import Imported, import_torch_npu, imported
 from edge_llm.cli.main import run
 from edge_llm.engine import machine
-from edge_llm.npu.machine import AscendMachine, ascend_findings
-from edge_llm.npu.packages import Imported, import_torch_npu, imported
 
 HOME = "/usr/local/Ascend/cann"
 ATB = "/usr/local/Ascend/nnal/atb/latest/atb/cxx_abi_1"

@@ -11,17 +11,17 @@ import selftest_probes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_llm.ascend.npu.chips import CHIPS, chip_law
+from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
+from edge_llm.ascend.npu.opening import open_runtime
+from edge_llm.ascend.selftest.ground import Ground
+from edge_llm.ascend.selftest.probes import PROBES, Probe
+from edge_llm.ascend.selftest.products import packed_scale
+from edge_llm.ascend.selftest.report import law_with_report, measured_law, report_path, save_report, saved_report
+from edge_llm.ascend.selftest.runs import SelfTest
 from edge_llm.cli.main import run
 from edge_llm.errors import DeviceError
-from edge_llm.npu.chips import CHIPS, chip_law
-from edge_llm.npu.emulated_runtime import EmulatedRuntime
-from edge_llm.npu.opening import open_runtime
 from edge_llm.paths import selftest_folder
-from edge_llm.selftest.ground import Ground
-from edge_llm.selftest.probes import PROBES, Probe
-from edge_llm.selftest.products import packed_scale
-from edge_llm.selftest.report import law_with_report, measured_law, report_path, save_report, saved_report
-from edge_llm.selftest.runs import SelfTest
 
 NOT_EMULATED = {"int32_product", "row_scales", "dynamic_quant", "s8gemm"}
 """Questions that emulated operators have no answer to."""
@@ -136,7 +136,7 @@ def under_torch_npu(names):
     """What probes find with the real torch_npu; for a process of its own."""
     from standins import kernels
 
-    from edge_llm.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
 
     runtime = open_runtime(None)
     kernels.install(IMPLEMENTATIONS)

@@ -10,8 +10,8 @@ import pytest
 from model_files import tiny_config
 from odd_layers import EPS, ODD, WIDTH, attention, down, gate_up, linear, norm, o, odd, qkv, random_weights, swiglu
 
-from edge_llm.devices.card_weights import CardSlot, load_products
-from edge_llm.devices.emulated import EmulatedDevice
+from edge_llm.ascend.devices.card_weights import CardSlot, load_products
+from edge_llm.ascend.devices.emulated import EmulatedDevice
 from edge_llm.devices.host import HostDevice
 from edge_llm.devices.kv_pages import PagedKV
 from edge_llm.errors import UsageError

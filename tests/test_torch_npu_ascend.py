@@ -35,8 +35,8 @@ def facts(folder: str) -> dict[str, Any]:
     """Logits of every shape, split and card, and what one step passes between host and card."""
     from standins import kernels
 
-    from edge_llm.npu.emulated_ops import IMPLEMENTATIONS
-    from edge_llm.npu.opening import load_torch_npu
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.ascend.npu.opening import load_torch_npu
 
     load_torch_npu()
     kernels.install(IMPLEMENTATIONS)
@@ -130,8 +130,8 @@ def failures(folder: str) -> dict[tuple[str, str, str], str]:
     """What is raised where a function of the runtime fails from some point on, by placement, function and point."""
     from standins import kernels
 
-    from edge_llm.npu import opening
-    from edge_llm.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.ascend.npu import opening
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
 
     opening.load_torch_npu()
     kernels.install(IMPLEMENTATIONS)
@@ -190,8 +190,8 @@ def lost_for_good(placement: str) -> tuple[str, str, str]:
     """What the request says in whose middle the card answers nothing any more, what the next one is told, and by whom."""
     from standins import kernels
 
-    from edge_llm.npu.emulated_ops import IMPLEMENTATIONS
-    from edge_llm.npu.opening import load_torch_npu
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.ascend.npu.opening import load_torch_npu
 
     load_torch_npu()
     kernels.install(IMPLEMENTATIONS)
@@ -222,8 +222,8 @@ def memory_left(folder: str) -> list[int]:
     """What a model may take of the card before the first one, and after each one that was opened, used and dropped."""
     from standins import kernels
 
-    from edge_llm.npu.emulated_ops import IMPLEMENTATIONS
-    from edge_llm.npu.opening import load_torch_npu
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.ascend.npu.opening import load_torch_npu
 
     load_torch_npu()
     kernels.install(IMPLEMENTATIONS)

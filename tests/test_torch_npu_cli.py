@@ -21,7 +21,7 @@ def command(card: Card, tmp_path):
     """``command(*arguments, **settings)``: exit code, standard output and the lines of standard error."""
 
     def run(*arguments: str, device: str = "ascend", **settings: Any) -> tuple[int, str, list[str]]:
-        kernels = "edge_llm.npu.emulated_ops"
+        kernels = "edge_llm.ascend.npu.emulated_ops"
         environment = card.environment(**{"kernels": kernels, "EDGE_LLM_HOME": str(tmp_path), **settings})
         given = [sys.executable, "-m", "edge_llm", *arguments, "--device", device]
         done = subprocess.run(given, capture_output=True, text=True, env=environment, timeout=300, check=False)

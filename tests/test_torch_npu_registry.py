@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from edge_llm.npu import calls
-from edge_llm.npu.law import OPERATORS
-from edge_llm.npu.rules import NO_DEFAULT
-from edge_llm.npu.schemas import SCHEMAS
+from edge_llm.ascend.npu import calls
+from edge_llm.ascend.npu.law import OPERATORS
+from edge_llm.ascend.npu.rules import NO_DEFAULT
+from edge_llm.ascend.npu.schemas import SCHEMAS
 
 pytestmark = pytest.mark.torch_npu
 
@@ -127,7 +127,7 @@ def registry_facts(
     import torch_npu  # noqa: F401
     from standins import kernels
 
-    from edge_llm.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
 
     def operator(name: str) -> Any:
         space, _, base = name.partition("::")

@@ -7,6 +7,7 @@ import pytest
 from int8_twin import int8_twin
 from model_files import random_tensors, tiny_config, write_model
 
+from edge_llm.ascend.export.exporter import export_onnx
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import INT8, W4, GenerationParams, ModelConfig, RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
@@ -15,7 +16,6 @@ from edge_llm.convert.importer import import_model
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import EdgeLLMError
-from edge_llm.export.exporter import export_onnx
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.runner.base import Segment
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
+from edge_llm.ascend.devices.card_cost import card_costs, layer_seconds, step_seconds
+from edge_llm.ascend.devices.card_plan import CardNeeds
+from edge_llm.ascend.npu.chips import ChipLaw, MatmulRoute
+from edge_llm.ascend.selftest.report import measured_law
 from edge_llm.bench.disk import measure_disk
 from edge_llm.bench.roofs import Costs, measure_layer
 from edge_llm.config import RuntimeConfig
 from edge_llm.devices.base import Device, Room
-from edge_llm.devices.card_cost import card_costs, layer_seconds, step_seconds
-from edge_llm.devices.card_plan import CardNeeds
 from edge_llm.formats.bundle import Bundle
 from edge_llm.formats.layout import TensorRange
 from edge_llm.models.layer import Decoder
-from edge_llm.npu.chips import ChipLaw, MatmulRoute
 from edge_llm.schemes import int8, linear_tensors, scheme_of
 from edge_llm.schemes.parts import is_multiplied_as_int8
-from edge_llm.selftest.report import measured_law
 from edge_llm.weights.plan import Rates
 from kernels import ThreadPool
 from kernels.roofs import read_bandwidth

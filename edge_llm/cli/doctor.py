@@ -39,9 +39,9 @@ _MARKS: dict[bool | None, str] = {True: "+", False: "!", None: "-"}
 
 def _selftest(as_json: bool) -> None:
     import edge_llm
+    from edge_llm.ascend.selftest.report import save_report
+    from edge_llm.ascend.selftest.runs import SelfTest
     from edge_llm.bench.environment import utc_now
-    from edge_llm.selftest.report import save_report
-    from edge_llm.selftest.runs import SelfTest
 
     with progress_bar() as draw:
         found = SelfTest().run(lambda name, done, total: draw("self-test", done, total))

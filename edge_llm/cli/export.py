@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from edge_llm.ascend.export.exporter import Exported, export_onnx
+from edge_llm.ascend.export.flavours import CHECK, FLAVOURS
 from edge_llm.cli.here import known_here
 from edge_llm.cli.options import chunk_option, context_option
 from edge_llm.cli.terminal import note, progress_bar, say_json, write
@@ -14,8 +16,6 @@ from edge_llm.cli.values import MODEL, TEXT
 from edge_llm.config import RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults
 from edge_llm.errors import UsageError
-from edge_llm.export.exporter import Exported, export_onnx
-from edge_llm.export.flavours import CHECK, FLAVOURS
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.paths import find_bundle
 from edge_llm.runner.rows import chunk_lengths

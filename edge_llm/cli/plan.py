@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from edge_llm.ascend.selftest.report import ESTIMATES, source_of_times
 from edge_llm.bench.rates import CardDevice, device_rates, law_of
 from edge_llm.bench.roofs import Costs
 from edge_llm.cli.here import known_here
@@ -22,7 +23,6 @@ from edge_llm.formats.bundle import Bundle, open_bundle
 from edge_llm.paths import find_bundle
 from edge_llm.progress import byte_size
 from edge_llm.runner.base import Site
-from edge_llm.selftest.report import ESTIMATES, source_of_times
 from edge_llm.subgraphs.placement import PLACEMENTS
 from edge_llm.weights.plan import MemoryPlan, Prediction, Rates, WeightSizes, Work, layer_ranges, predict
 

@@ -22,10 +22,10 @@ class _DeviceFile(Protocol):
 
 _FILES = {
     "host": "edge_llm.devices.host",
-    "emulated": "edge_llm.devices.emulated",
-    "ascend": "edge_llm.devices.ascend.device",
-    "onnx": "edge_llm.devices.onnx",
-    "om": "edge_llm.devices.om",
+    "emulated": "edge_llm.ascend.devices.emulated",
+    "ascend": "edge_llm.ascend.devices.card.device",
+    "onnx": "edge_llm.ascend.devices.onnx",
+    "om": "edge_llm.ascend.devices.om",
 }
 """Kinds of devices and the modules that have them, which are imported when a device is opened."""
 _FORMS = {"host": "host", "emulated": "emulated:CHIP", "ascend": "ascend", "onnx": "onnx", "om": "om:FOLDER"}

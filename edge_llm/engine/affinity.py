@@ -10,8 +10,8 @@ import os
 import re
 from pathlib import Path
 
+from edge_llm.ascend.npu.pci import pci_cards
 from edge_llm.errors import UsageError
-from edge_llm.npu.pci import pci_cards
 
 SYSTEM = Path("/sys")
 MAX_CPU = 4095

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_llm.npu.pci import card_nodes, pci_cards
+from edge_llm.ascend.npu.pci import card_nodes, pci_cards
 
 if TYPE_CHECKING:
-    from edge_llm.npu.finding import Finding
-    from edge_llm.npu.machine import AscendMachine
+    from edge_llm.ascend.npu.finding import Finding
+    from edge_llm.ascend.npu.machine import AscendMachine
 
 CARD = "ascend"
 DISPENSABLE = ("NNAL",)
@@ -35,7 +35,7 @@ def find_device(root: Path = Path("/")) -> AutoDevice:
     """What `auto` stands for on this machine, whose files lie below ``root``; looks no further where there is no card."""
     if not card_nodes(root / "dev") and not pci_cards(root / "sys"):
         return NONE
-    from edge_llm.npu.machine import AscendMachine, file_findings  # much that nearly no start needs
+    from edge_llm.ascend.npu.machine import AscendMachine, file_findings  # much that nearly no start needs
 
     machine = AscendMachine(root)
     return choose_device(machine, file_findings(machine))

@@ -8,13 +8,13 @@ import shutil
 import sys
 from collections.abc import Iterator
 
+from edge_llm.ascend.npu.finding import Finding
+from edge_llm.ascend.npu.machine import AscendMachine, ascend_findings
 from edge_llm.devices.host import HostDevice
 from edge_llm.engine.auto_device import AutoDevice, choose_device
 from edge_llm.engine.cores import usable_cores
 from edge_llm.engine.processor import Processor, processor_findings
 from edge_llm.errors import StorageError
-from edge_llm.npu.finding import Finding
-from edge_llm.npu.machine import AscendMachine, ascend_findings
 from edge_llm.paths import models_folder
 
 

@@ -16,8 +16,11 @@ import edge_llm
 import kernels
 from kernels import _native
 
-ROOMS = ("config.py", "devices", "formats", "kv", "models", "npu", "quant", "runner", "schemes", "subgraphs", "weights")
-"""Packages of `edge_llm` that a runner computes with; `tests/test_house.py` checks that the list is complete."""
+ROOMS = (
+    "config.py", "devices", "formats", "kv", "models", "quant", "runner", "schemes", "subgraphs", "weights",
+    "ascend/devices", "ascend/npu",
+)  # fmt: skip
+"""Parts of `edge_llm` that a runner computes with; `tests/test_house.py` checks that the list is complete."""
 
 
 @functools.cache

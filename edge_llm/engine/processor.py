@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import kernels
-from edge_llm.npu.finding import Finding
-from edge_llm.npu.pci import small_text
+from edge_llm.ascend.npu.finding import Finding
+from edge_llm.ascend.npu.pci import small_text
 
 ARM = "aarch64"
 DOT_PRODUCT = ("asimd", "crc32", "atomics", "fphp", "asimdhp", "asimdrdm", "asimddp")

@@ -1,0 +1,1 @@
+"""Devices that compute on a card, or as one would."""

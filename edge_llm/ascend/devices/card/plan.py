@@ -1,0 +1,101 @@
+"""What a model takes of an Ascend card's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edge_llm.ascend.devices.card.model import HEAD_ROWS
+from edge_llm.ascend.devices.card_plan import CardNeeds
+from edge_llm.ascend.npu.calls import MASK_SIZE
+from edge_llm.ascend.npu.chips import ChipLaw
+from edge_llm.ascend.npu.runtime import GRAPH_ROWS
+from edge_llm.devices.base import Room
+from edge_llm.formats.layout import TensorRange
+from edge_llm.kv.pages import pages_for
+from edge_llm.models.layer import Decoder, Layer, Linear
+from edge_llm.schemes.parts import is_multiplied_as_int8
+
+FLOAT_BYTES = 4
+FLOAT16_BYTES = 2
+SCALE_BYTES = 8
+"""Of a packed scale."""
+LIVE = 3
+"""Float32 copies of a row that an operator's input, its result and what was cast between them take at a time."""
+
+
+@dataclass(frozen=True)
+class AscendPlan:
+    """``decoder``, whose bundle has ``tensors``, on a chip of ``law``, ``alone`` or beside the CPU.
+
+    A value of the keys and values takes ``value_bytes``.
+    """
+
+    decoder: Decoder
+    tensors: Mapping[str, TensorRange]
+    law: ChipLaw
+    room: Room
+    alone: bool
+    value_bytes: int
+
+    def needs(self) -> CardNeeds:
+        layers = tuple(self._layer(f"layers.{index}.", layer) for index, layer in enumerate(self.decoder.layers))
+        if not self.alone:
+            return CardNeeds(layers, self._rows())
+        return CardNeeds(layers, self._output() + self._beside_weights(), self._output())
+
+    def key_bytes(self) -> int:
+        """Of keys and values on the card."""
+        if not self.alone:
+            return 0
+        blocks = pages_for(self.room.tokens, self.law.page_tokens) + 1
+        tokens = blocks * self.law.page_tokens
+        return sum(2 * self.law.allocation(self.value_bytes * tokens * one.kv_size) for one in self.decoder.attentions)
+
+    def _layer(self, prefix: str, layer: Layer) -> int:
+        linears = sum(self._linear(prefix, one) for one in layer.linears if self.alone or is_multiplied_as_int8(one.scheme))
+        return linears + (sum(self.law.allocation(FLOAT_BYTES * gain.size) for gain in layer.gains) if self.alone else 0)
+
+    def _linear(self, prefix: str, linear: Linear) -> int:
+        allocation = self.law.allocation
+        if not is_multiplied_as_int8(linear.scheme):
+            return allocation(FLOAT16_BYTES * linear.columns * linear.rows) + allocation(FLOAT16_BYTES * linear.rows)
+        columns, rows = self.law.padded(linear.columns, linear.rows)
+        product = allocation(columns * rows) + allocation(SCALE_BYTES * rows)
+        product += allocation(FLOAT_BYTES * rows) if linear.bias else 0
+        if not self.alone:
+            return product
+        hot = [self.tensors[f"{prefix}{linear.name}.{name}"].nbytes for name in ("hot_index", "hot_weight")]
+        around = allocation(FLOAT_BYTES * linear.columns) + self._turn(linear)
+        return product + around + sum(allocation(nbytes) for nbytes in hot)
+
+    def _turn(self, linear: Linear) -> int:
+        """What its rows are turned by."""
+        return self.law.allocation(FLOAT16_BYTES * linear.turn**2) if linear.turn else 0
+
+    def _rows(self) -> int:
+        """Rows on their way through products whose rows come from the host."""
+        kinds = {(one.columns, one.rows) for layer in self.decoder.layers for one in layer.linears}
+        padded = [self.law.padded(*kind) for kind in kinds]
+        held = sum(self.law.allocation(rows * columns) for columns, _ in padded for rows in self.room.lengths)
+        return held + max(FLOAT16_BYTES * self.room.lengths[-1] * outputs for _, outputs in padded)
+
+    def _output(self) -> int:
+        """The output matrix."""
+        decoder = self.decoder
+        table = "embedding" if decoder.tied else "output"
+        columns, rows = self.law.padded(decoder.output.columns, decoder.output.rows)
+        product = self.law.allocation(columns * rows) + self.law.allocation(SCALE_BYTES * rows)
+        return product + self.tensors[f"{table}.hot_weight"].nbytes + self._turn(decoder.output)
+
+    def _beside_weights(self) -> int:
+        """Keys, tables, activations and graphs."""
+        decoder, room = self.decoder, self.room
+        ropes = {attention.rope for attention in decoder.attentions}
+        tables = sum(2 * FLOAT16_BYTES * room.positions * rope.dim for rope in ropes) + FLOAT16_BYTES * MASK_SIZE**2
+        blocks = pages_for(room.positions, self.law.page_tokens)
+        inputs = FLOAT_BYTES * (decoder.hidden_size + blocks + 4) * (room.lengths[-1] * room.window + sum(GRAPH_ROWS))
+        widest = max(width for layer in decoder.layers for width in layer.widths.values())
+        activations = LIVE * FLOAT_BYTES * widest * (room.lengths[-1] + sum(GRAPH_ROWS))
+        logits = FLOAT16_BYTES * decoder.vocab_size * 2 * (HEAD_ROWS + sum(GRAPH_ROWS))
+        return self.key_bytes() + tables + inputs + activations + logits

@@ -1,0 +1,85 @@
+"""Opens the card of this machine: finds its software without importing it, tries the import elsewhere, then does it here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from edge_llm.ascend.npu.chips import CHIPS, ChipLaw, chip_law
+from edge_llm.ascend.npu.packages import AUTOLOAD, CPU_WHEELS, find_package, import_torch_npu, package_findings
+from edge_llm.ascend.npu.runtime import Runtime
+from edge_llm.errors import DeviceError
+
+OPERATORS = "EDGE_LLM_NPU_OPS"
+"""Environment variable: `emulated` has PyTorch compute the card's operators on the CPU, to try the code without a card."""
+EMULATED = "emulated"
+DEFAULT_CHIP = "310p"
+DOCTOR = "`edge-llm doctor` says what is missing"
+
+
+def open_runtime(chip: str | None, environment: Mapping[str, str] | None = None) -> Runtime:
+    """The card of this machine; ``chip`` says which one is emulated, or is checked against the one that is there.
+
+    Raises `DeviceError` for what is missing, with the remedy.
+    """
+    environment = os.environ if environment is None else environment
+    asked = environment.get(OPERATORS)
+    if asked not in (None, "", EMULATED):
+        raise DeviceError(f"{OPERATORS}=`{asked}`: the only value is `{EMULATED}`; leave it out to use the card")
+    if asked == EMULATED:
+        return _emulated(chip_law(chip or DEFAULT_CHIP))
+    return _real(chip, environment)
+
+
+def _emulated(law: ChipLaw) -> Runtime:
+    _check_torch()
+    from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
+
+    return EmulatedRuntime(law)
+
+
+def _check_torch() -> None:
+    if find_package("torch", tuple(sys.path)) is None:
+        raise DeviceError(f"the package torch is not installed; its CPU build is `pip install torch==2.13.0 {CPU_WHEELS}`")
+
+
+def _real(chip: str | None, environment: Mapping[str, str]) -> Runtime:
+    search = tuple(sys.path)
+    for finding in package_findings(find_package("torch", search), find_package("torch_npu", search)):
+        if finding.good is False:
+            gap = f"{finding.name} {finding.value}; {finding.advice}"
+            raise DeviceError(f"no Ascend card can be used: {gap}, or use --device host; {DOCTOR}")
+    tried = import_torch_npu(environment)
+    if not tried.works:
+        raise DeviceError(f"torch_npu cannot be imported: {tried.line}; {DOCTOR}")
+    if not tried.cards:
+        raise DeviceError(f"torch_npu sees no card; {DOCTOR}")
+    law = _law_of(tried.chip)
+    if chip is not None and chip_law(chip).name != law.name:
+        raise DeviceError(f"the card is an {tried.chip} and not a {chip}; use --device ascend")
+    load_torch_npu()
+    from edge_llm.ascend.npu.torch_npu_runtime import TorchNpuRuntime
+
+    runtime = TorchNpuRuntime(law)
+    _, total = runtime.memory()
+    runtime.law = law.of_memory(total)
+    return runtime
+
+
+def load_torch_npu() -> None:
+    """Import torch_npu into this process.  Raises `DeviceError` where that fails."""
+    os.environ[AUTOLOAD] = "0"
+    try:
+        import torch_npu  # type: ignore[import-not-found] # noqa: F401
+    except (ImportError, RuntimeError, OSError) as error:
+        raise DeviceError(f"torch_npu cannot be imported: {error}; {DOCTOR}") from error
+
+
+def _law_of(name: str) -> ChipLaw:
+    """The law of a chip by the name that the driver gives it, such as Ascend310P3."""
+    for law in CHIPS.values():
+        if name.lower().startswith(f"ascend{law.name}"):
+            return law
+    known = ", ".join(law.soc for law in CHIPS.values())
+    raise DeviceError(f"the chip `{name}` is unknown to this version, which knows {known}; use --device host")

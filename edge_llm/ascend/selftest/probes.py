@@ -1,0 +1,66 @@
+"""The probes of the self-test, in their order: what fails early says why later ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edge_llm.ascend.selftest import beyond, copies, graphs, layers, products
+from edge_llm.ascend.selftest.ground import Figures, Ground
+
+SECONDS = 120.0
+"""Most that a probe may take; the first call of an operator may compile it."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A question to the card."""
+
+    run: Callable[[Ground], Figures]
+    needed: bool = True
+    """Whether the backend relies on a good answer."""
+    seconds: float = SECONDS
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+
+PROBES = (
+    Probe(copies.software),
+    Probe(copies.memory),
+    Probe(copies.copies),
+    Probe(copies.launch),
+    Probe(copies.views),
+    Probe(beyond.float_operators),
+    Probe(products.packed_scale),
+    Probe(products.quantize),
+    Probe(products.quant_matmul, seconds=2 * SECONDS),
+    Probe(products.saturation),
+    Probe(products.output_matrix),
+    Probe(products.weight_formats, needed=False),
+    Probe(products.product_speed),
+    Probe(products.float_product),
+    Probe(products.rows_of_products, needed=False),
+    Probe(layers.rms_norm),
+    Probe(layers.swiglu),
+    Probe(layers.rotate),
+    Probe(layers.write_keys),
+    Probe(layers.paged_attention),
+    Probe(layers.chunk_attention),
+    Probe(layers.chunk_equals_rows, needed=False),
+    Probe(layers.rows_of_layers, needed=False),
+    Probe(layers.keys_out_and_back),
+    Probe(graphs.replay),
+    Probe(graphs.replay_lengths),
+    Probe(graphs.eager_and_replay),
+    Probe(graphs.many_graphs, seconds=2 * SECONDS),
+    Probe(beyond.bfloat16, needed=False),
+    Probe(beyond.int32_product, needed=False),
+    Probe(beyond.row_scales, needed=False),
+    Probe(beyond.dynamic_quant, needed=False),
+    Probe(beyond.int8_keys_written, needed=False),
+    Probe(beyond.int8_keys, needed=False),
+    Probe(beyond.int8_keys_captured, needed=False),
+    Probe(beyond.s8gemm, needed=False),
+)
