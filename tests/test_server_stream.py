@@ -393,7 +393,7 @@ def test_events_of_a_moment_are_one_write_of_the_same_bytes(engine, kind, data):
 
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
 @given(
-    text=st.text(min_size=1).filter(lambda text: not "<think>".startswith(text.strip())),  # that waits: a thought may begin with it
+    text=st.text(min_size=1).filter(lambda text: not "<think>".startswith(text.strip())),  # it waits: a thought may begin so
     model=st.sampled_from(["builtin", "an/alias"]),
     index=st.integers(0, 1),
 )
