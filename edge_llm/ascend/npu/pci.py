@@ -10,6 +10,8 @@ HUAWEI = "0x19e5"
 """PCI vendor number of Ascend cards, and of other things that Huawei makes."""
 ACCELERATOR = "0x12"
 """How the class of a processing accelerator begins."""
+BOARD_NODES = ("svm0", "ascend_manager", "user_config")
+"""Device files that only boards have [web]: svm0 with a 310B, the others with a 310P as on an Atlas 200I Pro."""
 MOST_BYTES = 1 << 16
 
 
@@ -34,6 +36,15 @@ def card_nodes(devices: Path) -> list[str]:
     """Device files of cards in ``devices`` (/dev): davinci0, davinci1, ..."""
     found = [name for name in names_in(devices) if re.fullmatch("davinci[0-9]{1,4}", name)]
     return sorted(found, key=lambda name: int(name.removeprefix("davinci")))
+
+
+def is_board(root: Path = Path("/")) -> bool:
+    """Whether the chip is its own host ("RC"), as on boards: it has their device files and is on no bus.
+
+    Memory is the host's there, so that the driver's count of what is free is wrong, and copies have to be waited for [vllm].
+    """
+    devices = root / "dev"
+    return bool(card_nodes(devices)) and not pci_cards(root / "sys") and not set(BOARD_NODES).isdisjoint(names_in(devices))
 
 
 def _is_card(device: Path) -> bool:
