@@ -115,8 +115,7 @@ def _numa(machine: AscendMachine, cards: list[PciCard]) -> Iterator[Finding]:
 
 def _driver(machine: AscendMachine, nodes: list[str]) -> Finding:
     home = _driver_home(machine)
-    file = f"{home}/driver/version.info"
-    version = machine.version(file, "Version")  # [web] scripts that read it
+    file, version = f"{home}/driver/version.info", driver_version(machine)
     if not version and not nodes:
         advice = "install the card's driver and firmware as root, and reboot"
         return Finding("ascend driver", "not installed", good=False, advice=advice)
@@ -128,6 +127,11 @@ def _driver(machine: AscendMachine, nodes: list[str]) -> Finding:
         return _judged(machine, version)
     advice = f"{_CONTAINER} folder: `-v {home}/driver:{home}/driver`; elsewhere install the driver again if no card is found"
     return Finding("ascend driver", f"{version or 'loaded'} ({', '.join(gaps)})", advice=advice)
+
+
+def driver_version(machine: AscendMachine) -> str:
+    """Of the driver, which is that of the HDK that it came with; empty if it does not say."""
+    return machine.version(f"{_driver_home(machine)}/driver/version.info", "Version")  # [web] scripts that read it
 
 
 def _judged(machine: AscendMachine, version: str) -> Finding:

@@ -94,6 +94,11 @@ class Ground:
         """Of the host until it has given ``work`` to the card."""
         return statistics.median(given for given, _ in self._rounds(work, count))
 
+    def both_seconds(self, work: Callable[[], Any], count: int = 50) -> tuple[float, float]:
+        """Of the host to give ``work``, and of ``work``."""
+        given, total = zip(*self._rounds(work, count), strict=True)
+        return statistics.median(given), statistics.median(total)
+
     def _rounds(self, work: Callable[[], Any], count: int) -> list[tuple[float, float]]:
         """Seconds to give ``work`` and to do it, of ``count`` at a time."""
         count = self.size(count, 2)
