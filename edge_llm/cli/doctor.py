@@ -125,6 +125,8 @@ def _label(name: str) -> str:
 
 
 def _amount(name: str, value: float) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     for ending, (factor, unit) in _UNITS.items():
         if ending in name:
             return f"{factor * value:.4g} {unit}"

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from edge_llm.ascend.selftest.ground import Figures, Ground, equal
-from edge_llm.errors import DeviceError, DeviceLost
+from edge_llm.ascend.selftest.ground import SPOILED, Figures, Ground, equal, tried
 
 FLOAT16_MAX = 65504.0
 WIDE = 4864
@@ -87,22 +86,18 @@ def small_writes(ground: Ground) -> Figures:
     return equal(ground.result(work, x), expected)
 
 
+def _way(ground: Ground, work: Callable[..., Any], tensors: tuple[Any, ...], expected: Any) -> Figures:
+    figures = equal(ground.result(work, *tensors).to(expected.dtype), expected)
+    held = ground.held(*tensors)
+    return figures | {"seconds": ground.seconds(partial(work, *held), 20)}
+
+
 def _each(
     ground: Ground, cases: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Any]], needed: str = ""
 ) -> Figures:
-    """Each way by itself: whether it is there and right, and its seconds; an error where a ``needed`` one, or all, fail."""
-    found: dict[str, Figures] = {}
-    for name, (work, tensors, expected) in cases.items():
-        try:
-            figures = equal(ground.result(work, *tensors).to(expected.dtype), expected)
-            held = ground.held(*tensors)
-            found[name] = figures | {"seconds": ground.seconds(partial(work, *held), 20)}
-        except DeviceLost as error:
-            found[name] = {"error": str(error.__cause__ or error)[:500]}
-            break  # the card may answer wrongly from here on
-        except (DeviceError, RuntimeError, TypeError) as error:
-            found[name] = {"error": str(error.__cause__ or error)[:500]}
+    """Each way by itself: whether it is there and right, and its seconds; an error where the ``needed`` one, or any, fails."""
+    found, lost = tried({name: partial(_way, ground, *case) for name, case in cases.items()})
     wrong = {name: one["error"] for name, one in found.items() if "error" in one}
-    figures = {"ways": len(cases), "failed": len(wrong), "cases": found}
+    figures: Figures = {"ways": len(cases), "failed": len(wrong), "cases": found} | ({SPOILED: True} if lost else {})
     bad = {name: text for name, text in wrong.items() if name == needed} if needed else wrong
     return figures | ({"error": "; ".join(f"{name}: {text}" for name, text in bad.items())} if bad else {})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from edge_llm.ascend.selftest.graphs import Layer
-from edge_llm.ascend.selftest.ground import Figures, Ground, near, together
+from edge_llm.ascend.selftest.ground import SPOILED, Figures, Ground, near, together, tried
 from edge_llm.ascend.selftest.layers import ATTENTION_BOUND, EPS, Cached, Heads, angles, cached, caches, mask_of
 from edge_llm.ascend.selftest.products import scales
-from edge_llm.errors import DeviceError, DeviceLost
 
 COLUMNS, OUTPUTS, HOT = 896, 64, 32
 LAYERS = 24
@@ -19,17 +19,15 @@ PROMPTS = (256, 1024)
 
 def launch_kinds(ground: Ground) -> Figures:
     """Seconds of each kind of operator for one row, of the card and of the host that gives it."""
-    kinds, found = _kinds(ground), dict[str, Figures]()
-    for name, work in kinds.items():
-        try:
-            found[name] = dict(zip(("seconds_to_give", "seconds"), ground.both_seconds(work, 200), strict=True))
-        except DeviceLost:
-            raise
-        except (DeviceError, RuntimeError, TypeError) as error:
-            found[name] = {"error": str(error.__cause__ or error)[:500]}
+    found, lost = tried({name: partial(_launched, ground, work) for name, work in _kinds(ground).items()})
     said = {f"{name}_seconds": one["seconds"] for name, one in found.items() if "seconds" in one}
     failed = [name for name, one in found.items() if "error" in one]
-    return {**said, "cases": found} | ({"error": f"{', '.join(failed)} failed"} if failed else {})
+    figures: Figures = {**said, "cases": found} | ({SPOILED: True} if lost else {})
+    return figures | ({"error": f"{', '.join(failed)} failed"} if failed else {})
+
+
+def _launched(ground: Ground, work: Callable[[], Any]) -> Figures:
+    return dict(zip(("seconds_to_give", "seconds"), ground.both_seconds(work, 200), strict=True))
 
 
 def _kinds(ground: Ground) -> dict[str, Callable[[], Any]]:

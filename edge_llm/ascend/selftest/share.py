@@ -1,6 +1,6 @@
-"""A report of the self-test that its owner can post: figures and versions, and nothing that names a person, a machine or a place.
+"""A report of the self-test that its owner can post: figures and versions, nothing that names a person, a machine or a place.
 
-What is numbers stays; of texts, those of a few places stay, without paths, addresses, long numbers and the names of this machine.
+Numbers stay; texts stay without paths, addresses, long numbers and the names of this machine.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from edge_llm.ascend.npu.pci import small_text
 from edge_llm.errors import StorageError
 from edge_llm.files import shown, write_whole
+
 Report = Mapping[str, Any]
 LEFT_OUT = ("models", "npu-smi", "ascend numa")
 """Findings that are places and nothing else."""
@@ -27,10 +29,15 @@ NO_NAMES = {"home", "root", "usr", "local", "tmp", "var", "opt", "data", "mnt", 
 PLACE, NAME, NUMBER = "PATH", "NAME", "NUMBER"
 _QUOTED = re.compile(r"""(['"`])(?:(?!\1).)*[/\\](?:(?!\1).)*\1""", re.DOTALL)
 _RATE = re.compile(r"\(?[A-Za-z]{1,10}/s[,;.)]?")
-_FILE = re.compile(r"(?:lib\w+\.so|\w+\.(?:cpp|h|py))(?=[:,;.)\d]*$)")
-_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b[0-9a-f]{1,4}(?::[0-9a-f]{0,4}){2,}[\w.]*|\S+@\S+", re.IGNORECASE)
+_DEVICE = re.compile(r"\(?/dev/(?:davinci(?:\d{1,3}|\*|_manager)|devmm_svm|hisi_hdc|svm0|ascend_manager|user_config)[,.:;)]*")
+_FLOAT = re.compile(r"-?(?:\d{1,12}\.\d{1,12}|inf|nan)")
+_FILE = re.compile(r"(?:lib\w+\.so|\w+\.(?:cpp|h))(?=[:,;.)\d]*$)")
+_ADDRESS = re.compile(
+    r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b[0-9a-f]{1,4}(?::[0-9a-f]{0,4}){2,}[\w.]*|(?<![\w:])::[0-9a-f]+[\w:.]*|\S+@\S+",
+    re.IGNORECASE,
+)
 _WORD = re.compile(r"\w+")
-_CODE = re.compile(r"Ascend\w+|ERR\d{5}|0x[0-9a-f]{1,8}", re.IGNORECASE)
+_CODE = re.compile(r"Ascend\w+|ERR\d{5}|0x[0-9a-f]{1,16}", re.IGNORECASE)
 _DIGEST = re.compile(r"[0-9a-f]{16,}", re.IGNORECASE)
 
 
@@ -79,6 +86,8 @@ class _Hidden:
         return self.text(value) if isinstance(value, str) else value
 
     def text(self, text: str) -> str:
+        if _FLOAT.fullmatch(text):
+            return text
         text = _QUOTED.sub(PLACE, text)
         text = re.sub(r"\S*[/\\]\S*", lambda found: _place(found[0]), text)
         if self._names:
@@ -88,8 +97,8 @@ class _Hidden:
 
 
 def _place(word: str) -> str:
-    """A word with a slash: a rate stays, of a path the name of a library or a source file."""
-    if _RATE.fullmatch(word):
+    """A word with a slash: rates and cards stay, of a path the name of a library or a source file."""
+    if _RATE.fullmatch(word) or _DEVICE.fullmatch(word):
         return word
     file = _FILE.match(re.split(r"[/\\]", word)[-1])
     return f"{PLACE} {file[0]}" if file else PLACE
@@ -106,10 +115,8 @@ def names_here(environment: Mapping[str, str] | None = None) -> set[str]:
     environment = os.environ if environment is None else environment
     variables = ("USER", "LOGNAME", "USERNAME", "SUDO_USER", "HOSTNAME")
     told = {platform.node(), small_text(Path("/etc/hostname")), *(environment.get(name, "") for name in variables)}
-    try:
+    with suppress(OSError, KeyError):  # a container's user may have no name
         told.add(getpass.getuser())
-    except (OSError, KeyError):
-        pass  # a container's user may have no name
     told |= {part for name in told for part in name.split(".")}
     for folder in (environment.get("HOME", ""), environment.get("EDGE_LLM_HOME", ""), environment.get("PWD", "")):
         told |= {word for part in Path(folder).parts for word in (part, *part.split())}
