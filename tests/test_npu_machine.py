@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edge_llm.ascend.npu.findings import ascend_findings
 from edge_llm.ascend.npu.machine import AscendMachine
 from edge_llm.ascend.npu.packages import Imported, import_torch_npu, imported
-from edge_llm.ascend.npu.pci import is_board
+from edge_llm.ascend.npu.pci import is_own_host
 from edge_llm.ascend.npu.settings import COMPILER_PACKAGES
 from edge_llm.ascend.npu.toolkit import attention_refusal
 from edge_llm.ascend.npu.versions import older
@@ -348,7 +348,7 @@ def test_a_board_has_other_devices_and_no_bus(tmp_path, chip):
     fake = build(tmp_path, files)
     findings = ascend_findings(fake)
     found = named(findings)
-    assert is_board(fake.root)
+    assert is_own_host(fake.root)
     assert bad(findings) == []
     assert found["ascend chip"].value == "unknown (of a board, on no bus)"
     assert "own host" in found["ascend board"].value
@@ -360,11 +360,13 @@ def test_a_board_has_other_devices_and_no_bus(tmp_path, chip):
 
 def test_a_board_is_one_by_its_devices_and_its_bus(tmp_path):
     board = dict.fromkeys((*BOARDS["310P"], "/dev/davinci0"), "")
-    assert is_board(build(tmp_path / "board", board).root)
-    assert not is_board(build(tmp_path / "a card", {**FILES, **board}).root)
-    assert not is_board(build(tmp_path / "no driver", dict.fromkeys(BOARDS["310P"], "")).root)
+    assert is_own_host(build(tmp_path / "board", board).root)
+    assert not is_own_host(build(tmp_path / "a card", {**FILES, **board}).root)
+    assert not is_own_host(build(tmp_path / "no driver", dict.fromkeys(BOARDS["310P"], "")).root)
+    few = dict.fromkeys(("/dev/davinci0", "/dev/davinci_manager"), "")
+    assert is_own_host(build(tmp_path / "a board's container with few devices", few).root)
     closed = build(tmp_path / "a closed container", without(PCI))
-    assert not is_board(closed.root)
+    assert not is_own_host(closed.root)
     assert named(ascend_findings(closed))["ascend chip"].value.startswith("unknown (no card on the PCI bus")
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_llm.ascend.npu.packages import Imported, import_torch_npu
-from edge_llm.ascend.npu.pci import card_nodes, is_board, small_text
+from edge_llm.ascend.npu.pci import card_nodes, is_own_host, small_text
 
 INSTALLED = "/usr/local/Ascend"  # [doc] where the installers of root put driver, CANN and NNAL
 VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z._+-]{0,39}")
@@ -70,7 +70,7 @@ class AscendMachine:
     @property
     def board(self) -> bool:
         """Whether the chip is its own host."""
-        return is_board(self.root)
+        return is_own_host(self.root)
 
     @property
     def in_container(self) -> bool:

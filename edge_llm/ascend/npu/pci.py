@@ -12,6 +12,8 @@ ACCELERATOR = "0x12"
 """How the class of a processing accelerator begins."""
 BOARD_NODES = ("svm0", "ascend_manager", "user_config")
 """Device files that only boards have [web]: svm0 with a 310B, the others with a 310P as on an Atlas 200I Pro."""
+CARD_NODE = "hisi_hdc"
+"""What a card and its host talk through [vllm]: no card works without."""
 MOST_BYTES = 1 << 16
 
 
@@ -38,13 +40,16 @@ def card_nodes(devices: Path) -> list[str]:
     return sorted(found, key=lambda name: int(name.removeprefix("davinci")))
 
 
-def is_board(root: Path = Path("/")) -> bool:
-    """Whether the chip is its own host ("RC"), as on boards: it has their device files and is on no bus.
+def is_own_host(root: Path) -> bool:
+    """Whether the chip of the machine below ``root`` runs the host as well ("RC"), as on boards: it is on no bus.
 
     Memory is the host's there, so that the driver's count of what is free is wrong, and copies have to be waited for [vllm].
+    A card in a container that shows no bus has the device files of cards, and none of boards.
     """
-    devices = root / "dev"
-    return bool(card_nodes(devices)) and not pci_cards(root / "sys") and not set(BOARD_NODES).isdisjoint(names_in(devices))
+    devices = names_in(root / "dev")
+    if not card_nodes(root / "dev") or pci_cards(root / "sys"):
+        return False
+    return not set(BOARD_NODES).isdisjoint(devices) or CARD_NODE not in devices
 
 
 def _is_card(device: Path) -> bool:

@@ -6,10 +6,11 @@ A refusal is an answer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from edge_llm.ascend.npu import emulated_ops
-from edge_llm.ascend.npu.pci import is_board
+from edge_llm.ascend.npu.pci import is_own_host
 from edge_llm.ascend.selftest.graphs import captured, replayed
 from edge_llm.ascend.selftest.ground import Figures, Ground, compared, equal, near
 from edge_llm.ascend.selftest.layers import ATTENTION_BOUND, FLOAT16_BOUND
@@ -176,7 +177,7 @@ def run_mode(ground: Ground) -> Figures:
     """Whether pyACL says that this code runs beside the card or, as on boards, on it: 1 or 0."""
     acl = _pyacl()
     mode, code = acl.rt.get_run_mode()
-    figures: Figures = {"run_mode": int(mode), "board": is_board()}
+    figures: Figures = {"run_mode": int(mode), "board": is_own_host(Path("/"))}
     return figures | ({"error": f"acl.rt.get_run_mode returned {code}"} if code else {})
 
 
