@@ -6,6 +6,7 @@ Sources as in `edge_llm.ascend.npu.machine`.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 
 from edge_llm.ascend.npu.finding import Finding
@@ -38,7 +39,7 @@ def _without_graphs(environment: Mapping[str, str]) -> Iterator[Finding]:
     others = [part for part in parts if not _PINNED_SEGMENTS.fullmatch(part)]
     if len(others) < len(parts):
         kept = "".join(char for char in ",".join(others) if char.isprintable())
-        advice = f"`export {ALLOCATOR}={kept}`" if kept else f"`unset {ALLOCATOR}`"
+        advice = f"`export {ALLOCATOR}={shlex.quote(kept)}`" if kept else f"`unset {ALLOCATOR}`"
         value = f"`pin_memory_expandable_segments:True` is {_NO_GRAPHS}"
         yield Finding(ALLOCATOR, value, good=False, advice=advice, dispensable=True)
     if environment.get(BLOCKING, "").strip() == "1":
