@@ -177,8 +177,8 @@ def test_of_several_ways_none_is_asked_of_a_lost_card(monkeypatch, ground):
     assert found["spoiled"] and list(found["cases"]) == ["int8 index_copy_", "int8 assignment"]
 
 
-def test_a_chip_that_saturates_is_told_from_one_that_has_inf_and_nan(monkeypatch, ground):
-    overflow = probe_named("overflow")
+def test_a_chip_that_saturates_is_told_from_one_that_has_inf_and_nan(monkeypatch):
+    ground, overflow = Ground(EmulatedRuntime(chip_law("910b"))), probe_named("overflow")
     assert {"saturates": False, "has_nan": True}.items() <= overflow.run(ground).items()
     right = ground.result
     monkeypatch.setattr(ground, "result", lambda *given: tuple(one.nan_to_num(nan=0.0) for one in right(*given)))
