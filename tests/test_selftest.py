@@ -5,7 +5,9 @@ No card was at hand: the operators are PyTorch's on the CPU, or the real torch_n
 
 import dataclasses
 import json
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -302,6 +304,17 @@ def test_probes_under_the_real_torch_npu(card, soc):
     names += ["weight_formats", "float_fractals", "swiglu_float32", "chunk_limits", "rows_of_products", "chunk_equals_rows"]
     names += ["rows_of_layers", "int8_keys", "int8_keys_captured"]
     assert card.run(under_torch_npu, names, soc=soc) == dict.fromkeys([probe.name for probe in PROBES if probe.name in names])
+
+
+def test_rows_and_tests_that_the_page_names_are_there():
+    page = (Path(__file__).parents[1] / "docs" / "ascend.md").read_text()
+    table = page.partition("| row | what we would like to know |")[2].partition("\n\n")[0]
+    rows = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.splitlines() if line)))
+    assert rows and rows <= {probe.name for probe in PROBES}
+    assert {probe.name for probe in PROBES if not probe.needed} - rows <= {"bfloat16", "int8_keys_written"}
+    told = set(re.findall(r"`(test_\w+)`", page))
+    here = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
+    assert told and [name for name in told if f"def {name}(" not in here] == []
 
 
 # ---- none of them stops the others
