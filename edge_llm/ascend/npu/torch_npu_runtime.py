@@ -99,7 +99,7 @@ def _attention_missing(operators: Any, law: ChipLaw) -> str:
     if not hasattr(operators, "_npu_paged_attention"):
         return "the package NNAL is missing: install it for this CANN, then `source .../nnal/atb/set_env.sh`"
     if not hasattr(operators, chunk_attention(law)):
-        return f"this torch_npu has no {chunk_attention(law)}: install a newer one, up to 2.13"
+        return f"this torch_npu has no {chunk_attention(law)}: install a newer one, up to 2.14"
     return ""
 
 
