@@ -8,6 +8,7 @@ overridden raises, and so does what the operator's own Meta kernel refuses or ha
 from __future__ import annotations
 
 import ctypes
+import os
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 import torch_npu
+from standins.lengths import check_lengths, on_host
 from torch.utils._pytree import tree_leaves, tree_map
 
 Kernel = Callable[..., Any]
@@ -24,10 +26,7 @@ Kernel = Callable[..., Any]
 ATEN = (
     "mm", "addmm", "add", "add_", "mul", "mul_", "neg", "cat", "index_select", "gt", "abs", "sum", "zero_", "fill_", "clone",
 )  # fmt: skip
-ON_HOST = {  # operands that the card takes from the host's memory
-    "atb::_npu_paged_attention_splitfuse": {"seq_len"},
-    "atb::_npu_paged_attention_splitfuse_v2": {"seq_len"},
-}
+SOC = os.environ["STANDIN_SOC"]
 ND_FORMATS = (0, 2)  # of memory that lies as torch thinks
 
 calls: Counter[str] = Counter()  # kernels that ran, by operator; those of a replay are among the replayed ones only
@@ -146,6 +145,7 @@ class _Kernel:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         operands = dict(zip(self.parameters, arguments, strict=False)) | named
         _fail_if_told(self.name)
+        check_lengths(SOC, self.name, operands)
         self._check_devices(operands)
         stream = torch.npu.current_stream().npu_stream
         default_stream_calls[self.name] += stream == torch.npu.default_stream().npu_stream
@@ -196,7 +196,7 @@ class _Kernel:
             for tensor in tree_leaves(operand):
                 elsewhere = isinstance(tensor, torch.Tensor) and tensor.device.type != "npu"
                 # a number is a tensor without dimensions, on the host, for aten
-                if elsewhere and tensor.dim() and name not in ON_HOST.get(self.name, ()):
+                if elsewhere and tensor.dim() and name not in on_host(SOC, self.name):
                     raise RuntimeError(f"{self.name}: expected all tensors to be on the card, but {name} is on {tensor.device}")
 
     def _check_by_meta(self, arguments: Any, named: Any, results: list[torch.Tensor]) -> None:

@@ -77,6 +77,8 @@ class ChipLaw:
     """Whether INT8 weights lie as fractals, of which the product takes the transposed view."""
     keys_are_nz: bool = True
     """Whether keys and values in blocks lie as fractals."""
+    fractals_are_off: bool = False
+    """Whether torch_npu leaves arrays as rows where it is told to make fractals, unless it is told that it may."""
     shares_memory: bool = False
     """Whether the host's memory is the card's as well, half for each."""
     placements: tuple[str, ...] = ("split", "split,host", "card")
@@ -220,6 +222,7 @@ CHIPS = {
         captures=True,  # [src]
         weights_are_nz=False,
         keys_are_nz=False,
+        fractals_are_off=True,  # [src]
     ),
 }
 

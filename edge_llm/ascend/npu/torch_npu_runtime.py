@@ -33,6 +33,7 @@ class TorchNpuRuntime:
         self._npu: Any = torch.npu  # type: ignore[attr-defined]
         with _failures():
             self._npu.set_device(self.device)
+            _set_up(self._npu, law)
             self._stream = self._npu.Stream(device=self.device)
             self._copies = self._npu.Stream(device=self.device)
         self.software = f"torch_npu {package_version('torch_npu')}, CANN {_cann_version()}"
@@ -86,6 +87,19 @@ class TorchNpuRuntime:
                 event = self._npu.Event()
                 event.record(stream)
         return _Event(event, self.counters)
+
+
+def _set_up(npu: Any, law: ChipLaw) -> None:
+    """What a process must say before its first operator.
+
+    [src] CANN compiles operators when they are called, unless it is told not to, and does by default on inference chips: an
+    operator that is compiled so cannot be captured, and makes float32 float16.  Fractals are off by default on a 910B.
+    """
+    npu.set_compile_mode(jit_compile=False)
+    if not npu.is_jit_compile_false():
+        raise DeviceError("torch_npu goes on compiling operators when they are called: set_compile_mode does nothing")
+    if law.fractals_are_off:
+        npu.config.allow_internal_format = True
 
 
 def _cann_version() -> str:
