@@ -239,12 +239,15 @@ class Device(Protocol):
     """Names how its numbers come about, such as chip and route: keys of like numerics and placement are the same bits."""
     placement: Placement
     """What runs where."""
-    placement_reason: str
-    """Why it is this one, in a few words."""
     keys: str
     """How keys and values are kept: int8 or float16."""
     activations: tuple[str, ...]
     """The scales of activations that it can do, of `edge_llm.config.ACTIVATIONS`, the preferred first."""
+
+    @property
+    def placement_reason(self) -> str:
+        """Why it is this one, in a few words; what is learnt later, such as what a card refuses, is among them."""
+        ...
 
     @property
     def pool(self) -> ThreadPool:

@@ -125,7 +125,11 @@ class Runner(Protocol[State]):
 
     context: int
     """Longest sequence in tokens."""
-    site: Site
+
+    @property
+    def site(self) -> Site:
+        """Where it runs now, and what has been learnt of that."""
+        ...
 
     @property
     def pool(self) -> ThreadPool | None:

@@ -58,7 +58,7 @@ class Int8Runner:
     ) -> None:
         self.config = config
         self.context = runtime.context or config.context
-        self.site = Site.of(runtime, device)
+        self._runtime = runtime
         self.pool = device.pool
         self._lengths = chunk_lengths(runtime.chunk, self.context)
         self._window = runtime.window
@@ -80,6 +80,10 @@ class Int8Runner:
         self._looked_at = False
         self._clipped = 0
         """As of the last prompt behind a look: a card is asked in the thread that runs it, and only when somebody looks."""
+
+    @property
+    def site(self) -> Site:
+        return Site.of(self._runtime, self._device)
 
     @property
     def clipped(self) -> int:

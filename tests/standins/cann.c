@@ -45,7 +45,8 @@ enum {
   X(events_recorded) X(stream_waits)                                                                                       \
   X(captures_begun) X(captures_ended) X(replays)                                                                           \
   X(device_allocations) X(device_allocated_bytes) X(device_frees) X(host_allocations) X(host_allocated_bytes)              \
-  X(host_frees) X(streams_created) X(kernels) X(kernels_captured) X(kernels_replayed) X(refused_operators)
+  X(host_frees) X(streams_created) X(kernels) X(kernels_captured) X(kernels_replayed) X(kernels_updated)                 \
+  X(refused_operators)
 #define AS_ID(name) C_##name,
 #define AS_TEXT(name) #name,
 enum Counter { COUNTERS(AS_ID) COUNTER_COUNT };
@@ -245,6 +246,7 @@ int aclrtPointerGetAttributes(const void* address, PointerAttributes* attributes
 typedef struct Stream Stream;
 typedef struct Event Event;
 typedef struct Model Model;
+typedef struct Group Group;
 typedef enum { COPY, FILL, RECORD, WAIT, REPLAY, CALL, KERNEL } TaskKind;
 
 typedef struct Task {
@@ -272,6 +274,8 @@ struct Stream {
   int busy;        // a thread does its first task
   int error;       // of a task; the next wait reports it
   Model* capture;  // while it is captured
+  Task* before;    // the group of tasks that is being captured: the one that it comes behind, or NULL
+  Group* updated;  // while a group of tasks of a graph is told other arguments
 };
 
 struct Event {
@@ -288,6 +292,12 @@ struct Model {
   pthread_t thread;
   int mode;
   int invalid;
+};
+
+struct Group {  // tasks of a graph, from the one behind `before`
+  Model* model;
+  Task *before, *last;
+  Task* next;  // to be told other arguments
 };
 
 static Stream default_stream;
@@ -693,6 +703,40 @@ int aclmdlRICaptureThreadExchangeMode(int* mode) {
   return OK;
 }
 
+// Tasks of a graph whose arguments the host gives: they are recorded as a group, and called again on another stream, which
+// records nothing and does nothing but give them their new arguments.
+
+int aclmdlRICaptureTaskGrpBegin(void* handle) {
+  ENTER();
+  Stream* stream = stream_of(handle);
+  if (!stream->capture) return STREAM_NOT_CAPTURED;
+  stream->before = stream->capture->tasks.tail;
+  return OK;
+}
+
+int aclmdlRICaptureTaskGrpEnd(void* handle, void** group) {
+  ENTER();
+  Stream* stream = stream_of(handle);
+  if (!stream->capture) return STREAM_NOT_CAPTURED;
+  Group* made = malloc(sizeof *made);
+  *made = (Group){stream->capture, stream->before, stream->capture->tasks.tail};
+  *group = made;
+  return OK;
+}
+
+int aclmdlRICaptureTaskUpdateBegin(void* handle, void* group) {
+  ENTER();
+  Group* updated = stream_of(handle)->updated = group;
+  updated->next = updated->before ? updated->before->next : updated->model->tasks.head;
+  return OK;
+}
+
+int aclmdlRICaptureTaskUpdateEnd(void* handle) {
+  ENTER();
+  stream_of(handle)->updated = NULL;
+  return OK;
+}
+
 int aclmdlRIExecuteAsync(void* model, void* on) {
   ENTER();
   count(C_replays);
@@ -712,7 +756,7 @@ void standin_on_kernel(int (*run)(uint64_t kernel)) { run_kernel = run; }
 uint64_t standin_begin_kernel(void* handle, int* error) {
   Stream* stream = stream_of(handle);
   pthread_mutex_lock(&lock);
-  uint64_t capture = stream->capture ? stream->capture->id : 0;
+  uint64_t capture = stream->capture ? stream->capture->id : stream->updated ? stream->updated->model->id : 0;
   pthread_mutex_unlock(&lock);
   count(capture ? C_kernels_captured : C_kernels);
   *error = capture ? OK : do_stream(stream);
@@ -720,7 +764,16 @@ uint64_t standin_begin_kernel(void* handle, int* error) {
 }
 
 void standin_capture_kernel(void* handle, uint64_t kernel) {
-  enqueue(stream_of(handle), (Task){.kind = KERNEL, .kernel = kernel});
+  Group* group = stream_of(handle)->updated;
+  if (!group) {
+    enqueue(stream_of(handle), (Task){.kind = KERNEL, .kernel = kernel});
+    return;
+  }
+  while (group->next && group->next->kind != KERNEL && group->next != group->last) group->next = group->next->next;
+  if (!group->next || group->next->kind != KERNEL) abort();  // more kernels than were recorded
+  count(C_kernels_updated);
+  group->next->kernel = kernel;
+  group->next = group->next == group->last ? NULL : group->next->next;
 }
 
 // ---- the card
@@ -785,7 +838,7 @@ static int route_count;
 void standin_route(const char* kind, const char* name, void* on) {
   pthread_mutex_lock(&lock);
   if (route_count < (int)(sizeof routes / sizeof *routes))
-    routes[route_count++] = (Route){kind, strdup(name), stream_of(on)->capture != NULL};
+    routes[route_count++] = (Route){kind, strdup(name), stream_of(on)->capture != NULL || stream_of(on)->updated != NULL};
   pthread_mutex_unlock(&lock);
 }
 

@@ -24,9 +24,10 @@ Kernel = Callable[..., Any]
 
 # what the card computes of torch itself; each name stands for all its forms that torch_npu implements
 ATEN = (
-    "mm", "addmm", "add", "add_", "mul", "mul_", "neg", "cat", "index_select", "gt", "abs", "sum", "zero_", "fill_", "clone",
+    "mm", "addmm", "add", "add_", "mul", "mul_", "neg", "cat", "index_select", "gt", "abs", "sum", "max", "zero_", "fill_", "clone",
 )  # fmt: skip
 SOC = os.environ["STANDIN_SOC"]
+SATURATES = "910B" not in SOC
 ND_FORMATS = (0, 2)  # of memory that lies as torch thinks
 
 calls: Counter[str] = Counter()  # kernels that ran, by operator; those of a replay are among the replayed ones only
@@ -137,6 +138,7 @@ class _Kernel:
         self.name = schema.name
         self.parameters = [parameter.name for parameter in schema.arguments]
         written = [parameter.name for parameter in schema.arguments if _is_written(parameter)]
+        self.written = [name for name in written if "cache" not in name]  # what is in those comes out of other kernels
         self.returned = written if any(_is_written(value) for value in schema.returns) else []
         self.makes_results = bool(schema.returns) and not self.returned
         self.has_meta = operator.namespace != "aten" and self.makes_results and _has_kernel(operator, "Meta")
@@ -187,9 +189,12 @@ class _Kernel:
 
     def _results(self, arguments: Any, named: Any) -> list[torch.Tensor]:
         value = self.function(*arguments, **named)
-        if not self.makes_results:
-            return []
-        return list(value) if isinstance(value, tuple | list) else [value]
+        results = [] if not self.makes_results else list(value) if isinstance(value, tuple | list) else [value]
+        if SATURATES:
+            operands = dict(zip(self.parameters, arguments, strict=False)) | named
+            for tensor in (*results, *(operands[name] for name in self.written if name in operands)):
+                _saturate(tensor)
+        return results
 
     def _check_devices(self, operands: Mapping[str, Any]) -> None:
         for name, operand in operands.items():
@@ -211,6 +216,12 @@ class _Kernel:
         found = [_kind(result) for result in results]
         if found != self.by_meta[key]:
             raise AssertionError(f"{self.name} gives {found} here, but torch_npu {self.by_meta[key]}")
+
+
+def _saturate(tensor: torch.Tensor) -> None:
+    """As a chip without Inf and NaN: the largest number, and 0."""
+    if tensor.dtype.is_floating_point:
+        tensor.nan_to_num_(nan=0)
 
 
 def _is_written(value: Any) -> bool:

@@ -212,6 +212,7 @@ def _aten(known: str, floats: tuple[str, ...]) -> dict[str, Operator]:
         "gt": _elementwise(known, "other"),
         "abs": _elementwise(known),
         "sum": _elementwise(known, dim=None, keepdim=False, dtype=None),
+        "max": _elementwise(known),
         "copy_": _elementwise(known, "src", non_blocking=False),
         "to": _elementwise(known, "other", dtype=None, non_blocking=False, copy=False),
         "contiguous": _elementwise(known),

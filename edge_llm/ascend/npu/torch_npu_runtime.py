@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version as package_version
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from edge_llm.ascend.npu.chips import ChipLaw
 from edge_llm.ascend.npu.law import check_capture, chunk_attention
-from edge_llm.ascend.npu.runtime import Completion, Counters, Work
+from edge_llm.ascend.npu.runtime import CaptureRefused, Completion, Counters, Work
 from edge_llm.errors import DeviceError, DeviceLost
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class TorchNpuRuntime:
             self._copies = self._npu.Stream(device=self.device)
         self.software = f"torch_npu {package_version('torch_npu')}, CANN {_cann_version()}"
         self.attention_missing = _attention_missing(torch.ops.atb, law)
+        self.capture_refusal = _refused_from_the_start(os.environ)
+        self._pool: Any = None
 
     def memory(self) -> tuple[int, int]:
         with _failures():
@@ -67,14 +71,31 @@ class TorchNpuRuntime:
 
     def capture(self, work: Work) -> _NpuGraph:
         check_capture(self.law)
+        if self.capture_refusal:
+            raise CaptureRefused(self.capture_refusal)
         graph = self._npu.NPUGraph()
-        with _failures(), self._torch.inference_mode():
-            self._npu.set_device(self.device)
-            self._npu.synchronize()
-            with self._npu.graph(graph, stream=self._stream):
-                work()
+        try:
+            self._record(graph, work)
+        except RuntimeError as error:
+            if _loses_the_card(error):
+                raise _lost(error) from error
+            self.capture_refusal = _first_line(_first_cause(error))
+            raise CaptureRefused(self.capture_refusal) from error
         self.counters.captures += 1
         return _NpuGraph(graph, self.counters)
+
+    def _record(self, graph: Any, work: Work) -> None:
+        """All graphs have one pool of memory: one is replayed at a time."""
+        self._npu.set_device(self.device)
+        self._npu.synchronize()
+        if self._pool is None:
+            self._pool = self._npu.graph_pool_handle()
+        how = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
+        if self.law.host_lengths:  # has operators be told of other lengths
+            how["auto_dispatch_capture"] = True
+        with _modes_as_before(), self._torch.inference_mode(), self._npu.stream(self._stream):
+            with self._npu.graph(graph, **how):
+                work()
 
     def _given(self, stream: Any, work: Work, after: Completion | None) -> Completion:
         with _failures(), self._torch.inference_mode():
@@ -135,6 +156,9 @@ class _NpuGraph:
         self._graph = graph
         self._counters = counters
 
+    def update(self, lengths: Tensor) -> None:
+        self._graph.update(cpu_update_input=[{"context_lens": lengths}])
+
     def replay(self) -> None:
         self._counters.replays += 1
         self._graph.replay()
@@ -154,14 +178,77 @@ def _never_free_pinned() -> None:
     _never_freed.update({id(array): array for array in arrays})
 
 
+_REFUSED_CAPTURES = (
+    ("TASK_QUEUE_ENABLE", r"2", "TASK_QUEUE_ENABLE=2 is set, which refuses it; 1 does not"),
+    ("ASCEND_LAUNCH_BLOCKING", r"1", "ASCEND_LAUNCH_BLOCKING=1 is set, which refuses it; leave it out"),
+    (
+        "PYTORCH_NPU_ALLOC_CONF",
+        r".*pin_memory_expandable_segments:\s*true.*",
+        "PYTORCH_NPU_ALLOC_CONF has pin_memory_expandable_segments, which refuses it; leave it out",
+    ),
+)
+"""[src] Environment variables, the value that is in the way, and what is said of it."""
+
+
+def _refused_from_the_start(environment: Mapping[str, str]) -> str:
+    """Why torch_npu will refuse every capture of this process; empty where nothing is known."""
+    for name, value, reason in _REFUSED_CAPTURES:
+        if re.fullmatch(value, environment.get(name, ""), re.IGNORECASE):
+            return reason
+    return ""
+
+
+@contextmanager
+def _modes_as_before() -> Iterator[None]:
+    """[whl] torch_npu leaves its way to see operators behind where a capture does not end well."""
+    from torch._C import _len_torch_dispatch_stack
+    from torch.utils._python_dispatch import _pop_mode
+
+    before = _len_torch_dispatch_stack()
+    try:
+        yield
+    finally:
+        while _len_torch_dispatch_stack() > before:
+            _pop_mode()
+
+
+_INVALIDATED_CAPTURE = 507903
+
+
+def _loses_the_card(error: BaseException) -> bool:
+    """Whether the card itself failed: its codes are 507xxx, all but the one of a capture that something else ended."""
+    texts = " ".join(map(str, _chain(error)))
+    return any(int(code) != _INVALIDATED_CAPTURE for code in re.findall(r"\b507[0-9]{3}\b", texts))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """``error`` and what it was raised in the middle of."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    return [*_chain(error)][-1]
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "it gave no reason")
+
+
+def _lost(error: BaseException) -> DeviceLost:
+    _never_free_pinned()
+    return DeviceLost("ascend", _first_line(error))
+
+
 @contextmanager
 def _failures() -> Iterator[None]:
     """What torch_npu raises, as one of the tree's errors."""
     try:
         yield
     except RuntimeError as error:
-        reason = next(iter(str(error).strip().splitlines()), "it gave no reason")
+        reason = _first_line(error)
         if "out of memory" in reason.lower():
             raise DeviceError(f"the card has no memory left: {reason}; use a smaller --ctx or --card-memory") from error
-        _never_free_pinned()
-        raise DeviceLost("ascend", reason) from error
+        raise _lost(error) from error

@@ -61,7 +61,7 @@ class AscendDevice:
             )
         unfit = _unfit(runtime, options.decoder)
         choice = choose_placement(options.placement, _able(law), f"the device `{self.name}`", unfit)
-        self.placement, self.placement_reason = choice.placement, choice.reason
+        self.placement, self._reason = choice.placement, choice.reason
         self.keys = _keys(options.keys, law, options.decoder if self.placement.alone else None)
         """How keys and values are kept: int8 or float16."""
         self.numerics = f"{self.name}:{self.keys}:{runtime.software}"
@@ -74,6 +74,11 @@ class AscendDevice:
         self.cpu_threads = options.threads
         self._host = HostDevice(options.threads, shadow=options.shadow)
         self._shadow = options.shadow
+
+    @property
+    def placement_reason(self) -> str:
+        refusal = self.runtime.capture_refusal if self.placement.alone and self.keys == FLOAT16_KEYS else ""
+        return f"{self._reason}; its steps are not recorded: {refusal}" if refusal else self._reason
 
     @property
     def pool(self) -> ThreadPool:
