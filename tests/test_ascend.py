@@ -6,10 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from card_reference import logits_of
+from hypothesis import given
+from hypothesis import strategies as st
 from test_devices_card import SHAPES, tokens_of
 
+from edge_llm.ascend.devices.card.key_forms import put_rows
+from edge_llm.ascend.devices.card.layers import Layers
+from edge_llm.ascend.npu.chips import chip_law
 from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.ascend.npu.law import OPERATORS
+from edge_llm.ascend.npu.runtime import run
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
 from edge_llm.devices import open_device
@@ -125,6 +131,15 @@ def test_card_is_close_to_the_reference(bundles, name):
     error = np.abs(got - want).max() / largest
     print(f"{name}: {same} of {len(tokens)} rows are the same bits, {differ.sum()} tokens differ, logits at most {error:.4f}")
     assert not (differ & (best[:, -1] - best[:, -2] > GAP * largest)).any()
+
+
+@pytest.mark.parametrize("name", ON_CARD)
+def test_steps_of_a_chip_that_takes_lengths_from_the_host_are_replayed_and_close_to_the_reference(bundles, name):
+    tokens = tokens_of(bundles[name], 120)
+    runner = runner_of(bundles[name], placement="card", device="ascend:910b")
+    got, want = logits(runner, tokens, steps=40), logits_of(bundles[name], tokens)
+    assert runner.model._runtime.counters.replays == 40
+    assert np.abs(got - want).max() <= BOUND * np.abs(want).max()
 
 
 @pytest.mark.thorough(keep=1)
@@ -288,6 +303,26 @@ def test_rows_that_are_no_numbers_any_more_are_refused_and_the_next_are_not(bund
     assert np.array_equal(plain, runner.forward(runner.open(), tokens_of(bundles["tied"], rows)))
 
 
+@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize("chip", ["310p", "910b"])
+def test_activations_that_leave_float32_are_refused_also_where_the_chip_has_no_infinity(bundles, chip, rows, monkeypatch):
+    layer = Layers.run
+    monkeypatch.setattr(Layers, "run", lambda *given: layer(*given) * 3e38 * 3e38)
+    runner = runner_of(bundles["tied"], placement="card", device=f"ascend:{chip}")
+    with pytest.raises(NumericError, match="not finite"):
+        runner.forward(runner.open(), tokens_of(bundles["tied"], rows))
+
+
+@pytest.mark.parametrize(("chip", "expected"), [("310p", [65504, -65504, 0]), ("910b", [np.inf, -np.inf, np.nan])])
+def test_an_emulated_chip_has_infinities_where_the_chip_has_them(chip, expected):
+    import torch
+
+    runtime, made = EmulatedRuntime(chip_law(chip)), []
+    numbers = torch.tensor([60000, -60000, 0], dtype=torch.float16)
+    run(runtime, lambda: made.append(torch.stack((numbers[0] * 2, numbers[1] * 2, numbers[2] / numbers[2]))))
+    assert np.array_equal(made[0].numpy(), np.array(expected, np.float16), equal_nan=True)
+
+
 @pytest.mark.parametrize("placement", ["split", "card"])
 def test_weights_that_are_no_numbers_are_refused_by_name(bundles, placement, monkeypatch):
     monkeypatch.setattr(Int8Weight, "product_scale", property(lambda weight: np.full(weight.rows, np.nan, np.float32)))
@@ -305,6 +340,18 @@ def test_what_is_cut_off_is_counted(bundles):
     assert 0 < runner.clipped < inputs / 1000
 
 
+@given(places=st.lists(st.integers(0, 15), min_size=1, max_size=12))
+def test_rows_that_the_host_places_lie_where_the_card_would_place_them(places):
+    import torch
+
+    rows = torch.arange(1, len(places) + 1, dtype=torch.int8)[:, None].expand(-1, 4)
+    target, expected = torch.zeros((16, 4), dtype=torch.int8), torch.zeros((16, 4), dtype=torch.int8)
+    put_rows(target, np.array(places, np.int32), rows)
+    for place, row in zip(places, rows, strict=True):
+        expected[place] = row
+    assert torch.equal(target, expected)
+
+
 # ---- what is called ----
 
 
@@ -312,9 +359,13 @@ def test_what_is_cut_off_is_counted(bundles):
 def test_every_operator_that_a_model_calls_is_in_the_law_of_its_chip(bundles, chip, monkeypatch):
     """Those of torch too; moving, naming and making arrays takes no operator of the chip."""
     seen = watch_operators(monkeypatch)
-    for placement in ("split", "card"):
-        runner = runner_of(bundles["qk norms"], device=f"ascend:{chip}", placement=placement)
-        logits(runner, tokens_of(bundles["qk norms"], 100))
+    for placed in ({"placement": "split"}, {"placement": "card"}, {"placement": "card", "keys": "int8"}):
+        runner = runner_of(bundles["qk norms"], device=f"ascend:{chip}", **placed)
+        sequence = runner.open()
+        runner.forward(sequence, tokens_of(bundles["qk norms"], 100))
+        runner.forward(sequence, [1])
+        pages = sequence.host_pages(np.arange(2))
+        runner.model.kv.write_pages(pages, runner.model.kv.read_pages(pages))
     law = OPERATORS[chip]
     unknown = {name for name in seen if name not in law and name.rstrip("_") not in law} - PLAIN
     assert not unknown and {"npu_quant_matmul", "index_select", "addmm"} <= set(seen)
@@ -322,7 +373,8 @@ def test_every_operator_that_a_model_calls_is_in_the_law_of_its_chip(bundles, ch
 
 PLAIN = {
     "empty", "empty_like", "zeros", "ones", "arange", "split_with_sizes", "slice", "select", "transpose", "unsqueeze", "view",
-    "reshape", "chunk", "detach", "alias", "triu_", "matmul", "_to_copy", "clone", "expand", "permute", "_unsafe_view",
+    "reshape", "chunk", "unbind", "detach", "alias", "lift_fresh",
+    "triu_", "matmul", "_to_copy", "clone", "expand", "permute", "_unsafe_view",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Which kernels of a card torch_npu's own code chooses for what the backend calls: none that the chip has not, none that a graph refuses.
+"""Which kernels of a card torch_npu chooses for what the backend calls: none that the chip has not, none that a graph refuses.
 
 Nothing is computed here: the libraries of kernels are stand-ins that write down that they were called.
 """
@@ -135,7 +135,8 @@ def test_every_kernel_is_documented_for_its_chip(found, chip):
 
 
 def test_the_older_compiler_is_asked_for_nothing_but_formats_and_never_for_a_graph(found, chip):
-    compiled = {(name, captured, place) for place in found for kind, name, captured in kernels_of(found, place) if kind == "aclop"}
+    routes = {(*route, place) for place in found for route in kernels_of(found, place)}
+    compiled = {(name, captured, place) for kind, name, captured, place in routes if kind == "aclop"}
     assert {name for name, *_ in compiled} <= COMPILED[chip]
     assert not [one for one in compiled if one[1]]
     of_tokens = {place for *_, place in compiled if place[2] in ("prompt", "first step", "step")}
@@ -153,7 +154,7 @@ def test_a_step_is_recorded_whole_and_replayed(found, chip):
         first, next_one = found["card", layers, "first step"], found["card", layers, "step"]
         eager, captured = (Counter(name for _, name, into in first if into == which) for which in (False, True))
         told = {"_npu_paged_attention": layers} if chip == "910b" else {}
-        assert captured == eager + Counter(told), "once on spare memory, once recorded, and told its lengths where it wants them"
+        assert captured == eager + Counter(told), "once on spare memory, once recorded, and told its lengths"
         assert Counter(name for _, name, _ in next_one) == told, "a replay calls no kernel"
         assert "not recorded" not in str(found["card", layers, "site"])
 

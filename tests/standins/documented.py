@@ -1,8 +1,8 @@
 """Which kernels of a card are documented for which chip, by the tables "Supported products" of their public pages.
 
-Made once, from the pages of CANN's ops-nn, ops-math and ops-transformer (folders ``docs`` of each operator, 2026), where "Atlas
-inference products" is the 310P and "Atlas A2" the 910B, from op-plugin's documents, and for ATB from its own.  A kernel that the
-backend comes to call has to be looked up there and put here first.
+Made once, from the pages of CANN's ops-nn, ops-math and ops-transformer (folders ``docs`` of each operator, 2026), where
+"Atlas inference products" is the 310P and "Atlas A2" the 910B, from op-plugin's documents, and for ATB from its own.  A kernel
+that the backend comes to call has to be looked up there and put here first.
 """
 
 BOTH = """

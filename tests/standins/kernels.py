@@ -17,14 +17,16 @@ from typing import Any
 
 import torch
 import torch_npu
-from standins.lengths import check_lengths, on_host
 from torch.utils._pytree import tree_leaves, tree_map
+
+from standins.lengths import check_lengths, on_host
 
 Kernel = Callable[..., Any]
 
 # what the card computes of torch itself; each name stands for all its forms that torch_npu implements
 ATEN = (
-    "mm", "addmm", "add", "add_", "mul", "mul_", "neg", "cat", "index_select", "gt", "abs", "sum", "max", "zero_", "fill_", "clone",
+    "mm", "addmm", "add", "add_", "mul", "mul_", "neg", "cat", "index_select", "gt", "abs", "sum", "max", "zero_", "fill_",
+    "clone",
 )  # fmt: skip
 SOC = os.environ["STANDIN_SOC"]
 SATURATES = "910B" not in SOC

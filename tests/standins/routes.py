@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+
 from standins.lengths import check_lengths
 
 ATB = (

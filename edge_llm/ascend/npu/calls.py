@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.ascend.npu.chips import ChipLaw
-from edge_llm.ascend.npu.law import CHUNK_ATTENTION_V2, Operand, check_call, chunk_attention
+from edge_llm.ascend.npu.law import CHUNK_ATTENTION_V2, Operand, check_call, chunk_attention, supports
 from edge_llm.ascend.npu.limits import ND, NZ
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Calls:
         self._chunk_attention = chunk_attention(law)
         self.has_one_mask = self._chunk_attention == CHUNK_ATTENTION_V2
         """Whether attention over chunks takes one causal mask for all, and not one for each."""
+        self.copies_by_index = supports(law, "index_copy")
+        """Whether rows can be put where an array of the card says."""
         self._npu, self._atb = torch.ops.npu, torch.ops.atb
 
     def quant_matmul(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -78,9 +78,7 @@ class ChipLaw:
     keys_are_nz: bool = True
     """Whether keys and values in blocks lie as fractals."""
     host_lengths: bool = False
-    """Whether ATB's attention takes the lengths of keys from the host: they are then part of a graph, which is told new ones."""
-    copies_by_index: bool = True
-    """Whether rows can be put where an array of the card says."""
+    """Whether ATB's attention takes the lengths of keys from the host: a graph has those of its capture, until it is told."""
     saturates: bool = False
     """Whether what is too large becomes the largest number, and what is no number 0: neither shows in a result."""
     fractals_are_off: bool = False
@@ -194,7 +192,6 @@ CHIPS = {
         copy_rate=10e9,  # [assumed] half of a PCIe 4.0 x16 link, which the two dies share
         copy_latency=20e-6,  # [assumed]
         captures=True,  # [src]
-        copies_by_index=False,  # [op] aclnnInplaceIndexCopy and aclnnIndexPutImpl are not for this chip
         saturates=True,  # [src] torch_npu chooses the mode where the chip has no Inf and NaN
     ),
     "310b": ChipLaw(
@@ -212,7 +209,6 @@ CHIPS = {
         copy_latency=20e-6,  # [assumed] the call, whatever lies behind it
         captures=False,  # [src]
         shares_memory=True,
-        copies_by_index=False,  # [op]
         saturates=True,  # [src]
         launch_seconds=30e-6,  # [assumed] the cores of a board take twice as long
     ),

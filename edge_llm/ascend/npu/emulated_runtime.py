@@ -140,11 +140,12 @@ class RecordedGraph:
                 if function.overloadpacket.__name__ in ("_local_scalar_dense", "item", "nonzero"):
                     raise DeviceError(f"`{function}` waits for the card, and a graph is being recorded")
                 result = function(*args, **(kwargs or {}))
-                given = dict(kwargs or {})
-                if host_lengths and LENGTHS in given:  # what the host holds is part of the graph, as it is now
-                    given[LENGTHS] = given[LENGTHS].clone()
-                    lengths.append(given[LENGTHS])
-                calls.append(_again(function, args, given, result))
+                names = [argument.name for argument in function._schema.arguments]
+                if host_lengths and LENGTHS in names:  # what the host holds is part of the graph, as it is now
+                    at = names.index(LENGTHS)
+                    lengths.append(args[at].clone())
+                    args = (*args[:at], lengths[-1], *args[at + 1 :])
+                calls.append(_again(function, args, kwargs or {}, result))
                 return result
 
         with Recorder():

@@ -201,6 +201,15 @@ def _index_select(known: str) -> Operator:
     )
 
 
+def _index_copy(known: str) -> Operator:
+    return Operator(
+        "aten",
+        forms=(Form("op", types(self=known, index="int64", source=known)),),
+        layouts=(Layout(shapes(self="", index="rows", source="")),),
+        settings={"dim": NO_DEFAULT},
+    )
+
+
 def _aten(known: str, floats: tuple[str, ...]) -> dict[str, Operator]:
     return {
         "mm": _mm(floats),
@@ -224,4 +233,6 @@ def _aten(known: str, floats: tuple[str, ...]) -> dict[str, Operator]:
 _INTEGERS = "bool|uint8|int8|int16|int32|int64"
 # [src] float64 becomes float32 with a warning, so it is in no list; a 310P has no bfloat16, and multiplies in float16.
 ATEN_310P = _aten(f"float16|float32|{_INTEGERS}", ("float16",))
-ATEN_910B = _aten(f"float16|bfloat16|float32|{_INTEGERS}", ("float16", "bfloat16", "float32"))
+_KNOWN_910B = f"float16|bfloat16|float32|{_INTEGERS}"
+# [op] aclnnInplaceIndexCopy and aclnnIndexPutImpl are for a 910B and not for a 310P
+ATEN_910B = _aten(_KNOWN_910B, ("float16", "bfloat16", "float32")) | {"index_copy": _index_copy(_KNOWN_910B)}

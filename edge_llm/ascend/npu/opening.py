@@ -68,7 +68,7 @@ def _real(chip: str | None, environment: Mapping[str, str]) -> Runtime:
 
     runtime = TorchNpuRuntime(law)
     _, total = runtime.memory()
-    runtime.law = law.of_memory(total)
+    runtime.law = runtime.law.of_memory(total)
     if not runtime.attention_missing and chunk_attention(law) == CHUNK_ATTENTION_V2:
         runtime.attention_missing = attention_refusal(AscendMachine(environment=environment))
     return runtime

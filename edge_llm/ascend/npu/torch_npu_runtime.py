@@ -7,12 +7,15 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version as package_version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from edge_llm.ascend.npu.chips import ChipLaw
 from edge_llm.ascend.npu.law import check_capture, chunk_attention
+from edge_llm.ascend.npu.pci import is_own_host
 from edge_llm.ascend.npu.runtime import CaptureRefused, Completion, Counters, Work
 from edge_llm.errors import DeviceError, DeviceLost
 
@@ -28,7 +31,8 @@ class TorchNpuRuntime:
     def __init__(self, law: ChipLaw) -> None:
         import torch
 
-        self.law = law
+        self._is_own_host = is_own_host(Path("/"))
+        self.law = replace(law, shares_memory=True) if self._is_own_host else law
         self.device = torch.device("npu", 0)
         self.counters = Counters()
         self._torch = torch
@@ -46,8 +50,10 @@ class TorchNpuRuntime:
     def memory(self) -> tuple[int, int]:
         with _failures():
             self._npu.empty_cache()  # what models left that are gone is free, and torch_npu keeps it
-            free, total = self._npu.mem_get_info(self.device)
-        return int(free), int(total)
+            if not self._is_own_host:
+                free, total = self._npu.mem_get_info(self.device)
+                return int(free), int(total)
+        return _host_memory()  # [vllm] of a board that is its own host, torch_npu says something else
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         with _failures():
@@ -62,11 +68,11 @@ class TorchNpuRuntime:
         return self._given(self._copies, work, after)
 
     def copy_in(self, card: Tensor, host: Tensor) -> None:
-        card.copy_(host, non_blocking=True)
+        card.copy_(host, non_blocking=self._copies_beside)
         self.counters.copies_in += 1
 
     def copy_out(self, host: Tensor, card: Tensor) -> None:
-        host.copy_(card, non_blocking=True)
+        host.copy_(card, non_blocking=self._copies_beside)
         self.counters.copies_out += 1
 
     def capture(self, work: Work) -> _NpuGraph:
@@ -93,9 +99,14 @@ class TorchNpuRuntime:
         how = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
         if self.law.host_lengths:  # has operators be told of other lengths
             how["auto_dispatch_capture"] = True
-        with _modes_as_before(), self._torch.inference_mode(), self._npu.stream(self._stream):
-            with self._npu.graph(graph, **how):
-                work()
+        recorded = self._npu.graph(graph, **how)
+        with _modes_as_before(), self._torch.inference_mode(), self._npu.stream(self._stream), recorded:
+            work()
+
+    @property
+    def _copies_beside(self) -> bool:
+        """Whether copies may run while the host goes on: [vllm] of boards that are their own host, such copies race."""
+        return not self._is_own_host
 
     def _given(self, stream: Any, work: Work, after: Completion | None) -> Completion:
         with _failures(), self._torch.inference_mode():
@@ -121,6 +132,14 @@ def _set_up(npu: Any, law: ChipLaw) -> None:
         raise DeviceError("torch_npu goes on compiling operators when they are called: set_compile_mode does nothing")
     if law.fractals_are_off:
         npu.config.allow_internal_format = True
+
+
+def _host_memory() -> tuple[int, int]:
+    """Bytes of the host's memory: what may be had now, and all."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return int(memory.available), int(memory.total)
 
 
 def _cann_version() -> str:

@@ -1,8 +1,8 @@
 """How a card keeps keys and values, and which operators write and read them.
 
 float16 through ATB's paged attention, whose lengths are arrays of the card or are told to a graph, so that steps can be
-recorded; or INT8 under static scales of every channel through `npu_incre_flash_attention`, whose lengths the host gives, operator
-by operator.
+recorded; or INT8 under static scales of every channel through `npu_incre_flash_attention`, whose lengths the host gives,
+operator by operator.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Int8Keys:
         return self._torch.zeros(shape, dtype=self.dtype, device=self._runtime.device)
 
     def slots(self, inputs: Inputs, count: int) -> Any:
-        if self._calls.law.copies_by_index:
+        if self._calls.copies_by_index:
             return inputs.card("slots")[:count]
         return inputs.host("slots")[:count].copy()
 

@@ -98,7 +98,7 @@ class CardKeys:
 
     def _write(self, cache: Tensor, blocks: np.ndarray, held: np.ndarray) -> None:
         """Put ``blocks``, which `_blocks` gave, back."""
-        by_index = self._calls.law.copies_by_index
+        by_index = self._calls.copies_by_index
         numbers = self._torch.from_numpy(blocks.astype(np.int64))
         host = self._runtime.pinned((len(blocks), *cache.shape[1:]), self._form.dtype)
         host.numpy()[...] = self._by_blocks(held, host.numpy().shape)
