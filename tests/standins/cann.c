@@ -678,7 +678,7 @@ int aclmdlRICaptureGetInfo(void* handle, int* status, void** model) {
 }
 
 int aclmdlRICaptureEnd(void* handle, void** model) {
-  ENTER();
+  int failure = failed(__func__);  // the capture has ended all the same
   Stream* stream = stream_of(handle);
   pthread_mutex_lock(&lock);
   Model* capture = stream->capture;
@@ -688,6 +688,7 @@ int aclmdlRICaptureEnd(void* handle, void** model) {
       if (all_streams[i]->capture == capture) all_streams[i]->capture = NULL;
     capturing = NULL;
     if (capture->invalid) error = CAPTURE_INVALIDATED;
+    if (failure) error = failure;
   }
   pthread_mutex_unlock(&lock);
   if (model) *model = error ? NULL : capture;

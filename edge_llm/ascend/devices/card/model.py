@@ -18,6 +18,7 @@ from edge_llm.ascend.devices.card.key_forms import fill_rows
 from edge_llm.ascend.devices.card.keys import CardKeys
 from edge_llm.ascend.devices.card.layers import Clipped, Layers, Tokens
 from edge_llm.ascend.devices.card.linears import NpuBlock
+from edge_llm.ascend.devices.card.told_lengths import check_told
 from edge_llm.ascend.devices.card.whole import WholeWeights
 from edge_llm.ascend.npu.runtime import GRAPH_ROWS, CaptureRefused, Completion, Graph, Runtime, run
 from edge_llm.devices.base import Chunk, Room, Rows, RunRow, RunSubgraph, Task, Watching
@@ -106,6 +107,8 @@ class CardModel:
         self._trouble = runtime.pinned((1,), torch.float32)
         self._head_rows = runtime.pinned((HEAD_ROWS, decoder.vocab_size), torch.float16)
         run(runtime, self._make_counter)
+        if self._records and layers.keys.host_lengths:
+            check_told(runtime, layers.calls)
 
     @property
     def clipped(self) -> int:
