@@ -169,6 +169,7 @@ def without_graphs(folder: str, rule: str) -> tuple[np.ndarray, str, int, str]:
 
 NO_GROUPS = ",".join(f"aclmdlRICaptureTask{part}=207000" for part in ("GrpBegin", "GrpEnd", "UpdateBegin", "UpdateEnd"))
 """torch_npu says of these that its driver is too old, and goes on."""
+SEGMENTS = "pin_memory_expandable_segments:True"
 
 
 @pytest.mark.parametrize(
@@ -178,12 +179,15 @@ NO_GROUPS = ",".join(f"aclmdlRICaptureTask{part}=207000" for part in ("GrpBegin"
         ("aclmdlRICaptureEnd=207005", {}, "207005"),
         ("aclmdlRICaptureTaskGrpEnd=207010", {"soc": "Ascend910B1"}, "207010"),
         (NO_GROUPS, {"soc": "Ascend910B1"}, "it goes on with the lengths that it was recorded with"),
-        ("", {"TASK_QUEUE_ENABLE": "2"}, "TASK_QUEUE_ENABLE=2 is set"),
-        ("", {"ASCEND_LAUNCH_BLOCKING": "1"}, "ASCEND_LAUNCH_BLOCKING=1 is set"),
-        ("", {"PYTORCH_NPU_ALLOC_CONF": "pin_memory_expandable_segments:True"}, "pin_memory_expandable_segments"),
+        ("", {"TASK_QUEUE_ENABLE": "2"}, "TASK_QUEUE_ENABLE is in the way, `export TASK_QUEUE_ENABLE=1`"),
+        ("", {"ASCEND_LAUNCH_BLOCKING": "1"}, "ASCEND_LAUNCH_BLOCKING is in the way"),
+        ("", {"PYTORCH_NPU_ALLOC_CONF": SEGMENTS}, "PYTORCH_NPU_ALLOC_CONF is in the way"),
     ],
-    ids=["no streams left", "the end fails", "groups of tasks fail", "no groups of tasks", "two queues", "launches that block", "pinned segments"],
-)
+    ids=[
+        "no streams left", "the end fails", "groups of tasks fail", "no groups of tasks", "two queues", "launches that block",
+        "pinned segments",
+    ],
+)  # fmt: skip
 def test_where_no_graph_can_be_recorded_steps_go_on_without_and_the_reason_is_said(card, found, bundles, rule, settings, words):
     got, said, replays, before = card.run(without_graphs, str(bundles), rule, **settings)
     assert replays == 0 and "its steps are not recorded: " in said and words in said.partition("not recorded: ")[2]

@@ -24,14 +24,14 @@ _PINNED_SEGMENTS = re.compile(r"[ \t]*pin_memory_expandable_segments[ \t]*:[ \t]
 
 def setting_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
     """The variables that are set to what a card cannot work with, or not well; nothing where there are none."""
-    yield from _without_graphs(environment)
+    yield from graph_findings(environment)
     if environment.get(OLD_OPERATORS, "").strip() == "2":  # [run] "Acl op is disabled!"
         value = "`2` forbids npu_format_cast on a 310P, so no weight can be loaded"
         yield Finding(OLD_OPERATORS, value, good=False, advice=f"`unset {OLD_OPERATORS}`")
 
 
-def _without_graphs(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """[run] torch_npu refuses to capture with the first two; [vllm] and does not with the third."""
+def graph_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Those with which no graph is captured: [run] torch_npu refuses with the first two, [vllm] and does not with the third."""
     if environment.get(TASK_QUEUE, "").strip() == "2":
         advice = f"`export {TASK_QUEUE}=1`"
         yield Finding(TASK_QUEUE, f"`2` is {_NO_GRAPHS}", good=False, advice=advice, dispensable=True)

@@ -17,6 +17,7 @@ from edge_llm.ascend.npu.chips import ChipLaw
 from edge_llm.ascend.npu.law import check_capture, chunk_attention
 from edge_llm.ascend.npu.pci import is_own_host
 from edge_llm.ascend.npu.runtime import CaptureRefused, Completion, Counters, Work
+from edge_llm.ascend.npu.settings import graph_findings
 from edge_llm.errors import DeviceError, DeviceLost
 
 if TYPE_CHECKING:
@@ -197,24 +198,9 @@ def _never_free_pinned() -> None:
     _never_freed.update({id(array): array for array in arrays})
 
 
-_REFUSED_CAPTURES = (
-    ("TASK_QUEUE_ENABLE", r"2", "TASK_QUEUE_ENABLE=2 is set, which refuses it; 1 does not"),
-    ("ASCEND_LAUNCH_BLOCKING", r"1", "ASCEND_LAUNCH_BLOCKING=1 is set, which refuses it; leave it out"),
-    (
-        "PYTORCH_NPU_ALLOC_CONF",
-        r".*pin_memory_expandable_segments:\s*true.*",
-        "PYTORCH_NPU_ALLOC_CONF has pin_memory_expandable_segments, which refuses it; leave it out",
-    ),
-)
-"""[src] Environment variables, the value that is in the way, and what is said of it."""
-
-
 def _refused_from_the_start(environment: Mapping[str, str]) -> str:
     """Why torch_npu will refuse every capture of this process; empty where nothing is known."""
-    for name, value, reason in _REFUSED_CAPTURES:
-        if re.fullmatch(value, environment.get(name, ""), re.IGNORECASE):
-            return reason
-    return ""
+    return next((f"{one.name} is in the way, {one.advice}" for one in graph_findings(environment)), "")
 
 
 @contextmanager

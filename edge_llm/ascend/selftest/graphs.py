@@ -53,6 +53,15 @@ def _copied_and_replayed(ground: Ground, card: Any, host: Any, graph: Graph, res
     return result
 
 
+def _told_and_replayed(ground: Ground, lengths: Any, host: Any, graph: Graph, result: Any) -> Any:
+    if not ground.law.host_lengths:
+        return _copied_and_replayed(ground, lengths, host, graph, result)
+    lengths.copy_(host)
+    graph.update(host)
+    graph.replay()
+    return result
+
+
 def replayed(ground: Ground, graph: Graph, made: Any) -> Any:
     """What a replay puts into the result ``made`` of the capture, brought to the host."""
 
@@ -64,12 +73,13 @@ def replayed(ground: Ground, graph: Graph, made: Any) -> Any:
 
 
 def replay_lengths(ground: Ground) -> Figures:
-    """Attention, captured once, replayed with other lengths: they are arrays of the card."""
+    """Attention, captured once, replayed with other lengths: they are arrays of the card, or the graph is told."""
     shape = Heads(14, 2, 64)
     held = cached(ground, shape, lengths_of(ground))
-    query, keys, values, table, lengths = ground.held(
-        ground.float16(4, shape.heads, shape.size), held.keys, held.values, held.table, ground.int32(1, 1, 1, 1)
+    query, keys, values, table = ground.held(
+        ground.float16(4, shape.heads, shape.size), held.keys, held.values, held.table
     )
+    lengths = ground.lengths(ground.int32(1, 1, 1, 1))
     keys, values = ground.made(lambda: caches(ground, keys, values))
     made: list[Any] = []
 
@@ -82,7 +92,7 @@ def replay_lengths(ground: Ground) -> Figures:
     for new in (held.lengths, held.lengths[::-1]):
         host = ground.runtime.pinned((4,), ground.torch.int32)
         host.copy_(ground.int32(*new))
-        again = ground.result(lambda host=host: _copied_and_replayed(ground, lengths, host, graph, out))
+        again = ground.result(lambda host=host: _told_and_replayed(ground, lengths, host, graph, out))
         eager = ground.after(attend, lambda: made[0])
         cases[f"lengths {', '.join(map(str, new))}"] = equal(again, eager)
     return together(cases)
@@ -105,8 +115,9 @@ class Layer:
             ground.float32(rows, self.hidden), torch.ones(self.hidden), torch.full((self.hidden,), 20.0),
             torch.full((self.inner,), 20.0),
         )  # fmt: skip
-        self._positions, self._slots, self._lengths, self._table, self._cos, self._sin, keys, values = ground.held(
-            places, places, places + 1, held.table.expand(rows, 2).contiguous(),
+        self._lengths = ground.lengths(places + 1)
+        self._positions, self._slots, self._table, self._cos, self._sin, keys, values = ground.held(
+            places, places, held.table.expand(rows, 2).contiguous(),
             *angles(ground, self.shape.size, torch.arange(max(512, rows))), held.keys, held.values,
         )  # fmt: skip
         self._keys, self._values = ground.made(lambda: caches(ground, keys, values))

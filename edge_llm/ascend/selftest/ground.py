@@ -75,6 +75,10 @@ class Ground:
         """Copies on the card, which stay there."""
         return run(self.runtime, lambda: [tensor.to(self.runtime.device, copy=True) for tensor in tensors])
 
+    def lengths(self, lengths: Tensor) -> Tensor:
+        """Lengths of keys where the chip's attention takes them: on the card, or on the host."""
+        return lengths if self.law.host_lengths else self.held(lengths)[0]
+
     def made(self, work: Callable[[], Any]) -> Any:
         """What ``work`` makes on the card."""
         return run(self.runtime, work)

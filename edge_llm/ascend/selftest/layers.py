@@ -188,11 +188,12 @@ def attended(ground: Ground, held: Cached, query: Tensor, rows: list[int] | None
     lengths, table = ground.int32(*held.lengths), held.table
     if rows is not None:
         lengths, table = lengths[rows], table[rows]
+    lengths = ground.lengths(lengths)
 
-    def work(query: Any, keys: Any, values: Any, table: Any, lengths: Any) -> Any:
+    def work(query: Any, keys: Any, values: Any, table: Any) -> Any:
         return ground.calls.attend(query, *caches(ground, keys, values), held.shape.kv_heads, table, lengths)
 
-    return ground.result(work, query, held.keys, held.values, table, lengths)
+    return ground.result(work, query, held.keys, held.values, table)
 
 
 def chunk_attention(ground: Ground) -> Figures:
@@ -248,13 +249,14 @@ def _chunk(ground: Ground, shape: Heads) -> tuple[Cached, Tensor, Tensor]:
 
 
 def _attended_chunk(ground: Ground, held: Cached, counts: Tensor, query: Tensor) -> Tensor:
-    shape, lengths, mask = held.shape, ground.int32(*held.lengths), mask_of(ground, held, counts)
+    shape, mask = held.shape, mask_of(ground, held, counts)
+    lengths = ground.lengths(ground.int32(*held.lengths))
 
-    def work(query: Any, keys: Any, values: Any, table: Any, lengths: Any, mask: Any) -> Any:
+    def work(query: Any, keys: Any, values: Any, table: Any, mask: Any) -> Any:
         formed = caches(ground, keys, values)
         return ground.calls.attend_chunk(query, *formed, shape.kv_heads, table, lengths, mask, counts)
 
-    return ground.result(work, query, held.keys, held.values, held.table, lengths, mask)
+    return ground.result(work, query, held.keys, held.values, held.table, mask)
 
 
 def mask_of(ground: Ground, held: Cached, counts: Tensor) -> Tensor:

@@ -34,12 +34,13 @@ def _kinds(ground: Ground) -> dict[str, Callable[[], Any]]:
     torch, calls, shape = ground.torch, ground.calls, Heads(14, 2, 64)
     keys = cached(ground, shape, (37,))
     cos, sin = angles(ground, shape.size, torch.tensor([36]))
-    x, half, gain, int8, index, hot, wide, query, key, cos, sin, table, lengths, slots = ground.held(
+    x, half, gain, int8, index, hot, wide, query, key, cos, sin, table, slots = ground.held(
         ground.float32(1, COLUMNS), ground.float16(1, COLUMNS), ground.float32(COLUMNS), ground.int8(1, COLUMNS),
         torch.arange(HOT, dtype=torch.int32), ground.float16(HOT, OUTPUTS), ground.float16(1, 2 * COLUMNS),
         ground.float16(1, shape.heads, shape.size), ground.float16(1, shape.kv_heads, shape.size), cos, sin,
-        keys.table, ground.int32(37), ground.int32(36),
+        keys.table, ground.int32(36),
     )  # fmt: skip
+    lengths = ground.lengths(ground.int32(37))
     weight, scale, blocks = ground.held(ground.int8(OUTPUTS, COLUMNS), scales(ground, OUTPUTS), keys.keys)
     weight, packed = ground.made(lambda: (calls.to_matmul(weight), calls.pack_scale(scale)))
     cache, values = ground.made(lambda: caches(ground, blocks, blocks.clone()))
@@ -71,7 +72,8 @@ class _Prompt(Layer):
         keys = ground.float16(*self.shape.cache_shape(ground, blocks))
         self._counts = ground.int32(rows)
         mask = mask_of(ground, Cached(self.shape, (rows,), keys, keys, table), self._counts)
-        self._table, self._lengths, self._mask, card = ground.held(table, self._counts, mask, keys)
+        self._table, self._mask, card = ground.held(table, mask, keys)
+        self._lengths = ground.lengths(self._counts)
         self._keys, self._values = ground.made(lambda: caches(ground, card, card.clone()))
 
     def _attended(self, query: Any) -> Any:

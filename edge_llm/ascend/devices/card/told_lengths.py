@@ -1,4 +1,4 @@
-"""Whether graphs are told the lengths of keys: where driver and CANN differ, torch_npu warns and goes on with those of the capture."""
+"""Whether graphs can be told lengths of keys: where driver and CANN differ, torch_npu warns and goes on with the first ones."""
 
 from __future__ import annotations
 
