@@ -24,6 +24,7 @@ from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, ro
 from edge_llm.engine.load import load_engine
 from edge_llm.errors import DeviceError, NumericError, UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.providers.local import LocalProvider
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight
 
@@ -286,6 +287,17 @@ def test_pages_of_int8_keys_serve_whatever_the_context_is(bundles):
     kept(bundle, tokens, context=320, **options)
     some, found = kept(bundle, tokens, context=512, **options)
     assert some and np.array_equal(plain, found)
+
+
+def test_without_graphs_steps_give_the_same_and_the_chat_says_why(bundles, monkeypatch):
+    plain = logits(runner_of(bundles["tied"], placement="card"), tokens_of(bundles["tied"], 50))
+    monkeypatch.setattr(EmulatedRuntime, "capture_refusal", "it is tired")
+    runner = runner_of(bundles["tied"], placement="card")
+    assert np.array_equal(plain, logits(runner, tokens_of(bundles["tied"], 50)))
+    assert runner.model._runtime.counters.captures == 0
+    provider = LocalProvider(load_engine(BUILTIN, runtime_of(placement="card")))
+    assert any("operator by operator, which takes longer: it is tired" in note for note in provider.facts.notes)
+    assert "its steps are not recorded: it is tired" in provider.facts.site
 
 
 @pytest.mark.parametrize("rows", [1, 20, 70])

@@ -83,6 +83,14 @@ def test_attention_is_left_to_the_cpu_where_nnal_is_too_old_for_it(card, command
         assert code == 2 and len(errors) == 1 and "NNAL 9.0.0 is too old for attention" in errors[0]
 
 
+@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("given", [("plan", "builtin"), (*PROMPT, "--json")], ids=["plan", "run"])
+def test_why_no_steps_are_recorded_is_said(command, given):
+    code, said, errors = command(*given, TASK_QUEUE_ENABLE="2")
+    assert code == 0, errors
+    assert "its steps are not recorded: TASK_QUEUE_ENABLE is in the way, `export TASK_QUEUE_ENABLE=1`" in said
+
+
 @pytest.mark.thorough
 def test_an_operator_that_fails_ends_the_command_with_one_line(command):
     code, _, errors = command(*PROMPT, fail="aclrtMemcpyAsync@70=507899")

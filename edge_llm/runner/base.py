@@ -10,6 +10,7 @@ import numpy as np
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.runner.inside import RunnerInside
+from edge_llm.subgraphs.placement import NOT_RECORDED
 from kernels import ThreadPool
 
 if TYPE_CHECKING:
@@ -113,6 +114,12 @@ class Site:
         """What a mapping says that has every field among its keys; rows of before say no `activations`."""
         said = {"activations": "", **row}
         return cls(**{each.name: said[each.name] for each in fields(cls)})
+
+    @property
+    def note(self) -> str:
+        """What makes it slower here than it might be, in a sentence; empty where nothing is known."""
+        reason = self.placement_reason.partition(NOT_RECORDED)[2]
+        return f"The card is given each step operator by operator, which takes longer: {reason}." if reason else ""
 
     def __str__(self) -> str:
         placement = f"placement: {self.placement} ({self.placement_reason})"

@@ -35,7 +35,7 @@ from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models.layer import Decoder, Rope
 from edge_llm.models.rope import RopeTables
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
-from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
+from edge_llm.subgraphs.placement import AUTO, HOST, NOT_RECORDED, choose_placement, embedding_part
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
 
@@ -78,7 +78,7 @@ class AscendDevice:
     @property
     def placement_reason(self) -> str:
         refusal = self.runtime.capture_refusal if self.placement.alone and self.keys == FLOAT16_KEYS else ""
-        return f"{self._reason}; its steps are not recorded: {refusal}" if refusal else self._reason
+        return f"{self._reason}; {NOT_RECORDED}{refusal}" if refusal else self._reason
 
     @property
     def pool(self) -> ThreadPool:
