@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from card_reference import logits_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_devices_card import SHAPES, tokens_of
 
+from edge_llm.ascend.devices.card.inputs import Inputs
 from edge_llm.ascend.devices.card.key_forms import put_rows
 from edge_llm.ascend.devices.card.layers import Layers
 from edge_llm.ascend.npu.chips import chip_law
@@ -364,6 +365,20 @@ def test_rows_that_the_host_places_lie_where_the_card_would_place_them(places):
     for place, row in zip(places, rows, strict=True):
         expected[place] = row
     assert torch.equal(target, expected)
+
+
+@settings(max_examples=20)
+@given(rows=st.integers(1, 40), width=st.integers(1, 100), blocks=st.integers(1, 20))
+def test_what_a_step_is_given_lies_at_multiples_of_32_bytes_and_arrives(rows, width, blocks):
+    runtime = EmulatedRuntime(chip_law("310p"))
+    inputs = Inputs(rows, width, blocks, runtime)
+    names = ("hidden", "positions", "slots", "wanted", "lengths", "table")
+    for number, name in enumerate(names):
+        inputs.host(name)[...] = number
+    run(runtime, inputs.copy)
+    begin = inputs.card("hidden").data_ptr()
+    assert all((inputs.card(name).data_ptr() - begin) % 32 == 0 for name in names)
+    assert all((inputs.card(name) == number).all() for number, name in enumerate(names))
 
 
 # ---- what is called ----

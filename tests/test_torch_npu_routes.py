@@ -56,8 +56,10 @@ def all_routes(folder: str, ways: dict[str, dict[str, Any]]) -> dict[tuple[str, 
     """The kernels of each way, number of layers and phase; the phase `refused` has what was said instead."""
     from standins import routes
 
+    from edge_llm.ascend.devices.card import model
     from edge_llm.ascend.npu import opening
 
+    model.check_told = lambda *_: None  # its numbers would be wrong, as all are here
     opening.load_torch_npu()
     routes.install()
     tried = opening.import_torch_npu({**os.environ})
@@ -114,12 +116,17 @@ def chip(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(card: Card, chip: str, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, str], Routes]:
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundles")
     for layers in (FEW, MANY):
         (folder / str(layers)).mkdir()
         write_random(folder / str(layers), shape(layers), seed=3)
-    return card.run(all_routes, str(folder), WAYS, soc=SOCS[chip], routes=True, TASK_QUEUE_ENABLE="0")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(card: Card, chip: str, bundles: Path) -> dict[tuple[str, int, str], Routes]:
+    return card.run(all_routes, str(bundles), WAYS, soc=SOCS[chip], routes=True)
 
 
 def test_what_no_operator_is_for_is_refused_before_one_is_called(found, chip):
@@ -157,6 +164,44 @@ def test_a_step_is_recorded_whole_and_replayed(found, chip):
         assert captured == eager + Counter(told), "once on spare memory, once recorded, and told its lengths"
         assert Counter(name for _, name, _ in next_one) == told, "a replay calls no kernel"
         assert "not recorded" not in str(found["card", layers, "site"])
+
+
+def unwanted(folder: str) -> dict[str, str]:
+    """What is said where an operator of the older compiler gets into a step, and where the compiler cannot be turned off."""
+    import torch
+    from standins import routes
+
+    from edge_llm.ascend.npu.calls import Calls
+    from edge_llm.ascend.npu.opening import load_torch_npu
+
+    load_torch_npu()
+    routes.install()
+    bundle = open_bundle(Path(folder) / str(FEW))
+    swiglu = Calls.swiglu
+
+    def compiled_too(calls: Calls, x: Any) -> Any:
+        calls.to_nz(x.expand(2, -1).contiguous())
+        return swiglu(calls, x)
+
+    Calls.swiglu = compiled_too  # type: ignore[method-assign]
+    runner = runner_of(bundle, placement="card")
+    sequence = runner.open()
+    for _ in range(3):
+        runner.forward(sequence, [1])
+    found = {"in a step": str(runner.site)}
+    torch.npu.set_compile_mode(jit_compile=True)  # type: ignore[attr-defined]
+    torch.npu.set_compile_mode = lambda jit_compile: None  # type: ignore[attr-defined]
+    try:
+        runner_of(bundle, placement="card")
+    except EdgeLLMError as error:
+        found["left on"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def test_an_operator_of_the_older_compiler_costs_the_graph_and_not_the_card(card, bundles):
+    said = card.run(unwanted, str(bundles), routes=True)
+    assert "its steps are not recorded: Cannot run aclop operators during NPU graph capture" in said["in a step"]
+    assert said["left on"].startswith("DeviceError: torch_npu goes on compiling operators when they are called")
 
 
 def launches(found: dict[tuple[str, int, str], Routes], phase: str) -> float:
