@@ -15,6 +15,7 @@ import pytest
 from standins.documented import COMPILED, DOCUMENTED, USED_ALL_THE_SAME
 from test_torch_npu_ascend import runner_of
 
+from edge_llm.ascend.npu.limits import NZ
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import ModelConfig, RuntimeConfig
 from edge_llm.engine.assembly import fill_defaults, make_device, room
@@ -202,6 +203,27 @@ def test_an_operator_of_the_older_compiler_costs_the_graph_and_not_the_card(card
     said = card.run(unwanted, str(bundles), routes=True)
     assert "its steps are not recorded: Cannot run aclop operators during NPU graph capture" in said["in a step"]
     assert said["left on"].startswith("DeviceError: torch_npu goes on compiling operators when they are called")
+
+
+def format_of_fractals() -> int:
+    import torch
+    import torch_npu  # type: ignore[import-not-found]
+    from standins import routes
+
+    from edge_llm.ascend.npu.calls import Calls
+    from edge_llm.ascend.npu.opening import load_torch_npu, open_runtime
+    from edge_llm.ascend.npu.runtime import run
+
+    load_torch_npu()
+    routes.install()
+    runtime = open_runtime(None)
+    rows = run(runtime, lambda: torch.zeros((64, 64), dtype=torch.int8, device=runtime.device))
+    return int(torch_npu.get_npu_format(run(runtime, lambda: Calls(runtime.law).to_nz(rows))))
+
+
+@pytest.mark.parametrize("soc", ["Ascend310P3", "Ascend910B1"])
+def test_what_is_told_to_lie_in_fractals_does(card, soc):
+    assert card.run(format_of_fractals, soc=soc, routes=True) == NZ
 
 
 def launches(found: dict[tuple[str, int, str], Routes], phase: str) -> float:

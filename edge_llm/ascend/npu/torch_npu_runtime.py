@@ -131,8 +131,8 @@ def _set_up(npu: Any, law: ChipLaw) -> None:
     npu.set_compile_mode(jit_compile=False)
     if not npu.is_jit_compile_false():
         raise DeviceError(
-            "torch_npu goes on compiling operators when they are called, though set_compile_mode was told not to; install another "
-            "one, or use --device host"
+            "torch_npu goes on compiling operators when they are called, though set_compile_mode was told not to; install "
+            "another one, or use --device host"
         )
     if law.fractals_are_off:
         npu.config.allow_internal_format = True
