@@ -73,6 +73,8 @@ MOST_PARALLEL = 1024
 """Most answers at a time that may be asked for."""
 DEFAULT_CONTEXT = 32768
 """Context when none is asked for and the model has more; pages get memory only when tokens are written."""
+NOT_RECORDED = "its steps are not recorded: "
+"""In the reason of a placement: what follows is why each step of a card takes longer than it might."""
 ASKED_FOR = "asked for"
 """Why something was chosen that was named."""
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from edge_llm.config import RuntimeConfig
+from edge_llm.config import NOT_RECORDED, RuntimeConfig
 from edge_llm.runner.inside import RunnerInside
-from edge_llm.subgraphs.placement import NOT_RECORDED
 from kernels import ThreadPool
 
 if TYPE_CHECKING:

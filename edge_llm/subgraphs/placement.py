@@ -144,8 +144,6 @@ PLACEMENTS = {
 }
 """By name: the cut of prompts and, behind a comma where it is another one, of decode steps."""
 AUTO = "auto"
-NOT_RECORDED = "its steps are not recorded: "
-"""In the reason of a placement: what follows is why each step of a card takes longer than it might."""
 
 
 class Choice(NamedTuple):

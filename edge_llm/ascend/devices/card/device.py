@@ -23,7 +23,7 @@ from edge_llm.ascend.npu.chips import ChipLaw
 from edge_llm.ascend.npu.law import attention_refusal, int8_keys_refusal, supports
 from edge_llm.ascend.npu.opening import OPERATORS, open_runtime
 from edge_llm.ascend.npu.runtime import Runtime, run
-from edge_llm.config import STATIC
+from edge_llm.config import NOT_RECORDED, STATIC
 from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.base import INT8_KEYS, DeviceModel, DeviceOptions, Room, RunSubgraph, Watch, check_int8_keys, no_device
 from edge_llm.devices.host import HostDevice, build_op
@@ -35,7 +35,7 @@ from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
 from edge_llm.models.layer import Decoder, Rope
 from edge_llm.models.rope import RopeTables
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
-from edge_llm.subgraphs.placement import AUTO, HOST, NOT_RECORDED, choose_placement, embedding_part
+from edge_llm.subgraphs.placement import AUTO, HOST, choose_placement, embedding_part
 from edge_llm.weights.base import Weights
 from kernels import ThreadPool
 
