@@ -31,7 +31,6 @@ from edge_llm.errors import DeviceError
 from edge_llm.paths import selftest_folder
 
 NOT_EMULATED = {"int32_product", "row_scales", "s8gemm", "run_mode"}
-NOT_EMULATED |= {name for name in ("dynamic_quant", "add_rms_norm") if f"npu::npu_{name}" not in SCHEMAS}
 """Questions that emulated operators have no answer to."""
 
 

@@ -93,7 +93,7 @@ class ChipLaw:
     slow_share: float = 1.0
     """Of `rate_share`."""
     chunk: int = 256
-    """Longest chunk of a prompt that lies on the card as a whole, where nothing else is asked for."""
+    """Longest chunk of a prompt on a card, where nothing else is asked for."""
     page_tokens: int = 128  # [atb] recommended, and the most that attention over pieces of prompts takes
     launch_seconds: float = 15e-6  # [recall] host dispatch of 10 to 20 us an operator
     wait_seconds: float = 20e-6  # [assumed] from the end of the card's work to the host's next
@@ -242,6 +242,19 @@ CHIPS = {
         chunk=1024,  # [assumed]
     ),
 }
+
+
+def scales_rows(law: ChipLaw, *, behind_swiglu: bool) -> bool:
+    """Whether rows of a linear have a scale each on the chip, where the bundle has those."""
+    return law.row_scaled == EVERY or (law.row_scaled == PRODUCTS and behind_swiglu)
+
+
+DEFAULT_CHIP = "310p"
+
+
+def card_chunk(device: str) -> int:
+    """Longest chunk for the card called ``device``, `ascend` or `ascend:CHIP`, before it is known which it is."""
+    return CHIPS.get(device.partition(":")[2].lower(), CHIPS[DEFAULT_CHIP]).chunk
 
 
 def chip_law(name: str) -> ChipLaw:

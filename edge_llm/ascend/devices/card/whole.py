@@ -12,7 +12,7 @@ from edge_llm.ascend.devices.card.layers import CardLayer, CardLinear, FloatLine
 from edge_llm.ascend.devices.card.linears import Loader, NpuBlock, NpuLinear, begin, finish
 from edge_llm.ascend.devices.card_weights import CardSlot, CardWeights, Load, output_blocks
 from edge_llm.ascend.npu.calls import Calls
-from edge_llm.ascend.npu.chips import EVERY, FRACTAL, PRODUCTS, ChipLaw
+from edge_llm.ascend.npu.chips import FRACTAL, ChipLaw, scales_rows
 from edge_llm.ascend.npu.runtime import run
 from edge_llm.errors import DeviceError
 from edge_llm.formats.layout import KEY_OFFSET
@@ -65,7 +65,7 @@ class Input:
 def input_of(layer: Layer, linear: Linear, law: ChipLaw) -> Input:
     """That of ``linear`` on a chip of ``law``."""
     writer = layer.writer(linear.reads, linear)
-    rows = law.row_scaled == EVERY or (law.row_scaled == PRODUCTS and isinstance(writer, SwiGLU))
+    rows = scales_rows(law, behind_swiglu=isinstance(writer, SwiGLU))
     return Input(bool(linear.turn) or not isinstance(writer, Norm), rows)
 
 
@@ -177,7 +177,7 @@ class WholeWeights(CardWeights[NpuLinear]):
 def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice, Int8Weight]]) -> CardLinear:
     """The output matrix, which comes in runs of rows."""
     law = loader.calls.law
-    given = Input(bool(decoder.output.turn), law.row_scaled == EVERY)
+    given = Input(bool(decoder.output.turn), scales_rows(law, behind_swiglu=False))
     columns, rows = law.padded(decoder.output.columns, decoder.output.rows)
     weight, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, np.float32)
     vectors: dict[str, np.ndarray] = {}
