@@ -63,7 +63,7 @@ class Calls:
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         """float16 [T, N] of float16 [T, K] and [K, N], which lies as `to_multiply` laid it."""
         self._check("mm", {"self": _operand(x), "mat2": _operand(weight, nz=self._multiplies_nz(weight))})
-        return x @ weight
+        return x.mm(weight)
 
     def to_multiply(self, weight: Tensor) -> Tensor:
         """float16 [K, N] as `multiply` wants it: in fractals where the chip multiplies those alone, and would turn rows at
