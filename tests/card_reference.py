@@ -57,7 +57,7 @@ def norm(one, gains, x):
 
 
 def product(weight, x, by_rows=False):
-    """What a 310P makes of x, float32 behind a norm and else float16; ``by_rows``: rows have a scale each where those are made."""
+    """What a 310P makes of x, float32 behind a norm, else float16; ``by_rows``: rows have scales where the bundle has them."""
     if not isinstance(weight, Int8Weight):
         y = float16(float16(x).astype(float) @ weight.weight.astype(float))
         return y if weight.bias is None else float16(y.astype(float) + float16(weight.bias))

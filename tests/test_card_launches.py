@@ -261,14 +261,3 @@ def test_what_is_cut_off_is_counted_in_some_chunks(monkeypatch, bundles):
     inputs = len(tokens) * sum(linear.columns for layer in bundle.decoder.layers for linear in layer.linears)
     assert 0 < runner.model.clipped < inputs and runner.model.clipped % COUNTED == 0
 
-
-def test_blocks_are_cast_and_not_whole_caches(monkeypatch, bundles):
-    bundle = bundles["plain", True]
-    runner = runner_of(bundle, placement="card", kv_tokens=20 * 128)
-    sequence = runner.open()
-    runner.forward(sequence, tokens_of(bundle, 300))
-    pages = sequence.host_pages(np.arange(300 // 16))
-    seen = watched(monkeypatch)
-    runner.model.kv.write_pages(pages, runner.model.kv.read_pages(pages))
-    shapes = {operands["input"].shape[0] for operator, operands, _ in seen if operator == "npu_format_cast"}
-    assert shapes == {-(-300 // 128)}

@@ -10,7 +10,17 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from edge_llm.ascend.npu.chips import card_chunk
-from edge_llm.config import ACTIVATIONS, ASKED_FOR, AUTO, DEFAULT_CHUNK, DEFAULT_CONTEXT, ROW, STATIC, ModelConfig, RuntimeConfig
+from edge_llm.config import (
+    ACTIVATIONS,
+    ASKED_FOR,
+    AUTO,
+    DEFAULT_CHUNK,
+    DEFAULT_CONTEXT,
+    ROW,
+    STATIC,
+    ModelConfig,
+    RuntimeConfig,
+)
 from edge_llm.devices import check_device, open_device
 from edge_llm.devices.base import Device, DeviceOptions, Room, Watch
 from edge_llm.devices.model import activation_bytes

@@ -85,7 +85,7 @@ class ChipLaw:
     placements: tuple[str, ...] = ("split", "split,host", "card")
     """What may run where, the default first: names of `edge_llm.subgraphs.placement.PLACEMENTS`."""
     row_scaled: str = ""
-    """Linears whose rows have a scale each where the bundle has those: `PRODUCTS`, `EVERY`, or none; the others have one of all."""
+    """Linears whose rows have a scale each where the bundle has those: `PRODUCTS`, `EVERY`, or none; others have one."""
     zero_bias: bool = False
     """Whether a product without a bias is given zeros: the fast kernel wants one."""
     fast_rows: int = 1

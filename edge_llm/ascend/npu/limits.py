@@ -185,7 +185,10 @@ def _mm(floats: tuple[str, ...]) -> Operator:
     return Operator(
         "aten",
         forms=tuple(Form("src", types(self=one, mat2=one)) for one in floats),
-        layouts=(Layout(shapes(self="m k", mat2="k n")), Layout(shapes(self="m k", mat2="k n"), nz={"mat2": True}, limits=_MM_NZ)),
+        layouts=(
+            Layout(shapes(self="m k", mat2="k n")),
+            Layout(shapes(self="m k", mat2="k n"), nz={"mat2": True}, limits=_MM_NZ),
+        ),
     )
 
 

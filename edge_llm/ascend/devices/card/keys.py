@@ -90,8 +90,8 @@ class CardKeys:
         host = self._runtime.pinned((len(blocks), *cache.shape[1:]), self._form.dtype)
 
         def work() -> None:
-            found = cache.index_select(0, chosen.to(self._runtime.device))
-            self._runtime.copy_out(host, self._calls.to_nd(found) if self._form.in_fractals else found)
+            rows = self._calls.to_nd(cache) if self._form.in_fractals else cache
+            self._runtime.copy_out(host, rows.index_select(0, chosen.to(self._runtime.device)))
 
         run(self._runtime, work)
         return self._by_pages(host.numpy())
@@ -103,10 +103,13 @@ class CardKeys:
         host.numpy()[...] = self._by_blocks(held, host.numpy().shape)
 
         def work() -> None:
+            fractals = self._form.in_fractals
+            rows = self._calls.to_nd(cache) if fractals else cache
             card = self._torch.empty_like(host, device=self._runtime.device)
             self._runtime.copy_in(card, host)
-            card = self._calls.to_nz(card) if self._form.in_fractals else card
-            cache.index_copy_(0, chosen.to(self._runtime.device), card)
+            rows.index_copy_(0, chosen.to(self._runtime.device), card)
+            if fractals:
+                cache.copy_(self._calls.to_nz(rows))
 
         run(self._runtime, work)
 

@@ -36,8 +36,8 @@ class CardLinear:
 
     product: NpuLinear
     reciprocal: Tensor
-    """[K]: 1 / input scale, 0 for hot channels; 127 where rows have scales.  float32 for rows of norms that are not turned, else
-    float16, as the rows are."""
+    """[K]: 1 / input scale, 0 for hot channels; 127 where rows have scales.  float32 for rows of norms that are not turned,
+    else float16, as the rows are."""
     hot_index: Tensor | None = None
     """int32 [J]."""
     hot_weight: Tensor | None = None
@@ -242,7 +242,7 @@ def settled(hidden: Stream) -> Tensor:
 
 
 def _split(x: Tensor, widths: tuple[int, ...]) -> list[Tensor]:
-    """Columns of x [T, K], each as an array of its own: those of one row lie as such already, of more one operator copies all."""
+    """Columns of x [T, K], each as an array of its own: those of one row lie so already, of more one operator copies all."""
     import torch
 
     if len(x) == 1:
