@@ -19,7 +19,6 @@ from test_npu_machine import FILES, build
 from edge_llm.ascend.npu.chips import CHIPS, chip_law
 from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.ascend.npu.opening import open_runtime
-from edge_llm.ascend.npu.schemas import SCHEMAS
 from edge_llm.ascend.selftest.copies import installed
 from edge_llm.ascend.selftest.ground import Ground
 from edge_llm.ascend.selftest.probes import PROBES, Probe
