@@ -238,6 +238,7 @@ def _aten(known: str, floats: tuple[str, ...]) -> dict[str, Operator]:
         "gt": _elementwise(known, "other"),
         "abs": _elementwise(known),
         "amax": _elementwise(known, dim=(), keepdim=False),
+        # [op] aclnnDiv's page leaves the 310P out, its operator RealDiv's has it; [vllm] samplers divide there
         "div": _elementwise(known, "other", rounding_mode=None),
         "split_with_sizes_copy": _elementwise(known, split_sizes=NO_DEFAULT, dim=0),
         "sum": _elementwise(known, dim=None, keepdim=False, dtype=None),
