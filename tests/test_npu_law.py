@@ -42,6 +42,7 @@ BASES = {  # a good call of each operator, under a short name: operands and sett
     "dynamic": ("npu_dynamic_quant", {"input": "float16 4 896"}),
     "cast": ("npu_format_cast", {"input": "int8 4864 896", "acl_format": 29}),
     "norm": ("npu_rms_norm", {"input": "float16 4 896", "gamma": "float16 896", "epsilon": 1e-5}),
+    "add norm": ("npu_add_rms_norm", {"x1": "float32 4 896", "x2": "float32 4 896", "gamma": "float32 896", "epsilon": 1e-5}),
     "swiglu": ("npu_swiglu", {"input": "float16 4 9728"}),
     "incre": ("npu_incre_flash_attention", {
         "query": "float16 3 14 1 64", "key": "float16 9 2 128 64", "value": "float16 9 2 128 64", "block_table": "int32 3 4",
@@ -96,8 +97,9 @@ BASES = {  # a good call of each operator, under a short name: operands and sett
     "gather": ("index_select", {"self": "float16 4 896", "index": "int64 32", "dim": 1}),
     **{
         name: (name, {"self": "float16 4 896"})
-        for name in ("abs", "neg", "add", "mul", "gt", "sum", "max", "copy_", "to", "contiguous", "view")
+        for name in ("abs", "neg", "add", "mul", "div", "gt", "amax", "sum", "max", "copy_", "to", "contiguous", "view")
     },
+    "split": ("split_with_sizes_copy", {"self": "float16 4 896", "split_sizes": (512, 384), "dim": 1}),
 }  # fmt: skip
 TYPES = ("int4", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
 BOTH = ("310p", "910b")
@@ -232,6 +234,9 @@ BAD = [
     bad("310p", "swiglu", "input is `float32`; it takes float16", input="float32 4 9728"),
     bad("310p", "cast", "input is `float32`; it takes int8 or float16", input="float32 64 64"),
     bad("310p", "mm", "self is `float32`; it takes float16", self="float32 4 32", mat2="float32 32 896"),
+    bad("310p", "mm", "its k is `40`; it takes a multiple of 16", self="float16 4 40", mat2="float16 40 896 nz"),
+    bad("310p", "add norm", "x2 is `float16`; it takes float32", x2="float16 4 896"),
+    bad("310p", "add norm", "a number|at least 8", x1="float32 4 4", x2="float32 4 4", gamma="float32 4"),
     bad("310p", "add", "other is `bfloat16`; it takes float16, ", other="bfloat16 4 8"),
     bad("310p", "to", "dtype is `bfloat16`; it takes float16, ", dtype="bfloat16"),
     bad("910b", "to", "dtype is `float64`; it takes float16, ", dtype="float64"),

@@ -9,7 +9,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from edge_llm.config import ACTIVATIONS, ASKED_FOR, AUTO, DEFAULT_CONTEXT, ROW, STATIC, ModelConfig, RuntimeConfig
+from edge_llm.ascend.npu.chips import card_chunk
+from edge_llm.config import (
+    ACTIVATIONS,
+    ASKED_FOR,
+    AUTO,
+    DEFAULT_CHUNK,
+    DEFAULT_CONTEXT,
+    ROW,
+    STATIC,
+    ModelConfig,
+    RuntimeConfig,
+)
 from edge_llm.devices import check_device, open_device
 from edge_llm.devices.base import Device, DeviceOptions, Room, Watch
 from edge_llm.devices.model import activation_bytes
@@ -63,7 +74,7 @@ def load_int8_runner(bundle: Bundle, runtime: RuntimeConfig, needed: int) -> Int
 
 
 def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
-    """``runtime`` with every default filled in: CPUs, threads, a context that the model allows, tokens of the KV cache.
+    """``runtime`` with every default filled in: CPUs, threads, a context that the model allows, tokens of the KV cache, chunks.
 
     Raises `UsageError` for an unknown device, and for options that contradict each other or the model.
     """
@@ -93,7 +104,13 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
                 param="kv_memory",
             )
         kv_tokens = max(context, PAGE_TOKENS * (most // page))
-    return replace(runtime, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens)
+    chunk = runtime.chunk or _longest_chunk(device)
+    return replace(runtime, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens, chunk=chunk)
+
+
+def _longest_chunk(device: str) -> int:
+    """Where none is asked for."""
+    return card_chunk(device) if device.partition(":")[0] == "ascend" else DEFAULT_CHUNK
 
 
 def _on_found_device(runtime: RuntimeConfig) -> RuntimeConfig:
@@ -250,7 +267,7 @@ def make_weights(
 
 def room(runtime: RuntimeConfig) -> Room:
     """What a model is opened for under the filled-in ``runtime``."""
-    assert runtime.context is not None
+    assert runtime.context is not None and runtime.chunk is not None
     tokens = runtime.kv_tokens or runtime.context
     return Room(tokens, runtime.context, chunk_lengths(runtime.chunk, runtime.context), runtime.window)
 
@@ -285,7 +302,7 @@ def plan_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Memo
 
     Raises `UsageError` for a budget that is invalid or too small.
     """
-    assert runtime.memory is not None
+    assert runtime.memory is not None and runtime.chunk is not None
     sizes = WeightSizes.of_bundle(bundle)
     beside = PROCESS_BYTES + activation_bytes(bundle.decoder, device.placement, runtime.chunk, runtime.window)
     return plan_memory(sizes, parse_memory(runtime.memory, sizes.total), flash_tables=True, beside=beside)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import scheduler
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import DEFAULT_CHUNK, ModelConfig, RuntimeConfig
 from edge_llm.devices.base import Chunk, Device, Room, Watch
 from edge_llm.errors import ContextOverflow
 from edge_llm.kv.memory import KVMemory
@@ -60,7 +60,7 @@ class Int8Runner:
         self.context = runtime.context or config.context
         self._runtime = runtime
         self.pool = device.pool
-        self._lengths = chunk_lengths(runtime.chunk, self.context)
+        self._lengths = chunk_lengths(runtime.chunk or DEFAULT_CHUNK, self.context)
         self._window = runtime.window
         room = Room(runtime.kv_tokens or self.context, self.context, self._lengths, runtime.window)
         self.model = device.open(decoder or describe(config), weights, tables, room, watch)

@@ -17,6 +17,9 @@ GIB = 2**30
 INT8_COLUMNS = 32  # [op] an NZ fractal holds 32 int8 along K; [geir] GEMM: K aligned to 32 for int8
 INT8_OUTPUTS = 16  # [op] and 16 along N
 FRACTAL = 16  # [op] and 16 float16 either way
+PRODUCTS = "products"
+"""Linears that read gate * up, whose tokens differ the most."""
+EVERY = "every"
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,16 @@ class ChipLaw:
     """Whether the host's memory is the card's as well, half for each."""
     placements: tuple[str, ...] = ("split", "split,host", "card")
     """What may run where, the default first: names of `edge_llm.subgraphs.placement.PLACEMENTS`."""
+    row_scaled: str = ""
+    """Linears whose rows have a scale each where the bundle has those: `PRODUCTS`, `EVERY`, or none; others have one."""
+    zero_bias: bool = False
+    """Whether a product without a bias is given zeros: the fast kernel wants one."""
+    fast_rows: int = 1
+    """Rows from which products reach `rate_share` of the peak; with fewer, `slow_share`."""
+    slow_share: float = 1.0
+    """Of `rate_share`."""
+    chunk: int = 256
+    """Longest chunk of a prompt on a card, where nothing else is asked for."""
     page_tokens: int = 128  # [atb] recommended, and the most that attention over pieces of prompts takes
     launch_seconds: float = 15e-6  # [recall] host dispatch of 10 to 20 us an operator
     wait_seconds: float = 20e-6  # [assumed] from the end of the card's work to the host's next
@@ -193,6 +206,11 @@ CHIPS = {
         copy_latency=20e-6,  # [assumed]
         captures=True,  # [src]
         saturates=True,  # [src] torch_npu chooses the mode where the chip has no Inf and NaN
+        row_scaled=PRODUCTS,  # [est] what the others lose is less than the launches of their scales take
+        zero_bias=True,  # [src] quant_batch_matmul_v3: PpMatmul is taken for M >= 1024, a bias and a transposed weight
+        fast_rows=1024,  # [src]
+        slow_share=0.5,  # [assumed] of the kernel that is taken for fewer rows
+        chunk=1024,
     ),
     "310b": ChipLaw(
         name="310b",
@@ -230,8 +248,23 @@ CHIPS = {
         keys_are_nz=False,
         host_lengths=True,  # [atb] it binds contextLens.hostData but on a 310P
         fractals_are_off=True,  # [src]
+        row_scaled=EVERY,  # [op] npu_dynamic_quant, and a product with pertoken_scale
+        chunk=1024,  # [assumed]
     ),
 }
+
+
+def scales_rows(law: ChipLaw, *, behind_swiglu: bool) -> bool:
+    """Whether rows of a linear have a scale each on the chip, where the bundle has those."""
+    return law.row_scaled == EVERY or (law.row_scaled == PRODUCTS and behind_swiglu)
+
+
+DEFAULT_CHIP = "310p"
+
+
+def card_chunk(device: str) -> int:
+    """Longest chunk for the card called ``device``, `ascend` or `ascend:CHIP`, before it is known which it is."""
+    return CHIPS.get(device.partition(":")[2].lower(), CHIPS[DEFAULT_CHIP]).chunk
 
 
 def chip_law(name: str) -> ChipLaw:

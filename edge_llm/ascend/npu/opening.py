@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from edge_llm.ascend.npu.chips import CHIPS, ChipLaw, chip_law
+from edge_llm.ascend.npu.chips import CHIPS, DEFAULT_CHIP, ChipLaw, chip_law
 from edge_llm.ascend.npu.law import CHUNK_ATTENTION_V2, chunk_attention
 from edge_llm.ascend.npu.machine import AscendMachine
 from edge_llm.ascend.npu.packages import AUTOLOAD, CPU_WHEELS, find_package, import_torch_npu, package_findings
@@ -18,7 +18,6 @@ from edge_llm.errors import DeviceError
 OPERATORS = "EDGE_LLM_NPU_OPS"
 """Environment variable: `emulated` has PyTorch compute the card's operators on the CPU, to try the code without a card."""
 EMULATED = "emulated"
-DEFAULT_CHIP = "310p"
 DOCTOR = "`edge-llm doctor` says what is missing"
 
 

@@ -23,7 +23,7 @@ from edge_llm.ascend.npu.chips import ChipLaw
 from edge_llm.ascend.npu.law import attention_refusal, int8_keys_refusal, supports
 from edge_llm.ascend.npu.opening import OPERATORS, open_runtime
 from edge_llm.ascend.npu.runtime import Runtime, run
-from edge_llm.config import NOT_RECORDED, STATIC
+from edge_llm.config import NOT_RECORDED, ROW, STATIC
 from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.base import INT8_KEYS, DeviceModel, DeviceOptions, Room, RunSubgraph, Watch, check_int8_keys, no_device
 from edge_llm.devices.host import HostDevice, build_op
@@ -48,8 +48,6 @@ VALUE_BYTES = {FLOAT16_KEYS: 2, INT8_KEYS: 1}
 class AscendDevice:
     """The card of ``runtime`` beside ``options.threads`` threads of the CPU."""
 
-    activations = (STATIC,)
-
     def __init__(self, name: str, runtime: Runtime, options: DeviceOptions) -> None:
         law = self.law = runtime.law
         self.name = f"ascend:{law.name}" + (" (operators emulated)" if runtime.emulated else "")
@@ -64,7 +62,10 @@ class AscendDevice:
         self.placement, self._reason = choice.placement, choice.reason
         self.keys = _keys(options.keys, law, options.decoder if self.placement.alone else None)
         """How keys and values are kept: int8 or float16."""
-        self.numerics = f"{self.name}:{self.keys}:{runtime.software}"
+        rows = law.row_scaled if self.placement.alone else ""
+        self.activations = (ROW, STATIC) if rows else (STATIC,)
+        """With scales of rows, those that the chip's law names have them."""
+        self.numerics = f"{self.name}:{self.keys}:{rows or STATIC}:{runtime.software}"
         self.runtime = runtime
         self.calls = Calls(law)
         self._limited = options.card_memory is not None

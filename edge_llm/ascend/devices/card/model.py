@@ -16,7 +16,7 @@ import numpy as np
 from edge_llm.ascend.devices.card.inputs import Inputs
 from edge_llm.ascend.devices.card.key_forms import fill_rows
 from edge_llm.ascend.devices.card.keys import CardKeys
-from edge_llm.ascend.devices.card.layers import Clipped, Layers, Tokens
+from edge_llm.ascend.devices.card.layers import Clipped, Layers, Tokens, settled
 from edge_llm.ascend.devices.card.linears import NpuBlock
 from edge_llm.ascend.devices.card.told_lengths import check_told
 from edge_llm.ascend.devices.card.whole import WholeWeights
@@ -49,8 +49,10 @@ class _Flow:
     """A chunk on its way through the layers."""
 
     inputs: Inputs
+    layers: Layers
+    """That count what they cut off, or do not."""
     hidden: Any = None
-    """float32 [rows, hidden size] on the card, once work has made it."""
+    """The residual stream on the card, once work has made it; one array behind the last layer."""
     tokens: Tokens | None = None
     """Once work has made them."""
     last: Completion | None = None
@@ -114,7 +116,7 @@ class CardModel:
     def clipped(self) -> int:
         host = self._runtime.pinned((1,), self._torch.int64)
         run(self._runtime, lambda: self._runtime.copy_out(host, self._clipped.total))
-        return int(host[0])
+        return self._clipped.in_all(int(host[0]))
 
     @property
     def sharing(self) -> Sharing:
@@ -160,6 +162,7 @@ class CardModel:
         rows, inputs = chunk.rows, flow.inputs
         self._fill(rows, inputs)
         _in_range(inputs.host("hidden")[: rows.count])
+        flow.layers = self._counting if self._clipped.looks_at(rows.count) else self._layers
         attend = self._layers.keys.chunk(rows, inputs)
         slots = self._layers.keys.slots(inputs, rows.count)
 
@@ -185,7 +188,8 @@ class CardModel:
 
         def work() -> None:
             assert flow.tokens is not None, "a layer before the embedding"
-            flow.hidden = self._counting.run(description, traffic.layer, flow.hidden, keys, flow.tokens)
+            hidden = flow.layers.run(description, traffic.layer, flow.hidden, keys, flow.tokens)
+            flow.hidden = settled(hidden) if layer == len(self.decoder.layers) - 1 else hidden
 
         traffic.used = flow.last = self._runtime.enqueue(work, after=traffic.loaded)
 
@@ -302,6 +306,7 @@ class CardModel:
             block = self.weights.use(index)
             assert isinstance(block, NpuBlock)
             hidden = self._layers.run(layer, block.traffic.layer, hidden, self.keys.layers[index], tokens)
+        hidden = settled(hidden)
         logits = self._head(hidden.index_select(0, inputs.card("wanted")))
         told = _trouble(hidden).to(self._torch.float16).expand(TOLD)
         step.made = self._torch.cat((told, logits.reshape(-1)))
@@ -337,7 +342,7 @@ class CardModel:
         flow = self._flows.get(chunk.index)
         if flow is None:
             inputs = Inputs(self._longest, self.decoder.hidden_size, self._blocks, self._runtime)
-            flow = self._flows[chunk.index] = _Flow(inputs)
+            flow = self._flows[chunk.index] = _Flow(inputs, self._layers)
         return flow
 
     def _indices(self, rows: np.ndarray) -> Any:
