@@ -31,6 +31,7 @@ from edge_llm.convert.float_copy import float_copy
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.sensitivity import Costs, four_bit_costs
 from edge_llm.convert.survey import Survey, Wishes, survey_model
+from edge_llm.convert.taken import Taken, taken_from
 from edge_llm.convert.target import check_space, existing, refuse_overlap, taken
 from edge_llm.convert.texts import coded_tokens, texts_of
 from edge_llm.convert.trial import held_out_sequences
@@ -43,7 +44,7 @@ from edge_llm.files import shown
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.leftovers import clear_leftovers, remove_stopped
 from edge_llm.models import describe
-from edge_llm.models.layer import Decoder
+from edge_llm.models.layer import Decoder, HeadTurns
 from edge_llm.models.weights import check_tensors
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
 from edge_llm.progress import StageProgress, ignore
@@ -189,8 +190,15 @@ class _Job:
         self.config = source.config
         self.turn = _turn(turn, outliers)
         plain = describe(self.config)
-        self.asked = {**outliers.asked(plain), **weights.asked(plain)}
+        self.taken = taken_from(source, plain)
+        if self.taken is not None:
+            _refuse_beside_taken(keep_float, outliers, weights)
+            self.fold, self.weights = False, LayerBits()
+        self.asked = {**outliers.asked(plain), **weights.asked(plain)} if self.taken is None else self.taken.floats
         self.decoder = with_turns(plain.with_schemes(self.asked), self.turn).with_schemes(dict.fromkeys(self.asked, INT8))
+        if self.taken is not None:  # a turn of anything else would be in the weights
+            turns = {} if "output" in self.taken else {"output": self.decoder.output.turn}
+            self.decoder = plain.with_turns(turns, HeadTurns(self.decoder.head_turns.keys))
         self.unused = check_tensors(source, self.decoder)
         self.tokenizer = source.tokenizer()
         source.template(self.tokenizer).check()
@@ -237,7 +245,7 @@ class _Job:
         """Write the bundle into ``folder``, going on from what is ``saved``."""
         most = self.fitted_tokens
         texts = texts_of(self.text, self.source, self.decoder, self.tokenizer, most, saved, self.progress, self.notice)
-        wishes = Wishes(self._treat, self.fold, self.asked, bool(self.turn))
+        wishes = Wishes(self._treat, self.fold, self.asked, bool(self.turn) and self.taken is None)
         survey = survey_model(self.source, self.decoder, self.config.context, texts.measured, wishes, saved, self.progress)
         self._tell_folds(survey.found_folds)
         chosen = self._treated(survey)
@@ -301,6 +309,8 @@ class _Job:
         return allocate(self.decoder, chosen, self.weights.bits, costs_of, self.weights.fixed)
 
     def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
+        if self.taken is not None and seen.name in self.taken:
+            return (self.taken.treatment(seen, weight),)
         if self.turn:
             return turned_treatments(seen, weight, TURNED_HEAD_PRICE if seen.name == "output" else TURNED_PRICE)
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
@@ -322,6 +332,15 @@ class _Job:
             return
         folded = [fold for fold in found.values() if any(fold.powers)]
         self.notice(f"folded uneven channels in {len(folded)} of {len(found)} places; the float model is the same")
+
+    def _tell_taken(self, taken: Taken) -> None:
+        self.notice(f"{len(taken)} linears are INT8 in the source: their weights and static scales are taken over as they are")
+        if taken.floats:
+            self.notice(f"{len(taken.floats)} linears that the source left in float are kept in float16")
+        if "output" not in taken:
+            self.notice("the output matrix, which is float in the source, and the embedding are INT8 here")
+        if taken.clamped:
+            self.notice(f"{taken.clamped} weights of -128 became -127, the least that products hold here")
 
     def _made_from(self) -> dict[str, str | None]:
         # a bundle that carries its float weights may travel: it keeps the source's name, not a path of this machine
@@ -349,7 +368,10 @@ class _Job:
         """Write all weights; how near the bundle is to the float model on text that no weight was fitted to."""
         coder, held_out = self._coder(treated, sequences), held_out_sequences(self.tokenizer, self.config)
         decoder = self._model_of(treated)
-        quality = write_weights(writer, self.source, decoder, survey, treated, coder, held_out, self.progress, saved, written)
+        parts = treated, coder, held_out, self.progress, saved, written, self.taken
+        quality = write_weights(writer, self.source, decoder, survey, *parts)
+        if self.taken is not None:
+            self._tell_taken(self.taken)
         if coder:
             self.notice(f"{coder.fitted} linears are fitted to the calibration text, {coder.rounded} rounded")
         if quality:
@@ -384,6 +406,16 @@ class _Job:
         if self.keep_float:
             writer.add_file("source/config.json", [files["config.json"]])
             writer.add_file("source/model.safetensors", float_copy(self.source, self.unused, self.progress))
+
+
+def _refuse_beside_taken(keep_float: bool, outliers: Outliers, weights: LayerBits) -> None:
+    """Raise `UsageError` for what cannot be asked of a source whose weights are INT8 already."""
+    if keep_float:
+        raise UsageError("the source has no float weights to keep: it is quantized already", param="keep-float")
+    if weights.kind != INT8:
+        raise UsageError(f"the source is quantized already, so --weights {weights.kind} has no meaning", param="weights")
+    if outliers.schemes:
+        raise UsageError("the source says what is float16: it is quantized already", param="float16")
 
 
 def _version() -> str:

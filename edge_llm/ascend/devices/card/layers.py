@@ -38,6 +38,8 @@ class CardLinear:
     """int32 [J]."""
     hot_weight: Tensor | None = None
     """float16 [J, N]."""
+    offset: Tensor | None = None
+    """float32 [K]: steps that are added to the rounded input."""
     turn: Tensor | None = None
     """float16 [p, p]: what blocks of p channels are multiplied with first; `reciprocal` is of the result."""
 
@@ -138,8 +140,9 @@ class Layers:
         product = weight.product
         if weight.turn is not None:
             x = _float32((_float16(x).reshape(-1, len(weight.turn)) @ weight.turn).reshape(x.shape))
-        self.count(x, weight.reciprocal)
-        quantized = self.calls.quantize(x, weight.reciprocal)
+        if weight.offset is None:  # what an offset moves is another tool's choice
+            self.count(x, weight.reciprocal)
+        quantized = self.calls.quantize(x, weight.reciprocal, weight.offset)
         missing = product.weight.shape[0] - product.columns
         if missing:
             quantized = _pad(quantized, missing)

@@ -61,6 +61,8 @@ def _stage(loader: Loader, staging: dict[str, Tensor], name: str, linear: Weight
     if not isinstance(linear, Int8Weight):
         raise DeviceError(f"the card placement has no linears of the scheme of `{name}`; use --placement split")
     around = {"reciprocal": reciprocal(linear)}
+    if linear.input_offset:
+        around |= {"offset": np.full(linear.columns, linear.input_offset, np.float32)}
     if linear.turn:
         around |= {"turn": turn_matrix(linear.turn)}
     if len(linear.hot_index):
@@ -78,7 +80,7 @@ def _made(loader: Loader, staged: Mapping[str, Tensor], linear: Weight) -> CardL
 
 
 def _made_int8(loader: Loader, staged: Mapping[str, Tensor], linear: Int8Weight) -> CardLinear:
-    others = {name: loader.copied(staged[name]) for name in ("hot_index", "hot_weight", "turn") if name in staged}
+    others = {name: loader.copied(staged[name]) for name in ("hot_index", "hot_weight", "offset", "turn") if name in staged}
     return CardLinear(loader.linear(staged, linear), loader.copied(staged["reciprocal"]), **others)
 
 
@@ -127,6 +129,7 @@ def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice,
             bias[at] = part.rounding.bias
     arrays: dict[str, np.ndarray] = {"weight": weight, "scale": scale, "reciprocal": reciprocal(last)}
     arrays |= {} if last.bias is None else {"bias": bias}
+    arrays |= {"offset": np.full(last.columns, last.input_offset, np.float32)} if last.input_offset else {}
     arrays |= {"turn": turn_matrix(last.turn)} if last.turn else {}
     if len(last.hot_index):
         arrays |= {"hot_index": last.hot_index.copy(), "hot_weight": np.concatenate(hot_weight, axis=1)}
