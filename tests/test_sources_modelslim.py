@@ -127,17 +127,36 @@ def test_the_model_answers_like_its_float_form(tmp_path):
     assert set(bundle.manifest["profile"]["linears"]) == set(bundle.decoder.linears())
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulated"])
-def test_streamed_and_beside_a_card_it_is_the_same(tmp_path, device):
-    make(tmp_path / "slim")
-    bundle = open_bundle(import_model(tmp_path / "slim", target=tmp_path / "bundle"))
-    ids = list(range(20))
-    config = {"context": 32, "device": device} | ({"placement": "split"} if device != "cpu" else {})
-    logits = []
-    for memory in (None, "0%"):
-        runner = load_runner(bundle, RuntimeConfig(memory=memory, **config), 20)[0]
-        logits.append(runner.forward(runner.open(), ids, wanted=20))
-    assert np.array_equal(*logits)
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    make(folder / "slim")
+    return open_bundle(import_model(folder / "slim", target=folder / "bundle"))
+
+
+def logits_of(bundle, **options):
+    """Of a prompt of 20 tokens and two steps."""
+    options = {"threads": 2, "context": 128, "chunk": 64, "activations": "static"} | options
+    runner = load_runner(bundle, RuntimeConfig(**options), 40)[0]
+    sequence = runner.open()
+    rows = [runner.forward(sequence, list(range(20)), wanted=20)] + [runner.forward(sequence, [token]) for token in (7, 8)]
+    sequence.close()
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("way", [{"memory": "160KiB"}, {"device": "emulated:310p:s8gemm", "placement": "split"},
+                                 {"device": "emulated:310p:s8gemm", "placement": "card"}, {"device": "onnx"}], ids=str)  # fmt: skip
+def test_streamed_and_on_other_devices_it_has_the_hosts_bits(plain, way):
+    assert np.array_equal(logits_of(plain, device="host"), logits_of(plain, **{"device": "host"} | way))
+
+
+@pytest.mark.parametrize("placement", ["split", "card"])
+def test_a_card_adds_the_offset_itself(plain, placement, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("EDGE_LLM_NPU_OPS", "emulated")
+    wanted = logits_of(plain, device="host")
+    found = logits_of(plain, device="ascend", placement=placement, kv_tokens=512)
+    assert np.abs(found - wanted).max() <= 0.15 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize(
