@@ -31,12 +31,13 @@ def quantized(
     *,
     offsets: bool = True,
     bits: bool = True,
+    half: bool = False,
     static: Callable[[str], bool] = lambda module: True,
 ) -> Checkpoint:
     """The float ``tensors`` of a model whose modules are W8A8 where ``static`` says so.
 
     Scales and offsets of inputs are random, alike where inputs are; ``bits``: the product scales are bits in int64, as for a
-    float16 model, else float32.
+    float16 model, else float32.  ``half``: scales are float16, and so are their products at first.
     """
     made = Checkpoint({}, {"model_quant_type": "W8A8", "version": "1.0.0"})
     inputs: dict[str, tuple[np.float32, int]] = {}
@@ -54,14 +55,16 @@ def quantized(
         scale, offset = inputs.setdefault(key, drawn)
         weight_scale = (np.abs(values).max(axis=1) / 127).astype(np.float32)
         weight = np.rint(values / weight_scale[:, None]).astype(np.int8)
+        kind = np.float16 if half else np.float32
+        scale, weight_scale = kind(scale), weight_scale.astype(kind)
         deq = (scale * weight_scale).astype(np.float32)
         bias = tensors.get(f"{module}.bias", np.zeros(len(values), np.float32))
         correction = weight.astype(np.float32).sum(axis=1) * np.float32(offset)
         parts = {
             "weight": weight,
             "quant_bias": np.rint(bias / deq - correction).astype(np.int32),
-            "input_scale": np.array([scale], np.float32),
-            "input_offset": np.array([offset], np.float32),
+            "input_scale": np.array([scale], kind),
+            "input_offset": np.array([offset], kind),
             "deq_scale": deq.view(np.int32).astype(np.int64) if bits else deq,
         }
         made.tensors |= {f"{module}.{one}": array for one, array in parts.items()}

@@ -61,7 +61,11 @@ def check_same(bundle, made: Checkpoint) -> None:
             assert np.array_equal(unpack_tiles(weight.tiles, weight.rows, weight.columns), integers)
             deq = np.concatenate([one["deq_scale"] for one in tensors])
             deq = deq.astype(np.uint32).view(np.float32) if deq.dtype == np.int64 else deq
-            assert np.array_equal(weight.product_scale, deq)
+            assert (np.abs(weight.product_scale - deq) <= np.spacing(deq)).all()
+            if np.array_equal(deq.astype(np.float16).astype(np.float32), deq):  # of a float16 model: a card gets these bits
+                assert np.array_equal(weight.rounding.scale, deq)
+            else:
+                assert np.array_equal(weight.product_scale, deq)
             assert weight.input_scale == float(made.tensors[f"{modules[0]}.input_scale"][0])
             assert weight.input_offset == int(made.tensors[f"{modules[0]}.input_offset"][0])
             x = rng.standard_normal((5, weight.columns)).astype(np.float32) * np.float32(30 * weight.input_scale)
@@ -77,6 +81,30 @@ def test_integers_scales_and_products_are_the_checkpoints(tmp_path, family, bits
     made = make(tmp_path / "slim", family, bits=bits)
     bundle = open_bundle(import_model(tmp_path / "slim", target=tmp_path / "bundle"))
     check_same(bundle, made)
+
+
+def test_scales_that_are_products_of_float16(tmp_path):
+    """As the tool makes them for a float16 model: rounded before they are float32, and written as float16."""
+    made = make(tmp_path / "slim", half=True, config={"num_hidden_layers": 1})
+    assert made.tensors["model.layers.0.mlp.down_proj.input_scale"].dtype == np.float16
+    check_same(open_bundle(import_model(tmp_path / "slim", target=tmp_path / "bundle")), made)
+
+
+@pytest.mark.parametrize("shape", ["[N, 1]", "one of all", "without a dimension"])
+def test_every_shape_of_a_scale(tmp_path, shape):
+    raw = tiny_config("llama", num_hidden_layers=1)
+    made = quantized(random_tensors(raw), np.random.default_rng(0), bits=False)
+    down = "model.layers.0.mlp.down_proj"
+    wanted = made.tensors[f"{down}.deq_scale"]
+    if shape == "one of all":
+        made.tensors[f"{down}.deq_scale"] = made.tensors[f"{down}.input_scale"] * np.float32(0.5)
+        wanted = np.repeat(made.tensors[f"{down}.deq_scale"], 64)
+    elif shape == "[N, 1]":
+        made.tensors[f"{down}.deq_scale"] = wanted[:, None]
+    else:
+        made.tensors[f"{down}.input_scale"] = made.tensors[f"{down}.input_scale"].reshape(())
+    bundle = open_bundle(import_model(write_checkpoint(tmp_path / "slim", raw, made), target=tmp_path / "bundle"))
+    assert np.array_equal(opened_layer(bundle, 0)["down"].product_scale, wanted)
 
 
 @settings(max_examples=8)

@@ -276,6 +276,10 @@ class Device(Protocol):
         """Bytes of a host page of keys and values of ``decoder`` here."""
         ...
 
+    def kv_bytes(self, decoder: Decoder, tokens: int) -> int:
+        """Bytes of memory that keys and values of ``tokens`` tokens take here, all told; never fewer for more tokens."""
+        ...
+
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         """Build a subgraph once; ``tables`` reach over the whole context."""
         ...

@@ -30,7 +30,7 @@ class StaticModule:
 
     @cached_property
     def weight_scale(self) -> np.ndarray:
-        """The float32 [N] whose float32 products with ``input_scale`` are ``deq_scale``, or as near as there are any."""
+        """The float32 [N] whose float32 products with ``input_scale`` are ``deq_scale``, or next to it where there is none."""
         step = np.float32(self.input_scale)
         near = np.asarray(self.deq_scale / step, np.float32)
         above, below = np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(0))

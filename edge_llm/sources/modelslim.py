@@ -112,7 +112,7 @@ class ModelSlimSource(HuggingFaceSource):
             scale = bits.astype(np.uint32).view(np.float32)
         else:
             scale = self._weights.read(name)
-        scale = scale.reshape(rows)
+        scale = np.ascontiguousarray(np.broadcast_to(scale.reshape(-1), rows))
         bad = ~((scale >= 0) & (scale <= _LARGEST_SCALE))
         if bad.any():
             at = int(np.argmax(bad))
@@ -165,7 +165,7 @@ class ModelSlimSource(HuggingFaceSource):
         rows = shape[0]
         floats, one = ("F32", "F16", "BF16"), ((), (1,))
         self._check(f"{module}.weight", ("I8",), (shape,))
-        self._check(f"{module}.deq_scale", ("F32", "I64"), ((rows,), (rows, 1)))
+        self._check(f"{module}.deq_scale", ("F32", "I64"), ((rows,), (rows, 1), (1,)))
         self._check(f"{module}.quant_bias", ("I32",), ((rows,),))
         self._check(f"{module}.input_scale", floats, one)
         self._check(f"{module}.input_offset", (*floats, "I8", "I32"), one)

@@ -13,7 +13,7 @@ from edge_llm.ascend.devices.card.key_ranges import sample_room, seen_ranges
 from edge_llm.ascend.devices.card.layers import Layers
 from edge_llm.ascend.devices.card.linears import Loader, load_products
 from edge_llm.ascend.devices.card.model import CardModel
-from edge_llm.ascend.devices.card.plan import AscendPlan
+from edge_llm.ascend.devices.card.plan import AscendPlan, key_bytes
 from edge_llm.ascend.devices.card.products import SplitProduct
 from edge_llm.ascend.devices.card.whole import WholeWeights
 from edge_llm.ascend.devices.card_plan import CardNeeds
@@ -31,7 +31,7 @@ from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.watched import builder
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.layout import TensorRange
-from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
+from edge_llm.kv.pages import PAGE_TOKENS, kv_bytes, page_bytes
 from edge_llm.models.layer import Decoder, Rope
 from edge_llm.models.rope import RopeTables
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
@@ -122,6 +122,11 @@ class AscendDevice:
         if not self.placement.alone:
             return page_bytes(decoder.attentions)
         return 2 * PAGE_TOKENS * VALUE_BYTES[self.keys] * sum(attention.kv_size for attention in decoder.attentions)
+
+    def kv_bytes(self, decoder: Decoder, tokens: int) -> int:
+        if not self.placement.alone:
+            return kv_bytes(decoder.attentions, tokens)
+        return key_bytes(self.law, decoder, tokens, VALUE_BYTES[self.keys])
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:
