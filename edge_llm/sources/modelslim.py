@@ -207,7 +207,7 @@ class ModelSlimSource(HuggingFaceSource):
             if _is_norms_own(name) and name.endswith(".bias") and self._weights.read(name).any():
                 raise UnsupportedModel(
                     f"`{shown(name)}` is not zero: the outliers were shifted, and norms have no bias here; "
-                    "quantize without a shift (anti_outlier m4 or later)"
+                    "quantize without a shift (anti_method m4 or m6)"
                 )
 
 
