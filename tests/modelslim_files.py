@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from model_files import raw_safetensors, write_json, write_tokenizer
 
-LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+LINEARS = (*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down")))
 SAME_INPUT = {"self_attn.k_proj": "self_attn.q_proj", "self_attn.v_proj": "self_attn.q_proj", "mlp.up_proj": "mlp.gate_proj"}
 """Modules that read what another does, so their scale and offset are its."""
 _KINDS = {"f4": "F32", "f2": "F16", "i1": "I8", "i4": "I32", "i8": "I64"}
@@ -48,7 +48,7 @@ def quantized(
             made.tensors[name], made.kinds[name] = values, "FLOAT"
         if not of_linear or part != "weight":
             continue
-        prefix, _, last = module.partition(".self_attn" if ".self_attn" in module else ".mlp")
+        prefix, *_ = module.partition(".self_attn" if ".self_attn" in module else ".mlp")
         place = module.removeprefix(prefix + ".")
         key = f"{prefix}.{SAME_INPUT.get(place, place)}"
         drawn = np.float32(rng.uniform(0.01, 0.06)), int(rng.integers(-60, 60)) if offsets else 0
@@ -102,7 +102,8 @@ def write_checkpoint(
 
 def product(made: Checkpoint, module: str, x: np.ndarray) -> np.ndarray:
     """What the checkpoint's module makes of rows [M, K], in float64; -128 of an input counts as -127."""
-    of = {part: made.tensors[f"{module}.{part}"] for part in ("weight", "deq_scale", "quant_bias", "input_scale", "input_offset")}
+    parts = ("weight", "deq_scale", "quant_bias", "input_scale", "input_offset")
+    of = {part: made.tensors[f"{module}.{part}"] for part in parts}
     deq = of["deq_scale"]
     deq = deq.astype(np.uint32).view(np.float32) if deq.dtype == np.int64 else deq
     scale, offset = np.float32(of["input_scale"][0]), np.float32(of["input_offset"][0])

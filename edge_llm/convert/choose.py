@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 from edge_llm.errors import UsageError
 from edge_llm.models.layer import Decoder
+from kernels.pointwise import MAX_TURN, is_turn
 
 OUTLIER_MODES = ("auto", "full", "none", "naive")
 
@@ -46,3 +47,14 @@ class Outliers:
                 )
             found |= dict.fromkeys(matching, scheme)
         return found
+
+
+def largest_turn(asked: int | None, outliers: Outliers) -> int:
+    """The largest block of channels that is turned; 0: none.  Raises `UsageError` for a block that there cannot be."""
+    unturned = outliers.mode in ("full", "naive")
+    turn = (0 if unturned else MAX_TURN) if asked is None else asked
+    if not is_turn(turn):
+        raise UsageError(f"a turn has blocks of 2 to {MAX_TURN} channels, a power of two, or 0; got `{turn}`", param="turn")
+    if turn and unturned:
+        raise UsageError(f"--shadow {outliers.mode} has no meaning where channels are turned; add --turn 0", param="shadow")
+    return turn

@@ -25,13 +25,13 @@ import numpy as np
 from edge_llm.config import INT8, W4
 from edge_llm.convert.allocate import LayerBits, allocate, in_schemes, that_fit
 from edge_llm.convert.calibrate import CalibrationText, read_calibration
-from edge_llm.convert.choose import Outliers
+from edge_llm.convert.choose import Outliers, largest_turn
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.float_copy import float_copy
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.sensitivity import Costs, four_bit_costs
 from edge_llm.convert.survey import Survey, Wishes, survey_model
-from edge_llm.convert.taken import Taken, taken_from
+from edge_llm.convert.taken import refuse_beside, taken_from
 from edge_llm.convert.target import check_space, existing, refuse_overlap, taken
 from edge_llm.convert.texts import coded_tokens, texts_of
 from edge_llm.convert.trial import held_out_sequences
@@ -44,7 +44,7 @@ from edge_llm.files import shown
 from edge_llm.formats.bundle_writer import BundleWriter
 from edge_llm.formats.leftovers import clear_leftovers, remove_stopped
 from edge_llm.models import describe
-from edge_llm.models.layer import Decoder, HeadTurns
+from edge_llm.models.layer import Decoder
 from edge_llm.models.weights import check_tensors
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
 from edge_llm.progress import StageProgress, ignore
@@ -71,7 +71,6 @@ from edge_llm.sources import Source, open_source
 from edge_llm.sources.hugging_face import default_name
 from edge_llm.text.ends import turn_end
 from kernels.memory import recycled
-from kernels.pointwise import MAX_TURN, is_turn
 
 
 def import_model(
@@ -153,17 +152,6 @@ def _make(target: Path, job: _Job, *, replace: bool) -> None:
             raise taken(target)  # where nothing can be locked, another import was faster, with another model
 
 
-def _turn(asked: int | None, outliers: Outliers) -> int:
-    """The largest block of channels that is turned; 0: none.  Raises `UsageError` for a block that there cannot be."""
-    unturned = outliers.mode in ("full", "naive")
-    turn = (0 if unturned else MAX_TURN) if asked is None else asked
-    if not is_turn(turn):
-        raise UsageError(f"a turn has blocks of 2 to {MAX_TURN} channels, a power of two, or 0; got `{turn}`", param="turn")
-    if turn and unturned:
-        raise UsageError(f"--shadow {outliers.mode} has no meaning where channels are turned; add --turn 0", param="shadow")
-    return turn
-
-
 class _Job:
     """One import: the source opened and checked, and how its bundle is written."""
 
@@ -188,17 +176,16 @@ class _Job:
         self.progress = progress
         self.notice = notice
         self.config = source.config
-        self.turn = _turn(turn, outliers)
+        self.turn = largest_turn(turn, outliers)
         plain = describe(self.config)
         self.taken = taken_from(source, plain)
+        self.asked = {**outliers.asked(plain), **weights.asked(plain)}
         if self.taken is not None:
-            _refuse_beside_taken(keep_float, outliers, weights)
-            self.fold, self.weights = False, LayerBits()
-        self.asked = {**outliers.asked(plain), **weights.asked(plain)} if self.taken is None else self.taken.floats
+            refuse_beside(keep_float, outliers, weights)
+            self.fold, self.weights, self.asked = False, LayerBits(), self.taken.floats
         self.decoder = with_turns(plain.with_schemes(self.asked), self.turn).with_schemes(dict.fromkeys(self.asked, INT8))
-        if self.taken is not None:  # a turn of anything else would be in the weights
-            turns = {} if "output" in self.taken else {"output": self.decoder.output.turn}
-            self.decoder = plain.with_turns(turns, HeadTurns(self.decoder.head_turns.keys))
+        if self.taken is not None:
+            self.decoder = self.taken.turned(plain, self.decoder)
         self.unused = check_tensors(source, self.decoder)
         self.tokenizer = source.tokenizer()
         source.template(self.tokenizer).check()
@@ -333,15 +320,6 @@ class _Job:
         folded = [fold for fold in found.values() if any(fold.powers)]
         self.notice(f"folded uneven channels in {len(folded)} of {len(found)} places; the float model is the same")
 
-    def _tell_taken(self, taken: Taken) -> None:
-        self.notice(f"{len(taken)} linears are INT8 in the source: their weights and static scales are taken over as they are")
-        if taken.floats:
-            self.notice(f"{len(taken.floats)} linears that the source left in float are kept in float16")
-        if "output" not in taken:
-            self.notice("the output matrix, which is float in the source, and the embedding are INT8 here")
-        if taken.clamped:
-            self.notice(f"{taken.clamped} weights of -128 became -127, the least that products hold here")
-
     def _made_from(self) -> dict[str, str | None]:
         # a bundle that carries its float weights may travel: it keeps the source's name, not a path of this machine
         source = self.source
@@ -370,8 +348,8 @@ class _Job:
         decoder = self._model_of(treated)
         parts = treated, coder, held_out, self.progress, saved, written, self.taken
         quality = write_weights(writer, self.source, decoder, survey, *parts)
-        if self.taken is not None:
-            self._tell_taken(self.taken)
+        for told in self.taken.told() if self.taken is not None else ():
+            self.notice(told)
         if coder:
             self.notice(f"{coder.fitted} linears are fitted to the calibration text, {coder.rounded} rounded")
         if quality:
@@ -406,16 +384,6 @@ class _Job:
         if self.keep_float:
             writer.add_file("source/config.json", [files["config.json"]])
             writer.add_file("source/model.safetensors", float_copy(self.source, self.unused, self.progress))
-
-
-def _refuse_beside_taken(keep_float: bool, outliers: Outliers, weights: LayerBits) -> None:
-    """Raise `UsageError` for what cannot be asked of a source whose weights are INT8 already."""
-    if keep_float:
-        raise UsageError("the source has no float weights to keep: it is quantized already", param="keep-float")
-    if weights.kind != INT8:
-        raise UsageError(f"the source is quantized already, so --weights {weights.kind} has no meaning", param="weights")
-    if outliers.schemes:
-        raise UsageError("the source says what is float16: it is quantized already", param="float16")
 
 
 def _version() -> str:

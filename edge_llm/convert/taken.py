@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from edge_llm.config import FLOAT16
-from edge_llm.errors import UnsupportedModel
+from edge_llm.config import FLOAT16, INT8
+from edge_llm.convert.allocate import LayerBits
+from edge_llm.convert.choose import Outliers
+from edge_llm.errors import UnsupportedModel, UsageError
 from edge_llm.files import shown
-from edge_llm.models.layer import Decoder
+from edge_llm.models.layer import Decoder, HeadTurns
 from edge_llm.models.weights import FloatLinear
 from edge_llm.quant.channels import NO_CHANNELS, ChannelStatistics
 from edge_llm.quant.profile import output_error
@@ -45,14 +48,24 @@ class Taken:
         return len(self._names)
 
     @property
-    def clamped(self) -> int:
-        """Weights of -128 that became -127 so far."""
-        return sum(self._clamped.values())
-
-    @property
     def floats(self) -> dict[str, str]:
         """The scheme of the linears of layers that the source leaves in float."""
         return {name: FLOAT16 for name in self._modules if name not in self and name != "output"}
+
+    def told(self) -> Iterator[str]:
+        """What became of the source, a line at a time."""
+        yield f"{len(self)} linears are INT8 in the source: their weights and static scales are taken over as they are"
+        if self.floats:
+            yield f"{len(self.floats)} linears that the source left in float are kept in float16"
+        if "output" not in self:
+            yield "the output matrix, which is float in the source, and the embedding are INT8 here"
+        if self._clamped:
+            yield f"{sum(self._clamped.values())} weights of -128 became -127, the least that products hold here"
+
+    def turned(self, plain: Decoder, turned: Decoder) -> Decoder:
+        """``plain`` with those turns of ``turned`` that are not in the weights of layers."""
+        turns = {} if "output" in self else {"output": turned.output.turn}
+        return plain.with_turns(turns, HeadTurns(turned.head_turns.keys))
 
     def treatment(self, seen: ChannelStatistics, weight: np.ndarray) -> Treatment:
         """How the source quantized the linear whose input is ``seen``, and its error beside ``weight``, the float form."""
@@ -108,7 +121,7 @@ class Taken:
             return False
         for module, one in zip(self._modules[name], found, strict=True):
             if one is None:
-                raise UnsupportedModel(f"`{shown(module)}` is in float, others of `{name}` in INT8; one product serves all here")
+                raise UnsupportedModel(f"`{shown(module)}` is in float, others of `{name}` in INT8; one product serves all")
             if one != found[0]:
                 raise UnsupportedModel(
                     f"`{shown(module)}` has the input scale and offset `{one}`, `{shown(self._modules[name][0])}` has "
@@ -119,6 +132,16 @@ class Taken:
     def _parts(self, name: str) -> list[StaticModule]:
         found = [self._source.static(module) for module in self._modules[name]]
         return [one for one in found if one is not None]
+
+
+def refuse_beside(keep_float: bool, outliers: Outliers, weights: LayerBits) -> None:
+    """Raise `UsageError` for what cannot be asked of a source whose weights are INT8 already."""
+    if keep_float:
+        raise UsageError("the source has no float weights to keep: it is quantized already", param="keep-float")
+    if weights.kind != INT8:
+        raise UsageError(f"the source is quantized already, so --weights {weights.kind} has no meaning", param="weights")
+    if outliers.schemes:
+        raise UsageError("the source says what is float16: it is quantized already", param="float16")
 
 
 def taken_from(source: Source, decoder: Decoder) -> Taken | None:

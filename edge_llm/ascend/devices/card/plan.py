@@ -25,7 +25,7 @@ LIVE = 3
 
 
 def key_bytes(law: ChipLaw, decoder: Decoder, tokens: int, value_bytes: int) -> int:
-    """Of the keys and values of ``tokens`` tokens in the card's blocks, one of which is spare; a value takes ``value_bytes``."""
+    """Of the keys and values of ``tokens`` tokens in the card's blocks, one of them spare; a value takes ``value_bytes``."""
     held = (pages_for(tokens, law.page_tokens) + 1) * law.page_tokens
     return sum(2 * law.allocation(value_bytes * held * one.kv_size) for one in decoder.attentions)
 
