@@ -143,6 +143,10 @@ Watch = Callable[[Sequence[WatchedOp], np.ndarray, np.ndarray], None]
 """Told of every run that ended: its operations, the positions of its rows int32 [rows], the seconds of its calls float64."""
 
 
+BESIDE_HOST = ("card", "copy in", "copy out")
+"""Kinds of watched operations that a card does while the host does others: computing, and copies either way."""
+
+
 @dataclass
 class Watching:
     """Who is told of the runs from now on; whoever runs the model changes it between two of them."""

@@ -28,6 +28,14 @@ class Completion(Protocol):
     def __call__(self) -> None: ...
 
 
+class Mark(Protocol):
+    """A point in a card's work."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Seconds of the card since an ``earlier`` mark of the same runtime, once the host has waited for both."""
+        ...
+
+
 class Graph(Protocol):
     """Recorded work."""
 
@@ -84,6 +92,10 @@ class Runtime(Protocol):
 
     def copy_out(self, host: Tensor, card: Tensor) -> None:
         """Copy an array of the card to a pinned array; inside of work."""
+        ...
+
+    def mark(self) -> Mark:
+        """The point behind all that was called so far; inside of work, and not while it is recorded."""
         ...
 
     def capture(self, work: Work) -> Graph:

@@ -15,6 +15,7 @@ from edge_llm.ascend.devices.card.linears import Loader, load_products
 from edge_llm.ascend.devices.card.model import CardModel
 from edge_llm.ascend.devices.card.plan import AscendPlan, key_bytes
 from edge_llm.ascend.devices.card.products import SplitProduct
+from edge_llm.ascend.devices.card.watched import WatchedModel, WatchedRuntime
 from edge_llm.ascend.devices.card.whole import WholeWeights
 from edge_llm.ascend.devices.card_plan import CardNeeds
 from edge_llm.ascend.devices.card_weights import CardWeights
@@ -86,9 +87,9 @@ class AscendDevice:
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
-        loader = Loader(self.runtime, self.calls)
         if self.placement.alone:
-            return self._open_whole(decoder, weights, loader, tables, room)
+            return self._open_whole(decoder, weights, tables, room, watch)
+        loader = Loader(self.runtime, self.calls)
         products = CardWeights(weights, load_products(loader), len(decoder.layers))
         build = builder(self.build, tables, watch)
         return PlacedModel(decoder, products, self.placement, build, HostArrays(), room)
@@ -134,15 +135,18 @@ class AscendDevice:
         return self._host.build(subgraph, tables)
 
     def _open_whole(
-        self, decoder: Decoder, weights: Weights, loader: Loader, tables: RopeTables, room: Room
+        self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None
     ) -> DeviceModel:
+        runtime = self.runtime if watch is None else WatchedRuntime(self.runtime, decoder, watch)
+        open_model = CardModel if watch is None else WatchedModel
+        loader = Loader(runtime, self.calls)
         whole = WholeWeights(weights, loader, decoder)
         (embedding,) = embedding_part(decoder, HOST).ops
         embed = build_op(embedding, tables, self._host.pool, self._shadow)
 
         def model(keys: KeyForm, tables: RopeTables, room: Room) -> CardModel:
             ropes = self._ropes(decoder, loader, tables)
-            return CardModel(decoder, whole, Layers(self.calls, keys, ropes, self._shadow), embed, self.runtime, room)
+            return open_model(decoder, whole, Layers(self.calls, keys, ropes, self._shadow), embed, runtime, room)
 
         float16 = Float16Keys(self.runtime, self.calls)
         if self.keys == FLOAT16_KEYS:
