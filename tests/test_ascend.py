@@ -10,6 +10,7 @@ from test_devices_card import SHAPES, tokens_of
 
 from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.ascend.npu.law import OPERATORS
+from edge_llm.ascend.npu.runtime import GRAPH_ROWS
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
 from edge_llm.devices import open_device
@@ -402,3 +403,30 @@ def test_the_variable_takes_one_value(monkeypatch):
 def test_emulation_is_said(caplog):
     device = open_device("ascend", DeviceOptions(1))
     assert "EDGE_LLM_NPU_OPS is set" in caplog.text and "emulated" in device.name
+
+
+# ---- before the first step ----
+
+
+def test_every_graph_is_recorded_before_the_first_step(bundles):
+    runner = runner_of(bundles["qk norms"], placement="card", kv_tokens=33 * 128)
+    counters, seen = runner._device.runtime.counters, []
+    runner.prepare(lambda stage, done, total: seen.append((stage, done, total)))
+    assert counters.captures == len(GRAPH_ROWS)
+    assert seen[0] == ("graphs", 0, len(GRAPH_ROWS)) and seen[-1] == ("graphs", len(GRAPH_ROWS), len(GRAPH_ROWS))
+    tokens = tokens_of(bundles["qk norms"], 100)
+    found = logits(runner, tokens)
+    for rows in (1, 3, 5, 9, 17, 32):
+        sequences = [runner.open() for _ in range(rows)]
+        runner.run([Segment(sequence, [7]) for sequence in sequences])
+        for sequence in sequences:
+            sequence.close()
+    assert counters.captures == len(GRAPH_ROWS)
+    assert np.array_equal(found, logits(runner_of(bundles["qk norms"], placement="card"), tokens))
+
+
+@pytest.mark.parametrize("options", [{"placement": "split"}, {"placement": "card", "keys": "int8"}], ids=str)
+def test_what_records_no_graphs_has_nothing_to_prepare(bundles, options):
+    runner = runner_of(bundles["qk norms"], **options)
+    runner.prepare()
+    assert runner._device.runtime.counters.captures == 0

@@ -187,6 +187,10 @@ class DeviceModel(Protocol):
         """What sharing subgraphs between chunks and layers saved so far."""
         ...
 
+    def ahead(self) -> Sequence[Callable[[], None]]:
+        """What can be done before the first step, so that none waits for it; nothing else runs meanwhile."""
+        ...
+
     def stretches(self, chunks: Sequence[Chunk]) -> Sequence[range]:
         """All layers in order, in runs that one task each carries any of a prompt's ``chunks`` through.
 

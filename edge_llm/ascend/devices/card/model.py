@@ -111,6 +111,11 @@ class CardModel:
     def sharing(self) -> Sharing:
         return Sharing(built=len(self._steps), uses=self._steps_taken, saved_bytes=0)
 
+    def ahead(self) -> Sequence[Callable[[], None]]:
+        if not self._records or self.weights.streamed:
+            return ()
+        return [partial(self._make_step, rows) for rows in GRAPH_ROWS]
+
     def stretches(self, chunks: Sequence[Chunk]) -> Sequence[range]:
         return [range(layer, layer + 1) for layer in range(len(self.decoder.layers))]
 
@@ -243,6 +248,9 @@ class CardModel:
         if rows not in self._steps:
             self._steps[rows] = self._new_step(rows)
         return self._steps[rows]
+
+    def _make_step(self, rows: int) -> None:
+        self._step_of(rows)
 
     def _new_step(self, rows: int) -> _Step:
         """The step of ``rows`` rows; where the chip records graphs, it is done once on spare memory and recorded."""
