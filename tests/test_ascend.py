@@ -1,6 +1,7 @@
 """`--device ascend` with its operators computed by PyTorch on the CPU: the same code that runs a card, from the other side."""
 
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -430,3 +431,21 @@ def test_what_records_no_graphs_has_nothing_to_prepare(bundles, options):
     runner = runner_of(bundles["qk norms"], **options)
     runner.prepare()
     assert runner._device.runtime.counters.captures == 0
+
+
+def test_inputs_of_chunks_are_copied_beside_the_computation(bundles, monkeypatch):
+    """On a stream of their own, so that a chunk's are there when the one before ends; a step is one piece of work."""
+    threads = []
+    copy = EmulatedRuntime.copy_in
+    tokens = tokens_of(bundles["qk norms"], 150)
+    runner = runner_of(bundles["qk norms"], placement="card", chunk=64, window=2)
+    plain = logits(runner, tokens)
+
+    def copy_in(self, card, host):
+        threads.append(threading.current_thread().name.rpartition("_")[0])
+        copy(self, card, host)
+
+    monkeypatch.setattr(EmulatedRuntime, "copy_in", copy_in)
+    assert np.array_equal(logits(runner, tokens), plain)
+    steps = 1 + STEPS  # the last 16 tokens of the prompt are one too
+    assert threads == ["npu copies"] * 2 + ["npu stream"] * steps

@@ -156,14 +156,17 @@ class CardModel:
         rows, inputs = chunk.rows, flow.inputs
         self._fill(rows, inputs)
         attend = self._layers.keys.chunk(rows, inputs)
+        # beside what the card computes for other chunks, but not behind layers that are streamed to it
+        copied = None if self.weights.streamed else self._runtime.load(inputs.copy, after=flow.last)
 
         def work() -> None:
-            inputs.copy()
+            if copied is None:
+                inputs.copy()
             flow.hidden = inputs.card("hidden")[: rows.count]
             angles = self._layers.angles(inputs.card("positions")[: rows.count])
             flow.tokens = Tokens(angles, inputs.card("slots")[: rows.count], attend)
 
-        flow.last = self._runtime.enqueue(work)
+        flow.last = self._runtime.enqueue(work, after=copied)
 
     def _layer_in_turn(self, layer: int, flow: _Flow) -> None:
         """Give a layer to the card, and wait for the one before: so one is computed while the next is given."""

@@ -64,6 +64,7 @@ class WatchedRuntime:
         self._running = threading.local()
         self._pending: list[_Given] = []
         self._part = ""
+        self._thread = 0
         self._since = 0.0
 
     @contextmanager
@@ -87,7 +88,8 @@ class WatchedRuntime:
         return _Watched(given, self._runtime.enqueue(self._timed(work, given), _bare(after)), self)
 
     def load(self, work: Work, after: Completion | None = None) -> Completion:
-        given = _Given(WEIGHTS, _given(after))
+        here = self._part and self._thread == threading.get_ident()
+        given = _Given(self._part if here else WEIGHTS, _given(after))
         return _Watched(given, self._runtime.load(self._timed(work, given), _bare(after)), self)
 
     def copy_in(self, card: Tensor, host: Tensor) -> None:
@@ -140,7 +142,7 @@ class WatchedRuntime:
         now, before = time.perf_counter(), self._part
         if before:
             self._tell(before, HOST, now - self._since)
-        self._part, self._since = part, now
+        self._part, self._since, self._thread = part, now, threading.get_ident()
         return before
 
     def _tell_given(self, given: _Given) -> None:
