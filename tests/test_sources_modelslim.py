@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_files import random_tensors, tiny_config
 from modelslim_files import LINEARS, Checkpoint, product, quantized, write_checkpoint
+from stub_hub import Stub, environment, serving
 
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.allocate import LayerBits
@@ -205,7 +206,7 @@ def test_a_card_adds_the_offset_itself(plain, placement, monkeypatch):
 def test_every_name_of_the_files(tmp_path, weights, description, shards):
     written = {"weights": weights, "description": description, "shards": shards}
     made = make(tmp_path / "slim", config={"num_hidden_layers": 1}, written=written)
-    check_same(open_bundle(import_model(tmp_path / "slim", target=tmp_path / "bundle")), made)
+    check_same(open_bundle(import_model(tmp_path / "slim" / description, target=tmp_path / "bundle")), made)
 
 
 def test_what_is_told(tmp_path):
@@ -298,7 +299,7 @@ def test_a_norm_whose_bias_is_zero_is_taken(tmp_path):
 )
 def test_what_cannot_be_asked_of_it(tmp_path, wish):
     make(tmp_path / "slim", config={"num_hidden_layers": 1})
-    with pytest.raises(UsageError, match="quantized already"):
+    with pytest.raises(UsageError, match="quantized already.*leave --"):
         import_model(tmp_path / "slim", target=tmp_path / "bundle", **wish)
 
 
@@ -331,3 +332,21 @@ def test_the_command(tmp_path):
     assert "nothing to do" in again.stderr
     ran = subprocess.run([*command, "run", "slim", "hello", "--max-tokens", "3"], env=home, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_repository_of_the_hub(tmp_path, shards):
+    """Online, and from the cache: only what an import reads is fetched; what config.json says of quantization is no matter."""
+    make(tmp_path / "slim", config={"num_hidden_layers": 1}, written={"shards": shards})
+    files = {path.name: path.read_bytes() for path in (tmp_path / "slim").iterdir()}
+    large = tuple(name for name in files if name.endswith(".safetensors"))
+    stub = Stub(files | {"README.md": b"# no", "quant_model_weights.bin": b"x"}, large=large)
+    script = "import sys; from edge_llm.convert.importer import import_model; print(import_model('org/tiny', sys.argv[1]))"
+    with serving(stub):
+        for name, more in (("online", {}), ("offline", {"HF_HUB_OFFLINE": "1"})):
+            home = environment(tmp_path / "hf", stub.endpoint, EDGE_LLM_HOME=str(tmp_path / "home"), **more)
+            ran = subprocess.run([sys.executable, "-c", script, name], env=home, capture_output=True, text=True, timeout=60)
+            assert ran.returncode == 0, ran.stderr
+            with open_bundle(Path(ran.stdout.strip())) as bundle:
+                assert bundle.manifest["linears"]["layers.0.down"]["input_offset"] != 0
+    assert not stub.asked("GET", "README.md") and not stub.asked("GET", "weights.bin")

@@ -137,11 +137,11 @@ class Taken:
 def refuse_beside(keep_float: bool, outliers: Outliers, weights: LayerBits) -> None:
     """Raise `UsageError` for what cannot be asked of a source whose weights are INT8 already."""
     if keep_float:
-        raise UsageError("the source has no float weights to keep: it is quantized already", param="keep-float")
+        raise UsageError("the source is quantized already, without float weights; leave --keep-float out", param="keep-float")
     if weights.kind != INT8:
-        raise UsageError(f"the source is quantized already, so --weights {weights.kind} has no meaning", param="weights")
+        raise UsageError(f"the source is quantized already, not to `{weights.kind}`; leave --weights out", param="weights")
     if outliers.schemes:
-        raise UsageError("the source says what is float16: it is quantized already", param="float16")
+        raise UsageError("the source is quantized already and says what is float; leave --float16 out", param="float16")
 
 
 def taken_from(source: Source, decoder: Decoder) -> Taken | None:
