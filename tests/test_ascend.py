@@ -18,7 +18,7 @@ from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
 from edge_llm.engine.load import load_engine
-from edge_llm.errors import DeviceError, NumericError, UsageError
+from edge_llm.errors import DeviceError, DeviceLost, NumericError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight
@@ -449,3 +449,16 @@ def test_inputs_of_chunks_are_copied_beside_the_computation(bundles, monkeypatch
     assert np.array_equal(logits(runner, tokens), plain)
     steps = 1 + STEPS  # the last 16 tokens of the prompt are one too
     assert threads == ["npu copies"] * 2 + ["npu stream"] * steps
+
+
+def test_a_card_that_is_lost_while_graphs_are_recorded_gives_way_to_the_host(monkeypatch):
+    def capture(self, work):
+        raise DeviceLost("ascend", "error code 507011")
+
+    monkeypatch.setattr(EmulatedRuntime, "capture", capture)
+    engine = load_engine(None, RuntimeConfig(threads=2, context=128, device="ascend", placement="card"))
+    engine.batcher.prepare()
+    assert engine.runner.site.device == "host" and "507011" in engine.runner.site.device_reason
+    answer = engine.answer(engine.text_request("Once upon", GenerationParams(max_tokens=4, temperature=0)))
+    host = load_engine(None, RuntimeConfig(threads=2, context=128, device="host"))
+    assert answer.text == host.answer(host.text_request("Once upon", GenerationParams(max_tokens=4, temperature=0))).text
