@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from edge_llm.config import INT8
 from edge_llm.errors import UsageError
 from edge_llm.models.layer import Decoder
 from kernels.pointwise import MAX_TURN, is_turn
@@ -58,3 +59,13 @@ def largest_turn(asked: int | None, outliers: Outliers) -> int:
     if turn and unturned:
         raise UsageError(f"--shadow {outliers.mode} has no meaning where channels are turned; add --turn 0", param="shadow")
     return turn
+
+
+def refuse_beside(keep_float: bool, outliers: Outliers, weights: str) -> None:
+    """Raise `UsageError` for what cannot be asked of a source whose weights are INT8 already."""
+    if keep_float:
+        raise UsageError("the source is quantized already, without float weights; leave --keep-float out", param="keep-float")
+    if weights != INT8:
+        raise UsageError(f"the source is quantized already, not to `{weights}`; leave --weights out", param="weights")
+    if outliers.schemes:
+        raise UsageError("the source is quantized already and says what is float; leave --float16 out", param="float16")

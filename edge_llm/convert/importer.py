@@ -25,13 +25,13 @@ import numpy as np
 from edge_llm.config import INT8, W4
 from edge_llm.convert.allocate import LayerBits, allocate, in_schemes, that_fit
 from edge_llm.convert.calibrate import CalibrationText, read_calibration
-from edge_llm.convert.choose import Outliers, largest_turn
+from edge_llm.convert.choose import Outliers, largest_turn, refuse_beside
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.float_copy import float_copy
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.sensitivity import Costs, four_bit_costs
 from edge_llm.convert.survey import Survey, Wishes, survey_model
-from edge_llm.convert.taken import refuse_beside, taken_from
+from edge_llm.convert.taken import taken_from
 from edge_llm.convert.target import check_space, existing, refuse_overlap, taken
 from edge_llm.convert.texts import coded_tokens, texts_of
 from edge_llm.convert.trial import held_out_sequences
@@ -181,7 +181,7 @@ class _Job:
         self.taken = taken_from(source, plain)
         self.asked = {**outliers.asked(plain), **weights.asked(plain)}
         if self.taken is not None:
-            refuse_beside(keep_float, outliers, weights)
+            refuse_beside(keep_float, outliers, weights.kind)
             self.fold, self.weights, self.asked = False, LayerBits(), self.taken.floats
         self.decoder = with_turns(plain.with_schemes(self.asked), self.turn).with_schemes(dict.fromkeys(self.asked, INT8))
         if self.taken is not None:

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_llm.config import FLOAT16, INT8
-from edge_llm.convert.allocate import LayerBits
-from edge_llm.convert.choose import Outliers
-from edge_llm.errors import UnsupportedModel, UsageError
+from edge_llm.config import FLOAT16
+from edge_llm.errors import UnsupportedModel
 from edge_llm.files import shown
 from edge_llm.models.layer import Decoder, HeadTurns
 from edge_llm.models.weights import FloatLinear
@@ -132,16 +130,6 @@ class Taken:
     def _parts(self, name: str) -> list[StaticModule]:
         found = [self._source.static(module) for module in self._modules[name]]
         return [one for one in found if one is not None]
-
-
-def refuse_beside(keep_float: bool, outliers: Outliers, weights: LayerBits) -> None:
-    """Raise `UsageError` for what cannot be asked of a source whose weights are INT8 already."""
-    if keep_float:
-        raise UsageError("the source is quantized already, without float weights; leave --keep-float out", param="keep-float")
-    if weights.kind != INT8:
-        raise UsageError(f"the source is quantized already, not to `{weights.kind}`; leave --weights out", param="weights")
-    if outliers.schemes:
-        raise UsageError("the source is quantized already and says what is float; leave --float16 out", param="float16")
 
 
 def taken_from(source: Source, decoder: Decoder) -> Taken | None:
