@@ -1,6 +1,7 @@
 """`--device ascend` with its operators computed by PyTorch on the CPU: the same code that runs a card, from the other side."""
 
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +17,14 @@ from edge_llm.ascend.devices.card.layers import Layers
 from edge_llm.ascend.npu.chips import chip_law
 from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.ascend.npu.law import OPERATORS
-from edge_llm.ascend.npu.runtime import run
+from edge_llm.ascend.npu.runtime import GRAPH_ROWS, run
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
 from edge_llm.engine.load import load_engine
-from edge_llm.errors import DeviceError, NumericError, UsageError
+from edge_llm.errors import DeviceError, DeviceLost, NumericError, UsageError
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.providers.local import LocalProvider
 from edge_llm.runner.base import Segment
@@ -483,3 +484,61 @@ def test_the_variable_takes_one_value(monkeypatch):
 def test_emulation_is_said(caplog):
     device = open_device("ascend", DeviceOptions(1))
     assert "EDGE_LLM_NPU_OPS is set" in caplog.text and "emulated" in device.name
+
+
+# ---- before the first step ----
+
+
+def test_every_graph_is_recorded_before_the_first_step(bundles):
+    runner = runner_of(bundles["qk norms"], placement="card", kv_tokens=33 * 128)
+    counters, seen = runner._device.runtime.counters, []
+    runner.prepare(lambda stage, done, total: seen.append((stage, done, total)))
+    assert counters.captures == len(GRAPH_ROWS)
+    assert seen[0] == ("graphs", 0, len(GRAPH_ROWS)) and seen[-1] == ("graphs", len(GRAPH_ROWS), len(GRAPH_ROWS))
+    tokens = tokens_of(bundles["qk norms"], 100)
+    found = logits(runner, tokens)
+    for rows in (1, 3, 5, 9, 17, 32):
+        sequences = [runner.open() for _ in range(rows)]
+        runner.run([Segment(sequence, [7]) for sequence in sequences])
+        for sequence in sequences:
+            sequence.close()
+    assert counters.captures == len(GRAPH_ROWS)
+    assert np.array_equal(found, logits(runner_of(bundles["qk norms"], placement="card"), tokens))
+
+
+@pytest.mark.parametrize("options", [{"placement": "split"}, {"placement": "card", "keys": "int8"}], ids=str)
+def test_what_records_no_graphs_has_nothing_to_prepare(bundles, options):
+    runner = runner_of(bundles["qk norms"], **options)
+    runner.prepare()
+    assert runner._device.runtime.counters.captures == 0
+
+
+def test_inputs_of_chunks_are_copied_beside_the_computation(bundles, monkeypatch):
+    """On a stream of their own, so that a chunk's are there when the one before ends; a step is one piece of work."""
+    threads = []
+    copy = EmulatedRuntime.copy_in
+    tokens = tokens_of(bundles["qk norms"], 150)
+    runner = runner_of(bundles["qk norms"], placement="card", chunk=64, window=2)
+    plain = logits(runner, tokens)
+
+    def copy_in(self, card, host):
+        threads.append(threading.current_thread().name.rpartition("_")[0])
+        copy(self, card, host)
+
+    monkeypatch.setattr(EmulatedRuntime, "copy_in", copy_in)
+    assert np.array_equal(logits(runner, tokens), plain)
+    steps = 1 + STEPS  # the last 16 tokens of the prompt are one too
+    assert threads == ["npu copies"] * 2 + ["npu stream"] * steps
+
+
+def test_a_card_that_is_lost_while_graphs_are_recorded_gives_way_to_the_host(monkeypatch):
+    def capture(self, work):
+        raise DeviceLost("ascend", "error code 507011")
+
+    monkeypatch.setattr(EmulatedRuntime, "capture", capture)
+    engine = load_engine(None, RuntimeConfig(threads=2, context=128, device="ascend", placement="card"))
+    engine.batcher.prepare()
+    assert engine.runner.site.device == "host" and "507011" in engine.runner.site.device_reason
+    answer = engine.answer(engine.text_request("Once upon", GenerationParams(max_tokens=4, temperature=0)))
+    host = load_engine(None, RuntimeConfig(threads=2, context=128, device="host"))
+    assert answer.text == host.answer(host.text_request("Once upon", GenerationParams(max_tokens=4, temperature=0))).text

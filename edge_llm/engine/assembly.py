@@ -103,7 +103,7 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
                 f"--kv-memory `{runtime.kv_memory}` holds no page of {PAGE_TOKENS} tokens; the least is {page} bytes",
                 param="kv_memory",
             )
-        kv_tokens = max(context, PAGE_TOKENS * (most // page))
+        kv_tokens = context  # more of them where the device's memory for each is known
     chunk = runtime.chunk or _longest_chunk(device)
     return replace(runtime, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens, chunk=chunk)
 
@@ -162,6 +162,7 @@ def _int8_runner(
     bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None, watch: Watch | None
 ) -> Runner[Any]:
     device = make_device(runtime, bundle.decoder)
+    runtime = replace(runtime, kv_tokens=_kv_tokens(runtime, bundle.decoder, device))
     runtime = replace(runtime, activations=choose_activations(runtime.activations, bundle, device))
     assert runtime.context is not None
     weights = make_weights(bundle, runtime, device, progress)
@@ -174,6 +175,22 @@ def _int8_runner(
     store = open_prefix_store(bundle, numeric, device.page_bytes(bundle.decoder))
     identity = model_identity(bundle, numeric)
     return Int8Runner(bundle.config, weights, device, runtime, tables, identity, store, bundle.decoder, watch)
+
+
+def _kv_tokens(runtime: RuntimeConfig, decoder: Decoder, device: Device) -> int | None:
+    """Tokens of the KV cache: as many whole pages as ``runtime.kv_memory`` holds on ``device``, at least one context."""
+    if runtime.kv_memory is None:
+        return runtime.kv_tokens
+    assert runtime.context is not None
+    most = parse_memory(runtime.kv_memory, total_memory(), "kv_memory", of="main memory")
+    pages, beyond = 0, most // device.page_bytes(decoder) + 1
+    while beyond - pages > 1:
+        middle = (pages + beyond) // 2
+        if device.kv_bytes(decoder, PAGE_TOKENS * middle) <= most:
+            pages = middle
+        else:
+            beyond = middle
+    return max(runtime.context, PAGE_TOKENS * pages)
 
 
 def choose_activations(asked: str, bundle: Bundle, device: Device) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from edge_llm.config import NOT_RECORDED, RuntimeConfig
+from edge_llm.progress import StageProgress, ignore
 from edge_llm.runner.inside import RunnerInside
 from kernels import ThreadPool
 
@@ -150,6 +151,13 @@ class Runner(Protocol[State]):
     @property
     def clipped(self) -> int:
         """Inputs of linears that a card cut off in prompts so far."""
+        ...
+
+    def prepare(self, progress: StageProgress = ignore) -> None:
+        """Do what the first steps would wait for, such as recording a card's graphs; before the first step.
+
+        Raises `DeviceError` where a card refuses, `DeviceLost` where it fails.
+        """
         ...
 
     def look(self) -> RunnerInside:

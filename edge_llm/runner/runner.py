@@ -18,6 +18,7 @@ from edge_llm.kv.sequence import SequencePages
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
+from edge_llm.progress import StageProgress, ignore
 from edge_llm.runner.base import Cancel, Cancelled, Segment, Site
 from edge_llm.runner.decode import decode_graph
 from edge_llm.runner.inside import RunnerInside, look_at_pages, look_at_weights
@@ -93,6 +94,14 @@ class Int8Runner:
     def overflow(self) -> int | None:
         """Activation values that overflowed INT8 so far and were added back; None where nobody counts."""
         return self._device.overflow
+
+    def prepare(self, progress: StageProgress = ignore) -> None:
+        tasks = self.model.ahead()
+        for done, task in enumerate(tasks):
+            progress("graphs", done, len(tasks))
+            task()
+        if tasks:
+            progress("graphs", len(tasks), len(tasks))
 
     def look(self) -> RunnerInside:
         self._looked_at = True

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_llm.progress import StageProgress, ignore
-from edge_llm.sources import hugging_face
+from edge_llm.sources import hugging_face, modelslim
 from edge_llm.sources.base import Source
 
 __all__ = ["Source", "add_source", "open_source"]
@@ -44,7 +44,9 @@ def open_source(
     kind = next((one for one in _ADDED if one.claims(str(source))), None)
     if kind is not None:
         return kind.open(source, revision=revision, progress=progress)
-    return hugging_face.open(source, revision=revision, progress=progress, notice=notice)
+    named, path, folder = hugging_face.find_folder(source, revision, progress, notice)
+    folder_kind = modelslim.ModelSlimSource if modelslim.describes(folder) else hugging_face.HuggingFaceSource
+    return folder_kind(named, path, folder)
 
 
 def add_source(kind: SourceFile) -> None:

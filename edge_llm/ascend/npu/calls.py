@@ -85,13 +85,12 @@ class Calls:
         self._check("npu_trans_quant_param", {"scale": _operand(scale)})
         return self._npu.npu_trans_quant_param(scale=scale)
 
-    def quantize(self, x: Tensor, reciprocal: Tensor) -> Tensor:
-        """int8 [T, K] = round(x [T, K] * reciprocal [K]), saturated; both float32, or both float16."""
-        self._check(
-            "npu_quantize", {"input": _operand(x), "scales": _operand(reciprocal)}, dtype="int8", axis=-1, div_mode=False
-        )
+    def quantize(self, x: Tensor, reciprocal: Tensor, offset: Tensor | None = None) -> Tensor:
+        """int8 [T, K] = round(x [T, K] * reciprocal [K] + offset [K]), saturated; all float32, or all float16."""
+        operands = {"input": _operand(x), "scales": _operand(reciprocal), "zero_points": _maybe(offset)}
+        self._check("npu_quantize", operands, dtype="int8", axis=-1, div_mode=False)
         return self._npu.npu_quantize(
-            input=x, scales=reciprocal, zero_points=None, dtype=_INT8, axis=-1, div_mode=False
+            input=x, scales=reciprocal, zero_points=offset, dtype=_INT8, axis=-1, div_mode=False
         )
 
     def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:

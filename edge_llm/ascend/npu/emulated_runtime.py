@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.ascend.npu.chips import ChipLaw
@@ -64,6 +66,9 @@ class EmulatedRuntime:
         host.copy_(card)
         self.counters.copies_out += 1
 
+    def mark(self) -> _Moment:
+        return _Moment(time.perf_counter())
+
     def capture(self, work: Work) -> RecordedGraph:
         check_capture(self.law)
         graph = RecordedGraph(self)
@@ -80,6 +85,14 @@ class EmulatedRuntime:
                 work()
 
         return _Future(thread.submit(run), self.counters, self.law.name)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    seconds: float
+
+    def seconds_since(self, earlier: _Moment) -> float:
+        return self.seconds - earlier.seconds
 
 
 def saturating() -> Any:

@@ -12,6 +12,7 @@ from edge_llm.ascend.npu.machine import AscendMachine
 from edge_llm.ascend.npu.packages import AUTOLOAD, CPU_WHEELS, find_package, import_torch_npu, package_findings
 from edge_llm.ascend.npu.runtime import Runtime
 from edge_llm.ascend.npu.settings import setting_findings
+from edge_llm.ascend.npu.stdout import own_stdout
 from edge_llm.ascend.npu.toolkit import attention_refusal
 from edge_llm.errors import DeviceError
 
@@ -65,7 +66,8 @@ def _real(chip: str | None, environment: Mapping[str, str]) -> Runtime:
     load_torch_npu()
     from edge_llm.ascend.npu.torch_npu_runtime import TorchNpuRuntime
 
-    runtime = TorchNpuRuntime(law)
+    with own_stdout("torch_npu"):
+        runtime: Runtime = TorchNpuRuntime(law)
     _, total = runtime.memory()
     runtime.law = runtime.law.of_memory(total)
     if not runtime.attention_missing and chunk_attention(law) == CHUNK_ATTENTION_V2:
@@ -84,7 +86,8 @@ def load_torch_npu() -> None:
     """Import torch_npu into this process.  Raises `DeviceError` where that fails."""
     os.environ[AUTOLOAD] = "0"
     try:
-        import torch_npu  # type: ignore[import-not-found] # noqa: F401
+        with own_stdout("torch_npu"):
+            import torch_npu  # type: ignore[import-not-found] # noqa: F401
     except (ImportError, RuntimeError, OSError) as error:
         raise DeviceError(f"torch_npu cannot be imported: {error}; {DOCTOR}") from error
 

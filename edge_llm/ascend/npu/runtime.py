@@ -37,6 +37,14 @@ class CaptureRefused(DeviceError):
         self.reason = reason
 
 
+class Mark(Protocol):
+    """A point in a card's work."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Seconds of the card since an ``earlier`` mark of the same runtime, once the host has waited for both."""
+        ...
+
+
 class Graph(Protocol):
     """Recorded work."""
 
@@ -74,8 +82,11 @@ class Runtime(Protocol):
     """Versions of what computes: other ones may give other last bits."""
     attention_missing: str
     """Why the operators of attention are not there; empty when they are."""
-    capture_refusal: str
-    """Why work is not recorded, though the chip's law has graphs: known at the start, or since a `capture` was refused."""
+
+    @property
+    def capture_refusal(self) -> str:
+        """Why work is not recorded, though the chip's law has graphs: known at the start, or since a `capture` was refused."""
+        ...
 
     def memory(self) -> tuple[int, int]:
         """Bytes of the card's memory: free, and in all."""
@@ -99,6 +110,10 @@ class Runtime(Protocol):
 
     def copy_out(self, host: Tensor, card: Tensor) -> None:
         """Copy an array of the card to a pinned array; inside of work."""
+        ...
+
+    def mark(self) -> Mark:
+        """The point behind all that was called so far; inside of work, and not while it is recorded."""
         ...
 
     def capture(self, work: Work) -> Graph:

@@ -76,6 +76,11 @@ class TorchNpuRuntime:
         host.copy_(card, non_blocking=self._copies_beside)
         self.counters.copies_out += 1
 
+    def mark(self) -> _Mark:
+        event = self._npu.Event(enable_timing=True)
+        event.record()
+        return _Mark(event)
+
     def capture(self, work: Work) -> _NpuGraph:
         check_capture(self.law)
         if self.capture_refusal:
@@ -172,6 +177,15 @@ class _Event:
         self._counters.waits += 1
         with _failures():
             self.event.synchronize()
+
+
+class _Mark:
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def seconds_since(self, earlier: _Mark) -> float:
+        with _failures():
+            return float(earlier._event.elapsed_time(self._event)) / 1000
 
 
 class _NpuGraph:

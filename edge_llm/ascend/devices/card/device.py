@@ -13,8 +13,9 @@ from edge_llm.ascend.devices.card.key_ranges import sample_room, seen_ranges
 from edge_llm.ascend.devices.card.layers import Layers
 from edge_llm.ascend.devices.card.linears import Loader, load_products
 from edge_llm.ascend.devices.card.model import CardModel
-from edge_llm.ascend.devices.card.plan import AscendPlan
+from edge_llm.ascend.devices.card.plan import AscendPlan, key_bytes
 from edge_llm.ascend.devices.card.products import SplitProduct
+from edge_llm.ascend.devices.card.watched import WatchedModel, WatchedRuntime
 from edge_llm.ascend.devices.card.whole import WholeWeights
 from edge_llm.ascend.devices.card_plan import CardNeeds
 from edge_llm.ascend.devices.card_weights import CardWeights
@@ -31,7 +32,7 @@ from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.watched import builder
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.layout import TensorRange
-from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
+from edge_llm.kv.pages import PAGE_TOKENS, kv_bytes, page_bytes
 from edge_llm.models.layer import Decoder, Rope
 from edge_llm.models.rope import RopeTables
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
@@ -92,9 +93,9 @@ class AscendDevice:
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
-        loader = Loader(self.runtime, self.calls)
         if self.placement.alone:
-            return self._open_whole(decoder, weights, loader, tables, room)
+            return self._open_whole(decoder, weights, tables, room, watch)
+        loader = Loader(self.runtime, self.calls)
         products = CardWeights(weights, load_products(loader), len(decoder.layers))
         build = builder(self.build, tables, watch)
         return PlacedModel(decoder, products, self.placement, build, HostArrays(), room)
@@ -129,21 +130,29 @@ class AscendDevice:
             return page_bytes(decoder.attentions)
         return 2 * PAGE_TOKENS * VALUE_BYTES[self.keys] * sum(attention.kv_size for attention in decoder.attentions)
 
+    def kv_bytes(self, decoder: Decoder, tokens: int) -> int:
+        if not self.placement.alone:
+            return kv_bytes(decoder.attentions, tokens)
+        return key_bytes(self.law, decoder, tokens, VALUE_BYTES[self.keys])
+
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:
             return SplitProduct(self.runtime, self.calls, subgraph).run
         return self._host.build(subgraph, tables)
 
     def _open_whole(
-        self, decoder: Decoder, weights: Weights, loader: Loader, tables: RopeTables, room: Room
+        self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None
     ) -> DeviceModel:
+        runtime = self.runtime if watch is None else WatchedRuntime(self.runtime, decoder, watch)
+        open_model = CardModel if watch is None else WatchedModel
+        loader = Loader(runtime, self.calls)
         whole = WholeWeights(weights, loader, decoder)
         (embedding,) = embedding_part(decoder, HOST).ops
         embed = build_op(embedding, tables, self._host.pool, self._shadow)
 
         def model(keys: KeyForm, tables: RopeTables, room: Room) -> CardModel:
             ropes = self._ropes(decoder, loader, tables)
-            return CardModel(decoder, whole, Layers(self.calls, keys, ropes, self._shadow), embed, self.runtime, room)
+            return open_model(decoder, whole, Layers(self.calls, keys, ropes, self._shadow), embed, runtime, room)
 
         float16 = Float16Keys(self.runtime, self.calls)
         if self.keys == FLOAT16_KEYS:

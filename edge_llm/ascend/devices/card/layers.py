@@ -42,6 +42,8 @@ class CardLinear:
     """int32 [J]."""
     hot_weight: Tensor | None = None
     """float16 [J, N], N padded as the product's."""
+    offset: Tensor | None = None
+    """[K], of the type of `reciprocal`: steps that are added to the rounded input."""
     turn: Tensor | None = None
     """float16 [p, p]: what blocks of p channels are multiplied with first; `reciprocal` is of the result."""
     by_rows: bool = False
@@ -183,8 +185,9 @@ class Layers:
     def _static(self, weight: CardLinear, x: Tensor) -> Tensor:
         """float16 [T, padded N] under the one scale of all rows."""
         x = self._turned(weight, x).to(weight.reciprocal.dtype)
-        self.count(x, weight.reciprocal)
-        return self._int8(weight.product, self.calls.quantize(x, weight.reciprocal))
+        if weight.offset is None:  # what an offset moves is another tool's choice
+            self.count(x, weight.reciprocal)
+        return self._int8(weight.product, self.calls.quantize(x, weight.reciprocal, weight.offset))
 
     def _by_rows(self, weight: CardLinear, x: Tensor, wide: bool) -> Tensor:
         """The same under a scale of each row."""

@@ -122,6 +122,11 @@ class CardModel:
     def sharing(self) -> Sharing:
         return Sharing(built=len(self._steps), uses=self._steps_taken, saved_bytes=0)
 
+    def ahead(self) -> Sequence[Callable[[], None]]:
+        if not self._records or self.weights.streamed:
+            return ()
+        return [partial(self._make_step, rows) for rows in GRAPH_ROWS]
+
     def stretches(self, chunks: Sequence[Chunk]) -> Sequence[range]:
         return [range(layer, layer + 1) for layer in range(len(self.decoder.layers))]
 
@@ -165,14 +170,17 @@ class CardModel:
         flow.layers = self._counting if self._clipped.looks_at(rows.count) else self._layers
         attend = self._layers.keys.chunk(rows, inputs)
         slots = self._layers.keys.slots(inputs, rows.count)
+        # beside what the card computes for other chunks, but not behind layers that are streamed to it
+        copied = None if self.weights.streamed else self._runtime.load(inputs.copy, after=flow.last)
 
         def work() -> None:
-            inputs.copy()
+            if copied is None:
+                inputs.copy()
             flow.hidden = inputs.card("hidden")[: rows.count]
             angles = self._layers.angles(inputs.card("positions")[: rows.count])
             flow.tokens = Tokens(angles, slots, attend)
 
-        flow.last = self._runtime.enqueue(work)
+        flow.last = self._runtime.enqueue(work, after=copied)
 
     def _layer_in_turn(self, layer: int, flow: _Flow) -> None:
         """Give a layer to the card, and wait for the one before: so one is computed while the next is given."""
@@ -265,6 +273,9 @@ class CardModel:
         if rows not in self._steps:
             self._steps[rows] = self._new_step(rows)
         return self._steps[rows]
+
+    def _make_step(self, rows: int) -> None:
+        self._step_of(rows)
 
     def _new_step(self, rows: int) -> _Step:
         """The step of ``rows`` rows; where the chip records graphs, it is done once on spare memory and recorded.

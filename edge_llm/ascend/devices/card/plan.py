@@ -24,6 +24,12 @@ LIVE = 3
 """Float32 copies of a row that an operator's input, its result and what was cast between them take at a time."""
 
 
+def key_bytes(law: ChipLaw, decoder: Decoder, tokens: int, value_bytes: int) -> int:
+    """Of the keys and values of ``tokens`` tokens in the card's blocks, one of them spare; a value takes ``value_bytes``."""
+    held = (pages_for(tokens, law.page_tokens) + 1) * law.page_tokens
+    return sum(2 * law.allocation(value_bytes * held * one.kv_size) for one in decoder.attentions)
+
+
 @dataclass(frozen=True)
 class AscendPlan:
     """``decoder``, whose bundle has ``tensors``, on a chip of ``law``, ``alone`` or beside the CPU.
@@ -46,11 +52,7 @@ class AscendPlan:
 
     def key_bytes(self) -> int:
         """Of keys and values on the card."""
-        if not self.alone:
-            return 0
-        blocks = pages_for(self.room.tokens, self.law.page_tokens) + 1
-        tokens = blocks * self.law.page_tokens
-        return sum(2 * self.law.allocation(self.value_bytes * tokens * one.kv_size) for one in self.decoder.attentions)
+        return key_bytes(self.law, self.decoder, self.room.tokens, self.value_bytes) if self.alone else 0
 
     def _layer(self, prefix: str, layer: Layer) -> int:
         linears = sum(self._linear(prefix, one) for one in layer.linears if self.alone or is_multiplied_as_int8(one.scheme))

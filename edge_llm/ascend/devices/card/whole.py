@@ -112,6 +112,8 @@ def around_product(linear: Int8Weight, given: Input, calls: Calls) -> tuple[Int8
     arrays["reciprocal"] = found = reciprocal(linear, np.float16 if given.is_float16 else np.float32)
     if given.is_float16 and (kept := found[found > 0]).size:  # the scale is what its float16 reciprocal stands for
         linear = replace(linear, input_scale=float(divisor / np.float32(kept[0])))
+    if linear.input_offset:
+        arrays["offset"] = np.full(linear.columns, linear.input_offset, found.dtype)
     if len(linear.hot_index):
         arrays |= hot_arrays(linear, calls.law)
     return linear, arrays
@@ -136,7 +138,7 @@ def _made(loader: Loader, staged: Mapping[str, Tensor], linear: Weight) -> CardL
 
 def _made_int8(loader: Loader, staged: Mapping[str, Tensor], linear: Int8Weight) -> CardLinear:
     calls = loader.calls
-    others = {name: loader.copied(staged[name]) for name in ("hot_index", "hot_weight", "turn") if name in staged}
+    others = {name: loader.copied(staged[name]) for name in ("hot_index", "hot_weight", "offset", "turn") if name in staged}
     others |= {name: calls.to_multiply(others[name]) for name in ("hot_weight", "turn") if name in others}
     others |= {"bias": loader.copied(staged["row_bias"])} if "row_bias" in staged else {}
     product = loader.linear(staged, linear)
