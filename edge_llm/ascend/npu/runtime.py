@@ -82,11 +82,8 @@ class Runtime(Protocol):
     """Versions of what computes: other ones may give other last bits."""
     attention_missing: str
     """Why the operators of attention are not there; empty when they are."""
-
-    @property
-    def capture_refusal(self) -> str:
-        """Why work is not recorded, though the chip's law has graphs: known at the start, or since a `capture` was refused."""
-        ...
+    capture_refusal: str
+    """Why work is not recorded, though the chip's law has graphs: known at the start, or since a `capture` was refused."""
 
     def memory(self) -> tuple[int, int]:
         """Bytes of the card's memory: free, and in all."""

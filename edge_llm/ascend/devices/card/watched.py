@@ -71,6 +71,10 @@ class WatchedRuntime:
     def capture_refusal(self) -> str:
         return self._runtime.capture_refusal
 
+    @capture_refusal.setter
+    def capture_refusal(self, reason: str) -> None:
+        self._runtime.capture_refusal = reason
+
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """What the host does inside the block is for the part ``name``, but for the parts inside."""
