@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_llm.progress import StageProgress, ignore
-from edge_llm.sources import hugging_face
+from edge_llm.sources import gguf, hugging_face
 from edge_llm.sources.base import Source
 
 __all__ = ["Source", "add_source", "open_source"]
@@ -44,7 +44,10 @@ def open_source(
     kind = next((one for one in _ADDED if one.claims(str(source))), None)
     if kind is not None:
         return kind.open(source, revision=revision, progress=progress)
-    return hugging_face.open(source, revision=revision, progress=progress, notice=notice)
+    named, path, place = hugging_face.find_folder(source, revision, progress, notice)
+    if gguf.is_gguf(place):
+        return gguf.GgufSource(named, path, place)
+    return hugging_face.HuggingFaceSource(named, path, place)
 
 
 def add_source(kind: SourceFile) -> None:

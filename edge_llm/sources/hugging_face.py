@@ -14,6 +14,7 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel, UsageError
 from edge_llm.files import RegularFile, read_file, shown
+from edge_llm.formats.gguf import without_part
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.paths import expanded, safe_name
@@ -120,9 +121,12 @@ def default_name(source: str | Path) -> str:
     """The name for ``source`` when none is given: its last part, as a legal bundle name."""
     path = expanded(source)
     named = named_place(source) if isinstance(source, str) and not is_there(path) else None
-    cached = next((part for part in path.parts if part.startswith("models--")), None)  # a Hugging Face cache
+    is_file = path.suffix.lower() == ".gguf" and is_there(path)
+    cached = None if is_file else next((part for part in path.parts if part.startswith("models--")), None)  # a Hugging Face cache
     if named is not None:
         last = named.repository.rpartition("/")[2]
+    elif is_file:
+        last = without_part(path.name)
     elif cached:
         last = cached.split("--")[-1]
     else:

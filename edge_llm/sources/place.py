@@ -27,7 +27,7 @@ _OF_A_FOLDER = ("config.json", "model.safetensors.index.json", "tokenizer.json",
 
 @dataclass(frozen=True)
 class Place:
-    """Either a ``folder`` or a ``repository`` of the hub, at a ``revision`` (None: its main one)."""
+    """Either a ``folder`` (or a GGUF file) or a ``repository`` of the hub, at a ``revision`` (None: its main one)."""
 
     folder: Path | None = None
     repository: str = ""
@@ -108,9 +108,9 @@ def stands_for_folder(path: Path) -> bool:
 
 
 def _folder_of_file(text: str, path: Path) -> Path:
-    """The folder of the model that the file ``path`` is a part of."""
+    """The folder of the model that the file ``path`` is a part of; a GGUF file is a model by itself."""
     if path.suffix.lower() == ".gguf":
-        raise refuse_gguf(text)
+        return path
     if stands_for_folder(path):
         return path.parent
     raise UsageError(f"`{shown(text)}` is a file; give the folder that holds config.json", param="source")

@@ -113,6 +113,12 @@ class Tokenizer:
         backend = _load(path)
         return cls(backend, vocab_size, special_tokens(configs, backend.token_to_id))
 
+    @classmethod
+    def from_bytes(cls, data: bytes, configs: Sequence[dict[str, Any]], vocab_size: int, name: str) -> Tokenizer:
+        """The same from a tokenizer.json and configs that stand in no file of their own; ``name`` is said in errors."""
+        backend = _read(data, name)
+        return cls(backend, vocab_size, special_tokens(configs, backend.token_to_id))
+
     def token_id(self, text: str) -> int | None:
         """Id of the token that is written ``text`` in the vocabulary, or None."""
         found: int | None = self._backend.token_to_id(text)
@@ -352,7 +358,10 @@ def _expect_memory(count: int) -> None:
 
 
 def _load(path: Path) -> Any:
-    data = read_file(path, MAX_FILE_BYTES, error=InvalidTokenizer)
+    return _read(read_file(path, MAX_FILE_BYTES, error=InvalidTokenizer), path.name)
+
+
+def _read(data: bytes, name: str) -> Any:
     _expect_memory(ROOM_BYTES + ROOM_PER_BYTE * len(data))
     with HeldInterrupt():  # what a signal's handler raises says nothing of the file
         try:
@@ -360,7 +369,7 @@ def _load(path: Path) -> Any:
         except BaseException as failure:  # a Rust panic is not an Exception
             _pass_on(failure)
             raise InvalidTokenizer(
-                f"`{shown(path.name)}` cannot be used: {shown(failure)}; save the model's tokenizer again"
+                f"`{shown(name)}` cannot be used: {shown(failure)}; save the model's tokenizer again"
             ) from None
 
 

@@ -1,0 +1,496 @@
+"""GGUF files, read with bounds: the header is walked once, whatever it claims is held against the file before memory is taken.
+
+Layout: ``GGUF``, version, counts; pairs of key and value; table of tensors; data, every tensor on a multiple of the alignment.
+Numbers are little-endian.  Arrays are read when they are asked for, tensors as float32 piece by piece.  A model may be split
+into files ``NAME-00001-of-00003.gguf``, of which the first has all that is said of it.
+
+    with open_gguf(Path("model.gguf")) as model:
+        model.text("general.architecture"), model.read("token_embd.weight")
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from edge_llm.errors import InvalidModel, ModelNotFound, UnsupportedModel
+from edge_llm.files import RegularFile, shown
+from edge_llm.formats.gguf_blocks import REMOVED, TYPES, BlockType, decode, decoded_names
+from edge_llm.formats.safetensors import MAX_WEIGHT
+
+MAX_HEADER_BYTES = 32 << 20
+"""Of everything before the data: Gemma's, with 262,144 tokens, has 6.5 MB."""
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 100_000
+MAX_KEY_BYTES = 65_535
+MAX_STRING_BYTES = 16 << 20
+MAX_ELEMENTS = 4 << 20
+MAX_NAME_BYTES = 63
+MAX_DIMS = 4
+MAX_PARTS = 4096
+ALIGNMENT = 32
+"""Where a file does not say otherwise."""
+
+_MAGIC = b"GGUF"
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "<u1", 10: "<u8", 11: "<i8", 12: "<f8"}
+_LEAST_PAIR_BYTES, _LEAST_TENSOR_BYTES = 14, 33
+_WINDOW_BYTES = 1 << 20
+_PIECE_BYTES = 512 << 10
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.DOTALL)
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArray:
+    """Where an array lies that the file's pairs have: elements of the value type ``kind``."""
+
+    kind: int
+    count: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Where one tensor lies in its file; ``shape`` as in safetensors: rows, columns."""
+
+    name: str
+    kind: BlockType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+Value = int | float | bool | str | GgufArray
+_T = TypeVar("_T")
+
+
+class GgufFile:
+    """One open file: ``pairs`` by key, ``tensors`` by name in the order of the data."""
+
+    def __init__(self, file: RegularFile) -> None:
+        self._file = file
+        header = _Header(file)
+        self.pairs, self.tensors = header.pairs, header.tensors
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    def strings(self, array: GgufArray) -> list[str]:
+        """The elements of an array of strings.  Raises `InvalidModel` for one that is not UTF-8."""
+        self._file.check_unchanged()
+        data, found, at = self._file.read(array.nbytes, array.offset), [], 0
+        try:
+            for _ in range(array.count):
+                end = at + 8 + _U64.unpack_from(data, at)[0]
+                found.append(data[at + 8 : end].decode())
+                at = end
+        except UnicodeDecodeError:
+            raise InvalidModel(f"`{shown(self.path.name)}`: string {len(found)} of an array is not UTF-8") from None
+        return found
+
+    def numbers(self, array: GgufArray) -> np.ndarray:
+        """The elements of an array of numbers, as they are."""
+        self._file.check_unchanged()
+        return np.frombuffer(self._file.read(array.nbytes, array.offset), _NUMBERS[array.kind])
+
+    def read(self, info: GgufTensor) -> np.ndarray:
+        """The tensor as float32.  Raises `UnsupportedModel` for a type that is not read, `InvalidModel` for NaN and the like."""
+        check_type(info, self.path)
+        self._file.check_unchanged()
+        try:
+            out = np.empty(math.prod(info.shape), np.float32)
+        except (MemoryError, ValueError):
+            raise InvalidModel(f"`{shown(self.path.name)}`: tensor `{shown(info.name)}` does not fit into memory") from None
+        step = _PIECE_BYTES // info.kind.nbytes
+        blocks = out.size // info.kind.columns
+        raw = np.empty(min(step, blocks) * info.kind.nbytes, np.uint8)
+        for first in range(0, blocks, step):
+            count = min(step, blocks - first)
+            part = raw[: count * info.kind.nbytes]
+            self._file.read_into(part, info.offset + first * info.kind.nbytes)
+            piece = out[first * info.kind.columns : (first + count) * info.kind.columns]
+            piece[...] = decode(info.kind, part)
+            if not np.maximum(-piece.min(), piece.max()) <= MAX_WEIGHT:
+                at = int(np.argmin(np.abs(piece) <= MAX_WEIGHT))
+                raise InvalidModel(
+                    f"`{shown(self.path.name)}`: tensor `{shown(info.name)}` holds `{piece[at]}` at element "
+                    f"{first * info.kind.columns + at}; weights lie between -{MAX_WEIGHT:g} and {MAX_WEIGHT:g}, "
+                    "download the file again"
+                )
+        return out.reshape(info.shape)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def check_type(info: GgufTensor, path: Path) -> None:
+    """Raise `UnsupportedModel` unless the tensor's type is read."""
+    if info.kind.decode is None:
+        raise UnsupportedModel(
+            f"`{shown(path.name)}`: tensor `{shown(info.name)}` is {info.kind.name}, which is not read here; take a file of "
+            f"another quantization, such as Q4_K_M or Q8_0 ({decoded_names()} are read)"
+        )
+
+
+class _Header:
+    """Everything before the data of ``file``, walked through a window of it."""
+
+    def __init__(self, file: RegularFile) -> None:
+        self._file = file
+        self.where = f"`{shown(file.path.name)}`"
+        self._at = 0
+        self._window, self._window_at = b"", 0
+        self.pairs: dict[str, Value] = {}
+        self.tensors: dict[str, GgufTensor] = {}
+        tensors, pairs = self._counts()
+        for _ in range(pairs):
+            self._pair()
+        self._alignment = self._read_alignment()
+        infos = [self._tensor() for _ in range(tensors)]
+        self._place(infos)
+
+    def _counts(self) -> tuple[int, int]:
+        if self._file.size < 24:
+            raise self._broken(f"has {self._file.size} bytes, too few for a GGUF file; download it again")
+        if self._take(4) != _MAGIC:
+            raise self._broken("does not begin with `GGUF`; this is not a GGUF file")
+        version = self._u32()
+        if version and not version & 0xFFFF:
+            raise UnsupportedModel(f"{self.where} is a big-endian GGUF file; take the usual little-endian one")
+        if version not in (2, 3):
+            raise UnsupportedModel(f"{self.where} is GGUF version `{version}`; versions 2 and 3 are read, take a newer file")
+        tensors, pairs = self._u64(), self._u64()
+        rest = self._file.size - self._at
+        if tensors > min(MAX_TENSORS, rest // _LEAST_TENSOR_BYTES):
+            raise self._broken(f"claims `{tensors}` tensors, more than {MAX_TENSORS} or than it has room for")
+        if pairs > min(MAX_KEYS, rest // _LEAST_PAIR_BYTES):
+            raise self._broken(f"claims `{pairs}` keys, more than {MAX_KEYS} or than it has room for")
+        return tensors, pairs
+
+    def _pair(self) -> None:
+        key = self._string("a key", MAX_KEY_BYTES)
+        if not key or not key.isprintable():
+            raise self._broken(f"has the key `{shown(key)}`; keys are printable and not empty")
+        if key in self.pairs:
+            raise self._broken(f"has the key `{shown(key)}` twice")
+        self.pairs[key] = self._value(key, self._u32())
+
+    def _value(self, key: str, kind: int) -> Value:
+        if kind == _STRING:
+            return self._string(f"`{shown(key)}`", MAX_STRING_BYTES)
+        if kind == _ARRAY:
+            return self._array(key)
+        if kind not in _NUMBERS:
+            raise self._broken(f"`{shown(key)}` has the unknown type `{kind}`")
+        dtype = np.dtype(_NUMBERS[kind])
+        value: int | float = np.frombuffer(self._take(dtype.itemsize), dtype)[0].item()
+        if kind != _BOOL:
+            return value
+        if value not in (0, 1):
+            raise self._broken(f"`{shown(key)}` is the bool `{value}`; 0 and 1 are possible")
+        return bool(value)
+
+    def _array(self, key: str) -> GgufArray:
+        kind, count = self._u32(), self._u64()
+        if kind == _ARRAY:
+            raise self._broken(f"`{shown(key)}` is an array of arrays; no model has one")
+        if kind != _STRING and kind not in _NUMBERS:
+            raise self._broken(f"`{shown(key)}` is an array of the unknown type `{kind}`")
+        least = 8 if kind == _STRING else np.dtype(_NUMBERS[kind]).itemsize
+        if count > min(MAX_ELEMENTS, (self._file.size - self._at) // least):
+            raise self._broken(f"`{shown(key)}` claims `{count}` elements, more than {MAX_ELEMENTS} or than it has room for")
+        start = self._at
+        if kind != _STRING:
+            self._skip(count * least)
+        else:
+            self._skip_strings(key, count)
+        return GgufArray(kind, count, start, self._at - start)
+
+    def _skip_strings(self, key: str, count: int) -> None:
+        size = self._file.size
+        for _ in range(count):
+            length = self._u64()
+            if length > MAX_STRING_BYTES or length > size - self._at:
+                raise self._too_long(f"a string of `{shown(key)}`", length, MAX_STRING_BYTES)
+            self._skip(length)
+
+    def _read_alignment(self) -> int:
+        value = self.pairs.get("general.alignment", ALIGNMENT)
+        if type(value) is not int or not 8 <= value <= 1 << 20 or value & (value - 1):
+            raise self._broken(f"`general.alignment` is `{shown(value)}`; a power of two from 8 to {1 << 20} is possible")
+        return value
+
+    def _tensor(self) -> tuple[str, BlockType, tuple[int, ...], int]:
+        name = self._string("a tensor's name", MAX_NAME_BYTES)
+        if not name or not name.isprintable():
+            raise self._broken(f"has a tensor `{shown(name)}`; names are printable and not empty")
+        dims = self._u32()
+        if not 1 <= dims <= MAX_DIMS:
+            raise self._broken(f"tensor `{shown(name)}` has `{dims}` dimensions; 1 to {MAX_DIMS} are possible")
+        sizes = tuple(self._u64() for _ in range(dims))
+        number, offset = self._u32(), self._u64()
+        if not all(sizes) or math.prod(sizes) >= 1 << 63:
+            raise self._broken(f"tensor `{shown(name)}` has the impossible size `{shown(list(sizes))}`")
+        if (kind := TYPES.get(number)) is None:
+            named = f"{REMOVED[number]}, which ggml itself has given up" if number in REMOVED else f"of the unknown type `{number}`"
+            raise UnsupportedModel(f"{self.where}: tensor `{shown(name)}` is {named}; take a newer file, such as Q4_K_M or Q8_0")
+        if sizes[0] % kind.columns:
+            raise self._broken(f"tensor `{shown(name)}` has rows of `{sizes[0]}`; {kind.name} needs multiples of {kind.columns}")
+        return name, kind, sizes[::-1], offset
+
+    def _place(self, infos: list[tuple[str, BlockType, tuple[int, ...], int]]) -> None:
+        """Hold the offsets against each other and against the file: no hole, no overlap, nothing behind."""
+        start = self._padded(self._at)
+        end = padded = start
+        for name, kind, shape, offset in infos:
+            if name in self.tensors:
+                raise self._broken(f"has the tensor `{shown(name)}` twice")
+            if offset != padded - start:
+                raise self._broken(f"tensor `{shown(name)}` is at byte `{offset}` of the data, {padded - start} is where the one "
+                                   "before it ends")  # fmt: skip
+            nbytes = math.prod(shape) // kind.columns * kind.nbytes
+            end = padded + nbytes
+            if end > self._file.size:
+                raise self._broken(
+                    f"tensor `{shown(name)}` would end at byte {shown(end)}, the file has {self._file.size}; it is truncated, "
+                    "download it again"
+                )
+            self.tensors[name] = GgufTensor(name, kind, shape, padded, nbytes)
+            padded = self._padded(end)
+        if infos and self._file.size > padded:
+            raise self._broken(f"has {self._file.size - padded} bytes behind its last tensor; download it again")
+
+    def _padded(self, count: int) -> int:
+        return -(-count // self._alignment) * self._alignment
+
+    def _string(self, what: str, most: int) -> str:
+        length = self._u64()
+        if length > most or length > self._file.size - self._at:
+            raise self._too_long(what, length, most)
+        try:
+            return self._take(length).decode()
+        except UnicodeDecodeError:
+            raise self._broken(f"{what} is not UTF-8") from None
+
+    def _u32(self) -> int:
+        value: int = _U32.unpack(self._take(4))[0]
+        return value
+
+    def _u64(self) -> int:
+        value: int = _U64.unpack(self._take(8))[0]
+        return value
+
+    def _take(self, count: int) -> bytes:
+        at = self._at - self._window_at
+        self._skip(count)
+        if at < 0 or at + count > len(self._window):
+            first = self._at - count
+            self._window = self._file.read(min(max(count, _WINDOW_BYTES), self._file.size - first), first)
+            self._window_at, at = first, 0
+        return self._window[at : at + count]
+
+    def _skip(self, count: int) -> None:
+        self._at += count
+        if self._at > self._file.size:
+            raise self._broken(f"ends at byte {self._file.size}, within its header; it is truncated, download it again")
+        if self._at > MAX_HEADER_BYTES:
+            raise self._broken(f"has a header of more than {MAX_HEADER_BYTES >> 20} MiB, which is not read")
+
+    def _too_long(self, what: str, length: int, most: int) -> InvalidModel:
+        return self._broken(f"{what} claims `{length}` bytes, more than {most} or than the file has")
+
+    def _broken(self, fault: str) -> InvalidModel:
+        return InvalidModel(f"{self.where} {fault}" if fault.startswith(("has", "is", "claims", "does", "ends")) else
+                            f"{self.where}: {fault}")  # fmt: skip
+
+
+class GgufModel:
+    """A model in one file or several: what its first file says, and the tensors of all."""
+
+    def __init__(self, files: list[GgufFile]) -> None:
+        self._files = files
+        self.pairs = files[0].pairs
+        self.where = f"`{shown(files[0].path.name)}`"
+        self._of: dict[str, GgufFile] = {}
+        for file in files:
+            for name in file.tensors:
+                if name in self._of:
+                    raise InvalidModel(f"`{shown(file.path.name)}` has the tensor `{shown(name)}` of another part again")
+                self._of[name] = file
+
+    @property
+    def files(self) -> list[Path]:
+        return [file.path for file in self._files]
+
+    @property
+    def tensors(self) -> list[GgufTensor]:
+        return [file.tensors[name] for name, file in self._of.items()]
+
+    def tensor(self, name: str) -> GgufTensor:
+        """Where ``name`` lies; an unknown name raises `InvalidModel`."""
+        if name not in self._of:
+            raise InvalidModel(f"{self.where} has no tensor `{shown(name)}`")
+        return self._of[name].tensors[name]
+
+    def has_tensor(self, name: str) -> bool:
+        return name in self._of
+
+    def check_types(self) -> None:
+        """Raise `UnsupportedModel` where a tensor is of a type that is not read."""
+        for name, file in self._of.items():
+            check_type(file.tensors[name], file.path)
+
+    def read(self, name: str) -> np.ndarray:
+        """`GgufFile.read` of the tensor ``name``."""
+        info = self.tensor(name)
+        return self._of[name].read(info)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string; without a ``default`` one that is missing raises `InvalidModel`."""
+        return self._typed(key, default, lambda value: value if isinstance(value, str) else None, "a string")
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        return self._typed(key, default, lambda value: value if isinstance(value, bool) else None, "true or false")
+
+    def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        """A whole number in [low, high], of whatever type; an array whose numbers are all the same is that number."""
+
+        def found(value: Value) -> int | None:
+            one = self._same(value)
+            return one if type(one) is int and low <= one <= high else None
+
+        return self._typed(key, default, found, f"a whole number from {low} to {high}")
+
+    def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
+        def found(value: Value) -> float | None:
+            return float(value) if type(value) in (int, float) and low <= float(value) <= high else None  # type: ignore[arg-type]
+
+        return self._typed(key, default, found, f"a number from {low:g} to {high:g}")
+
+    def strings(self, key: str) -> list[str]:
+        """An array of strings; empty where there is none."""
+        array = self.pairs.get(key)
+        if array is None:
+            return []
+        if not isinstance(array, GgufArray) or array.kind != _STRING:
+            raise InvalidModel(f"{self.where}: `{shown(key)}` must be an array of strings")
+        return self._files[0].strings(array)
+
+    def numbers(self, key: str) -> np.ndarray | None:
+        """An array of numbers, None where there is none."""
+        array = self.pairs.get(key)
+        if array is None:
+            return None
+        if not isinstance(array, GgufArray) or array.kind == _STRING:
+            raise InvalidModel(f"{self.where}: `{shown(key)}` must be an array of numbers")
+        return self._files[0].numbers(array)
+
+    def _same(self, value: Value) -> Any:
+        if not isinstance(value, GgufArray) or value.kind == _STRING or not value.count:
+            return value
+        numbers = self._files[0].numbers(value)
+        return numbers[0].item() if (numbers == numbers[0]).all() else None
+
+    def _typed(self, key: str, default: _T | None, found: Callable[[Value], _T | None], wanted: str) -> _T:
+        value = self.pairs.get(key)
+        if value is None:
+            if default is None:
+                raise InvalidModel(f"{self.where} lacks `{shown(key)}`; take a file that llama.cpp's converter made")
+            return default
+        if (good := found(value)) is None:
+            is_array = isinstance(value, GgufArray)
+            got = "an array of different values" if is_array else f"`{shown(value)}`"
+            raise InvalidModel(f"{self.where}: `{shown(key)}` must be {wanted}, not {got}")
+        return good
+
+    def close(self) -> None:
+        """Close every file; more than once is fine."""
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> GgufModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_gguf(path: Path) -> GgufModel:
+    """Open and check the model at ``path``, any part of it where it is split.
+
+    Raises `InvalidModel` that names the file and the first broken rule, `UnsupportedModel`, `ModelNotFound` or `StorageError`.
+    """
+    files: list[GgufFile] = []
+    try:
+        for part in parts_of(path):
+            files.append(_open(part, is_part=bool(files)))
+        _check_parts(files)
+        return GgufModel(files)
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All files of the model that the name of ``path`` says there are, in order."""
+    named = _PART.fullmatch(path.name)
+    if named is None:
+        return [path]
+    stem, _, count, suffix = named.groups()
+    if not 1 <= int(count) <= MAX_PARTS:
+        raise InvalidModel(f"`{shown(path.name)}` is one of `{int(count)}` files; 1 to {MAX_PARTS} are read")
+    return [path.with_name(f"{stem}-{number:05d}-of-{count}{suffix}") for number in range(1, int(count) + 1)]
+
+
+def without_part(name: str) -> str:
+    """The name of a file without the number of its part and its suffix."""
+    named = _PART.fullmatch(name)
+    return named[1] if named else re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
+
+
+def _open(path: Path, *, is_part: bool) -> GgufFile:
+    try:
+        file = RegularFile(path)
+    except ModelNotFound:
+        if is_part:
+            raise InvalidModel(f"`{shown(path.name)}`, a part of the model, is missing; download it too") from None
+        raise
+    try:
+        return GgufFile(file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _check_parts(files: list[GgufFile]) -> None:
+    for number, file in enumerate(files):
+        count, mine = file.pairs.get("split.count", 1), file.pairs.get("split.no", 0)
+        if count in (0, 1) and len(files) == 1:
+            return
+        where = f"`{shown(file.path.name)}`"
+        if count != len(files):
+            raise InvalidModel(f"{where} says that it is one of `{shown(count)}` files, its name is that of one of {len(files)}; "
+                               "give it the name that it had")  # fmt: skip
+        if mine != number:
+            raise InvalidModel(f"{where} says that it is part `{shown(mine)}`, counted from 0, its name says {number}")
+        if number and file.pairs.get("general.architecture", files[0].pairs.get("general.architecture")) != files[0].pairs.get(
+            "general.architecture"
+        ):
+            raise InvalidModel(f"{where} is a part of another model")
+    total, found = files[0].pairs.get("split.tensors.count"), sum(len(file.tensors) for file in files)
+    if total is not None and total != found:
+        raise InvalidModel(
+            f"`{shown(files[0].path.name)}` says that its parts have `{shown(total)}` tensors, they have {found}; "
+            "a part is of another model"
+        )
