@@ -46,7 +46,7 @@ from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.weights import check_tensors
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
-from edge_llm.progress import StageProgress, ignore
+from edge_llm.progress import StageProgress, byte_count, ignore, rough_time, whole_seconds
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import (
@@ -67,6 +67,7 @@ from edge_llm.quant.w4 import fits
 from edge_llm.schemes import scheme_of
 from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.sources import Source, open_source
+from edge_llm.sources.base import PackedSource
 from edge_llm.sources.hugging_face import default_name
 from edge_llm.text.ends import turn_end
 from kernels.memory import recycled
@@ -196,10 +197,25 @@ class _Job:
         source.template(self.tokenizer).check()
         check_usable(source, self.tokenizer, notice)
         self.turn_end = self._turn_end()
+        self._tell_bits()
         self.digest = source.digest(progress)
         if self.unused:
             names = ", ".join(f"`{shown(name)}`" for name in self.unused[:3])
             notice(f"{len(self.unused)} tensors of the source are not part of this architecture: {names}")
+
+    def _tell_bits(self) -> None:
+        """Say what becomes of weights that are quantized already, before anything takes long."""
+        source = self.source
+        if not isinstance(source, PackedSource):
+            return
+        bits = {INT8: 8.0, W4: 4.0}.get(self.weights.kind, self.weights.bits)
+        minutes = rough_time(whole_seconds(0, 2 * self.decoder.parameters))
+        self.notice(
+            f"{source.quantization}, {source.bits_per_weight:.1f} bits per weight ({byte_count(source.nbytes)}), becomes weights of "
+            f"{bits:g} bits ({byte_count(bits / 8 * self.decoder.parameters)}); about {minutes}"
+        )
+        if bits < 8 and source.bits_per_weight < 8:
+            self.notice("few bits out of few bits lose twice: 8 bits keep what the file has, or import the float model")
 
     @property
     def folds(self) -> str:
@@ -331,6 +347,7 @@ class _Job:
             "path": source.path if source.kind == "hub" or not self.keep_float else Path(source.path).name,
             **self.made_by,
             "float": "source" if self.keep_float else source.place,
+            **({"from": source.quantization} if isinstance(source, PackedSource) else {}),
         }
 
     def _model_of(self, treated: Mapping[str, Treatment]) -> Decoder:

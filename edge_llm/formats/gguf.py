@@ -442,6 +442,11 @@ def open_gguf(path: Path) -> GgufModel:
         raise
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether ``path`` is called as a GGUF file is."""
+    return path.suffix.lower() == ".gguf"
+
+
 def parts_of(path: Path) -> list[Path]:
     """All files of the model that the name of ``path`` says there are, in order."""
     named = _PART.fullmatch(path.name)

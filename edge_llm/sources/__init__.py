@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from edge_llm.formats.gguf import is_gguf
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources import gguf, hugging_face
 from edge_llm.sources.base import Source
@@ -45,7 +46,7 @@ def open_source(
     if kind is not None:
         return kind.open(source, revision=revision, progress=progress)
     named, path, place = hugging_face.find_folder(source, revision, progress, notice)
-    if gguf.is_gguf(place):
+    if is_gguf(place):
         return gguf.GgufSource(named, path, place)
     return hugging_face.HuggingFaceSource(named, path, place)
 

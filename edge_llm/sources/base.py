@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -11,6 +11,17 @@ from edge_llm.config import ModelConfig
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
+
+
+@runtime_checkable
+class PackedSource(Protocol):
+    """A source whose weights somebody else has quantized, and whose floats are what that left."""
+
+    quantization: str
+    """What that is called, such as Q4_K_M."""
+    nbytes: int
+    """Of its weights."""
+    bits_per_weight: float
 
 
 class Source(Protocol):

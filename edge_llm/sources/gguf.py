@@ -199,11 +199,6 @@ class GgufSource:
         return sorted(found)
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether ``path`` is called as a GGUF file is."""
-    return path.suffix.lower() == ".gguf"
-
-
 def _dumped(value: object) -> bytes:
     return json.dumps(value, indent=2, ensure_ascii=False).encode()
 

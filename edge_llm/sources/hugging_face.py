@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel, UsageError
 from edge_llm.files import RegularFile, read_file, shown
-from edge_llm.formats.gguf import without_part
+from edge_llm.formats.gguf import is_gguf, without_part
 from edge_llm.formats.safetensors import open_model_folder
 from edge_llm.models import load_config
 from edge_llm.paths import expanded, safe_name
@@ -121,7 +121,7 @@ def default_name(source: str | Path) -> str:
     """The name for ``source`` when none is given: its last part, as a legal bundle name."""
     path = expanded(source)
     named = named_place(source) if isinstance(source, str) and not is_there(path) else None
-    is_file = path.suffix.lower() == ".gguf" and is_there(path)
+    is_file = is_gguf(path) and is_there(path)
     cached = None if is_file else next((part for part in path.parts if part.startswith("models--")), None)  # a Hugging Face cache
     if named is not None:
         last = named.repository.rpartition("/")[2]

@@ -10,7 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import shown
-from edge_llm.paths import expanded, refuse_gguf
+from edge_llm.formats.gguf import is_gguf
+from edge_llm.paths import expanded
 from edge_llm.sources.hub import is_repository
 from edge_llm.sources.hub_errors import adapter_refusal
 from edge_llm.sources.known import KnownModel, find_known, names_like, refuse_family
@@ -59,7 +60,7 @@ def place_of(source: str | Path) -> Place:
         return Place(_folder(text, path if is_folder else _folder_of_file(text, path)))
     if isinstance(source, str) and (named := named_place(text)) is not None:
         return named
-    if path.suffix.lower() == ".gguf":
+    if is_gguf(path):
         raise ModelNotFound(f"no file `{shown(text)}`; check the path")
     raise no_source(text)
 
@@ -109,8 +110,8 @@ def stands_for_folder(path: Path) -> bool:
 
 def _folder_of_file(text: str, path: Path) -> Path:
     """The folder of the model that the file ``path`` is a part of; a GGUF file is a model by itself."""
-    if path.suffix.lower() == ".gguf":
-        return path
+    if is_gguf(path):
+        return path.absolute()
     if stands_for_folder(path):
         return path.parent
     raise UsageError(f"`{shown(text)}` is a file; give the folder that holds config.json", param="source")
