@@ -136,9 +136,9 @@ def _question(model: str, place: Place, renews: bool) -> str:
             "who you are"
         )
     note(f"asking the hub for {place} ...")
-    listing = look(place.repository, place.revision)
+    listing = look(place.repository, place.revision, place.gguf)
     seconds = rough_time(whole_seconds(listing.missing, listing.weights_bytes))
-    named = shown(model) if model == place.repository else f"{shown(model)} is {place}{_at(place)}"
+    named = shown(model) if model == str(place) else f"{shown(model)} is {place}{_at(place)}"
     if not listing.missing:
         return f"{named}, already downloaded, about {seconds}: import"
     rest = byte_count(listing.weights_bytes) if listing.missing >= listing.weights_bytes else ""

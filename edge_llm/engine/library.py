@@ -76,7 +76,7 @@ def _is_from(place: Place, source: Mapping[str, Any]) -> bool:
     if place.folder is not None:
         return source.get("kind") == "folder" and source.get("path") == str(place.folder)
     repository, commit = _repository(source)
-    return repository.casefold() == place.repository.casefold() and place.revision in (None, commit)
+    return repository.casefold() == str(place).casefold() and place.revision in (None, commit)
 
 
 def _repository(source: Mapping[str, Any]) -> tuple[str, str]:

@@ -104,7 +104,10 @@ class GgufFile:
         return np.frombuffer(self._file.read(array.nbytes, array.offset), _NUMBERS[array.kind])
 
     def read(self, info: GgufTensor) -> np.ndarray:
-        """The tensor as float32.  Raises `UnsupportedModel` for a type that is not read, `InvalidModel` for NaN and the like."""
+        """The tensor as float32.
+
+        Raises `UnsupportedModel` for a type that is not read, `InvalidModel` for NaN and what no model was trained to.
+        """
         check_type(info, self.path)
         self._file.check_unchanged()
         try:
@@ -161,9 +164,9 @@ class _Header:
 
     def _counts(self) -> tuple[int, int]:
         if self._file.size < 24:
-            raise self._broken(f"has {self._file.size} bytes, too few for a GGUF file; download it again")
+            raise self._broken(f"{self._file.size} bytes, too few for a GGUF file; download it again")
         if self._take(4) != _MAGIC:
-            raise self._broken("does not begin with `GGUF`; this is not a GGUF file")
+            raise self._broken("the file does not begin with `GGUF`; this is not a GGUF file")
         version = self._u32()
         if version and not version & 0xFFFF:
             raise UnsupportedModel(f"{self.where} is a big-endian GGUF file; take the usual little-endian one")
@@ -172,17 +175,17 @@ class _Header:
         tensors, pairs = self._u64(), self._u64()
         rest = self._file.size - self._at
         if tensors > min(MAX_TENSORS, rest // _LEAST_TENSOR_BYTES):
-            raise self._broken(f"claims `{tensors}` tensors, more than {MAX_TENSORS} or than it has room for")
+            raise self._broken(f"it claims `{tensors}` tensors, more than {MAX_TENSORS} or than it has room for")
         if pairs > min(MAX_KEYS, rest // _LEAST_PAIR_BYTES):
-            raise self._broken(f"claims `{pairs}` keys, more than {MAX_KEYS} or than it has room for")
+            raise self._broken(f"it claims `{pairs}` keys, more than {MAX_KEYS} or than it has room for")
         return tensors, pairs
 
     def _pair(self) -> None:
         key = self._string("a key", MAX_KEY_BYTES)
         if not key or not key.isprintable():
-            raise self._broken(f"has the key `{shown(key)}`; keys are printable and not empty")
+            raise self._broken(f"it has the key `{shown(key)}`; keys are printable and not empty")
         if key in self.pairs:
-            raise self._broken(f"has the key `{shown(key)}` twice")
+            raise self._broken(f"it has the key `{shown(key)}` twice")
         self.pairs[key] = self._value(key, self._u32())
 
     def _value(self, key: str, kind: int) -> Value:
@@ -233,7 +236,7 @@ class _Header:
     def _tensor(self) -> tuple[str, BlockType, tuple[int, ...], int]:
         name = self._string("a tensor's name", MAX_NAME_BYTES)
         if not name or not name.isprintable():
-            raise self._broken(f"has a tensor `{shown(name)}`; names are printable and not empty")
+            raise self._broken(f"it has a tensor `{shown(name)}`; names are printable and not empty")
         dims = self._u32()
         if not 1 <= dims <= MAX_DIMS:
             raise self._broken(f"tensor `{shown(name)}` has `{dims}` dimensions; 1 to {MAX_DIMS} are possible")
@@ -242,10 +245,11 @@ class _Header:
         if not all(sizes) or math.prod(sizes) >= 1 << 63:
             raise self._broken(f"tensor `{shown(name)}` has the impossible size `{shown(list(sizes))}`")
         if (kind := TYPES.get(number)) is None:
-            named = f"{REMOVED[number]}, which ggml itself has given up" if number in REMOVED else f"of the unknown type `{number}`"
-            raise UnsupportedModel(f"{self.where}: tensor `{shown(name)}` is {named}; take a newer file, such as Q4_K_M or Q8_0")
+            gone = REMOVED.get(number)
+            named = f"of the unknown type `{number}`" if gone is None else f"{gone}, which ggml itself has given up"
+            raise UnsupportedModel(f"{self.where}: tensor `{shown(name)}` is {named}; take a Q4_K_M or Q8_0 file of today")
         if sizes[0] % kind.columns:
-            raise self._broken(f"tensor `{shown(name)}` has rows of `{sizes[0]}`; {kind.name} needs multiples of {kind.columns}")
+            raise self._broken(f"tensor `{shown(name)}` has rows of `{sizes[0]}`; {kind.name} has blocks of {kind.columns}")
         return name, kind, sizes[::-1], offset
 
     def _place(self, infos: list[tuple[str, BlockType, tuple[int, ...], int]]) -> None:
@@ -254,10 +258,11 @@ class _Header:
         end = padded = start
         for name, kind, shape, offset in infos:
             if name in self.tensors:
-                raise self._broken(f"has the tensor `{shown(name)}` twice")
+                raise self._broken(f"it has the tensor `{shown(name)}` twice")
             if offset != padded - start:
-                raise self._broken(f"tensor `{shown(name)}` is at byte `{offset}` of the data, {padded - start} is where the one "
-                                   "before it ends")  # fmt: skip
+                raise self._broken(
+                    f"tensor `{shown(name)}` is at byte `{offset}` of the data, those before it end at {shown(padded - start)}"
+                )
             nbytes = math.prod(shape) // kind.columns * kind.nbytes
             end = padded + nbytes
             if end > self._file.size:
@@ -268,7 +273,7 @@ class _Header:
             self.tensors[name] = GgufTensor(name, kind, shape, padded, nbytes)
             padded = self._padded(end)
         if infos and self._file.size > padded:
-            raise self._broken(f"has {self._file.size - padded} bytes behind its last tensor; download it again")
+            raise self._broken(f"it has {self._file.size - padded} bytes behind its last tensor; download it again")
 
     def _padded(self, count: int) -> int:
         return -(-count // self._alignment) * self._alignment
@@ -302,16 +307,17 @@ class _Header:
     def _skip(self, count: int) -> None:
         self._at += count
         if self._at > self._file.size:
-            raise self._broken(f"ends at byte {self._file.size}, within its header; it is truncated, download it again")
+            raise self._broken(
+                f"the file ends at byte {self._file.size}, within its header; it is truncated, download it again"
+            )
         if self._at > MAX_HEADER_BYTES:
-            raise self._broken(f"has a header of more than {MAX_HEADER_BYTES >> 20} MiB, which is not read")
+            raise self._broken(f"it has a header of more than {MAX_HEADER_BYTES >> 20} MiB, which is not read")
 
     def _too_long(self, what: str, length: int, most: int) -> InvalidModel:
         return self._broken(f"{what} claims `{length}` bytes, more than {most} or than the file has")
 
     def _broken(self, fault: str) -> InvalidModel:
-        return InvalidModel(f"{self.where} {fault}" if fault.startswith(("has", "is", "claims", "does", "ends")) else
-                            f"{self.where}: {fault}")  # fmt: skip
+        return InvalidModel(f"{self.where}: {fault}")
 
 
 class GgufModel:
@@ -449,13 +455,18 @@ def is_gguf(path: Path) -> bool:
 
 def parts_of(path: Path) -> list[Path]:
     """All files of the model that the name of ``path`` says there are, in order."""
-    named = _PART.fullmatch(path.name)
+    return [path.with_name(name) for name in parts_of_name(path.name)]
+
+
+def parts_of_name(name: str) -> list[str]:
+    """The same for the name of a file.  Raises `InvalidModel` for more parts than are read."""
+    named = _PART.fullmatch(name)
     if named is None:
-        return [path]
+        return [name]
     stem, _, count, suffix = named.groups()
     if not 1 <= int(count) <= MAX_PARTS:
-        raise InvalidModel(f"`{shown(path.name)}` is one of `{int(count)}` files; 1 to {MAX_PARTS} are read")
-    return [path.with_name(f"{stem}-{number:05d}-of-{count}{suffix}") for number in range(1, int(count) + 1)]
+        raise InvalidModel(f"`{shown(name)}` is one of `{int(count)}` files; 1 to {MAX_PARTS} are read")
+    return [f"{stem}-{number:05d}-of-{count}{suffix}" for number in range(1, int(count) + 1)]
 
 
 def without_part(name: str) -> str:
@@ -485,8 +496,10 @@ def _check_parts(files: list[GgufFile]) -> None:
             return
         where = f"`{shown(file.path.name)}`"
         if count != len(files):
-            raise InvalidModel(f"{where} says that it is one of `{shown(count)}` files, its name is that of one of {len(files)}; "
-                               "give it the name that it had")  # fmt: skip
+            raise InvalidModel(
+                f"{where} says that it is one of `{shown(count)}` files, its name that it is one of {len(files)}; give it the "
+                "name that it had"
+            )
         if mine != number:
             raise InvalidModel(f"{where} says that it is part `{shown(mine)}`, counted from 0, its name says {number}")
         if number and file.pairs.get("general.architecture", files[0].pairs.get("general.architecture")) != files[0].pairs.get(

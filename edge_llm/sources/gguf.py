@@ -20,12 +20,11 @@ from edge_llm.formats.gguf import GgufModel, open_gguf
 from edge_llm.models import load_config
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.gguf_tokenizer import adds_bos, token_texts, tokenizer_json
+from edge_llm.sources.hub_gguf import FAMILIES
 from edge_llm.sources.hugging_face import digest_files, stamp
 from edge_llm.text.chat import TOOL_USE, ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""Architectures of GGUF that run; Mistral's models are `llama` there."""
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -48,10 +47,10 @@ _FILE_TYPES = {
     13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 21: "Q2_K_S", 25: "IQ4_NL", 30: "IQ4_XS",
     32: "BF16", 38: "MXFP4_MOE",
 }  # fmt: skip
-_ENDS = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> [EOT] [EOS] "
-    "<|end_of_text|> <end_of_utterance> <eos>".split()
-)
+_ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>",
+    "<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>",
+)  # fmt: skip
 """Control tokens that end an answer by their text, as llama.cpp has it."""
 _SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
@@ -224,7 +223,7 @@ def _halves(values: np.ndarray, heads: int) -> np.ndarray:
 def _config(model: GgufModel) -> dict[str, Any]:
     """What config.json would say."""
     if (kind := model.text("general.type", "model")) != "model":
-        raise UnsupportedModel(f"{model.where} is of the type `{shown(kind)}`, not a model; import the model that it belongs to")
+        raise UnsupportedModel(f"{model.where} is of the type `{shown(kind)}`, not a model; import the one that it belongs to")
     family = model.text("general.architecture")
     if family not in FAMILIES:
         raise UnsupportedModel(
@@ -237,14 +236,15 @@ def _config(model: GgufModel) -> dict[str, Any]:
     head = model.integer(f"{family}.attention.key_length", 1, 1 << 17, max(1, hidden // heads))
     for key in ("attention.value_length", "rope.dimension_count"):
         if (other := model.integer(f"{family}.{key}", 1, 1 << 17, head)) != head:
-            raise UnsupportedModel(f"{model.where}: a `{family}.{key}` of `{other}` does not run here; the heads' size {head} does")
+            raise UnsupportedModel(f"{model.where}: `{family}.{key}` is `{other}`; only the heads' own size, {head}, runs here")
     embedding = model.tensor("token_embd.weight")
     if len(embedding.shape) != 2:
         raise InvalidModel(f"{model.where}: `token_embd.weight` must have rows and columns, not {list(embedding.shape)}")
     window = model.integer(f"{family}.attention.sliding_window", 0, 1 << 27, 0)
     named = "mistral" if family == "llama" and window else family
     biased = model.has_tensor("blk.0.attn_q.bias")
-    settings = {
+    theta = _decimal(model.number(f"{family}.rope.freq_base", 1.0, 1e18, 10000.0))
+    settings: dict[str, Any] = {
         "model_type": named,
         "architectures": [f"{named.capitalize()}ForCausalLM"],
         "vocab_size": embedding.shape[0],
@@ -256,7 +256,7 @@ def _config(model: GgufModel) -> dict[str, Any]:
         "head_dim": head,
         "max_position_embeddings": model.integer(f"{family}.context_length", 1, 1 << 27),
         "rms_norm_eps": _decimal(model.number(f"{family}.attention.layer_norm_rms_epsilon", 1e-20, 1.0)),
-        "rope_theta": _decimal(model.number(f"{family}.rope.freq_base", 1.0, 1e18, 10000.0)),
+        "rope_theta": theta,
         "hidden_act": "silu",
         "tie_word_embeddings": not model.has_tensor("output.weight"),
     }
@@ -264,7 +264,7 @@ def _config(model: GgufModel) -> dict[str, Any]:
         settings |= {"attention_bias": biased}
     if window:
         settings |= {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
-    if (scaling := _scaling(model, settings["rope_theta"], head)) is not None:
+    if (scaling := _scaling(model, theta, head)) is not None:
         settings["rope_scaling"] = scaling
     return settings
 
@@ -277,10 +277,12 @@ def _refuse_what_is_more(model: GgufModel, family: str) -> None:
     factor = model.number(f"{family}.rope.scaling.factor", 0.0, 1e9, 1.0)
     factor *= model.number(f"{family}.rope.scale_linear", 0.0, 1e9, 1.0)
     if kind not in ("none", "linear") or factor != 1.0:
-        raise UnsupportedModel(f"{model.where}: rotary scaling `{shown(kind)}` by `{factor:g}` does not run here; that of Llama 3 does")
+        raise UnsupportedModel(
+            f"{model.where}: rotary scaling `{shown(kind)}` by `{factor:g}` does not run here; that of Llama 3 does"
+        )
     for info in model.tensors:
         if info.name.endswith((".scale", ".input_scale")) or info.name.startswith("rope_factors"):
-            raise UnsupportedModel(f"{model.where}: the tensor `{shown(info.name)}` changes what others mean; it is not read here")
+            raise UnsupportedModel(f"{model.where}: tensor `{shown(info.name)}` changes what others mean; it is not read here")
 
 
 def _scaling(model: GgufModel, theta: float, head: int) -> dict[str, Any] | None:
@@ -293,7 +295,7 @@ def _scaling(model: GgufModel, theta: float, head: int) -> dict[str, Any] | None
         return None
     fits = divisors.shape == (head // 2,) and factor > 1 and np.allclose(divisors, _divisors(theta, head, factor), rtol=1e-4)
     if not fits:
-        raise UnsupportedModel(f"{model.where}: its rotary frequencies are scaled otherwise than those of Llama 3, which do not run here")
+        raise UnsupportedModel(f"{model.where}: rotary frequencies that are not scaled as those of Llama 3 do not run here")
     return {"rope_type": "llama3", "factor": _decimal(factor)} | _LLAMA3
 
 

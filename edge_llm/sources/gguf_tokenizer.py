@@ -42,24 +42,25 @@ _DEEPSEEK3 = (
 _FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")
 
 _SPLITS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe".split(), (_LLAMA3,)),
-    **dict.fromkeys("chatglm-bpe glm4".split(), (_LLAMA3,)),
-    **dict.fromkeys("qwen2 stablelm2 deepseek-r1-qwen kormo megrez hunyuan solar-open grok-2".split(), (_QWEN2,)),
-    "qwen35": (_QWEN35,),
-    **dict.fromkeys("gpt-2 phi-2 mpt olmo jais trillion gigachat exaone4 a.x-4.0 granite-docling".split(), (_GPT2,)),
-    **dict.fromkeys("smollm starcoder refact command-r codeshell exaone minerva-7b".split(), (r"\p{N}", _GPT2)),
-    **dict.fromkeys("gpt-4o llama4 kanana2".split(), (_GPT4O,)),
-    "tekken": (_TEKKEN,),
-    **dict.fromkeys("deepseek-v3 hunyuan-dense joyai-llm".split(), _DEEPSEEK3),
-    "falcon": _FALCON,
+    name: splits
+    for names, splits in {
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe chatglm-bpe glm4": (_LLAMA3,),
+        "qwen2 stablelm2 deepseek-r1-qwen kormo megrez hunyuan solar-open grok-2": (_QWEN2,),
+        "qwen35": (_QWEN35,),
+        "gpt-2 phi-2 mpt olmo jais trillion gigachat exaone4 a.x-4.0 granite-docling": (_GPT2,),
+        "smollm starcoder refact command-r codeshell exaone minerva-7b": (r"\p{N}", _GPT2),
+        "gpt-4o llama4 kanana2": (_GPT4O,),
+        "tekken": (_TEKKEN,),
+        "deepseek-v3 hunyuan-dense joyai-llm": _DEEPSEEK3,
+        "falcon": _FALCON,
+    }.items()
+    for name in names.split()
 }
 """By ``tokenizer.ggml.pre``: expressions that are applied one after the other to what those before left whole."""
-_WHOLE_WORDS = frozenset(
-    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 glm4 tekken".split()
-)
-"""A word that the vocabulary has is taken without merges."""
-_BEGUN = _WHOLE_WORDS - {"glm4"}
+_BEGUN = frozenset(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"))
 """A text begins with the bos token unless the file says otherwise."""
+_WHOLE_WORDS = _BEGUN | {"glm4"}
+"""A word that the vocabulary has is taken without merges."""
 _COMPOSED = frozenset(("qwen2", "qwen35", "deepseek-r1-qwen"))
 """Their texts are in NFC, which the file does not say."""
 
@@ -77,9 +78,8 @@ def tokenizer_json(model: GgufModel, rows: int) -> dict[str, Any]:
             f"{model.where} has a tokenizer of the kind `{shown(kind)}`; gpt2 (BPE), llama (SentencePiece) and t5 (Unigram) "
             "run here: import the model's Hugging Face repository"
         )
-    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": words.added(kind), "post_processor": None} | (
-        make(model, words)
-    )
+    rest = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": words.added(kind), "post_processor": None}
+    return rest | make(model, words)
 
 
 def adds_bos(model: GgufModel) -> bool:
@@ -103,7 +103,7 @@ class _Words:
         if not self.texts:
             raise InvalidTokenizer(f"{model.where} has no `tokenizer.ggml.tokens`; take a file with a tokenizer")
         if len(self.texts) > rows:
-            raise InvalidTokenizer(f"{model.where} has {len(self.texts)} tokens, its embedding {rows} rows; convert the model again")
+            raise InvalidTokenizer(f"{model.where} has {len(self.texts)} tokens and an embedding of {rows}; convert it again")
         count = len(self.texts)
         kinds = model.numbers("tokenizer.ggml.token_type")
         self.kinds = np.full(count, _NORMAL) if kinds is None else kinds
@@ -187,7 +187,7 @@ def _sentence_piece(model: GgufModel, words: _Words) -> dict[str, Any]:
     scores, normal = words.numbers_of_scores(), words.of(_NORMAL)
     if len(normal) > 1 and len(set(scores[normal])) == 1:
         raise UnsupportedModel(
-            f"{model.where} has the same score for every token, so their order is lost: import the model's Hugging Face repository"
+            f"{model.where} has the same score for every token, so their order is lost: import the model's Hugging Face folder"
         )
     prefixed = model.flag("tokenizer.ggml.add_space_prefix", True)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}

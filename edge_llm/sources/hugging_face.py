@@ -20,6 +20,7 @@ from edge_llm.models import load_config
 from edge_llm.paths import expanded, safe_name
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.hub import pull
+from edge_llm.sources.hub_gguf import model_name
 from edge_llm.sources.place import is_there, named_place, place_of, stands_for_folder
 from edge_llm.strict_json import read_object
 from edge_llm.text.chat import TOOL_USE, ChatTemplate, find_template, find_tool_use
@@ -122,9 +123,9 @@ def default_name(source: str | Path) -> str:
     path = expanded(source)
     named = named_place(source) if isinstance(source, str) and not is_there(path) else None
     is_file = is_gguf(path) and is_there(path)
-    cached = None if is_file else next((part for part in path.parts if part.startswith("models--")), None)  # a Hugging Face cache
+    cached = next((part for part in path.parts if part.startswith("models--")), None)  # a Hugging Face cache
     if named is not None:
-        last = named.repository.rpartition("/")[2]
+        last = model_name(named.repository, named.gguf) if named.gguf else named.repository.rpartition("/")[2]
     elif is_file:
         last = without_part(path.name)
     elif cached:
@@ -147,8 +148,11 @@ def find_folder(
     place = place_of(source)
     if place.folder is not None:
         return "folder", str(place.folder), place.folder
-    folder = pull(place.repository, revision or place.revision, progress, notice)
-    return "hub", f"{place.repository}@{folder.name}", folder
+    found = pull(place.repository, revision or place.revision, progress, notice, place.gguf)
+    if not place.gguf:
+        return "hub", f"{place}@{found.name}", found
+    commit = found.parts[found.parts.index("snapshots") + 1]  # of the cache: snapshots/COMMIT/the file
+    return "hub", f"{place}@{commit}", found
 
 
 def stamp(path: Path) -> tuple[int, int, int]:
