@@ -211,8 +211,8 @@ class _Job:
         bits = {INT8: 8.0, W4: 4.0}.get(self.weights.kind, self.weights.bits)
         minutes = rough_time(whole_seconds(0, 2 * self.decoder.parameters))
         self.notice(
-            f"{source.quantization}, {source.bits_per_weight:.1f} bits per weight ({byte_count(source.nbytes)}), becomes weights "
-            f"of {bits:g} bits ({byte_count(bits / 8 * self.decoder.parameters)}); about {minutes}"
+            f"{source.quantization}, {source.bits_per_weight:.1f} bits per weight ({byte_count(source.nbytes)}), becomes "
+            f"weights of {bits:g} bits ({byte_count(bits / 8 * self.decoder.parameters)}); about {minutes}"
         )
         if bits < 8 and source.bits_per_weight < 8:
             self.notice("few bits out of few bits lose twice: 8 bits keep what the file has, or import the float model")

@@ -308,7 +308,7 @@ class _Header:
         self._at += count
         if self._at > self._file.size:
             raise self._broken(
-                f"the file ends at byte {self._file.size}, within its header; it is truncated, download it again"
+                f"the file ends within its header, at byte {self._file.size}: download it again"
             )
         if self._at > MAX_HEADER_BYTES:
             raise self._broken(f"it has a header of more than {MAX_HEADER_BYTES >> 20} MiB, which is not read")
