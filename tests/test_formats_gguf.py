@@ -113,7 +113,8 @@ def test_what_is_written_comes_back(tmp_path_factory, pairs, shapes, seed, align
 def test_a_quantized_tensor_is_read_as_its_blocks_are(tmp_path_factory, number, rows, blocks, seed):
     kind = READ[number]
     raw = np.random.default_rng(seed).integers(0, 60, (rows * blocks, kind.nbytes), dtype=np.uint8)  # small scales: finite
-    with opened(tmp_path_factory.mktemp("gguf"), gguf_bytes({}, [("t", number, (rows, blocks * kind.columns), raw.tobytes())])) as model:
+    data = gguf_bytes({}, [("t", number, (rows, blocks * kind.columns), raw.tobytes())])
+    with opened(tmp_path_factory.mktemp("gguf"), data) as model:
         assert np.array_equal(model.read("t").reshape(-1), decode(kind, raw))
 
 
@@ -153,7 +154,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "array of 2^40": (header(0, 1) + string("k") + struct.pack("<IIQ", ARRAY, U8, 2**40) + D, "elements, more than"),
     "array of 50 million": (header(0, 1) + string("k") + struct.pack("<IIQ", ARRAY, U8, 5 * 10**7), "elements, more than"),
     "strings of 2^60": (header(0, 1) + string("k") + struct.pack("<IIQQ", ARRAY, STRING, 1, 2**60) + D, "a string of `k`"),
-    "array of arrays": (header(0, 1) + string("k") + struct.pack("<I", ARRAY) + struct.pack("<IQ", ARRAY, 1) * 5000, "array of arrays"),
+    "array of arrays": (
+        header(0, 1) + string("k") + struct.pack("<I", ARRAY) + struct.pack("<IQ", ARRAY, 1) * 5000,
+        "array of arrays",
+    ),
     "type of elements": (header(0, 1) + string("k") + struct.pack("<IIQ", ARRAY, 77, 1) + D, "unknown type `77`"),
     "key twice": (header(0, 2) + pair_bytes("k", 1) * 2 + D, "the key `k` twice"),
     "key that is no UTF-8": (of_pair(b"\xff\xfe", 1), "not UTF-8"),
@@ -182,7 +186,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "hole": (of_tensor(tensor_entry("t", 0, [32], 0), tensor_entry("u", 0, [32], 160), data=D * 3), "is at byte `160`"),
     "no data": (of_tensor(tensor_entry("t", 0, [32], 0)), "truncated"),
     "bytes behind": (WHOLE + D, "bytes behind"),
-    "template of 100 MiB": (header(0, 1) + string("tokenizer.chat_template") + struct.pack("<IQ", STRING, 100 << 20) + D, "claims"),
+    "template of 100 MiB": (
+        header(0, 1) + string("tokenizer.chat_template") + struct.pack("<IQ", STRING, 100 << 20) + D,
+        "claims",
+    ),
 }  # fmt: skip
 
 
