@@ -378,7 +378,28 @@ def test_a_trained_file_imports_answers_and_has_the_logits_of_its_folder_and_of_
     peer = llama_cpp.Llama(str(smollm2), n_ctx=64, logits_all=True, verbose=False, n_threads=2)
     peer.eval(tokens)
     expected = np.array(peer.scores[: len(tokens)])
-    assert np.linalg.norm(found - expected) < 1e-2 * np.linalg.norm(expected)
+    # it rounds every activation to 8 bits before a matrix of Q4_1: 3.5 % here
+    assert np.linalg.norm(found - expected) < 5e-2 * np.linalg.norm(expected)
+    assert (found.argmax(1) == expected.argmax(1)).mean() > 0.8
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_llama_cpp_has_the_same_logits_of_a_file_of_floats(family, tmp_path):
+    """Which turns queries and keys of Llama in pairs: a wrong order of rows would show."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    raw = tiny_config(family)
+    pairs, rows = model_pairs(raw) | tokenizer_pairs(), raw["vocab_size"]
+    lacking = rows - len(pairs["tokenizer.ggml.tokens"])  # which it does not allow
+    pairs["tokenizer.ggml.tokens"] += [f"[PAD{number}]" for number in range(lacking)]
+    pairs["tokenizer.ggml.token_type"] += [5] * lacking
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf_bytes(pairs, model_tensors(raw, random_tensors(raw))))
+    tokens = list(range(20, 50))
+    found = float_logits(import_model(file, target=tmp_path / "b"), tokens)
+    peer = llama_cpp.Llama(str(file), n_ctx=64, logits_all=True, verbose=False, n_threads=1, type_k=0, type_v=0)
+    peer.eval(tokens)
+    expected = np.array(peer.scores[: len(tokens)])
+    assert np.linalg.norm(found - expected) < 1e-3 * np.linalg.norm(expected)
 
 
 def float_logits(folder: Path, tokens: list[int]) -> np.ndarray:

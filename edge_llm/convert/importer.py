@@ -28,6 +28,7 @@ from edge_llm.convert.calibrate import CalibrationText, read_calibration
 from edge_llm.convert.choose import Outliers
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.float_copy import float_copy
+from edge_llm.convert.packed import bits_in_words
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.sensitivity import Costs, four_bit_costs
 from edge_llm.convert.survey import Survey, Wishes, survey_model
@@ -46,7 +47,7 @@ from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.weights import check_tensors
 from edge_llm.paths import BUILTIN_MODEL_NAME, bundle_path
-from edge_llm.progress import StageProgress, byte_count, ignore, rough_time, whole_seconds
+from edge_llm.progress import StageProgress, ignore
 from edge_llm.quant.channels import ChannelStatistics
 from edge_llm.quant.folding import Fold
 from edge_llm.quant.profile import (
@@ -197,25 +198,12 @@ class _Job:
         source.template(self.tokenizer).check()
         check_usable(source, self.tokenizer, notice)
         self.turn_end = self._turn_end()
-        self._tell_bits()
+        for line in bits_in_words(source, self.decoder, self.weights):
+            notice(line)
         self.digest = source.digest(progress)
         if self.unused:
             names = ", ".join(f"`{shown(name)}`" for name in self.unused[:3])
             notice(f"{len(self.unused)} tensors of the source are not part of this architecture: {names}")
-
-    def _tell_bits(self) -> None:
-        """Say what becomes of weights that are quantized already, before anything takes long."""
-        source = self.source
-        if not isinstance(source, PackedSource):
-            return
-        bits = {INT8: 8.0, W4: 4.0}.get(self.weights.kind, self.weights.bits)
-        minutes = rough_time(whole_seconds(0, 2 * self.decoder.parameters))
-        self.notice(
-            f"{source.quantization}, {source.bits_per_weight:.1f} bits per weight ({byte_count(source.nbytes)}), becomes "
-            f"weights of {bits:g} bits ({byte_count(bits / 8 * self.decoder.parameters)}); about {minutes}"
-        )
-        if bits < 8 and source.bits_per_weight < 8:
-            self.notice("few bits out of few bits lose twice: 8 bits keep what the file has, or import the float model")
 
     @property
     def folds(self) -> str:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,54 +20,15 @@ import numpy as np
 
 from edge_llm.errors import InvalidModel, ModelNotFound, UnsupportedModel
 from edge_llm.files import RegularFile, shown
-from edge_llm.formats.gguf_blocks import REMOVED, TYPES, BlockType, decode, decoded_names
+from edge_llm.formats.gguf_blocks import decode, decoded_names
+from edge_llm.formats.gguf_header import NUMBERS, STRING, U64, GgufArray, GgufHeader, GgufTensor, Value
 from edge_llm.formats.safetensors import MAX_WEIGHT
 
-MAX_HEADER_BYTES = 32 << 20
-"""Of everything before the data: Gemma's, with 262,144 tokens, has 6.5 MB."""
-MAX_KEYS = 1 << 16
-MAX_TENSORS = 100_000
-MAX_KEY_BYTES = 65_535
-MAX_STRING_BYTES = 16 << 20
-MAX_ELEMENTS = 4 << 20
-MAX_NAME_BYTES = 63
-MAX_DIMS = 4
 MAX_PARTS = 4096
-ALIGNMENT = 32
-"""Where a file does not say otherwise."""
+"""Of one model."""
 
-_MAGIC = b"GGUF"
-_STRING, _ARRAY, _BOOL = 8, 9, 7
-_NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "<u1", 10: "<u8", 11: "<i8", 12: "<f8"}
-_LEAST_PAIR_BYTES, _LEAST_TENSOR_BYTES = 14, 33
-_WINDOW_BYTES = 1 << 20
-_PIECE_BYTES = 512 << 10
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.DOTALL)
-_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-
-
-@dataclass(frozen=True, slots=True)
-class GgufArray:
-    """Where an array lies that the file's pairs have: elements of the value type ``kind``."""
-
-    kind: int
-    count: int
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """Where one tensor lies in its file; ``shape`` as in safetensors: rows, columns."""
-
-    name: str
-    kind: BlockType
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-Value = int | float | bool | str | GgufArray
+_PIECE_BYTES = 512 << 10
 _T = TypeVar("_T")
 
 
@@ -78,7 +37,7 @@ class GgufFile:
 
     def __init__(self, file: RegularFile) -> None:
         self._file = file
-        header = _Header(file)
+        header = GgufHeader(file)
         self.pairs, self.tensors = header.pairs, header.tensors
 
     @property
@@ -91,7 +50,7 @@ class GgufFile:
         data, found, at = self._file.read(array.nbytes, array.offset), [], 0
         try:
             for _ in range(array.count):
-                end = at + 8 + _U64.unpack_from(data, at)[0]
+                end = at + 8 + U64.unpack_from(data, at)[0]
                 found.append(data[at + 8 : end].decode())
                 at = end
         except UnicodeDecodeError:
@@ -101,7 +60,7 @@ class GgufFile:
     def numbers(self, array: GgufArray) -> np.ndarray:
         """The elements of an array of numbers, as they are."""
         self._file.check_unchanged()
-        return np.frombuffer(self._file.read(array.nbytes, array.offset), _NUMBERS[array.kind])
+        return np.frombuffer(self._file.read(array.nbytes, array.offset), NUMBERS[array.kind])
 
     def read(self, info: GgufTensor) -> np.ndarray:
         """The tensor as float32.
@@ -143,181 +102,6 @@ def check_type(info: GgufTensor, path: Path) -> None:
             f"`{shown(path.name)}`: tensor `{shown(info.name)}` is {info.kind.name}, which is not read here; take a file of "
             f"another quantization, such as Q4_K_M or Q8_0 ({decoded_names()} are read)"
         )
-
-
-class _Header:
-    """Everything before the data of ``file``, walked through a window of it."""
-
-    def __init__(self, file: RegularFile) -> None:
-        self._file = file
-        self.where = f"`{shown(file.path.name)}`"
-        self._at = 0
-        self._window, self._window_at = b"", 0
-        self.pairs: dict[str, Value] = {}
-        self.tensors: dict[str, GgufTensor] = {}
-        tensors, pairs = self._counts()
-        for _ in range(pairs):
-            self._pair()
-        self._alignment = self._read_alignment()
-        infos = [self._tensor() for _ in range(tensors)]
-        self._place(infos)
-
-    def _counts(self) -> tuple[int, int]:
-        if self._file.size < 24:
-            raise self._broken(f"{self._file.size} bytes, too few for a GGUF file; download it again")
-        if self._take(4) != _MAGIC:
-            raise self._broken("the file does not begin with `GGUF`; this is not a GGUF file")
-        version = self._u32()
-        if version and not version & 0xFFFF:
-            raise UnsupportedModel(f"{self.where} is a big-endian GGUF file; take the usual little-endian one")
-        if version not in (2, 3):
-            raise UnsupportedModel(f"{self.where} is GGUF version `{version}`; versions 2 and 3 are read, take a newer file")
-        tensors, pairs = self._u64(), self._u64()
-        rest = self._file.size - self._at
-        if tensors > min(MAX_TENSORS, rest // _LEAST_TENSOR_BYTES):
-            raise self._broken(f"it claims `{tensors}` tensors, more than {MAX_TENSORS} or than it has room for")
-        if pairs > min(MAX_KEYS, rest // _LEAST_PAIR_BYTES):
-            raise self._broken(f"it claims `{pairs}` keys, more than {MAX_KEYS} or than it has room for")
-        return tensors, pairs
-
-    def _pair(self) -> None:
-        key = self._string("a key", MAX_KEY_BYTES)
-        if not key or not key.isprintable():
-            raise self._broken(f"it has the key `{shown(key)}`; keys are printable and not empty")
-        if key in self.pairs:
-            raise self._broken(f"it has the key `{shown(key)}` twice")
-        self.pairs[key] = self._value(key, self._u32())
-
-    def _value(self, key: str, kind: int) -> Value:
-        if kind == _STRING:
-            return self._string(f"`{shown(key)}`", MAX_STRING_BYTES)
-        if kind == _ARRAY:
-            return self._array(key)
-        if kind not in _NUMBERS:
-            raise self._broken(f"`{shown(key)}` has the unknown type `{kind}`")
-        dtype = np.dtype(_NUMBERS[kind])
-        value: int | float = np.frombuffer(self._take(dtype.itemsize), dtype)[0].item()
-        if kind != _BOOL:
-            return value
-        if value not in (0, 1):
-            raise self._broken(f"`{shown(key)}` is the bool `{value}`; 0 and 1 are possible")
-        return bool(value)
-
-    def _array(self, key: str) -> GgufArray:
-        kind, count = self._u32(), self._u64()
-        if kind == _ARRAY:
-            raise self._broken(f"`{shown(key)}` is an array of arrays; no model has one")
-        if kind != _STRING and kind not in _NUMBERS:
-            raise self._broken(f"`{shown(key)}` is an array of the unknown type `{kind}`")
-        least = 8 if kind == _STRING else np.dtype(_NUMBERS[kind]).itemsize
-        if count > min(MAX_ELEMENTS, (self._file.size - self._at) // least):
-            raise self._broken(f"`{shown(key)}` claims `{count}` elements, more than {MAX_ELEMENTS} or than it has room for")
-        start = self._at
-        if kind != _STRING:
-            self._skip(count * least)
-        else:
-            self._skip_strings(key, count)
-        return GgufArray(kind, count, start, self._at - start)
-
-    def _skip_strings(self, key: str, count: int) -> None:
-        size = self._file.size
-        for _ in range(count):
-            length = self._u64()
-            if length > MAX_STRING_BYTES or length > size - self._at:
-                raise self._too_long(f"a string of `{shown(key)}`", length, MAX_STRING_BYTES)
-            self._skip(length)
-
-    def _read_alignment(self) -> int:
-        value = self.pairs.get("general.alignment", ALIGNMENT)
-        if type(value) is not int or not 8 <= value <= 1 << 20 or value & (value - 1):
-            raise self._broken(f"`general.alignment` is `{shown(value)}`; a power of two from 8 to {1 << 20} is possible")
-        return value
-
-    def _tensor(self) -> tuple[str, BlockType, tuple[int, ...], int]:
-        name = self._string("a tensor's name", MAX_NAME_BYTES)
-        if not name or not name.isprintable():
-            raise self._broken(f"it has a tensor `{shown(name)}`; names are printable and not empty")
-        dims = self._u32()
-        if not 1 <= dims <= MAX_DIMS:
-            raise self._broken(f"tensor `{shown(name)}` has `{dims}` dimensions; 1 to {MAX_DIMS} are possible")
-        sizes = tuple(self._u64() for _ in range(dims))
-        number, offset = self._u32(), self._u64()
-        if not all(sizes) or math.prod(sizes) >= 1 << 63:
-            raise self._broken(f"tensor `{shown(name)}` has the impossible size `{shown(list(sizes))}`")
-        if (kind := TYPES.get(number)) is None:
-            gone = REMOVED.get(number)
-            named = f"of the unknown type `{number}`" if gone is None else f"{gone}, which ggml itself has given up"
-            raise UnsupportedModel(f"{self.where}: tensor `{shown(name)}` is {named}; take a Q4_K_M or Q8_0 file of today")
-        if sizes[0] % kind.columns:
-            raise self._broken(f"tensor `{shown(name)}` has rows of `{sizes[0]}`; {kind.name} has blocks of {kind.columns}")
-        return name, kind, sizes[::-1], offset
-
-    def _place(self, infos: list[tuple[str, BlockType, tuple[int, ...], int]]) -> None:
-        """Hold the offsets against each other and against the file: no hole, no overlap, nothing behind."""
-        start = self._padded(self._at)
-        end = padded = start
-        for name, kind, shape, offset in infos:
-            if name in self.tensors:
-                raise self._broken(f"it has the tensor `{shown(name)}` twice")
-            if offset != padded - start:
-                raise self._broken(
-                    f"tensor `{shown(name)}` is at byte `{offset}` of the data, those before it end at {shown(padded - start)}"
-                )
-            nbytes = math.prod(shape) // kind.columns * kind.nbytes
-            end = padded + nbytes
-            if end > self._file.size:
-                raise self._broken(
-                    f"tensor `{shown(name)}` would end at byte {shown(end)}, the file has {self._file.size}; it is truncated, "
-                    "download it again"
-                )
-            self.tensors[name] = GgufTensor(name, kind, shape, padded, nbytes)
-            padded = self._padded(end)
-        if infos and self._file.size > padded:
-            raise self._broken(f"it has {self._file.size - padded} bytes behind its last tensor; download it again")
-
-    def _padded(self, count: int) -> int:
-        return -(-count // self._alignment) * self._alignment
-
-    def _string(self, what: str, most: int) -> str:
-        length = self._u64()
-        if length > most or length > self._file.size - self._at:
-            raise self._too_long(what, length, most)
-        try:
-            return self._take(length).decode()
-        except UnicodeDecodeError:
-            raise self._broken(f"{what} is not UTF-8") from None
-
-    def _u32(self) -> int:
-        value: int = _U32.unpack(self._take(4))[0]
-        return value
-
-    def _u64(self) -> int:
-        value: int = _U64.unpack(self._take(8))[0]
-        return value
-
-    def _take(self, count: int) -> bytes:
-        at = self._at - self._window_at
-        self._skip(count)
-        if at < 0 or at + count > len(self._window):
-            first = self._at - count
-            self._window = self._file.read(min(max(count, _WINDOW_BYTES), self._file.size - first), first)
-            self._window_at, at = first, 0
-        return self._window[at : at + count]
-
-    def _skip(self, count: int) -> None:
-        self._at += count
-        if self._at > self._file.size:
-            raise self._broken(
-                f"the file ends within its header, at byte {self._file.size}: download it again"
-            )
-        if self._at > MAX_HEADER_BYTES:
-            raise self._broken(f"it has a header of more than {MAX_HEADER_BYTES >> 20} MiB, which is not read")
-
-    def _too_long(self, what: str, length: int, most: int) -> InvalidModel:
-        return self._broken(f"{what} claims `{length}` bytes, more than {most} or than the file has")
-
-    def _broken(self, fault: str) -> InvalidModel:
-        return InvalidModel(f"{self.where}: {fault}")
 
 
 class GgufModel:
@@ -388,7 +172,7 @@ class GgufModel:
         array = self.pairs.get(key)
         if array is None:
             return []
-        if not isinstance(array, GgufArray) or array.kind != _STRING:
+        if not isinstance(array, GgufArray) or array.kind != STRING:
             raise InvalidModel(f"{self.where}: `{shown(key)}` must be an array of strings")
         return self._files[0].strings(array)
 
@@ -397,12 +181,12 @@ class GgufModel:
         array = self.pairs.get(key)
         if array is None:
             return None
-        if not isinstance(array, GgufArray) or array.kind == _STRING:
+        if not isinstance(array, GgufArray) or array.kind == STRING:
             raise InvalidModel(f"{self.where}: `{shown(key)}` must be an array of numbers")
         return self._files[0].numbers(array)
 
     def _same(self, value: Value) -> Any:
-        if not isinstance(value, GgufArray) or value.kind == _STRING or not value.count:
+        if not isinstance(value, GgufArray) or value.kind == STRING or not value.count:
             return value
         numbers = self._files[0].numbers(value)
         return numbers[0].item() if (numbers == numbers[0]).all() else None

@@ -148,9 +148,10 @@ def find_folder(
     place = place_of(source)
     if place.folder is not None:
         return "folder", str(place.folder), place.folder
-    found = pull(place.repository, revision or place.revision, progress, notice, place.gguf)
     if not place.gguf:
-        return "hub", f"{place}@{found.name}", found
+        folder = pull(place.repository, revision or place.revision, progress, notice)
+        return "hub", f"{place}@{folder.name}", folder
+    found = pull(place.repository, revision or place.revision, progress, notice, place.gguf)
     commit = found.parts[found.parts.index("snapshots") + 1]  # of the cache: snapshots/COMMIT/the file
     return "hub", f"{place}@{commit}", found
 
