@@ -71,8 +71,12 @@ class ModelConfig:
 
 MOST_PARALLEL = 1024
 """Most answers at a time that may be asked for."""
+DEFAULT_CHUNK = 256
+"""Tokens of the longest chunk of a prompt on the host."""
 DEFAULT_CONTEXT = 32768
 """Context when none is asked for and the model has more; pages get memory only when tokens are written."""
+NOT_RECORDED = "its steps are not recorded: "
+"""In the reason of a placement: what follows is why each step of a card takes longer than it might."""
 ASKED_FOR = "asked for"
 """Why something was chosen that was named."""
 
@@ -102,8 +106,8 @@ class RuntimeConfig:
     card_memory: str | None = None
     """Most of the card's memory to take, such as `4GiB`; layers that do not fit are streamed to it.  None: all."""
     context: int | None = None
-    chunk: int = 256
-    """Longest static chunk of prefill, in tokens; shorter ones come from the ladder below it."""
+    chunk: int | None = None
+    """Longest static chunk of prefill, in tokens; shorter ones come from the ladder below it.  None: what suits the device."""
     window: int = 4
     """Chunks that one prefill task graph holds."""
     kv_tokens: int | None = None
@@ -130,7 +134,7 @@ class RuntimeConfig:
             raise UsageError(f"threads must be between 1 and 1024, got `{self.threads}`", param="threads")
         if self.context is not None and self.context < 1:
             raise UsageError(f"context must be at least 1 token, got `{self.context}`", param="context")
-        if not 1 <= self.chunk <= 4096:
+        if self.chunk is not None and not 1 <= self.chunk <= 4096:
             raise UsageError(f"chunk must be between 1 and 4096 tokens, got `{self.chunk}`", param="chunk")
         if not 1 <= self.window <= 64:
             raise UsageError(f"window must be between 1 and 64 chunks, got `{self.window}`", param="window")

@@ -1,9 +1,12 @@
 """What a model on a card computes, slow and obvious: float64, rounded where the card's operators round, keys without pages."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from edge_llm.models.layer import HIDDEN, Attention, Linear, Norm, SwiGLU
 from edge_llm.models.rope import RopeTables
+from edge_llm.quant.turning import turned
 from edge_llm.schemes.int8_weight import Int8Weight
 from edge_llm.weights.resident import ResidentWeights
 from kernels.layout import unpack_tiles
@@ -33,7 +36,7 @@ def run_layer(layer, block, hidden, tables):
         if isinstance(one, Norm):
             y = norm(one, block.gains, x)
         elif isinstance(one, Linear):
-            y = product(block.linears[one.name], x)
+            y = product(block.linears[one.name], x, isinstance(layer.writer(one.reads, one), SwiGLU))
             y = np.float32(buffers[one.adds]) + np.float32(y) if one.adds else y
         elif isinstance(one, SwiGLU):
             gate, up = np.split(float16(x).astype(float), 2, axis=1)
@@ -53,21 +56,39 @@ def norm(one, gains, x):
     return np.float32(x / np.sqrt((x * x).mean(-1, keepdims=True) + one.eps) * gains[one.gain.name])
 
 
-def product(weight, x):
-    x = np.float32(x)
+def product(weight, x, by_rows=False):
+    """What a 310P makes of x, float32 behind a norm, else float16; ``by_rows``: rows have scales where the bundle has them."""
     if not isinstance(weight, Int8Weight):
         y = float16(float16(x).astype(float) @ weight.weight.astype(float))
         return y if weight.bias is None else float16(y.astype(float) + float16(weight.bias))
-    weight = weight.clipped
-    reciprocal = np.full(weight.columns, np.float32(1) / np.float32(weight.input_scale), np.float32)
+    weight = weight if weight.row_scales and by_rows else replace(weight, row_scales=False).clipped
+    turns = 2.0 ** (max(weight.turn, 1).bit_length() // 2)
+    given = x
+    if weight.turn:
+        turn = float16(turned(np.eye(weight.turn, dtype=np.float32), weight.turn) / turns).astype(float)
+        x = float16((float16(x).astype(float).reshape(-1, weight.turn) @ turn).reshape(x.shape))
+    if weight.row_scales:
+        largest = np.abs(float16(x)).max(1, keepdims=True)
+        quantized = np.rint(float16(x) / largest * np.float16(127))
+        y = float16(int8_product(weight, quantized, weight.weight_scale * np.float32(turns) / np.float32(127)) * largest)
+        return y if weight.bias is None else float16(y + float16(weight.bias))
+    inverse = (np.float32(turns) / np.float32(weight.input_scale)).astype(x.dtype)
+    scale = np.float32(turns) / np.float32(inverse) if x.dtype == np.float16 else np.float32(weight.input_scale)
+    reciprocal = np.full(weight.columns, inverse, x.dtype)
     reciprocal[weight.hot_index] = 0
-    quantized = np.clip(np.rint(x * reciprocal), -128, 127).astype(np.int64)
+    y = int8_product(weight, np.rint(x * reciprocal), scale * weight.weight_scale)
+    if not len(weight.hot_index):
+        return y
+    return float16(y + float16(float16(given[:, weight.hot_index]).astype(float) @ weight.hot_weight.astype(float)))
+
+
+def int8_product(weight, quantized, scale):
+    quantized = np.clip(quantized, -128, 127).astype(np.int64)
     sums = quantized @ unpack_tiles(weight.tiles, weight.rows, weight.columns).astype(np.int64).T
-    scale = ((weight.product_scale.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
-    if weight.bias is not None:
+    scale = ((np.float32(scale).view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    if weight.bias is not None and not weight.row_scales:
         sums = sums + np.rint(weight.bias / scale.astype(float)).astype(np.int64)
-    y = float16(np.float32(sums) * scale)
-    return float16(y + float16(x[:, weight.hot_index]).astype(float) @ weight.hot_weight.astype(float))
+    return float16(np.float32(sums) * scale)
 
 
 def attend(one: Attention, gains, qkv, tables):
@@ -87,8 +108,8 @@ def attend(one: Attention, gains, qkv, tables):
 
 
 def head_norm(rows, gain, eps):
-    x = np.float32(rows).astype(float)
-    return float16(np.float32(x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * gain))
+    x = rows.astype(float)
+    return float16(x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * float16(gain).astype(float))
 
 
 def rotated(rows, cos, sin):

@@ -57,3 +57,7 @@ def chatters(ground):
 
 def infinite(ground):
     return {"rate": float("inf"), "nested": {"none": float("nan")}, "pair": (1, 2)}
+
+
+def loses_one_of_several(ground):
+    return {"failed": 1, "error": "index_copy_: error code is 507018", "spoiled": True}

@@ -1,23 +1,32 @@
 """`--device ascend` with its operators computed by PyTorch on the CPU: the same code that runs a card, from the other side."""
 
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from card_reference import logits_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_devices_card import SHAPES, tokens_of
 
+from edge_llm.ascend.devices.card.inputs import Inputs
+from edge_llm.ascend.devices.card.key_forms import put_rows
+from edge_llm.ascend.devices.card.layers import Layers
+from edge_llm.ascend.npu.chips import chip_law
 from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.ascend.npu.law import OPERATORS
+from edge_llm.ascend.npu.runtime import GRAPH_ROWS, run
 from edge_llm.bench.synthetic import write_random
 from edge_llm.config import GenerationParams, ModelConfig, RuntimeConfig
 from edge_llm.devices import open_device
 from edge_llm.devices.base import DeviceOptions
 from edge_llm.engine.assembly import fill_defaults, load_runner, make_device, room
 from edge_llm.engine.load import load_engine
-from edge_llm.errors import DeviceError, NumericError, UsageError
+from edge_llm.errors import DeviceError, DeviceLost, NumericError, UsageError
 from edge_llm.formats.bundle import open_bundle
+from edge_llm.providers.local import LocalProvider
 from edge_llm.runner.base import Segment
 from edge_llm.schemes.int8_weight import Int8Weight
 
@@ -125,6 +134,17 @@ def test_card_is_close_to_the_reference(bundles, name):
     error = np.abs(got - want).max() / largest
     print(f"{name}: {same} of {len(tokens)} rows are the same bits, {differ.sum()} tokens differ, logits at most {error:.4f}")
     assert not (differ & (best[:, -1] - best[:, -2] > GAP * largest)).any()
+
+
+@pytest.mark.parametrize("name", ON_CARD)
+def test_steps_of_a_chip_that_takes_lengths_from_the_host_are_replayed_and_close_to_the_reference(bundles, name):
+    tokens = tokens_of(bundles[name], 120)
+    runner = runner_of(bundles[name], placement="card", device="ascend:910b")
+    assert not runner.model._runtime.capture_refusal
+    before = runner.model._runtime.counters.replays
+    got, want = logits(runner, tokens, steps=40), logits_of(bundles[name], tokens)
+    assert runner.model._runtime.counters.replays == before + 40
+    assert np.abs(got - want).max() <= BOUND * np.abs(want).max()
 
 
 @pytest.mark.thorough(keep=1)
@@ -271,6 +291,17 @@ def test_pages_of_int8_keys_serve_whatever_the_context_is(bundles):
     assert some and np.array_equal(plain, found)
 
 
+def test_without_graphs_steps_give_the_same_and_the_chat_says_why(bundles, monkeypatch):
+    plain = logits(runner_of(bundles["tied"], placement="card"), tokens_of(bundles["tied"], 50))
+    monkeypatch.setattr(EmulatedRuntime, "capture_refusal", "it is tired")
+    runner = runner_of(bundles["tied"], placement="card")
+    assert np.array_equal(plain, logits(runner, tokens_of(bundles["tied"], 50)))
+    assert runner.model._runtime.counters.captures == 0
+    provider = LocalProvider(load_engine(BUILTIN, runtime_of(placement="card")))
+    assert any("operator by operator, which takes longer: it is tired" in note for note in provider.facts.notes)
+    assert "its steps are not recorded: it is tired" in provider.facts.site
+
+
 @pytest.mark.parametrize("rows", [1, 20, 70])
 @pytest.mark.parametrize("wanted", [0, 1])
 def test_rows_that_are_no_numbers_any_more_are_refused_and_the_next_are_not(bundles, rows, wanted):
@@ -286,6 +317,26 @@ def test_rows_that_are_no_numbers_any_more_are_refused_and_the_next_are_not(bund
         assert sequence.length == 0
     runner.model._fill = fill
     assert np.array_equal(plain, runner.forward(runner.open(), tokens_of(bundles["tied"], rows)))
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize("chip", ["310p", "910b"])
+def test_activations_that_leave_float32_are_refused_also_where_the_chip_has_no_infinity(bundles, chip, rows, monkeypatch):
+    layer = Layers.run
+    monkeypatch.setattr(Layers, "run", lambda *given: layer(*given) * 3e38 * 3e38)
+    runner = runner_of(bundles["tied"], placement="card", device=f"ascend:{chip}")
+    with pytest.raises(NumericError, match="not finite"):
+        runner.forward(runner.open(), tokens_of(bundles["tied"], rows))
+
+
+@pytest.mark.parametrize(("chip", "expected"), [("310p", [65504, -65504, 0]), ("910b", [np.inf, -np.inf, np.nan])])
+def test_an_emulated_chip_has_infinities_where_the_chip_has_them(chip, expected):
+    import torch
+
+    runtime, made = EmulatedRuntime(chip_law(chip)), []
+    numbers = torch.tensor([60000, -60000, 0], dtype=torch.float16)
+    run(runtime, lambda: made.append(torch.stack((numbers[0] * 2, numbers[1] * 2, numbers[2] / numbers[2]))))
+    assert np.array_equal(made[0].numpy(), np.array(expected, np.float16), equal_nan=True)
 
 
 @pytest.mark.parametrize("placement", ["split", "card"])
@@ -305,6 +356,32 @@ def test_what_is_cut_off_is_counted(bundles):
     assert 0 < runner.clipped < inputs / 1000
 
 
+@given(places=st.lists(st.integers(0, 15), min_size=1, max_size=12))
+def test_rows_that_the_host_places_lie_where_the_card_would_place_them(places):
+    import torch
+
+    rows = torch.arange(1, len(places) + 1, dtype=torch.int8)[:, None].expand(-1, 4)
+    target, expected = torch.zeros((16, 4), dtype=torch.int8), torch.zeros((16, 4), dtype=torch.int8)
+    put_rows(target, np.array(places, np.int32), rows)
+    for place, row in zip(places, rows, strict=True):
+        expected[place] = row
+    assert torch.equal(target, expected)
+
+
+@settings(max_examples=20)
+@given(rows=st.integers(1, 40), width=st.integers(1, 100), blocks=st.integers(1, 20))
+def test_what_a_step_is_given_lies_at_multiples_of_32_bytes_and_arrives(rows, width, blocks):
+    runtime = EmulatedRuntime(chip_law("310p"))
+    inputs = Inputs(rows, width, blocks, runtime)
+    names = ("hidden", "positions", "slots", "wanted", "lengths", "table")
+    for number, name in enumerate(names):
+        inputs.host(name)[...] = number
+    run(runtime, inputs.copy)
+    begin = inputs.card("hidden").data_ptr()
+    assert all((inputs.card(name).data_ptr() - begin) % 32 == 0 for name in names)
+    assert all((inputs.card(name) == number).all() for number, name in enumerate(names))
+
+
 # ---- what is called ----
 
 
@@ -312,17 +389,22 @@ def test_what_is_cut_off_is_counted(bundles):
 def test_every_operator_that_a_model_calls_is_in_the_law_of_its_chip(bundles, chip, monkeypatch):
     """Those of torch too; moving, naming and making arrays takes no operator of the chip."""
     seen = watch_operators(monkeypatch)
-    for placement in ("split", "card"):
-        runner = runner_of(bundles["qk norms"], device=f"ascend:{chip}", placement=placement)
-        logits(runner, tokens_of(bundles["qk norms"], 100))
+    for placed in ({"placement": "split"}, {"placement": "card"}, {"placement": "card", "keys": "int8"}):
+        runner = runner_of(bundles["qk norms"], device=f"ascend:{chip}", **placed)
+        sequence = runner.open()
+        runner.forward(sequence, tokens_of(bundles["qk norms"], 100))
+        runner.forward(sequence, [1])
+        pages = sequence.host_pages(np.arange(2))
+        runner.model.kv.write_pages(pages, runner.model.kv.read_pages(pages))
     law = OPERATORS[chip]
     unknown = {name for name in seen if name not in law and name.rstrip("_") not in law} - PLAIN
-    assert not unknown and {"npu_quant_matmul", "index_select", "addmm"} <= set(seen)
+    assert not unknown and {"npu_quant_matmul", "index_select", "mm", "npu_add_rms_norm"} <= set(seen)
 
 
 PLAIN = {
     "empty", "empty_like", "zeros", "ones", "arange", "split_with_sizes", "slice", "select", "transpose", "unsqueeze", "view",
-    "reshape", "chunk", "detach", "alias", "triu_", "matmul", "_to_copy", "clone", "expand", "permute", "_unsafe_view",
+    "reshape", "chunk", "unbind", "detach", "alias", "lift_fresh",
+    "triu_", "matmul", "_to_copy", "clone", "expand", "permute", "_unsafe_view",
 }  # fmt: skip
 
 
@@ -402,3 +484,61 @@ def test_the_variable_takes_one_value(monkeypatch):
 def test_emulation_is_said(caplog):
     device = open_device("ascend", DeviceOptions(1))
     assert "EDGE_LLM_NPU_OPS is set" in caplog.text and "emulated" in device.name
+
+
+# ---- before the first step ----
+
+
+def test_every_graph_is_recorded_before_the_first_step(bundles):
+    runner = runner_of(bundles["qk norms"], placement="card", kv_tokens=33 * 128)
+    counters, seen = runner._device.runtime.counters, []
+    runner.prepare(lambda stage, done, total: seen.append((stage, done, total)))
+    assert counters.captures == len(GRAPH_ROWS)
+    assert seen[0] == ("graphs", 0, len(GRAPH_ROWS)) and seen[-1] == ("graphs", len(GRAPH_ROWS), len(GRAPH_ROWS))
+    tokens = tokens_of(bundles["qk norms"], 100)
+    found = logits(runner, tokens)
+    for rows in (1, 3, 5, 9, 17, 32):
+        sequences = [runner.open() for _ in range(rows)]
+        runner.run([Segment(sequence, [7]) for sequence in sequences])
+        for sequence in sequences:
+            sequence.close()
+    assert counters.captures == len(GRAPH_ROWS)
+    assert np.array_equal(found, logits(runner_of(bundles["qk norms"], placement="card"), tokens))
+
+
+@pytest.mark.parametrize("options", [{"placement": "split"}, {"placement": "card", "keys": "int8"}], ids=str)
+def test_what_records_no_graphs_has_nothing_to_prepare(bundles, options):
+    runner = runner_of(bundles["qk norms"], **options)
+    runner.prepare()
+    assert runner._device.runtime.counters.captures == 0
+
+
+def test_inputs_of_chunks_are_copied_beside_the_computation(bundles, monkeypatch):
+    """On a stream of their own, so that a chunk's are there when the one before ends; a step is one piece of work."""
+    threads = []
+    copy = EmulatedRuntime.copy_in
+    tokens = tokens_of(bundles["qk norms"], 150)
+    runner = runner_of(bundles["qk norms"], placement="card", chunk=64, window=2)
+    plain = logits(runner, tokens)
+
+    def copy_in(self, card, host):
+        threads.append(threading.current_thread().name.rpartition("_")[0])
+        copy(self, card, host)
+
+    monkeypatch.setattr(EmulatedRuntime, "copy_in", copy_in)
+    assert np.array_equal(logits(runner, tokens), plain)
+    steps = 1 + STEPS  # the last 16 tokens of the prompt are one too
+    assert threads == ["npu copies"] * 2 + ["npu stream"] * steps
+
+
+def test_a_card_that_is_lost_while_graphs_are_recorded_gives_way_to_the_host(monkeypatch):
+    def capture(self, work):
+        raise DeviceLost("ascend", "error code 507011")
+
+    monkeypatch.setattr(EmulatedRuntime, "capture", capture)
+    engine = load_engine(None, RuntimeConfig(threads=2, context=128, device="ascend", placement="card"))
+    engine.batcher.prepare()
+    assert engine.runner.site.device == "host" and "507011" in engine.runner.site.device_reason
+    answer = engine.answer(engine.text_request("Once upon", GenerationParams(max_tokens=4, temperature=0)))
+    host = load_engine(None, RuntimeConfig(threads=2, context=128, device="host"))
+    assert answer.text == host.answer(host.text_request("Once upon", GenerationParams(max_tokens=4, temperature=0))).text

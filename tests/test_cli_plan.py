@@ -112,7 +112,7 @@ def test_float16_linears_cost_a_plan_what_they_cost(float16_bundles: list[Path],
     monkeypatch.setattr(rates_module, "measure_layer", lambda *_: 1e12)
     monkeypatch.setattr(rates_module, "read_bandwidth", lambda _: 1e10)
     monkeypatch.setattr(rates_module, "measure_disk", lambda _: 1e9)
-    runtime, rates = RuntimeConfig(threads=1), []
+    runtime, rates = RuntimeConfig(threads=1, chunk=256), []
     for folder in float16_bundles:
         with open_bundle(folder) as bundle:
             rates.append([device_rates(bundle, runtime, device) for device in (HostDevice(1), EmulatedDevice("310p", 1))])

@@ -7,9 +7,9 @@ import sys
 import pytest
 from failing_device import FAILURE, NAME, add_failing_device
 from model_files import tiny_config, write_model
-from test_npu_machine import ENVIRONMENT, FILES, HOME, build, without
+from test_npu_machine import ENVIRONMENT, FILES, HOME, INFO, NNAL_INFO, VERSION_INFO, build, without
 
-from edge_llm.ascend.npu.machine import ascend_findings, file_findings
+from edge_llm.ascend.npu.findings import ascend_findings, file_findings
 from edge_llm.ascend.npu.packages import Imported
 from edge_llm.cli.main import run
 from edge_llm.config import RuntimeConfig
@@ -57,7 +57,7 @@ NO_CARD = {name: text for name, text in FILES.items() if "0000:01" in name}
 def test_without_a_card_nothing_else_is_looked_at(tmp_path, files, monkeypatch):
     fake = build(tmp_path, files)
     assert choose_device(fake, ascend_findings(fake)) == AutoDevice("host", "no Ascend card")
-    monkeypatch.setattr("edge_llm.ascend.npu.machine.file_findings", None)
+    monkeypatch.setattr("edge_llm.ascend.npu.findings.file_findings", None)
     assert find_device(tmp_path) == AutoDevice("host", "no Ascend card")
 
 
@@ -78,6 +78,36 @@ def test_to_choose_imports_nothing(tmp_path):
     fake = build(tmp_path, FILES, result=Imported(False, "not to be asked"))
     assert choose_device(fake, file_findings(fake)).device == "ascend"
     assert choose_device(fake, ascend_findings(fake)).device == "host"
+
+
+@pytest.mark.parametrize(
+    ("files", "environment"),
+    [
+        ({**FILES, VERSION_INFO: "Version=25.2.0\n"}, {}),
+        ({**FILES, INFO: "version=8.5.0\n"}, {}),
+        ({**FILES, NNAL_INFO: "Ascend-cann-atb : 8.5.0\n"}, {}),
+        (FILES, {"TASK_QUEUE_ENABLE": "2", "ASCEND_LAUNCH_BLOCKING": "1"}),
+        (FILES, {"PYTORCH_NPU_ALLOC_CONF": "pin_memory_expandable_segments:True"}),
+    ],
+    ids=["driver", "CANN", "NNAL", "waits", "pinned memory"],
+)
+def test_a_card_that_is_slower_for_what_is_wrong_is_taken(tmp_path, files, environment):
+    findings = file_findings(fake := build(tmp_path, files, ENVIRONMENT | environment))
+    assert any(finding.good is False for finding in findings)
+    assert choose_device(fake, findings).device == "ascend"
+
+
+@pytest.mark.parametrize(
+    ("files", "environment", "gap", "remedy"),
+    [
+        (FILES, {"ACL_OP_INIT_MODE": "2"}, "ACL_OP_INIT_MODE: `2` forbids npu_format_cast", "`unset ACL_OP_INIT_MODE`"),
+        (without("/site/scipy"), {}, "CANN compiler: lacks Python packages: scipy", "`pip install scipy`"),
+    ],
+)
+def test_a_card_that_could_load_no_weight_is_left_alone_with_the_remedy(tmp_path, files, environment, gap, remedy):
+    chosen = choose_device(fake := build(tmp_path, files, ENVIRONMENT | environment), file_findings(fake))
+    assert (chosen.device, chosen.remedy) == ("host", remedy)
+    assert chosen.reason.startswith(f"the Ascend card cannot be used: {gap}")
 
 
 @pytest.mark.parametrize(

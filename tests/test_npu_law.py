@@ -42,6 +42,7 @@ BASES = {  # a good call of each operator, under a short name: operands and sett
     "dynamic": ("npu_dynamic_quant", {"input": "float16 4 896"}),
     "cast": ("npu_format_cast", {"input": "int8 4864 896", "acl_format": 29}),
     "norm": ("npu_rms_norm", {"input": "float16 4 896", "gamma": "float16 896", "epsilon": 1e-5}),
+    "add norm": ("npu_add_rms_norm", {"x1": "float32 4 896", "x2": "float32 4 896", "gamma": "float32 896", "epsilon": 1e-5}),
     "swiglu": ("npu_swiglu", {"input": "float16 4 9728"}),
     "incre": ("npu_incre_flash_attention", {
         "query": "float16 3 14 1 64", "key": "float16 9 2 128 64", "value": "float16 9 2 128 64", "block_table": "int32 3 4",
@@ -92,11 +93,13 @@ BASES = {  # a good call of each operator, under a short name: operands and sett
     "mm": ("mm", {"self": "float16 4 32", "mat2": "float16 32 896"}),
     "addmm": ("addmm", {"self": "float16 4 896", "mat1": "float16 4 32", "mat2": "float16 32 896"}),
     "cat": ("cat", {"dim": 1}),
+    "put": ("index_copy", {"self": "int8 1152 128", "index": "int64 3", "source": "int8 3 128", "dim": 0}),
     "gather": ("index_select", {"self": "float16 4 896", "index": "int64 32", "dim": 1}),
     **{
         name: (name, {"self": "float16 4 896"})
-        for name in ("abs", "neg", "add", "mul", "gt", "sum", "copy_", "to", "contiguous", "view")
+        for name in ("abs", "neg", "add", "mul", "div", "gt", "amax", "sum", "max", "copy_", "to", "contiguous", "view")
     },
+    "split": ("split_with_sizes_copy", {"self": "float16 4 896", "split_sizes": (512, 384), "dim": 1}),
 }  # fmt: skip
 TYPES = ("int4", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
 BOTH = ("310p", "910b")
@@ -192,7 +195,7 @@ def test_each_chip_has_the_operators_that_its_placements_call():
         "npu_quant_matmul", "npu_trans_quant_param", "npu_quantize", "npu_format_cast", "npu_rms_norm", "npu_swiglu",
         "npu_incre_flash_attention", "npu_prompt_flash_attention", "_npu_reshape_and_cache", "_npu_paged_attention",
         "_npu_paged_attention_splitfuse", "npu_apply_rotary_pos_emb", "mm", "add", "mul", "index_select", "copy_", "to",
-        "contiguous", "view", "gt", "abs", "sum",
+        "contiguous", "view", "gt", "abs", "sum", "max",
     }  # fmt: skip
     assert OPERATORS.keys() == CHIPS.keys()
     assert both <= OPERATORS["310p"].keys() & OPERATORS["910b"].keys()
@@ -231,6 +234,9 @@ BAD = [
     bad("310p", "swiglu", "input is `float32`; it takes float16", input="float32 4 9728"),
     bad("310p", "cast", "input is `float32`; it takes int8 or float16", input="float32 64 64"),
     bad("310p", "mm", "self is `float32`; it takes float16", self="float32 4 32", mat2="float32 32 896"),
+    bad("310p", "mm", "its k is `40`; it takes a multiple of 16", self="float16 4 40", mat2="float16 40 896 nz"),
+    bad("310p", "add norm", "x2 is `float16`; it takes float32", x2="float16 4 896"),
+    bad("310p", "add norm", "a number|at least 8", x1="float32 4 4", x2="float32 4 4", gamma="float32 4"),
     bad("310p", "add", "other is `bfloat16`; it takes float16, ", other="bfloat16 4 8"),
     bad("310p", "to", "dtype is `bfloat16`; it takes float16, ", dtype="bfloat16"),
     bad("910b", "to", "dtype is `float64`; it takes float16, ", dtype="float64"),
@@ -270,7 +276,7 @@ BAD = [
         query="float16 3 14 1 40", key="float16 9 2 128 40", value="float16 9 2 128 40",
     ),
     bad(
-        "310p", "incre", "num_heads/num_key_value_heads is `14/4`; it takes at most 64",
+        "310p", "incre", "num_heads/num_key_value_heads is `14/4`; it takes at most 32",
         key="float16 9 4 128 64", value="float16 9 4 128 64", num_key_value_heads=4,
     ),
     bad(
@@ -466,6 +472,7 @@ def test_sizes_that_the_cube_cannot_take_are_refused_by_every_route(chip, rows, 
         ("310p", (8, 4, 8), "head_size is `8`; it takes at most 256 and a multiple of 16"),
         ("310p", (3, 1, 40), "head_size is `40`; it takes .* a multiple of 16"),
         ("310p", (8, 1, 256), r"block_size\*head_size is `32768`; it takes at most 16384"),
+        ("310p", (256, 8, 128), r"num_heads\*head_size is `32768`; it takes at most 16384"),
         ("310p", (14, 4, 64), "num_heads/num_kv_heads is `14/4`"),
         ("910b", (32, 8, 128), None),
         ("910b", (8, 4, 8), "head_size is `8`"),
@@ -483,7 +490,8 @@ def test_models_that_the_attention_of_a_chip_takes(chip, shape, words):
         ("310p", (14, 2, 64), None),
         ("910b", (32, 8, 128), None),
         ("310p", (16, 16, 48), "head_size is `48`; it takes at most 512 and a multiple of 32"),
-        ("310p", (65, 1, 64), "num_heads/num_key_value_heads is `65`; it takes at most 64"),
+        ("310p", (33, 1, 64), "num_heads/num_key_value_heads is `33`; it takes at most 32"),
+        ("910b", (65, 1, 64), "num_heads/num_key_value_heads is `65`; it takes at most 64"),
         ("310b", (32, 8, 128), "Ascend310B4 has no npu_incre_flash_attention"),
     ],
 )

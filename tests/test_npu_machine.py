@@ -11,13 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_llm.ascend.npu.machine import AscendMachine, ascend_findings
+from edge_llm.ascend.npu.findings import ascend_findings
+from edge_llm.ascend.npu.machine import AscendMachine
 from edge_llm.ascend.npu.packages import Imported, import_torch_npu, imported
+from edge_llm.ascend.npu.pci import is_own_host
+from edge_llm.ascend.npu.settings import COMPILER_PACKAGES
+from edge_llm.ascend.npu.toolkit import attention_refusal
+from edge_llm.ascend.npu.versions import older
 from edge_llm.cli.main import run
 from edge_llm.engine import machine
 
 HOME = "/usr/local/Ascend/cann"
-ATB = "/usr/local/Ascend/nnal/atb/latest/atb/cxx_abi_1"
+NNAL = "/usr/local/Ascend/nnal/atb/latest"
+ATB = f"{NNAL}/atb/cxx_abi_1"
+NNAL_INFO = f"{NNAL}/version.info"
 KERNELS = f"{HOME}/opp/built-in/op_impl/ai_core/tbe/kernel"
 PCI = "/sys/bus/pci/devices"
 CARD = f"{PCI}/0000:83:00.0"
@@ -39,7 +46,7 @@ FILES = {
     f"{PCI}/0000:01:00.0/class": "0x020000\n",
     "/sys/devices/system/node/node0/cpulist": "0-3\n",
     "/sys/devices/system/node/node1/cpulist": "4-7\n",
-    VERSION_INFO: "Version=25.2.0\nascendhal_version=7.35.23\n",
+    VERSION_INFO: "Version=25.5.1\nascendhal_version=7.35.23\n",
     "/usr/local/Ascend/driver/lib64/driver/libascend_hal.so": "",
     "/usr/local/sbin/npu-smi": "",
     f"{HOME}/set_env.sh": "",
@@ -48,10 +55,12 @@ FILES = {
     f"{KERNELS}/ascend310p/add/add.json": "{}",
     f"{KERNELS}/config/ascend310p/add.json": "{}",
     f"{ATB}/lib/libatb.so": "",
+    NNAL_INFO: "    Ascend-cann-atb : 9.1.0\n    Ascend-cann-atb Version : 9.1.0.B030\n    Platform : aarch64\n",
     "/usr/local/Ascend/nnal/atb/set_env.sh": "",
     "/site/torch-2.10.0+cpu.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 2.10.0+cpu\n",
     "/site/torch/version.py": "__version__ = '2.10.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n",
     "/site/torch_npu-2.10.0.post4.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch_npu\nVersion: 2.10.0.post4\n",
+    **{f"/site/{name.replace('-', '_')}-1.0.dist-info/METADATA": f"Name: {name}\nVersion: 1.0\n" for name in COMPILER_PACKAGES},
 }
 ENVIRONMENT = {
     "PATH": "/usr/bin:/usr/local/sbin",
@@ -100,13 +109,14 @@ def test_a_machine_with_everything(tmp_path):
         "ascend card": "davinci0, davinci2, davinci10 (PCI 0000:83:00.0)",
         "ascend chip": "310P",
         "ascend numa": "0000:83:00.0 on node 1",
-        "ascend driver": "25.2.0",
+        "ascend driver": "25.5.1",
         "npu-smi": "/usr/local/sbin/npu-smi",
         "ascend rights": "this user may use /dev/davinci0, /dev/davinci2, /dev/davinci10, /dev/davinci_manager, "
         "/dev/devmm_svm, /dev/hisi_hdc",
         "CANN": f"9.1.0 in {HOME}",
         "CANN kernels": "for ascend310p",
-        "NNAL": f"{ATB}/lib/libatb.so",
+        "CANN compiler": "has its Python packages",
+        "NNAL": f"9.1.0 ({ATB}/lib/libatb.so)",
         "torch": "2.10.0+cpu",
         "torch_npu": "2.10.0.post4",
         "import torch_npu": "works: 3 x Ascend310P3",
@@ -179,7 +189,8 @@ GAPS = {
         ("NNAL", "no libatb.so", "`source /usr/local/Ascend/nnal/atb/set_env.sh`"),
     ),
     "no packages": (
-        without("/site"), {}, {"torch", "torch_npu"}, ("torch_npu", "not installed", "torch_npu of the same version"),
+        without("/site"), {}, {"torch", "torch_npu", "CANN compiler"},
+        ("torch_npu", "not installed", "torch_npu of the same version"),
     ),
     "a mismatched pair": (
         {**FILES, "/site/torch-2.10.0+cpu.dist-info/METADATA": "Name: torch\nVersion: 2.13.0+cpu\n"}, {}, {"torch_npu"},
@@ -189,7 +200,7 @@ GAPS = {
         {
             **FILES, "/site/torch-2.10.0+cpu.dist-info/METADATA": "Name: torch\nVersion: 2.9.0\n",
             "/site/torch_npu-2.10.0.post4.dist-info/METADATA": "Name: torch_npu\nVersion: 2.9.0\n",
-        }, {}, {"torch_npu"}, ("torch_npu", "2.9.0: too old", "2.10 to 2.13"),
+        }, {}, {"torch_npu"}, ("torch_npu", "2.9.0: too old", "2.10 to 2.14"),
     ),
     "torch for another accelerator, by its name": (
         {**FILES, "/site/torch-2.10.0+cpu.dist-info/METADATA": "Name: torch\nVersion: 2.10.0+cu128\n"}, {}, {"torch"},
@@ -198,6 +209,47 @@ GAPS = {
     "torch for another accelerator, by its file": (
         {**FILES, "/site/torch/version.py": "cuda: Optional[str] = '12.8'\n"}, {}, {"torch"},
         ("torch", "built for cuda", "https://download.pytorch.org/whl/cpu"),
+    ),
+    "work that is queued in two stages": (
+        FILES, {"TASK_QUEUE_ENABLE": "2"}, {"TASK_QUEUE_ENABLE"},
+        ("TASK_QUEUE_ENABLE", "refused by captured graphs", "`export TASK_QUEUE_ENABLE=1`"),
+    ),
+    "pinned memory in segments": (
+        FILES, {"PYTORCH_NPU_ALLOC_CONF": "pin_memory_expandable_segments:True"}, {"PYTORCH_NPU_ALLOC_CONF"},
+        ("PYTORCH_NPU_ALLOC_CONF", "refused by captured graphs", "`unset PYTORCH_NPU_ALLOC_CONF`"),
+    ),
+    "pinned memory in segments among others": (
+        FILES, {"PYTORCH_NPU_ALLOC_CONF": "max_split_size_mb:50, pin_memory_expandable_segments : True"},
+        {"PYTORCH_NPU_ALLOC_CONF"},
+        ("PYTORCH_NPU_ALLOC_CONF", "refused by captured graphs", "`export PYTORCH_NPU_ALLOC_CONF=max_split_size_mb:50`"),
+    ),
+    "launches that are waited for": (
+        FILES, {"ASCEND_LAUNCH_BLOCKING": "1"}, {"ASCEND_LAUNCH_BLOCKING"},
+        ("ASCEND_LAUNCH_BLOCKING", "refused by captured graphs", "`unset ASCEND_LAUNCH_BLOCKING`"),
+    ),
+    "old operators forbidden": (
+        FILES, {"ACL_OP_INIT_MODE": "2"}, {"ACL_OP_INIT_MODE"},
+        ("ACL_OP_INIT_MODE", "no weight can be loaded", "`unset ACL_OP_INIT_MODE`"),
+    ),
+    "a compiler without its packages": (
+        without("/site/scipy", "/site/absl", "/site/decorator"), {}, {"CANN compiler"},
+        ("CANN compiler", "lacks Python packages: decorator, scipy, absl-py", "`pip install decorator scipy absl-py`"),
+    ),
+    "an old NNAL": (
+        {**FILES, NNAL_INFO: "  Ascend-cann-atb : 9.0.0\n"}, {}, {"NNAL"},
+        ("NNAL", "9.0.0", "install Ascend-cann-nnal 9.1.0 or newer"),
+    ),
+    "an NNAL before its release": (
+        {**FILES, NNAL_INFO: "Ascend-cann-atb : 9.1.0-beta.2\n"}, {}, {"NNAL"},
+        ("NNAL", "older than 9.1.0", "install Ascend-cann-nnal 9.1.0 or newer"),
+    ),
+    "an old driver": (
+        {**FILES, VERSION_INFO: "Version=25.2.0\n"}, {}, {"ascend driver"},
+        ("ascend driver", "25.2.0: older than 25.5.1", "install Ascend HDK 25.5.1 or newer"),
+    ),
+    "an old CANN": (
+        {**FILES, INFO: "version=8.3.RC1\n"}, {}, {"CANN"},
+        ("CANN", f"8.3.RC1 in {HOME}: older than 9.1.0", "install the CANN toolkit 9.1.0 or newer"),
     ),
 }  # fmt: skip
 
@@ -211,6 +263,62 @@ def test_a_gap_is_told_with_its_remedy(tmp_path, gap):
     assert set(bad(findings)) == expected
     assert value in found[name].value
     assert advice in found[name].advice
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"TASK_QUEUE_ENABLE": "1", "ASCEND_LAUNCH_BLOCKING": "0", "ACL_OP_INIT_MODE": "1"},
+        {"TASK_QUEUE_ENABLE": "", "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True,pin_memory_expandable_segments:False"},
+    ],
+)
+def test_settings_that_do_no_harm_are_not_told(tmp_path, environment):
+    findings = ascend_findings(build(tmp_path, FILES, ENVIRONMENT | environment))
+    assert named(findings).keys() & {"ASCEND_LAUNCH_BLOCKING", *environment} == set()
+
+
+def test_a_910b_needs_neither_the_compilers_packages_nor_the_newest_nnal(tmp_path):
+    files = {
+        **without("/site/scipy"), f"{CARD}/device": "0xd802", f"{KERNELS}/ascend910b/add/add.json": "{}",
+        NNAL_INFO: "Ascend-cann-atb : 8.5.0\n",
+    }  # fmt: skip
+    findings = ascend_findings(build(tmp_path, files))
+    assert bad(findings) == []
+    assert {named(findings)[name].good for name in ("CANN compiler", "NNAL")} == {None}
+
+
+def test_an_nnal_that_does_not_say_its_version_is_taken(tmp_path):
+    fake = build(tmp_path, without(NNAL_INFO))
+    assert named(ascend_findings(fake))["NNAL"].value.startswith("of unknown version")
+    assert attention_refusal(fake) == ""
+
+
+def test_attention_is_refused_with_an_nnal_that_is_too_old(tmp_path):
+    fake = build(tmp_path, {**FILES, NNAL_INFO: "Ascend-cann-atb : 8.5.0\n"})
+    assert attention_refusal(fake) == "NNAL 8.5.0 is too old for attention on a 310P: install Ascend-cann-nnal 9.1.0 or newer"
+    assert attention_refusal(build(tmp_path / "other", FILES)) == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("9.1.0", False), ("9.1", False), ("9.1.0.B030", False), ("9.1.0.post1", False), ("9.2.RC1", False), ("10.0", False),
+        ("9.1.RC1", True), ("9.1.0-beta.2", True), ("9.1.0.alpha003", True), ("9.1.T5", True), ("9.0.9", True),
+        ("8.0.T63", True), ("24.1.rc3", False), ("", None), ("newest", None),
+    ],
+)  # fmt: skip
+def test_what_comes_before_a_release_is_older(version, expected):
+    assert older(version, (9, 1, 0)) is expected
+
+
+@pytest.mark.parametrize("mark", ["/.dockerenv", "/run/.containerenv", "KUBERNETES_SERVICE_HOST"])
+def test_a_container_is_told_what_it_was_not_given(tmp_path, mark):
+    files, environment = {**FILES, mark: ""} if mark.startswith("/") else FILES, {**ENVIRONMENT, mark: "10.0.0.1"}
+    found = named(ascend_findings(build(tmp_path, files, environment)))["ascend container"]
+    assert found.value.startswith("without /usr/local/dcmi, /etc/ascend_install.info")
+    assert "`-v /usr/local/dcmi:/usr/local/dcmi -v /etc/ascend_install.info:/etc/ascend_install.info`" in found.advice
+    given = {**files, "/usr/local/dcmi/libdcmi.so": "", "/etc/ascend_install.info": "UserName=HwHiAiUser\n"}
+    assert named(ascend_findings(build(tmp_path / "given", given, environment)))["ascend container"].good
 
 
 def test_a_user_without_rights_is_told_the_group(tmp_path):
@@ -227,22 +335,53 @@ def test_rights_are_those_of_the_file(tmp_path):
     assert not AscendMachine().may_use(tmp_path / "nothing")
 
 
-def test_a_board_has_other_devices_and_no_bus(tmp_path):
-    files = {**without("/dev/devmm_svm", "/dev/hisi_hdc", PCI), "/dev/svm0": "", f"{KERNELS}/ascend310b/add/add.json": "{}"}
-    findings = ascend_findings(build(tmp_path, files))
+BOARDS = {
+    "310B": ("/dev/svm0",),
+    "310P": ("/dev/ascend_manager", "/dev/user_config"),
+}
+
+
+@pytest.mark.parametrize("chip", BOARDS)
+def test_a_board_has_other_devices_and_no_bus(tmp_path, chip):
+    files = {**without("/dev/devmm_svm", "/dev/hisi_hdc", PCI), **dict.fromkeys(BOARDS[chip], "")}
+    files |= {f"{KERNELS}/ascend310b/add/add.json": "{}"}
+    fake = build(tmp_path, files)
+    findings = ascend_findings(fake)
     found = named(findings)
+    assert is_own_host(fake.root)
     assert bad(findings) == []
-    assert found["ascend chip"].value.startswith("unknown (no card on the PCI bus")
+    assert found["ascend chip"].value == "unknown (of a board, on no bus)"
+    assert "own host" in found["ascend board"].value
+    assert found["ascend rights"].value.endswith(", ".join(("/dev/davinci_manager", *BOARDS[chip])))
     assert found["CANN kernels"].value == "for ascend310b, ascend310p"
     assert found["CANN kernels"].good is None
     assert "ascend numa" not in found
 
 
+def test_a_board_is_one_by_its_devices_and_its_bus(tmp_path):
+    board = dict.fromkeys((*BOARDS["310P"], "/dev/davinci0"), "")
+    assert is_own_host(build(tmp_path / "board", board).root)
+    assert not is_own_host(build(tmp_path / "a card", {**FILES, **board}).root)
+    assert not is_own_host(build(tmp_path / "no driver", dict.fromkeys(BOARDS["310P"], "")).root)
+    few = dict.fromkeys(("/dev/davinci0", "/dev/davinci_manager"), "")
+    assert is_own_host(build(tmp_path / "a board's container with few devices", few).root)
+    closed = build(tmp_path / "a closed container", without(PCI))
+    assert not is_own_host(closed.root)
+    assert named(ascend_findings(closed))["ascend chip"].value.startswith("unknown (no card on the PCI bus")
+
+
+def test_a_container_of_a_board_is_given_other_files(tmp_path):
+    files = {**without(PCI), **dict.fromkeys(BOARDS["310P"], ""), "/.dockerenv": "", "/etc/slog.conf": ""}
+    found = named(ascend_findings(build(tmp_path, files)))["ascend container"]
+    assert "-v /etc/hdcBasic.cfg:/etc/hdcBasic.cfg" in found.advice
+    assert "slog.conf" not in found.value + found.advice and "dcmi" not in found.value
+
+
 def test_gaps_that_need_not_hurt_are_no_failures(tmp_path):
     files = without("/usr/local/Ascend/driver", INFO, "/usr/local/sbin") | {
         f"{CARD}/device": "0xd999",
-        "/site/torch-2.10.0+cpu.dist-info/METADATA": "Name: torch\nVersion: 2.14.0+cpu\n",
-        "/site/torch_npu-2.10.0.post4.dist-info/METADATA": "Name: torch_npu\nVersion: 2.14.0\n",
+        "/site/torch-2.10.0+cpu.dist-info/METADATA": "Name: torch\nVersion: 2.15.0+cpu\n",
+        "/site/torch_npu-2.10.0.post4.dist-info/METADATA": "Name: torch_npu\nVersion: 2.15.0\n",
     }
     findings = ascend_findings(build(tmp_path, files))
     unsure = {finding.name for finding in findings if finding.good is None and finding.advice}
@@ -253,17 +392,11 @@ def test_gaps_that_need_not_hurt_are_no_failures(tmp_path):
 def test_the_driver_may_lie_elsewhere(tmp_path):
     files = without("/usr/local/Ascend/driver") | {
         "/etc/ascend_install.info": "UserName=HwHiAiUser\nDriver_Install_Path_Param=/opt/huawei/\n",
-        "/opt/huawei/driver/version.info": "Version=24.1.rc3\n",
+        "/opt/huawei/driver/version.info": "Version=26.0.rc1\n",
         "/opt/huawei/driver/lib64/libascend_hal.so": "",
     }
     driver = named(ascend_findings(build(tmp_path, files)))["ascend driver"]
-    assert (driver.value, driver.good) == ("24.1.rc3", True)
-
-
-def test_an_older_cann_is_no_failure_but_told(tmp_path):
-    found = named(ascend_findings(build(tmp_path, {**FILES, INFO: "version=8.3.RC1\n"})))["CANN"]
-    assert (found.value, found.good) == (f"8.3.RC1 in {HOME}", None)
-    assert "CANN 9.1 or newer" in found.advice
+    assert (driver.value, driver.good) == ("26.0.rc1", True)
 
 
 FAILURES = {
@@ -365,16 +498,23 @@ TEXT_FILES = [*sorted(name for name, text in FILES.items() if text), "/etc/ascen
 NONSENSE = st.one_of(
     st.binary(max_size=60),
     st.sampled_from([b"Version=", b"version=\x1b[2J", b"Version: \xff\xfe\n\n", b"0xd500", b"-1", b"9" * 5000, b"cuda='"]),
+    st.sampled_from([b"Ascend-cann-atb : \xff", b"Ascend-cann-atb : 9", b"Ascend-cann-atb:9.1.RC1\x1b"]),
     st.builds(lambda key, text: key + text, st.sampled_from([b"Version=", b"version=", b"Version: "]), st.binary(max_size=30)),
     st.just(b"Driver_Install_Path_Param=\x00/../.."),
     st.none(),
 )
-WORDS = st.one_of(st.none(), st.text(max_size=30), st.sampled_from(["/" + "x" * 300, "\0", ":", "//", "..", "/dev", "nowhere"]))
+PATHS = ["/" + "x" * 300, "\0", ":", "//", "..", "/dev", "nowhere"]
+WORDS = st.one_of(
+    st.none(), st.text(max_size=30), st.sampled_from([*PATHS, "2", "pin_memory_expandable_segments:True,\n"])
+)
+
+
+SETTINGS = ["TASK_QUEUE_ENABLE", "PYTORCH_NPU_ALLOC_CONF", "ASCEND_LAUNCH_BLOCKING", "ACL_OP_INIT_MODE"]
 
 
 @given(
     st.dictionaries(st.sampled_from(TEXT_FILES), NONSENSE),
-    st.dictionaries(st.sampled_from([*ENVIRONMENT, "ASCEND_OPP_PATH", "ATB_HOME_PATH"]), WORDS),
+    st.dictionaries(st.sampled_from([*ENVIRONMENT, "ASCEND_OPP_PATH", "ATB_HOME_PATH", *SETTINGS]), WORDS),
 )
 def test_no_content_breaks_it(tmp_path_factory, broken, words):
     files = {name: text for name, text in (FILES | broken).items() if text is not None}
@@ -390,7 +530,7 @@ def test_no_output_breaks_it(code, text):
     assert found.works or (found.line and found.line.isprintable())
 
 
-PLACES = [VERSION_INFO, INFO, f"{CARD}/vendor", "/dev/davinci0", f"{KERNELS}/ascend310p", "/sys", "/dev"]
+PLACES = [VERSION_INFO, INFO, NNAL_INFO, f"{CARD}/vendor", "/dev/davinci0", f"{KERNELS}/ascend310p", "/sys", "/dev"]
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -407,5 +547,5 @@ def test_nothing_but_a_file_is_read(tmp_path, name, kind):
 @pytest.mark.parametrize("line", ["\n", " ", "cuda=\n", "Version\n", "0"])
 def test_long_files_are_read_to_a_limit(tmp_path, line):
     long = "x" + line * (1 << 20) + "x"
-    names = [VERSION_INFO, INFO, "/site/torch/version.py", "/etc/ascend_install.info", f"{CARD}/numa_node"]
+    names = [VERSION_INFO, INFO, NNAL_INFO, "/site/torch/version.py", "/etc/ascend_install.info", f"{CARD}/numa_node"]
     named(ascend_findings(build(tmp_path, FILES | dict.fromkeys(names, long))))

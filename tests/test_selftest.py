@@ -5,15 +5,21 @@ No card was at hand: the operators are PyTorch's on the CPU, or the real torch_n
 
 import dataclasses
 import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import selftest_probes
 from hypothesis import given
 from hypothesis import strategies as st
+from test_npu_machine import FILES, build
 
 from edge_llm.ascend.npu.chips import CHIPS, chip_law
 from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.ascend.npu.opening import open_runtime
+from edge_llm.ascend.selftest.copies import installed
 from edge_llm.ascend.selftest.ground import Ground
 from edge_llm.ascend.selftest.probes import PROBES, Probe
 from edge_llm.ascend.selftest.products import packed_scale
@@ -23,7 +29,7 @@ from edge_llm.cli.main import run
 from edge_llm.errors import DeviceError
 from edge_llm.paths import selftest_folder
 
-NOT_EMULATED = {"int32_product", "row_scales", "dynamic_quant", "s8gemm"}
+NOT_EMULATED = {"int32_product", "row_scales", "s8gemm", "run_mode"}
 """Questions that emulated operators have no answer to."""
 
 
@@ -74,6 +80,7 @@ def flipped(values):
 
 WRONG = {
     "quant_matmul": ("quant_matmul", "output_matrix", "saturation"),
+    "to_nz": ("float_fractals",),
     "quantize": ("quantize", "int8_keys_written"),
     "rms_norm": ("rms_norm",),
     "swiglu": ("swiglu",),
@@ -106,6 +113,9 @@ def test_scales_that_are_rounded_and_not_cut_are_seen(monkeypatch):
         ("rotate", "rotate", lambda query, key, cos, sin: (query, key)),
         ("attend", "paged_attention", lambda query, *others: 0 * query),
         ("attend_chunk", "chunk_attention", lambda query, *others: 0 * query),
+        ("attend_chunk", "long_chunk_attention", lambda query, *others: 0 * query),
+        ("attend_chunk", "chunk_limits", lambda query, *others: 0 * query),
+        ("attend_chunk", "prefill", lambda query, *others: query - query[-1:]),
         ("attend", "chunk_equals_rows", lambda query, *others: 0 * query),
         ("write_keys", "write_keys", lambda *values: None),
     ],
@@ -117,7 +127,10 @@ def test_an_operator_that_does_nothing_is_seen(monkeypatch, call, name, nothing)
     assert probe.run(ground)["error"]
 
 
-@pytest.mark.parametrize("name", ["replay", "replay_lengths", "eager_and_replay", "many_graphs", "int8_keys_captured"])
+REPLAYS = ("replay", "replay_lengths", "eager_and_replay", "many_graphs", "int8_keys_captured")
+
+
+@pytest.mark.parametrize("name", [*REPLAYS, "copies_while_capturing"])
 def test_a_replay_that_does_nothing_is_seen(monkeypatch, name):
     ground = Ground(EmulatedRuntime(chip_law("310p")))
     capture = ground.runtime.capture
@@ -130,6 +143,135 @@ def test_a_replay_that_does_nothing_is_seen(monkeypatch, name):
     monkeypatch.setattr(ground.runtime, "capture", broken)
     (probe,) = (probe for probe in PROBES if probe.name == name)
     assert probe.run(ground)["error"]
+
+
+def probe_named(name):
+    return next(probe for probe in PROBES if probe.name == name)
+
+
+@pytest.fixture
+def ground():
+    return Ground(EmulatedRuntime(chip_law("310p")))
+
+
+@pytest.mark.parametrize("name", ["counting", "small_writes", "indexed_writes"])
+def test_what_comes_back_otherwise_is_seen(monkeypatch, ground, name):
+    right = ground.result
+    monkeypatch.setattr(ground, "result", lambda *given: flipped(right(*given)))
+    assert probe_named(name).run(ground)["error"]
+
+
+def test_of_several_ways_each_is_told(monkeypatch, ground):
+    torch = ground.torch
+    monkeypatch.setattr(torch.Tensor, "index_copy_", lambda *_: (_ for _ in ()).throw(RuntimeError("IndexPutV2 fails")))
+    found = probe_named("indexed_writes").run(ground)
+    wrong = {name for name, one in found["cases"].items() if "error" in one}
+    assert wrong == {"int8 index_copy_", "float16 index_copy_"} and found["failed"] == 2
+    assert "IndexPutV2 fails" in found["error"]
+
+
+def test_of_several_ways_none_is_asked_of_a_lost_card(monkeypatch, ground):
+    lost = RuntimeError("ACL stream synchronize failed, error code:507018")
+    monkeypatch.setattr(ground.torch.Tensor, "index_put_", lambda *_: (_ for _ in ()).throw(lost))
+    found = probe_named("indexed_writes").run(ground)
+    assert found["spoiled"] and list(found["cases"]) == ["int8 index_copy_", "int8 assignment"]
+
+
+def test_a_chip_that_saturates_is_told_from_one_that_has_inf_and_nan(monkeypatch):
+    ground, overflow = Ground(EmulatedRuntime(chip_law("910b"))), probe_named("overflow")
+    assert {"saturates": False, "has_nan": True}.items() <= overflow.run(ground).items()
+    right = ground.result
+    monkeypatch.setattr(ground, "result", lambda *given: tuple(one.nan_to_num(nan=0.0) for one in right(*given)))
+    found = overflow.run(ground)
+    assert {"saturates": True, "has_nan": False}.items() <= found.items() and "error" not in found
+    monkeypatch.setattr(ground, "result", lambda *given: tuple(one * 0.0 + 3.0 for one in right(*given)))
+    assert "float16_sum" in overflow.run(ground)["error"]
+
+
+def test_zeros_as_bias_that_change_a_product_are_seen(monkeypatch, ground):
+    right = ground.calls.quant_matmul
+
+    def wrong(x, weight, scale, bias):
+        product = right(x, weight, scale, bias)
+        return product if bias is None else flipped(product)
+
+    assert "error" not in probe_named("many_rows").run(ground)
+    monkeypatch.setattr(ground.calls, "quant_matmul", wrong)
+    assert probe_named("many_rows").run(ground)["error"]
+
+
+def test_a_sum_with_its_norm_has_both(monkeypatch, ground):
+    from edge_llm.ascend.npu.emulated_ops import npu_rms_norm
+
+    probe = probe_named("add_rms_norm")
+    of_sum = lambda x1, x2, gamma, epsilon: (*npu_rms_norm(x1 + x2, gamma, epsilon), x1 + x2)  # noqa: E731
+    of_first = lambda x1, x2, gamma, epsilon: (*npu_rms_norm(x1, gamma, epsilon), x1 + x2)  # noqa: E731
+    without = lambda x1, x2, gamma, epsilon: (*npu_rms_norm(x1 + x2, gamma, epsilon), x1)  # noqa: E731
+    seen = {}
+    for name, operator in (("right", of_sum), ("no sum before", of_first), ("no sum behind", without)):
+        monkeypatch.setattr(ground, "operator", lambda space, name, operator=operator: operator)
+        seen[name] = "error" in probe.run(ground)
+    assert seen == {"right": False, "no sum before": True, "no sum behind": True}
+
+
+def test_a_swiglu_that_is_rounded_to_float16_is_seen(monkeypatch, ground):
+    right = ground.operator("npu", "npu_swiglu")
+    monkeypatch.setattr(ground, "operator", lambda space, name: lambda input, dim: right(input=input, dim=dim).half().float())
+    assert probe_named("swiglu_float32").run(ground)["error"]
+
+
+def test_each_kind_of_launch_has_its_seconds_whatever_becomes_of_the_others(monkeypatch, ground):
+    right = probe_named("launch_kinds").run(ground)
+    kinds = set(right["cases"])
+    assert {"add", "cast", "copy", "addmm", "quantize", "quant_matmul", "rms_norm", "rotate", "write_keys", "attend"} < kinds
+    assert all(0 < one["seconds_to_give"] <= one["seconds"] for one in right["cases"].values())
+
+    def refuses(*values):
+        raise DeviceError("Ascend310P3 refuses npu_swiglu: x is one")
+
+    monkeypatch.setattr(ground.calls, "swiglu", refuses)
+    found = probe_named("launch_kinds").run(ground)
+    assert found["error"] == "swiglu failed"
+    assert {name for name, one in found["cases"].items() if "seconds" in one} == kinds - {"swiglu"}
+
+
+def test_a_copy_that_is_refused_while_a_graph_is_recorded_is_told(monkeypatch, ground):
+    def load(work, after=None):
+        raise RuntimeError("the stream is being captured")
+
+    monkeypatch.setattr(ground.runtime, "load", load)
+    assert probe_named("copies_while_capturing").run(ground)["error"] == "copy: the stream is being captured"
+
+
+@pytest.mark.parametrize(("mode", "code"), [(1, 0), (0, 0), (0, 507033)])
+def test_pyacl_is_asked_where_this_code_runs(monkeypatch, ground, mode, code):
+    monkeypatch.setitem(sys.modules, "acl", SimpleNamespace(rt=SimpleNamespace(get_run_mode=lambda: (mode, code))))
+    found = probe_named("run_mode").run(ground)
+    assert (found["run_mode"], "error" in found) == (mode, code != 0)
+
+
+def test_versions_that_no_library_tells_are_read_from_files(tmp_path):
+    assert installed(build(tmp_path, FILES)) == {"nnal": "9.1.0", "driver": "25.5.1"}
+    assert installed(build(tmp_path / "nothing", {}, environment={})) == {}
+
+
+def software_under_torch_npu():
+    """What the first row says with the real torch_npu; for a process of its own."""
+    from standins import kernels
+
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
+
+    runtime = open_runtime(None)
+    kernels.install(IMPLEMENTATIONS)
+    return probe_named("software").run(Ground(runtime))
+
+
+@pytest.mark.torch_npu
+def test_the_first_row_says_how_the_process_is_set_up(card):
+    found = card.run(software_under_torch_npu)
+    assert found["jit_compile"] is False
+    assert {type(found[name]) for name in ("internal_format", "inf_and_nan")} == {bool}
+    assert found["torch_npu"] and found["cann"] == "9.1.0"
 
 
 def under_torch_npu(names):
@@ -157,8 +299,20 @@ def under_torch_npu(names):
 def test_probes_under_the_real_torch_npu(card, soc):
     """All but those of PyTorch's own operators that the stand-ins do not have."""
     names = [probe.name for probe in PROBES if probe.needed and probe.name != "float_operators"]
-    names += ["weight_formats", "rows_of_products", "chunk_equals_rows", "rows_of_layers", "int8_keys", "int8_keys_captured"]
+    names += ["weight_formats", "float_fractals", "swiglu_float32", "chunk_limits", "rows_of_products", "chunk_equals_rows"]
+    names += ["rows_of_layers", "int8_keys", "int8_keys_captured"]
     assert card.run(under_torch_npu, names, soc=soc) == dict.fromkeys([probe.name for probe in PROBES if probe.name in names])
+
+
+def test_rows_and_tests_that_the_page_names_are_there():
+    page = (Path(__file__).parents[1] / "docs" / "ascend.md").read_text()
+    table = page.partition("| row | what we would like to know |")[2].partition("\n\n")[0]
+    rows = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.splitlines() if line)))
+    assert rows and rows <= {probe.name for probe in PROBES}
+    assert {probe.name for probe in PROBES if not probe.needed} - rows <= {"bfloat16", "int8_keys_written"}
+    told = set(re.findall(r"`(test_\w+)`", page))
+    here = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
+    assert told and [name for name in told if f"def {name}(" not in here] == []
 
 
 # ---- none of them stops the others
@@ -194,6 +348,10 @@ def test_a_probe_that_raises_dies_or_hangs_does_not_stop_the_others():
 def test_only_what_may_have_spoiled_the_card_costs_a_new_process():
     found = SelfTest(probes("good", "refuses", "wrong", "another", "raises", "last")).run()["probes"]
     assert found["good"]["process"] == found["another"]["process"] != found["last"]["process"]
+    found = SelfTest(probes("good", "loses_one_of_several", "last")).run()["probes"]
+    assert found["good"]["process"] != found["last"]["process"]
+    assert found["loses_one_of_several"]["failed"] == 1
+    assert "spoiled" not in found["loses_one_of_several"]
 
 
 @pytest.mark.usefixtures("emulated")
@@ -258,11 +416,12 @@ def test_the_table_names_every_probe_and_times_of_an_emulation_are_not_kept(monk
     assert run(["doctor", "--selftest"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[1:] == [
-        "+ launch  15.1 us, to give 3.5 us",
-        "! copies  in 19.2 us, in 5.12 GB/s, differing 3",
-        "          -> 3 of 4 values differ",
+        "+ overflow  saturates yes, has nan no",
+        "+ launch    15.1 us, to give 3.5 us",
+        "! copies    in 19.2 us, in 5.12 GB/s, differing 3",
+        "            -> 3 of 4 values differ",
         "- s8gemm",
-        "          -> there is no pyACL",
+        "            -> there is no pyACL",
         "what models rely on fails: copies",
     ]
     assert "times mean nothing" in err
@@ -271,6 +430,7 @@ def test_the_table_names_every_probe_and_times_of_an_emulation_are_not_kept(monk
 
 CHIP = {"name": "310p", "soc": "Ascend310P3", "emulated": True}
 TABLE = {
+    "overflow": {"ok": True, "needed": True, "took_seconds": 0.1, "saturates": True, "has_nan": False},
     "launch": {"ok": True, "needed": True, "took_seconds": 0.1, "seconds": 15.1e-6, "seconds_to_give": 3.5e-6},
     "copies": {
         "ok": False, "needed": True, "took_seconds": 0.1, "in_seconds": 19.2e-6, "in_bytes_per_second": 5.12e9,

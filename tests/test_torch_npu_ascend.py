@@ -111,6 +111,161 @@ def test_all_that_the_card_does_is_in_order_with_the_work_that_it_was_given(foun
     assert not found["on the default stream"]
 
 
+# ---- other chips, boards, and what may be in the way of graphs
+
+
+def facts_of_910b(folder: str) -> dict[str, Any]:
+    """Logits on a 910B, whose attention takes lengths from the host, and what one step passes."""
+    from standins import kernels
+
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.ascend.npu.opening import load_torch_npu
+
+    load_torch_npu()
+    kernels.install(IMPLEMENTATIONS)
+    bundle = open_bundle(Path(folder) / "tied")
+    runner = runner_of(bundle, placement="card")
+    found: dict[str, Any] = {"card": logits(runner, tokens_of(bundle)), "site": str(runner.site)}
+    found["step"] = step_counts(bundle, kernels)
+    found["layers"] = len(bundle.decoder.layers)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found_910b(card: Card, bundles: Path) -> dict[str, Any]:
+    return card.run(facts_of_910b, str(bundles), soc="Ascend910B1")
+
+
+def test_a_910b_is_given_lengths_by_the_host_and_is_close_to_the_reference(found_910b, bundles):
+    bundle = open_bundle(bundles / "tied")
+    want = logits_of(bundle, tokens_of(bundle))
+    assert np.abs(found_910b["card"] - want).max() <= BOUND * np.abs(want).max()
+
+
+def test_a_graph_of_a_910b_is_told_the_lengths_of_every_step(found_910b):
+    counted = found_910b["step"]
+    assert counted["replays"] == STEPS and counted["kernels_updated"] == STEPS * found_910b["layers"]
+    assert (counted["async_in"], counted["async_out"], counted["waits_event"]) == (STEPS, STEPS, STEPS)
+    assert "not recorded" not in found_910b["site"]
+
+
+def without_graphs(folder: str, rule: str) -> tuple[np.ndarray, str, int, str]:
+    """Logits where functions of graphs fail by ``rule``, what is said then, the replays, and what is said before."""
+    from standins import kernels
+
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.ascend.npu.opening import load_torch_npu
+
+    load_torch_npu()
+    kernels.install(IMPLEMENTATIONS)
+    bundle = open_bundle(Path(folder) / "tied")
+    kernels.fail_runtime(rule)
+    runner = runner_of(bundle, placement="card")
+    before = str(runner.site)
+    with kernels.counting() as counted:
+        found = logits(runner, tokens_of(bundle))
+    return found, str(runner.site), counted.get("replays", 0), before
+
+
+NO_GROUPS = ",".join(f"aclmdlRICaptureTask{part}=207000" for part in ("GrpBegin", "GrpEnd", "UpdateBegin", "UpdateEnd"))
+"""torch_npu says of these that its driver is too old, and goes on."""
+SEGMENTS = "pin_memory_expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings", "words"),
+    [
+        ("aclmdlRICaptureBegin=207008", {}, "207008"),
+        ("aclmdlRICaptureEnd=207005", {}, "207005"),
+        ("aclmdlRICaptureTaskGrpEnd=207010", {"soc": "Ascend910B1"}, "207010"),
+        (NO_GROUPS, {"soc": "Ascend910B1"}, "it goes on with the lengths that it was recorded with"),
+        ("", {"TASK_QUEUE_ENABLE": "2"}, "TASK_QUEUE_ENABLE is in the way, `export TASK_QUEUE_ENABLE=1`"),
+        ("", {"ASCEND_LAUNCH_BLOCKING": "1"}, "ASCEND_LAUNCH_BLOCKING is in the way"),
+        ("", {"PYTORCH_NPU_ALLOC_CONF": SEGMENTS}, "PYTORCH_NPU_ALLOC_CONF is in the way"),
+    ],
+    ids=[
+        "no streams left", "the end fails", "groups of tasks fail", "no groups of tasks", "two queues", "launches that block",
+        "pinned segments",
+    ],
+)  # fmt: skip
+def test_where_no_graph_can_be_recorded_steps_go_on_without_and_the_reason_is_said(card, found, bundles, rule, settings, words):
+    got, said, replays, before = card.run(without_graphs, str(bundles), rule, **settings)
+    assert replays == 0 and "its steps are not recorded: " in said and words in said.partition("not recorded: ")[2]
+    assert (words in before) == (not rule or "soc" in settings), "what the environment or a trial says is known at the start"
+    want = logits_of(open_bundle(bundles / "tied"), tokens_of(open_bundle(bundles / "tied")))
+    assert np.abs(got - want).max() <= BOUND * np.abs(want).max()
+    if "soc" not in settings:
+        assert np.array_equal(got, found["tied", "card"])
+
+
+def lost_in_a_capture(folder: str) -> str:
+    from standins import kernels
+
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.ascend.npu.opening import load_torch_npu
+
+    load_torch_npu()
+    kernels.install(IMPLEMENTATIONS)
+    bundle = open_bundle(Path(folder) / "tied")
+    runner = runner_of(bundle, placement="card")
+    runner.forward(sequence := runner.open(), tokens_of(bundle))
+    return raised(kernels, "aclmdlRICaptureEnd=507899", lambda: runner.forward(sequence, [1]))
+
+
+def test_a_card_that_fails_in_the_middle_of_a_capture_is_lost(card, bundles):
+    assert card.run(lost_in_a_capture, str(bundles)).startswith("DeviceLost: the device `ascend` failed: ")
+
+
+def too_large(folder: str, rows: int) -> str:
+    """What is said of activations that leave float32 where the chip has the largest number instead of infinity."""
+    from standins import kernels
+
+    from edge_llm.ascend.devices.card.layers import Layers
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.ascend.npu.opening import load_torch_npu
+
+    load_torch_npu()
+    kernels.install(IMPLEMENTATIONS)
+    bundle = open_bundle(Path(folder) / "tied")
+    layer = Layers.run
+    Layers.run = lambda *given: layer(*given) * 3e38 * 3e38  # type: ignore[method-assign]
+    runner = runner_of(bundle, placement="card")
+    return raised(kernels, "", lambda: runner.forward(runner.open(), tokens_of(bundle)[:rows]))
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+def test_activations_that_a_card_has_no_infinity_for_are_refused(card, bundles, rows):
+    assert card.run(too_large, str(bundles), rows).startswith("NumericError: numbers of the card are not finite")
+
+
+def on_a_board(folder: str) -> dict[str, Any]:
+    """The model on a 310P that runs the host as well: in no copy does the host go on."""
+    from standins import kernels
+
+    from edge_llm.ascend.npu import torch_npu_runtime
+    from edge_llm.ascend.npu.emulated_ops import IMPLEMENTATIONS
+    from edge_llm.ascend.npu.opening import load_torch_npu, open_runtime
+
+    load_torch_npu()
+    kernels.install(IMPLEMENTATIONS)
+    torch_npu_runtime.is_own_host = lambda root: True
+    with kernels.counting() as counted:
+        bundle = open_bundle(Path(folder) / "tied")
+        found: dict[str, Any] = {"card": logits(runner_of(bundle, placement="card"), tokens_of(bundle))}
+    runtime = open_runtime(None)
+    return found | {"counted": counted, "memory": runtime.memory(), "shares": runtime.law.shares_memory}
+
+
+def test_a_board_that_is_its_own_host_copies_while_the_host_waits_and_has_the_hosts_memory(card, found, bundles):
+    import psutil
+
+    on_board = card.run(on_a_board, str(bundles))
+    assert np.array_equal(on_board["card"], found["tied", "card"])
+    counted = on_board["counted"]
+    assert counted.get("async_in", 0) + counted.get("async_out", 0) == 0 and counted["sync_in"] and counted["sync_out"]
+    assert on_board["memory"][1] == psutil.virtual_memory().total and on_board["shares"]
+
+
 # ---- a card that fails
 
 BREAKABLE = (

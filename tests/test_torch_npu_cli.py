@@ -46,8 +46,9 @@ def test_the_builtin_model_answers_as_on_the_host(command, placement):
         ({"cann": None}, "torch_npu cannot be imported: ImportError: lib"),
         ({"soc": "Ascend310B4"}, "no INT8 products for an Ascend310B4"),
         ({"soc": "Ascend950PR"}, "the chip `Ascend950PR` is unknown"),
+        ({"ACL_OP_INIT_MODE": "2"}, "no weight can be loaded; `unset ACL_OP_INIT_MODE`"),
     ],
-    ids=["no card", "no CANN", "310B", "unknown chip"],
+    ids=["no card", "no CANN", "310B", "unknown chip", "old operators forbidden"],
 )
 def test_what_is_missing_is_said_in_one_line(command, settings, words):
     code, said, errors = command(*PROMPT, **settings)
@@ -63,6 +64,31 @@ def test_without_nnal_a_model_is_split_and_the_reason_is_said(command):
     assert site["placement"].startswith("split") and "NNAL is missing" in site["placement_reason"]
     code, _, errors = command(*PROMPT, "--placement", "card", nnal=False)
     assert code == 2 and len(errors) == 1 and "NNAL is missing" in errors[0]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("version", "placement"), [("9.0.0", "split"), ("9.1.0", "card")])
+def test_attention_is_left_to_the_cpu_where_nnal_is_too_old_for_it(card, command, tmp_path, version, placement):
+    library = tmp_path / "atb" / "latest" / "atb" / "cxx_abi_1" / "lib" / "libatb.so"
+    library.parent.mkdir(parents=True)
+    library.symlink_to(card.nnal / "libatb.so")
+    (tmp_path / "atb" / "latest" / "version.info").write_text(f"    Ascend-cann-atb : {version}\n")
+    paths = {"LD_LIBRARY_PATH": f"{card.libraries}:{library.parent}"}
+    code, said, errors = command(*PROMPT, "--json", **paths)
+    assert code == 0, errors
+    assert json.loads(said)["placement"].startswith(placement)
+    assert ("NNAL 9.0.0 is too old" in said) is (version == "9.0.0")
+    if placement == "split":
+        code, _, errors = command(*PROMPT, "--placement", "card", **paths)
+        assert code == 2 and len(errors) == 1 and "NNAL 9.0.0 is too old for attention" in errors[0]
+
+
+@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("given", [("plan", "builtin"), (*PROMPT, "--json")], ids=["plan", "run"])
+def test_why_no_steps_are_recorded_is_said(command, given):
+    code, said, errors = command(*given, TASK_QUEUE_ENABLE="2")
+    assert code == 0, errors
+    assert "its steps are not recorded: TASK_QUEUE_ENABLE is in the way, `export TASK_QUEUE_ENABLE=1`" in said
 
 
 @pytest.mark.thorough

@@ -53,6 +53,20 @@ TAKEN: list[Case] = [
         {"input": ("float32", (ROWS, WIDTH)), "gamma": ("float32", (WIDTH,)), "epsilon": 1e-5},
         [("float32", (ROWS, WIDTH)), ("float32", (ROWS, 1))],
     ),
+    (
+        "npu::npu_add_rms_norm",
+        {"x1": ("float32", (ROWS, WIDTH)), "x2": ("float32", (ROWS, WIDTH)), "gamma": ("float32", (WIDTH,)), "epsilon": 1e-5},
+        [("float32", (ROWS, WIDTH)), ("float32", (ROWS, 1)), ("float32", (ROWS, WIDTH))],
+    ),
+    ("npu::npu_dynamic_quant", {"input": ("float16", (ROWS, WIDTH))}, [("int8", (ROWS, WIDTH)), ("float32", (ROWS,))]),
+    (
+        "npu::npu_quant_matmul",
+        {
+            "x1": ("int8", (ROWS, WIDTH)), "x2": ("int8", (WIDTH, WIDER)), "scale": ("float32", (WIDER,)),
+            "pertoken_scale": ("float32", (ROWS,)), "bias": ("float32", (WIDER,)), "output_dtype": "float16",
+        },
+        [("float16", (ROWS, WIDER))],
+    ),
     ("npu::npu_swiglu", {"input": ("float16", (ROWS, 2 * WIDTH)), "dim": -1}, [("float16", (ROWS, WIDTH))]),
     (
         "npu::npu_apply_rotary_pos_emb",

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_llm.bench.measure import OwnRunner, Test, warm
 from edge_llm.bench.roofs import Roofs
-from edge_llm.devices.base import WatchedOp
+from edge_llm.devices.base import BESIDE_HOST, WatchedOp
 from edge_llm.runner.work import LINEARS, work_of
 
 RUNS = 3
@@ -74,7 +74,13 @@ class Breakdown:
     @property
     def other_seconds(self) -> float:
         """Outside of all operations: Python, and waiting for streamed layers."""
-        return max(0.0, self.seconds - sum(spent.seconds for _, _, spent in self.parts))
+        return max(0.0, self.seconds - sum(spent.seconds for _, kind, spent in self.parts if kind not in BESIDE_HOST))
+
+    @property
+    def card_seconds(self) -> float | None:
+        """That a card was busy while the host did other things or waited; None without one."""
+        beside = [spent.seconds for _, kind, spent in self.parts if kind in BESIDE_HOST]
+        return sum(beside) if beside else None
 
     @property
     def linear_share(self) -> float:
@@ -87,7 +93,8 @@ class Breakdown:
             "test": self.test.label,
             "n_threads": self.threads,
             "ms": 1e3 * self.seconds,
-            "non_gemm_share": 1.0 - self.linear_share,
+            "non_gemm_share": 1.0 - self.linear_share if self.card_seconds is None else None,
+            "card_ms": None if self.card_seconds is None else 1e3 * self.card_seconds,
             "parts": parts,
         }
 
@@ -122,9 +129,15 @@ def _run(contestant: OwnRunner, clock: Clock, test: Test, runs: int, threads: in
     seconds = sum(contestant.run(test) for _ in range(runs))
     parts = tuple(
         (part, kind, Spent(s.seconds / runs, s.calls // runs, s.operations // runs, s.bytes // runs))
-        for (part, kind), s in clock.take().items()
+        for (part, kind), s in _by_parts(clock.take())
     )
     return Breakdown(test, threads, seconds / runs, parts)
+
+
+def _by_parts(spent: dict[tuple[str, str], Spent]) -> list[tuple[tuple[str, str], Spent]]:
+    """What was ``spent``, each part's rows together, in the order in which parts and rows first came."""
+    parts = list(dict.fromkeys(part for part, _ in spent))
+    return sorted(spent.items(), key=lambda one: parts.index(one[0][0]))
 
 
 def table(breakdown: dict[str, Any]) -> str:
@@ -132,8 +145,7 @@ def table(breakdown: dict[str, Any]) -> str:
     rate, head = ("gops", "GOP/s") if breakdown["test"].startswith("pp") else ("gb_s", " GB/s")
     has_roof = any(part[f"{rate}_share"] is not None for part in breakdown["parts"])
     lines = [
-        f"{breakdown['test']}, {breakdown['n_threads']} threads: {breakdown['ms']:.2f} ms, "
-        f"{breakdown['non_gemm_share']:.1%} of it outside of linear layers",
+        f"{breakdown['test']}, {breakdown['n_threads']} threads: {breakdown['ms']:.2f} ms, {_summary(breakdown)}",
         "",
         f"| part      | operation     |         ms |  share |   {head} |" + " of roof |" * has_roof,
         "| --------- | ------------- | ---------: | -----: | ------: |" + " ------: |" * has_roof,
@@ -149,6 +161,13 @@ def table(breakdown: dict[str, Any]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _summary(breakdown: dict[str, Any]) -> str:
+    if breakdown["card_ms"] is None:
+        return f"{breakdown['non_gemm_share']:.1%} of it outside of linear layers"
+    busy = breakdown["card_ms"] / breakdown["ms"]
+    return f"the card busy {busy:.1%} of it, beside the host: rows of the host, of waits and of the rest are the whole"
 
 
 def _cell(value: float | None, form: str) -> str:

@@ -51,7 +51,7 @@ def law_of(device: Device) -> ChipLaw | None:
 
 def device_rates(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Rates:
     """What ``bundle`` is read and multiplied at by ``device`` under the filled-in ``runtime``; takes a second or two."""
-    assert runtime.threads is not None
+    assert runtime.threads is not None and runtime.chunk is not None
     pool = ThreadPool(runtime.threads)
     here = read_bandwidth(pool)
     disk = measure_disk(bundle)

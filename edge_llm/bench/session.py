@@ -188,6 +188,7 @@ class _Facts:
 
     def own_row(self, measurement: Measurement, roofs: Roofs | None, usage: CoreUsage | None, disk: DiskUse | None) -> Row:
         settings, runtime = self.settings, self.runtime
+        assert runtime.chunk is not None
         found = float_sizes(settings.bundle) if runtime.float_path else sizes(settings.bundle)
         kv_type = "f32" if runtime.float_path else "int8"
         model = {

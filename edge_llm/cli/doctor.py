@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
 from edge_llm.cli.terminal import note, progress_bar, say, say_json
 from edge_llm.engine.machine import examine
+from edge_llm.errors import UsageError
+from edge_llm.files import shown
 
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option("--selftest", is_flag=True, help="Try what an Ascend card does, beside the CPU, and how fast; takes minutes.")
-def doctor_command(as_json: bool, selftest: bool) -> None:
+@click.option("--share", type=click.Path(path_type=Path), metavar="FILE", help="With --selftest: write a report to post.")
+def doctor_command(as_json: bool, selftest: bool, share: Path | None) -> None:
     """Say what this machine has for running models, what is missing for an Ascend card, and how to get it.
 
     --selftest calls every operator of the card that models use, and some that they do not. The report (--json) is what a bug
-    report wants; it is kept, and `edge-llm plan` reckons with its times.
+    report wants; it is kept, and `edge-llm plan` reckons with its times. --share writes it to a file that you can post: without
+    names, paths, addresses and serial numbers.
     """
+    if share is not None:
+        _check_share(share, selftest)
     if selftest:
-        _selftest(as_json)
+        _selftest(as_json, share)
         return
     findings = examine()
     if as_json:
@@ -37,10 +44,19 @@ def doctor_command(as_json: bool, selftest: bool) -> None:
 _MARKS: dict[bool | None, str] = {True: "+", False: "!", None: "-"}
 
 
-def _selftest(as_json: bool) -> None:
+def _check_share(share: Path, selftest: bool) -> None:
+    """Raises `UsageError` before minutes are spent for a report that cannot be written."""
+    if not selftest:
+        raise UsageError("--share writes the report of the self-test: give --selftest too", param="share")
+    if share.is_dir() or not share.absolute().parent.is_dir():
+        raise UsageError(f"--share `{shown(share)}`: name a file in a folder that is there", param="share")
+
+
+def _selftest(as_json: bool, share: Path | None) -> None:
     import edge_llm
     from edge_llm.ascend.selftest.report import save_report
     from edge_llm.ascend.selftest.runs import SelfTest
+    from edge_llm.ascend.selftest.share import write_share
     from edge_llm.bench.environment import utc_now
 
     with progress_bar() as draw:
@@ -56,6 +72,9 @@ def _selftest(as_json: bool) -> None:
         note("PyTorch computed the card's operators on the CPU: the times mean nothing, and the report is not kept")
     else:
         note(f"the report is in {save_report(report)}; `--json` prints all of it")
+    if share is not None:
+        write_share(report, share)
+        note(f"the report to post is in {shown(share)}: figures and versions, no names, paths, addresses or serial numbers")
 
 
 _SOFTWARE = ("python", "ascend driver", "CANN", "NNAL", "torch", "torch_npu")
@@ -106,6 +125,8 @@ def _label(name: str) -> str:
 
 
 def _amount(name: str, value: float) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     for ending, (factor, unit) in _UNITS.items():
         if ending in name:
             return f"{factor * value:.4g} {unit}"

@@ -36,7 +36,7 @@ from edge_llm.runner.rows import chunk_lengths
 @chunk_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def export_command(
-    model: str, kind: str, flavour: str, out: str | None, context: int | None, chunk: int, as_json: bool
+    model: str, kind: str, flavour: str, out: str | None, context: int | None, chunk: int | None, as_json: bool
 ) -> None:
     """Write the INT8 products of MODEL as ONNX graphs: one per part and chunk length, shared by all layers.
 
@@ -48,7 +48,7 @@ def export_command(
         raise UsageError("--out cannot be empty; give a folder that is not there yet", param="out")
     with open_bundle(find_bundle(known_here(model))) as bundle, progress_bar() as draw:
         runtime = fill_defaults(RuntimeConfig(context=context, chunk=chunk), bundle.config)
-        assert runtime.context is not None
+        assert runtime.context is not None and runtime.chunk is not None
         folder = f"{bundle.folder.resolve().name}-onnx" if out is None else out
         lengths = chunk_lengths(runtime.chunk, runtime.context)
         exported = export_onnx(bundle, Path(folder), lengths, draw, FLAVOURS[flavour])

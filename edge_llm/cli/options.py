@@ -90,7 +90,9 @@ card_memory_option = shared(
 context_option = shared(
     "--ctx", "context", type=WHOLE, help="Context in tokens; default: the model's own, at most 32768."
 )
-chunk_option = shared("--chunk", type=WHOLE, default=256, show_default=True, help="Longest prefill chunk in tokens.")
+chunk_option = shared(
+    "--chunk", type=WHOLE, help="Longest prefill chunk in tokens.  [default: 256; on an Ascend card what its chip likes: 1024]"
+)
 parallel_option = shared(
     "--parallel",
     type=Whole(1, MOST_PARALLEL),

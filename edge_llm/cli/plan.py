@@ -67,6 +67,7 @@ def _reckon(bundle: Bundle, runtime: RuntimeConfig) -> _Reckoned:
     card = _card(bundle, runtime, device, sizes) | _times(device)
     rates = device_rates(bundle, runtime, device)
     costs = Costs.of_bundle(bundle)
+    assert runtime.chunk is not None
     prediction = predict(plan, Work(costs.operations, costs.weight_bytes), rates, runtime.window * runtime.chunk)
     facts = {"weights_bytes": bundle.size, **_facts(plan, sizes, rates, prediction)}
     scaled = replace(runtime, activations=choose_activations(runtime.activations, bundle, device))

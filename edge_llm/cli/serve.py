@@ -73,6 +73,7 @@ def serve_command(
 
     def load(progress: StageProgress) -> tuple[Engine, Service]:
         engine = load_engine(model, runtime, progress)
+        engine.batcher.prepare(progress)
         return engine, BatchingService(engine, queue_limit=queue, window_seconds=batch_window / 1e3)
 
     def say_where() -> None:

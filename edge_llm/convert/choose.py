@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from edge_llm.config import INT8
 from edge_llm.errors import UsageError
 from edge_llm.models.layer import Decoder
+from kernels.pointwise import MAX_TURN, is_turn
 
 OUTLIER_MODES = ("auto", "full", "none", "naive")
 
@@ -46,3 +48,24 @@ class Outliers:
                 )
             found |= dict.fromkeys(matching, scheme)
         return found
+
+
+def largest_turn(asked: int | None, outliers: Outliers) -> int:
+    """The largest block of channels that is turned; 0: none.  Raises `UsageError` for a block that there cannot be."""
+    unturned = outliers.mode in ("full", "naive")
+    turn = (0 if unturned else MAX_TURN) if asked is None else asked
+    if not is_turn(turn):
+        raise UsageError(f"a turn has blocks of 2 to {MAX_TURN} channels, a power of two, or 0; got `{turn}`", param="turn")
+    if turn and unturned:
+        raise UsageError(f"--shadow {outliers.mode} has no meaning where channels are turned; add --turn 0", param="shadow")
+    return turn
+
+
+def refuse_beside(keep_float: bool, outliers: Outliers, weights: str) -> None:
+    """Raise `UsageError` for what cannot be asked of a source whose weights are INT8 already."""
+    if keep_float:
+        raise UsageError("the source is quantized already, without float weights; leave --keep-float out", param="keep-float")
+    if weights != INT8:
+        raise UsageError(f"the source is quantized already, not to `{weights}`; leave --weights out", param="weights")
+    if outliers.schemes:
+        raise UsageError("the source is quantized already and says what is float; leave --float16 out", param="float16")

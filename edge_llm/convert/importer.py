@@ -25,13 +25,14 @@ import numpy as np
 from edge_llm.config import INT8, W4
 from edge_llm.convert.allocate import LayerBits, allocate, in_schemes, that_fit
 from edge_llm.convert.calibrate import CalibrationText, read_calibration
-from edge_llm.convert.choose import Outliers
+from edge_llm.convert.choose import Outliers, largest_turn, refuse_beside
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.float_copy import float_copy
 from edge_llm.convert.packed import bits_in_words
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.sensitivity import Costs, four_bit_costs
 from edge_llm.convert.survey import Survey, Wishes, survey_model
+from edge_llm.convert.taken import taken_from
 from edge_llm.convert.target import check_space, existing, refuse_overlap, taken
 from edge_llm.convert.texts import coded_tokens, texts_of
 from edge_llm.convert.trial import held_out_sequences
@@ -72,7 +73,6 @@ from edge_llm.sources.base import PackedSource
 from edge_llm.sources.hugging_face import default_name
 from edge_llm.text.ends import turn_end
 from kernels.memory import recycled
-from kernels.pointwise import MAX_TURN, is_turn
 
 
 def import_model(
@@ -154,17 +154,6 @@ def _make(target: Path, job: _Job, *, replace: bool) -> None:
             raise taken(target)  # where nothing can be locked, another import was faster, with another model
 
 
-def _turn(asked: int | None, outliers: Outliers) -> int:
-    """The largest block of channels that is turned; 0: none.  Raises `UsageError` for a block that there cannot be."""
-    unturned = outliers.mode in ("full", "naive")
-    turn = (0 if unturned else MAX_TURN) if asked is None else asked
-    if not is_turn(turn):
-        raise UsageError(f"a turn has blocks of 2 to {MAX_TURN} channels, a power of two, or 0; got `{turn}`", param="turn")
-    if turn and unturned:
-        raise UsageError(f"--shadow {outliers.mode} has no meaning where channels are turned; add --turn 0", param="shadow")
-    return turn
-
-
 class _Job:
     """One import: the source opened and checked, and how its bundle is written."""
 
@@ -189,10 +178,16 @@ class _Job:
         self.progress = progress
         self.notice = notice
         self.config = source.config
-        self.turn = _turn(turn, outliers)
+        self.turn = largest_turn(turn, outliers)
         plain = describe(self.config)
+        self.taken = taken_from(source, plain)
         self.asked = {**outliers.asked(plain), **weights.asked(plain)}
+        if self.taken is not None:
+            refuse_beside(keep_float, outliers, weights.kind)
+            self.fold, self.weights, self.asked = False, LayerBits(), self.taken.floats
         self.decoder = with_turns(plain.with_schemes(self.asked), self.turn).with_schemes(dict.fromkeys(self.asked, INT8))
+        if self.taken is not None:
+            self.decoder = self.taken.turned(plain, self.decoder)
         self.unused = check_tensors(source, self.decoder)
         self.tokenizer = source.tokenizer()
         source.template(self.tokenizer).check()
@@ -241,7 +236,7 @@ class _Job:
         """Write the bundle into ``folder``, going on from what is ``saved``."""
         most = self.fitted_tokens
         texts = texts_of(self.text, self.source, self.decoder, self.tokenizer, most, saved, self.progress, self.notice)
-        wishes = Wishes(self._treat, self.fold, self.asked, bool(self.turn))
+        wishes = Wishes(self._treat, self.fold, self.asked, bool(self.turn) and self.taken is None)
         survey = survey_model(self.source, self.decoder, self.config.context, texts.measured, wishes, saved, self.progress)
         self._tell_folds(survey.found_folds)
         chosen = self._treated(survey)
@@ -305,6 +300,8 @@ class _Job:
         return allocate(self.decoder, chosen, self.weights.bits, costs_of, self.weights.fixed)
 
     def _treat(self, seen: ChannelStatistics, weight: np.ndarray, judged: np.ndarray) -> tuple[Treatment, ...]:
+        if self.taken is not None and seen.name in self.taken:
+            return (self.taken.treatment(seen, weight),)
         if self.turn:
             return turned_treatments(seen, weight, TURNED_HEAD_PRICE if seen.name == "output" else TURNED_PRICE)
         return (naive_treatment(seen, judged),) if self.outliers.mode == "naive" else treatments(seen, weight, judged)
@@ -354,7 +351,10 @@ class _Job:
         """Write all weights; how near the bundle is to the float model on text that no weight was fitted to."""
         coder, held_out = self._coder(treated, sequences), held_out_sequences(self.tokenizer, self.config)
         decoder = self._model_of(treated)
-        quality = write_weights(writer, self.source, decoder, survey, treated, coder, held_out, self.progress, saved, written)
+        parts = treated, coder, held_out, self.progress, saved, written, self.taken
+        quality = write_weights(writer, self.source, decoder, survey, *parts)
+        for told in self.taken.told() if self.taken is not None else ():
+            self.notice(told)
         if coder:
             self.notice(f"{coder.fitted} linears are fitted to the calibration text, {coder.rounded} rounded")
         if quality:

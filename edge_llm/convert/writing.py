@@ -19,6 +19,7 @@ from edge_llm.convert.coding import Coder
 from edge_llm.convert.parallel import workers
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.survey import Survey
+from edge_llm.convert.taken import Taken
 from edge_llm.convert.trial import Arrays, Position, Trial
 from edge_llm.convert.turns import quantizable
 from edge_llm.formats.bundle_writer import BundleWriter, holds, storage_errors
@@ -76,8 +77,10 @@ def write_weights(
     progress: StageProgress,
     saved: Saved,
     written: Written = NOTHING_WRITTEN,
+    taken: Taken | None = None,
 ) -> Quality | None:
-    """Write the weights of ``decoder``, whose linears have the schemes of what is ``kept``; ``coder`` fits them.
+    """Write the weights of ``decoder``, whose linears have the schemes of what is ``kept``; ``coder`` fits them, but for those
+    that are ``taken`` over.
 
     Goes on after the layers that are ``written``; how far it gets is ``saved`` after each.
     Returns how near the bundle is to the float model on the token ids that are ``held_out``, None where there are none.
@@ -94,10 +97,14 @@ def write_weights(
             progress("layers", index, len(decoder.layers))
             layer = decoder.layers[index]
             weights = survey.folded_layer(source, decoder, index, pool)
+            name = f"layers.{index}"
             ready = LayerWeights(quantizable(weights, layer, pool), weights.gains)
-            coded = coder.run(layer, weights, ready.linears, kept, f"layers.{index}", pool) if coder else {}
-            made = _made_of(f"layers.{index}", layer, ready, coded, kept, pool)
-            _write_layer(writer, f"layers.{index}", layer, ready, made, kept, survey.key_offsets[index])
+            coded = coder.run(layer, weights, ready.linears, kept, name, pool) if coder else {}
+            if taken is not None:
+                ready = LayerWeights({one: taken.ready(f"{name}.{one}", it) for one, it in ready.linears.items()}, ready.gains)
+                coded = {one: taken.arrays(f"{name}.{one}") for one in ready.linears if f"{name}.{one}" in taken}
+            made = _made_of(name, layer, ready, coded, kept, pool)
+            _write_layer(writer, name, layer, ready, made, kept, survey.key_offsets[index])
             if trial:
                 trial.run_layer(index, weights, ready.linears, made, pool)
             positions = coder and coder.position(), trial and trial.position
@@ -105,7 +112,8 @@ def write_weights(
         progress("layers", len(decoder.layers), len(decoder.layers))
         progress("output", 0, 1)
         gain = read_final_norm(source, decoder)
-        head = _head(source, decoder, survey, kept["output"].hot, gain, coder, pool)
+        whole = taken.arrays("output") if taken is not None and "output" in taken else None
+        head = whole or _head(source, decoder, survey, kept["output"].hot, gain, coder, pool)
         quality = trial.quality(read_output(source, decoder), gain, head) if trial else None
         writer.add("final_norm", gain / survey.output_fold)
         _add(writer, "embedding" if decoder.tied else "output", head)

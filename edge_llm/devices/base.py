@@ -143,6 +143,10 @@ Watch = Callable[[Sequence[WatchedOp], np.ndarray, np.ndarray], None]
 """Told of every run that ended: its operations, the positions of its rows int32 [rows], the seconds of its calls float64."""
 
 
+BESIDE_HOST = ("card", "copy in", "copy out")
+"""Kinds of watched operations that a card does while the host does others: computing, and copies either way."""
+
+
 @dataclass
 class Watching:
     """Who is told of the runs from now on; whoever runs the model changes it between two of them."""
@@ -181,6 +185,10 @@ class DeviceModel(Protocol):
     @property
     def sharing(self) -> Sharing:
         """What sharing subgraphs between chunks and layers saved so far."""
+        ...
+
+    def ahead(self) -> Sequence[Callable[[], None]]:
+        """What can be done before the first step, so that none waits for it; nothing else runs meanwhile."""
         ...
 
     def stretches(self, chunks: Sequence[Chunk]) -> Sequence[range]:
@@ -239,12 +247,15 @@ class Device(Protocol):
     """Names how its numbers come about, such as chip and route: keys of like numerics and placement are the same bits."""
     placement: Placement
     """What runs where."""
-    placement_reason: str
-    """Why it is this one, in a few words."""
     keys: str
     """How keys and values are kept: int8 or float16."""
     activations: tuple[str, ...]
     """The scales of activations that it can do, of `edge_llm.config.ACTIVATIONS`, the preferred first."""
+
+    @property
+    def placement_reason(self) -> str:
+        """Why it is this one, in a few words; what is learnt later, such as what a card refuses, is among them."""
+        ...
 
     @property
     def pool(self) -> ThreadPool:
@@ -274,6 +285,10 @@ class Device(Protocol):
 
     def page_bytes(self, decoder: Decoder) -> int:
         """Bytes of a host page of keys and values of ``decoder`` here."""
+        ...
+
+    def kv_bytes(self, decoder: Decoder, tokens: int) -> int:
+        """Bytes of memory that keys and values of ``tokens`` tokens take here, all told; never fewer for more tokens."""
         ...
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:

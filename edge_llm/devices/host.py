@@ -29,7 +29,7 @@ from edge_llm.devices.split import build_split_op
 from edge_llm.devices.watched import builder
 from edge_llm.errors import UsageError
 from edge_llm.formats.layout import TensorRange
-from edge_llm.kv.pages import page_bytes
+from edge_llm.kv.pages import kv_bytes, page_bytes
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
@@ -72,6 +72,9 @@ class HostDevice:
 
     def page_bytes(self, decoder: Decoder) -> int:
         return page_bytes(decoder.attentions)
+
+    def kv_bytes(self, decoder: Decoder, tokens: int) -> int:
+        return kv_bytes(decoder.attentions, tokens)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         steps = tuple(build_op(op, tables, self.pool, self._shadow) for op in subgraph.ops)

@@ -128,6 +128,9 @@ class PlacedModel:
 
         return run
 
+    def ahead(self) -> Sequence[Callable[[], None]]:
+        return ()
+
     def walk(self, blocks: range, chunk: Chunk) -> Callable[[], None]:
         fused = self._fused(blocks, chunk)
         if fused == blocks:  # on the host, where nothing is sent anywhere

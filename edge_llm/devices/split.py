@@ -50,7 +50,8 @@ def _build_quantize(op: Op, pool: ThreadPool, shadow: bool) -> RunSubgraph:
             gain = weights.gains[op.norm.gain.name]
             x = rms_norm(x, gain, op.norm.eps, pool, out=_block(buffers[NORMED], *x.shape))
         kept = shadow and linear.residual
-        quantized, residual = quantize(x, linear.input_scale, linear.hot_index, pool, residual=kept, turn=linear.turn)
+        moved = linear.shifted(x)
+        quantized, residual = quantize(moved, linear.input_scale, linear.hot_index, pool, residual=kept, turn=linear.turn)
         buffers[QUANTIZED] = quantized
         buffers[HOT] = np.take(x, linear.hot_index, axis=1)
         buffers[RESIDUAL] = residual

@@ -9,7 +9,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from edge_llm.config import ACTIVATIONS, ASKED_FOR, AUTO, DEFAULT_CONTEXT, ROW, STATIC, ModelConfig, RuntimeConfig
+from edge_llm.ascend.npu.chips import card_chunk
+from edge_llm.config import (
+    ACTIVATIONS,
+    ASKED_FOR,
+    AUTO,
+    DEFAULT_CHUNK,
+    DEFAULT_CONTEXT,
+    ROW,
+    STATIC,
+    ModelConfig,
+    RuntimeConfig,
+)
 from edge_llm.devices import check_device, open_device
 from edge_llm.devices.base import Device, DeviceOptions, Room, Watch
 from edge_llm.devices.model import activation_bytes
@@ -63,7 +74,7 @@ def load_int8_runner(bundle: Bundle, runtime: RuntimeConfig, needed: int) -> Int
 
 
 def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
-    """``runtime`` with every default filled in: CPUs, threads, a context that the model allows, tokens of the KV cache.
+    """``runtime`` with every default filled in: CPUs, threads, a context that the model allows, tokens of the KV cache, chunks.
 
     Raises `UsageError` for an unknown device, and for options that contradict each other or the model.
     """
@@ -92,8 +103,14 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
                 f"--kv-memory `{runtime.kv_memory}` holds no page of {PAGE_TOKENS} tokens; the least is {page} bytes",
                 param="kv_memory",
             )
-        kv_tokens = max(context, PAGE_TOKENS * (most // page))
-    return replace(runtime, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens)
+        kv_tokens = context  # more of them where the device's memory for each is known
+    chunk = runtime.chunk or _longest_chunk(device)
+    return replace(runtime, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens, chunk=chunk)
+
+
+def _longest_chunk(device: str) -> int:
+    """Where none is asked for."""
+    return card_chunk(device) if device.partition(":")[0] == "ascend" else DEFAULT_CHUNK
 
 
 def _on_found_device(runtime: RuntimeConfig) -> RuntimeConfig:
@@ -145,6 +162,7 @@ def _int8_runner(
     bundle: Bundle, runtime: RuntimeConfig, progress: StageProgress | None, watch: Watch | None
 ) -> Runner[Any]:
     device = make_device(runtime, bundle.decoder)
+    runtime = replace(runtime, kv_tokens=_kv_tokens(runtime, bundle.decoder, device))
     runtime = replace(runtime, activations=choose_activations(runtime.activations, bundle, device))
     assert runtime.context is not None
     weights = make_weights(bundle, runtime, device, progress)
@@ -157,6 +175,22 @@ def _int8_runner(
     store = open_prefix_store(bundle, numeric, device.page_bytes(bundle.decoder))
     identity = model_identity(bundle, numeric)
     return Int8Runner(bundle.config, weights, device, runtime, tables, identity, store, bundle.decoder, watch)
+
+
+def _kv_tokens(runtime: RuntimeConfig, decoder: Decoder, device: Device) -> int | None:
+    """Tokens of the KV cache: as many whole pages as ``runtime.kv_memory`` holds on ``device``, at least one context."""
+    if runtime.kv_memory is None:
+        return runtime.kv_tokens
+    assert runtime.context is not None
+    most = parse_memory(runtime.kv_memory, total_memory(), "kv_memory", of="main memory")
+    pages, beyond = 0, most // device.page_bytes(decoder) + 1
+    while beyond - pages > 1:
+        middle = (pages + beyond) // 2
+        if device.kv_bytes(decoder, PAGE_TOKENS * middle) <= most:
+            pages = middle
+        else:
+            beyond = middle
+    return max(runtime.context, PAGE_TOKENS * pages)
 
 
 def choose_activations(asked: str, bundle: Bundle, device: Device) -> str:
@@ -250,7 +284,7 @@ def make_weights(
 
 def room(runtime: RuntimeConfig) -> Room:
     """What a model is opened for under the filled-in ``runtime``."""
-    assert runtime.context is not None
+    assert runtime.context is not None and runtime.chunk is not None
     tokens = runtime.kv_tokens or runtime.context
     return Room(tokens, runtime.context, chunk_lengths(runtime.chunk, runtime.context), runtime.window)
 
@@ -285,7 +319,7 @@ def plan_weights(bundle: Bundle, runtime: RuntimeConfig, device: Device) -> Memo
 
     Raises `UsageError` for a budget that is invalid or too small.
     """
-    assert runtime.memory is not None
+    assert runtime.memory is not None and runtime.chunk is not None
     sizes = WeightSizes.of_bundle(bundle)
     beside = PROCESS_BYTES + activation_bytes(bundle.decoder, device.placement, runtime.chunk, runtime.window)
     return plan_memory(sizes, parse_memory(runtime.memory, sizes.total), flash_tables=True, beside=beside)

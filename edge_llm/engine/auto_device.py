@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from edge_llm.ascend.npu.machine import AscendMachine
 
 CARD = "ascend"
-DISPENSABLE = ("NNAL",)
-"""Findings that keep a card from one placement only."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,8 @@ def find_device(root: Path = Path("/")) -> AutoDevice:
     """What `auto` stands for on this machine, whose files lie below ``root``; looks no further where there is no card."""
     if not card_nodes(root / "dev") and not pci_cards(root / "sys"):
         return NONE
-    from edge_llm.ascend.npu.machine import AscendMachine, file_findings  # much that nearly no start needs
+    from edge_llm.ascend.npu.findings import file_findings  # much that nearly no start needs
+    from edge_llm.ascend.npu.machine import AscendMachine
 
     machine = AscendMachine(root)
     return choose_device(machine, file_findings(machine))
@@ -46,6 +45,6 @@ def choose_device(machine: AscendMachine, findings: Sequence[Finding]) -> AutoDe
     if not machine.nodes and not pci_cards(machine.at("/sys")):
         return NONE
     for finding in findings:
-        if finding.good is False and finding.name not in DISPENSABLE:
+        if finding.good is False and not finding.dispensable:
             return AutoDevice("host", f"the Ascend card cannot be used: {finding.name}: {finding.value}", finding.advice)
     return AutoDevice(CARD, "an Ascend card is here")

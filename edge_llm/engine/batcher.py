@@ -26,6 +26,7 @@ import numpy as np
 from edge_llm.engine.request import Delta
 from edge_llm.engine.runner_place import Replace, RunnerPlace, no_other
 from edge_llm.errors import DeviceLost, OutOfMemory
+from edge_llm.progress import StageProgress, ignore
 from edge_llm.runner.base import Cancel, Cancelled, Memory, Runner, Segment, never
 
 log = logging.getLogger("edge_llm.engine")
@@ -213,6 +214,13 @@ class Batcher:
     @property
     def _memory(self) -> Memory[Any]:
         return self.runner.memory
+
+    def prepare(self, progress: StageProgress = ignore) -> None:
+        """`Runner.prepare`; where the device is lost by that, another runner takes the place."""
+        try:
+            self.runner.prepare(progress)
+        except DeviceLost as error:
+            self._place.fill(self._place.lose(error))
 
     @property
     def _lost(self) -> DeviceLost | None:

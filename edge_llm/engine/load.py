@@ -48,6 +48,7 @@ def load_engine(model: str | Path | None, runtime: RuntimeConfig, progress: Stag
     tokenizer, template, runner = _load_parts(folder, bundle, runtime, progress)
     drafter = make_drafter(runtime, bundle)
     defaults = generation_defaults(bundle.generation_config)
+    assert runtime.chunk is not None
     return Engine(
         name=BUILTIN_MODEL_NAME if folder == builtin_bundle() else folder.name,
         config=config,

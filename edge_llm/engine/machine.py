@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator
 
 from edge_llm.ascend.npu.finding import Finding
-from edge_llm.ascend.npu.machine import AscendMachine, ascend_findings
+from edge_llm.ascend.npu.findings import ascend_findings
+from edge_llm.ascend.npu.machine import AscendMachine
 from edge_llm.devices.host import HostDevice
 from edge_llm.engine.auto_device import AutoDevice, choose_device
 from edge_llm.engine.cores import usable_cores

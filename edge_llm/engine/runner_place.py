@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from edge_llm.errors import DeviceError, DeviceLost, EdgeLLMError
+from edge_llm.progress import StageProgress, ignore
 from edge_llm.runner.base import Runner, Site
 from edge_llm.runner.inside import RunnerInside
 
@@ -71,6 +72,9 @@ class Vacancy:
 
     def state(self) -> Mapping[str, int]:
         return {}
+
+    def prepare(self, progress: StageProgress = ignore) -> None:
+        return
 
     def look(self) -> RunnerInside:
         return RunnerInside()

@@ -41,8 +41,8 @@ MAX_CONFIG_BYTES = 4 << 20
 MAX_WEIGHT = 1e15
 """Largest weight; products of two still have room in float32."""
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+MODEL = "model"
+"""What weights are called: this with .safetensors, or shards of it and this with .safetensors.index.json."""
 _ADAPTER = "adapter_config.json"
 _BLOCK_BYTES = 512 << 10
 """Read at a time, so that it is widened where it still is: in a core's cache."""
@@ -51,6 +51,7 @@ _BITS = {
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
     "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
+_INTEGERS: dict[str, np.dtype[Any]] = {"I8": np.dtype("<i1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 _FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
@@ -109,6 +110,17 @@ class SafetensorsFile:
                     f"weights lie between -{most:g} and {most:g}, export the model again"
                 )
         return out.reshape(info.shape)
+
+    def read_integers(self, name: str) -> np.ndarray:
+        """The tensor as it is: I8, I32 or I64, else `UnsupportedModel`."""
+        info = self._info(name)
+        dtype = _INTEGERS.get(info.dtype)
+        if dtype is None:
+            raise UnsupportedModel(f"`{self.path.name}`: tensor `{shown(name)}` is {info.dtype}; I8, I32 or I64 is needed")
+        self._file.check_unchanged()
+        out = np.empty(info.shape, dtype)
+        self._file.read_into(out.reshape(-1).view(np.uint8), info.offset)
+        return out
 
     def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)
@@ -228,6 +240,14 @@ class SourceFolder:
         """The tensor as float32; NaN, infinity and what no model was trained to raise `InvalidModel` naming it."""
         return self._shard(name).read(name, most=MAX_WEIGHT)
 
+    def dtype(self, name: str) -> str:
+        """The tensor's type as safetensors has it, such as BF16."""
+        return self._shard(name).tensors[name].dtype
+
+    def read_integers(self, name: str) -> np.ndarray:
+        """`SafetensorsFile.read_integers` of the file that holds it."""
+        return self._shard(name).read_integers(name)
+
     def _shard(self, name: str) -> SafetensorsFile:
         shard = self._where.get(name)
         if shard is None:
@@ -251,8 +271,11 @@ class SourceFolder:
         self.close()
 
 
-def open_model_folder(folder: Path) -> SourceFolder:
-    """Open a Hugging Face folder; raises `ModelNotFound`, `InvalidModel`, `UnsupportedModel` or `StorageError`."""
+def open_model_folder(folder: Path, weights: str = MODEL) -> SourceFolder:
+    """Open a Hugging Face folder whose weights are called ``weights``, see `MODEL`.
+
+    Raises `ModelNotFound`, `InvalidModel`, `UnsupportedModel` or `StorageError`.
+    """
     if not _exists(folder):
         raise ModelNotFound(f"no model folder `{shown(folder)}`; check the path")
     if not folder.is_dir():
@@ -262,10 +285,11 @@ def open_model_folder(folder: Path) -> SourceFolder:
             raise _is_adapter(folder)
         raise ModelNotFound(f"no config.json in `{shown(folder)}`; give a Hugging Face folder with config.json and safetensors")
     config = read_object(folder / "config.json", max_bytes=MAX_CONFIG_BYTES)
-    if _exists(folder / _SINGLE):
-        return SourceFolder(folder, config, [open_safetensors(folder / _SINGLE)])
-    if _exists(folder / _INDEX):
-        return SourceFolder(folder, config, _open_shards(folder))
+    single, index = f"{weights}.safetensors", f"{weights}.safetensors.index.json"
+    if _exists(folder / single):
+        return SourceFolder(folder, config, [open_safetensors(folder / single)])
+    if _exists(folder / index):
+        return SourceFolder(folder, config, _open_shards(folder / index))
     raise _is_adapter(folder) if _exists(folder / _ADAPTER) else _no_weights(folder)
 
 
@@ -277,25 +301,25 @@ def _is_adapter(folder: Path) -> UnsupportedModel:
     return UnsupportedModel(f"`{shown(folder)}` is an adapter (LoRA){of}, not a model; {way_out}")
 
 
-def _open_shards(folder: Path) -> list[SafetensorsFile]:
-    index = read_object(folder / _INDEX, max_bytes=MAX_INDEX_BYTES, max_values=MAX_INDEX_VALUES)
+def _open_shards(index_path: Path) -> list[SafetensorsFile]:
+    index = read_object(index_path, max_bytes=MAX_INDEX_BYTES, max_values=MAX_INDEX_VALUES)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InvalidModel(f"`{_INDEX}`: weight_map must map tensor names to file names")
+        raise InvalidModel(f"`{index_path.name}`: weight_map must map tensor names to file names")
     for name, file in weight_map.items():
         if not _is_shard_name(file):
             raise InvalidModel(
-                f"`{_INDEX}` puts tensor `{shown(name)}` into `{shown(file)}`; "
+                f"`{index_path.name}` puts tensor `{shown(name)}` into `{shown(file)}`; "
                 "a shard must be a plain .safetensors file name in the same folder"
             )
     names = list(dict.fromkeys(weight_map.values()))
     if len(names) > MAX_SHARDS:
-        raise InvalidModel(f"`{_INDEX}` lists `{len(names)}` files; at most {MAX_SHARDS} are read")
+        raise InvalidModel(f"`{index_path.name}` lists `{len(names)}` files; at most {MAX_SHARDS} are read")
     shards: list[SafetensorsFile] = []
     try:
         for name in names:
-            shards.append(_open_shard(folder / name))
-        _check_index(weight_map, shards)
+            shards.append(_open_shard(index_path.parent / name, index_path.name))
+        _check_index(weight_map, shards, index_path.name)
     except BaseException:
         for shard in shards:
             shard.close()
@@ -303,23 +327,23 @@ def _open_shards(folder: Path) -> list[SafetensorsFile]:
     return shards
 
 
-def _open_shard(path: Path) -> SafetensorsFile:
+def _open_shard(path: Path, index: str) -> SafetensorsFile:
     try:
         return open_safetensors(path)
     except ModelNotFound:
-        raise InvalidModel(f"`{_INDEX}` lists `{shown(path.name)}`, which is missing; download it again") from None
+        raise InvalidModel(f"`{index}` lists `{shown(path.name)}`, which is missing; download it again") from None
 
 
-def _check_index(weight_map: dict[str, str], shards: list[SafetensorsFile]) -> None:
+def _check_index(weight_map: dict[str, str], shards: list[SafetensorsFile], index: str) -> None:
     for shard in shards:
         for name in shard.tensors:
             if weight_map.get(name) != shard.path.name:
                 listed = shown(weight_map.get(name, "nowhere"))
-                raise InvalidModel(f"tensor `{shown(name)}` is in `{shard.path.name}`, but `{_INDEX}` puts it into `{listed}`")
+                raise InvalidModel(f"tensor `{shown(name)}` is in `{shard.path.name}`, but `{index}` puts it into `{listed}`")
     present = {name for shard in shards for name in shard.tensors}
     for name, file in weight_map.items():
         if name not in present:
-            raise InvalidModel(f"`{_INDEX}` puts tensor `{shown(name)}` into `{file}`, which does not hold it")
+            raise InvalidModel(f"`{index}` puts tensor `{shown(name)}` into `{file}`, which does not hold it")
 
 
 def _is_shard_name(name: Any) -> bool:
@@ -344,7 +368,8 @@ def _no_weights(folder: Path) -> Exception:
             f"`{shown(folder)}` has its weights only as `{shown(pickles[0])}`; such files can run code when loaded: "
             "save the model as safetensors"
         )
-    return ModelNotFound(f"no {_SINGLE} or {_INDEX} in `{shown(folder)}`; download the weights too")
+    either = f"{MODEL}.safetensors or {MODEL}.safetensors.index.json"
+    return ModelNotFound(f"no {either} in `{shown(folder)}`; download the weights too")
 
 
 def _exists(path: Path) -> bool:

@@ -24,6 +24,11 @@ def page_bytes(attentions: Sequence[Attention]) -> int:
     return sum(2 * PAGE_TOKENS * one.kv_heads * (one.head_dim + 2) for one in attentions)
 
 
+def kv_bytes(attentions: Sequence[Attention], tokens: int, page_tokens: int = PAGE_TOKENS) -> int:
+    """Bytes of the keys and values of ``tokens`` tokens in INT8, in pages of ``page_tokens``."""
+    return pages_for(tokens, page_tokens) * page_tokens // PAGE_TOKENS * page_bytes(attentions)
+
+
 class PageAllocator:
     """Hands out page numbers 0..pages-1, of pages of ``page_tokens`` tokens.
 

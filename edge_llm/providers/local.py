@@ -170,6 +170,7 @@ class LocalProvider:
 
     def _facts_of(self, engine: Engine) -> Facts:
         notes = [NO_TEMPLATE] if engine.template.is_default else []
+        notes += [engine.runner.site.note] if engine.runner.site.note else []
         notes += [f"A sampling default of this model's author is left out: {reason}" for reason in self._left_out]
         return Facts(
             engine.name,

@@ -44,6 +44,8 @@ class Treatment:
     """The weight scheme."""
     activations: str = STATIC
     """The scales that it is made for; the input scale is that of devices which have no other."""
+    input_offset: int = 0
+    """Steps that are added to a rounded activation: of linears that somebody else quantized."""
     error_of_rows: float = 0.0
     """The error of the output where every row has a scale of its own."""
 

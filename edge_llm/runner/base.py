@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from edge_llm.config import RuntimeConfig
+from edge_llm.config import NOT_RECORDED, RuntimeConfig
+from edge_llm.progress import StageProgress, ignore
 from edge_llm.runner.inside import RunnerInside
 from kernels import ThreadPool
 
@@ -114,6 +115,12 @@ class Site:
         said = {"activations": "", **row}
         return cls(**{each.name: said[each.name] for each in fields(cls)})
 
+    @property
+    def note(self) -> str:
+        """What makes it slower here than it might be, in a sentence; empty where nothing is known."""
+        reason = self.placement_reason.partition(NOT_RECORDED)[2]
+        return f"The card is given each step operator by operator, which takes longer: {reason}." if reason else ""
+
     def __str__(self) -> str:
         placement = f"placement: {self.placement} ({self.placement_reason})"
         activations = f"; activations: {self.activations}" if self.activations else ""
@@ -125,7 +132,11 @@ class Runner(Protocol[State]):
 
     context: int
     """Longest sequence in tokens."""
-    site: Site
+
+    @property
+    def site(self) -> Site:
+        """Where it runs now, and what has been learnt of that."""
+        ...
 
     @property
     def pool(self) -> ThreadPool | None:
@@ -140,6 +151,13 @@ class Runner(Protocol[State]):
     @property
     def clipped(self) -> int:
         """Inputs of linears that a card cut off in prompts so far."""
+        ...
+
+    def prepare(self, progress: StageProgress = ignore) -> None:
+        """Do what the first steps would wait for, such as recording a card's graphs; before the first step.
+
+        Raises `DeviceError` where a card refuses, `DeviceLost` where it fails.
+        """
         ...
 
     def look(self) -> RunnerInside:

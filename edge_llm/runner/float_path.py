@@ -11,6 +11,7 @@ from edge_llm.config import ModelConfig
 from edge_llm.errors import ContextOverflow
 from edge_llm.models.layer import Decoder
 from edge_llm.models.reference import FloatCache
+from edge_llm.progress import StageProgress, ignore
 from edge_llm.runner.base import Cancel, Cancelled, Segment, Site
 from edge_llm.runner.inside import RunnerInside
 
@@ -77,6 +78,9 @@ class FloatRunner:
         self.context = context
         self.memory = FloatMemory(model.decoder)
         self._model = model
+
+    def prepare(self, progress: StageProgress = ignore) -> None:
+        return
 
     def look(self) -> RunnerInside:
         return RunnerInside()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import scheduler
-from edge_llm.config import ModelConfig, RuntimeConfig
+from edge_llm.config import DEFAULT_CHUNK, ModelConfig, RuntimeConfig
 from edge_llm.devices.base import Chunk, Device, Room, Watch
 from edge_llm.errors import ContextOverflow
 from edge_llm.kv.memory import KVMemory
@@ -18,6 +18,7 @@ from edge_llm.kv.sequence import SequencePages
 from edge_llm.models import describe
 from edge_llm.models.layer import Decoder
 from edge_llm.models.rope import RopeTables
+from edge_llm.progress import StageProgress, ignore
 from edge_llm.runner.base import Cancel, Cancelled, Segment, Site
 from edge_llm.runner.decode import decode_graph
 from edge_llm.runner.inside import RunnerInside, look_at_pages, look_at_weights
@@ -58,9 +59,9 @@ class Int8Runner:
     ) -> None:
         self.config = config
         self.context = runtime.context or config.context
-        self.site = Site.of(runtime, device)
+        self._runtime = runtime
         self.pool = device.pool
-        self._lengths = chunk_lengths(runtime.chunk, self.context)
+        self._lengths = chunk_lengths(runtime.chunk or DEFAULT_CHUNK, self.context)
         self._window = runtime.window
         room = Room(runtime.kv_tokens or self.context, self.context, self._lengths, runtime.window)
         self.model = device.open(decoder or describe(config), weights, tables, room, watch)
@@ -82,6 +83,10 @@ class Int8Runner:
         """As of the last prompt behind a look: a card is asked in the thread that runs it, and only when somebody looks."""
 
     @property
+    def site(self) -> Site:
+        return Site.of(self._runtime, self._device)
+
+    @property
     def clipped(self) -> int:
         return self.model.clipped
 
@@ -89,6 +94,14 @@ class Int8Runner:
     def overflow(self) -> int | None:
         """Activation values that overflowed INT8 so far and were added back; None where nobody counts."""
         return self._device.overflow
+
+    def prepare(self, progress: StageProgress = ignore) -> None:
+        tasks = self.model.ahead()
+        for done, task in enumerate(tasks):
+            progress("graphs", done, len(tasks))
+            task()
+        if tasks:
+            progress("graphs", len(tasks), len(tasks))
 
     def look(self) -> RunnerInside:
         self._looked_at = True

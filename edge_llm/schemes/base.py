@@ -152,6 +152,7 @@ def fields_beside(linear: Linear, arrays: Mapping[str, np.ndarray], facts: Facts
         "input_scale": facts["input_scale"],
         "row_scales": facts.get("activations", STATIC) == ROW,
         "turn": linear.turn,
+        "input_offset": facts.get("input_offset", 0),
         "weight_scale": arrays["scale"],
         "row_sum": arrays["row_sum"],
         "hot_index": arrays["hot_index"],
@@ -190,7 +191,7 @@ def integer_facts(record: Mapping[str, Any]) -> Facts:
 
     Where nothing is said the shadow is all of it, and the scale is the static one.
     """
-    check_keys(record, {"input_scale", "shadow", "activations"})
+    check_keys(record, {"input_scale", "shadow", "activations", "input_offset"})
     input_scale, shadow = record.get("input_scale"), record.get("shadow", FULL)
     activations = record.get("activations", STATIC)
     # the kernels work with the float32 reciprocal, which must be finite as well
@@ -202,13 +203,22 @@ def integer_facts(record: Mapping[str, Any]) -> Facts:
         raise ValueError(f"the activations `{shown(activations)}`")
     if activations == ROW and shadow == FULL:
         raise ValueError(f"the shadow `{shown(shadow)}`, which does not go with scales of rows")
-    return {"input_scale": input_scale, "shadow": shadow} | ({} if activations == STATIC else {"activations": activations})
+    offset = record.get("input_offset", 0)
+    if type(offset) is not int or not -128 <= offset <= 127:
+        raise ValueError(f"the input offset `{shown(offset)}`")
+    if offset and (shadow != NONE or activations != STATIC):
+        raise ValueError(f"the input offset `{offset}`, which goes with a static scale and no shadow")
+    return {"input_scale": input_scale, "shadow": shadow} | _beyond_scale(activations, offset)
 
 
 def integer_facts_of(treatment: Treatment) -> Facts:
     """The same of a linear that import treats so."""
-    rows = {} if treatment.activations == STATIC else {"activations": treatment.activations}
-    return {"input_scale": treatment.input_scale, "shadow": treatment.shadow} | rows
+    beyond = _beyond_scale(treatment.activations, treatment.input_offset)
+    return {"input_scale": treatment.input_scale, "shadow": treatment.shadow} | beyond
+
+
+def _beyond_scale(activations: str, offset: int) -> dict[str, Any]:
+    return ({} if activations == STATIC else {"activations": activations}) | ({"input_offset": offset} if offset else {})
 
 
 @dataclass(frozen=True)

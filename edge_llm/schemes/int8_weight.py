@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from kernels import ThreadPool, linear
+from kernels.pointwise import rms_norm
 from kernels.program import Program
 from kernels.types import TILE_CHANNELS, TILE_DEPTH, Residual, Rounding
 from kernels.w4 import GROUP, expand, take_groups
@@ -84,6 +85,8 @@ class Int8Product:
     """Every row of the input has a scale of its own; ``input_scale`` is not used, and nothing overflows."""
     turn: int = 0
     """Block of input channels that are turned before they are rounded; 0: none."""
+    input_offset: int = 0
+    """Steps that are added to a rounded activation, within what INT8 holds; ``bias`` takes them out again."""
     rounds: bool = False
     """The product ends in float16 as `rounding` says: the weight multiplies as a card does."""
 
@@ -163,7 +166,13 @@ class Int8Product:
         out: np.ndarray | None = None,
     ) -> np.ndarray:
         merged = shadow and self.residual
+        if self.input_offset:
+            x, gain = self.shifted(x if gain is None else rms_norm(x, gain, eps, pool)), None
         return linear.linear(x, self.native, pool, add=add, shadow=merged, gain=gain, eps=eps, swiglu=swiglu, out=out)
+
+    def shifted(self, x: np.ndarray) -> np.ndarray:
+        """The rows that are rounded to INT8 without an offset as ``x`` is with it."""
+        return x + np.float32(self.input_offset) * np.float32(self.input_scale) if self.input_offset else x
 
     def add_to(
         self,
@@ -177,6 +186,8 @@ class Int8Product:
         swiglu: bool,
         out: np.ndarray,
     ) -> bool:
+        if self.input_offset:  # programs have no operation for it
+            return False
         merged = shadow and self.residual
         program.linear(x, self.native, add=add, shadow=merged, gain=gain, eps=eps, swiglu=swiglu, out=out)
         return True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,6 +24,54 @@ class PackedSource(Protocol):
     nbytes: int
     """Of its weights."""
     bits_per_weight: float
+
+
+@dataclass(frozen=True)
+class StaticModule:
+    """A module that somebody quantized: y = deq_scale * (weight @ q + quant_bias), q = rint(x / input_scale) + input_offset."""
+
+    weight: np.ndarray
+    """int8 [N, K]."""
+    deq_scale: np.ndarray
+    """float32 [N]."""
+    input_scale: float
+    input_offset: int
+    quant_bias: np.ndarray
+    """int32 [N]."""
+
+    @cached_property
+    def weight_scale(self) -> np.ndarray:
+        """The float32 [N] whose float32 products with ``input_scale`` are ``deq_scale``, or next to it where there is none."""
+        step = np.float32(self.input_scale)
+        near = np.asarray(self.deq_scale / step, np.float32)
+        above, below = np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(0))
+        found = np.stack([near, above, below])
+        error = np.abs((step * found).astype(np.float64) - self.deq_scale)
+        return np.take_along_axis(found, error.argmin(axis=0)[None], axis=0)[0]
+
+    @property
+    def float_bias(self) -> np.ndarray:
+        """float32 [N]: what is left of ``quant_bias`` without the offset."""
+        sums = self.weight.sum(axis=1, dtype=np.int64)
+        return np.asarray(self.deq_scale * (self.quant_bias + self.input_offset * sums), np.float32)
+
+    @property
+    def bias(self) -> np.ndarray:
+        """float32 [N]: what is added to the product of the weight and rows with the offset."""
+        return np.asarray(self.deq_scale * self.quant_bias.astype(np.float64), np.float32)
+
+
+@runtime_checkable
+class QuantizedSource(Protocol):
+    """A source of which some modules are INT8 already."""
+
+    def static(self, module: str) -> StaticModule | None:
+        """The module of that name as it is; None for one in float."""
+        ...
+
+    def static_scale(self, module: str) -> tuple[float, int] | None:
+        """Its input scale and offset."""
+        ...
 
 
 class Source(Protocol):

@@ -20,14 +20,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from edge_llm.errors import HubError, InvalidModel, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import read_file, shown
+from edge_llm.formats.safetensors import MODEL
 from edge_llm.models import load_config
 from edge_llm.progress import StageProgress, byte_count, ignore
+from edge_llm.sources.counted import Counted
 from edge_llm.sources.hub_errors import clear_errors, is_unreachable, no_safetensors, reason
 from edge_llm.sources.hub_gguf import check_runs, choose
+from edge_llm.sources.modelslim_files import description_of, files_of, plain_settings, weights_of
 from edge_llm.strict_json import MAX_BYTES, parse_object, read_object
 from edge_llm.text.chat import TOOL_USE
 
@@ -42,8 +45,8 @@ TEXT_FILES = (
 )
 PIECE_BYTES = 1 << 20
 """What is taken from a connection at once: so often progress is told, and less is lost when one breaks."""
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+_SINGLE = f"{MODEL}.safetensors"
+_INDEX = f"{MODEL}.safetensors.index.json"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5,6}\.safetensors")
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 _REPOSITORY = re.compile(f"{_NAME}/{_NAME}")
@@ -169,9 +172,13 @@ def _cached(repository: str, revision: str | None, gguf: str) -> Listing:
     if gguf:
         found = choose(repository, [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")], gguf)
         return Listing(folder.name, tuple(RemoteFile(name, (folder / name).stat().st_size, None) for name in found), folder)
-    names = [_SINGLE]
-    if (folder / _INDEX).exists() and not (folder / _SINGLE).exists():
-        weight_map = read_object(folder / _INDEX).get("weight_map")
+    here = [path.name for path in folder.iterdir()]
+    description = description_of(here)
+    weights = weights_of(here) if description else MODEL
+    single, index = f"{weights}.safetensors", folder / f"{weights}.safetensors.index.json"
+    names = [single]
+    if index.exists() and not (folder / single).exists():
+        weight_map = read_object(index).get("weight_map")
         names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
     for name in ["config.json", *names]:
         if not (folder / name).exists():
@@ -201,18 +208,22 @@ def _wanted(repository: str, revision: str | None, gguf: str) -> tuple[str, list
         names.append(_SINGLE)
     elif _INDEX in present:
         names += [_INDEX, *sorted(name for name in present if _SHARD.fullmatch(name))]
-    else:
+    elif not description_of(present):
         raise no_safetensors(repository, list(present), getattr(info.card_data, "base_model", None))
+    if description_of(present):
+        names += [name for name in files_of(present) if name not in names]
     if "config.json" not in present:
         raise UnsupportedModel(f"`{repository}` has no config.json, so it is not a Hugging Face model; try another one")
-    _check_runs(repository, commit, _remote_file(present["config.json"]))
+    quantized = description_of(present) is not None
+    _check_runs(repository, commit, _remote_file(present["config.json"]), quantized)
     return commit, [_remote_file(present[name]) for name in names]
 
 
-def _check_runs(repository: str, commit: str, config: RemoteFile) -> None:
+def _check_runs(repository: str, commit: str, config: RemoteFile, quantized: bool) -> None:
     """Refuse a model that does not run here before its weights are downloaded, with what an import would say."""
     try:
-        load_config(parse_object(_small_file(repository, commit, config), config.name))
+        raw = parse_object(_small_file(repository, commit, config), config.name)
+        load_config(plain_settings(raw) if quantized else raw)
     except (InvalidModel, UnsupportedModel) as refused:
         raise type(refused)(f"`{repository}` cannot be run here: {refused}") from None
 
@@ -233,7 +244,7 @@ def _small_file(repository: str, commit: str, file: RemoteFile) -> bytes:
 
     data = io.BytesIO()
     address = hf_hub_url(repository, file.name, revision=commit)
-    http_get(address, cast(BinaryIO, _Counted(data, check)), headers=build_hf_headers(), expected_size=file.size)
+    http_get(address, cast(BinaryIO, Counted(data, check)), headers=build_hf_headers(), expected_size=file.size)
     return data.getvalue()
 
 
@@ -279,7 +290,7 @@ def _fetch(blobs: Path, repository: str, commit: str, remote: RemoteFile, arrive
         try:
             http_get(
                 hf_hub_url(repository, remote.name, revision=commit),
-                cast(BinaryIO, _Counted(file, arrived)),
+                cast(BinaryIO, Counted(file, arrived)),
                 resume_size=have,
                 headers=build_hf_headers(),
                 expected_size=remote.size,
@@ -298,22 +309,6 @@ def _fetch(blobs: Path, repository: str, commit: str, remote: RemoteFile, arrive
 
 def _partial(blobs: Path, remote: RemoteFile) -> Path:
     return blobs / f"{remote.sha256}.edge-llm.incomplete"
-
-
-class _Counted:
-    """A file that tells how long it is whenever it grows."""
-
-    def __init__(self, file: IO[bytes], grown: Callable[[int], None]) -> None:
-        self._file = file
-        self._grown = grown
-
-    def write(self, data: bytes) -> int:
-        count = self._file.write(data)
-        self._grown(self._file.tell())
-        return count
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
 
 
 def _sha256(path: Path) -> str:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel, UsageError
 from edge_llm.files import RegularFile, read_file, shown
 from edge_llm.formats.gguf import is_gguf, without_part
-from edge_llm.formats.safetensors import open_model_folder
+from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.models import load_config
 from edge_llm.paths import expanded, safe_name
 from edge_llm.progress import StageProgress, ignore
@@ -49,15 +50,25 @@ class HuggingFaceSource:
         self.path = path
         self.place = str(folder)
         self.folder = folder
-        self._weights = open_model_folder(folder)
+        self._weights = self._open_weights(folder)
         try:
-            self.config = load_config(self._weights.config)
-            files = [found for name in DIGESTED if (found := folder / name).exists()]
+            self.config = self._read_config(self._weights.config)
+            files = [found for name in (*DIGESTED, *self._beside()) if (found := folder / name).exists()]
             self._files = files + self._weights.files
             self._stamps = [stamp(file) for file in self._files]
         except BaseException:
             self._weights.close()
             raise
+
+    def _open_weights(self, folder: Path) -> SourceFolder:
+        return open_model_folder(folder)
+
+    def _read_config(self, raw: dict[str, Any]) -> ModelConfig:
+        return load_config(raw)
+
+    def _beside(self) -> tuple[str, ...]:
+        """Files beside those of any folder that make the model what it is."""
+        return ()
 
     def names(self) -> list[str]:
         return self._weights.names()

@@ -16,6 +16,7 @@ from edge_llm.sources.hub import is_repository
 from edge_llm.sources.hub_errors import adapter_refusal
 from edge_llm.sources.hub_gguf import is_model, is_quantization
 from edge_llm.sources.known import KnownModel, find_known, names_like, refuse_family
+from edge_llm.sources.modelslim_files import description_of
 from edge_llm.strict_json import read_object
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
@@ -114,7 +115,7 @@ def is_there(path: Path) -> bool:
 
 def stands_for_folder(path: Path) -> bool:
     """Whether ``path`` is that of a file by which the folder of a model may be named."""
-    return path.suffix == ".safetensors" or path.name in _OF_A_FOLDER
+    return path.suffix == ".safetensors" or path.name in _OF_A_FOLDER or description_of([path.name]) is not None
 
 
 def _folder_of_file(text: str, path: Path) -> Path:

@@ -49,9 +49,11 @@ class Card:
         if compiler is None or shutil.which("nm") is None:
             pytest.skip("the stand-ins for Ascend's libraries need gcc and nm")
         self.libraries, self.nnal, self.cann = folder / "lib", folder / "nnal", folder / "cann"
-        for part in (self.libraries, self.nnal, *(self.cann / name for name in ("runtime", "compiler", "opp"))):
+        self.routes = folder / "routes"
+        for part in (self.libraries, self.nnal, self.routes, *(self.cann / name for name in ("runtime", "compiler", "opp"))):
             part.mkdir(parents=True)  # torch_npu asks whether those of CANN are there
         _build(compiler, self.wheel / "torch_npu", self.libraries, self.nnal)
+        _build_routes(compiler, self.wheel / "torch_npu", self.libraries, self.routes)
 
     def environment(
         self,
@@ -63,6 +65,7 @@ class Card:
         nnal: bool = True,
         fail: str = "",
         eager: bool = False,
+        routes: bool = False,
         kernels: str | None = None,
         **more: str,
     ) -> dict[str, str]:
@@ -70,12 +73,13 @@ class Card:
 
         ``memory`` is the card's, in bytes; without ``cann`` there are no libraries, without ``nnal`` none for attention.
         ``fail`` is a list like ``aclrtMalloc@3=207001`` (the third call returns 207001; without ``@3`` every call);
-        ``eager`` lets streams work at once.  ``kernels`` is the name of a module whose ``IMPLEMENTATIONS`` are installed
+        ``eager`` lets streams work at once; ``routes`` has torch_npu's own code choose kernels, which compute nothing (see
+        `standins.routes`).  ``kernels`` is the name of a module whose ``IMPLEMENTATIONS`` are installed
         when torch_npu is imported, for commands that know nothing of tests.
         """
         paths = [HERE / "site"] if kernels else []
         paths += [self.wheel, HERE.parent]
-        libraries = [self.libraries, self.nnal] if nnal else [self.libraries]
+        libraries = [self.libraries, *([self.nnal] if nnal else []), *([self.routes] if routes else [])]
         return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -91,6 +95,8 @@ class Card:
             "STANDIN_CANN": cann or "",
             "STANDIN_FAIL": fail,
             "STANDIN_EAGER": str(int(eager)),
+            "STANDIN_ROUTES": str(int(routes)),
+            "STANDIN_POISON": str(int(not routes)),  # what no kernel writes is zero
             "STANDIN_KERNELS": kernels or "",
             **more,
         }
@@ -138,6 +144,21 @@ def _build(compiler: str, torch_npu: Path, folder: Path, nnal: Path) -> None:
     for name in ("ge_runner", "graph", "acl_tdt_channel"):
         _link(compiler, folder / f"lib{name}.so", [])
     _link(compiler, nnal / "libatb.so", {name for name in wanted if re.match(r"_Z(TH)?N3atb", name)})
+
+
+def _build_routes(compiler: str, torch_npu: Path, libraries: Path, folder: Path) -> None:
+    """The library of the card's newer kernels: each writes down that it was called, and does nothing."""
+    texts = (torch_npu / "lib" / "libtorch_npu.so").read_bytes()
+    names = {name.decode() for name in re.findall(rb"(?<=\0)aclnn[A-Z]\w*?(?=\0)", texts)}
+    asked = {name.removesuffix("GetWorkspaceSize") for name in names} - {"aclnnNpuFormatCastCalculateSizeAndFormat"}
+    lines = ["void standin_route(const char* kind, const char* name, void* stream);"]
+    for name in sorted(asked):
+        lines.append(f"int {name}GetWorkspaceSize(void) {{ return 0; }}")
+        given = "void* workspace, unsigned long size, void* executor, void* stream"
+        lines.append(f'int {name}({given}) {{ standin_route("aclnn", "{name}", stream); return 0; }}')
+    source = folder / "kernels.c"
+    source.write_text("\n".join(lines))
+    _link(compiler, folder / "libopapi.so", [], source, HERE / "opapi.c", f"-L{libraries}", "-lascendcl")
 
 
 def _symbols(library: Path, which: str) -> set[str]:

@@ -5,7 +5,10 @@
 // work that the stream has before it, and, while the stream is captured, leaves the call to `standin_capture_kernel`.
 //
 // Environment, read at the first call: STANDIN_SOC, STANDIN_DEVICES, STANDIN_MEMORY (bytes), STANDIN_CANN,
-// STANDIN_FAIL (see `standin_fail`), STANDIN_EAGER=1 (streams work at once), STANDIN_POISON=0 (new memory is zero).
+// STANDIN_FAIL (see `standin_fail`), STANDIN_EAGER=1 (streams work at once), STANDIN_POISON=0 (new memory is zero),
+// STANDIN_JIT (what the card says of its compiler of operators: "enable" or "disable"; left out: as the chip does),
+// STANDIN_ROUTES=1 (kernels of the card itself are written down and do nothing, instead of being refused; so what comes from
+// the card is zero).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -42,7 +45,8 @@ enum {
   X(events_recorded) X(stream_waits)                                                                                       \
   X(captures_begun) X(captures_ended) X(replays)                                                                           \
   X(device_allocations) X(device_allocated_bytes) X(device_frees) X(host_allocations) X(host_allocated_bytes)              \
-  X(host_frees) X(streams_created) X(kernels) X(kernels_captured) X(kernels_replayed) X(refused_operators)
+  X(host_frees) X(streams_created) X(kernels) X(kernels_captured) X(kernels_replayed) X(kernels_updated)                 \
+  X(refused_operators)
 #define AS_ID(name) C_##name,
 #define AS_TEXT(name) #name,
 enum Counter { COUNTERS(AS_ID) COUNTER_COUNT };
@@ -64,16 +68,17 @@ typedef struct {
   uint64_t memory;
   int64_t cores;
   int capture;
+  const char* jit;  // the compiler of operators is on by default on inference chips
 } Chip;
 static const Chip chips[] = {
-    {"Ascend310P3", 24ull << 30, 8, 1},
-    {"Ascend310B4", 8ull << 30, 1, 0},
-    {"Ascend910B1", 64ull << 30, 24, 1},
+    {"Ascend310P3", 24ull << 30, 8, 1, "enable"},
+    {"Ascend310B4", 8ull << 30, 1, 0, "enable"},
+    {"Ascend910B1", 64ull << 30, 24, 1, "disable"},
 };
 static struct {
   Chip chip;
   unsigned devices;
-  int eager, poison;
+  int eager, poison, routes;
   const char* cann;
 } settings;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -97,6 +102,8 @@ static void read_settings(void) {
   settings.eager = atoi(variable("STANDIN_EAGER", "0"));
   settings.poison = atoi(variable("STANDIN_POISON", "1"));
   settings.cann = variable("STANDIN_CANN", "9.1.0");
+  settings.chip.jit = variable("STANDIN_JIT", settings.chip.jit);
+  settings.routes = atoi(variable("STANDIN_ROUTES", "0"));
   standin_fail(variable("STANDIN_FAIL", ""));
 }
 
@@ -239,6 +246,7 @@ int aclrtPointerGetAttributes(const void* address, PointerAttributes* attributes
 typedef struct Stream Stream;
 typedef struct Event Event;
 typedef struct Model Model;
+typedef struct Group Group;
 typedef enum { COPY, FILL, RECORD, WAIT, REPLAY, CALL, KERNEL } TaskKind;
 
 typedef struct Task {
@@ -246,7 +254,7 @@ typedef struct Task {
   void* to;
   const void* from;  // of a COPY
   size_t bytes;
-  int value;
+  int value;  // of a FILL; of a COPY its direction
   Event* event;
   Stream* recorded_on;  // of a WAIT: whose work must be done
   uint64_t ticket;
@@ -266,6 +274,8 @@ struct Stream {
   int busy;        // a thread does its first task
   int error;       // of a task; the next wait reports it
   Model* capture;  // while it is captured
+  Task* before;    // the group of tasks that is being captured: the one that it comes behind, or NULL
+  Group* updated;  // while a group of tasks of a graph is told other arguments
 };
 
 struct Event {
@@ -282,6 +292,12 @@ struct Model {
   pthread_t thread;
   int mode;
   int invalid;
+};
+
+struct Group {  // tasks of a graph, from the one behind `before`
+  Model* model;
+  Task *before, *last;
+  Task* next;  // to be told other arguments
 };
 
 static Stream default_stream;
@@ -306,10 +322,11 @@ static void append(TaskList* list, Task* task) {
 }
 
 static int do_event(Event* event, uint64_t ticket, Stream* stream);
+static void copy(void* to, const void* from, size_t bytes, int direction);
 
 static int do_task(const Task* task) {  // without the lock: a kernel wants Python's
   switch (task->kind) {
-    case COPY: memmove(task->to, task->from, task->bytes); return OK;
+    case COPY: copy(task->to, task->from, task->bytes, task->value); return OK;
     case FILL: memset(task->to, task->value, task->bytes); return OK;
     case CALL: task->call(task->to); return OK;
     case WAIT: return do_event(task->event, task->ticket, task->recorded_on);
@@ -568,6 +585,11 @@ static int direction(const void* to, const void* from, int kind) {
   return kind == BY_ADDRESS || kind == found ? found : -1;
 }
 
+// What a copy does at the moment that it is done.
+static void copy(void* to, const void* from, size_t bytes, int kind) {
+  if (settings.routes && kind == DEVICE_TO_HOST) memset(to, 0, bytes); else memmove(to, from, bytes);
+}
+
 static void count_copy(int kind, size_t bytes, int async) {
   if (kind == HOST_TO_HOST) return;
   int which = (async ? C_async_in : C_sync_in) + 2 * (kind == DEVICE_TO_HOST ? 1 : kind == DEVICE_TO_DEVICE ? 2 : 0);
@@ -581,7 +603,7 @@ int aclrtMemcpy(void* to, size_t room, const void* from, size_t bytes, int kind)
   if (found < 0 || bytes > room) return INVALID_PARAM;
   int refused = capture_forbids();
   if (refused) return refused;
-  memmove(to, from, bytes);
+  copy(to, from, bytes, found);
   count_copy(found, bytes, 0);
   return OK;
 }
@@ -597,12 +619,12 @@ int aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t bytes, int 
     int error = capture_forbids_stream(stream);
     if (!error) error = do_stream(stream);
     if (error) return error;
-    memmove(to, from, bytes);
+    copy(to, from, bytes, found);
     count_copy(found, bytes, 1);
     return OK;
   }
   if (!stream->capture) count_copy(found, bytes, 1);
-  return enqueue(stream, (Task){.kind = COPY, .to = to, .from = from, .bytes = bytes});
+  return enqueue(stream, (Task){.kind = COPY, .to = to, .from = from, .bytes = bytes, .value = found});
 }
 
 int aclrtMemset(void* to, size_t room, int value, size_t bytes) {
@@ -656,7 +678,7 @@ int aclmdlRICaptureGetInfo(void* handle, int* status, void** model) {
 }
 
 int aclmdlRICaptureEnd(void* handle, void** model) {
-  ENTER();
+  int failure = failed(__func__);  // the capture has ended all the same
   Stream* stream = stream_of(handle);
   pthread_mutex_lock(&lock);
   Model* capture = stream->capture;
@@ -666,6 +688,7 @@ int aclmdlRICaptureEnd(void* handle, void** model) {
       if (all_streams[i]->capture == capture) all_streams[i]->capture = NULL;
     capturing = NULL;
     if (capture->invalid) error = CAPTURE_INVALIDATED;
+    if (failure) error = failure;
   }
   pthread_mutex_unlock(&lock);
   if (model) *model = error ? NULL : capture;
@@ -678,6 +701,40 @@ int aclmdlRICaptureThreadExchangeMode(int* mode) {
   int before = now;
   now = *mode;
   *mode = before;
+  return OK;
+}
+
+// Tasks of a graph whose arguments the host gives: they are recorded as a group, and called again on another stream, which
+// records nothing and does nothing but give them their new arguments.
+
+int aclmdlRICaptureTaskGrpBegin(void* handle) {
+  ENTER();
+  Stream* stream = stream_of(handle);
+  if (!stream->capture) return STREAM_NOT_CAPTURED;
+  stream->before = stream->capture->tasks.tail;
+  return OK;
+}
+
+int aclmdlRICaptureTaskGrpEnd(void* handle, void** group) {
+  ENTER();
+  Stream* stream = stream_of(handle);
+  if (!stream->capture) return STREAM_NOT_CAPTURED;
+  Group* made = malloc(sizeof *made);
+  *made = (Group){stream->capture, stream->before, stream->capture->tasks.tail};
+  *group = made;
+  return OK;
+}
+
+int aclmdlRICaptureTaskUpdateBegin(void* handle, void* group) {
+  ENTER();
+  Group* updated = stream_of(handle)->updated = group;
+  updated->next = updated->before ? updated->before->next : updated->model->tasks.head;
+  return OK;
+}
+
+int aclmdlRICaptureTaskUpdateEnd(void* handle) {
+  ENTER();
+  stream_of(handle)->updated = NULL;
   return OK;
 }
 
@@ -700,7 +757,7 @@ void standin_on_kernel(int (*run)(uint64_t kernel)) { run_kernel = run; }
 uint64_t standin_begin_kernel(void* handle, int* error) {
   Stream* stream = stream_of(handle);
   pthread_mutex_lock(&lock);
-  uint64_t capture = stream->capture ? stream->capture->id : 0;
+  uint64_t capture = stream->capture ? stream->capture->id : stream->updated ? stream->updated->model->id : 0;
   pthread_mutex_unlock(&lock);
   count(capture ? C_kernels_captured : C_kernels);
   *error = capture ? OK : do_stream(stream);
@@ -708,7 +765,16 @@ uint64_t standin_begin_kernel(void* handle, int* error) {
 }
 
 void standin_capture_kernel(void* handle, uint64_t kernel) {
-  enqueue(stream_of(handle), (Task){.kind = KERNEL, .kernel = kernel});
+  Group* group = stream_of(handle)->updated;
+  if (!group) {
+    enqueue(stream_of(handle), (Task){.kind = KERNEL, .kernel = kernel});
+    return;
+  }
+  while (group->next && group->next->kind != KERNEL && group->next != group->last) group->next = group->next->next;
+  if (!group->next || group->next->kind != KERNEL) abort();  // more kernels than were recorded
+  count(C_kernels_updated);
+  group->next->kernel = kernel;
+  group->next = group->next == group->last ? NULL : group->next->next;
 }
 
 // ---- the card
@@ -761,10 +827,50 @@ int aclsysGetCANNVersion(int package, char* version) {
   return OK;
 }
 
+// ---- routes: which kernels of the card are called, in order; those of the newer kind are in libopapi.so, which is generated
+
+typedef struct {
+  const char *kind, *name;  // aclnn, aclop or atb
+  int captured;
+} Route;
+static Route routes[1 << 20];
+static int route_count;
+
+void standin_route(const char* kind, const char* name, void* on) {
+  pthread_mutex_lock(&lock);
+  if (route_count < (int)(sizeof routes / sizeof *routes))
+    routes[route_count++] = (Route){kind, strdup(name), stream_of(on)->capture != NULL || stream_of(on)->updated != NULL};
+  pthread_mutex_unlock(&lock);
+}
+
+int standin_route_count(void) { return route_count; }
+const char* standin_route_kind(int which) { return routes[which].kind; }
+const char* standin_route_name(int which) { return routes[which].name; }
+int standin_route_captured(int which) { return routes[which].captured; }
+
 // ---- operators by the older compiler of kernels: none can run
 
-int aclopCompileAndExecute(void) { count(C_refused_operators); return REFUSED_OPERATOR; }
-int aclopCompileAndExecuteV2(void) { return aclopCompileAndExecute(); }
+int aclopCompileAndExecute(const char* type, int inputs, const void* const* input_descriptions, const void* const* input_buffers,
+                           int outputs, const void* const* output_descriptions, void* const* output_buffers,
+                           const void* attributes, int engine, int compile, const char* path, void* stream) {
+  pthread_once(&once, read_settings);
+  if (settings.routes) {
+    standin_route("aclop", type, stream);
+    return OK;
+  }
+  count(C_refused_operators);
+  return REFUSED_OPERATOR;
+}
+int aclopCompileAndExecuteV2(const char* type, int inputs, const void* const* input_descriptions, const void* const* input_buffers,
+                             int outputs, const void* const* output_descriptions, void* const* output_buffers,
+                             const void* attributes, int engine, int compile, const char* path, void* stream) {
+  return aclopCompileAndExecute(type, inputs, input_descriptions, input_buffers, outputs, output_descriptions, output_buffers,
+                                attributes, engine, compile, path, stream);
+}
 int aclSetCompileopt(int option, const char* value) { return OK; }
-size_t aclGetCompileoptSize(int option) { return sizeof "disable"; }
-int aclGetCompileopt(int option, char* value, size_t room) { snprintf(value, room, "disable"); return OK; }
+size_t aclGetCompileoptSize(int option) { pthread_once(&once, read_settings); return strlen(settings.chip.jit) + 1; }
+int aclGetCompileopt(int option, char* value, size_t room) {
+  pthread_once(&once, read_settings);
+  snprintf(value, room, "%s", settings.chip.jit);
+  return OK;
+}

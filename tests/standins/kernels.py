@@ -8,6 +8,7 @@ overridden raises, and so does what the operator's own Meta kernel refuses or ha
 from __future__ import annotations
 
 import ctypes
+import os
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,16 +19,17 @@ import torch
 import torch_npu
 from torch.utils._pytree import tree_leaves, tree_map
 
+from standins.lengths import check_lengths, on_host
+
 Kernel = Callable[..., Any]
 
 # what the card computes of torch itself; each name stands for all its forms that torch_npu implements
 ATEN = (
-    "mm", "addmm", "add", "add_", "mul", "mul_", "neg", "cat", "index_select", "gt", "abs", "sum", "zero_", "fill_", "clone",
+    "mm", "addmm", "add", "add_", "mul", "mul_", "neg", "cat", "index_select", "gt", "abs", "sum", "max", "zero_", "fill_",
+    "clone",
 )  # fmt: skip
-ON_HOST = {  # operands that the card takes from the host's memory
-    "atb::_npu_paged_attention_splitfuse": {"seq_len"},
-    "atb::_npu_paged_attention_splitfuse_v2": {"seq_len"},
-}
+SOC = os.environ["STANDIN_SOC"]
+SATURATES = "910B" not in SOC
 ND_FORMATS = (0, 2)  # of memory that lies as torch thinks
 
 calls: Counter[str] = Counter()  # kernels that ran, by operator; those of a replay are among the replayed ones only
@@ -138,6 +140,7 @@ class _Kernel:
         self.name = schema.name
         self.parameters = [parameter.name for parameter in schema.arguments]
         written = [parameter.name for parameter in schema.arguments if _is_written(parameter)]
+        self.written = [name for name in written if "cache" not in name]  # what is in those comes out of other kernels
         self.returned = written if any(_is_written(value) for value in schema.returns) else []
         self.makes_results = bool(schema.returns) and not self.returned
         self.has_meta = operator.namespace != "aten" and self.makes_results and _has_kernel(operator, "Meta")
@@ -146,6 +149,7 @@ class _Kernel:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         operands = dict(zip(self.parameters, arguments, strict=False)) | named
         _fail_if_told(self.name)
+        check_lengths(SOC, self.name, operands)
         self._check_devices(operands)
         stream = torch.npu.current_stream().npu_stream
         default_stream_calls[self.name] += stream == torch.npu.default_stream().npu_stream
@@ -187,16 +191,19 @@ class _Kernel:
 
     def _results(self, arguments: Any, named: Any) -> list[torch.Tensor]:
         value = self.function(*arguments, **named)
-        if not self.makes_results:
-            return []
-        return list(value) if isinstance(value, tuple | list) else [value]
+        results = [] if not self.makes_results else list(value) if isinstance(value, tuple | list) else [value]
+        if SATURATES:
+            operands = dict(zip(self.parameters, arguments, strict=False)) | named
+            for tensor in (*results, *(operands[name] for name in self.written if name in operands)):
+                _saturate(tensor)
+        return results
 
     def _check_devices(self, operands: Mapping[str, Any]) -> None:
         for name, operand in operands.items():
             for tensor in tree_leaves(operand):
                 elsewhere = isinstance(tensor, torch.Tensor) and tensor.device.type != "npu"
                 # a number is a tensor without dimensions, on the host, for aten
-                if elsewhere and tensor.dim() and name not in ON_HOST.get(self.name, ()):
+                if elsewhere and tensor.dim() and name not in on_host(SOC, self.name):
                     raise RuntimeError(f"{self.name}: expected all tensors to be on the card, but {name} is on {tensor.device}")
 
     def _check_by_meta(self, arguments: Any, named: Any, results: list[torch.Tensor]) -> None:
@@ -211,6 +218,12 @@ class _Kernel:
         found = [_kind(result) for result in results]
         if found != self.by_meta[key]:
             raise AssertionError(f"{self.name} gives {found} here, but torch_npu {self.by_meta[key]}")
+
+
+def _saturate(tensor: torch.Tensor) -> None:
+    """As a chip without Inf and NaN: the largest number, and 0."""
+    if tensor.dtype.is_floating_point:
+        tensor.nan_to_num_(nan=0)
 
 
 def _is_written(value: Any) -> bool:

@@ -10,17 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from edge_llm.ascend.npu.chips import ChipLaw, MatmulRoute
+from edge_llm.ascend.npu.chips import ChipLaw, MatmulRoute, scales_rows
+from edge_llm.ascend.npu.law import supports
 from edge_llm.models.layer import Attention, Layer, Linear, Norm, SwiGLU
 
 FLOAT16_BYTES, FLOAT32_BYTES = 2, 4
 QUANTIZE_LAUNCHES = 1
 HOT_LAUNCHES = 3
-"""Gather the hot channels, multiply them, add; behind a turn no channel is hot."""
-TURN_LAUNCHES = 3
-"""Cast to float16, multiply by the matrix of a block, cast to float32."""
-ATTENTION_LAUNCHES = 3
-"""Rotate, write the keys and values, attend."""
+"""Gather the hot channels, multiply them, add; where a layer is turned no channel is hot."""
+TURN_LAUNCHES = 2
+"""Cast to float16, which the result of SwiGLU is already, and multiply by the matrix of a block."""
+ROWS_LAUNCHES = 4
+"""Of scales of rows where the chip has no operator that finds them: size, largest, divide, multiply the product's rows."""
+WIDEN_LAUNCHES = 1
+"""Of what is added to the residual stream, unless the rows' scales do it."""
+ATTENTION_LAUNCHES = 4
+"""Part queries, keys and values, rotate, write the keys and values, attend."""
+HEAD_NORM_LAUNCHES = 2
 
 
 def product_seconds(law: ChipLaw, route: MatmulRoute, rows: int, columns: int, outputs: int) -> float:
@@ -36,7 +42,8 @@ def product_work(law: ChipLaw, route: MatmulRoute, rows: int, columns: int, outp
     result = 4 if route.exact else 2
     passes = 2 * route.launches - 1  # the product writes its result; every operator behind it reads and writes it
     moved = columns * outputs + rows * columns + passes * result * rows * outputs
-    return max(operations / (law.int8_rate * law.rate_share), _moving(law, moved))
+    share = law.rate_share * (1.0 if rows >= law.fast_rows else law.slow_share)
+    return max(operations / (law.int8_rate * share), _moving(law, moved))
 
 
 def turn_seconds(law: ChipLaw, linear: Linear, rows: int) -> float:
@@ -45,7 +52,7 @@ def turn_seconds(law: ChipLaw, linear: Linear, rows: int) -> float:
 
 
 def turn_work(law: ChipLaw, linear: Linear, rows: int) -> float:
-    """The same of the card itself: float16 [rows * K / p, p] times [p, p] for blocks of p channels, between its casts."""
+    """The same of the card itself: float16 [rows * K / p, p] times [p, p] for blocks of p channels, behind its cast."""
     if not linear.turn:
         return 0.0
     values, block = rows * linear.columns, linear.turn
@@ -54,7 +61,7 @@ def turn_work(law: ChipLaw, linear: Linear, rows: int) -> float:
     multiplied = max(
         operations / (law.float16_rate * law.rate_share), _moving(law, FLOAT16_BYTES * (2 * values + block * block))
     )
-    return multiplied + _moving(law, 2 * (FLOAT16_BYTES + FLOAT32_BYTES) * values)
+    return multiplied + _moving(law, (FLOAT16_BYTES + FLOAT32_BYTES) * values)
 
 
 def copy_seconds(law: ChipLaw, nbytes: int) -> float:
@@ -74,7 +81,7 @@ def layer_seconds(law: ChipLaw, route: MatmulRoute, layer: Layer, rows: int, key
 
     The host runs ahead: what takes longer counts, launching or the work.
     """
-    return max(_launches(route, layer) * law.launch_seconds, _layer_work(law, route, layer, rows, keys))
+    return max(launches(law, route, layer) * law.launch_seconds, _layer_work(law, route, layer, rows, keys))
 
 
 def step_seconds(
@@ -124,13 +131,29 @@ def _work(law: ChipLaw, route: MatmulRoute, operation: Norm | Linear | Attention
     return _moving(law, 2 * FLOAT16_BYTES * rows * width)
 
 
-def _launches(route: MatmulRoute, layer: Layer) -> int:
+def launches(law: ChipLaw, route: MatmulRoute, layer: Layer) -> int:
+    """Operators of ``layer`` on a card that does everything, for more rows than one."""
+
     def of(operation: Norm | Linear | Attention | SwiGLU) -> int:
         if isinstance(operation, Linear):
-            return route.launches + QUANTIZE_LAUNCHES + (TURN_LAUNCHES if operation.turn else HOT_LAUNCHES)
-        return ATTENTION_LAUNCHES if isinstance(operation, Attention) else 1
+            return _linear_launches(law, route, layer, operation)
+        if isinstance(operation, Attention):
+            return ATTENTION_LAUNCHES + (HEAD_NORM_LAUNCHES if operation.q_norm is not None else 0)
+        return 1
 
     return sum(map(of, layer.operations))
+
+
+def _linear_launches(law: ChipLaw, route: MatmulRoute, layer: Layer, linear: Linear) -> int:
+    writer = layer.writer(linear.reads, linear)
+    behind_swiglu = isinstance(writer, SwiGLU)
+    by_rows = bool(linear.turn) and scales_rows(law, behind_swiglu=behind_swiglu)
+    alone = by_rows and not supports(law, "npu_dynamic_quant")
+    hot = 0 if any(one.turn for one in layer.linears) else HOT_LAUNCHES
+    around = (TURN_LAUNCHES - (not isinstance(writer, Norm))) if linear.turn else hot
+    around += ROWS_LAUNCHES if alone else 0
+    around += WIDEN_LAUNCHES if linear.adds and not alone else 0
+    return route.launches + QUANTIZE_LAUNCHES + around
 
 
 def _moving(law: ChipLaw, nbytes: float) -> float:

@@ -34,7 +34,7 @@ from edge_llm.devices.kv_pages import LayerPages
 from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.watched import builder
 from edge_llm.formats.layout import TensorRange
-from edge_llm.kv.pages import page_bytes
+from edge_llm.kv.pages import kv_bytes, page_bytes
 from edge_llm.models.layer import Decoder, Layer
 from edge_llm.models.rope import RopeTables
 from edge_llm.schemes.base import BlockWeights
@@ -110,6 +110,9 @@ class OnnxDevice:
 
     def page_bytes(self, decoder: Decoder) -> int:
         return page_bytes(decoder.attentions)
+
+    def kv_bytes(self, decoder: Decoder, tokens: int) -> int:
+        return kv_bytes(decoder.attentions, tokens)
 
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:

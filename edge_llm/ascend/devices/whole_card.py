@@ -110,4 +110,5 @@ def _table(chip: EmulatedChip, table: Linear, parts: Iterator[tuple[slice, Int8W
         bias=None if bias is None else bias.values,
         residual=first.residual,
         turn=first.turn,
+        input_offset=first.input_offset,
     )

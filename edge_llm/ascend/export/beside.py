@@ -91,8 +91,8 @@ _HEAD = """\
 Each graph multiplies {rows} rows by one linear of a layer and gives {product}. There is one per part and number of rows
 ({lengths}); all layers share it. Fewer rows are filled up with zeros. `index.json` says which initializers are which layer's:
 file, offset, type and shape. Blocks of `turn` channels of a row are multiplied by the Hadamard matrix of +1 and -1, not normed
-(0: none); then rows are quantized by the layer's `input_scale`, and hot channels are 0 in them. Those, and what overflows, are
-added to the product by whoever runs this.
+(0: none); then rows are quantized by the layer's `input_scale`, an `input_offset` is added where there is one, and hot channels
+are 0 in them. Those, and what overflows, are added to the product by whoever runs this.
 
 """
 _CHECK = """\

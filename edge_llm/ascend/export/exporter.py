@@ -151,6 +151,7 @@ class _Export:
             "graph": self._graph(name, weight, product, file).name,
             "input_scale": weight.input_scale,
             "turn": weight.turn,
+            **({"input_offset": weight.input_offset} if weight.input_offset else {}),
             "initializers": [initializer.record() for initializer in product],
         }
 

@@ -109,7 +109,10 @@ def _incre_forms(*floats: str) -> tuple[Form, ...]:
     return (*plain, *int8)
 
 
-INCRE_FLASH_310P = _incre(_incre_forms("float16"), sequences=256, keys=65536)
+_INCRE_310P = _incre(_incre_forms("float16"), sequences=256, keys=65536)
+INCRE_FLASH_310P = replace(  # [src] the tiling there: so many heads may share one of keys
+    _INCRE_310P, limits={**_INCRE_310P.limits, "num_heads/num_key_value_heads": Limit("src", most=32)}
+)
 INCRE_FLASH_910B = _incre(_incre_forms("float16", "bfloat16"), sequences=65535, keys=262144)
 
 # ---- a prompt, or equally long pieces of some ----
@@ -323,7 +326,8 @@ RESHAPE_AND_CACHE_910B = _reshape_and_cache("910b", _ND_BLOCKS, {})
 PAGED_ATTENTION_310P = _paged_attention("310p", _NZ_BLOCKS, _NZ_CACHE, _ATB_310P)
 PAGED_ATTENTION_910B = _paged_attention("910b", _ND_BLOCKS, {}, _ATB_LIMITS)
 SPLITFUSE_310P = _splitfuse(  # [vllm] the mask's rows are filled up to a multiple of 16
-    "310p", _NZ_BLOCKS, {**_NZ_CACHE, "mask": True}, "1 mask_columns mask_rows 16", _ATB_310P
+    "310p", _NZ_BLOCKS, {**_NZ_CACHE, "mask": True}, "1 mask_columns mask_rows 16",
+    {**_ATB_310P, "num_heads": Limit("src", most=256), "num_heads*head_size": Limit("src", most=16384)},
 )
 SPLITFUSE_910B = _splitfuse("910b", _ND_BLOCKS, {}, "mask_rows mask_columns", _ATB_LIMITS)
 SPLITFUSE_V2_310P = _one_mask(SPLITFUSE_310P)  # [atb] paged attention has this mask on a 310P only

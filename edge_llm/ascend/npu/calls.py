@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge_llm.ascend.npu.chips import ChipLaw
-from edge_llm.ascend.npu.law import CHUNK_ATTENTION_V2, Operand, check_call, chunk_attention
-from edge_llm.ascend.npu.limits import ND, NZ
+from edge_llm.ascend.npu.chips import FRACTAL, ChipLaw
+from edge_llm.ascend.npu.law import CHUNK_ATTENTION_V2, Operand, check_call, chunk_attention, supports
+from edge_llm.ascend.npu.limits import MOST_PACKED, ND, NZ
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,33 +37,66 @@ class Calls:
         self._chunk_attention = chunk_attention(law)
         self.has_one_mask = self._chunk_attention == CHUNK_ATTENTION_V2
         """Whether attention over chunks takes one causal mask for all, and not one for each."""
+        self.copies_by_index = supports(law, "index_copy")
+        """Whether rows can be put where an array of the card says."""
         self._npu, self._atb = torch.ops.npu, torch.ops.atb
 
-    def quant_matmul(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """float16 [T, N] = (x int8 [T, K] @ weight int8 [K, N] + bias int32 [N]) * scale, as `pack_scale` packed it."""
-        nz = self.law.weights_are_nz
-        self._check(
-            "npu_quant_matmul",
-            {"x1": _operand(x), "x2": _operand(weight, nz=nz), "scale": _operand(scale), "bias": _maybe(bias)},
-            output_dtype="float16",
+    @property
+    def scales_rows(self) -> bool:
+        """Whether the chip quantizes and multiplies rows by a scale of each: `quantize_rows`."""
+        return supports(self.law, "npu_dynamic_quant")
+
+    def quant_matmul(
+        self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, row_scales: Tensor | None = None
+    ) -> Tensor:
+        """float16 [T, N] = (x int8 [T, K] @ weight int8 [K, N] + bias int32 [N]) * scale, as `pack_scale` packed it.
+
+        With ``row_scales`` float32 [T], where the chip `scales_rows`: x @ weight * row_scales * scale float32 + bias float32.
+        """
+        operands = {
+            "x1": _operand(x), "x2": _operand(weight, nz=self.law.weights_are_nz), "scale": _operand(scale),
+            "bias": _maybe(bias), "pertoken_scale": _maybe(row_scales),
+        }  # fmt: skip
+        self._check("npu_quant_matmul", operands, output_dtype="float16")
+        return self._npu.npu_quant_matmul(
+            x1=x, x2=weight, scale=scale, bias=bias, pertoken_scale=row_scales, output_dtype=self._torch.float16
         )
-        return self._npu.npu_quant_matmul(x1=x, x2=weight, scale=scale, bias=bias, output_dtype=self._torch.float16)
+
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        """float16 [T, N] of float16 [T, K] and [K, N], which lies as `to_multiply` laid it."""
+        self._check("mm", {"self": _operand(x), "mat2": _operand(weight, nz=self._multiplies_nz(weight))})
+        return x.mm(weight)
+
+    def to_multiply(self, weight: Tensor) -> Tensor:
+        """float16 [K, N] as `multiply` wants it: in fractals where the chip multiplies those alone, and would turn rows at
+        every call."""
+        return self.to_nz(weight) if self._multiplies_nz(weight) else weight
+
+    def _multiplies_nz(self, weight: Tensor) -> bool:
+        return self.law.weights_are_nz and all(size % FRACTAL == 0 for size in weight.shape)
 
     def pack_scale(self, scale: Tensor) -> Tensor:
-        """float32 [N] of 19 bits in the form that the chip wants for a float16 result: packed in int64 [N], or as it is."""
-        if self.law.route("float16").scale == "float32":
+        """float32 [N] of 19 bits in the form that the chip wants for a float16 result: packed in int64 [N].
+
+        As it is where N is too large for that; then every product packs it.
+        """
+        if not self.law.weights_are_nz and len(scale) > MOST_PACKED:
             return scale
         self._check("npu_trans_quant_param", {"scale": _operand(scale)})
         return self._npu.npu_trans_quant_param(scale=scale)
 
-    def quantize(self, x: Tensor, reciprocal: Tensor) -> Tensor:
-        """int8 [T, K] = round(x [T, K] * reciprocal [K]), saturated; both float32."""
-        self._check(
-            "npu_quantize", {"input": _operand(x), "scales": _operand(reciprocal)}, dtype="int8", axis=-1, div_mode=False
-        )
+    def quantize(self, x: Tensor, reciprocal: Tensor, offset: Tensor | None = None) -> Tensor:
+        """int8 [T, K] = round(x [T, K] * reciprocal [K] + offset [K]), saturated; all float32, or all float16."""
+        operands = {"input": _operand(x), "scales": _operand(reciprocal), "zero_points": _maybe(offset)}
+        self._check("npu_quantize", operands, dtype="int8", axis=-1, div_mode=False)
         return self._npu.npu_quantize(
-            input=x, scales=reciprocal, zero_points=None, dtype=_INT8, axis=-1, div_mode=False
+            input=x, scales=reciprocal, zero_points=offset, dtype=_INT8, axis=-1, div_mode=False
         )
+
+    def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """int8 [T, K] of float16 [T, K], and what its rows are multiples of: float32 [T], their largest value / 127."""
+        self._check("npu_dynamic_quant", {"input": _operand(x)})
+        return self._npu.npu_dynamic_quant(input=x)
 
     def to_nz(self, array: Tensor) -> Tensor:
         """``array`` in fractals."""
@@ -82,9 +115,15 @@ class Calls:
         return weight.transpose(0, 1).contiguous()
 
     def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
-        """float32 [T, K] of float32 [T, K] and float32 [K]."""
+        """[T, K] of x [T, K] and gain [K]: all float32, or all float16."""
         self._check("npu_rms_norm", {"input": _operand(x), "gamma": _operand(gain)})
         return self._npu.npu_rms_norm(input=x, gamma=gain, epsilon=eps)[0]
+
+    def add_rms_norm(self, x: Tensor, added: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """x + added, and its norm: float32 [T, K] of float32 [T, K] and float32 [K]."""
+        self._check("npu_add_rms_norm", {"x1": _operand(x), "x2": _operand(added), "gamma": _operand(gain)})
+        normed, _, total = self._npu.npu_add_rms_norm(x1=x, x2=added, gamma=gain, epsilon=eps)
+        return total, normed
 
     def swiglu(self, x: Tensor) -> Tensor:
         """float16 [T, K] of gate | up float16 [T, 2 K]."""

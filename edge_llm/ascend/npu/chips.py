@@ -17,6 +17,9 @@ GIB = 2**30
 INT8_COLUMNS = 32  # [op] an NZ fractal holds 32 int8 along K; [geir] GEMM: K aligned to 32 for int8
 INT8_OUTPUTS = 16  # [op] and 16 along N
 FRACTAL = 16  # [op] and 16 float16 either way
+PRODUCTS = "products"
+"""Linears that read gate * up, whose tokens differ the most."""
+EVERY = "every"
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,26 @@ class ChipLaw:
     """Whether INT8 weights lie as fractals, of which the product takes the transposed view."""
     keys_are_nz: bool = True
     """Whether keys and values in blocks lie as fractals."""
+    host_lengths: bool = False
+    """Whether ATB's attention takes the lengths of keys from the host: a graph has those of its capture, until it is told."""
+    saturates: bool = False
+    """Whether what is too large becomes the largest number, and what is no number 0: neither shows in a result."""
+    fractals_are_off: bool = False
+    """Whether torch_npu leaves arrays as rows where it is told to make fractals, unless it is told that it may."""
     shares_memory: bool = False
     """Whether the host's memory is the card's as well, half for each."""
     placements: tuple[str, ...] = ("split", "split,host", "card")
     """What may run where, the default first: names of `edge_llm.subgraphs.placement.PLACEMENTS`."""
+    row_scaled: str = ""
+    """Linears whose rows have a scale each where the bundle has those: `PRODUCTS`, `EVERY`, or none; others have one."""
+    zero_bias: bool = False
+    """Whether a product without a bias is given zeros: the fast kernel wants one."""
+    fast_rows: int = 1
+    """Rows from which products reach `rate_share` of the peak; with fewer, `slow_share`."""
+    slow_share: float = 1.0
+    """Of `rate_share`."""
+    chunk: int = 256
+    """Longest chunk of a prompt on a card, where nothing else is asked for."""
     page_tokens: int = 128  # [atb] recommended, and the most that attention over pieces of prompts takes
     launch_seconds: float = 15e-6  # [recall] host dispatch of 10 to 20 us an operator
     wait_seconds: float = 20e-6  # [assumed] from the end of the card's work to the host's next
@@ -186,6 +205,12 @@ CHIPS = {
         copy_rate=10e9,  # [assumed] half of a PCIe 4.0 x16 link, which the two dies share
         copy_latency=20e-6,  # [assumed]
         captures=True,  # [src]
+        saturates=True,  # [src] torch_npu chooses the mode where the chip has no Inf and NaN
+        row_scaled=PRODUCTS,  # [est] what the others lose is less than the launches of their scales take
+        zero_bias=True,  # [src] quant_batch_matmul_v3: PpMatmul is taken for M >= 1024, a bias and a transposed weight
+        fast_rows=1024,  # [src]
+        slow_share=0.5,  # [assumed] of the kernel that is taken for fewer rows
+        chunk=1024,
     ),
     "310b": ChipLaw(
         name="310b",
@@ -202,6 +227,7 @@ CHIPS = {
         copy_latency=20e-6,  # [assumed] the call, whatever lies behind it
         captures=False,  # [src]
         shares_memory=True,
+        saturates=True,  # [src]
         launch_seconds=30e-6,  # [assumed] the cores of a board take twice as long
     ),
     "910b": ChipLaw(
@@ -220,8 +246,25 @@ CHIPS = {
         captures=True,  # [src]
         weights_are_nz=False,
         keys_are_nz=False,
+        host_lengths=True,  # [atb] it binds contextLens.hostData but on a 310P
+        fractals_are_off=True,  # [src]
+        row_scaled=EVERY,  # [op] npu_dynamic_quant, and a product with pertoken_scale
+        chunk=1024,  # [assumed]
     ),
 }
+
+
+def scales_rows(law: ChipLaw, *, behind_swiglu: bool) -> bool:
+    """Whether rows of a linear have a scale each on the chip, where the bundle has those."""
+    return law.row_scaled == EVERY or (law.row_scaled == PRODUCTS and behind_swiglu)
+
+
+DEFAULT_CHIP = "310p"
+
+
+def card_chunk(device: str) -> int:
+    """Longest chunk for the card called ``device``, `ascend` or `ascend:CHIP`, before it is known which it is."""
+    return CHIPS.get(device.partition(":")[2].lower(), CHIPS[DEFAULT_CHIP]).chunk
 
 
 def chip_law(name: str) -> ChipLaw:

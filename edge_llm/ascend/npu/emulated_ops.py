@@ -23,12 +23,22 @@ PACKED = 1 << 46
 
 
 def npu_quant_matmul(
-    x1: Tensor, x2: Tensor, scale: Tensor, *, bias: Tensor | None = None, output_dtype: int | None = None, **_: Any
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
+    *,
+    pertoken_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    output_dtype: int | None = None,
+    **_: Any,
 ) -> Tensor:
-    """float16 of (int32 sum + int32 bias) * scale, saturated."""
+    """float16 of (int32 sum + int32 bias) * scale, saturated; with scales of rows, of sum * row's * scale + float32 bias."""
     import torch
 
     sums = torch._int_mm(x1.contiguous(), x2)
+    if pertoken_scale is not None:
+        wide = sums.float() * pertoken_scale[:, None] * scale
+        return (wide if bias is None else wide + bias).clamp_(-FLOAT16_MAX, FLOAT16_MAX).half()
     if bias is not None:
         sums = sums + bias
     return (sums.float() * _unpacked(scale)).clamp_(-FLOAT16_MAX, FLOAT16_MAX).half()
@@ -61,6 +71,14 @@ def npu_quantize(
     return scaled.round().clamp(-128, 127).to(torch.int8)
 
 
+def npu_dynamic_quant(input: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    """int8 rint(input / scale) and the scale of each row, its largest value / 127: float32."""
+    x = input.float()
+    scale = x.abs().amax(-1) / 127
+    rounded = (x / scale[..., None].clamp_min(1e-30)).round().clamp(-128, 127)
+    return rounded.char(), scale
+
+
 def npu_format_cast(input: Tensor, acl_format: int, **_: Any) -> Tensor:
     """A copy: the logical shape of an array does not depend on its format."""
     return input.clone()
@@ -71,6 +89,13 @@ def npu_rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[T
     x = input.double()
     rstd = (x.square().mean(-1, keepdim=True) + epsilon).rsqrt()
     return (x * rstd * gamma.double()).to(input.dtype), rstd.float()
+
+
+def npu_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm of x1 + x2, its reciprocal root float32, and the sum."""
+    total = x1 + x2
+    normed, rstd = npu_rms_norm(total, gamma, epsilon)
+    return normed, rstd, total
 
 
 def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
@@ -242,6 +267,8 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "npu::npu_quantize": npu_quantize,
     "npu::npu_format_cast": npu_format_cast,
     "npu::npu_rms_norm": npu_rms_norm,
+    "npu::npu_add_rms_norm": npu_add_rms_norm,
+    "npu::npu_dynamic_quant": npu_dynamic_quant,
     "npu::npu_swiglu": npu_swiglu,
     "npu::npu_incre_flash_attention": npu_incre_flash_attention,
     "npu::npu_apply_rotary_pos_emb": npu_apply_rotary_pos_emb,

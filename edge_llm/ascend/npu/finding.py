@@ -14,6 +14,9 @@ class Finding:
     value: str
     good: bool | None = None
     advice: str = ""
+    dispensable: bool = False
+    """Whether the machine does its work in spite of a false: slower, or only in some ways."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "name"}
+        """What `doctor --json` says of it, under its name."""
+        return {key: value for key, value in asdict(self).items() if key not in ("name", "dispensable")}

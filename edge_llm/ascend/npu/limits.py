@@ -6,12 +6,14 @@ Tags of sources are those of `edge_llm.ascend.npu.chips`.
 
 from __future__ import annotations
 
-from edge_llm.ascend.npu.chips import INT8_COLUMNS, INT8_OUTPUTS
+from edge_llm.ascend.npu.chips import FRACTAL, INT8_COLUMNS, INT8_OUTPUTS
 from edge_llm.ascend.npu.rules import NO_DEFAULT, Form, Layout, Limit, Operator, shapes, types
 
 INT8_SIDES = {"k": Limit("op geir", multiple=INT8_COLUMNS, most=65535), "n": Limit("op", multiple=INT8_OUTPUTS)}
 """K is the last dimension of the rows; N only where the weight is not an (n, k) that is handed over transposed."""
-LAST_N = {"n": Limit("op", multiple=INT8_OUTPUTS, most=65535)}
+MOST_PACKED = 65535
+"""N of products whose scales are packed, where the weight's last dimension is N."""
+LAST_N = {"n": Limit("op", multiple=INT8_OUTPUTS, most=MOST_PACKED)}
 
 _PRODUCT = shapes(x1="m k", x2="k n", scale="n|1", offset="n|1", bias="n", pertoken_scale="m")
 # int64 is a float32 scale cut to 19 bits and packed by npu_trans_quant_param.  Four-bit operands, which a 910B takes eight to
@@ -144,6 +146,24 @@ RMS_NORM_910B = _rms_norm(
 )
 
 
+def _add_rms_norm(*forms: Form) -> Operator:
+    return Operator(
+        "npu",
+        forms,
+        layouts=(Layout(shapes(x1="m width", x2="m width", gamma="width")),),
+        settings={"epsilon": 1e-6},
+        limits={"epsilon": Limit("op", least=0)},
+    )
+
+
+# [op] types and last axis are those of the norm; on a 310P the reciprocal root that it also gives is not valid.
+ADD_RMS_NORM_310P = _add_rms_norm(
+    Form("op", types(x1="float16", x2="float16", gamma="float16"), {"width": Limit("op", least=16)}),
+    Form("op", types(x1="float32", x2="float32", gamma="float32"), {"width": Limit("op", least=8)}),
+)
+ADD_RMS_NORM_910B = _add_rms_norm(*(Form("op", types(x1=one, x2=one, gamma=one)) for one in ("float16", "bfloat16", "float32")))
+
+
 def _swiglu(source: str, floats: str) -> Operator:
     return Operator(
         "npu",
@@ -158,11 +178,17 @@ SWIGLU_310P = _swiglu("vllm", "float16")  # no document names the chip
 SWIGLU_910B = _swiglu("op", "float16|bfloat16|float32")
 
 
+_MM_NZ = {"k": Limit("src", multiple=FRACTAL), "n": Limit("src", multiple=FRACTAL)}
+
+
 def _mm(floats: tuple[str, ...]) -> Operator:
     return Operator(
         "aten",
         forms=tuple(Form("src", types(self=one, mat2=one)) for one in floats),
-        layouts=(Layout(shapes(self="m k", mat2="k n"), nz={"mat2": None}),),
+        layouts=(
+            Layout(shapes(self="m k", mat2="k n")),
+            Layout(shapes(self="m k", mat2="k n"), nz={"mat2": True}, limits=_MM_NZ),
+        ),
     )
 
 
@@ -201,6 +227,15 @@ def _index_select(known: str) -> Operator:
     )
 
 
+def _index_copy(known: str) -> Operator:
+    return Operator(
+        "aten",
+        forms=(Form("op", types(self=known, index="int64", source=known)),),
+        layouts=(Layout(shapes(self="", index="rows", source="")),),
+        settings={"dim": NO_DEFAULT},
+    )
+
+
 def _aten(known: str, floats: tuple[str, ...]) -> dict[str, Operator]:
     return {
         "mm": _mm(floats),
@@ -211,7 +246,12 @@ def _aten(known: str, floats: tuple[str, ...]) -> dict[str, Operator]:
         "mul": _elementwise(known, "other"),
         "gt": _elementwise(known, "other"),
         "abs": _elementwise(known),
+        "amax": _elementwise(known, dim=(), keepdim=False),
+        # [op] aclnnDiv's page leaves the 310P out, its operator RealDiv's has it; [vllm] samplers divide there
+        "div": _elementwise(known, "other", rounding_mode=None),
+        "split_with_sizes_copy": _elementwise(known, split_sizes=NO_DEFAULT, dim=0),
         "sum": _elementwise(known, dim=None, keepdim=False, dtype=None),
+        "max": _elementwise(known),
         "copy_": _elementwise(known, "src", non_blocking=False),
         "to": _elementwise(known, "other", dtype=None, non_blocking=False, copy=False),
         "contiguous": _elementwise(known),
@@ -223,4 +263,6 @@ def _aten(known: str, floats: tuple[str, ...]) -> dict[str, Operator]:
 _INTEGERS = "bool|uint8|int8|int16|int32|int64"
 # [src] float64 becomes float32 with a warning, so it is in no list; a 310P has no bfloat16, and multiplies in float16.
 ATEN_310P = _aten(f"float16|float32|{_INTEGERS}", ("float16",))
-ATEN_910B = _aten(f"float16|bfloat16|float32|{_INTEGERS}", ("float16", "bfloat16", "float32"))
+_KNOWN_910B = f"float16|bfloat16|float32|{_INTEGERS}"
+# [op] aclnnInplaceIndexCopy and aclnnIndexPutImpl are for a 910B and not for a 310P
+ATEN_910B = _aten(_KNOWN_910B, ("float16", "bfloat16", "float32")) | {"index_copy": _index_copy(_KNOWN_910B)}

@@ -6,15 +6,19 @@ import os
 import sys
 from collections.abc import Mapping
 
-from edge_llm.ascend.npu.chips import CHIPS, ChipLaw, chip_law
+from edge_llm.ascend.npu.chips import CHIPS, DEFAULT_CHIP, ChipLaw, chip_law
+from edge_llm.ascend.npu.law import CHUNK_ATTENTION_V2, chunk_attention
+from edge_llm.ascend.npu.machine import AscendMachine
 from edge_llm.ascend.npu.packages import AUTOLOAD, CPU_WHEELS, find_package, import_torch_npu, package_findings
 from edge_llm.ascend.npu.runtime import Runtime
+from edge_llm.ascend.npu.settings import setting_findings
+from edge_llm.ascend.npu.stdout import own_stdout
+from edge_llm.ascend.npu.toolkit import attention_refusal
 from edge_llm.errors import DeviceError
 
 OPERATORS = "EDGE_LLM_NPU_OPS"
 """Environment variable: `emulated` has PyTorch compute the card's operators on the CPU, to try the code without a card."""
 EMULATED = "emulated"
-DEFAULT_CHIP = "310p"
 DOCTOR = "`edge-llm doctor` says what is missing"
 
 
@@ -58,20 +62,32 @@ def _real(chip: str | None, environment: Mapping[str, str]) -> Runtime:
     law = _law_of(tried.chip)
     if chip is not None and chip_law(chip).name != law.name:
         raise DeviceError(f"the card is an {tried.chip} and not a {chip}; use --device ascend")
+    _check_settings(law, environment)
     load_torch_npu()
     from edge_llm.ascend.npu.torch_npu_runtime import TorchNpuRuntime
 
-    runtime = TorchNpuRuntime(law)
+    with own_stdout("torch_npu"):
+        runtime: Runtime = TorchNpuRuntime(law)
     _, total = runtime.memory()
-    runtime.law = law.of_memory(total)
+    runtime.law = runtime.law.of_memory(total)
+    if not runtime.attention_missing and chunk_attention(law) == CHUNK_ATTENTION_V2:
+        runtime.attention_missing = attention_refusal(AscendMachine(environment=environment))
     return runtime
+
+
+def _check_settings(law: ChipLaw, environment: Mapping[str, str]) -> None:
+    """Raises `DeviceError` for a variable with which no weight could be laid out on the chip."""
+    for finding in setting_findings(environment):
+        if finding.good is False and not finding.dispensable and law.weights_are_nz:
+            raise DeviceError(f"no Ascend card can be used: {finding.name}={finding.value}; {finding.advice}; {DOCTOR}")
 
 
 def load_torch_npu() -> None:
     """Import torch_npu into this process.  Raises `DeviceError` where that fails."""
     os.environ[AUTOLOAD] = "0"
     try:
-        import torch_npu  # type: ignore[import-not-found] # noqa: F401
+        with own_stdout("torch_npu"):
+            import torch_npu  # type: ignore[import-not-found] # noqa: F401
     except (ImportError, RuntimeError, OSError) as error:
         raise DeviceError(f"torch_npu cannot be imported: {error}; {DOCTOR}") from error
 

@@ -22,10 +22,11 @@ from edge_llm.ascend.npu.pci import small_text
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """Environment variable: torch imports torch_npu by itself where it is unset or 1 [src]."""
-OLDEST, NEWEST = (2, 10), (2, 13)  # [src] releases for CANN 9.1; [vllm] 2.10 is what its 310P image has
+OLDEST, NEWEST = (2, 10), (2, 14)  # [src] releases for CANN 9.1; [vllm] 2.10 is what its 310P image has; [whl] 2.14's schemas
+RELEASES = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 PROBE_SECONDS = 90.0  # [run] the import takes 4 s on an idle x86-64 machine; boards are slower
 LONGEST_LINE = 300
-_PAIR = "install torch (its CPU build) and torch_npu of the same version, 2.10 to 2.13"
+_PAIR = f"install torch (its CPU build) and torch_npu of the same version, {RELEASES}"
 CPU_WHEELS = "--index-url https://download.pytorch.org/whl/cpu"
 _MARK = "cards that torch_npu sees:"
 _SCRIPT = (

@@ -10,6 +10,10 @@ HUAWEI = "0x19e5"
 """PCI vendor number of Ascend cards, and of other things that Huawei makes."""
 ACCELERATOR = "0x12"
 """How the class of a processing accelerator begins."""
+BOARD_NODES = ("svm0", "ascend_manager", "user_config")
+"""Device files that only boards have [web]: svm0 with a 310B, the others with a 310P as on an Atlas 200I Pro."""
+CARD_NODE = "hisi_hdc"
+"""What a card and its host talk through [vllm]: no card works without."""
 MOST_BYTES = 1 << 16
 
 
@@ -34,6 +38,18 @@ def card_nodes(devices: Path) -> list[str]:
     """Device files of cards in ``devices`` (/dev): davinci0, davinci1, ..."""
     found = [name for name in names_in(devices) if re.fullmatch("davinci[0-9]{1,4}", name)]
     return sorted(found, key=lambda name: int(name.removeprefix("davinci")))
+
+
+def is_own_host(root: Path) -> bool:
+    """Whether the chip of the machine below ``root`` runs the host as well ("RC"), as on boards: it is on no bus.
+
+    Memory is the host's there, so that the driver's count of what is free is wrong, and copies have to be waited for [vllm].
+    A card in a container that shows no bus has the device files of cards, and none of boards.
+    """
+    devices = names_in(root / "dev")
+    if not card_nodes(root / "dev") or pci_cards(root / "sys"):
+        return False
+    return not set(BOARD_NODES).isdisjoint(devices) or CARD_NODE not in devices
 
 
 def _is_card(device: Path) -> bool:

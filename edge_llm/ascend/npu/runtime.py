@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from edge_llm.ascend.npu.chips import ChipLaw
+from edge_llm.errors import DeviceError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,8 +29,28 @@ class Completion(Protocol):
     def __call__(self) -> None: ...
 
 
+class CaptureRefused(DeviceError):
+    """The card or its software records no graph; it computes as well without."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the card records no graph: {reason}")
+        self.reason = reason
+
+
+class Mark(Protocol):
+    """A point in a card's work."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Seconds of the card since an ``earlier`` mark of the same runtime, once the host has waited for both."""
+        ...
+
+
 class Graph(Protocol):
     """Recorded work."""
+
+    def update(self, lengths: Tensor) -> None:
+        """The lengths int32 [T] of keys that its attention sees from now on, where the host holds them; inside of work."""
+        ...
 
     def replay(self) -> None:
         """Do it again with what its arrays hold now; to be called inside of work."""
@@ -61,6 +82,8 @@ class Runtime(Protocol):
     """Versions of what computes: other ones may give other last bits."""
     attention_missing: str
     """Why the operators of attention are not there; empty when they are."""
+    capture_refusal: str
+    """Why work is not recorded, though the chip's law has graphs: known at the start, or since a `capture` was refused."""
 
     def memory(self) -> tuple[int, int]:
         """Bytes of the card's memory: free, and in all."""
@@ -86,8 +109,15 @@ class Runtime(Protocol):
         """Copy an array of the card to a pinned array; inside of work."""
         ...
 
+    def mark(self) -> Mark:
+        """The point behind all that was called so far; inside of work, and not while it is recorded."""
+        ...
+
     def capture(self, work: Work) -> Graph:
-        """Do ``work`` once, and record it.  Nothing else may be in flight."""
+        """Do ``work`` once, and record it.  Nothing else may be in flight.
+
+        Raises `CaptureRefused`, also inside of a capture for what cannot be in one; then ``work`` may go on without.
+        """
         ...
 
 

@@ -22,6 +22,13 @@ SCHEMAS = {
     "npu::npu_rms_norm": (
         "npu_rms_norm(Tensor input, Tensor gamma, float epsilon=9.9999999999999995e-07) -> (Tensor, Tensor)"
     ),
+    "npu::npu_add_rms_norm": (
+        "npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=9.9999999999999995e-07) -> (Tensor, Tensor, Tensor)"
+    ),
+    "npu::npu_dynamic_quant": (
+        "npu_dynamic_quant(Tensor input, *, Tensor? smooth_scales=None, Tensor? group_index=None, int? dst_type=None, "
+        'str quant_mode="pertoken", float dst_type_max=0.) -> (Tensor, Tensor)'
+    ),
     "npu::npu_swiglu": "npu_swiglu(Tensor input, int dim=-1) -> Tensor",
     "npu::npu_incre_flash_attention": (
         "npu_incre_flash_attention(Tensor query, Tensor key, Tensor value, *, Tensor? padding_mask=None, "

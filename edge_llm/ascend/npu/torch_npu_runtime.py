@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version as package_version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from edge_llm.ascend.npu.chips import ChipLaw
 from edge_llm.ascend.npu.law import check_capture, chunk_attention
-from edge_llm.ascend.npu.runtime import Completion, Counters, Work
+from edge_llm.ascend.npu.pci import is_own_host
+from edge_llm.ascend.npu.runtime import CaptureRefused, Completion, Counters, Work
+from edge_llm.ascend.npu.settings import graph_findings
 from edge_llm.errors import DeviceError, DeviceLost
 
 if TYPE_CHECKING:
@@ -26,23 +32,29 @@ class TorchNpuRuntime:
     def __init__(self, law: ChipLaw) -> None:
         import torch
 
-        self.law = law
+        self._is_own_host = is_own_host(Path("/"))
+        self.law = replace(law, shares_memory=True) if self._is_own_host else law
         self.device = torch.device("npu", 0)
         self.counters = Counters()
         self._torch = torch
         self._npu: Any = torch.npu  # type: ignore[attr-defined]
         with _failures():
             self._npu.set_device(self.device)
+            _set_up(self._npu, law)
             self._stream = self._npu.Stream(device=self.device)
             self._copies = self._npu.Stream(device=self.device)
         self.software = f"torch_npu {package_version('torch_npu')}, CANN {_cann_version()}"
         self.attention_missing = _attention_missing(torch.ops.atb, law)
+        self.capture_refusal = _refused_from_the_start(os.environ)
+        self._pool: Any = None
 
     def memory(self) -> tuple[int, int]:
         with _failures():
             self._npu.empty_cache()  # what models left that are gone is free, and torch_npu keeps it
-            free, total = self._npu.mem_get_info(self.device)
-        return int(free), int(total)
+            if not self._is_own_host:
+                free, total = self._npu.mem_get_info(self.device)
+                return int(free), int(total)
+        return _host_memory()  # [vllm] of a board that is its own host, torch_npu says something else
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         with _failures():
@@ -57,23 +69,50 @@ class TorchNpuRuntime:
         return self._given(self._copies, work, after)
 
     def copy_in(self, card: Tensor, host: Tensor) -> None:
-        card.copy_(host, non_blocking=True)
+        card.copy_(host, non_blocking=self._copies_beside)
         self.counters.copies_in += 1
 
     def copy_out(self, host: Tensor, card: Tensor) -> None:
-        host.copy_(card, non_blocking=True)
+        host.copy_(card, non_blocking=self._copies_beside)
         self.counters.copies_out += 1
+
+    def mark(self) -> _Mark:
+        event = self._npu.Event(enable_timing=True)
+        event.record()
+        return _Mark(event)
 
     def capture(self, work: Work) -> _NpuGraph:
         check_capture(self.law)
+        if self.capture_refusal:
+            raise CaptureRefused(self.capture_refusal)
         graph = self._npu.NPUGraph()
-        with _failures(), self._torch.inference_mode():
-            self._npu.set_device(self.device)
-            self._npu.synchronize()
-            with self._npu.graph(graph, stream=self._stream):
-                work()
+        try:
+            self._record(graph, work)
+        except RuntimeError as error:
+            if _loses_the_card(error):
+                raise _lost(error) from error
+            self.capture_refusal = _first_line(_first_cause(error))
+            raise CaptureRefused(self.capture_refusal) from error
         self.counters.captures += 1
         return _NpuGraph(graph, self.counters)
+
+    def _record(self, graph: Any, work: Work) -> None:
+        """All graphs have one pool of memory: one is replayed at a time."""
+        self._npu.set_device(self.device)
+        self._npu.synchronize()
+        if self._pool is None:
+            self._pool = self._npu.graph_pool_handle()
+        how = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
+        if self.law.host_lengths:  # has operators be told of other lengths
+            how["auto_dispatch_capture"] = True
+        recorded = self._npu.graph(graph, **how)
+        with _modes_as_before(), self._torch.inference_mode(), self._npu.stream(self._stream), recorded:
+            work()
+
+    @property
+    def _copies_beside(self) -> bool:
+        """Whether copies may run while the host goes on: [vllm] of boards that are their own host, such copies race."""
+        return not self._is_own_host
 
     def _given(self, stream: Any, work: Work, after: Completion | None) -> Completion:
         with _failures(), self._torch.inference_mode():
@@ -88,6 +127,30 @@ class TorchNpuRuntime:
         return _Event(event, self.counters)
 
 
+def _set_up(npu: Any, law: ChipLaw) -> None:
+    """What a process must say before its first operator.
+
+    [src] CANN compiles operators when they are called, unless it is told not to, and does by default on inference chips: an
+    operator that is compiled so cannot be captured, and makes float32 float16.  Fractals are off by default on a 910B.
+    """
+    npu.set_compile_mode(jit_compile=False)
+    if not npu.is_jit_compile_false():
+        raise DeviceError(
+            "torch_npu goes on compiling operators when they are called, though set_compile_mode was told not to; install "
+            "another one, or use --device host"
+        )
+    if law.fractals_are_off:
+        npu.config.allow_internal_format = True
+
+
+def _host_memory() -> tuple[int, int]:
+    """Bytes of the host's memory: what may be had now, and all."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return int(memory.available), int(memory.total)
+
+
 def _cann_version() -> str:
     from torch_npu.npu.utils import get_cann_version  # type: ignore[import-not-found]
 
@@ -99,7 +162,7 @@ def _attention_missing(operators: Any, law: ChipLaw) -> str:
     if not hasattr(operators, "_npu_paged_attention"):
         return "the package NNAL is missing: install it for this CANN, then `source .../nnal/atb/set_env.sh`"
     if not hasattr(operators, chunk_attention(law)):
-        return f"this torch_npu has no {chunk_attention(law)}: install a newer one, up to 2.13"
+        return f"this torch_npu has no {chunk_attention(law)}: install a newer one, up to 2.14"
     return ""
 
 
@@ -116,10 +179,22 @@ class _Event:
             self.event.synchronize()
 
 
+class _Mark:
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def seconds_since(self, earlier: _Mark) -> float:
+        with _failures():
+            return float(earlier._event.elapsed_time(self._event)) / 1000
+
+
 class _NpuGraph:
     def __init__(self, graph: Any, counters: Counters) -> None:
         self._graph = graph
         self._counters = counters
+
+    def update(self, lengths: Tensor) -> None:
+        self._graph.update(cpu_update_input=[{"context_lens": lengths}])
 
     def replay(self) -> None:
         self._counters.replays += 1
@@ -140,14 +215,62 @@ def _never_free_pinned() -> None:
     _never_freed.update({id(array): array for array in arrays})
 
 
+def _refused_from_the_start(environment: Mapping[str, str]) -> str:
+    """Why torch_npu will refuse every capture of this process; empty where nothing is known."""
+    return next((f"{one.name} is in the way, {one.advice}" for one in graph_findings(environment)), "")
+
+
+@contextmanager
+def _modes_as_before() -> Iterator[None]:
+    """[whl] torch_npu leaves its way to see operators behind where a capture does not end well."""
+    from torch._C import _len_torch_dispatch_stack
+    from torch.utils._python_dispatch import _pop_mode
+
+    before = _len_torch_dispatch_stack()
+    try:
+        yield
+    finally:
+        while _len_torch_dispatch_stack() > before:
+            _pop_mode()
+
+
+_INVALIDATED_CAPTURE = 507903
+
+
+def _loses_the_card(error: BaseException) -> bool:
+    """Whether the card itself failed: its codes are 507xxx, all but the one of a capture that something else ended."""
+    texts = " ".join(map(str, _chain(error)))
+    return any(int(code) != _INVALIDATED_CAPTURE for code in re.findall(r"\b507[0-9]{3}\b", texts))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """``error`` and what it was raised in the middle of."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    return [*_chain(error)][-1]
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "it gave no reason")
+
+
+def _lost(error: BaseException) -> DeviceLost:
+    _never_free_pinned()
+    return DeviceLost("ascend", _first_line(error))
+
+
 @contextmanager
 def _failures() -> Iterator[None]:
     """What torch_npu raises, as one of the tree's errors."""
     try:
         yield
     except RuntimeError as error:
-        reason = next(iter(str(error).strip().splitlines()), "it gave no reason")
+        reason = _first_line(error)
         if "out of memory" in reason.lower():
             raise DeviceError(f"the card has no memory left: {reason}; use a smaller --ctx or --card-memory") from error
-        _never_free_pinned()
-        raise DeviceLost("ascend", reason) from error
+        raise _lost(error) from error

@@ -6,9 +6,11 @@ A refusal is an answer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from edge_llm.ascend.npu import emulated_ops
+from edge_llm.ascend.npu.pci import is_own_host
 from edge_llm.ascend.selftest.graphs import captured, replayed
 from edge_llm.ascend.selftest.ground import Figures, Ground, compared, equal, near
 from edge_llm.ascend.selftest.layers import ATTENTION_BOUND, FLOAT16_BOUND
@@ -26,6 +28,7 @@ def float_operators(ground: Ground) -> Figures:
     few: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         "add": (lambda a, b: a + b, (x, x)),
         "mul": (lambda a, b: a * b, (x, x)),
+        "neg": (lambda a: -a, (x,)),
         "add float16": (lambda a, b: a + b, (half, half)),
         "mm float16": (lambda a, b: a @ b.transpose(0, 1).contiguous(), (half, half)),
         "to float16": (lambda a: a.to(torch.float16), (x,)),
@@ -161,12 +164,26 @@ def int8_keys_written(ground: Ground) -> Figures:
     return equal(found.view(-1, 256), expected)
 
 
-def s8gemm(ground: Ground) -> Figures:
-    """Whether pyACL has the product with int32 results, and what a small one gives."""
+def _pyacl() -> Any:
+    """Raises `DeviceError` where it is not installed."""
     try:
         import acl  # type: ignore[import-not-found]
     except ImportError as error:
         raise DeviceError(f"there is no pyACL: {error}") from error
+    return acl
+
+
+def run_mode(ground: Ground) -> Figures:
+    """Whether pyACL says that this code runs beside the card or, as on boards, on it: 1 or 0."""
+    acl = _pyacl()
+    mode, code = acl.rt.get_run_mode()
+    figures: Figures = {"run_mode": int(mode), "board": is_own_host(Path("/"))}
+    return figures | ({"error": f"acl.rt.get_run_mode returned {code}"} if code else {})
+
+
+def s8gemm(ground: Ground) -> Figures:
+    """Whether pyACL has the product with int32 results, and what a small one gives."""
+    acl = _pyacl()
     product = getattr(getattr(acl, "blas", None), "s8gemm", None)
     if product is None:
         raise DeviceError("pyACL has no blas.s8gemm")

@@ -46,7 +46,8 @@ def _reply(question: str, grounds: list[Ground]) -> dict[str, Any]:
     try:
         if not grounds:
             grounds.append(_opened())
-        return {"figures": _plain(_facts(grounds[0]) if not question else _probe(question)(grounds[0]))}
+        figures = _plain(_facts(grounds[0]) if not question else _probe(question)(grounds[0]))
+        return {"spoiled": figures.pop("spoiled", False), "figures": figures}
     except EdgeLLMError as error:
         return {"error": _text(error), "spoiled": isinstance(error, DeviceLost) or not isinstance(error, DeviceError)}
     except Exception as error:

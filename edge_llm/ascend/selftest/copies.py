@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
+from edge_llm.ascend.npu.findings import driver_version
+from edge_llm.ascend.npu.machine import AscendMachine
 from edge_llm.ascend.npu.runtime import run
+from edge_llm.ascend.npu.toolkit import nnal_version
 from edge_llm.ascend.selftest.ground import ROUNDS, Figures, Ground, equal
 
 COPIED = 64 << 20
@@ -18,7 +22,7 @@ def software(ground: Ground) -> Figures:
     """The chip and its software, as they name themselves."""
     torch = ground.torch
     if ground.runtime.emulated:
-        return {"torch": torch.__version__}
+        return {"torch": torch.__version__, **installed(AscendMachine())}
     import torch_npu  # type: ignore[import-not-found]
 
     card = torch.npu.get_device_properties(ground.runtime.device)
@@ -31,7 +35,31 @@ def software(ground: Ground) -> Figures:
         "soc_number": int(torch_npu.npu.get_soc_version()),
         "bfloat16": bool(torch.npu.is_bf16_supported()),
         "properties": {name: getattr(card, name, None) for name in properties},
+        **_state(torch, torch_npu),
+        **installed(AscendMachine()),
     }
+
+
+def _state(torch: Any, torch_npu: Any) -> Figures:
+    """What was set in this process: whether operators are compiled on call, whether fractals are made, what Inf becomes."""
+    said: dict[str, Callable[[], Any]] = {
+        "jit_compile": lambda: not torch.npu.is_jit_compile_false(),
+        "internal_format": lambda: (torch_npu._C._npu_getOption("ALLOW_INTERNAL_FORMAT") or b"").decode() != "disable",
+        "inf_and_nan": lambda: bool(torch_npu.npu.utils.is_support_inf_nan()),
+    }
+    figures: Figures = {}
+    for name, ask in said.items():
+        try:
+            figures[name] = ask()
+        except (AttributeError, RuntimeError, TypeError, UnicodeDecodeError) as error:
+            figures[name] = f"unknown: {type(error).__name__}"
+    return figures
+
+
+def installed(machine: AscendMachine) -> Figures:
+    """Versions that no library tells: of NNAL and of the driver (HDK)."""
+    versions = {"nnal": nnal_version(machine), "driver": driver_version(machine)}
+    return {name: version for name, version in versions.items() if version}
 
 
 def memory(ground: Ground) -> Figures:

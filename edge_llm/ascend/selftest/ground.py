@@ -1,13 +1,15 @@
 """What a probe of the self-test stands on: a card, arrays on it, how long work takes, how far a result is from the right one.
 
-A probe is a function of a `Ground` that gives its figures, a mapping for JSON.  What it finds wrong it says under `error`.
+A probe is a function of a `Ground` that gives its figures, a mapping for JSON.  What it finds wrong it says under `error`, and
+under `SPOILED` that the next one needs a new process.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from edge_llm.ascend.npu.calls import Calls
@@ -18,9 +20,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Figures = dict[str, Any]
+SPOILED = "spoiled"
+"""Among the figures of a probe: the card may answer wrongly from here on."""
 SEED = 1
 ROUNDS = 5
 """A time is the median of so many."""
+LONGEST_ERROR = 500
+_LOST = re.compile(r"\b507(?!903)[0-9]{3}\b")
+"""[doc] Codes of the runtime after which a card does nothing any more; others refuse one call, and 507903 ends a capture."""
 SUM_COLUMNS = 1024
 """So many products of two int8 are summed exactly in float32."""
 
@@ -68,6 +75,10 @@ class Ground:
         """Copies on the card, which stay there."""
         return run(self.runtime, lambda: [tensor.to(self.runtime.device, copy=True) for tensor in tensors])
 
+    def lengths(self, lengths: Tensor) -> Tensor:
+        """Lengths of keys where the chip's attention takes them: on the card, or on the host."""
+        return lengths if self.law.host_lengths else self.held(lengths)[0]
+
     def made(self, work: Callable[[], Any]) -> Any:
         """What ``work`` makes on the card."""
         return run(self.runtime, work)
@@ -93,6 +104,11 @@ class Ground:
     def seconds_to_give(self, work: Callable[[], Any], count: int = 50) -> float:
         """Of the host until it has given ``work`` to the card."""
         return statistics.median(given for given, _ in self._rounds(work, count))
+
+    def both_seconds(self, work: Callable[[], Any], count: int = 50) -> tuple[float, float]:
+        """Of the host to give ``work``, and of ``work``."""
+        given, total = zip(*self._rounds(work, count), strict=True)
+        return statistics.median(given), statistics.median(total)
 
     def _rounds(self, work: Callable[[], Any], count: int) -> list[tuple[float, float]]:
         """Seconds to give ``work`` and to do it, of ``count`` at a time."""
@@ -130,6 +146,20 @@ class Ground:
             part = slice(first, first + SUM_COLUMNS)
             sums += (x[:, part].float() @ weight[:, part].float().T).to(self.torch.int32)
         return sums
+
+
+def tried(cases: Mapping[str, Callable[[], Figures]]) -> tuple[dict[str, Figures], bool]:
+    """What each case finds, or its error, and whether the card was lost by the last one; the others are not asked then."""
+    found: dict[str, Figures] = {}
+    for name, case in cases.items():
+        try:
+            found[name] = case()
+        except (DeviceError, RuntimeError, TypeError) as error:
+            text = str(error.__cause__ or error)
+            found[name] = {"error": text[:LONGEST_ERROR]}
+            if _LOST.search(text):
+                return found, True
+    return found, False
 
 
 def _on_host(made: Any) -> Any:

@@ -19,6 +19,8 @@ FLOAT16_BOUND = 2e-3
 ATTENTION_BOUND = 1e-2
 """Of the largest value: a chip may sum probabilities in float16."""
 BLOCKS = 8
+LONG_CONTEXTS = (2048, 2049, 2177)
+"""Tokens of a sequence: one mask of 2,048 columns serves longer ones too, which early releases of ATB did wrongly [src]."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,24 @@ def rms_norm(ground: Ground) -> Figures:
     return together(cases)
 
 
+def add_rms_norm(ground: Ground) -> Figures:
+    """A sum and its norm in one call, in float32: both have the values of two calls."""
+    cases = {}
+    for rows, columns in ((1, 896), (32, 896)):
+        x, more, gain = ground.float32(rows, columns), ground.float32(rows, columns), ground.float32(columns)
+        added = x + more
+        normed, _ = emulated_ops.npu_rms_norm(added, gain, EPS)
+
+        def work(x: Any, more: Any, gain: Any) -> tuple[Any, Any]:
+            found = ground.operator("npu", "npu_add_rms_norm")(x1=x, x2=more, gamma=gain, epsilon=EPS)
+            return found[0], found[2]
+
+        found = ground.result(work, x, more, gain)
+        cases[f"norm of [{rows}, {columns}]"] = near(found[0], normed, FLOAT32_BOUND)
+        cases[f"sum of [{rows}, {columns}]"] = equal(found[1], added)
+    return together(cases)
+
+
 def _unit_rows(x: Tensor) -> Tensor:
     return x / x.abs().amax(1, keepdim=True)
 
@@ -65,6 +85,16 @@ def swiglu(ground: Ground) -> Figures:
         x = ground.float16(rows, 2 * columns) * 4
         found = ground.result(ground.calls.swiglu, x)
         cases[f"[{rows}, {2 * columns}]"] = near(found, emulated_ops.npu_swiglu(x), FLOAT16_BOUND)
+    return together(cases)
+
+
+def swiglu_float32(ground: Ground) -> Figures:
+    """In float32: no cast behind it."""
+    cases = {}
+    for rows, columns in ((1, 4864), (32, 4864)):
+        x = ground.float32(rows, 2 * columns) * 4
+        found = ground.result(lambda x: ground.operator("npu", "npu_swiglu")(input=x, dim=-1), x)
+        cases[f"[{rows}, {2 * columns}]"] = near(found, emulated_ops.npu_swiglu(x), FLOAT32_BOUND)
     return together(cases)
 
 
@@ -158,25 +188,56 @@ def attended(ground: Ground, held: Cached, query: Tensor, rows: list[int] | None
     lengths, table = ground.int32(*held.lengths), held.table
     if rows is not None:
         lengths, table = lengths[rows], table[rows]
+    lengths = ground.lengths(lengths)
 
-    def work(query: Any, keys: Any, values: Any, table: Any, lengths: Any) -> Any:
+    def work(query: Any, keys: Any, values: Any, table: Any) -> Any:
         return ground.calls.attend(query, *caches(ground, keys, values), held.shape.kv_heads, table, lengths)
 
-    return ground.result(work, query, held.keys, held.values, table, lengths)
+    return ground.result(work, query, held.keys, held.values, table)
 
 
 def chunk_attention(ground: Ground) -> Figures:
     """Several rows of several sequences at once."""
     cases = {}
     for shape in SHAPES:
-        held, counts, query = _chunk(ground, shape)
-        expected = ground.torch.empty_like(query)
-        emulated_ops.npu_paged_attention_splitfuse_v2(
-            query, held.keys, held.values, held.table, ground.int32(*held.lengths), query, counts, shape.kv_heads,
-            shape.heads, shape.scale, out=expected,
-        )  # fmt: skip
-        found = _attended_chunk(ground, held, counts, query)
-        cases[f"{shape.heads} heads of {shape.size}"] = near(found, expected, ATTENTION_BOUND)
+        cases[f"{shape.heads} heads of {shape.size}"] = _judged_chunk(ground, *_chunk(ground, shape))
+    return together(cases)
+
+
+def _judged_chunk(ground: Ground, held: Cached, counts: Tensor, query: Tensor) -> Figures:
+    expected, shape = ground.torch.empty_like(query), held.shape
+    emulated_ops.npu_paged_attention_splitfuse_v2(
+        query, held.keys, held.values, held.table, ground.int32(*held.lengths), query, counts, shape.kv_heads, shape.heads,
+        shape.scale, out=expected,
+    )  # fmt: skip
+    return near(_attended_chunk(ground, held, counts, query), expected, ATTENTION_BOUND)
+
+
+def long_chunk_attention(ground: Ground) -> Figures:
+    """Some rows at the end of a sequence that is longer than the mask, beside one that is not."""
+    shape, cases = SHAPES[0], {}
+    tokens = ground.law.page_tokens
+    for length in LONG_CONTEXTS:
+        blocks = -(-length // tokens)
+        order = ground.torch.arange(2 * blocks, dtype=ground.torch.int32).flip(0).view(2, blocks)
+        keys, values = (ground.float16(*shape.cache_shape(ground, 2 * blocks)) for _ in range(2))
+        held, counts = Cached(shape, (37, length), keys, values, order), ground.int32(5, 33)
+        cases[f"{length} tokens"] = _judged_chunk(ground, held, counts, ground.float16(38, shape.heads, shape.size))
+    return together(cases)
+
+
+def chunk_limits(ground: Ground) -> Figures:
+    """Attention over chunks at the edge of what ATB says of a 310P: 128 heads of 128, and 32 sequences."""
+    many = Heads(128, 8, 128)
+    wide = cached(ground, many, lengths_of(ground))
+    row = ground.int32(1, 2, 3, 4)
+    cases = {"128 heads of 128": _judged_chunk(ground, wide, row, ground.float16(10, many.heads, many.size))}
+    shape, count = SHAPES[0], 32
+    held = cached(ground, shape, (1,))
+    lengths = tuple(1 + 5 * sequence for sequence in range(count))
+    several = Cached(shape, lengths, held.keys, held.values, held.table.expand(count, 2).contiguous())
+    ones = ground.int32(*[1] * count)
+    cases["32 sequences"] = _judged_chunk(ground, several, ones, ground.float16(count, shape.heads, shape.size))
     return together(cases)
 
 
@@ -188,16 +249,17 @@ def _chunk(ground: Ground, shape: Heads) -> tuple[Cached, Tensor, Tensor]:
 
 
 def _attended_chunk(ground: Ground, held: Cached, counts: Tensor, query: Tensor) -> Tensor:
-    shape, lengths, mask = held.shape, ground.int32(*held.lengths), _mask(ground, held, counts)
+    shape, mask = held.shape, mask_of(ground, held, counts)
+    lengths = ground.lengths(ground.int32(*held.lengths))
 
-    def work(query: Any, keys: Any, values: Any, table: Any, lengths: Any, mask: Any) -> Any:
+    def work(query: Any, keys: Any, values: Any, table: Any, mask: Any) -> Any:
         formed = caches(ground, keys, values)
         return ground.calls.attend_chunk(query, *formed, shape.kv_heads, table, lengths, mask, counts)
 
-    return ground.result(work, query, held.keys, held.values, held.table, lengths, mask)
+    return ground.result(work, query, held.keys, held.values, held.table, mask)
 
 
-def _mask(ground: Ground, held: Cached, counts: Tensor) -> Tensor:
+def mask_of(ground: Ground, held: Cached, counts: Tensor) -> Tensor:
     """The fixed causal mask, or where the chip's operator takes no such, that of every row."""
     torch = ground.torch
     if ground.calls.has_one_mask:

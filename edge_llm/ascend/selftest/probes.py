@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge_llm.ascend.selftest import beyond, copies, graphs, layers, products
+from edge_llm.ascend.selftest import beyond, copies, graphs, layers, numbers, products, rates
 from edge_llm.ascend.selftest.ground import Figures, Ground
 
 SECONDS = 120.0
@@ -33,6 +33,10 @@ PROBES = (
     Probe(copies.launch),
     Probe(copies.views),
     Probe(beyond.float_operators),
+    Probe(numbers.overflow),
+    Probe(numbers.counting),
+    Probe(numbers.small_writes),
+    Probe(numbers.indexed_writes, needed=False),
     Probe(products.packed_scale),
     Probe(products.quantize),
     Probe(products.quant_matmul, seconds=2 * SECONDS),
@@ -40,17 +44,25 @@ PROBES = (
     Probe(products.output_matrix),
     Probe(products.weight_formats, needed=False),
     Probe(products.product_speed),
+    Probe(products.many_rows),
     Probe(products.float_product),
+    Probe(products.float_fractals, needed=False),
     Probe(products.rows_of_products, needed=False),
     Probe(layers.rms_norm),
+    Probe(layers.add_rms_norm, needed=False),
     Probe(layers.swiglu),
+    Probe(layers.swiglu_float32, needed=False),
     Probe(layers.rotate),
     Probe(layers.write_keys),
     Probe(layers.paged_attention),
     Probe(layers.chunk_attention),
+    Probe(layers.long_chunk_attention),
+    Probe(layers.chunk_limits, needed=False),
     Probe(layers.chunk_equals_rows, needed=False),
     Probe(layers.rows_of_layers, needed=False),
     Probe(layers.keys_out_and_back),
+    Probe(rates.launch_kinds),
+    Probe(rates.prefill),
     Probe(graphs.replay),
     Probe(graphs.replay_lengths),
     Probe(graphs.eager_and_replay),
@@ -63,4 +75,6 @@ PROBES = (
     Probe(beyond.int8_keys, needed=False),
     Probe(beyond.int8_keys_captured, needed=False),
     Probe(beyond.s8gemm, needed=False),
+    Probe(beyond.run_mode, needed=False),
+    Probe(graphs.copies_while_capturing, needed=False),
 )

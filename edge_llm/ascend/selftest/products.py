@@ -180,6 +180,45 @@ def float_product(ground: Ground) -> Figures:
     }
 
 
+def many_rows(ground: Ground) -> Figures:
+    """A product of 1,024 rows without a bias and with zeros, for which a 310P has a faster kernel; both have the same bits."""
+    rows, columns, outputs = ground.size(1024, 64), ground.size(4096, 128), ground.size(4096, 128)
+    x, weight, scale, none = ground.held(
+        ground.int8(rows, columns), ground.int8(outputs, columns), scales(ground, outputs),
+        ground.torch.zeros(outputs, dtype=ground.torch.int32),
+    )  # fmt: skip
+    weight, packed = ground.made(lambda: (ground.calls.to_matmul(weight), ground.calls.pack_scale(scale)))
+    without = partial(ground.calls.quant_matmul, x, weight, packed, None)
+    zeros = partial(ground.calls.quant_matmul, x, weight, packed, none)
+    figures = equal(ground.result(zeros), ground.result(without))
+    operations, seconds, with_zeros = 2.0 * rows * columns * outputs, ground.seconds(without, 10), ground.seconds(zeros, 10)
+    return figures | {
+        "seconds": seconds,
+        "operations_per_second": operations / seconds,
+        "zero_bias_seconds": with_zeros,
+        "zero_bias_operations_per_second": operations / with_zeros,
+    }
+
+
+def float_fractals(ground: Ground) -> Figures:
+    """float16 products, plain and with a sum, whose weight lies in fractals beside one in rows: near, and which is faster."""
+    torch, rows, outputs = ground.torch, ground.size(32, 8), ground.size(1152, 64)
+    cases = {}
+    for columns in (32, ground.size(896, 64)):
+        x, weight, added = ground.float16(rows, columns), ground.float16(columns, outputs), ground.float16(rows, outputs)
+        expected = x.double() @ weight.double()
+        cards = ground.held(x, weight, weight.T.contiguous(), added)
+        forms = {"rows": cards[1], "fractals": ground.made(partial(ground.calls.to_nz, cards[1]))}
+        turned = ground.made(partial(ground.calls.to_nz, cards[2]))
+        forms["fractals, turned"] = turned.transpose(0, 1)
+        for name, form in forms.items():
+            mm, addmm = partial(torch.mm, cards[0], form), partial(torch.addmm, cards[3], cards[0], form)
+            for call, work, wanted in (("mm", mm, expected), ("addmm", addmm, expected + added.double())):
+                figures = near(ground.result(work), wanted.half(), 2e-3)
+                cases[f"{call} of {columns}, {name}"] = figures | {"seconds": ground.seconds(work)}
+    return together(cases)
+
+
 def rows_of_products(ground: Ground) -> Figures:
     """Whether a row's product depends on how many rows are multiplied with it."""
     columns, outputs = 896, ground.size(1152, 64)

@@ -83,6 +83,7 @@ def _times(law: ChipLaw, report: Report) -> dict[str, float | None]:
         "int8_rate": int8,
         "float16_rate": (float16 or law.float16_rate * law.rate_share) if int8 else None,
         "rate_share": 1.0 if int8 else None,
+        "slow_share": 1.0 if int8 else None,
         "bandwidth": bandwidth,
         "bandwidth_share": 1.0 if bandwidth else None,
     }

@@ -18,7 +18,7 @@ from edge_llm.cli.here import known_here
 from edge_llm.cli.options import Command, add_options, place_options, runtime_config
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import MODEL, NewFile, Whole, short, whole_number
-from edge_llm.config import INT8, TABLE_SCHEMES, W4, RuntimeConfig
+from edge_llm.config import DEFAULT_CHUNK, INT8, TABLE_SCHEMES, W4, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.paths import find_bundle
 
@@ -145,8 +145,11 @@ def bench_runtime(options: dict[str, Any]) -> RuntimeConfig:
     """
     runtime = runtime_config(options)
     batch, ubatch = options["batch_size"], options["ubatch_size"]
-    chunk = min(ubatch or runtime.chunk, batch or 2**31)
-    return replace(runtime, chunk=chunk, window=runtime.window if batch is None else max(1, batch // chunk))
+    chunk = ubatch or runtime.chunk
+    if batch is None:
+        return replace(runtime, chunk=chunk)
+    chunk = min(chunk or DEFAULT_CHUNK, batch)
+    return replace(runtime, chunk=chunk, window=max(1, batch // chunk))
 
 
 def bench_model(options: dict[str, Any]) -> BenchModel:

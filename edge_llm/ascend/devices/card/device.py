@@ -13,8 +13,9 @@ from edge_llm.ascend.devices.card.key_ranges import sample_room, seen_ranges
 from edge_llm.ascend.devices.card.layers import Layers
 from edge_llm.ascend.devices.card.linears import Loader, load_products
 from edge_llm.ascend.devices.card.model import CardModel
-from edge_llm.ascend.devices.card.plan import AscendPlan
+from edge_llm.ascend.devices.card.plan import AscendPlan, key_bytes
 from edge_llm.ascend.devices.card.products import SplitProduct
+from edge_llm.ascend.devices.card.watched import WatchedModel, WatchedRuntime
 from edge_llm.ascend.devices.card.whole import WholeWeights
 from edge_llm.ascend.devices.card_plan import CardNeeds
 from edge_llm.ascend.devices.card_weights import CardWeights
@@ -23,7 +24,7 @@ from edge_llm.ascend.npu.chips import ChipLaw
 from edge_llm.ascend.npu.law import attention_refusal, int8_keys_refusal, supports
 from edge_llm.ascend.npu.opening import OPERATORS, open_runtime
 from edge_llm.ascend.npu.runtime import Runtime, run
-from edge_llm.config import STATIC
+from edge_llm.config import NOT_RECORDED, ROW, STATIC
 from edge_llm.devices.arrays import HostArrays
 from edge_llm.devices.base import INT8_KEYS, DeviceModel, DeviceOptions, Room, RunSubgraph, Watch, check_int8_keys, no_device
 from edge_llm.devices.host import HostDevice, build_op
@@ -31,7 +32,7 @@ from edge_llm.devices.model import PlacedModel
 from edge_llm.devices.watched import builder
 from edge_llm.errors import DeviceError, UsageError
 from edge_llm.formats.layout import TensorRange
-from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
+from edge_llm.kv.pages import PAGE_TOKENS, kv_bytes, page_bytes
 from edge_llm.models.layer import Decoder, Rope
 from edge_llm.models.rope import RopeTables
 from edge_llm.subgraphs.ops import CARD_LANE, Subgraph
@@ -48,8 +49,6 @@ VALUE_BYTES = {FLOAT16_KEYS: 2, INT8_KEYS: 1}
 class AscendDevice:
     """The card of ``runtime`` beside ``options.threads`` threads of the CPU."""
 
-    activations = (STATIC,)
-
     def __init__(self, name: str, runtime: Runtime, options: DeviceOptions) -> None:
         law = self.law = runtime.law
         self.name = f"ascend:{law.name}" + (" (operators emulated)" if runtime.emulated else "")
@@ -61,10 +60,13 @@ class AscendDevice:
             )
         unfit = _unfit(runtime, options.decoder)
         choice = choose_placement(options.placement, _able(law), f"the device `{self.name}`", unfit)
-        self.placement, self.placement_reason = choice.placement, choice.reason
+        self.placement, self._reason = choice.placement, choice.reason
         self.keys = _keys(options.keys, law, options.decoder if self.placement.alone else None)
         """How keys and values are kept: int8 or float16."""
-        self.numerics = f"{self.name}:{self.keys}:{runtime.software}"
+        rows = law.row_scaled if self.placement.alone else ""
+        self.activations = (ROW, STATIC) if rows else (STATIC,)
+        """With scales of rows, those that the chip's law names have them."""
+        self.numerics = f"{self.name}:{self.keys}:{rows or STATIC}:{runtime.software}"
         self.runtime = runtime
         self.calls = Calls(law)
         self._limited = options.card_memory is not None
@@ -74,6 +76,11 @@ class AscendDevice:
         self.cpu_threads = options.threads
         self._host = HostDevice(options.threads, shadow=options.shadow)
         self._shadow = options.shadow
+
+    @property
+    def placement_reason(self) -> str:
+        refusal = self.runtime.capture_refusal if self.placement.alone and self.keys == FLOAT16_KEYS else ""
+        return f"{self._reason}; {NOT_RECORDED}{refusal}" if refusal else self._reason
 
     @property
     def pool(self) -> ThreadPool:
@@ -86,9 +93,9 @@ class AscendDevice:
     def open(
         self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None = None
     ) -> DeviceModel:
-        loader = Loader(self.runtime, self.calls)
         if self.placement.alone:
-            return self._open_whole(decoder, weights, loader, tables, room)
+            return self._open_whole(decoder, weights, tables, room, watch)
+        loader = Loader(self.runtime, self.calls)
         products = CardWeights(weights, load_products(loader), len(decoder.layers))
         build = builder(self.build, tables, watch)
         return PlacedModel(decoder, products, self.placement, build, HostArrays(), room)
@@ -123,21 +130,29 @@ class AscendDevice:
             return page_bytes(decoder.attentions)
         return 2 * PAGE_TOKENS * VALUE_BYTES[self.keys] * sum(attention.kv_size for attention in decoder.attentions)
 
+    def kv_bytes(self, decoder: Decoder, tokens: int) -> int:
+        if not self.placement.alone:
+            return kv_bytes(decoder.attentions, tokens)
+        return key_bytes(self.law, decoder, tokens, VALUE_BYTES[self.keys])
+
     def build(self, subgraph: Subgraph, tables: RopeTables) -> RunSubgraph:
         if subgraph.lane == CARD_LANE:
             return SplitProduct(self.runtime, self.calls, subgraph).run
         return self._host.build(subgraph, tables)
 
     def _open_whole(
-        self, decoder: Decoder, weights: Weights, loader: Loader, tables: RopeTables, room: Room
+        self, decoder: Decoder, weights: Weights, tables: RopeTables, room: Room, watch: Watch | None
     ) -> DeviceModel:
+        runtime = self.runtime if watch is None else WatchedRuntime(self.runtime, decoder, watch)
+        open_model = CardModel if watch is None else WatchedModel
+        loader = Loader(runtime, self.calls)
         whole = WholeWeights(weights, loader, decoder)
         (embedding,) = embedding_part(decoder, HOST).ops
         embed = build_op(embedding, tables, self._host.pool, self._shadow)
 
         def model(keys: KeyForm, tables: RopeTables, room: Room) -> CardModel:
             ropes = self._ropes(decoder, loader, tables)
-            return CardModel(decoder, whole, Layers(self.calls, keys, ropes, self._shadow), embed, self.runtime, room)
+            return open_model(decoder, whole, Layers(self.calls, keys, ropes, self._shadow), embed, runtime, room)
 
         float16 = Float16Keys(self.runtime, self.calls)
         if self.keys == FLOAT16_KEYS:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+BLOCK = 8
+"""Words of 4 bytes: [vllm] what a 310P reads and writes begins at a multiple of 32 bytes."""
+
+
 class Inputs:
     """For ``rows`` rows of ``width`` channels, whose sequences have at most ``blocks`` blocks.
 
@@ -25,7 +29,7 @@ class Inputs:
 
         numbers = dict.fromkeys(("positions", "slots", "wanted", "lengths"), (rows,))
         shapes: dict[str, tuple[int, ...]] = {"hidden": (rows, width), **numbers, "table": (rows, blocks)}
-        words = sum(map(math.prod, shapes.values()))
+        words = sum(_whole_blocks(math.prod(shape)) for shape in shapes.values())
         self._host = runtime.pinned((words,), torch.int32)
         self._card = run(runtime, lambda: torch.empty(words, dtype=torch.int32, device=runtime.device))
         self._runtime = runtime
@@ -34,7 +38,7 @@ class Inputs:
         start = 0
         for name, shape in shapes.items():
             at = slice(start, start + math.prod(shape))
-            start = at.stop
+            start = _whole_blocks(at.stop)
             host, card = self._host.numpy()[at], self._card[at]
             if name == "hidden":
                 host, card = host.view(np.float32), card.view(torch.float32)
@@ -52,3 +56,7 @@ class Inputs:
     def copy(self) -> None:
         """Copy all of it to the card; inside of work."""
         self._runtime.copy_in(self._card, self._host)
+
+
+def _whole_blocks(words: int) -> int:
+    return -(-words // BLOCK) * BLOCK

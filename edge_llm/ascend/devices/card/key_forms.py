@@ -1,12 +1,13 @@
 """How a card keeps keys and values, and which operators write and read them.
 
-float16 through ATB's paged attention, whose lengths are arrays of the card, so that steps can be recorded; or INT8 under static
-scales of every channel through `npu_incre_flash_attention`, whose lengths the host gives, operator by operator.
+float16 through ATB's paged attention, whose lengths are arrays of the card or are told to a graph, so that steps can be
+recorded; or INT8 under static scales of every channel through `npu_incre_flash_attention`, whose lengths the host gives,
+operator by operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,13 +49,19 @@ class KeyForm(Protocol):
     """Whether caches are [blocks, KV * D / 16, tokens, 16] in the chip's own format, and not [blocks, tokens, KV * D]."""
     records: bool
     """Whether a graph can be recorded of steps."""
+    host_lengths: bool
+    """Whether a graph is told the lengths of every step, which it does not read from the card."""
 
     def cache(self, attention: Attention, blocks: int) -> Tensor:
         """The keys, or the values, of a layer in ``blocks`` blocks: zeros; inside of work."""
         ...
 
-    def write(self, layer: LayerKeys, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """Put key and value float16 [T, KV, D] into ``slots`` int32 [T]."""
+    def slots(self, inputs: Inputs, count: int) -> Any:
+        """Where `write` puts ``count`` rows, as it wants to know it."""
+        ...
+
+    def write(self, layer: LayerKeys, key: Tensor, value: Tensor, slots: Any) -> None:
+        """Put key and value float16 [T, KV, D] into the T ``slots``, which `slots` gave."""
         ...
 
     def chunk(self, rows: Rows, inputs: Inputs) -> Attend:
@@ -72,6 +79,31 @@ def fill_rows(rows: Rows, inputs: Inputs) -> None:
     inputs.host("table")[: rows.count, : rows.page_table.shape[1]] = rows.page_table[rows.sequence]
 
 
+def put_rows(target: Tensor, places: Any, rows: Tensor) -> None:
+    """Put ``rows`` into ``target`` at ``places``, an array of the card or of the host; inside of work.
+
+    Where the host has them, neighbours go together, and of rows for one place the last.
+    """
+    import torch
+
+    if isinstance(places, torch.Tensor):
+        target.index_copy_(0, places.to(torch.int64), rows)
+        return
+    for first, stop, place in _runs(places):
+        target[place : place + stop - first].copy_(rows[first:stop])
+
+
+def _runs(places: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """From which row to which, and the place of the first: of rows that have places one behind the other."""
+    steps = np.diff(places)
+    replaced = np.append(steps == 0, False)  # by the next row
+    begins = np.append(True, steps != 1)
+    starts = np.flatnonzero(begins)
+    for first, stop in zip(starts, np.append(starts[1:], len(places)), strict=True):
+        if not replaced[first]:
+            yield int(first), int(stop), int(places[first])
+
+
 class Float16Keys:
     """Float16 through ATB."""
 
@@ -82,6 +114,7 @@ class Float16Keys:
 
         self.dtype = torch.float16
         self.in_fractals = calls.law.keys_are_nz
+        self.host_lengths = calls.law.host_lengths
         self._torch = torch
         self._runtime = runtime
         self._calls = calls
@@ -91,6 +124,9 @@ class Float16Keys:
         shape = self._calls.law.cache_shape(blocks, attention.kv_heads, attention.head_dim)
         zeros = self._torch.zeros(shape, dtype=self.dtype, device=self._runtime.device)
         return self._calls.to_nz(zeros) if self.in_fractals else zeros
+
+    def slots(self, inputs: Inputs, count: int) -> Tensor:
+        return inputs.card("slots")[:count]
 
     def write(self, layer: LayerKeys, key: Tensor, value: Tensor, slots: Tensor) -> None:
         self._calls.write_keys(key, value, layer.keys, layer.values, slots)
@@ -102,7 +138,7 @@ class Float16Keys:
         inputs.host("lengths")[:count] = rows.position[ends - 1] + 1
         inputs.host("table")[:count, : rows.page_table.shape[1]] = rows.page_table[rows.sequence[starts]]
         query_lengths = self._torch.from_numpy((ends - starts).astype(np.int32))
-        table, lengths = inputs.card("table")[:count], inputs.card("lengths")[:count]
+        table, lengths = inputs.card("table")[:count], self._lengths(inputs, inputs.host("lengths")[:count])
         longest = int(rows.position.max()) + 1
         mask = self._mask_of(inputs.card("positions")[: rows.count], longest)
 
@@ -114,12 +150,18 @@ class Float16Keys:
         return attend
 
     def step(self, inputs: Inputs, lengths: Sequence[int]) -> Attend:
-        table, on_card = inputs.card("table"), inputs.card("lengths")
+        table, seen = inputs.card("table"), self._lengths(inputs, lengths)
 
         def attend(query: Tensor, keys: LayerKeys, attention: Attention) -> Tensor:
-            return self._calls.attend(query, keys.keys, keys.values, attention.kv_heads, table, on_card)
+            return self._calls.attend(query, keys.keys, keys.values, attention.kv_heads, table, seen)
 
         return attend
+
+    def _lengths(self, inputs: Inputs, lengths: Sequence[int] | np.ndarray) -> Tensor:
+        """The lengths of ``inputs`` int32, of which the host knows the first, where the attention wants them."""
+        if self.host_lengths:
+            return self._torch.from_numpy(np.array(lengths, np.int32))
+        return inputs.card("lengths")[: len(lengths)]
 
     def _mask_of(self, positions: Tensor, longest: int) -> Callable[[], Tensor]:
         """Gives the mask of rows at ``positions``, which is made once; inside of work."""
@@ -139,6 +181,7 @@ class Int8Keys:
 
     records = False
     in_fractals = False
+    host_lengths = False
 
     def __init__(self, runtime: Runtime, calls: Calls, ranges: Sequence[np.ndarray]) -> None:
         import torch
@@ -156,13 +199,18 @@ class Int8Keys:
         shape = (blocks, self._calls.law.page_tokens, attention.kv_size)
         return self._torch.zeros(shape, dtype=self.dtype, device=self._runtime.device)
 
-    def write(self, layer: LayerKeys, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    def slots(self, inputs: Inputs, count: int) -> Any:
+        if self._calls.copies_by_index:
+            return inputs.card("slots")[:count]
+        return inputs.host("slots")[:count].copy()
+
+    def write(self, layer: LayerKeys, key: Tensor, value: Tensor, slots: Any) -> None:
         for rows, cache, reciprocal in zip(
             (key, value), (layer.keys, layer.values), self._reciprocals[layer.index], strict=True
         ):
             wide = rows.reshape(len(rows), -1).to(self._torch.float32)
             quantized = self._calls.quantize(wide, reciprocal)
-            cache.view(-1, cache.shape[2]).index_copy_(0, slots.to(self._torch.int64), quantized)
+            put_rows(cache.view(-1, cache.shape[2]), slots, quantized)
 
     def chunk(self, rows: Rows, inputs: Inputs) -> Attend:
         fill_rows(rows, inputs)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_llm.ascend.devices.card.key_forms import KeyForm, LayerKeys
+from edge_llm.ascend.devices.card.key_forms import KeyForm, LayerKeys, put_rows
 from edge_llm.ascend.npu.calls import Calls
 from edge_llm.ascend.npu.runtime import Runtime, run
 from edge_llm.kv.pages import PAGE_TOKENS, pages_for
@@ -98,7 +98,8 @@ class CardKeys:
 
     def _write(self, cache: Tensor, blocks: np.ndarray, held: np.ndarray) -> None:
         """Put ``blocks``, which `_blocks` gave, back."""
-        chosen = self._torch.from_numpy(blocks.astype(np.int64))
+        by_index = self._calls.copies_by_index
+        numbers = self._torch.from_numpy(blocks.astype(np.int64))
         host = self._runtime.pinned((len(blocks), *cache.shape[1:]), self._form.dtype)
         host.numpy()[...] = self._by_blocks(held, host.numpy().shape)
 
@@ -107,7 +108,7 @@ class CardKeys:
             rows = self._calls.to_nd(cache) if fractals else cache
             card = self._torch.empty_like(host, device=self._runtime.device)
             self._runtime.copy_in(card, host)
-            rows.index_copy_(0, chosen.to(self._runtime.device), card)
+            put_rows(rows, numbers.to(self._runtime.device) if by_index else blocks, card)
             if fractals:
                 cache.copy_(self._calls.to_nz(rows))
 

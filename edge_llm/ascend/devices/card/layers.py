@@ -1,12 +1,15 @@
 """A decoder on a card: each operation of a layer's description as calls of the chip's operators.
 
-The residual stream is float32; products, attention and SwiGLU are float16, as the chip gives them.  A linear is
+The residual stream is float32; products, attention and SwiGLU are float16, as the chip gives them.  A linear is one of
 
     quantized = round(turn(x) * reciprocal);  y = quant_matmul(quantized) + x[:, hot] @ hot_weight
+    quantized = round(turn(x) * (127 / m));   y = quant_matmul(quantized) * m          m = the largest of each row
 
-where a turn is a product with a matrix of blocks; queries and keys are not turned, which changes no score.  Hot channels
-stay in float16.  What else exceeds the input scale, a wider one than where the residual is added back, is cut off, and counted
-in prompts.
+where a turn is a product with a matrix of blocks; queries and keys are not turned, which changes no score.  Which one is said
+by the chip's law.  Of the first, hot channels stay in float16; what else exceeds the input scale, a wider one than where the
+residual is added back, is cut off, and counted in some chunks of prompts.  Of the second, nothing is cut off.
+
+What is added to the residual stream waits for the norm that reads the sum: one operator does both.
 """
 
 from __future__ import annotations
@@ -33,18 +36,25 @@ class CardLinear:
 
     product: NpuLinear
     reciprocal: Tensor
-    """float32 [K]: 1 / input scale, 0 for hot channels and padding."""
+    """[K]: 1 / input scale, 0 for hot channels; 127 where rows have scales.  float32 for rows of norms that are not turned,
+    else float16, as the rows are."""
     hot_index: Tensor | None = None
     """int32 [J]."""
     hot_weight: Tensor | None = None
-    """float16 [J, N]."""
+    """float16 [J, N], N padded as the product's."""
+    offset: Tensor | None = None
+    """[K], of the type of `reciprocal`: steps that are added to the rounded input."""
     turn: Tensor | None = None
     """float16 [p, p]: what blocks of p channels are multiplied with first; `reciprocal` is of the result."""
+    by_rows: bool = False
+    """Every row has a scale of its own, which the product's scale leaves out."""
+    bias: Tensor | None = None
+    """float16 [N], added behind the row's scale where the product cannot."""
 
 
 @dataclass(frozen=True)
 class FloatLinear:
-    """A linear that stays in float16: weight [K, N], bias [N]."""
+    """A linear that stays in float16: weight [K, N], in fractals where the chip multiplies those, bias [N]."""
 
     weight: Tensor
     bias: Tensor | None
@@ -56,7 +66,19 @@ class CardLayer:
 
     linears: Mapping[str, CardLinear | FloatLinear]
     gains: Mapping[str, Tensor]
-    """float32."""
+    """float32; those of heads float16, as heads are."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A residual stream, and what is to be added to it: both float32 [T, hidden size]."""
+
+    stream: Tensor
+    added: Tensor
+
+
+Stream = Any
+"""The residual stream: an array float32 [T, hidden size], or a `Sum`."""
 
 
 @dataclass(frozen=True)
@@ -71,21 +93,40 @@ class Tokens:
 
 
 Count = Callable[["Tensor", "Tensor"], None]
-"""Sees x float32 [T, K] and the reciprocals [K] of every linear, to count what is cut off."""
+"""Sees x [T, K] and the reciprocals [K] of every linear that has one scale for all rows, to count what is cut off."""
 
 
 def count_nothing(x: Tensor, reciprocal: Tensor) -> None:
     """For steps, where counting would launch several operators more for every linear."""
 
 
+COUNTED = 8
+"""Of so many chunks of prompts one is looked at, the first among them: counting takes five operators for every linear."""
+
+
 class Clipped:
-    """How many inputs of linears were cut off; ``total`` is int64 [1] on the card."""
+    """How many inputs of linears were cut off; ``total`` is int64 [1] on the card, of the chunks that were looked at."""
 
     def __init__(self, total: Tensor) -> None:
         self.total = total
+        self._chunks = 0
+        self._rows = 0
+        self._rows_seen = 0
+
+    def looks_at(self, rows: int) -> bool:
+        """Whether the next chunk, which has so many rows, is to be counted."""
+        looks = self._chunks % COUNTED == 0
+        self._chunks += 1
+        self._rows += rows
+        self._rows_seen += rows if looks else 0
+        return looks
+
+    def in_all(self, counted: int) -> int:
+        """Of all chunks, where ``counted`` were found in those that were looked at."""
+        return round(counted * self._rows / max(1, self._rows_seen))
 
     def add(self, x: Tensor, reciprocal: Tensor) -> None:
-        """Count those of x float32 [T, K]; inside of work."""
+        """Count those of x [T, K]; inside of work."""
         self.total += (x * reciprocal).abs().gt(LARGEST).sum()
 
 
@@ -105,12 +146,14 @@ class Layers:
         ropes = self.ropes.items()
         return {rope: (cos.index_select(0, positions), sin.index_select(0, positions)) for rope, (cos, sin) in ropes}
 
-    def run(self, layer: Layer, weights: CardLayer, hidden: Tensor, keys: LayerKeys, tokens: Tokens) -> Tensor:
-        """The hidden states float32 [T, hidden size] behind ``layer``."""
+    def run(self, layer: Layer, weights: CardLayer, hidden: Stream, keys: LayerKeys, tokens: Tokens) -> Stream:
+        """The hidden states behind ``layer``."""
         buffers = {HIDDEN: hidden}
         for operation in layer.operations:
             if isinstance(operation, Norm):
-                buffers[operation.writes] = self.norm(operation, weights.gains, buffers[operation.reads])
+                gain = weights.gains[operation.gain.name]
+                buffers[operation.reads], normed = self._normed(operation, gain, buffers[operation.reads])
+                buffers[operation.writes] = normed
             elif isinstance(operation, Linear):
                 buffers[operation.writes] = self._linear(operation, weights, buffers)
             elif isinstance(operation, Attention):
@@ -122,39 +165,67 @@ class Layers:
 
     def norm(self, norm: Norm, gains: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """float32 [T, K]."""
-        return self.calls.rms_norm(_float32(x), gains[norm.gain.name], norm.eps)
+        return self._normed(norm, gains[norm.gain.name], x)[1]
 
-    def product(self, weight: CardLinear | FloatLinear, x: Tensor) -> Tensor:
-        """float16 [T, N] of x [T, K]."""
+    def product(self, weight: CardLinear | FloatLinear, x: Tensor, wide: bool = False) -> Tensor:
+        """[T, N] of x [T, K]: float32 where ``wide``, else float16."""
         if isinstance(weight, FloatLinear):
-            y = _float16(x) @ weight.weight
-            return y if weight.bias is None else y + weight.bias
-        y = self._int8(weight, _float32(x))
-        if weight.hot_index is None or weight.hot_weight is None or not self.shadow:
-            return y
-        return y.addmm(_float16(x.index_select(1, weight.hot_index)), weight.hot_weight)
+            y = self.calls.multiply(_float16(x), weight.weight)
+            y = y if weight.bias is None else y + weight.bias
+            return _float32(y) if wide else y
+        if weight.by_rows:
+            return self._by_rows(weight, x, wide)
+        y = self._static(weight, x)
+        if weight.hot_index is not None and weight.hot_weight is not None and self.shadow:
+            hot = _float16(x.index_select(1, weight.hot_index))
+            y = _sum(y, self.calls.multiply(hot, weight.hot_weight), wide)
+        y = y if y.shape[1] == weight.product.rows else y[:, : weight.product.rows]
+        return _float32(y) if wide else y
 
-    def _int8(self, weight: CardLinear, x: Tensor) -> Tensor:
-        product = weight.product
-        if weight.turn is not None:
-            x = _float32((_float16(x).reshape(-1, len(weight.turn)) @ weight.turn).reshape(x.shape))
-        self.count(x, weight.reciprocal)
-        quantized = self.calls.quantize(x, weight.reciprocal)
+    def _static(self, weight: CardLinear, x: Tensor) -> Tensor:
+        """float16 [T, padded N] under the one scale of all rows."""
+        x = self._turned(weight, x).to(weight.reciprocal.dtype)
+        if weight.offset is None:  # what an offset moves is another tool's choice
+            self.count(x, weight.reciprocal)
+        return self._int8(weight.product, self.calls.quantize(x, weight.reciprocal, weight.offset))
+
+    def _by_rows(self, weight: CardLinear, x: Tensor, wide: bool) -> Tensor:
+        """The same under a scale of each row."""
+        x = self._turned(weight, _float16(x))
+        if self.calls.scales_rows:
+            y = self._int8(weight.product, *self.calls.quantize_rows(x))[:, : weight.product.rows]
+            return _float32(y) if wide else y
+        largest = x.abs().amax(1, keepdim=True)  # of a row of zeros 0, which makes its product 0 whatever became of 0 / 0
+        y = self._int8(weight.product, self.calls.quantize(x / largest, weight.reciprocal))
+        y = _product(y[:, : weight.product.rows], largest, wide)
+        return y if weight.bias is None else y + weight.bias
+
+    def _turned(self, weight: CardLinear, x: Tensor) -> Tensor:
+        if weight.turn is None:
+            return x
+        return self.calls.multiply(_float16(x).reshape(-1, len(weight.turn)), weight.turn).reshape(x.shape)
+
+    def _int8(self, product: NpuLinear, quantized: Tensor, row_scales: Tensor | None = None) -> Tensor:
         missing = product.weight.shape[0] - product.columns
         if missing:
             quantized = _pad(quantized, missing)
-        y = self.calls.quant_matmul(quantized, product.weight, product.scale, product.bias)
-        return y if y.shape[1] == product.rows else y[:, : product.rows]
+        return self.calls.quant_matmul(quantized, product.weight, product.scale, product.bias, row_scales)
 
-    def _linear(self, linear: Linear, weights: CardLayer, buffers: Mapping[str, Tensor]) -> Tensor:
-        y = self.product(weights.linears[linear.name], buffers[linear.reads])
-        return y if not linear.adds else _float32(buffers[linear.adds]) + _float32(y)
+    def _linear(self, linear: Linear, weights: CardLayer, buffers: Mapping[str, Any]) -> Stream:
+        y = self.product(weights.linears[linear.name], buffers[linear.reads], wide=bool(linear.adds))
+        return Sum(_float32(settled(buffers[linear.adds])), y) if linear.adds else y
+
+    def _normed(self, norm: Norm, gain: Tensor, x: Stream) -> tuple[Tensor, Tensor]:
+        """What is normed, and its norm: float32 [T, K]."""
+        if isinstance(x, Sum):
+            return self.calls.add_rms_norm(x.stream, x.added, gain, norm.eps)
+        return x, self.calls.rms_norm(_float32(x), gain, norm.eps)
 
     def _attention(
         self, attention: Attention, weights: CardLayer, qkv: Tensor, keys: LayerKeys, tokens: Tokens
     ) -> Tensor:
         q_size, kv_size, size = attention.q_size, attention.kv_size, attention.head_dim
-        q, k, v = (part.contiguous() for part in qkv.split((q_size, kv_size, kv_size), dim=1))
+        q, k, v = _split(qkv, (q_size, kv_size, kv_size))
         if attention.q_norm is not None and attention.k_norm is not None:
             q = self._head_norm(q, weights.gains[attention.q_norm.name], attention)
             k = self._head_norm(k, weights.gains[attention.k_norm.name], attention)
@@ -165,8 +236,37 @@ class Layers:
         return tokens.attend(q, keys, attention).reshape(rows, q_size)
 
     def _head_norm(self, x: Tensor, gain: Tensor, attention: Attention) -> Tensor:
-        heads = _float32(x).view(-1, attention.head_dim)
-        return _float16(self.calls.rms_norm(heads, gain, attention.eps)).view(x.shape)
+        return self.calls.rms_norm(x.view(-1, attention.head_dim), gain, attention.eps).view(x.shape)
+
+
+def settled(hidden: Stream) -> Tensor:
+    """The residual stream as one array."""
+    return hidden.stream + hidden.added if isinstance(hidden, Sum) else hidden
+
+
+def _split(x: Tensor, widths: tuple[int, ...]) -> list[Tensor]:
+    """Columns of x [T, K], each as an array of its own: those of one row lie so already, of more one operator copies all."""
+    import torch
+
+    if len(x) == 1:
+        return list(x.split(widths, dim=1))
+    parts = [torch.empty((len(x), width), dtype=x.dtype, device=x.device) for width in widths]
+    torch.split_with_sizes_copy(x, widths, dim=1, out=parts)
+    return parts
+
+
+def _sum(x: Tensor, y: Tensor, wide: bool) -> Tensor:
+    """x + y of float16 arrays, by one operator also where the result is float32."""
+    import torch
+
+    return torch.add(x, y, out=torch.empty(x.shape, dtype=torch.float32, device=x.device)) if wide else x + y
+
+
+def _product(x: Tensor, rows: Tensor, wide: bool) -> Tensor:
+    """x float16 [T, N] times rows float16 [T, 1], by one operator also where the result is float32."""
+    import torch
+
+    return torch.mul(x, rows, out=torch.empty(x.shape, dtype=torch.float32, device=x.device)) if wide else x * rows
 
 
 def _pad(x: Tensor, columns: int) -> Tensor:

@@ -27,9 +27,9 @@ class NpuLinear:
     weight: Tensor
     """int8 [K, N]."""
     scale: Tensor
-    """int64 [N]: input_scale * weight_scale, packed."""
+    """[N]: input_scale * weight_scale, packed in int64; weight_scale float32 where the product is given scales of rows."""
     bias: Tensor | None
-    """int32 [N]."""
+    """int32 [N]; float32 beside scales of rows."""
     rows: int
     columns: int
 
@@ -94,15 +94,25 @@ class Loader:
         weight = np.zeros((rows, columns), np.int8)
         weight[: linear.rows, : linear.columns] = unpack_tiles(linear.tiles, linear.rows, linear.columns)
         arrays = {"weight": weight, "scale": _padded(linear.rounding.scale, rows, np.float32)}
-        if linear.bias is not None and linear.rounding.bias is not None:
+        if linear.bias is not None:
             _check_finite(f"{name}.bias", linear.bias)
-            arrays["bias"] = _padded(linear.rounding.bias, rows, np.int32)
+        bias = self.int32_bias(linear, rows)
+        arrays |= {} if bias is None else {"bias": bias}
         return {kind: self.stage(staging, f"{name}.{kind}", array) for kind, array in arrays.items()}
+
+    def int32_bias(self, linear: Int8Weight, rows: int) -> np.ndarray | None:
+        """What a product adds to its sums, padded to ``rows``; None where it adds nothing."""
+        if linear.bias is not None and not linear.row_scales:
+            assert linear.rounding.bias is not None
+            return _padded(linear.rounding.bias, rows, np.int32)
+        return np.zeros(rows, np.int32) if self.calls.law.zero_bias else None
 
     def linear(self, staged: Mapping[str, Tensor], linear: Int8Weight) -> NpuLinear:
         """The linear on the card; inside of work."""
         weight = self.calls.to_matmul(self.copied(staged["weight"]))
-        scale = self.calls.pack_scale(self.copied(staged["scale"]))
+        scale = self.copied(staged["scale"])
+        if not (linear.row_scales and self.calls.scales_rows):
+            scale = self.calls.pack_scale(scale)
         bias = self.copied(staged["bias"]) if "bias" in staged else None
         return NpuLinear(weight, scale, bias, linear.rows, linear.columns)
 

@@ -5,6 +5,7 @@ What a step reads from the host is one copy, what it gives is another, and the h
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,10 +16,11 @@ import numpy as np
 from edge_llm.ascend.devices.card.inputs import Inputs
 from edge_llm.ascend.devices.card.key_forms import fill_rows
 from edge_llm.ascend.devices.card.keys import CardKeys
-from edge_llm.ascend.devices.card.layers import Clipped, Layers, Tokens
+from edge_llm.ascend.devices.card.layers import Clipped, Layers, Tokens, settled
 from edge_llm.ascend.devices.card.linears import NpuBlock
+from edge_llm.ascend.devices.card.told_lengths import check_told
 from edge_llm.ascend.devices.card.whole import WholeWeights
-from edge_llm.ascend.npu.runtime import GRAPH_ROWS, Completion, Graph, Runtime, run
+from edge_llm.ascend.npu.runtime import GRAPH_ROWS, CaptureRefused, Completion, Graph, Runtime, run
 from edge_llm.devices.base import Chunk, Room, Rows, RunRow, RunSubgraph, Task, Watching
 from edge_llm.errors import NumericError
 from edge_llm.kv.pages import pages_for
@@ -33,8 +35,13 @@ from edge_llm.weights.base import Weights
 if TYPE_CHECKING:
     from torch import Tensor
 
+log = logging.getLogger("edge_llm.devices")
 HEAD_ROWS = GRAPH_ROWS[-1]
 """Rows whose logits are computed at once."""
+LARGEST = 65504
+"""Of float16.  Where a chip saturates, what was larger is this, and no result shows an infinity or what is no number."""
+TOLD = 16
+"""Float16 numbers of a step in front of its logits, which are all what `_trouble` says: 32 bytes, as the chip likes them."""
 
 
 @dataclass
@@ -42,8 +49,10 @@ class _Flow:
     """A chunk on its way through the layers."""
 
     inputs: Inputs
+    layers: Layers
+    """That count what they cut off, or do not."""
     hidden: Any = None
-    """float32 [rows, hidden size] on the card, once work has made it."""
+    """The residual stream on the card, once work has made it; one array behind the last layer."""
     tokens: Tokens | None = None
     """Once work has made them."""
     last: Completion | None = None
@@ -56,11 +65,11 @@ class _Step:
     """The graph of steps of some rows, and what they read and give."""
 
     inputs: Inputs
-    logits: Tensor
-    """Pinned float16 [rows, vocabulary]."""
+    results: Tensor
+    """Pinned float16 [`TOLD` + rows * vocabulary]: what `_trouble` says, then logits."""
     graph: Graph | None = None
     made: Any = None
-    """The logits on the card."""
+    """The same on the card."""
 
 
 class CardModel:
@@ -87,7 +96,7 @@ class CardModel:
         self._layers = layers
         self._embed = embed
         self._runtime = runtime
-        self._records = layers.calls.law.captures and layers.keys.records
+        self._may_record = layers.calls.law.captures and layers.keys.records
         self.keys = CardKeys(decoder.attentions, room.tokens, layers.keys, runtime, layers.calls)
         self.kv: KVPages = self.keys
         self.step_row: RunRow | None = None
@@ -100,16 +109,23 @@ class CardModel:
         self._trouble = runtime.pinned((1,), torch.float32)
         self._head_rows = runtime.pinned((HEAD_ROWS, decoder.vocab_size), torch.float16)
         run(runtime, self._make_counter)
+        if self._records and layers.keys.host_lengths:
+            check_told(runtime, layers.calls)
 
     @property
     def clipped(self) -> int:
         host = self._runtime.pinned((1,), self._torch.int64)
         run(self._runtime, lambda: self._runtime.copy_out(host, self._clipped.total))
-        return int(host[0])
+        return self._clipped.in_all(int(host[0]))
 
     @property
     def sharing(self) -> Sharing:
         return Sharing(built=len(self._steps), uses=self._steps_taken, saved_bytes=0)
+
+    def ahead(self) -> Sequence[Callable[[], None]]:
+        if not self._records or self.weights.streamed:
+            return ()
+        return [partial(self._make_step, rows) for rows in GRAPH_ROWS]
 
     def stretches(self, chunks: Sequence[Chunk]) -> Sequence[range]:
         return [range(layer, layer + 1) for layer in range(len(self.decoder.layers))]
@@ -150,15 +166,21 @@ class CardModel:
         """Embed the rows and copy what the layers need to know of them."""
         rows, inputs = chunk.rows, flow.inputs
         self._fill(rows, inputs)
+        _in_range(inputs.host("hidden")[: rows.count])
+        flow.layers = self._counting if self._clipped.looks_at(rows.count) else self._layers
         attend = self._layers.keys.chunk(rows, inputs)
+        slots = self._layers.keys.slots(inputs, rows.count)
+        # beside what the card computes for other chunks, but not behind layers that are streamed to it
+        copied = None if self.weights.streamed else self._runtime.load(inputs.copy, after=flow.last)
 
         def work() -> None:
-            inputs.copy()
+            if copied is None:
+                inputs.copy()
             flow.hidden = inputs.card("hidden")[: rows.count]
             angles = self._layers.angles(inputs.card("positions")[: rows.count])
-            flow.tokens = Tokens(angles, inputs.card("slots")[: rows.count], attend)
+            flow.tokens = Tokens(angles, slots, attend)
 
-        flow.last = self._runtime.enqueue(work)
+        flow.last = self._runtime.enqueue(work, after=copied)
 
     def _layer_in_turn(self, layer: int, flow: _Flow) -> None:
         """Give a layer to the card, and wait for the one before: so one is computed while the next is given."""
@@ -174,14 +196,15 @@ class CardModel:
 
         def work() -> None:
             assert flow.tokens is not None, "a layer before the embedding"
-            flow.hidden = self._counting.run(description, traffic.layer, flow.hidden, keys, flow.tokens)
+            hidden = flow.layers.run(description, traffic.layer, flow.hidden, keys, flow.tokens)
+            flow.hidden = settled(hidden) if layer == len(self.decoder.layers) - 1 else hidden
 
         traffic.used = flow.last = self._runtime.enqueue(work, after=traffic.loaded)
 
     def _check_rows(self, flow: _Flow) -> None:
         """Raises `NumericError` where the rows are not numbers any more, wanted or not: products of INT8 do not show it."""
         run(self._runtime, lambda: self._runtime.copy_out(self._trouble, _trouble(flow.hidden).reshape(1)))
-        _finite(self._trouble.numpy())
+        _in_range(self._trouble.numpy())
 
     def _logits(self, wanted: np.ndarray, flow: _Flow) -> np.ndarray:
         """float32 [wanted, vocabulary]."""
@@ -195,7 +218,7 @@ class CardModel:
 
             run(self._runtime, work)
             logits[first : first + len(some)] = self._head_rows.numpy()[: len(some)]
-        return _finite(logits)
+        return _in_range(logits)
 
     def _states(self, wanted: np.ndarray, flow: _Flow) -> np.ndarray:
         """Normed last hidden states: float32 [wanted, hidden size]."""
@@ -209,7 +232,7 @@ class CardModel:
             self._runtime.copy_out(host, self._layers.norm(self.decoder.norm, self._whole.gains, rows))
 
         run(self._runtime, work)
-        return _finite(host.numpy())
+        return _in_range(host.numpy())
 
     def _head(self, hidden: Any) -> Any:
         """float16 [rows, vocabulary] of hidden float32 [rows, hidden size]."""
@@ -225,33 +248,48 @@ class CardModel:
         self._fill_step(chunk, step.inputs)
         lengths = step.inputs.host("lengths").tolist()
         flow = self._flow(chunk)
+        end = TOLD + given * self.decoder.vocab_size
 
         def work() -> None:
             step.inputs.copy()
             if step.graph is None:
                 self._compute_step(step, lengths)
             else:
-                step.graph.replay()
-            self._runtime.copy_out(step.logits[:given], step.made[:given])
+                self._replay(step.graph, lengths)
+            self._runtime.copy_out(step.results[:end], step.made[:end])
 
         flow.last = self._runtime.enqueue(work)
         flow.last()
-        logits = _finite(step.logits.numpy()[:given].astype(np.float32))
+        found = _in_range(step.results.numpy()[:end].astype(np.float32))
+        logits = found[TOLD:].reshape(given, -1)
         flow.outputs = logits[:wanted], np.empty((0, self.decoder.hidden_size), np.float32)
+
+    def _replay(self, graph: Graph, lengths: Sequence[int]) -> None:
+        if self._layers.keys.host_lengths:
+            graph.update(self._torch.from_numpy(np.array(lengths, np.int32)))
+        graph.replay()
 
     def _step_of(self, rows: int) -> _Step:
         if rows not in self._steps:
             self._steps[rows] = self._new_step(rows)
         return self._steps[rows]
 
+    def _make_step(self, rows: int) -> None:
+        self._step_of(rows)
+
     def _new_step(self, rows: int) -> _Step:
-        """The step of ``rows`` rows; where the chip records graphs, it is done once on spare memory and recorded."""
+        """The step of ``rows`` rows; where the chip records graphs, it is done once on spare memory and recorded.
+
+        A graph whose lengths are told is recorded with the longest, for which its workspaces are then large enough.
+        """
         inputs = Inputs(rows, self.decoder.hidden_size, self._blocks, self._runtime)
-        logits = self._runtime.pinned((rows, self.decoder.vocab_size), self._torch.float16)
-        step = _Step(inputs, logits)
+        results = self._runtime.pinned((TOLD + rows * self.decoder.vocab_size,), self._torch.float16)
+        step = _Step(inputs, results)
         self._fill_up(inputs, 0)
         if not self._records:
             return step
+        if self._layers.keys.host_lengths:
+            inputs.host("lengths")[:] = self._blocks * self.keys.page_tokens
         lengths = inputs.host("lengths").tolist()
 
         def prepare() -> None:
@@ -259,23 +297,35 @@ class CardModel:
             self._compute_step(step, lengths)
 
         run(self._runtime, prepare)
-        step.graph = self._runtime.capture(lambda: self._compute_step(step, lengths))
+        try:
+            step.graph = self._runtime.capture(lambda: self._compute_step(step, lengths))
+        except CaptureRefused as error:
+            log.warning("%s; steps are given to it operator by operator, which takes longer", error)
         return step
+
+    @property
+    def _records(self) -> bool:
+        return self._may_record and not self._runtime.capture_refusal
 
     def _compute_step(self, step: _Step, lengths: Sequence[int]) -> None:
         inputs = step.inputs
         attend = self._layers.keys.step(inputs, lengths)
-        tokens = Tokens(self._layers.angles(inputs.card("positions")), inputs.card("slots"), attend)
+        slots = self._layers.keys.slots(inputs, len(inputs.host("slots")))
+        tokens = Tokens(self._layers.angles(inputs.card("positions")), slots, attend)
         hidden = inputs.card("hidden")
         for index, layer in enumerate(self.decoder.layers):
             block = self.weights.use(index)
             assert isinstance(block, NpuBlock)
             hidden = self._layers.run(layer, block.traffic.layer, hidden, self.keys.layers[index], tokens)
-        step.made = self._head(hidden.index_select(0, inputs.card("wanted"))) + _trouble(hidden).to(self._torch.float16)
+        hidden = settled(hidden)
+        logits = self._head(hidden.index_select(0, inputs.card("wanted")))
+        told = _trouble(hidden).to(self._torch.float16).expand(TOLD)
+        step.made = self._torch.cat((told, logits.reshape(-1)))
 
     def _fill_step(self, chunk: Chunk, inputs: Inputs) -> None:
         rows, wanted = chunk.rows, chunk.logits
         self._fill(rows, inputs)
+        _in_range(inputs.host("hidden")[: rows.count])
         inputs.host("wanted")[: len(wanted)] = wanted
         inputs.host("wanted")[len(wanted) :] = 0
         fill_rows(rows, inputs)
@@ -303,7 +353,7 @@ class CardModel:
         flow = self._flows.get(chunk.index)
         if flow is None:
             inputs = Inputs(self._longest, self.decoder.hidden_size, self._blocks, self._runtime)
-            flow = self._flows[chunk.index] = _Flow(inputs)
+            flow = self._flows[chunk.index] = _Flow(inputs, self._layers)
         return flow
 
     def _indices(self, rows: np.ndarray) -> Any:
@@ -316,11 +366,11 @@ class CardModel:
 
 
 def _trouble(hidden: Tensor) -> Tensor:
-    """0 where all is finite, else not a number."""
-    return (hidden * 0).sum()
+    """The largest of float32 [rows, hidden size], whatever its sign; not a number where one of them is none."""
+    return hidden.abs().max()
 
 
-def _finite(values: np.ndarray) -> np.ndarray:
-    if not np.isfinite(values).all():
+def _in_range(values: np.ndarray) -> np.ndarray:
+    if not (np.abs(values) < LARGEST).all():
         raise NumericError("numbers of the card are not finite: the model's activations left the range of float16")
     return values

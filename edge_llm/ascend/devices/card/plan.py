@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edge_llm.ascend.devices.card.model import HEAD_ROWS
 from edge_llm.ascend.devices.card_plan import CardNeeds
 from edge_llm.ascend.npu.calls import MASK_SIZE
-from edge_llm.ascend.npu.chips import ChipLaw
+from edge_llm.ascend.npu.chips import FRACTAL, ChipLaw
 from edge_llm.ascend.npu.runtime import GRAPH_ROWS
 from edge_llm.devices.base import Room
 from edge_llm.formats.layout import TensorRange
@@ -22,6 +22,12 @@ SCALE_BYTES = 8
 """Of a packed scale."""
 LIVE = 3
 """Float32 copies of a row that an operator's input, its result and what was cast between them take at a time."""
+
+
+def key_bytes(law: ChipLaw, decoder: Decoder, tokens: int, value_bytes: int) -> int:
+    """Of the keys and values of ``tokens`` tokens in the card's blocks, one of them spare; a value takes ``value_bytes``."""
+    held = (pages_for(tokens, law.page_tokens) + 1) * law.page_tokens
+    return sum(2 * law.allocation(value_bytes * held * one.kv_size) for one in decoder.attentions)
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,7 @@ class AscendPlan:
 
     def key_bytes(self) -> int:
         """Of keys and values on the card."""
-        if not self.alone:
-            return 0
-        blocks = pages_for(self.room.tokens, self.law.page_tokens) + 1
-        tokens = blocks * self.law.page_tokens
-        return sum(2 * self.law.allocation(self.value_bytes * tokens * one.kv_size) for one in self.decoder.attentions)
+        return key_bytes(self.law, self.decoder, self.room.tokens, self.value_bytes) if self.alone else 0
 
     def _layer(self, prefix: str, layer: Layer) -> int:
         linears = sum(self._linear(prefix, one) for one in layer.linears if self.alone or is_multiplied_as_int8(one.scheme))
@@ -62,12 +64,16 @@ class AscendPlan:
             return allocation(FLOAT16_BYTES * linear.columns * linear.rows) + allocation(FLOAT16_BYTES * linear.rows)
         columns, rows = self.law.padded(linear.columns, linear.rows)
         product = allocation(columns * rows) + allocation(SCALE_BYTES * rows)
-        product += allocation(FLOAT_BYTES * rows) if linear.bias else 0
+        product += allocation(FLOAT_BYTES * rows) if linear.bias or self.law.zero_bias else 0
         if not self.alone:
             return product
-        hot = [self.tensors[f"{prefix}{linear.name}.{name}"].nbytes for name in ("hot_index", "hot_weight")]
         around = allocation(FLOAT_BYTES * linear.columns) + self._turn(linear)
-        return product + around + sum(allocation(nbytes) for nbytes in hot)
+        return product + around + self._hot(self.tensors[f"{prefix}{linear.name}.hot_index"].shape[0], rows)
+
+    def _hot(self, channels: int, rows: int) -> int:
+        """Hot channels and their weights, filled up."""
+        filled = -(-channels // FRACTAL) * FRACTAL
+        return self.law.allocation(FLOAT_BYTES * filled) + self.law.allocation(FLOAT16_BYTES * filled * rows) if channels else 0
 
     def _turn(self, linear: Linear) -> int:
         """What its rows are turned by."""
@@ -85,8 +91,8 @@ class AscendPlan:
         decoder = self.decoder
         table = "embedding" if decoder.tied else "output"
         columns, rows = self.law.padded(decoder.output.columns, decoder.output.rows)
-        product = self.law.allocation(columns * rows) + self.law.allocation(SCALE_BYTES * rows)
-        return product + self.tensors[f"{table}.hot_weight"].nbytes + self._turn(decoder.output)
+        product = self.law.allocation(columns * rows) + self.law.allocation((SCALE_BYTES + FLOAT_BYTES) * rows)
+        return product + self._hot(self.tensors[f"{table}.hot_index"].shape[0], rows) + self._turn(decoder.output)
 
     def _beside_weights(self) -> int:
         """Keys, tables, activations and graphs."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_llm.ascend.devices.card.layers import CardLayer, CardLinear, FloatLinear
 from edge_llm.ascend.devices.card.linears import Loader, NpuBlock, NpuLinear, begin, finish
 from edge_llm.ascend.devices.card_weights import CardSlot, CardWeights, Load, output_blocks
+from edge_llm.ascend.npu.calls import Calls
+from edge_llm.ascend.npu.chips import FRACTAL, ChipLaw, scales_rows
 from edge_llm.ascend.npu.runtime import run
 from edge_llm.errors import DeviceError
 from edge_llm.formats.layout import KEY_OFFSET
-from edge_llm.models.layer import Decoder
+from edge_llm.models.layer import Decoder, Layer, Linear, Norm, SwiGLU, gains_of
+from edge_llm.quant.scheme import LIMIT
 from edge_llm.quant.turning import turned
-from edge_llm.schemes.base import Weight
+from edge_llm.schemes.base import BlockWeights, Weight
 from edge_llm.schemes.expanding import expanded
 from edge_llm.schemes.float16 import Float16Weight
 from edge_llm.schemes.int8_weight import Int8Weight
@@ -27,15 +30,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def load_whole(loader: Loader) -> Load[NpuLinear]:
-    """Puts all of a layer on the card."""
+def load_whole(loader: Loader, layers: Sequence[Layer]) -> Load[NpuLinear]:
+    """Puts all of each of ``layers`` on the card."""
 
     def load(host: Weights, index: int, slot: CardSlot[NpuLinear]) -> NpuBlock:
         traffic = begin(slot)
-        block = expanded(host.use(index))
-        linears = {name: _clipped(linear) for name, linear in block.linears.items()}
-        staged = {name: _stage(loader, traffic.staging, name, linear) for name, linear in linears.items()}
-        gains = {name: loader.stage(traffic.staging, name, gain) for name, gain in block.gains.items() if name != KEY_OFFSET}
+        block, law = expanded(host.use(index)), loader.calls.law
+        inputs = {linear.name: input_of(layers[index], linear, law) for linear in layers[index].linears}
+        linears = {name: _for_card(linear, inputs[name]) for name, linear in block.linears.items()}
+        staged = {name: _stage(loader, traffic.staging, name, linear, inputs[name]) for name, linear in linears.items()}
+        gains = {name: loader.stage(traffic.staging, name, gain) for name, gain in _gains(layers[index], block).items()}
 
         def work() -> None:
             traffic.layer = None  # its memory is free for the next
@@ -48,25 +52,80 @@ def load_whole(loader: Loader) -> Load[NpuLinear]:
     return load
 
 
-def _clipped(linear: Weight) -> Weight:
-    """``linear`` for a card, which adds no residual."""
-    return linear.clipped if isinstance(linear, Int8Weight) else linear
+@dataclass(frozen=True)
+class Input:
+    """How a linear's rows come and become INT8."""
+
+    is_float16: bool
+    """They are float16 before they are rounded, else float32."""
+    may_scale_rows: bool
+    """Each has a scale of its own where the bundle has those."""
 
 
-def _stage(loader: Loader, staging: dict[str, Tensor], name: str, linear: Weight) -> dict[str, Tensor]:
+def input_of(layer: Layer, linear: Linear, law: ChipLaw) -> Input:
+    """That of ``linear`` on a chip of ``law``."""
+    writer = layer.writer(linear.reads, linear)
+    rows = scales_rows(law, behind_swiglu=isinstance(writer, SwiGLU))
+    return Input(bool(linear.turn) or not isinstance(writer, Norm), rows)
+
+
+def _gains(layer: Layer, block: BlockWeights) -> dict[str, np.ndarray]:
+    """Those of heads in float16, in which heads are."""
+    of_heads = {gain.name for gain in gains_of(layer.attention)}
+    gains = {name: gain for name, gain in block.gains.items() if name != KEY_OFFSET}
+    return {name: gain.astype(np.float16) if name in of_heads else gain for name, gain in gains.items()}
+
+
+def _for_card(linear: Weight, given: Input) -> Weight:
+    """``linear`` for a card, which adds no residual, and scales no rows of some."""
+    if not isinstance(linear, Int8Weight):
+        return linear
+    if linear.row_scales and given.may_scale_rows:
+        return linear
+    return replace(linear, row_scales=False).clipped
+
+
+def _stage(
+    loader: Loader, staging: dict[str, Tensor], name: str, linear: Weight, given: Input
+) -> dict[str, Tensor]:
     """The arrays of a linear in pinned memory."""
     if isinstance(linear, Float16Weight):
         arrays = {"weight": linear.weight} | ({} if linear.bias is None else {"bias": linear.bias.astype(np.float16)})
         return {kind: loader.stage(staging, f"{name}.{kind}", array) for kind, array in arrays.items()}
     if not isinstance(linear, Int8Weight):
         raise DeviceError(f"the card placement has no linears of the scheme of `{name}`; use --placement split")
-    around = {"reciprocal": reciprocal(linear)}
-    if linear.turn:
-        around |= {"turn": turn_matrix(linear.turn)}
-    if len(linear.hot_index):
-        around |= {"hot_index": linear.hot_index, "hot_weight": linear.hot_weight}
+    linear, around = around_product(linear, given, loader.calls)
     beside = {kind: loader.stage(staging, f"{name}.{kind}", array) for kind, array in around.items()}
     return {**loader.stage_linear(staging, name, linear), **beside}
+
+
+def around_product(linear: Int8Weight, given: Input, calls: Calls) -> tuple[Int8Weight, dict[str, np.ndarray]]:
+    """``linear`` with the scales that its product is given, and the arrays beside that."""
+    arrays: dict[str, np.ndarray] = {"turn": turn_matrix(linear.turn)} if linear.turn else {}
+    divisor = np.float32(_turn_divisor(linear.turn))
+    if linear.row_scales:
+        steps = 1 if calls.scales_rows else LIMIT
+        arrays["reciprocal"] = np.full(linear.columns, LIMIT, np.float16)
+        if linear.bias is not None:
+            arrays["row_bias"] = linear.bias.astype(np.float16)
+        return replace(linear, weight_scale=linear.weight_scale * divisor / np.float32(steps)), arrays
+    arrays["reciprocal"] = found = reciprocal(linear, np.float16 if given.is_float16 else np.float32)
+    if given.is_float16 and (kept := found[found > 0]).size:  # the scale is what its float16 reciprocal stands for
+        linear = replace(linear, input_scale=float(divisor / np.float32(kept[0])))
+    if linear.input_offset:
+        arrays["offset"] = np.full(linear.columns, linear.input_offset, found.dtype)
+    if len(linear.hot_index):
+        arrays |= hot_arrays(linear, calls.law)
+    return linear, arrays
+
+
+def hot_arrays(linear: Int8Weight, law: ChipLaw) -> dict[str, np.ndarray]:
+    """Hot channels, filled up with zeros to what a chip multiplies: the rows with channels that are there already."""
+    multiple = FRACTAL if law.weights_are_nz else 1
+    missing = -len(linear.hot_index) % multiple
+    _, rows = law.padded(linear.columns, linear.rows)
+    weight = np.pad(linear.hot_weight, ((0, missing), (0, rows - linear.rows)))
+    return {"hot_index": np.pad(linear.hot_index, (0, missing), mode="edge"), "hot_weight": weight}
 
 
 def _made(loader: Loader, staged: Mapping[str, Tensor], linear: Weight) -> CardLinear | FloatLinear:
@@ -74,18 +133,22 @@ def _made(loader: Loader, staged: Mapping[str, Tensor], linear: Weight) -> CardL
     if isinstance(linear, Int8Weight):
         return _made_int8(loader, staged, linear)
     bias = loader.copied(staged["bias"]) if "bias" in staged else None
-    return FloatLinear(loader.copied(staged["weight"]), bias)
+    return FloatLinear(loader.calls.to_multiply(loader.copied(staged["weight"])), bias)
 
 
 def _made_int8(loader: Loader, staged: Mapping[str, Tensor], linear: Int8Weight) -> CardLinear:
-    others = {name: loader.copied(staged[name]) for name in ("hot_index", "hot_weight", "turn") if name in staged}
-    return CardLinear(loader.linear(staged, linear), loader.copied(staged["reciprocal"]), **others)
+    calls = loader.calls
+    others = {name: loader.copied(staged[name]) for name in ("hot_index", "hot_weight", "offset", "turn") if name in staged}
+    others |= {name: calls.to_multiply(others[name]) for name in ("hot_weight", "turn") if name in others}
+    others |= {"bias": loader.copied(staged["row_bias"])} if "row_bias" in staged else {}
+    product = loader.linear(staged, linear)
+    return CardLinear(product, loader.copied(staged["reciprocal"]), by_rows=linear.row_scales, **others)
 
 
-def reciprocal(linear: Int8Weight) -> np.ndarray:
-    """1 / input scale of every channel behind `turn_matrix`, 0 of hot ones: float32 [K]."""
+def reciprocal(linear: Int8Weight, kind: Any = np.float32) -> np.ndarray:
+    """1 / input scale of every channel behind `turn_matrix`, 0 of hot ones: [K]."""
     inverse = np.float32(_turn_divisor(linear.turn)) / np.float32(linear.input_scale)
-    values = np.full(linear.columns, inverse, np.float32)
+    values = np.full(linear.columns, inverse, kind)
     values[linear.hot_index] = 0
     return values
 
@@ -110,26 +173,35 @@ class WholeWeights(CardWeights[NpuLinear]):
         norm = loader.stage({}, "final_norm", host.head.gains["final_norm"])
         self.gains = {"final_norm": run(loader.runtime, lambda: loader.copied(norm))}
         host.forget_tables()
-        super().__init__(host, load_whole(loader), len(decoder.layers))
+        super().__init__(host, load_whole(loader, decoder.layers), len(decoder.layers))
 
 
 def _output_matrix(loader: Loader, decoder: Decoder, runs: Iterator[tuple[slice, Int8Weight]]) -> CardLinear:
     """The output matrix, which comes in runs of rows."""
-    columns, rows = loader.calls.law.padded(decoder.output.columns, decoder.output.rows)
-    weight, scale, bias = np.zeros((rows, columns), np.int8), np.zeros(rows, np.float32), np.zeros(rows, np.int32)
+    law = loader.calls.law
+    given = Input(bool(decoder.output.turn), scales_rows(law, behind_swiglu=False))
+    columns, rows = law.padded(decoder.output.columns, decoder.output.rows)
+    weight, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, np.float32)
+    vectors: dict[str, np.ndarray] = {}
     hot_weight: list[np.ndarray] = []
+    beside: dict[str, np.ndarray] = {}
     for at, stored in runs:
-        last = part = stored.clipped
+        part = _for_card(stored, given)
+        assert isinstance(part, Int8Weight)
+        part, beside = around_product(part, given, loader.calls)
+        last = part
         weight[at, : part.columns] = unpack_tiles(part.tiles, part.rows, part.columns)
         scale[at] = part.rounding.scale
         hot_weight.append(part.hot_weight.copy())
-        if part.rounding.bias is not None:
-            bias[at] = part.rounding.bias
-    arrays: dict[str, np.ndarray] = {"weight": weight, "scale": scale, "reciprocal": reciprocal(last)}
-    arrays |= {} if last.bias is None else {"bias": bias}
-    arrays |= {"turn": turn_matrix(last.turn)} if last.turn else {}
-    if len(last.hot_index):
-        arrays |= {"hot_index": last.hot_index.copy(), "hot_weight": np.concatenate(hot_weight, axis=1)}
+        found = {"bias": loader.int32_bias(part, part.rows), "row_bias": beside.get("row_bias")}
+        for name, array in found.items():
+            if array is not None:
+                vectors.setdefault(name, np.zeros(rows, array.dtype))[at] = array
+    whole = replace(last, rows=decoder.output.rows, hot_weight=np.concatenate(hot_weight, axis=1))
+    arrays = beside | {"weight": weight, "scale": scale} | vectors
+    if "hot_index" in arrays:
+        arrays |= hot_arrays(whole, law)
+    if "row_bias" in arrays:
+        arrays["row_bias"] = arrays["row_bias"][: whole.rows]
     pinned = {name: loader.stage({}, f"output.{name}", array) for name, array in arrays.items()}
-    whole = replace(last, rows=decoder.output.rows)
     return run(loader.runtime, lambda: _made_int8(loader, pinned, whole))

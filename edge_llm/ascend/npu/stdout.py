@@ -1,0 +1,61 @@
+"""Standard output belongs to answers: what a library writes there while it is loaded goes to the log."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+log = logging.getLogger("edge_llm.devices")
+_MOST = 1 << 16
+"""Bytes that are told of what was written."""
+
+
+@contextmanager
+def own_stdout(who: str) -> Iterator[None]:
+    """Nothing that ``who`` writes inside the block, in Python or in C, comes out of file descriptor 1.
+
+    Its lines are logged instead.  A process without standard output is left as it is.
+    """
+    _flush()
+    kept = _kept()
+    if kept is None:
+        yield
+        return
+    try:
+        with tempfile.TemporaryFile() as written:
+            os.dup2(written.fileno(), 1)
+            try:
+                yield
+            finally:
+                _flush()
+                os.dup2(kept, 1)
+                written.seek(0)
+                _tell(who, written.read(_MOST))
+    finally:
+        os.close(kept)
+
+
+def _kept() -> int | None:
+    """Another descriptor of standard output; None where there is none."""
+    try:
+        return os.dup(1)
+    except OSError:
+        return None
+
+
+def _flush() -> None:
+    """Write out what Python and C hold back for standard output."""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _tell(who: str, written: bytes) -> None:
+    for line in written.decode(errors="replace").splitlines():
+        if line.strip():
+            log.info("%s: %s", who, "".join(char if char.isprintable() else " " for char in line))
