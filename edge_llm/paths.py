@@ -12,7 +12,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from edge_llm.errors import ModelNotFound, StorageError, UnsupportedModel, UsageError
+from edge_llm.errors import ModelNotFound, StorageError, UsageError
 
 BUILTIN_MODEL_NAME = "builtin"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -184,7 +184,7 @@ def find_bundle(model: str | Path | None) -> Path:
     raise no_such_model(model)
 
 
-def no_such_model(model: str | Path) -> ModelNotFound | UnsupportedModel | UsageError:
+def no_such_model(model: str | Path) -> ModelNotFound | UsageError:
     """The error for ``model``, which is none that is here, with the way out; `UsageError` where it is a prompt."""
     name = str(model)
     if _is_prompt(model):
@@ -193,7 +193,7 @@ def no_such_model(model: str | Path) -> ModelNotFound | UnsupportedModel | Usage
         way_out = f"write `edge-llm run {_model_for_a_prompt()} {_quoted(words)}`"
         return UsageError(f"`{start}` is no model but a prompt; {way_out}", param="model")
     if name.lower().endswith(".gguf") and os.path.lexists(expanded(model)):
-        return refuse_gguf(name)
+        return ModelNotFound(f"`{name}` is not imported yet; run `edge-llm import {shlex.quote(name)}` first", model=name)
     if _is_path(model):
         folder = expanded(model)
         if _holds(folder, "config.json"):
@@ -247,14 +247,6 @@ def _is_path(model: str | Path) -> bool:
 def _is_prompt(model: str | Path) -> bool:
     """Whether ``model`` is words in the place of a model: with spaces between, and no file."""
     return isinstance(model, str) and len(model.split()) > 1 and not os.path.lexists(expanded(model))
-
-
-def refuse_gguf(path: str | Path) -> UnsupportedModel:
-    """The error for a GGUF file, wherever one is named: the one place that knows that they do not run."""
-    return UnsupportedModel(
-        f"`{path}` is a GGUF file; importing those is planned but not there yet: import the Hugging Face folder (config.json "
-        "and safetensors) or the repository that it was made from"
-    )
 
 
 def _holds(folder: Path, name: str) -> bool:

@@ -172,16 +172,11 @@ def test_an_adapter_beside_a_config_is_told_too(tmp_path):
         import_model(tmp_path, "m")
 
 
-def test_a_gguf_file_is_refused_in_the_same_words_wherever_it_is_named(tmp_path):
+def test_a_gguf_file_is_a_model_by_itself(tmp_path):
     path = tmp_path / "x.GGUF"
     path.write_bytes(b"GGUF")
-    said = set()
-    for find in (place_of, find_bundle):
-        with pytest.raises(UnsupportedModel, match="is a GGUF file; .* import the Hugging Face folder") as refused:
-            find(str(path))
-        said.add(str(refused.value))
-    assert len(said) == 1
-    with pytest.raises(UnsupportedModel, match="is a GGUF file"):
-        place_of("https://huggingface.co/org/x/blob/main/x-Q4_K_M.gguf")
+    assert place_of(str(path)).folder == path
+    with pytest.raises(ModelNotFound, match=r"not imported yet; run `edge-llm import .*x\.GGUF` first"):
+        find_bundle(str(path))
     with pytest.raises(ModelNotFound, match="no file"):
         place_of(str(tmp_path / "none.gguf"))

@@ -15,6 +15,7 @@ from edge_llm.engine.cores import give_memory_back
 from edge_llm.engine.library import imported_from, is_made_from
 from edge_llm.errors import EdgeLLMError, ModelNotFound, UsageError
 from edge_llm.files import is_folder, shown
+from edge_llm.formats.gguf import is_gguf, parts_of
 from edge_llm.paths import bundle_path, near_model
 from edge_llm.progress import DOWNLOAD, Journey, byte_count, rough_time, whole_seconds
 from edge_llm.sources.hub import look
@@ -68,9 +69,13 @@ def _place(model: str, missing: EdgeLLMError) -> Place:
         place = place_of(model) if _is_path(model) else named_place(model)
     except ModelNotFound:
         raise missing from None
-    if place is None or (place.folder is not None and not (place.folder / "config.json").exists()):
+    if place is None or (place.folder is not None and not _may_be_model(place.folder)):
         raise _with_names(model, missing)
     return place
+
+
+def _may_be_model(path: Path) -> bool:
+    return is_gguf(path) or (path / "config.json").exists()
 
 
 def _is_path(model: str) -> bool:
@@ -121,7 +126,7 @@ def _agree(model: str, place: Place, *, yes: bool, renews: bool) -> None:
 def _question(model: str, place: Place, renews: bool) -> str:
     """`qwen3 is Qwen/Qwen3-0.6B, 1.5 GB, about 2 min: download`."""
     if place.folder is not None:
-        held = sum(path.stat().st_size for path in place.folder.glob("*.safetensors"))
+        held = sum(path.stat().st_size for path in _weights(place.folder))
         why = "has changed since it was imported" if renews else "is not imported yet"
         said = f"{shown(model)} {why}, {byte_count(held)}, about {rough_time(whole_seconds(0, held))}: import"
         return f"{said} again" if renews else said
@@ -131,14 +136,18 @@ def _question(model: str, place: Place, renews: bool) -> str:
             "who you are"
         )
     note(f"asking the hub for {place} ...")
-    listing = look(place.repository, place.revision)
+    listing = look(place.repository, place.revision, place.gguf)
     seconds = rough_time(whole_seconds(listing.missing, listing.weights_bytes))
-    named = shown(model) if model == place.repository else f"{shown(model)} is {place}{_at(place)}"
+    named = shown(model) if model == str(place) else f"{shown(model)} is {place}{_at(place)}"
     if not listing.missing:
         return f"{named}, already downloaded, about {seconds}: import"
     rest = byte_count(listing.weights_bytes) if listing.missing >= listing.weights_bytes else ""
     size = rest or f"{byte_count(listing.missing)} of {byte_count(listing.weights_bytes)} to go"
     return f"{named}, {size}, about {seconds}: download"
+
+
+def _weights(path: Path) -> list[Path]:
+    return parts_of(path) if is_gguf(path) else list(path.glob("*.safetensors"))
 
 
 def _at(place: Place) -> str:

@@ -15,7 +15,7 @@ from edge_llm.sources.place import named_place, no_source
 @click.option("--revision", help="Branch, tag or commit; default: main.")
 @progress_option
 def pull_command(repository: str, revision: str | None, progress_form: str) -> None:
-    """Download the files of REPOSITORY that an import needs, and print the folder.
+    """Download the files of REPOSITORY that an import needs, and print the folder, or of `org/repo:Q4_K_M` the GGUF file.
 
     It is a hub id such as Qwen/Qwen2.5-0.5B-Instruct, the address of its page, or a short name such as qwen3.  Interrupted
     downloads go on where they stopped.  HF_ENDPOINT chooses a mirror, HF_HUB_OFFLINE=1 forbids the network.
@@ -27,5 +27,5 @@ def pull_command(repository: str, revision: str | None, progress_form: str) -> N
         if place is None:  # which tells what a hub id is
             folder = pull(repository, revision, draw, note)
         else:
-            folder = pull(place.repository, revision or place.revision, draw, note)
+            folder = pull(place.repository, revision or place.revision, draw, note, place.gguf)
     write(f"{folder}\n")

@@ -28,6 +28,7 @@ from edge_llm.convert.calibrate import CalibrationText, read_calibration
 from edge_llm.convert.choose import Outliers, largest_turn, refuse_beside
 from edge_llm.convert.coding import Coder
 from edge_llm.convert.float_copy import float_copy
+from edge_llm.convert.packed import bits_in_words
 from edge_llm.convert.saved import Saved
 from edge_llm.convert.sensitivity import Costs, four_bit_costs
 from edge_llm.convert.survey import Survey, Wishes, survey_model
@@ -68,6 +69,7 @@ from edge_llm.quant.w4 import fits
 from edge_llm.schemes import scheme_of
 from edge_llm.schemes.parts import is_multiplied_as_int8
 from edge_llm.sources import Source, open_source
+from edge_llm.sources.base import PackedSource
 from edge_llm.sources.hugging_face import default_name
 from edge_llm.text.ends import turn_end
 from kernels.memory import recycled
@@ -191,6 +193,8 @@ class _Job:
         source.template(self.tokenizer).check()
         check_usable(source, self.tokenizer, notice)
         self.turn_end = self._turn_end()
+        for line in bits_in_words(source, self.decoder.parameters, weights.kind, weights.bits):
+            notice(line)
         self.digest = source.digest(progress)
         if self.unused:
             names = ", ".join(f"`{shown(name)}`" for name in self.unused[:3])
@@ -328,6 +332,7 @@ class _Job:
             "path": source.path if source.kind == "hub" or not self.keep_float else Path(source.path).name,
             **self.made_by,
             "float": "source" if self.keep_float else source.place,
+            **({"from": source.quantization} if isinstance(source, PackedSource) else {}),
         }
 
     def _model_of(self, treated: Mapping[str, Treatment]) -> Decoder:

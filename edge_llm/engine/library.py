@@ -12,6 +12,7 @@ from edge_llm.engine.cores import free_memory
 from edge_llm.errors import EdgeLLMError
 from edge_llm.files import folder_bytes
 from edge_llm.formats.bundle import Bundle, open_bundle, read_manifest
+from edge_llm.formats.gguf import is_gguf, parts_of
 from edge_llm.formats.manifest import MANIFEST
 from edge_llm.formats.sizes import sizes
 from edge_llm.kv.pages import PAGE_TOKENS, page_bytes
@@ -75,7 +76,7 @@ def _is_from(place: Place, source: Mapping[str, Any]) -> bool:
     if place.folder is not None:
         return source.get("kind") == "folder" and source.get("path") == str(place.folder)
     repository, commit = _repository(source)
-    return repository.casefold() == place.repository.casefold() and place.revision in (None, commit)
+    return repository.casefold() == str(place).casefold() and place.revision in (None, commit)
 
 
 def _repository(source: Mapping[str, Any]) -> tuple[str, str]:
@@ -94,7 +95,8 @@ def _is_renewed(place: Place, bundle: Path) -> bool:
     if place.folder is None:
         return False
     made = (bundle / MANIFEST).stat().st_mtime_ns
-    return any(path.stat().st_mtime_ns > made for path in place.folder.glob("*") if path.suffix in (".json", ".safetensors"))
+    files = parts_of(place.folder) if is_gguf(place.folder) else place.folder.glob("*")
+    return any(path.stat().st_mtime_ns > made for path in files if path.suffix in (".json", ".safetensors") or is_gguf(path))
 
 
 def installed_models() -> list[InstalledModel]:

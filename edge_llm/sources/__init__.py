@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from edge_llm.formats.gguf import is_gguf
 from edge_llm.progress import StageProgress, ignore
-from edge_llm.sources import hugging_face, modelslim
+from edge_llm.sources import gguf, hugging_face, modelslim
 from edge_llm.sources.base import Source
 
 __all__ = ["Source", "add_source", "open_source"]
@@ -44,9 +45,11 @@ def open_source(
     kind = next((one for one in _ADDED if one.claims(str(source))), None)
     if kind is not None:
         return kind.open(source, revision=revision, progress=progress)
-    named, path, folder = hugging_face.find_folder(source, revision, progress, notice)
-    folder_kind = modelslim.ModelSlimSource if modelslim.describes(folder) else hugging_face.HuggingFaceSource
-    return folder_kind(named, path, folder)
+    named, path, place = hugging_face.find_folder(source, revision, progress, notice)
+    if is_gguf(place):
+        return gguf.GgufSource(named, path, place)
+    folder_kind = modelslim.ModelSlimSource if modelslim.describes(place) else hugging_face.HuggingFaceSource
+    return folder_kind(named, path, place)
 
 
 def add_source(kind: SourceFile) -> None:

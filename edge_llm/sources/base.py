@@ -15,6 +15,17 @@ from edge_llm.text.chat import ChatTemplate
 from edge_llm.text.tokenizer import Tokenizer
 
 
+@runtime_checkable
+class PackedSource(Protocol):
+    """A source whose weights somebody else has quantized, and whose floats are what that left."""
+
+    quantization: str
+    """What that is called, such as Q4_K_M."""
+    nbytes: int
+    """Of its weights."""
+    bits_per_weight: float
+
+
 @dataclass(frozen=True)
 class StaticModule:
     """A module that somebody quantized: y = deq_scale * (weight @ q + quant_bias), q = rint(x / input_scale) + input_offset."""

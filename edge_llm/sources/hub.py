@@ -20,14 +20,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from edge_llm.errors import HubError, InvalidModel, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import read_file, shown
 from edge_llm.formats.safetensors import MODEL
 from edge_llm.models import load_config
 from edge_llm.progress import StageProgress, byte_count, ignore
+from edge_llm.sources.counted import Counted
 from edge_llm.sources.hub_errors import clear_errors, is_unreachable, no_safetensors, reason
+from edge_llm.sources.hub_gguf import check_runs, choose
 from edge_llm.sources.modelslim_files import description_of, files_of, plain_settings, weights_of
 from edge_llm.strict_json import MAX_BYTES, parse_object, read_object
 from edge_llm.text.chat import TOOL_USE
@@ -74,7 +76,7 @@ class Listing:
 
     @property
     def weights_bytes(self) -> int:
-        return sum(file.size for file in self.files if file.name.endswith(".safetensors"))
+        return sum(file.size for file in self.files if file.name.endswith((".safetensors", ".gguf")))
 
 
 def is_repository(text: str) -> bool:
@@ -82,11 +84,11 @@ def is_repository(text: str) -> bool:
     return _REPOSITORY.fullmatch(text) is not None and ".." not in text and "--" not in text
 
 
-def look(repository: str, revision: str | None = None) -> Listing:
-    """Ask the hub what a download of ``repository`` brings.  Raises as `pull`."""
+def look(repository: str, revision: str | None = None, gguf: str = "") -> Listing:
+    """Ask the hub what a download of ``repository`` brings.  Arguments and errors are those of `pull`."""
     _check(repository, revision)
     with clear_errors(repository, revision), _quietly():
-        return _listed(repository, revision, ignore)
+        return _listed(repository, revision, ignore, gguf)
 
 
 def pull(
@@ -94,10 +96,12 @@ def pull(
     revision: str | None = None,
     progress: StageProgress | None = None,
     notice: Callable[[str], None] = ignore,
+    gguf: str = "",
 ) -> Path:
     """Download what an import needs of ``repository`` (``org/name``) and return the folder.
 
-    revision: branch, tag or commit (default: main).  progress is called with ("download", bytes done, bytes in all).
+    revision: branch, tag or commit (default: main).  gguf: a quantization or a file's name: that GGUF file is downloaded, and
+    its path is returned, of the first where it is split.  progress is called with ("download", bytes done, bytes in all).
     Where the hub cannot be reached, a complete earlier download is taken, and ``notice`` is told so.
     Raises `HubError`, `UsageError` (not an id), `UnsupportedModel` (no safetensors there) or `StorageError`.
     """
@@ -106,9 +110,11 @@ def pull(
 
     cache = Path(constants.HF_HUB_CACHE)
     with _no_trace(cache, repository), clear_errors(repository, revision), _quietly():
-        listing = _listed(repository, revision, notice)
+        listing = _listed(repository, revision, notice, gguf)
         if listing.folder is not None:
-            return listing.folder
+            return listing.folder / listing.files[0].name if gguf else listing.folder
+        if gguf:
+            notice(f"{listing.files[0].name}, {byte_count(listing.weights_bytes)}")
         commit, files = listing.commit, list(listing.files)
         _fetch_large(cache / _folder_name(repository) / "blobs", repository, commit, files, progress or ignore)
         # takes the large files from the cache, the small ones from the hub
@@ -116,7 +122,7 @@ def pull(
         folder = Path(snapshot_download(repository, revision=commit, allow_patterns=names))  # none of them is a pattern
         _remember(cache, repository, revision, commit)
         _check_sizes(folder, repository, files)
-        return folder
+        return folder / files[0].name if gguf else folder
 
 
 def _check(repository: str, revision: str | None) -> None:
@@ -126,19 +132,19 @@ def _check(repository: str, revision: str | None) -> None:
         raise UsageError(f"`{shown(revision)}` cannot be a revision; give a branch, a tag or a commit", param="revision")
 
 
-def _listed(repository: str, revision: str | None, notice: Callable[[str], None]) -> Listing:
+def _listed(repository: str, revision: str | None, notice: Callable[[str], None], gguf: str = "") -> Listing:
     """What the hub lists, or what is in the cache where it may not or cannot be asked."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return _cached(repository, revision)
+        return _cached(repository, revision, gguf)
     try:
-        commit, files = _wanted(repository, revision)
+        commit, files = _wanted(repository, revision, gguf)
     except Exception as error:
         if not is_unreachable(error):
             raise
         try:
-            listing = _cached(repository, revision)
+            listing = _cached(repository, revision, gguf)
         except Exception:  # not here either: what keeps it from coming is worth telling
             raise error from None
         notice(f"{constants.ENDPOINT} cannot be reached ({reason(error)}): `{repository}` is taken from the Hugging Face cache")
@@ -156,13 +162,16 @@ def _held(blobs: Path, file: RemoteFile) -> int:
     return 0
 
 
-def _cached(repository: str, revision: str | None) -> Listing:
+def _cached(repository: str, revision: str | None, gguf: str) -> Listing:
     """What an earlier download, ours or another program's, left.  Raises `FileNotFoundError` where that is not whole."""
     from huggingface_hub import snapshot_download
 
     # weights are looked for by hand: huggingface_hub would miss the files that were never wanted
     patterns = list(TEXT_FILES)
     folder = Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=patterns))
+    if gguf:
+        found = choose(repository, [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")], gguf)
+        return Listing(folder.name, tuple(RemoteFile(name, (folder / name).stat().st_size, None) for name in found), folder)
     here = [path.name for path in folder.iterdir()]
     description = description_of(here)
     weights = weights_of(here) if description else MODEL
@@ -182,7 +191,7 @@ def _folder_name(repository: str) -> str:
     return "models--" + repository.replace("/", "--")
 
 
-def _wanted(repository: str, revision: str | None) -> tuple[str, list[RemoteFile]]:
+def _wanted(repository: str, revision: str | None, gguf: str) -> tuple[str, list[RemoteFile]]:
     """Ask the hub for the commit and for the files that an import reads."""
     from huggingface_hub import HfApi
 
@@ -191,6 +200,9 @@ def _wanted(repository: str, revision: str | None) -> tuple[str, list[RemoteFile
     if not _COMMIT.fullmatch(commit):
         raise HubError(f"the hub's answer for `{repository}` names the commit `{shown(commit)}`; try again later")
     present = {file.rfilename: file for file in info.siblings or []}
+    if gguf:
+        check_runs(repository, getattr(info, "gguf", None))
+        return commit, [_remote_file(present[name]) for name in choose(repository, present, gguf)]
     names = [name for name in TEXT_FILES if name in present]
     if _SINGLE in present:
         names.append(_SINGLE)
@@ -232,7 +244,7 @@ def _small_file(repository: str, commit: str, file: RemoteFile) -> bytes:
 
     data = io.BytesIO()
     address = hf_hub_url(repository, file.name, revision=commit)
-    http_get(address, cast(BinaryIO, _Counted(data, check)), headers=build_hf_headers(), expected_size=file.size)
+    http_get(address, cast(BinaryIO, Counted(data, check)), headers=build_hf_headers(), expected_size=file.size)
     return data.getvalue()
 
 
@@ -278,7 +290,7 @@ def _fetch(blobs: Path, repository: str, commit: str, remote: RemoteFile, arrive
         try:
             http_get(
                 hf_hub_url(repository, remote.name, revision=commit),
-                cast(BinaryIO, _Counted(file, arrived)),
+                cast(BinaryIO, Counted(file, arrived)),
                 resume_size=have,
                 headers=build_hf_headers(),
                 expected_size=remote.size,
@@ -297,22 +309,6 @@ def _fetch(blobs: Path, repository: str, commit: str, remote: RemoteFile, arrive
 
 def _partial(blobs: Path, remote: RemoteFile) -> Path:
     return blobs / f"{remote.sha256}.edge-llm.incomplete"
-
-
-class _Counted:
-    """A file that tells how long it is whenever it grows."""
-
-    def __init__(self, file: IO[bytes], grown: Callable[[int], None]) -> None:
-        self._file = file
-        self._grown = grown
-
-    def write(self, data: bytes) -> int:
-        count = self._file.write(data)
-        self._grown(self._file.tell())
-        return count
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
 
 
 def _sha256(path: Path) -> str:

@@ -15,11 +15,13 @@ import numpy as np
 from edge_llm.config import ModelConfig
 from edge_llm.errors import InvalidModel, UsageError
 from edge_llm.files import RegularFile, read_file, shown
+from edge_llm.formats.gguf import is_gguf, without_part
 from edge_llm.formats.safetensors import SourceFolder, open_model_folder
 from edge_llm.models import load_config
 from edge_llm.paths import expanded, safe_name
 from edge_llm.progress import StageProgress, ignore
 from edge_llm.sources.hub import pull
+from edge_llm.sources.hub_gguf import model_name
 from edge_llm.sources.place import is_there, named_place, place_of, stands_for_folder
 from edge_llm.strict_json import read_object
 from edge_llm.text.chat import TOOL_USE, ChatTemplate, find_template, find_tool_use
@@ -131,9 +133,12 @@ def default_name(source: str | Path) -> str:
     """The name for ``source`` when none is given: its last part, as a legal bundle name."""
     path = expanded(source)
     named = named_place(source) if isinstance(source, str) and not is_there(path) else None
+    is_file = is_gguf(path) and is_there(path)
     cached = next((part for part in path.parts if part.startswith("models--")), None)  # a Hugging Face cache
     if named is not None:
-        last = named.repository.rpartition("/")[2]
+        last = model_name(named.repository, named.gguf) if named.gguf else named.repository.rpartition("/")[2]
+    elif is_file:
+        last = without_part(path.name)
     elif cached:
         last = cached.split("--")[-1]
     else:
@@ -154,8 +159,12 @@ def find_folder(
     place = place_of(source)
     if place.folder is not None:
         return "folder", str(place.folder), place.folder
-    folder = pull(place.repository, revision or place.revision, progress, notice)
-    return "hub", f"{place.repository}@{folder.name}", folder
+    if not place.gguf:
+        folder = pull(place.repository, revision or place.revision, progress, notice)
+        return "hub", f"{place}@{folder.name}", folder
+    found = pull(place.repository, revision or place.revision, progress, notice, place.gguf)
+    commit = found.parts[found.parts.index("snapshots") + 1]  # of the cache: snapshots/COMMIT/the file
+    return "hub", f"{place}@{commit}", found
 
 
 def stamp(path: Path) -> tuple[int, int, int]:

@@ -10,9 +10,11 @@ from urllib.parse import unquote, urlsplit
 
 from edge_llm.errors import EdgeLLMError, ModelNotFound, StorageError, UnsupportedModel, UsageError
 from edge_llm.files import shown
-from edge_llm.paths import expanded, refuse_gguf
+from edge_llm.formats.gguf import is_gguf
+from edge_llm.paths import expanded
 from edge_llm.sources.hub import is_repository
 from edge_llm.sources.hub_errors import adapter_refusal
+from edge_llm.sources.hub_gguf import is_model, is_quantization
 from edge_llm.sources.known import KnownModel, find_known, names_like, refuse_family
 from edge_llm.sources.modelslim_files import description_of
 from edge_llm.strict_json import read_object
@@ -28,17 +30,21 @@ _OF_A_FOLDER = ("config.json", "model.safetensors.index.json", "tokenizer.json",
 
 @dataclass(frozen=True)
 class Place:
-    """Either a ``folder`` or a ``repository`` of the hub, at a ``revision`` (None: its main one)."""
+    """Either a ``folder`` (or a GGUF file) or a ``repository`` of the hub, at a ``revision`` (None: its main one)."""
 
     folder: Path | None = None
     repository: str = ""
     revision: str | None = None
     known: KnownModel | None = None
     """What the shipped table says of it."""
+    gguf: str = ""
+    """The GGUF file of the repository that is meant, by its quantization or its name."""
 
     def __str__(self) -> str:
         """As `edge-llm import` takes it."""
-        return str(self.folder) if self.folder else self.repository
+        if self.folder:
+            return str(self.folder)
+        return f"{self.repository}:{self.gguf}" if self.gguf else self.repository
 
 
 def place_of(source: str | Path) -> Place:
@@ -60,7 +66,7 @@ def place_of(source: str | Path) -> Place:
         return Place(_folder(text, path if is_folder else _folder_of_file(text, path)))
     if isinstance(source, str) and (named := named_place(text)) is not None:
         return named
-    if path.suffix.lower() == ".gguf":
+    if is_gguf(path):
         raise ModelNotFound(f"no file `{shown(text)}`; check the path")
     raise no_source(text)
 
@@ -89,10 +95,14 @@ def named_place(text: str) -> Place | None:
     """
     page = _page(text)
     if page is not None:
-        return Place(None, *page, find_known(page[0]))
+        repository, revision, gguf = page
+        return Place(None, repository, revision, None if gguf else find_known(repository), gguf)
     if (known := find_known(text)) is not None:
         return Place(None, known.repository, None, known)
-    return Place(None, text) if _HUB_ID.fullmatch(text) else None
+    repository, _, wanted = text.partition(":")
+    if not _HUB_ID.fullmatch(repository) or (wanted and not (is_quantization(wanted) or is_model(wanted))):
+        return None
+    return Place(None, repository, gguf=wanted)
 
 
 def is_there(path: Path) -> bool:
@@ -109,9 +119,9 @@ def stands_for_folder(path: Path) -> bool:
 
 
 def _folder_of_file(text: str, path: Path) -> Path:
-    """The folder of the model that the file ``path`` is a part of."""
-    if path.suffix.lower() == ".gguf":
-        raise refuse_gguf(text)
+    """The folder of the model that the file ``path`` is a part of; a GGUF file is a model by itself."""
+    if is_gguf(path):
+        return path.absolute()
     if stands_for_folder(path):
         return path.parent
     raise UsageError(f"`{shown(text)}` is a file; give the folder that holds config.json", param="source")
@@ -142,8 +152,8 @@ def _base_of(adapter_config: Path) -> object:
         return None
 
 
-def _page(text: str) -> tuple[str, str | None] | None:
-    """Repository and revision of the hub's page whose address is ``text``; None for what is no address."""
+def _page(text: str) -> tuple[str, str | None, str] | None:
+    """Repository, revision and GGUF file of the hub's page whose address is ``text``; None for what is no address."""
     bare = text.strip()
     if "://" not in bare and not bare.lower().removeprefix("www.").startswith(tuple(f"{host}/" for host in _HOSTS)):
         return None
@@ -159,15 +169,16 @@ def _page(text: str) -> tuple[str, str | None] | None:
             param="source",
         )
     parts = [unquote(part) for part in address.path.split("/") if part]
-    repository = "/".join(parts[:2]).partition(":")[0]  # ollama puts a tag behind
+    repository, _, tag = "/".join(parts[:2]).partition(":")  # as ollama has it
+    gguf = tag if is_quantization(tag) else ""
     if len(parts) < 2 or parts[0] in _NO_MODELS or not is_repository(repository):
         raise UsageError(f"`{shown(text)}` is not the page of a model; those are like {_HOSTS[0]}/ORG/NAME", param="source")
-    if parts[-1].lower().endswith(".gguf"):
-        raise refuse_gguf(text)
-    revision = parts[3] if len(parts) > 3 and parts[2] in _AT_REVISION else "main"
+    revision, rest = (parts[3], parts[4:]) if len(parts) > 3 and parts[2] in _AT_REVISION else ("main", [])
     if revision == "refs":  # of a pull request or a branch: refs/pr/1
-        revision = "/".join(parts[3:6])
-    return repository, None if revision == "main" else revision
+        revision, rest = "/".join(parts[3:6]), parts[6:]
+    if is_model("/".join(rest)):
+        gguf = "/".join(rest)
+    return repository, None if revision == "main" else revision, gguf
 
 
 def _own_host() -> str:

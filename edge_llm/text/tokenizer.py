@@ -12,7 +12,6 @@ byte tokens into U+FFFD, only the bytes that are wrong become U+FFFD here.
 from __future__ import annotations
 
 import codecs
-import mmap
 import re
 import secrets
 import threading
@@ -25,17 +24,15 @@ from typing import Any
 import tokenizers
 
 from edge_llm.errors import ContextOverflow, InvalidTokenizer, ModelNotFound, UsageError
-from edge_llm.files import read_file, shown
+from edge_llm.files import shown
 from edge_llm.interrupts import HeldInterrupt
 from edge_llm.strict_json import is_unicode, read_object
 from edge_llm.text.added import beyond_embedding, is_mark, without_added
 from edge_llm.text.growth import text_growth, window_for
+from edge_llm.text.loading import load, load_bytes, pass_on
 from edge_llm.text.pieces import Pieces
 from edge_llm.text.windows import WINDOW, window_ids
 
-ROOM_BYTES, ROOM_PER_BYTE = 8 << 20, 16
-"""Memory that loading a tokenizer may take: so much, and so much for each byte of its file."""
-MAX_FILE_BYTES = 64 << 20
 MAX_CONFIG_BYTES = 8 << 20
 MAX_CONFIG_VALUES = 400_000
 """Of a tokenizer_config.json, which may list every added token."""
@@ -110,7 +107,13 @@ class Tokenizer:
                 f"no tokenizer.json in `{shown(folder)}`; save the model's fast tokenizer there (`tokenizer.save_pretrained`)"
             )
         configs = [read_config(folder / name) for name in _CONFIGS if (folder / name).exists()]
-        backend = _load(path)
+        backend = load(path)
+        return cls(backend, vocab_size, special_tokens(configs, backend.token_to_id))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, configs: Sequence[dict[str, Any]], vocab_size: int, name: str) -> Tokenizer:
+        """The same from a tokenizer.json and configs that stand in no file of their own; ``name`` is said in errors."""
+        backend = load_bytes(data, name)
         return cls(backend, vocab_size, special_tokens(configs, backend.token_to_id))
 
     def token_id(self, text: str) -> int | None:
@@ -208,7 +211,7 @@ class Tokenizer:
                 # as a batch, which lets other threads run meanwhile
                 return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
             except BaseException as failure:  # a Rust panic is not an Exception
-                _pass_on(failure)
+                pass_on(failure)
                 if not is_unicode(text):
                     raise UsageError("the text holds half of a surrogate pair; send valid Unicode") from None
                 raise InvalidTokenizer(f"the tokenizer cannot encode this text: {shown(failure)}") from None
@@ -343,27 +346,6 @@ def _named(value: Any, token_id: Callable[[str], int | None]) -> list[int] | Non
     return None if token is None else [token]
 
 
-def _expect_memory(count: int) -> None:
-    """Raise MemoryError unless the system gives ``count`` bytes: where it does not, `tokenizers` ends the process."""
-    try:
-        mmap.mmap(-1, count).close()
-    except OSError:
-        raise MemoryError from None
-
-
-def _load(path: Path) -> Any:
-    data = read_file(path, MAX_FILE_BYTES, error=InvalidTokenizer)
-    _expect_memory(ROOM_BYTES + ROOM_PER_BYTE * len(data))
-    with HeldInterrupt():  # what a signal's handler raises says nothing of the file
-        try:
-            return tokenizers.Tokenizer.from_buffer(data.removeprefix(codecs.BOM_UTF8))
-        except BaseException as failure:  # a Rust panic is not an Exception
-            _pass_on(failure)
-            raise InvalidTokenizer(
-                f"`{shown(path.name)}` cannot be used: {shown(failure)}; save the model's tokenizer again"
-            ) from None
-
-
 def _check_ids(backend: Any, vocab_size: int, added: dict[int, Any]) -> None:
     vocab = backend.get_vocab(True)
     ids = set(vocab.values())
@@ -393,8 +375,3 @@ def _check_special(bos_id: int | None, eos_ids: frozenset[int], vocab_size: int)
     for token in (*eos_ids, *([] if bos_id is None else [bos_id])):
         if not 0 <= token < vocab_size:
             raise InvalidTokenizer(f"the bos or eos token id `{shown(token)}` is outside the {vocab_size} tokens")
-
-
-def _pass_on(failure: BaseException) -> None:
-    if isinstance(failure, (KeyboardInterrupt, SystemExit, GeneratorExit)):
-        raise failure

@@ -1,0 +1,255 @@
+"""The tokenizer that a GGUF file describes, as the tokenizer.json that says the same.
+
+Byte-level BPE (``gpt2``) is split by expressions that ``tokenizer.ggml.pre`` names; SentencePiece's BPE (``llama``) has scores
+and no merges, so every split of a piece into two pieces is one, the best piece first; Unigram (``t5``) has scores alone.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edge_llm.errors import InvalidTokenizer, UnsupportedModel
+from edge_llm.files import shown
+from edge_llm.formats.gguf import GgufModel
+from edge_llm.text.tokenizer import MAX_ADDED_TOKEN
+
+SPACE = "\u2581"
+MAX_SPLITS = 8 << 20
+"""Of all pieces of a SentencePiece vocabulary; Gemma's has 1.7 million."""
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN2 = _LLAMA3.replace("{1,3}", "")
+_QWEN35 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_REST = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+_WORDS = [rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"]
+_GPT4O = "|".join([f"{word}{_ENDINGS}?" for word in _WORDS] + [r"\p{N}{1,3}", _REST])
+_TEKKEN = "|".join([*_WORDS, r"\p{N}", _REST])
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES,
+)
+_FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")
+
+_SPLITS: dict[str, tuple[str, ...]] = {
+    name: splits
+    for names, splits in {
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe chatglm-bpe glm4": (_LLAMA3,),
+        "qwen2 stablelm2 deepseek-r1-qwen kormo megrez hunyuan solar-open grok-2": (_QWEN2,),
+        "qwen35": (_QWEN35,),
+        "gpt-2 phi-2 mpt olmo jais trillion gigachat exaone4 a.x-4.0 granite-docling": (_GPT2,),
+        "smollm starcoder refact command-r codeshell exaone minerva-7b": (r"\p{N}", _GPT2),
+        "gpt-4o llama4 kanana2": (_GPT4O,),
+        "tekken": (_TEKKEN,),
+        "deepseek-v3 hunyuan-dense joyai-llm": _DEEPSEEK3,
+        "falcon": _FALCON,
+    }.items()
+    for name in names.split()
+}
+"""By ``tokenizer.ggml.pre``: expressions that are applied one after the other to what those before left whole."""
+_BEGUN = frozenset(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"))
+"""A text begins with the bos token unless the file says otherwise."""
+_WHOLE_WORDS = _BEGUN | {"glm4"}
+"""A word that the vocabulary has is taken without merges."""
+_COMPOSED = frozenset(("qwen2", "qwen35", "deepseek-r1-qwen"))
+"""Their texts are in NFC, which the file does not say."""
+
+
+def tokenizer_json(model: GgufModel, rows: int) -> dict[str, Any]:
+    """The tokenizer.json of ``model``, whose embedding has ``rows``.
+
+    Raises `InvalidTokenizer`, `InvalidModel`, or `UnsupportedModel` for another kind or an unknown ``pre``.
+    """
+    words = _Words(model, rows)
+    kind = model.text("tokenizer.ggml.model")
+    make = {"gpt2": _byte_level, "llama": _sentence_piece, "t5": _unigram}.get(kind)
+    if make is None:
+        raise UnsupportedModel(
+            f"{model.where} has a tokenizer of the kind `{shown(kind)}`; gpt2 (BPE), llama (SentencePiece) and t5 (Unigram) "
+            "run here: import the model's Hugging Face repository"
+        )
+    rest = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": words.added(kind), "post_processor": None}
+    return rest | make(model, words)
+
+
+def adds_bos(model: GgufModel) -> bool:
+    """Whether a text begins with the bos token."""
+    kind = model.text("tokenizer.ggml.model")
+    usual = kind == "llama" or (kind == "gpt2" and model.text("tokenizer.ggml.pre", "") in _BEGUN)
+    return model.flag("tokenizer.ggml.add_bos_token", usual)
+
+
+def token_texts(model: GgufModel) -> list[str]:
+    """The vocabulary by id."""
+    return model.strings("tokenizer.ggml.tokens")
+
+
+class _Words:
+    """The vocabulary: texts by id, what kind each is, and their scores where there are any."""
+
+    def __init__(self, model: GgufModel, rows: int) -> None:
+        self.where = model.where
+        self.texts = token_texts(model)
+        if not self.texts:
+            raise InvalidTokenizer(f"{model.where} has no `tokenizer.ggml.tokens`; take a file with a tokenizer")
+        if len(self.texts) > rows:
+            raise InvalidTokenizer(f"{model.where} has {len(self.texts)} tokens and an embedding of {rows}; convert it again")
+        count = len(self.texts)
+        kinds = model.numbers("tokenizer.ggml.token_type")
+        self.kinds = np.full(count, _NORMAL) if kinds is None else kinds
+        self.scores = model.numbers("tokenizer.ggml.scores")
+        for what, found in (("token_type", self.kinds), ("scores", self.scores)):
+            if found is not None and len(found) != count:
+                raise InvalidTokenizer(
+                    f"{model.where} has {count} tokens and {len(found)} `tokenizer.ggml.{what}`; they must be as many"
+                )
+        self.ids = {text: number for number, text in enumerate(self.texts)}
+        if len(self.ids) != count:
+            twice = next(text for number, text in enumerate(self.texts) if self.ids[text] != number)
+            raise InvalidTokenizer(f"{model.where} has the token `{shown(twice, 40)}` twice; convert the model again")
+
+    def of(self, *kinds: int) -> list[int]:
+        return [int(number) for number in np.flatnonzero(np.isin(self.kinds, kinds))]
+
+    def added(self, model: str) -> list[dict[str, Any]]:
+        """Tokens that are found before a text is split; those of a SentencePiece vocabulary are written with its spaces."""
+        found = []
+        kinds = (_CONTROL, _USER_DEFINED) if model == "gpt2" else (_CONTROL, _USER_DEFINED, _UNKNOWN)
+        for number in self.of(*kinds):
+            text, is_user_defined = self.texts[number], self.kinds[number] == _USER_DEFINED
+            if not 0 < len(text) <= MAX_ADDED_TOKEN:
+                raise InvalidTokenizer(
+                    f"{self.where}: the token {number} has {len(text)} characters; 1 to {MAX_ADDED_TOKEN} are possible"
+                )
+            flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+            found.append({"id": number, "content": text, **flags, "special": not is_user_defined})
+        return found
+
+    def numbers_of_scores(self) -> np.ndarray:
+        if self.scores is None or not np.isfinite(self.scores).all():
+            raise InvalidTokenizer(f"{self.where} has no `tokenizer.ggml.scores` for its tokens; convert the model again")
+        return np.asarray(self.scores, np.float64)
+
+
+def _bpe(vocab: dict[str, int], merges: Sequence[Sequence[str]], **changes: Any) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": vocab,
+        "merges": [list(merge) for merge in merges],
+    } | changes
+
+
+def _byte_level(model: GgufModel, words: _Words) -> dict[str, Any]:
+    pre = model.text("tokenizer.ggml.pre", "")
+    splits = _SPLITS.get(pre)
+    if splits is None:
+        raise UnsupportedModel(
+            f"{model.where} splits text by `{shown(pre) or 'nothing that it names'}` (tokenizer.ggml.pre), which is not known "
+            "here: import the model's Hugging Face repository"
+        )
+    merges = []
+    for merge in model.strings("tokenizer.ggml.merges"):
+        at = merge.find(" ", 1)
+        left, right = merge[:at], merge[at + 1 :]
+        if at < 0 or left not in words.ids or right not in words.ids or left + right not in words.ids:
+            raise InvalidTokenizer(f"{model.where} has the merge `{shown(merge, 40)}` of tokens that it does not have")
+        merges.append((left, right))
+    split = [
+        {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False} for expression in splits
+    ]
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return {
+        "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*split, plain]},
+        "decoder": plain,
+        "model": _bpe(words.ids, merges, ignore_merges=pre in _WHOLE_WORDS),
+    }
+
+
+def _sentence_piece(model: GgufModel, words: _Words) -> dict[str, Any]:
+    scores, normal = words.numbers_of_scores(), words.of(_NORMAL)
+    if len(normal) > 1 and len(set(scores[normal])) == 1:
+        raise UnsupportedModel(
+            f"{model.where} has the same score for every token, so their order is lost: import the model's Hugging Face folder"
+        )
+    prefixed = model.flag("tokenizer.ggml.add_space_prefix", True)
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
+    unknown = words.of(_UNKNOWN)
+    return {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [*([{"type": "Prepend", "prepend": SPACE}] if prefixed else []), replace],
+        },
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+        "model": _bpe(
+            words.ids,
+            _splits(words, normal, scores),
+            unk_token=words.texts[unknown[0]] if unknown else None,
+            fuse_unk=True,
+            byte_fallback=True,
+        ),
+    }
+
+
+def _splits(words: _Words, normal: list[int], scores: np.ndarray) -> list[tuple[str, str]]:
+    """Every way to put a piece together from two others: best score first, then by id."""
+    ids, texts = words.ids, words.texts
+    if sum(len(texts[number]) for number in normal) > MAX_SPLITS:
+        raise InvalidTokenizer(f"{words.where} has more than {MAX_SPLITS} characters in its tokens; convert the model again")
+    found = []
+    for number in normal:
+        text = texts[number]
+        for at in range(1, len(text)):
+            left, right = ids.get(text[:at]), ids.get(text[at:])
+            if left is not None and right is not None:
+                found.append((-scores[number], number, left, right))
+    found.sort()
+    return [(texts[left], texts[right]) for _, _, left, right in found]
+
+
+def _unigram(model: GgufModel, words: _Words) -> dict[str, Any]:
+    scores = words.numbers_of_scores()
+    unknown = words.of(_UNKNOWN)
+    if not unknown:
+        raise InvalidTokenizer(f"{model.where} has no token for what is unknown; convert the model again")
+    scores[words.of(_USER_DEFINED)] = 0
+    charsmap = model.numbers("tokenizer.ggml.precompiled_charsmap")
+    normalizers: list[dict[str, Any]] = []
+    if charsmap is not None:
+        coded = base64.b64encode(charsmap.tobytes()).decode()
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": coded})
+    if model.flag("tokenizer.ggml.remove_extra_whitespaces", False):
+        normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    scheme = "always" if model.flag("tokenizer.ggml.add_space_prefix", True) else "never"
+    spaces = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": True}
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
+        "pre_tokenizer": spaces,
+        "decoder": spaces,
+        "model": {
+            "type": "Unigram",
+            "unk_id": unknown[0],
+            "vocab": [[text, float(score)] for text, score in zip(words.texts, scores, strict=True)],
+            "byte_fallback": bool(words.of(_BYTE)),
+        },
+    }

@@ -1,0 +1,67 @@
+"""Which GGUF file of a hub repository is meant: chosen by the name of its quantization, as llama.cpp's ``-hf`` does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from edge_llm.errors import UnsupportedModel
+from edge_llm.files import shown
+from edge_llm.formats.gguf import parts_of_name, without_part
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""Architectures of GGUF that run; Mistral's models are `llama` there."""
+DEFAULT = "Q4_K_M"
+"""What is taken where nothing is said."""
+
+_QUANTIZATION = re.compile(r"(?:UD-)?(?:I?Q[1-8]_[A-Z0-9_]+|B?F16|F32|MXFP4(?:_MOE)?)", re.IGNORECASE)
+_NO_MODEL = re.compile(r"(?:^|/)(?:mmproj|mtp-|imatrix)|[-.]lora\b|mmproj-", re.IGNORECASE)
+
+
+def is_quantization(text: str) -> bool:
+    """Whether ``text`` is called as a quantization is, such as Q4_K_M."""
+    return _QUANTIZATION.fullmatch(text) is not None
+
+
+def choose(repository: str, names: Iterable[str], wanted: str) -> list[str]:
+    """The file that is ``wanted``, by its quantization or its name, with all its parts.  Raises `UnsupportedModel`."""
+    models = sorted(name for name in names if is_model(name))
+    found = [name for name in models if name == wanted or _has(name, wanted)]
+    if not found:
+        there = ", ".join(sorted({one for name in models for one in _QUANTIZATION.findall(name)})) or "no GGUF model"
+        raise UnsupportedModel(f"`{repository}` has no GGUF file `{shown(wanted)}`; there is: {there}")
+    parts = parts_of_name(min(found, key=lambda name: (len(name), name)))
+    missing = [name for name in parts if name not in models]
+    if missing:
+        raise UnsupportedModel(f"`{repository}` lacks `{shown(missing[0])}`, a part of the model; choose another quantization")
+    return parts
+
+
+def is_model(name: str) -> bool:
+    """Whether a repository's file is a language model in GGUF, or a part of one."""
+    return name.lower().endswith(".gguf") and _NO_MODEL.search(name) is None
+
+
+def check_runs(repository: str, about: object) -> None:
+    """Refuse what does not run before it is downloaded; ``about`` is what the hub says of the files, if it does."""
+    family = about.get("architecture") if isinstance(about, dict) else None
+    if isinstance(family, str) and family not in FAMILIES:
+        raise UnsupportedModel(
+            f"`{repository}` has the architecture `{shown(family)}`, which does not run from GGUF here; these do: "
+            f"{', '.join(FAMILIES)}"
+        )
+
+
+def model_name(repository: str, wanted: str) -> str:
+    """What a model is called by default: the repository's name and the quantization, or as the file is."""
+    if not is_quantization(wanted):
+        return without_part(wanted.rpartition("/")[2])
+    name = re.sub(r"[-_.]gguf$", "", repository.rpartition("/")[2], flags=re.IGNORECASE)
+    return f"{name}-{wanted}"
+
+
+def _has(name: str, wanted: str) -> bool:
+    """As a word of the file's own name: Q4_K is not Q4_K_M, and UD-Q4_K_M is not Q4_K_M."""
+    before = "" if wanted.lower().startswith("ud-") else r"(?<!UD-)"
+    last = without_part(name.rpartition("/")[2])
+    return re.search(rf"(?:^|[-._]){before}{re.escape(wanted)}(?:$|[-.])", last, re.IGNORECASE) is not None
