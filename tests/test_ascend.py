@@ -13,7 +13,7 @@ from test_devices_card import SHAPES, tokens_of
 
 from edge_llm.ascend.devices.card.inputs import Inputs
 from edge_llm.ascend.devices.card.key_forms import put_rows
-from edge_llm.ascend.devices.card.layers import Layers
+from edge_llm.ascend.devices.card.layers import Layers, settled
 from edge_llm.ascend.npu.chips import chip_law
 from edge_llm.ascend.npu.emulated_runtime import EmulatedRuntime
 from edge_llm.ascend.npu.law import OPERATORS
@@ -323,7 +323,7 @@ def test_rows_that_are_no_numbers_any_more_are_refused_and_the_next_are_not(bund
 @pytest.mark.parametrize("chip", ["310p", "910b"])
 def test_activations_that_leave_float32_are_refused_also_where_the_chip_has_no_infinity(bundles, chip, rows, monkeypatch):
     layer = Layers.run
-    monkeypatch.setattr(Layers, "run", lambda *given: layer(*given) * 3e38 * 3e38)
+    monkeypatch.setattr(Layers, "run", lambda *given: settled(layer(*given)) * 3e38 * 3e38)
     runner = runner_of(bundles["tied"], placement="card", device=f"ascend:{chip}")
     with pytest.raises(NumericError, match="not finite"):
         runner.forward(runner.open(), tokens_of(bundles["tied"], rows))
