@@ -43,6 +43,10 @@ SHAPES = SHAPES | {
         num_kv_heads=2, head_dim=32, context=640, norm_eps=1e-6, rope_theta=1e6, qk_norm=True,
     ),
 }  # fmt: skip
+BIASED = ModelConfig(
+    family="qwen2", vocab_size=131, hidden_size=128, intermediate_size=192, num_layers=3, num_heads=2, num_kv_heads=1,
+    head_dim=64, context=640, norm_eps=1e-6, rope_theta=1e6, tied_embeddings=True, qkv_bias=True,
+)  # fmt: skip
 ON_CARD = ["tied", "qk norms"]
 """Shapes that the attention of a 310P takes."""
 
@@ -182,6 +186,35 @@ def test_int8_keys_are_close_to_float16_ones_and_rows_do_not_depend_on_their_chu
     print(f"int8 keys: logits differ by at most {error:.4f} of the largest")
     assert 0 < error < INT8_KEYS
     assert runner.model.kv.page_bytes * 2 == runner_of(bundle, placement="card").model.kv.page_bytes
+
+
+def test_a_chunk_of_more_rows_than_one_call_takes_is_attended_in_pieces(bundles):
+    """A 310P's attention over INT8 keys takes 256 rows, its default chunk has more."""
+    bundle = bundles["qk norms"]
+    tokens = tokens_of(bundle, 600)
+    whole, pieces = (runner_of(bundle, placement="card", keys="int8", context=640, chunk=chunk) for chunk in (600, 100))
+    assert np.array_equal(logits(whole, tokens), logits(pieces, tokens))
+
+
+@pytest.mark.parametrize("chip", ["310p", "910b"])
+@pytest.mark.parametrize("keys", ["float16", "int8"])
+def test_biases_are_added_where_rows_have_scales(tmp_path, monkeypatch, chip, keys):
+    """Those of queries, keys and values of a turned model; `write_random` alone makes them zeros."""
+    from edge_llm.bench import synthetic
+
+    plain = synthetic._random_tensor
+
+    def biased(name, shape, columns, random):
+        found = plain(name, shape, columns, random)
+        return random.standard_normal(shape).astype(found.dtype) if name.endswith(".bias") else found
+
+    monkeypatch.setattr(synthetic, "_random_tensor", biased)
+    write_random(tmp_path, BIASED, seed=3, turned=True)
+    bundle = open_bundle(tmp_path)
+    tokens = tokens_of(bundle, 40)
+    ours = logits(runner_of(bundle, placement="card", keys=keys, device=f"ascend:{chip}"), tokens)
+    host = logits(runner_of(bundle, device="host"), tokens)
+    assert np.abs(ours - host).max() < 0.1 * np.abs(host).max()
 
 
 def test_int8_keys_are_refused_where_the_attention_does_not_take_them(bundles):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def answers(runner, tokens):
     return np.concatenate(rows)
 
 
-@pytest.mark.parametrize("options", [{}, {"keys": "int8"}, {"chunk": 16, "window": 2}, {"card_memory": "10400000"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"keys": "int8"}, {"chunk": 16, "window": 2}, {"card_memory": "10440000"}], ids=str)
 def test_a_watched_card_gives_the_same_and_tells_of_every_part(bundle, options):
     tokens = tokens_of(bundle, 60)
     clock = Clock()
@@ -86,3 +87,29 @@ def test_the_rows_of_the_host_are_the_whole(test, tmp_path):
     assert other["share"] < 0.5
     table = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120).stdout
     assert "the card busy" in table and "| wait " in table and "| copy in " in table
+
+
+def test_what_a_lane_waits_that_loads_is_not_the_hosts(bundle):
+    """Layers that are streamed are waited for by another thread, while the host goes on."""
+    told = []
+    options = {"placement": "card", "card_memory": "10440000"}
+    watch = lambda ops, _, seconds: told.append((ops[0].op.kind, seconds[0]))  # noqa: E731
+    watched = load_runner(bundle, runtime_of(**options), 100, watch)[0]
+    for _ in range(5):
+        told.clear()
+        began = time.perf_counter()
+        answers(watched, tokens_of(bundle, 60))
+        whole = time.perf_counter() - began
+        assert min(seconds for _, seconds in told) >= 0
+        assert sum(seconds for kind, seconds in told if kind in ("host", "wait")) <= whole
+
+
+def test_the_batch_that_would_be_chosen_anyway_changes_no_chunk(tmp_path):
+    command = [*(sys.executable, "-m", "edge_llm", "bench", "builtin"), *"--device ascend -p 8 -n 0 -r 1 -o json".split()]  # noqa: SIM905
+    environment = {**os.environ, "EDGE_LLM_HOME": str(tmp_path)}
+    sizes = []
+    for batch in ((), ("-b", "4096")):
+        ran = subprocess.run([*command, *batch], env=environment, capture_output=True, text=True, timeout=120, check=True)
+        (row,) = json.loads(ran.stdout)
+        sizes.append((row["n_batch"], row["n_ubatch"]))
+    assert sizes == [(4096, 1024)] * 2

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from edge_llm.ascend.npu.chips import card_chunk
+from edge_llm.ascend.npu.chips import longest_chunk
 from edge_llm.config import (
     ACTIVATIONS,
     ASKED_FOR,
     AUTO,
-    DEFAULT_CHUNK,
     DEFAULT_CONTEXT,
     ROW,
     STATIC,
@@ -104,13 +103,8 @@ def fill_defaults(runtime: RuntimeConfig, config: ModelConfig) -> RuntimeConfig:
                 param="kv_memory",
             )
         kv_tokens = context  # more of them where the device's memory for each is known
-    chunk = runtime.chunk or _longest_chunk(device)
+    chunk = runtime.chunk or longest_chunk(device)
     return replace(runtime, threads=runtime.threads or usable_cores(), context=context, kv_tokens=kv_tokens, chunk=chunk)
-
-
-def _longest_chunk(device: str) -> int:
-    """Where none is asked for."""
-    return card_chunk(device) if device.partition(":")[0] == "ascend" else DEFAULT_CHUNK
 
 
 def _on_found_device(runtime: RuntimeConfig) -> RuntimeConfig:

@@ -58,7 +58,7 @@ class CardNeeds:
             ceiling = most(self.weights(range(count)))
             raise UsageError(
                 f"{ceiling} bytes of card memory are too little for this model; the least that works is {least} bytes "
-                f"({math.ceil(least / 2**20)}MiB); a shorter --ctx or --chunk takes less",
+                f"({math.ceil(least / 2**20)}MiB); a shorter --ctx or --chunk, or a smaller --kv-memory, takes less",
                 param="card_memory",
             )
         return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from edge_llm.config import DEFAULT_CHUNK
 from edge_llm.errors import UsageError
 
 GIB = 2**30
@@ -262,9 +263,10 @@ def scales_rows(law: ChipLaw, *, behind_swiglu: bool) -> bool:
 DEFAULT_CHIP = "310p"
 
 
-def card_chunk(device: str) -> int:
-    """Longest chunk for the card called ``device``, `ascend` or `ascend:CHIP`, before it is known which it is."""
-    return CHIPS.get(device.partition(":")[2].lower(), CHIPS[DEFAULT_CHIP]).chunk
+def longest_chunk(device: str) -> int:
+    """Tokens of a chunk on ``device`` where nobody asks for a number; of `ascend` before it is known which chip it is."""
+    kind, _, chip = device.partition(":")
+    return CHIPS.get(chip.lower(), CHIPS[DEFAULT_CHIP]).chunk if kind == "ascend" else DEFAULT_CHUNK
 
 
 def chip_law(name: str) -> ChipLaw:

@@ -163,6 +163,13 @@ def int8_keys_refusal(law: ChipLaw, heads: int, kv_heads: int, head_dim: int) ->
     return None
 
 
+def most_int8_rows(law: ChipLaw) -> int:
+    """Rows that attention over INT8 keys takes in one call."""
+    most = OPERATORS[law.name]["npu_incre_flash_attention"].limits["sequences"].most
+    assert most is not None
+    return int(most)
+
+
 Call = tuple[str, dict[str, Operand | None], dict[str, object]]
 
 

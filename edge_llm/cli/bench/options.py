@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 import kernels
+from edge_llm.ascend.npu.chips import longest_chunk
 from edge_llm.bench import trace
 from edge_llm.bench.report import FORMATS, Row, render
 from edge_llm.bench.synthetic import SHAPES, find_shape, synthetic_bundle
@@ -18,7 +19,7 @@ from edge_llm.cli.here import known_here
 from edge_llm.cli.options import Command, add_options, place_options, runtime_config
 from edge_llm.cli.terminal import note
 from edge_llm.cli.values import MODEL, NewFile, Whole, short, whole_number
-from edge_llm.config import DEFAULT_CHUNK, INT8, TABLE_SCHEMES, W4, RuntimeConfig
+from edge_llm.config import INT8, TABLE_SCHEMES, W4, RuntimeConfig
 from edge_llm.errors import UsageError
 from edge_llm.paths import find_bundle
 
@@ -148,7 +149,7 @@ def bench_runtime(options: dict[str, Any]) -> RuntimeConfig:
     chunk = ubatch or runtime.chunk
     if batch is None:
         return replace(runtime, chunk=chunk)
-    chunk = min(chunk or DEFAULT_CHUNK, batch)
+    chunk = min(chunk or longest_chunk(runtime.device), batch)
     return replace(runtime, chunk=chunk, window=max(1, batch // chunk))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from edge_llm.ascend.devices.card.inputs import Inputs
 from edge_llm.ascend.npu.calls import MASKED, Calls, causal_mask
+from edge_llm.ascend.npu.law import most_int8_rows
 from edge_llm.ascend.npu.runtime import Runtime, run
 from edge_llm.devices.base import Rows
 from edge_llm.models.layer import Attention
@@ -221,10 +222,14 @@ class Int8Keys:
 
     def _attend(self, inputs: Inputs, lengths: Sequence[int]) -> Attend:
         table = inputs.card("table")[: len(lengths)]
+        most = most_int8_rows(self._calls.law)
+        pieces = [slice(begin, begin + most) for begin in range(0, len(lengths), most)]
 
         def attend(query: Tensor, keys: LayerKeys, attention: Attention) -> Tensor:
+            cached = keys.keys, keys.values, attention.kv_heads
             scales = self._scales[keys.index]
-            return self._calls.attend_int8(query, keys.keys, keys.values, attention.kv_heads, table, lengths, scales)
+            found = [self._calls.attend_int8(query[at], *cached, table[at], lengths[at], scales) for at in pieces]
+            return found[0] if len(found) == 1 else self._torch.cat(found)
 
         return attend
 

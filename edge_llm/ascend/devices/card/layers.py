@@ -194,6 +194,7 @@ class Layers:
         x = self._turned(weight, _float16(x))
         if self.calls.scales_rows:
             y = self._int8(weight.product, *self.calls.quantize_rows(x))[:, : weight.product.rows]
+            y = y if weight.bias is None else y + weight.bias
             return _float32(y) if wide else y
         largest = x.abs().amax(1, keepdim=True)  # of a row of zeros 0, which makes its product 0 whatever became of 0 / 0
         y = self._int8(weight.product, self.calls.quantize(x / largest, weight.reciprocal))

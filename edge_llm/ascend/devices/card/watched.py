@@ -54,7 +54,7 @@ class _Watched:
 class WatchedRuntime:
     """``runtime`` for the model ``decoder``; ``watch`` is told what time each part took, once the host has waited.
 
-    One thread gives work and waits at a time.
+    One thread gives work at a time; lanes that load wait beside it.
     """
 
     def __init__(self, runtime: Runtime, decoder: Decoder, watch: Watch) -> None:
@@ -63,6 +63,7 @@ class WatchedRuntime:
         self._runtime, self._watch, self._decoder = runtime, watch, decoder
         self._running = threading.local()
         self._pending: list[_Given] = []
+        self._lock = threading.Lock()
         self._part = ""
         self._thread = 0
         self._since = 0.0
@@ -92,7 +93,8 @@ class WatchedRuntime:
 
     def enqueue(self, work: Work, after: Completion | None = None) -> Completion:
         given = _Given(self._part, _given(after))
-        self._pending.append(given)
+        with self._lock:
+            self._pending.append(given)
         return _Watched(given, self._runtime.enqueue(self._timed(work, given), _bare(after)), self)
 
     def load(self, work: Work, after: Completion | None = None) -> Completion:
@@ -117,15 +119,20 @@ class WatchedRuntime:
         started = time.perf_counter()
         one.done()
         waited = time.perf_counter() - started
-        self._since += waited  # the host did nothing
-        self._tell(self._part, WAIT, waited)
-        if one.given in self._pending:
-            end = self._pending.index(one.given) + 1
-            ended, self._pending = self._pending[:end], self._pending[end:]
-        else:
-            ended = [one.given]
-        for given in ended:
+        if self._part and self._thread == threading.get_ident():  # else a lane waited that loads, and the host went on
+            self._since += waited
+            self._tell(self._part, WAIT, waited)
+        for given in self._ended(one.given):
             self._tell_given(given)
+
+    def _ended(self, given: _Given) -> list[_Given]:
+        """``given`` and what was given before it."""
+        with self._lock:
+            if given not in self._pending:
+                return [given]
+            end = self._pending.index(given) + 1
+            ended, self._pending[:end] = self._pending[:end], []
+            return ended
 
     def _timed(self, work: Work, given: _Given) -> Work:
         def timed() -> None:
