@@ -67,6 +67,8 @@ def edge_llm(home: Path, endpoint: str, edge_llm_home: Path, *words: str, **more
         ("llama", {}),
         ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
         ("llama", {"attention_bias": True}),
+        ("llama", {"mlp_bias": True}),
+        ("qwen3", {"attention_bias": True}),
         ("mistral", {"sliding_window": 96}),
         ("qwen2", {}),
         ("qwen3", {"tie_word_embeddings": True}),
@@ -206,6 +208,52 @@ def test_scores_without_order_and_scaled_tensors_are_refused(tmp_path):
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, [*model_tensors(raw, tensors), scale]))
     with pytest.raises(UnsupportedModel, match=r"attn_q.scale` changes what others mean"):
         open_source(tmp_path / "m.gguf")
+
+
+BIASED = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "attn_norm", "ffn_norm", "attn_q_norm"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"mlp_bias": True}], ids=["none", "attention", "mlp"])
+@pytest.mark.parametrize("name", BIASED)
+def test_every_bias_of_the_file_is_added_or_the_file_is_refused(name, changes, tmp_path):
+    """One more than the model has, or one less."""
+    raw = tiny_config("llama", num_hidden_layers=1, **changes)
+    tensors, pairs = model_tensors(raw, random_tensors(raw)), model_pairs(raw) | tokenizer_pairs()
+    own = f"blk.0.{name}.bias"
+    changed = [one for one in tensors if one[0] != own]
+    if len(changed) == len(tensors):
+        changed.append(floats(own, np.ones({"ffn_gate": 112, "ffn_up": 112}.get(name, 64))))
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, changed))
+    with pytest.raises(UnsupportedModel, match="bias.*does not run here") as refused:
+        open_source(tmp_path / "m.gguf")
+    assert "\n" not in str(refused.value)
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, tensors))
+    with open_source(tmp_path / "m.gguf") as source:
+        biases = {one for one in source.names() if one.endswith(".bias")}
+        assert len(biases) == {(): 0, ("attention_bias",): 4, ("mlp_bias",): 3}[tuple(changes)]
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.input_layernorm.weight", "lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_two_tensors_that_are_the_same_one_are_refused(name, tmp_path):
+    raw = tiny_config("llama")
+    tensors = random_tensors(raw)
+    again = floats(name, tensors[name] + 1)
+    for order in (1, -1):
+        mine = [*model_tensors(raw, tensors), again][::order]
+        (tmp_path / "m.gguf").write_bytes(gguf_bytes(model_pairs(raw) | tokenizer_pairs(), mine))
+        with pytest.raises(InvalidModel, match="are the same tensor"):
+            open_source(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_sampling_that_is_no_number_is_left_out(value, tmp_path):
+    raw = tiny_config("llama", num_hidden_layers=1)
+    keys = ("temp", "top_k", "top_p", "min_p", "penalty_repeat")
+    pairs = model_pairs(raw) | tokenizer_pairs() | {f"general.sampling.{key}": value for key in keys}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(pairs, model_tensors(raw, random_tensors(raw))))
+    with open_source(tmp_path / "m.gguf") as source:
+        assert set(source.generation_config()) == {"bos_token_id", "eos_token_id"}
+    assert open_bundle(import_model(tmp_path / "m.gguf", target=tmp_path / "bundle")).config.num_layers == 1
 
 
 def test_unigram_and_its_spaces(tmp_path):

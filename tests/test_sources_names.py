@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from model_files import tiny_config, write_json
 
 from edge_llm.convert.importer import import_model
+from edge_llm.engine.library import is_made_from
 from edge_llm.errors import EdgeLLMError, ModelNotFound, UnsupportedModel, UsageError
 from edge_llm.models import describe, families
 from edge_llm.paths import find_bundle, safe_name
@@ -180,3 +181,10 @@ def test_a_gguf_file_is_a_model_by_itself(tmp_path):
         find_bundle(str(path))
     with pytest.raises(ModelNotFound, match="no file"):
         place_of(str(tmp_path / "none.gguf"))
+
+
+def test_a_folder_is_one_whatever_its_name_ends_in(tiny_model, tmp_path):
+    folder = tiny_model().rename(tmp_path / "x.gguf")
+    assert place_of(str(folder)).folder == folder and place_of(str(folder / "config.json")).folder == folder
+    bundle = import_model(folder)
+    assert bundle.name == "x.gguf" and is_made_from(place_of(folder), bundle)

@@ -233,8 +233,8 @@ def open_gguf(path: Path) -> GgufModel:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether ``path`` is called as a GGUF file is."""
-    return path.suffix.lower() == ".gguf"
+    """Whether ``path`` is called as a GGUF file is, and is no folder."""
+    return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
 def parts_of(path: Path) -> list[Path]:
