@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer as Backend
 from edge_llm.config import RuntimeConfig
 from edge_llm.convert.importer import import_model
 from edge_llm.engine.assembly import load_runner
+from edge_llm.engine.library import is_made_from
 from edge_llm.errors import InvalidModel, InvalidTokenizer, UnsupportedModel
 from edge_llm.formats.bundle import open_bundle
 from edge_llm.formats.manifest import WEIGHTS
@@ -179,6 +181,7 @@ WRONG = {
     ),
     "more tokens than rows": ({"tokenizer.ggml.tokens": [str(i) for i in range(999)]}, InvalidTokenizer, "999 tokens"),
     "a merge of nothing": ({"tokenizer.ggml.merges": ["h nothing"]}, InvalidTokenizer, "merge `h nothing`"),
+    "a merge twice": ({"tokenizer.ggml.merges": ["h e", "h e"]}, InvalidTokenizer, "merge `h e` twice"),
     "an end beyond": ({"tokenizer.ggml.eos_token_id": 5000}, InvalidTokenizer, "`5000`"),
     "no scores": ({"tokenizer.ggml.model": "llama"}, InvalidTokenizer, "no `tokenizer.ggml.scores`"),
     "a template of 2 MiB": ({"tokenizer.chat_template": "x" * (2 << 20)}, InvalidTokenizer, "chat template has"),
@@ -272,6 +275,56 @@ def test_unigram_and_its_spaces(tmp_path):
         assert tokenizer.decode(ids) == "hello world hello" and tokenizer.eos_ids == {1}
 
 
+BYTES = [f"<0x{number:02X}>" for number in range(256)]
+
+
+def spaced_tokenizer(file: Path, kind: str, words: list[str], scores: list[float] | None = None, **more):
+    """The tokenizer of a file with the pieces ``words`` after those for bytes."""
+    raw = tiny_config("llama", num_hidden_layers=1, vocab_size=400)
+    pairs = {key: value for key, value in model_pairs(raw).items() if "tokenizer" not in key} | {
+        "tokenizer.ggml.model": kind, "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *BYTES, *words],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(words),
+        "tokenizer.ggml.scores": [0.0] * 259 + (scores or [-float(number) for number in range(len(words))]),
+    } | {f"tokenizer.ggml.{key}": value for key, value in more.items()}  # fmt: skip
+    file.write_bytes(gguf_bytes(pairs, model_tensors(raw, random_tensors(raw))))
+    with open_source(file) as source:
+        return source.tokenizer()
+
+
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_unigram_has_bytes_for_what_it_lacks_and_tokens_of_several_words(prefixed, tmp_path):
+    words = ["\u2581", "\u2581\u2581", "a", "b", "\u2581a", "a\u2581b"]
+    scores = [-5.0, -4.0, -6.0, -6.0, -4.0, -2.0]
+    tokenizer = spaced_tokenizer(tmp_path / "m.gguf", "t5", words, scores, add_space_prefix=prefixed)
+    for text in ("a a", "caf\u00e9 a", "\U0001f600", "a  b", "\u65e5\u672c a b", "x\ny"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert 259 + 5 in tokenizer.encode("b a b")[-2:] and 259 + 1 in tokenizer.encode("b  b")
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_a_token_of_any_length_is_read_or_refused_soon(kind, tmp_path):
+    for length in (100, 300_000):
+        began = time.monotonic()
+        try:
+            tokenizer = spaced_tokenizer(tmp_path / "m.gguf", kind, ["\u2581", "a", "a" * length])
+        except InvalidTokenizer as refused:
+            assert f"{length} characters" in str(refused) and length > 1000
+        else:
+            assert tokenizer.decode(tokenizer.encode("a a")) == "a a"
+        assert time.monotonic() - began < 5
+
+
+def test_more_merges_than_any_model_has_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("edge_llm.sources.gguf_tokenizer.MAX_MERGES", 3)
+    raw = tiny_config("llama", num_hidden_layers=1)
+    for count in (3, 4):
+        merges = [f"h{number} nothing" for number in range(count)]
+        (tmp_path / "m.gguf").write_bytes(model_gguf(raw, random_tensors(raw), tokenizer__ggml__merges=merges))
+        with open_source(tmp_path / "m.gguf") as source, pytest.raises(InvalidTokenizer) as refused:
+            source.tokenizer()
+        assert ("has 4 merges; 3 are read" in str(refused.value)) is (count == 4)
+
+
 @pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "smollm", "gpt-4o", "tekken", "deepseek-v3", "falcon", "qwen35"])
 def test_what_pre_splits_is_split_and_nothing_is_lost(pre, tmp_path):
     raw = tiny_config("llama")
@@ -314,6 +367,37 @@ def test_one_command_imports_a_file_and_show_names_its_quantization(tmp_path, ed
     assert "from Q4_1" in " ".join(shown.stdout.split())
     answer = edge_llm(tmp_path, NOBODY, edge_llm_home, "run", str(file), "hello", "-n", "2")
     assert answer.returncode == 0, answer.stderr
+
+
+def split_model(folder: Path) -> list[Path]:
+    """A tiny model in two files."""
+    raw = tiny_config("llama", num_hidden_layers=1)
+    tensors = model_tensors(raw, random_tensors(raw))
+    paths = [folder / f"ms-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for number, path in enumerate(paths):
+        said = model_pairs(raw) | tokenizer_pairs() if number == 0 else {}
+        path.write_bytes(gguf_bytes(said | {"split.no": number, "split.count": 2}, tensors[number::2]))
+    return paths
+
+
+def test_a_split_model_is_the_same_by_any_of_its_parts(tmp_path):
+    paths = split_model(tmp_path)
+    assert {place_of(str(path)) for path in paths} == {place_of(paths[0])} and place_of(paths[0]).folder == paths[0]
+    assert {default_name(path) for path in paths} == {"ms"}
+    sources = [open_source(path) for path in paths]
+    assert sources[0].digest() == sources[1].digest() and sources[0].place == sources[1].place == str(paths[0])
+    bundle = import_model(paths[1], "m")
+    assert all(is_made_from(place_of(path), bundle) for path in paths)
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_missing_part_is_told_alike_by_run_and_import(lacking, tmp_path, edge_llm_home):
+    paths = split_model(tmp_path)
+    paths[lacking].unlink()
+    for words in (("import", str(paths[1 - lacking])), ("run", str(paths[1 - lacking]), "hello", "--yes")):
+        done = edge_llm(tmp_path, NOBODY, edge_llm_home, *words)
+        said = f"`{paths[lacking].name}`, a part of the model, is missing; download it too"
+        assert done.returncode == 1 and said in done.stderr, done.stderr
 
 
 def test_a_file_that_is_replaced_during_the_import_is_noticed(tmp_path):
